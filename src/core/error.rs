@@ -1,0 +1,206 @@
+//! The one error that crosses the public interface: a closed code, a message, a hint, and for refusals the reason.
+//!
+//! Inside the daemon each module has its own small error type; it becomes this one where it leaves for a client. Cap'n Proto
+//! carries exceptions as text, so the error travels as one parseable line ([`Error::to_line`], [`Error::from_line`]).
+
+use std::fmt;
+
+/// What went wrong, as a program may act on it. Closed: a new code needs a new wire version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum ErrorCode {
+    /// The request cannot be right, whatever the state.
+    InvalidArgument,
+    /// The thing named does not exist, or is not the caller's to see.
+    NotFound,
+    /// The name or key is taken by something else.
+    AlreadyExists,
+    /// The kernel is not at the version that the caller expected.
+    Conflict,
+    /// Possible, but not allowed: a right, a policy or a rule forbids it.
+    Refused,
+    /// A limit is reached; the same call may succeed later.
+    Busy,
+    /// This host cannot do it; the hint says what it lacks.
+    Unsupported,
+    /// The kernel lives on another host now.
+    Departed,
+    /// The worker ended under the call.
+    Lost,
+    /// Stored data failed its check.
+    Corrupt,
+    /// Not done in time.
+    Deadline,
+    /// The daemon or a part of it is not there, or is stopping.
+    Unavailable,
+    /// A fault of ryokan's own.
+    Internal,
+}
+
+impl ErrorCode {
+    /// Every code, in wire order.
+    pub const ALL: [ErrorCode; 13] = [
+        ErrorCode::InvalidArgument,
+        ErrorCode::NotFound,
+        ErrorCode::AlreadyExists,
+        ErrorCode::Conflict,
+        ErrorCode::Refused,
+        ErrorCode::Busy,
+        ErrorCode::Unsupported,
+        ErrorCode::Departed,
+        ErrorCode::Lost,
+        ErrorCode::Corrupt,
+        ErrorCode::Deadline,
+        ErrorCode::Unavailable,
+        ErrorCode::Internal,
+    ];
+
+    /// The code's name on the wire.
+    pub const fn name(self) -> &'static str {
+        match self {
+            ErrorCode::InvalidArgument => "invalidArgument",
+            ErrorCode::NotFound => "notFound",
+            ErrorCode::AlreadyExists => "alreadyExists",
+            ErrorCode::Conflict => "conflict",
+            ErrorCode::Refused => "refused",
+            ErrorCode::Busy => "busy",
+            ErrorCode::Unsupported => "unsupported",
+            ErrorCode::Departed => "departed",
+            ErrorCode::Lost => "lost",
+            ErrorCode::Corrupt => "corrupt",
+            ErrorCode::Deadline => "deadline",
+            ErrorCode::Unavailable => "unavailable",
+            ErrorCode::Internal => "internal",
+        }
+    }
+
+    /// The code of that wire name.
+    pub fn from_name(name: &str) -> Option<ErrorCode> {
+        Self::ALL.into_iter().find(|code| code.name() == name)
+    }
+}
+
+impl fmt::Display for ErrorCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A failure as a client sees it: what happened to what and why (`message`), what to do next (`hint`), and the rule
+/// that refused it (`reason`).
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Error {
+    /// For programs.
+    pub code: ErrorCode,
+    /// For people: what happened, to what, and why. Lower case, no full stop.
+    pub message: String,
+    /// What to do next; empty if there is nothing to say.
+    #[serde(default)]
+    pub hint: String,
+    /// For refusals: the name of the rule.
+    #[serde(default)]
+    pub reason: String,
+}
+
+/// Result of whatever a client may ask for.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// An error without hint and reason.
+    pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
+        Self { code, message: message.into(), hint: String::new(), reason: String::new() }
+    }
+
+    /// The same error with what to do next.
+    #[must_use]
+    pub fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = hint.into();
+        self
+    }
+
+    /// The same error with the name of the rule that refused.
+    #[must_use]
+    pub fn reason(mut self, reason: impl Into<String>) -> Self {
+        self.reason = reason.into();
+        self
+    }
+
+    /// The wire form: `ryokan:` and one JSON object on one line.
+    pub fn to_line(&self) -> String {
+        let json = serde_json::to_string(self).unwrap_or_else(|_| String::from("{}"));
+        format!("{LINE_PREFIX}{json}")
+    }
+
+    /// Finds the wire form in an exception's text, which transports may have wrapped in words of their own.
+    pub fn from_line(text: &str) -> Option<Error> {
+        let start = text.find(LINE_PREFIX)? + LINE_PREFIX.len();
+        serde_json::Deserializer::from_str(&text[start..]).into_iter::<Error>().next()?.ok()
+    }
+}
+
+const LINE_PREFIX: &str = "ryokan:";
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Error {}
+
+macro_rules! constructors {
+    ($($name:ident => $code:ident),* $(,)?) => {
+        impl Error {
+            $(
+                #[doc = concat!("An error with code `", stringify!($code), "`.")]
+                pub fn $name(message: impl Into<String>) -> Self {
+                    Self::new(ErrorCode::$code, message)
+                }
+            )*
+        }
+    };
+}
+
+constructors! {
+    invalid => InvalidArgument,
+    not_found => NotFound,
+    already_exists => AlreadyExists,
+    conflict => Conflict,
+    refused => Refused,
+    busy => Busy,
+    unsupported => Unsupported,
+    lost => Lost,
+    corrupt => Corrupt,
+    deadline => Deadline,
+    unavailable => Unavailable,
+    internal => Internal,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_survives_wrapping() {
+        let error = Error::refused("no \"quotes\" lost\nnor lines").hint("try {this}").reason("rule");
+        let line = error.to_line();
+        assert!(!line.contains('\n'));
+        assert_eq!(Error::from_line(&line), Some(error.clone()));
+        assert_eq!(Error::from_line(&format!("remote exception: Failed: {line} (at x)")), Some(error));
+    }
+
+    #[test]
+    fn foreign_text_is_no_error_of_ours() {
+        for text in ["", "ryokan:", "ryokan:{}", "ryokan:{\"code\":\"nope\",\"message\":\"\"}", "other"] {
+            assert_eq!(Error::from_line(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn every_code_has_its_name() {
+        for code in ErrorCode::ALL {
+            assert_eq!(ErrorCode::from_name(code.name()), Some(code));
+            assert_eq!(serde_json::to_string(&code).unwrap_or_default(), format!("\"{}\"", code.name()));
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! Every bound in ryokan, named once. A queue, message, file or wait without a line here is a defect.
+
+use std::time::Duration;
+
+/// Kernels of one daemon, live or not.
+pub const KERNELS: usize = 20_000;
+/// Clients connected at once to one daemon.
+pub const CLIENTS: usize = 2_000;
+/// Longest kernel name in bytes: its socket path must fit the 108 bytes of `sockaddr_un`.
+pub const NAME_BYTES: usize = 64;
+/// Longest path in a request, bytes (the host's own `PATH_MAX`).
+pub const PATH_BYTES: usize = 4096;
+/// Longest label, tool or variable name, bytes.
+pub const IDENTIFIER_BYTES: usize = 256;
+/// Labels of one kernel.
+pub const LABELS: usize = 64;
+/// Mounts of one kernel.
+pub const MOUNTS: usize = 64;
+/// Longest code of one execution, bytes.
+pub const CODE_BYTES: usize = 8 << 20;
+/// Environment of one execution, bytes in all.
+pub const ENV_BYTES: usize = 256 << 10;
+/// Standard input that travels inside a request; more goes through `Execution.stdin`.
+pub const STDIN_INLINE_BYTES: usize = 8 << 20;
+/// Executions waiting in one kernel behind the one that runs; one more is `Busy`.
+pub const EXECUTIONS_QUEUED: usize = 256;
+/// Finished executions whose handles a kernel's task keeps in memory.
+pub const EXECUTIONS_REMEMBERED: usize = 64;
+/// Requests waiting for one kernel's task; one more is `Busy`.
+pub const KERNEL_REQUESTS: usize = 1024;
+/// Output that the journal keeps of one execution by default, bytes; what is beyond is counted, not kept.
+pub const OUTPUT_KEPT_BYTES: u64 = 4 << 20;
+/// Output of one execution that sits in the journal's row itself; more becomes an object in the store.
+pub const OUTPUT_INLINE_BYTES: usize = 16 << 10;
+/// One chunk of a stream, bytes.
+pub const CHUNK_BYTES: usize = 1 << 20;
+/// Output that a worker holds while no daemon listens, bytes; then the code waits.
+pub const OUTPUT_BUFFER_BYTES: usize = 4 << 20;
+/// Output event queue of one client's callback, chunks in flight.
+pub const OUTPUT_IN_FLIGHT: usize = 8;
+/// One value in its JSON form, bytes; larger data is a blob.
+pub const VALUE_BYTES: usize = 8 << 20;
+/// Nesting of a value.
+pub const VALUE_DEPTH: usize = 100;
+/// JSON part of a frame between init and engine, bytes.
+pub const FRAME_JSON_BYTES: usize = 16 << 20;
+/// Tail of a frame between init and engine, bytes.
+pub const FRAME_TAIL_BYTES: usize = 1 << 20;
+/// One Cap'n Proto message, in 8-byte words (64 MiB): the reader's limit.
+pub const MESSAGE_WORDS: usize = 8 << 20;
+/// A blob in one message (`readBlob`, `writeBlob`), bytes; larger ones stream.
+pub const BLOB_INLINE_BYTES: usize = 32 << 20;
+/// One blob, bytes.
+pub const BLOB_BYTES: u64 = 64 << 30;
+/// Engine state as one message (`snapshot`, `restore`), bytes.
+pub const STATE_INLINE_BYTES: usize = 32 << 20;
+/// Engine state of one kernel, all entries, bytes.
+pub const STATE_BYTES: u64 = 4 << 30;
+/// State entries of one kernel.
+pub const STATE_ENTRIES: usize = 100_000;
+/// Events that one subscriber may lag before it is told of a gap.
+pub const EVENTS_BEHIND: usize = 4096;
+/// Events kept in the catalog.
+pub const EVENTS_KEPT: u64 = 100_000;
+/// MCP servers of one kernel.
+pub const MCP_SERVERS: usize = 32;
+/// Idempotency keys are remembered this long.
+pub const KEY_LIFE: Duration = Duration::from_secs(24 * 3600);
+/// Idempotency key, bytes.
+pub const KEY_BYTES: usize = 256;
+
+/// A worker must have reported a complete sandbox and a ready engine within this.
+pub const WORKER_START: Duration = Duration::from_secs(30);
+/// A running worker must answer its re-adoption within this.
+pub const WORKER_ADOPT: Duration = Duration::from_secs(10);
+/// An engine that was interrupted must have stopped within this, or is killed.
+pub const INTERRUPT_GRACE: Duration = Duration::from_secs(5);
+/// A worker that was asked to end saves and exits within this, or is killed.
+pub const WORKER_STOP: Duration = Duration::from_secs(10);
+/// The daemon's orderly stop.
+pub const DAEMON_DRAIN: Duration = Duration::from_secs(60);
+/// A worker whose daemon is gone lives this long.
+pub const ORPHAN_GRACE: Duration = Duration::from_secs(600);
+/// An MCP server must answer a call within this.
+pub const MCP_CALL: Duration = Duration::from_secs(300);
+/// An MCP server must have started within this.
+pub const MCP_START: Duration = Duration::from_secs(30);
+/// Client connections must have said hello within this.
+pub const CLIENT_HELLO: Duration = Duration::from_secs(10);
+
+/// Crashes within [`BREAKER_WINDOW`] that open a kernel's circuit breaker.
+pub const BREAKER_CRASHES: usize = 3;
+/// See [`BREAKER_CRASHES`].
+pub const BREAKER_WINDOW: Duration = Duration::from_secs(60);
+/// First pause before a crashed worker is started again; doubles with each crash in the window.
+pub const RESTART_BACKOFF_FIRST: Duration = Duration::from_millis(100);
+/// Longest such pause.
+pub const RESTART_BACKOFF_MAX: Duration = Duration::from_secs(10);
+
+/// Default memory of a kernel, bytes.
+pub const DEFAULT_MEMORY_BYTES: u64 = 512 << 20;
+/// Default processors of a kernel, thousandths.
+pub const DEFAULT_CPU_MILLI: u32 = 1000;
+/// Default processes of a kernel.
+pub const DEFAULT_PIDS: u32 = 256;
+/// Default open files of one process.
+pub const DEFAULT_OPEN_FILES: u32 = 1024;
+/// Default size of a workspace, bytes.
+pub const DEFAULT_WORKSPACE_BYTES: u64 = 10 << 30;
+/// Default idle time before a kernel is stopped.
+pub const DEFAULT_IDLE_TIMEOUT: Duration = Duration::from_secs(300);

@@ -1,0 +1,16 @@
+//! The pure heart of ryokan: terms, states, values, limits and the decisions over them.
+//!
+//! Owns every type that more than one module speaks of. Never does I/O, never reads a clock, is never async: the same
+//! input gives the same output, so everything here is tested by tables, properties and simulation.
+
+pub mod engine;
+pub mod error;
+pub mod exec;
+pub mod ids;
+pub mod info;
+pub mod limits;
+pub mod name;
+pub mod quantity;
+pub mod rights;
+pub mod spec;
+pub mod value;

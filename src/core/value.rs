@@ -1,0 +1,336 @@
+//! Values as they pass between engines, daemon and clients, and their JSON encoding, which loses no type.
+//!
+//! Plain JSON cannot tell an integer from a float, has no NaN, no bytes, and rounds big integers. So scalars that JSON
+//! would blur are tagged (`docs/engine-contract.md` has the table). Decoding is strict: an unknown tag, a number outside
+//! its range or a nesting deeper than [`limits::VALUE_DEPTH`] is an error, never a guess.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use serde_json::{Value as Json, json};
+
+use super::ids::Digest;
+use super::limits;
+
+/// A value of any engine.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Value {
+    /// Absence: Python's `None`, kaish's null.
+    Null,
+    /// Truth.
+    Bool(bool),
+    /// An integer that fits 64 bits.
+    Int(i64),
+    /// A double, NaN and the infinities included.
+    Float(f64),
+    /// Text.
+    String(String),
+    /// A sequence.
+    Array(Vec<Value>),
+    /// Named values; the order is the engine's and is kept.
+    Object(Vec<(String, Value)>),
+    /// A stored blob.
+    Blob(BlobRef),
+    /// Raw bytes.
+    Bytes(Vec<u8>),
+    /// An integer beyond 64 bits, in decimal digits with an optional minus sign.
+    BigInt(String),
+    /// A live object without a value form: named, never silently dropped.
+    Opaque {
+        /// The object's type, in the engine's words.
+        type_name: String,
+        /// A short rendering for people.
+        repr: String,
+    },
+}
+
+/// Names a stored blob and what it holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BlobRef {
+    /// The owner's name for it; may be empty.
+    pub id: String,
+    /// Length in bytes.
+    pub size: u64,
+    /// Media type; may be empty.
+    pub content_type: String,
+    /// BLAKE3 hash of the content.
+    pub hash: Digest,
+}
+
+/// Why a JSON text is not a value.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DecodeValueError {
+    /// Nested deeper than [`limits::VALUE_DEPTH`].
+    #[error("value nested deeper than {} levels", limits::VALUE_DEPTH)]
+    TooDeep,
+    /// A bare JSON number: integers and floats are tagged.
+    #[error("bare number; integers and floats are tagged")]
+    BareNumber,
+    /// An object that is no known tag.
+    #[error("unknown value tag {0:?}")]
+    UnknownTag(String),
+    /// A tag whose content is not of its form.
+    #[error("malformed content of value tag {0:?}")]
+    Malformed(&'static str),
+}
+
+impl Value {
+    /// The tagged JSON form.
+    pub fn to_json(&self) -> Json {
+        match self {
+            Value::Null => Json::Null,
+            Value::Bool(b) => json!(b),
+            Value::Int(i) => json!({ "i": i.to_string() }),
+            Value::Float(f) => json!({ "f": float_text(*f) }),
+            Value::String(s) => json!(s),
+            Value::Array(items) => Json::Array(items.iter().map(Value::to_json).collect()),
+            Value::Object(fields) => {
+                let pairs = fields.iter().map(|(k, v)| json!([k, v.to_json()])).collect();
+                json!({ "o": Json::Array(pairs) })
+            }
+            Value::Blob(blob) => json!({ "b": {
+                "id": blob.id,
+                "size": blob.size.to_string(),
+                "contentType": blob.content_type,
+                "hash": blob.hash.to_string(),
+            }}),
+            Value::Bytes(bytes) => json!({ "x": BASE64.encode(bytes) }),
+            Value::BigInt(digits) => json!({ "I": digits }),
+            Value::Opaque { type_name, repr } => json!({ "O": { "type": type_name, "repr": repr } }),
+        }
+    }
+
+    /// Reads the tagged JSON form.
+    ///
+    /// # Errors
+    /// See [`DecodeValueError`].
+    pub fn from_json(json: &Json) -> Result<Value, DecodeValueError> {
+        decode(json, limits::VALUE_DEPTH)
+    }
+
+    /// A plain JSON rendering for people and for `--json`: floats that JSON lacks become strings, bytes an object
+    /// `{"base64": …}`, opaque ones `{"type", "repr"}`. Not meant to be read back.
+    pub fn to_plain_json(&self) -> Json {
+        match self {
+            Value::Null => Json::Null,
+            Value::Bool(b) => json!(b),
+            Value::Int(i) => json!(i),
+            Value::Float(f) if f.is_finite() => json!(f),
+            Value::Float(f) => json!(float_text(*f)),
+            Value::String(s) | Value::BigInt(s) => json!(s),
+            Value::Array(items) => Json::Array(items.iter().map(Value::to_plain_json).collect()),
+            Value::Object(fields) => {
+                let map = fields.iter().map(|(k, v)| (k.clone(), v.to_plain_json()));
+                Json::Object(map.collect())
+            }
+            Value::Blob(blob) => json!({ "blob": blob.hash.to_string(), "size": blob.size }),
+            Value::Bytes(bytes) => json!({ "base64": BASE64.encode(bytes) }),
+            Value::Opaque { type_name, repr } => json!({ "type": type_name, "repr": repr }),
+        }
+    }
+
+    /// Reads plain JSON, as a person types it: whole numbers become integers (big ones [`Value::BigInt`]), others floats.
+    pub fn from_plain_json(json: &Json) -> Value {
+        match json {
+            Json::Null => Value::Null,
+            Json::Bool(b) => Value::Bool(*b),
+            Json::Number(n) => match (n.as_i64(), n.as_u64(), n.as_f64()) {
+                (Some(i), _, _) => Value::Int(i),
+                (None, Some(u), _) => Value::BigInt(u.to_string()),
+                (None, None, f) => Value::Float(f.unwrap_or(f64::NAN)),
+            },
+            Json::String(s) => Value::String(s.clone()),
+            Json::Array(items) => Value::Array(items.iter().map(Value::from_plain_json).collect()),
+            Json::Object(map) => {
+                Value::Object(map.iter().map(|(k, v)| (k.clone(), Value::from_plain_json(v))).collect())
+            }
+        }
+    }
+}
+
+fn float_text(f: f64) -> String {
+    if f.is_nan() {
+        "NaN".into()
+    } else if f.is_infinite() {
+        if f > 0.0 { "inf".into() } else { "-inf".into() }
+    } else {
+        format!("{f:?}")
+    }
+}
+
+fn decode(json: &Json, depth: usize) -> Result<Value, DecodeValueError> {
+    let depth = depth.checked_sub(1).ok_or(DecodeValueError::TooDeep)?;
+    match json {
+        Json::Null => Ok(Value::Null),
+        Json::Bool(b) => Ok(Value::Bool(*b)),
+        Json::Number(_) => Err(DecodeValueError::BareNumber),
+        Json::String(s) => Ok(Value::String(s.clone())),
+        Json::Array(items) => items.iter().map(|item| decode(item, depth)).collect::<Result<_, _>>().map(Value::Array),
+        Json::Object(map) => {
+            let mut entries = map.iter();
+            match (entries.next(), entries.next()) {
+                (Some((tag, content)), None) => decode_tagged(tag, content, depth),
+                _ => Err(DecodeValueError::UnknownTag(map.keys().take(4).cloned().collect::<Vec<_>>().join(","))),
+            }
+        }
+    }
+}
+
+fn decode_tagged(tag: &str, content: &Json, depth: usize) -> Result<Value, DecodeValueError> {
+    let text = |what| content.as_str().ok_or(DecodeValueError::Malformed(what));
+    match tag {
+        "i" => {
+            let digits = text("i")?;
+            digits.parse().map(Value::Int).map_err(|_| DecodeValueError::Malformed("i"))
+        }
+        "f" => {
+            let digits = text("f")?;
+            digits.parse().map(Value::Float).map_err(|_| DecodeValueError::Malformed("f"))
+        }
+        "x" => {
+            let encoded = text("x")?;
+            BASE64.decode(encoded).map(Value::Bytes).map_err(|_| DecodeValueError::Malformed("x"))
+        }
+        "I" => {
+            let digits = text("I")?;
+            let unsigned = digits.strip_prefix('-').unwrap_or(digits);
+            if unsigned.is_empty() || !unsigned.bytes().all(|b| b.is_ascii_digit()) {
+                return Err(DecodeValueError::Malformed("I"));
+            }
+            Ok(Value::BigInt(digits.to_owned()))
+        }
+        "o" => content
+            .as_array()
+            .ok_or(DecodeValueError::Malformed("o"))?
+            .iter()
+            .map(|pair| match pair.as_array().map(Vec::as_slice) {
+                Some([Json::String(key), value]) => Ok((key.clone(), decode(value, depth)?)),
+                _ => Err(DecodeValueError::Malformed("o")),
+            })
+            .collect::<Result<_, _>>()
+            .map(Value::Object),
+        "b" => decode_blob(content).ok_or(DecodeValueError::Malformed("b")).map(Value::Blob),
+        "O" => {
+            let field = |name| content.get(name).and_then(Json::as_str).map(str::to_owned);
+            match (field("type"), field("repr")) {
+                (Some(type_name), Some(repr)) => Ok(Value::Opaque { type_name, repr }),
+                _ => Err(DecodeValueError::Malformed("O")),
+            }
+        }
+        other => Err(DecodeValueError::UnknownTag(other.chars().take(40).collect())),
+    }
+}
+
+fn decode_blob(content: &Json) -> Option<BlobRef> {
+    let field = |name| content.get(name).and_then(Json::as_str);
+    Some(BlobRef {
+        id: field("id")?.to_owned(),
+        size: field("size")?.parse().ok()?,
+        content_type: field("contentType")?.to_owned(),
+        hash: field("hash")?.parse().ok()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn any_value() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::Bool),
+            any::<i64>().prop_map(Value::Int),
+            any::<f64>().prop_map(Value::Float),
+            Just(Value::Float(f64::NAN)),
+            Just(Value::Float(-0.0)),
+            ".*".prop_map(Value::String),
+            prop::collection::vec(any::<u8>(), 0..64).prop_map(Value::Bytes),
+            "-?[1-9][0-9]{19,60}".prop_map(Value::BigInt),
+            (".{0,20}", ".{0,20}").prop_map(|(type_name, repr)| Value::Opaque { type_name, repr }),
+            (".{0,8}", any::<u64>(), any::<[u8; 32]>()).prop_map(|(id, size, hash)| {
+                Value::Blob(BlobRef { id, size, content_type: "text/plain".into(), hash: Digest::from_bytes(hash) })
+            }),
+        ];
+        leaf.prop_recursive(5, 64, 8, |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..8).prop_map(Value::Array),
+                prop::collection::vec((".{0,8}", inner), 0..8).prop_map(Value::Object),
+            ]
+        })
+    }
+
+    /// Equality that tells -0.0 from 0.0 and takes NaN for itself.
+    fn same(a: &Value, b: &Value) -> bool {
+        match (a, b) {
+            (Value::Float(x), Value::Float(y)) => x.to_bits() == y.to_bits() || (x.is_nan() && y.is_nan()),
+            (Value::Array(x), Value::Array(y)) => x.len() == y.len() && x.iter().zip(y).all(|(x, y)| same(x, y)),
+            (Value::Object(x), Value::Object(y)) => {
+                x.len() == y.len() && x.iter().zip(y).all(|(x, y)| x.0 == y.0 && same(&x.1, &y.1))
+            }
+            _ => a == b,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_type_is_lost(value in any_value()) {
+            let text = value.to_json().to_string();
+            let json = serde_json::from_str(&text).map_err(|e| TestCaseError::fail(e.to_string()))?;
+            let back = Value::from_json(&json).map_err(|e| TestCaseError::fail(e.to_string()))?;
+            prop_assert!(same(&value, &back), "{value:?} came back as {back:?}");
+        }
+    }
+
+    #[test]
+    fn wrong_encodings_are_refused() {
+        for text in [
+            "1",
+            "1.5",
+            "{}",
+            r#"{"i":1}"#,
+            r#"{"i":"1.0"}"#,
+            r#"{"i":"99999999999999999999"}"#,
+            r#"{"f":"one"}"#,
+            r#"{"x":"?"}"#,
+            r#"{"I":"12a"}"#,
+            r#"{"I":"-"}"#,
+            r#"{"o":[["k"]]}"#,
+            r#"{"o":[[1,null]]}"#,
+            r#"{"b":{}}"#,
+            r#"{"O":{"type":"t"}}"#,
+            r#"{"q":"?"}"#,
+            r#"{"i":"1","f":"1"}"#,
+            r#"[{"o":[["k",2]]}]"#,
+        ] {
+            let json: Json = serde_json::from_str(text).expect("the table holds valid JSON");
+            assert!(Value::from_json(&json).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn depth_is_bounded() {
+        let nested = |n: usize| (0..n).fold(Json::Null, |inner, _| json!([inner]));
+        assert!(Value::from_json(&nested(limits::VALUE_DEPTH - 1)).is_ok());
+        assert_eq!(Value::from_json(&nested(limits::VALUE_DEPTH)), Err(DecodeValueError::TooDeep));
+    }
+
+    #[test]
+    fn plain_json_is_for_people() {
+        let typed: Json = serde_json::from_str(r#"{"a":[1,2.5,18446744073709551615,null,true,"s"]}"#).expect("valid");
+        let value = Value::from_plain_json(&typed);
+        assert_eq!(
+            value,
+            Value::Object(vec![(
+                "a".into(),
+                Value::Array(vec![
+                    Value::Int(1),
+                    Value::Float(2.5),
+                    Value::BigInt("18446744073709551615".into()),
+                    Value::Null,
+                    Value::Bool(true),
+                    Value::String("s".into()),
+                ])
+            )])
+        );
+    }
+}

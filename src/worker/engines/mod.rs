@@ -1,0 +1,1 @@
+//! The engines, one folder each; all keep `docs/engine-contract.md`.

@@ -1,0 +1,4 @@
+//! The worker: a trusted init and the engine that it contains.
+
+pub mod engines;
+pub mod wire;

@@ -1,0 +1,387 @@
+//! The frames between init and engine: `docs/engine-contract.md` as types.
+//!
+//! Owns encoding and decoding with their limits. Never does I/O: a [`Decoder`] is fed bytes and yields frames.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value as Json;
+
+use crate::core::exec::OutputData;
+use crate::core::limits;
+
+/// A frame from init to the engine.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "op", rename_all = "snake_case")]
+#[allow(missing_docs, reason = "docs/engine-contract.md documents every field of every frame")]
+pub enum Request {
+    Exec {
+        id: u64,
+        exec: u64,
+        code: String,
+        #[serde(default)]
+        env: Vec<(String, String)>,
+        #[serde(default)]
+        stdin: bool,
+    },
+    Call {
+        id: u64,
+        exec: u64,
+        name: String,
+        args: Json,
+        #[serde(default)]
+        env: Vec<(String, String)>,
+        #[serde(default)]
+        stdin: bool,
+    },
+    Interrupt {
+        exec: u64,
+    },
+    Get {
+        id: u64,
+        name: String,
+    },
+    Set {
+        id: u64,
+        name: String,
+        value: Json,
+    },
+    Vars {
+        id: u64,
+    },
+    Tools {
+        id: u64,
+    },
+    Complete {
+        id: u64,
+        code: String,
+        cursor: usize,
+    },
+    Check {
+        id: u64,
+        code: String,
+    },
+    DynamicTools {
+        tools: Vec<DynamicTool>,
+    },
+    ToolResult {
+        call: u64,
+        ok: bool,
+        #[serde(default)]
+        value: Json,
+        #[serde(default)]
+        text: String,
+        #[serde(default)]
+        message: String,
+    },
+    Save {
+        id: u64,
+    },
+    Load {
+        id: u64,
+    },
+    Entry {
+        key: String,
+        #[serde(default)]
+        meta: EntryMeta,
+        #[serde(default)]
+        more: bool,
+    },
+    Loaded {
+        id: u64,
+    },
+    Shutdown,
+}
+
+/// A frame from the engine to init.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "ev", rename_all = "snake_case")]
+#[allow(missing_docs, reason = "docs/engine-contract.md documents every field of every frame")]
+pub enum Event {
+    Ready {
+        engine: String,
+        version: String,
+        interrupt: InterruptWay,
+    },
+    Display {
+        exec: u64,
+        mime: String,
+    },
+    Structured {
+        exec: u64,
+        output: OutputData,
+    },
+    ToolCall {
+        call: u64,
+        #[serde(default)]
+        exec: u64,
+        name: String,
+        args: Json,
+    },
+    Jobs {
+        jobs: Vec<Job>,
+    },
+    Put {
+        key: String,
+        #[serde(default)]
+        meta: EntryMeta,
+        #[serde(default)]
+        more: bool,
+    },
+    Del {
+        key: String,
+    },
+    Missed {
+        entries: Vec<Missed>,
+    },
+    End {
+        id: u64,
+        exec: u64,
+        status: EndStatus,
+        code: i32,
+        #[serde(default)]
+        err: String,
+        #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
+        value: Option<Json>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        output: Option<OutputData>,
+    },
+    Reply(Reply),
+}
+
+/// Keeps `"value": null` (the null value) apart from an absent field.
+fn present<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Option<Json>, D::Error> {
+    Json::deserialize(d).map(Some)
+}
+
+/// The engine's answer to a request other than `exec` and `call`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Reply {
+    /// The request's number.
+    pub id: u64,
+    /// Whether it was done.
+    pub ok: bool,
+    /// For a failure: an error code's wire name.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub code: String,
+    /// For a failure: what happened.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub message: String,
+    /// For a failure: what to do next.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub hint: String,
+    /// The fields of a success, by request.
+    #[serde(flatten)]
+    pub fields: serde_json::Map<String, Json>,
+}
+
+/// How an engine wants to be interrupted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum InterruptWay {
+    /// `SIGINT` to the engine's process.
+    Signal,
+    /// An `interrupt` frame.
+    Frame,
+}
+
+/// How an execution ended, as the engine sees it; timeouts and losses are init's to know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EndStatus {
+    /// Ended well.
+    Done,
+    /// Ended with a failure of its own.
+    Failed,
+    /// Was interrupted.
+    Interrupted,
+    /// Nothing ran.
+    Refused,
+}
+
+/// An MCP tool as the engine may offer it to the code.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct DynamicTool {
+    /// `server__tool`.
+    pub name: String,
+    /// One line or more.
+    #[serde(default)]
+    pub description: String,
+    /// JSON schema of the arguments.
+    #[serde(default)]
+    pub schema: Json,
+}
+
+/// A running background job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Job {
+    /// The engine's own id for it.
+    pub id: String,
+    /// What it runs, at most 200 characters.
+    #[serde(default)]
+    pub command: String,
+}
+
+/// What people see of a state entry.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EntryMeta {
+    /// Type in the engine's words.
+    #[serde(default, rename = "type")]
+    pub type_name: String,
+    /// At most 200 characters.
+    #[serde(default)]
+    pub summary: String,
+    /// Whatever else the engine keeps with the entry.
+    #[serde(flatten)]
+    pub more: serde_json::Map<String, Json>,
+}
+
+/// Something that the engine holds and cannot capture.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Missed {
+    /// `kind/name`.
+    pub key: String,
+    /// Type in the engine's words.
+    #[serde(default, rename = "type")]
+    pub type_name: String,
+    /// Why it cannot be captured.
+    #[serde(default)]
+    pub reason: String,
+}
+
+/// Why bytes are not a frame. The peer is hung up on: after a bad frame there is no way to find the next one.
+#[derive(Debug, thiserror::Error)]
+pub enum FrameError {
+    /// JSON part or tail beyond the limits.
+    #[error("frame of {json} + {tail} bytes breaks the limits")]
+    TooLarge {
+        /// Claimed length of the JSON part.
+        json: usize,
+        /// Claimed length of the tail.
+        tail: usize,
+    },
+    /// The JSON part is not a frame of the contract.
+    #[error("frame is not of the contract")]
+    Malformed(#[from] serde_json::Error),
+}
+
+const HEADER: usize = 8;
+
+/// Appends the encoded frame to `out`.
+///
+/// # Errors
+/// [`FrameError::TooLarge`] if a part breaks its limit: the peer would hang up.
+pub fn encode<T: Serialize>(frame: &T, tail: &[u8], out: &mut Vec<u8>) -> Result<(), FrameError> {
+    let start = out.len();
+    out.extend_from_slice(&[0; HEADER]);
+    serde_json::to_writer(&mut *out, frame)?;
+    let json = out.len() - start - HEADER;
+    if json > limits::FRAME_JSON_BYTES || tail.len() > limits::FRAME_TAIL_BYTES {
+        out.truncate(start);
+        return Err(FrameError::TooLarge { json, tail: tail.len() });
+    }
+    out[start..start + 4].copy_from_slice(&(json as u32).to_le_bytes());
+    out[start + 4..start + HEADER].copy_from_slice(&(tail.len() as u32).to_le_bytes());
+    out.extend_from_slice(tail);
+    Ok(())
+}
+
+/// Cuts a byte stream into frames.
+#[derive(Debug, Default)]
+pub struct Decoder {
+    bytes: Vec<u8>,
+    taken: usize,
+}
+
+impl Decoder {
+    /// Takes bytes from the peer. Holds at most one largest frame and what `fed` brings.
+    pub fn feed(&mut self, fed: &[u8]) {
+        if self.taken > 0 {
+            self.bytes.drain(..self.taken);
+            self.taken = 0;
+        }
+        self.bytes.extend_from_slice(fed);
+    }
+
+    /// The next whole frame and its tail, or `None` until more bytes come.
+    ///
+    /// # Errors
+    /// See [`FrameError`].
+    pub fn next<T: for<'de> Deserialize<'de>>(&mut self) -> Result<Option<(T, Vec<u8>)>, FrameError> {
+        let rest = &self.bytes[self.taken..];
+        let Some((header, body)) = rest.split_at_checked(HEADER) else {
+            return Ok(None);
+        };
+        let length = |at: usize| {
+            let four = [header[at], header[at + 1], header[at + 2], header[at + 3]];
+            u32::from_le_bytes(four) as usize
+        };
+        let (json, tail) = (length(0), length(4));
+        if json > limits::FRAME_JSON_BYTES || tail > limits::FRAME_TAIL_BYTES {
+            return Err(FrameError::TooLarge { json, tail });
+        }
+        if body.len() < json + tail {
+            return Ok(None);
+        }
+        let frame = serde_json::from_slice(&body[..json])?;
+        let tail_bytes = body[json..json + tail].to_vec();
+        self.taken += HEADER + json + tail;
+        Ok(Some((frame, tail_bytes)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn null_value_differs_from_none() {
+        let with: Event = serde_json::from_str(r#"{"ev":"end","id":1,"exec":1,"status":"done","code":0,"value":null}"#)
+            .expect("valid");
+        let without: Event =
+            serde_json::from_str(r#"{"ev":"end","id":1,"exec":1,"status":"done","code":0}"#).expect("valid");
+        assert!(matches!(with, Event::End { value: Some(Json::Null), .. }));
+        assert!(matches!(without, Event::End { value: None, .. }));
+    }
+
+    #[test]
+    fn limits_are_enforced_before_memory_is_taken() {
+        let mut decoder = Decoder::default();
+        decoder.feed(&u32::MAX.to_le_bytes());
+        decoder.feed(&0u32.to_le_bytes());
+        assert!(matches!(decoder.next::<Event>(), Err(FrameError::TooLarge { .. })));
+        let mut out = Vec::new();
+        assert!(encode(&Request::Shutdown, &vec![0; limits::FRAME_TAIL_BYTES + 1], &mut out).is_err());
+        assert!(out.is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn frames_survive_any_cut(code in ".{0,200}", tail in prop::collection::vec(any::<u8>(), 0..200), cut in 1usize..50) {
+            let frames = [
+                Request::Exec { id: 1, exec: 2, code, env: vec![("A".into(), "b".into())], stdin: true },
+                Request::Shutdown,
+            ];
+            let mut bytes = Vec::new();
+            for frame in &frames {
+                encode(frame, &tail, &mut bytes).map_err(|e| TestCaseError::fail(e.to_string()))?;
+            }
+            let mut decoder = Decoder::default();
+            let mut seen = Vec::new();
+            for piece in bytes.chunks(cut) {
+                decoder.feed(piece);
+                while let Some((frame, got)) = decoder.next::<Request>().map_err(|e| TestCaseError::fail(e.to_string()))? {
+                    prop_assert_eq!(&got, &tail);
+                    seen.push(frame);
+                }
+            }
+            prop_assert_eq!(&seen[..], &frames[..]);
+        }
+
+        #[test]
+        fn garbage_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+            let mut decoder = Decoder::default();
+            decoder.feed(&bytes);
+            while let Ok(Some(_)) = decoder.next::<Event>() {}
+        }
+    }
+}
