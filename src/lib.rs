@@ -3,5 +3,6 @@
 //! `docs/ARCHITECTURE.md` is the map.
 
 pub mod core;
+pub mod rpc;
 pub mod session;
 pub mod worker;

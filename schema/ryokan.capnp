@@ -1,0 +1,316 @@
+@0xd3a1f0c92b7e4a56;
+# ryokan's public interface: the only contract between `ryokand` and its clients, whatever their language.
+#
+# Bootstrap of `$XDG_RUNTIME_DIR/ryokan/ryokand.sock` is `Host`; bootstrap of `kernels/<name>.sock` is that one `Kernel`.
+# Holding a capability is the permission: there are no tokens and no users in the calls.
+#
+# - Say `Host.hello` first; every other call of `Host` before it is refused.
+# - Ordinals are permanent. A parameter or field added later has a default that means "as before".
+# - A failure is an exception whose text holds one line `ryokan:{"code":…,"message":…,"hint":…,"reason":…}` (struct `Error`).
+# - Times are milliseconds since 1970-01-01 UTC unless the name says otherwise. Hashes are BLAKE3, 64 hexadecimal digits.
+# - A message is at most 64 MiB. Chunks of streams are at most 1 MiB.
+# - `expectedVersion`: the kernel's `KernelInfo.version` that the caller knows; 0 means any; another one fails with `conflict`.
+
+# This revision of the interface. `hello` with 0 or with an older one than the daemon still speaks is refused.
+const wireVersion :UInt32 = 1;
+
+interface Host {
+  hello @0 (wireVersion :UInt32, client :Text) -> (wireVersion :UInt32, host :HostInfo);
+  # `client` is a name for the journal and the audit log, such as "my-agent 1.2".
+
+  createKernel @1 (spec :KernelSpec, key :Text) -> (kernel :Kernel, info :KernelInfo);
+  # The same `key` within 24 hours gives the same kernel; without one a taken name fails with `alreadyExists`. No worker is
+  # started: that happens at first use. Pipelines: `createKernel().kernel.run(…)` is one round trip.
+
+  openKernel @2 (name :Text) -> (kernel :Kernel, info :KernelInfo);
+  # By name or id.
+
+  listKernels @3 (filter :KernelFilter, sink :KernelInfoSink) -> ();
+  # Streams in order of name; returns when all were sent.
+
+  removeKernel @4 (name :Text, expectedVersion :UInt64 = 0) -> ();
+  # Ends its worker and deletes its files, journal and sockets. What the kernel was given by mounts is untouched.
+
+  events @5 (since :UInt64, sink :EventSink) -> (subscription :Subscription);
+  # What happened after sequence number `since` and whatever happens until `subscription` is dropped. A gap (the log is
+  # bounded) comes as an event of kind `gap`.
+
+  abilities @6 () -> (abilities :List(Ability));
+  # What this host can do.
+
+  ping @7 () -> (hostId :Text, serverTimeMs :Int64);
+  # Takes no locks and touches no disk.
+}
+
+interface Kernel {
+  # Where a kernel has no worker, a method that needs one starts it.
+
+  execute @0 (code :Text) -> (execId :UInt64);
+  # Returns once the execution is in the journal and queued. Its result: `execution(execId)`.
+
+  executeStreaming @1 (code :Text, callback :OutputCallback) -> (execId :UInt64);
+  # As `execute`; `callback` then gets all of its output. A callback that answers slowly slows the code.
+
+  interrupt @2 (execId :UInt64) -> ();
+  # A queued execution ends without having run. `notFound` if there is none of that number; nothing if it has ended.
+
+  getVar @3 (name :Text) -> (value :Value);
+  setVar @4 (name :Text, value :Value, expectedVersion :UInt64 = 0) -> ();
+  listVars @5 () -> (names :List(Text));
+
+  mount @6 (path :Text, source :Text, writable :Bool, expectedVersion :UInt64 = 0) -> ();
+  # Makes the host's folder or file `source` visible inside at `path`, at once and after every restart.
+  unmount @7 (path :Text, expectedVersion :UInt64 = 0) -> ();
+  listMounts @8 () -> (mounts :List(MountInfo));
+
+  listTools @9 () -> (tools :List(ToolInfo));
+  callTool @10 (name :Text, args :Value) -> (result :ExecResult);
+  # `args` is an object (named arguments) or an array (positional). Runs as an execution and is journalled as one.
+
+  registerMcp @11 (name :Text, transport :McpTransport, expectedVersion :UInt64 = 0) -> ();
+  # Only servers in the configuration's allow-list; `refused` otherwise. They run outside the sandbox.
+  listMcpServers @12 () -> (servers :List(McpInfo));
+
+  snapshot @13 () -> (data :Data, missed :List(MissedEntry));
+  # Engine state alone, opaque and versioned, at most 32 MiB. `missed` names what it does not hold.
+  restore @14 (data :Data, expectedVersion :UInt64 = 0) -> (missed :List(MissedEntry));
+  # All or nothing; `missed` names what was captured and could not be built again.
+
+  readBlob @15 (hash :Text) -> (data :Data);
+  # At most 32 MiB; larger: `openBlob`. Only what this kernel wrote or was given.
+  writeBlob @16 (data :Data) -> (hash :Text);
+
+  info @17 () -> (info :KernelInfo);
+
+  run @18 (request :ExecRequest) -> (execution :Execution, execId :UInt64);
+  # The full form of `execute`.
+  execution @19 (execId :UInt64) -> (execution :Execution);
+  # Also after reconnecting, also long after its end.
+
+  attenuate @20 (rights :List(Right), label :Text) -> (kernel :Kernel);
+  # The same kernel with at most these rights; `label` names the holder in the journal.
+  publish @21 (rights :List(Right), name :Text) -> (path :Text);
+  # The same as a Unix socket in `kernels/`, for another program of this user; lives until `unpublish` or removal.
+  unpublish @22 (name :Text) -> ();
+
+  openBlob @23 (hash :Text) -> (blob :BlobReader);
+  newBlob @24 () -> (blob :BlobWriter);
+  grantBlob @25 (hash :Text, to :Kernel) -> ();
+  # Lets another kernel read a blob that this one can read.
+
+  start @26 () -> ();
+  # Starts the worker now. Also closes an open circuit breaker.
+  stop @27 (force :Bool = false) -> ();
+  # Ends the worker; state is kept. Waits for what runs, unless `force` interrupts it.
+  remove @28 (expectedVersion :UInt64 = 0) -> ();
+
+  journal @29 (since :UInt64, limit :UInt32, sink :JournalSink) -> ();
+  # Entries after sequence number `since`, oldest first; `limit` 0: all.
+  message @30 (role :Text, text :Text) -> (sequence :UInt64);
+  # Appends what an agent or a person said.
+  events @31 (since :UInt64, sink :EventSink) -> (subscription :Subscription);
+  # As `Host.events`, of this kernel only.
+
+  lease @32 (holder :Text, ttlMs :UInt64, token :Data) -> (lease :Lease, token :Data, expiresAtMs :Int64);
+  # While it lasts, only its holder changes this kernel or executes in it; others get `busy` with reason `lease`. `token` empty
+  # takes a new lease; the token of one takes it up again, also after a restart of the daemon.
+
+  describeVars @33 () -> (vars :List(VarInfo));
+  missed @34 () -> (missed :List(MissedEntry));
+  # What the kernel holds now that its saved state does not.
+  complete @35 (code :Text, cursor :UInt32) -> (start :UInt32, matches :List(Text));
+  # Completions for the byte offset `cursor`; they replace the text from `start` to `cursor`.
+  check @36 (code :Text) -> (status :CodeStatus, indent :Text);
+  # Whether `code` is a whole program: for interactive front ends.
+  unregisterMcp @37 (name :Text, expectedVersion :UInt64 = 0) -> ();
+  jobs @38 () -> (jobs :List(Job));
+  # Background jobs that run now.
+}
+
+interface Execution {
+  # Dropping it changes nothing: the execution goes on. `cancel` stops it.
+  result @0 () -> (result :ExecResult);
+  # Resolves when it has ended.
+  output @1 (from :UInt64, callback :OutputCallback) -> ();
+  # Replays from byte `from` of both streams together, then live to the end; returns when all was delivered. What is no
+  # longer there comes as `truncated`.
+  cancel @2 () -> ();
+  stdin @3 (data :Data) -> stream;
+  # Only if the request said `stdinOpen`.
+  closeStdin @4 () -> ();
+}
+
+interface OutputCallback {
+  onOutput @0 (execId :UInt64, event :OutputEvent) -> stream;
+}
+
+interface KernelInfoSink { next @0 (info :KernelInfo) -> stream; }
+interface EventSink { event @0 (event :Event) -> stream; }
+interface JournalSink { entry @0 (entry :JournalEntry) -> stream; }
+
+interface Subscription {}
+# Drop it to end the subscription.
+
+interface BlobReader {
+  size @0 () -> (bytes :UInt64);
+  read @1 (from :UInt64, maxBytes :UInt32) -> (data :Data, end :Bool);
+}
+
+interface BlobWriter {
+  write @0 (data :Data) -> stream;
+  finish @1 () -> (hash :Text, bytes :UInt64);
+  # Without it nothing is kept.
+}
+
+interface Lease {
+  kernel @0 () -> (kernel :Kernel);
+  # The capability that the lease lets through.
+  renew @1 (ttlMs :UInt64) -> (expiresAtMs :Int64);
+  release @2 () -> ();
+}
+
+struct Value {
+  # No type is lost between an engine and a client.
+  union {
+    null @0 :Void;
+    bool @1 :Bool;
+    int @2 :Int64;
+    float @3 :Float64;
+    string @4 :Text;
+    array @5 :List(Value);
+    object @6 :List(KeyValue);
+    blob @7 :BlobRef;
+    bytes @8 :Data;
+    bigInt @9 :Text;          # decimal digits, perhaps with a minus sign
+    opaque @10 :Opaque;       # a live object that has no value form: named, never silently dropped
+  }
+}
+
+struct KeyValue { key @0 :Text; value @1 :Value; }
+struct Pair { key @0 :Text; value @1 :Text; }
+struct Opaque { type @0 :Text; repr @1 :Text; }
+struct BlobRef { id @0 :Text; size @1 :UInt64; contentType @2 :Text; hash @3 :Data; }
+
+struct OutputEvent {
+  union {
+    stdout @0 :Data;
+    stderr @1 :Data;
+    structured @2 :OutputData;
+    exitCode @3 :Int32;       # the last event
+    truncated @4 :UInt64;     # so many bytes of output are no longer there
+    display @5 :Display;
+  }
+}
+
+struct Display { mime @0 :Text; data @1 :Data; }
+struct OutputData { headers @0 :List(Text); root @1 :List(OutputNode); }
+struct OutputNode { name @0 :Text; entryType @1 :Text; text @2 :Text; cells @3 :List(Text); children @4 :List(OutputNode); }
+
+struct ExecRequest {
+  code @0 :Text;
+  stdin @1 :Data;
+  stdinOpen @2 :Bool;         # more input follows through Execution.stdin
+  env @3 :List(Pair);         # for this execution only
+  timeoutMs @4 :UInt64;       # 0: none
+  outputLimitBytes @5 :UInt64; # kept in the journal; 0: the default
+  key @6 :Text;               # the same key within 24 hours gives the same execution
+  expectedVersion @7 :UInt64;
+  tool @8 :Text;              # call this tool with `args` in place of running `code`
+  args @9 :Value;
+}
+
+struct ExecResult {
+  code @0 :Int32;
+  ok @1 :Bool;
+  err @2 :Text;
+  stdout @3 :Data;            # what was kept
+  stderr @4 :Data;
+  data @5 :Value;             # value of the last expression
+  output @6 :OutputData;
+  status @7 :ExecStatus;
+  durationUs @8 :UInt64;
+  execId @9 :UInt64;
+  truncatedBytes @10 :UInt64; # written beyond what was kept
+  hasData @11 :Bool;          # tells a null value from none
+}
+
+enum ExecStatus { done @0; failed @1; timeout @2; interrupted @3; lost @4; refused @5; }
+enum CodeStatus { complete @0; incomplete @1; invalid @2; }
+
+struct MountInfo { path @0 :Text; source @1 :Text; writable @2 :Bool; }
+struct ToolInfo { name @0 :Text; description @1 :Text; source @2 :Text; schemaJson @3 :Text; }
+struct VarInfo { name @0 :Text; type @1 :Text; summary @2 :Text; }
+struct MissedEntry { key @0 :Text; type @1 :Text; reason @2 :Text; }
+struct Job { id @0 :Text; command @1 :Text; }
+
+struct McpTransport { union { stdio @0 :StdioTransport; http @1 :HttpTransport; } }
+struct StdioTransport { command @0 :Text; args @1 :List(Text); env @2 :List(Pair); }
+struct HttpTransport { baseUrl @0 :Text; headers @1 :List(Pair); }
+struct McpInfo { name @0 :Text; state @1 :Text; tools @2 :UInt32; error @3 :Text; }
+
+struct KernelSpec {
+  # 0 and empty mean the configuration's default.
+  name @0 :Text;
+  engine @1 :Text;
+  isolation @2 :Text;
+  image @3 :Text;
+  paths @4 :List(MountInfo);  # `source` empty or the same as `path`
+  memoryBytes @5 :UInt64;
+  cpuMilli @6 :UInt32;
+  pids @7 :UInt32;
+  idleTimeoutMs @8 :UInt64;   # 0: default; the largest value: never
+  labels @9 :List(Pair);
+  net @10 :Text;              # "none" or "host"
+  openFiles @11 :UInt32;
+  workspaceBytes @12 :UInt64;
+  allowDegraded @13 :List(Text); # sandbox layers to do without if the host lacks them
+  fromDir @14 :Text;          # copy this folder of the host into the new workspace
+}
+
+struct KernelInfo {
+  id @0 :Text;
+  spec @1 :KernelSpec;
+  state @2 :Text;
+  stateReason @3 :Text;
+  version @4 :UInt64;
+  epoch @5 :UInt64;
+  generation @6 :UInt32;
+  checkpoints @7 :UInt32;
+  createdAtMs @8 :Int64;
+  lastUsedAtMs @9 :Int64;
+  memoryBytes @10 :UInt64;    # of the worker, now
+  sandbox @11 :List(Text);    # layers in force
+  uid @12 :UInt32;
+  executions @13 :UInt64;
+  rights @14 :List(Right);    # of the capability that was asked
+}
+
+struct KernelFilter { labels @0 :List(Pair); states @1 :List(Text); prefix @2 :Text; }
+struct HostInfo { id @0 :Text; name @1 :Text; version @2 :Text; arch @3 :Text; engines @4 :List(Text); }
+struct Ability { name @0 :Text; present @1 :Bool; detail @2 :Text; hint @3 :Text; required @4 :Bool; }
+struct Event { sequence @0 :UInt64; atMs @1 :Int64; kernel @2 :Text; kind @3 :Text; detailJson @4 :Text; }
+
+struct JournalEntry {
+  sequence @0 :UInt64;
+  atMs @1 :Int64;
+  kind @2 :Text;              # execution, message, mark
+  actor @3 :Text;
+  execId @4 :UInt64;          # 0 if it is no execution
+  text @5 :Text;              # code, message or mark
+  status @6 :Text;            # an ExecStatus by name, or running
+  code @7 :Int32;
+  err @8 :Text;
+  durationUs @9 :UInt64;
+  outputBytes @10 :UInt64;    # kept
+  truncatedBytes @11 :UInt64;
+}
+
+enum Right { read @0; execute @1; write @2; checkpoint @3; restore @4; fork @5; teleport @6; admin @7; }
+
+struct Error { code @0 :ErrorCode; message @1 :Text; hint @2 :Text; reason @3 :Text; }
+# The JSON object in an exception's text has these fields, `code` by its name.
+
+enum ErrorCode {
+  invalidArgument @0; notFound @1; alreadyExists @2; conflict @3; refused @4; busy @5; unsupported @6; departed @7; lost @8;
+  corrupt @9; deadline @10; unavailable @11; internal @12;
+}

@@ -1,0 +1,106 @@
+@0xb6a8d1c5e04f3b92;
+# Between the daemon and a worker's init, over the worker's private socket. Not public: both ends are of the same build, or
+# the handshake fails. JSON texts are those of docs/engine-contract.md; init checks their size, the daemon decodes them.
+
+interface Worker {
+  # Bootstrap of the private socket. Nothing but `challenge` and `attach` answers before `attach` succeeded.
+
+  challenge @0 (nonce :Data) -> (proof :Data, counterNonce :Data, identity :Identity);
+  # `nonce`: 32 random bytes. `proof`: BLAKE3 keyed with the worker's secret over "worker" + nonce + the identity's fields; the daemon
+  # checks it. The worker's own `counterNonce` is answered in `attach`.
+
+  attach @1 (proof :Data, supervisor :Supervisor) -> (report :Report);
+  # `proof`: BLAKE3 keyed with the secret over "daemon" + counterNonce. A later attach replaces an earlier one. Output and ends that the
+  # former daemon did not acknowledge are sent again, from their beginning, to the new one.
+
+  start @2 (exec :Exec) -> ();
+  # Queues nothing: the daemon starts one at a time. Its end comes as `Supervisor.ended`. An `execId` that the worker knows already
+  # (running, or ended and not acknowledged) is not started again.
+  stdin @3 (execId :UInt64, data :Data, end :Bool) -> ();
+  # Returns when the engine side took it.
+  interrupt @4 (execId :UInt64) -> ();
+  acknowledge @5 (execId :UInt64) -> ();
+  # The end is in the journal: forget it.
+
+  request @6 (json :Data) -> (json :Data);
+  # get, set, vars, tools, complete, check, save: one request frame (its `id` is filled in by init), one `reply` frame.
+  dynamicTools @7 (json :Data) -> ();
+
+  loadBegin @8 () -> ();
+  loadEntry @9 (key :Text, metaJson :Data, data :Data, more :Bool) -> ();
+  loadEnd @10 () -> (missedJson :Data);
+  # Replaces the engine's whole state, in engine.db (one transaction) and in the engine. A worker whose engine fails half-way
+  # ends; engine.db then still holds the former state.
+
+  bind @11 (path :Text, source :Text, writable :Bool, token :UInt64) -> ();
+  # `token` not 0: the source is the detached mount whose descriptor came with that number over the descriptor socket.
+  unbind @12 (path :Text) -> ();
+  usage @13 () -> (memoryBytes :UInt64, pids :UInt32, cpuUs :UInt64, workspaceBytes :UInt64);
+  stop @14 (graceMs :UInt64) -> ();
+  # Saves, ends the engine, exits. The answer comes when the state is saved.
+}
+
+interface Supervisor {
+  # The daemon's side, given to `attach`.
+
+  output @0 (execId :UInt64, offset :UInt64, stream :OutputStream, data :Data) -> stream;
+  # `offset` counts both streams' bytes of this execution. Held back while the daemon's readers are slow.
+  event @1 (execId :UInt64, json :Data, tail :Data) -> stream;
+  # `display` and `structured` frames.
+  ended @2 (execId :UInt64, end :End) -> ();
+  toolCall @3 (execId :UInt64, name :Text, argsJson :Data) -> (ok :Bool, resultJson :Data, text :Text);
+  jobs @4 (json :Data) -> ();
+  missed @5 (json :Data) -> ();
+  background @6 (stream :OutputStream, data :Data) -> ();
+  # What jobs wrote while no execution ran, bounded.
+  dying @7 (cause :Cause) -> ();
+  # The engine is gone, or a limit was broken; the worker's exit follows.
+}
+
+enum OutputStream { stdout @0; stderr @1; }
+
+struct Identity {
+  workerId @0 :Text;
+  kernelId @1 :Text;
+  epoch @2 :UInt64;
+  build @3 :Text;
+}
+
+struct Exec {
+  execId @0 :UInt64;
+  requestJson @1 :Data;       # an `exec` or `call` frame
+  stdin @2 :Data;
+  stdinOpen @3 :Bool;
+  hasStdin @4 :Bool;
+  timeoutMs @5 :UInt64;       # 0: none
+  outputKeptBytes @6 :UInt64; # how much output init keeps for a daemon that comes back
+}
+
+struct End {
+  status @0 :Text;            # core::exec::ExecStatus by name
+  code @1 :Int32;
+  err @2 :Text;
+  valueJson @3 :Data;         # empty: none
+  outputJson @4 :Data;        # empty: none
+  durationUs @5 :UInt64;
+  outputBytes @6 :UInt64;     # written in all
+}
+
+struct Report {
+  engine @0 :Text;
+  engineVersion @1 :Text;
+  sandbox @2 :List(Text);     # layers in force, one line each
+  executions @3 :List(Known); # running, or ended and not acknowledged
+  jobsJson @4 :Data;
+  missedJson @5 :Data;
+  restoredEntries @6 :UInt32;
+  notRestoredJson @7 :Data;   # state entries of engine.db that the engine could not build again
+}
+
+struct Known { execId @0 :UInt64; running @1 :Bool; }
+
+struct Cause {
+  kind @0 :Text;              # exited, signalled, outOfMemory, diskFull, unresponsive, protocol, sandbox
+  status @1 :Int32;           # exit code or signal number
+  detail @2 :Text;
+}

@@ -1,0 +1,3 @@
+//! The only place that knows Cap'n Proto: generated code, conversions to and from `core`'s types, client and server sides.
+
+pub mod schema;

@@ -1,0 +1,7 @@
+//! Generated from `schema/*.capnp` by capnpc; `tests/generated` proves that it is fresh.
+#![allow(missing_docs, clippy::all, clippy::unwrap_used, reason = "generated code")]
+
+#[rustfmt::skip]
+pub mod ryokan_capnp;
+#[rustfmt::skip]
+pub mod worker_capnp;
