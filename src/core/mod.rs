@@ -8,6 +8,7 @@ pub mod error;
 pub mod exec;
 pub mod ids;
 pub mod info;
+pub mod kernel;
 pub mod limits;
 pub mod name;
 pub mod quantity;
