@@ -5,4 +5,5 @@
 pub mod core;
 pub mod rpc;
 pub mod session;
+pub mod supervisor;
 pub mod worker;

@@ -1,0 +1,3 @@
+//! One task per kernel, recovery at start-up, and what they share.
+
+pub mod output;
