@@ -42,6 +42,10 @@ pub const OUTPUT_IN_FLIGHT: usize = 8;
 pub const VALUE_BYTES: usize = 8 << 20;
 /// Nesting of a value.
 pub const VALUE_DEPTH: usize = 100;
+/// Items of one list in a message that has no narrower bound: an array, an object, rows, variables.
+pub const VALUE_ITEMS: usize = 1_000_000;
+/// Columns of one table of output.
+pub const OUTPUT_COLUMNS: usize = 4096;
 /// JSON part of a frame between init and engine, bytes.
 pub const FRAME_JSON_BYTES: usize = 16 << 20;
 /// Tail of a frame between init and engine, bytes.
@@ -64,6 +68,8 @@ pub const EVENTS_BEHIND: usize = 4096;
 pub const EVENTS_KEPT: u64 = 100_000;
 /// MCP servers of one kernel.
 pub const MCP_SERVERS: usize = 32;
+/// Arguments, environment variables or headers of one MCP server.
+pub const MCP_ITEMS: usize = 1024;
 /// Idempotency keys are remembered this long.
 pub const KEY_LIFE: Duration = Duration::from_secs(24 * 3600);
 /// Idempotency key, bytes.
