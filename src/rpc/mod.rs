@@ -1,3 +1,6 @@
 //! The only place that knows Cap'n Proto: generated code, conversions to and from `core`'s types, client and server sides.
 
 pub mod schema;
+pub mod worker_link;
+pub mod worker_proof;
+pub mod worker_socket;
