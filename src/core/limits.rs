@@ -83,6 +83,8 @@ pub const WORKER_ADOPT: Duration = Duration::from_secs(10);
 pub const INTERRUPT_GRACE: Duration = Duration::from_secs(5);
 /// A worker that was asked to end saves and exits within this, or is killed.
 pub const WORKER_STOP: Duration = Duration::from_secs(10);
+/// A worker must answer a call of its daemon within this.
+pub const WORKER_CALL: Duration = Duration::from_secs(120);
 /// The daemon's orderly stop.
 pub const DAEMON_DRAIN: Duration = Duration::from_secs(60);
 /// A worker whose daemon is gone lives this long.

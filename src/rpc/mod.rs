@@ -2,3 +2,6 @@
 
 pub mod convert;
 pub mod schema;
+pub mod worker_link;
+pub mod worker_proof;
+pub mod worker_socket;
