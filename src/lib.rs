@@ -3,5 +3,7 @@
 //! `docs/ARCHITECTURE.md` is the map.
 
 pub mod core;
+pub mod daemon;
+pub mod mcp;
 pub mod session;
 pub mod worker;

@@ -10,6 +10,7 @@ pub mod ids;
 pub mod info;
 pub mod limits;
 pub mod name;
+pub mod pattern;
 pub mod quantity;
 pub mod rights;
 pub mod spec;
