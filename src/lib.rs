@@ -3,6 +3,8 @@
 //! `docs/ARCHITECTURE.md` is the map.
 
 pub mod core;
+pub mod daemon;
+pub mod mcp;
 pub mod rpc;
 pub mod session;
 pub mod supervisor;

@@ -11,6 +11,7 @@ pub mod info;
 pub mod kernel;
 pub mod limits;
 pub mod name;
+pub mod pattern;
 pub mod quantity;
 pub mod rights;
 pub mod spec;
