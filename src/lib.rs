@@ -3,5 +3,7 @@
 //! `docs/ARCHITECTURE.md` is the map.
 
 pub mod core;
+pub mod sandbox;
 pub mod session;
+pub mod sys;
 pub mod worker;
