@@ -8,4 +8,5 @@ pub mod mcp;
 pub mod rpc;
 pub mod session;
 pub mod supervisor;
+pub mod sys;
 pub mod worker;
