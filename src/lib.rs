@@ -2,6 +2,9 @@
 //!
 //! `docs/ARCHITECTURE.md` is the map.
 
+pub mod catalog;
 pub mod core;
 pub mod session;
+pub mod store;
+pub mod sys;
 pub mod worker;
