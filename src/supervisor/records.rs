@@ -6,7 +6,7 @@
 use super::command::Actor;
 use super::lease::Lease;
 use super::output::Kept;
-use crate::catalog::state::{self, Direction, EntryKind, ExecBegin, ExecClose, NewEntry, OutputRecord, Runs};
+use crate::catalog::state::{self, Begun, Direction, EntryKind, ExecBegin, ExecClose, NewEntry, OutputRecord, Runs};
 use crate::catalog::{CatalogHandle, KernelChange, Notes, StateHandle};
 use crate::core::error::{Error, Result};
 use crate::core::exec::{ExecEnd, ExecRequest, Stream};
@@ -25,15 +25,6 @@ pub struct StateRecord {
     pub version: u64,
     /// How many executions there were then.
     pub executions: u64,
-}
-
-/// What a beginning gave.
-#[derive(Debug, Clone, Copy)]
-pub struct Begun {
-    /// The execution.
-    pub exec: ExecId,
-    /// The kernel's version with it.
-    pub version: u64,
 }
 
 /// What the journal knows of an execution.
@@ -95,7 +86,7 @@ impl Records {
             running: running.await?,
             mounts: mounts.await?,
             mcp: mcp.await?,
-            lease: lease.await?.map(read_lease),
+            lease: lease.await?.and_then(read_lease),
         })
     }
 
@@ -130,14 +121,13 @@ impl Records {
         Ok(self.state.exec_by_key(key.to_owned(), now_ms).await?)
     }
 
-    /// Records an execution before it starts.
+    /// Records an execution before it starts: one more journal entry.
     ///
     /// # Errors
     /// The database's.
     pub async fn begin(&self, request: &ExecRequest, actor: &Actor, at_ms: i64) -> Result<Begun> {
         let begin = ExecBegin { request: request.clone(), actor: actor.to_string(), at_ms };
-        let begun = self.state.begin_exec(begin).await?;
-        Ok(Begun { exec: begun.exec(), version: begun.journal() })
+        Ok(self.state.begin_exec(begin).await?)
     }
 
     /// Closes an execution; what is too large for the row goes to the store first.
@@ -272,23 +262,22 @@ impl Records {
         self.mark(actor, text, at_ms).await
     }
 
-    /// Records the lease, or that there is none.
+    /// Records the lease.
+    ///
+    /// # Errors
+    /// `conflict` if another holder's has not expired.
+    pub async fn take_lease(&self, lease: &Lease, now_ms: i64) -> Result<()> {
+        let row = state::Lease { holder: holder_text(lease), epoch: self.epoch, expires_at_ms: lease.expires_at_ms };
+        Ok(self.state.take_lease(row, now_ms).await?)
+    }
+
+    /// Ends a lease before its time.
     ///
     /// # Errors
     /// The database's.
-    pub async fn set_lease(&self, lease: Option<&Lease>) -> Result<()> {
-        match lease {
-            Some(lease) => {
-                let row = state::Lease {
-                    holder: lease.holder.clone(),
-                    token_hash: lease.token_hash,
-                    epoch: self.epoch,
-                    expires_at_ms: lease.expires_at_ms,
-                };
-                Ok(self.state.put_lease(row).await?)
-            }
-            None => Ok(self.state.drop_lease().await?),
-        }
+    pub async fn release_lease(&self, lease: &Lease) -> Result<()> {
+        self.state.release_lease(holder_text(lease)).await?;
+        Ok(())
     }
 
     /// Lets the kernel read a blob that the store holds.
@@ -332,6 +321,13 @@ impl Records {
     }
 }
 
-fn read_lease(row: state::Lease) -> Lease {
-    Lease { holder: row.holder, token_hash: row.token_hash, expires_at_ms: row.expires_at_ms }
+/// What identifies a holder in the database: the hash of the token, then the name for people.
+fn holder_text(lease: &Lease) -> String {
+    format!("{} {}", Digest::from_bytes(lease.token_hash), lease.holder)
+}
+
+fn read_lease(row: state::Lease) -> Option<Lease> {
+    let (hash, holder) = row.holder.split_once(' ')?;
+    let token_hash = *hash.parse::<Digest>().ok()?.as_bytes();
+    Some(Lease { holder: holder.to_owned(), token_hash, expires_at_ms: row.expires_at_ms })
 }

@@ -81,7 +81,7 @@ impl Tools {
     }
 
     /// Starts what is registered and keeps the engine told of the tools there are, until [`Tools::detach`].
-    pub async fn attach(&self, link: &Rc<WorkerLink>) {
+    pub fn attach(&self, link: &Rc<WorkerLink>) {
         if self.wanted.borrow().is_empty() && self.servers.list().is_empty() {
             self.follow(link);
             return;
@@ -137,8 +137,8 @@ impl Tools {
     pub async fn call(&self, name: &str, args: Value) -> Result<(Value, String)> {
         match self.servers.call(name, &args).await {
             Ok(output) => Ok((output.value, output.text)),
-            Err(CallError::Tool(text)) => Err(Error::refused(text).reason("tool_failed")),
-            Err(CallError::Other(error)) => Err(error),
+            Err(CallError::Tool { message, .. }) => Err(Error::refused(message).reason("tool_failed")),
+            Err(CallError::Call(error)) => Err(error),
         }
     }
 }

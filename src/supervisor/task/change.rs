@@ -118,14 +118,20 @@ impl Task {
         let presented = if token.is_empty() { &actor.lease } else { &token };
         lease::admit(self.lease.as_ref(), presented, now)?;
         if ttl_ms == 0 {
-            self.kernel.records.set_lease(None).await?;
-            self.lease = None;
+            if let Some(lease) = self.lease.take() {
+                self.kernel.records.release_lease(&lease).await?;
+            }
             return Ok((Vec::new(), now));
         }
         let token = if presented.is_empty() { self.host.random::<32>().to_vec() } else { presented.clone() };
+        // Renewed under another name it is still the same lease: the name in the database identifies it.
+        let holder = match &self.lease {
+            Some(present) if present.is_held_by(&token) => present.holder.clone(),
+            _ => holder,
+        };
         let ttl_ms = ttl_ms.min(limits::LEASE_MOST.as_millis() as u64);
         let lease = Lease { holder, token_hash: Lease::hash(&token), expires_at_ms: now.saturating_add(ttl_ms as i64) };
-        self.kernel.records.set_lease(Some(&lease)).await?;
+        self.kernel.records.take_lease(&lease, now).await?;
         let expires = lease.expires_at_ms;
         self.lease = Some(lease);
         Ok((token, expires))

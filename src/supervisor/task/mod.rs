@@ -406,7 +406,7 @@ impl Task {
         if let Some((execution, _)) = self.running.take() {
             execution.finish(Ok(never_ran("the kernel was removed")));
         }
-        self.tools.close();
+        self.tools.detach();
         self.leaving = true;
         let _ = reply.send(Ok(()));
     }

@@ -12,7 +12,7 @@ use crate::rpc::worker_link::WorkerExec;
 use crate::supervisor::command::{Actor, Operation};
 use crate::supervisor::execution::Execution;
 use crate::supervisor::kernel::never_ran;
-use crate::supervisor::records::Begun;
+use crate::catalog::state::Begun;
 
 /// How often the end of an execution is offered to a journal that refuses it.
 const JOURNAL_TRIES: u32 = 3;
@@ -33,10 +33,13 @@ impl Task {
             request.output_limit_bytes = self.host.config.output_kept_bytes;
         }
         let keep = request.output_limit_bytes.min(limits::OUTPUT_KEPT_MOST_BYTES);
-        let Begun { exec, version } = self.kernel.records.begin(&request, &actor, self.host.now_ms()).await?;
+        let exec = match self.kernel.records.begin(&request, &actor, self.host.now_ms()).await? {
+            Begun::New(exec) => exec,
+            Begun::Before(exec) => return self.kernel.execution(exec).await,
+        };
         {
             let mut view = self.kernel.view.borrow_mut();
-            view.version = version;
+            view.version += 1;
             view.executions = exec.0;
         }
         self.used();

@@ -28,7 +28,7 @@ impl Task {
                 let wanted = matches!(self.life.state, crate::core::kernel::State::Starting);
                 self.take_on(attempt, started);
                 if wanted {
-                    self.tell_tools().await;
+                    self.tell_tools();
                     self.step(Event::WorkerReady { attempt }).await;
                 } else {
                     // It was told to stop while it started.
@@ -95,14 +95,14 @@ impl Task {
             self.running = Some((execution, permit));
         }
         self.take_on(attempt, adopted.started);
-        self.tell_tools().await;
+        self.tell_tools();
         self.dispatch().await;
     }
 
     /// Tells the engine which MCP tools there are.
-    async fn tell_tools(&self) {
+    fn tell_tools(&self) {
         if let Some(link) = self.link() {
-            self.tools.attach(&link).await;
+            self.tools.attach(&link);
         }
     }
 
@@ -155,6 +155,7 @@ impl Task {
             }
         }
         self.host.workers.forget(current.process.id).await;
+        self.tools.detach();
         let jobs = {
             let mut view = self.kernel.view.borrow_mut();
             view.sandbox.clear();
