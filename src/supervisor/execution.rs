@@ -19,6 +19,7 @@ pub struct Execution {
     pub output: Rc<Output>,
     /// What to run; taken when it is handed to the worker.
     request: RefCell<Option<ExecRequest>>,
+    started: watch::Sender<bool>,
     finished: watch::Sender<Option<Result<ExecEnd>>>,
 }
 
@@ -29,6 +30,7 @@ impl Execution {
             id,
             output: Output::new(keep_bytes),
             request: RefCell::new(Some(request)),
+            started: watch::Sender::new(false),
             finished: watch::Sender::new(None),
         })
     }
@@ -39,6 +41,7 @@ impl Execution {
             id,
             output: Output::new(keep_bytes),
             request: RefCell::new(None),
+            started: watch::Sender::new(true),
             finished: watch::Sender::new(None),
         })
     }
@@ -49,13 +52,21 @@ impl Execution {
             id,
             output: Output::ended(kept, end.clone()),
             request: RefCell::new(None),
+            started: watch::Sender::new(true),
             finished: watch::Sender::new(Some(Ok(end))),
         })
     }
 
-    /// Takes the request, once.
+    /// Takes the request, once: the execution is being handed to the worker.
     pub fn take_request(&self) -> Option<ExecRequest> {
+        self.started.send_replace(true);
         self.request.borrow_mut().take()
+    }
+
+    /// Waits until it was handed to the worker, or ended without.
+    pub async fn started(&self) {
+        // The sender is this execution's own: it cannot be gone.
+        let _ = self.started.subscribe().wait_for(|started| *started).await;
     }
 
     /// Makes the end known. To be called after it is in the journal.
@@ -64,6 +75,7 @@ impl Execution {
             Ok(end) => self.output.close(end.clone()),
             Err(error) => self.output.close(ExecEnd::lost(error.message.clone())),
         }
+        self.started.send_replace(true);
         self.finished.send_if_modified(|slot| {
             let first = slot.is_none();
             if first {

@@ -17,7 +17,7 @@ use crate::catalog::{CatalogHandle, NewAudit};
 use crate::core::error::{Error, Result};
 use crate::core::ids::{HostId, KernelId};
 use crate::core::name::KernelName;
-use crate::store::Store;
+use crate::store::StoreHandle;
 use crate::sys;
 
 /// The services that kernels share. Nothing here is locked: one thread holds it.
@@ -27,7 +27,7 @@ pub struct Host {
     /// The databases.
     pub catalog: CatalogHandle,
     /// Objects.
-    pub store: Store,
+    pub store: StoreHandle,
     /// The event log.
     pub events: Rc<Events>,
     /// What the workers share.
@@ -47,7 +47,7 @@ pub struct Host {
 pub type DoorKeeper = Box<dyn Fn(&Rc<Kernel>, bool)>;
 
 impl Host {
-    pub(super) fn new(config: Settings, catalog: CatalogHandle, store: Store, events: Rc<Events>) -> Rc<Self> {
+    pub(super) fn new(config: Settings, catalog: CatalogHandle, store: StoreHandle, events: Rc<Events>) -> Rc<Self> {
         let in_flight = Arc::new(Semaphore::new(config.executions_in_flight));
         let workers = Workers::new(config.workers, catalog.clone());
         Rc::new(Host {

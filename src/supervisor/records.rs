@@ -14,7 +14,7 @@ use crate::core::ids::{Digest, Epoch, ExecId, KernelId};
 use crate::core::info::{JournalEntry, McpTransport, MountInfo};
 use crate::core::kernel::Life;
 use crate::core::limits;
-use crate::store::Store;
+use crate::store::StoreHandle;
 
 /// A kernel's state record in the catalog.
 #[derive(Debug, Clone, Default, serde::Serialize, serde::Deserialize)]
@@ -55,6 +55,13 @@ pub struct Loaded {
     pub lease: Option<Lease>,
 }
 
+impl Loaded {
+    /// What a kernel begins with that was just made.
+    pub fn empty() -> Self {
+        Loaded { version: 0, executions: 0, running: Vec::new(), mounts: Vec::new(), mcp: Vec::new(), lease: None }
+    }
+}
+
 /// The records of one kernel.
 #[derive(Debug, Clone)]
 pub struct Records {
@@ -62,12 +69,12 @@ pub struct Records {
     epoch: Epoch,
     catalog: CatalogHandle,
     state: StateHandle,
-    store: Store,
+    store: StoreHandle,
 }
 
 impl Records {
     /// The records of a kernel.
-    pub fn new(id: KernelId, epoch: Epoch, catalog: &CatalogHandle, store: &Store) -> Self {
+    pub fn new(id: KernelId, epoch: Epoch, catalog: &CatalogHandle, store: &StoreHandle) -> Self {
         Records { id, epoch, catalog: catalog.clone(), state: catalog.state(id), store: store.clone() }
     }
 
@@ -197,7 +204,7 @@ impl Records {
     async fn kept_bytes(&self, kept: state::Kept) -> Result<Vec<u8>> {
         match kept {
             state::Kept::Inline(bytes) => Ok(bytes),
-            state::Kept::Object { digest, .. } => Ok(self.store.get(digest).await?),
+            state::Kept::Object { digest, .. } => Ok(self.store.get(digest, limits::OUTPUT_KEPT_MOST_BYTES).await?),
         }
     }
 
@@ -292,7 +299,7 @@ impl Records {
     ///
     /// # Errors
     /// `notFound`, the same for a blob that is not there and for one that is not the kernel's.
-    pub async fn readable(&self, digest: Digest) -> Result<&Store> {
+    pub async fn readable(&self, digest: Digest) -> Result<&StoreHandle> {
         if self.state.blob_granted(digest).await? {
             return Ok(&self.store);
         }
@@ -300,7 +307,7 @@ impl Records {
     }
 
     /// The store, to write to.
-    pub fn store(&self) -> &Store {
+    pub fn store(&self) -> &StoreHandle {
         &self.store
     }
 

@@ -2,7 +2,7 @@
 
 use std::rc::{Rc, Weak};
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use super::Report;
 use crate::core::error::{Error, Result};
@@ -19,9 +19,11 @@ use crate::supervisor::kernel::Kernel;
 use crate::supervisor::tools::Tools;
 
 /// Listens to the worker of one attempt.
+///
+/// A worker that is adopted speaks before its kernel's task exists: what it says then waits for [`Listener::bind`].
 pub(in crate::supervisor) struct Listener {
     attempt: u64,
-    kernel: Weak<Kernel>,
+    kernel: watch::Sender<Weak<Kernel>>,
     reporter: mpsc::UnboundedSender<Report>,
     tools: Rc<Tools>,
     events: Rc<Events>,
@@ -34,12 +36,33 @@ impl Listener {
         reporter: mpsc::UnboundedSender<Report>,
         tools: Rc<Tools>,
     ) -> Self {
-        let events = Rc::clone(tools.events());
-        Listener { attempt, kernel: Rc::downgrade(kernel), reporter, tools, events }
+        let listener = Self::before_kernel(attempt, reporter, tools);
+        listener.bind(kernel);
+        listener
     }
 
-    fn execution(&self, exec: ExecId) -> Option<Rc<Execution>> {
-        self.kernel.upgrade()?.executions.borrow().get(&exec).cloned()
+    pub(in crate::supervisor) fn before_kernel(
+        attempt: u64,
+        reporter: mpsc::UnboundedSender<Report>,
+        tools: Rc<Tools>,
+    ) -> Self {
+        let events = Rc::clone(tools.events());
+        Listener { attempt, kernel: watch::Sender::new(Weak::new()), reporter, tools, events }
+    }
+
+    pub(in crate::supervisor) fn bind(&self, kernel: &Rc<Kernel>) {
+        self.kernel.send_replace(Rc::downgrade(kernel));
+    }
+
+    fn kernel(&self) -> Option<Rc<Kernel>> {
+        self.kernel.borrow().upgrade()
+    }
+
+    async fn execution(&self, exec: ExecId) -> Option<Rc<Execution>> {
+        let mut bound = self.kernel.subscribe();
+        let kernel = bound.wait_for(|kernel| kernel.strong_count() > 0).await.ok()?.upgrade()?;
+        let execution = kernel.executions.borrow().get(&exec).cloned();
+        execution
     }
 
     fn report(&self, report: Report) {
@@ -51,13 +74,13 @@ impl Listener {
 #[async_trait::async_trait(?Send)]
 impl WorkerListener for Listener {
     async fn output(&self, exec: ExecId, offset: u64, stream: Stream, data: Vec<u8>) {
-        if let Some(execution) = self.execution(exec) {
+        if let Some(execution) = self.execution(exec).await {
             execution.output.push(offset, stream, data).await;
         }
     }
 
     async fn event(&self, exec: ExecId, event: OutputEvent) {
-        if let Some(execution) = self.execution(exec) {
+        if let Some(execution) = self.execution(exec).await {
             execution.output.push_event(event).await;
         }
     }
@@ -72,19 +95,19 @@ impl WorkerListener for Listener {
     }
 
     fn jobs(&self, jobs: Vec<Job>) {
-        if let Some(kernel) = self.kernel.upgrade() {
+        if let Some(kernel) = self.kernel() {
             kernel.view.borrow_mut().jobs = jobs;
         }
     }
 
     fn missed(&self, missed: Vec<MissedEntry>) {
-        if let Some(kernel) = self.kernel.upgrade() {
+        if let Some(kernel) = self.kernel() {
             kernel.view.borrow_mut().missed = missed;
         }
     }
 
     fn background(&self, stream: Stream, data: Vec<u8>) {
-        if let Some(kernel) = self.kernel.upgrade() {
+        if let Some(kernel) = self.kernel() {
             let text = String::from_utf8_lossy(&data[..data.len().min(limits::BACKGROUND_SHOWN_BYTES)]).into_owned();
             let detail = serde_json::json!({ "stream": stream, "bytes": data.len(), "text": text });
             self.events.publish(kernel.spec.name.as_str(), "background_output", detail);

@@ -106,8 +106,6 @@ pub(super) struct Beginning {
     pub lease: Option<Lease>,
     pub mounts: Vec<MountInfo>,
     pub tools: Rc<Tools>,
-    /// A worker of a former daemon.
-    pub adopted: Option<Adopted>,
 }
 
 /// A worker that was taken over, with what it still runs or has not been acknowledged.
