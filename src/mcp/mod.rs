@@ -27,6 +27,6 @@ mod tools;
 mod wire;
 
 pub use self::convert::ToolOutput;
-pub use self::process::{Account, Launch, Timing};
+pub use self::process::{Account, Environment, Launch, Timing};
 pub use self::server::CallError;
 pub use self::servers::McpServers;

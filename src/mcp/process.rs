@@ -54,11 +54,14 @@ impl Default for Timing {
     }
 }
 
+/// Looks up an environment variable.
+pub type Environment = Rc<dyn Fn(&str) -> Option<String>>;
+
 /// How servers are started.
 #[derive(Clone)]
 pub struct Launch {
     /// The daemon's environment, for `${VAR}` and for `PATH`, `HOME` and `LANG`.
-    pub env: Rc<dyn Fn(&str) -> Option<String>>,
+    pub env: Environment,
     /// Another account than the daemon's own.
     pub account: Option<Account>,
     /// Marks every server's process as this daemon's, for [`super::orphans::end`]: its runtime directory.

@@ -199,12 +199,6 @@ impl Shared {
         self.changed();
     }
 
-    /// The last state: whoever waits is told.
-    fn removed(&self) {
-        self.error.replace("it was removed".into());
-        self.enter(State::Failed);
-    }
-
     fn changed(&self) {
         self.changes.send_modify(|count| *count = count.wrapping_add(1));
     }
@@ -258,7 +252,18 @@ impl Shared {
     }
 }
 
+/// Tells whoever waits for the server that its task is over, however it ended.
+struct LastState(Rc<Shared>);
+
+impl Drop for LastState {
+    fn drop(&mut self) {
+        self.0.error.replace("it was removed".into());
+        self.0.enter(State::Failed);
+    }
+}
+
 async fn live(shared: Rc<Shared>) {
+    let _last = LastState(Rc::clone(&shared));
     let timing = shared.launch.timing;
     let mut pause = timing.backoff_first;
     loop {
@@ -266,7 +271,7 @@ async fn live(shared: Rc<Shared>) {
         let ended = session(&shared).await;
         drop(shared.process.take());
         let (state, why) = match ended {
-            Ended::Stopped => return shared.removed(),
+            Ended::Stopped => return,
             Ended::NeverReady(why) => (State::Failed, why),
             Ended::Died(why) => (State::Connecting, why),
         };
@@ -280,7 +285,7 @@ async fn live(shared: Rc<Shared>) {
         shared.enter(state);
         tokio::select! {
             () = sleep(pause) => {}
-            () = shared.stop.cancelled() => return shared.removed(),
+            () = shared.stop.cancelled() => return,
         }
         pause = (pause * 2).min(timing.backoff_max);
         shared.enter(State::Connecting);

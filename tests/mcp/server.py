@@ -9,6 +9,7 @@ server.py MODE [ARG]
   die           says why on stderr and exits with code 3
   orphan FILE   ok, with a child that holds its pipes open; writes both process ids to FILE
   stubborn FILE ok, but goes on when its input is closed and ignores SIGTERM; writes its process id to FILE
+  deaf          ok until its first call, then reads no more
   pages         more than 512 tools, on pages of 100
   loop          a page that leads to itself
 """
@@ -45,7 +46,7 @@ def tools(cursor):
         return page | ({"nextCursor": str(start + 100)} if start + 100 < 700 else {})
     if MODE == "loop":
         return {"tools": [tool("t" + str(time.monotonic_ns()))], "nextCursor": "again"}
-    named = ["slow", "big", "endless", "fail", "crash", "grow", "env", "cancelled", "image", "ask", "odd", "error"]
+    named = ["dense", "slow", "big", "endless", "fail", "crash", "grow", "env", "cancelled", "image", "ask", "odd", "error"]
     return {"tools": [tool("echo", value="string"), tool("add", a="number", b="number")] + [tool(n) for n in named] + extra}
 
 
@@ -66,6 +67,13 @@ def call(ident, name, args):
         return text("late")
     if name == "big":
         return text("x" * int(args["bytes"]))
+    if name == "dense":
+        # As many JSON values as fit into a message: the most memory for the least text.
+        body = ",".join(["[]"] * (8_000_000 // 3))
+        with lock:
+            sys.stdout.write('{"jsonrpc":"2.0","id":%d,"result":{"content":[],"structuredContent":[%s]}}\n' % (ident, body))
+            sys.stdout.flush()
+        return None
     if name == "endless":
         with lock:
             while True:
@@ -119,6 +127,8 @@ def handle(message):
         send({"id": ident, "result": tools(params.get("cursor"))})
     elif method == "tools/call":
         args = (ident, params["name"], params.get("arguments") or {})
+        while MODE == "deaf":
+            time.sleep(1)
         threading.Thread(target=answer, args=args, daemon=True).start()
     elif method == "notifications/cancelled":
         cancelled.add(params["requestId"])

@@ -146,6 +146,32 @@ fn large_answers_are_bounded() {
 }
 
 #[test]
+fn dense_answers_are_bounded_too() {
+    run(async {
+        let servers = registered(&["ok"]).await;
+        // 8 MB of text, 2.7 million values: it counts as what it is as a value.
+        let dense = error(servers.call("s__dense", &Value::Null).await);
+        assert!(dense.message.contains("more than 8388608 bytes"), "{dense}");
+        echo(&servers).await;
+    });
+}
+
+#[test]
+fn a_server_that_does_not_read_is_started_again() {
+    run(async {
+        let short = Duration::from_millis(200);
+        let servers = servers([ryokan::mcp::allow::ServerEntry { timeout: short, ..entry("s", &["deaf"]) }], launch());
+        servers.register("s", &by_name()).await.expect("registered");
+        let large = args(&[("x", Value::String("x".repeat(limits::VALUE_BYTES - 1000)))]);
+        for _ in 0..3 {
+            assert_eq!(error(servers.call("s__echo", &large).await).code, ErrorCode::Deadline);
+        }
+        until("it is taken for dead", || info(&servers).error.contains("did not answer 3 calls in a row")).await;
+        until("it is back", || info(&servers).state == "ready").await;
+    });
+}
+
+#[test]
 fn noise_on_either_stream_harms_nothing() {
     run(async {
         for mode in ["garbage", "flood", "pings"] {
