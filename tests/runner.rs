@@ -2,4 +2,5 @@
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 mod generated;
+mod mcp;
 mod tidy;

@@ -108,7 +108,7 @@ impl<'de> Deserialize<'de> for Cpus {
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let units = [(40, "T"), (30, "G"), (20, "M"), (10, "K")];
-        match units.iter().find(|(shift, _)| self.0 > 0 && self.0 % (1 << shift) == 0) {
+        match units.iter().find(|(shift, _)| self.0 > 0 && self.0.is_multiple_of(1 << shift)) {
             Some((shift, unit)) => write!(f, "{}{unit}", self.0 >> shift),
             None => write!(f, "{}", self.0),
         }
@@ -119,7 +119,7 @@ impl fmt::Display for Span {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ms = self.0.as_millis();
         let units = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1000, "s")];
-        match units.iter().find(|(unit_ms, _)| ms > 0 && ms % unit_ms == 0) {
+        match units.iter().find(|(unit_ms, _)| ms > 0 && ms.is_multiple_of(*unit_ms)) {
             Some((unit_ms, unit)) => write!(f, "{}{unit}", ms / unit_ms),
             None => write!(f, "{ms}ms"),
         }
