@@ -19,6 +19,7 @@ pub mod recovery;
 pub mod settings;
 #[expect(clippy::module_inception, reason = "the module is named for the layer, the file for its type")]
 pub mod supervisor;
+pub mod snapshot;
 mod task;
 pub mod tools;
 pub mod worker;

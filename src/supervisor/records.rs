@@ -3,10 +3,12 @@
 //! The kernel's version is the number of its newest journal entry: every change from outside appends one, so the version needs
 //! no record of its own and cannot disagree with the history.
 
+use std::collections::BTreeMap;
+
 use super::command::Actor;
 use super::lease::Lease;
 use super::output::Kept;
-use crate::catalog::state::{self, Begun, Direction, EntryKind, ExecBegin, ExecClose, NewEntry, OutputRecord, Runs};
+use crate::catalog::state::{self, Begun, Direction, EntryKind, ExecBegin, ExecClose, NewConsent, NewEntry, OutputRecord, Runs};
 use crate::catalog::{CatalogHandle, KernelChange, Notes, StateHandle};
 use crate::core::error::{Error, Result};
 use crate::core::exec::{ExecEnd, ExecRequest, Stream};
@@ -14,7 +16,11 @@ use crate::core::ids::{Digest, Epoch, ExecId, KernelId};
 use crate::core::info::{JournalEntry, McpTransport, MountInfo};
 use crate::core::kernel::Life;
 use crate::core::limits;
+use crate::core::rights::{Right, Rights};
 use crate::store::StoreHandle;
+
+/// What the subject of a consent to a published socket begins with.
+const PUBLISHED: &str = "publish/";
 
 /// A kernel's state record in the catalog.
 #[derive(Debug, Clone, Default, serde::Serialize, serde::Deserialize)]
@@ -309,6 +315,47 @@ impl Records {
     /// The store, to write to.
     pub fn store(&self) -> &StoreHandle {
         &self.store
+    }
+
+    /// Records that a socket of this name gives these rights to the kernel, or (`None`) no longer does.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn publish(&self, name: &str, rights: Option<Rights>, actor: &Actor, at_ms: i64) -> Result<()> {
+        let names: Vec<&str> = rights.iter().flat_map(|rights| rights.iter()).map(Right::name).collect();
+        let consent = NewConsent {
+            at_ms,
+            actor: actor.to_string(),
+            subject: format!("{PUBLISHED}{name}"),
+            granted: rights.is_some(),
+            detail: names.join(","),
+        };
+        self.state.add_consent(consent).await?;
+        Ok(())
+    }
+
+    /// The sockets that are published now, with their rights.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn published(&self) -> Result<Vec<(String, Rights)>> {
+        let mut now: BTreeMap<String, Rights> = BTreeMap::new();
+        let mut after = 0;
+        loop {
+            let page = self.state.consents(after).await?;
+            let Some(last) = page.last() else { break };
+            after = last.sequence;
+            for consent in page {
+                let Some(name) = consent.what.subject.strip_prefix(PUBLISHED) else { continue };
+                if consent.what.granted {
+                    let rights = consent.what.detail.split(',').filter_map(Right::from_name).collect();
+                    now.insert(name.to_owned(), rights);
+                } else {
+                    now.remove(name);
+                }
+            }
+        }
+        Ok(now.into_iter().collect())
     }
 
     /// Journal entries after a number, oldest first, at most one page.

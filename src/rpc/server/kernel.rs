@@ -291,7 +291,7 @@ impl kernel::Server for KernelServer {
     async fn unpublish(self: Rc<Self>, params: kernel::UnpublishParams, _results: kernel::UnpublishResults) -> capnp::Result<()> {
         self.may(Right::Admin)?;
         let name = read_name(params.get()?.get_name(), "name").map_err(to_capnp)?;
-        self.connection.published.unpublish(&self.kernel, &name).map_err(to_capnp)
+        self.connection.published.unpublish(&self.kernel, &name, &self.actor).await.map_err(to_capnp)
     }
 
     async fn open_blob(self: Rc<Self>, params: kernel::OpenBlobParams, mut results: kernel::OpenBlobResults) -> capnp::Result<()> {
