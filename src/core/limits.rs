@@ -97,6 +97,8 @@ pub const ORPHAN_GRACE: Duration = Duration::from_secs(600);
 pub const MCP_CALL: Duration = Duration::from_secs(300);
 /// An MCP server must have started within this.
 pub const MCP_START: Duration = Duration::from_secs(30);
+/// One message in the journal, bytes.
+pub const MESSAGE_BYTES: usize = 1 << 20;
 /// Longest lease.
 pub const LEASE_MOST: Duration = Duration::from_secs(24 * 3600);
 /// Client connections must have said hello within this.

@@ -157,7 +157,7 @@ async fn republish(supervisor: &Supervisor, published: &Rc<Published>) {
             Ok(sockets) => published.republish(&kernel, &sockets),
             Err(error) => tracing::warn!(kernel = %kernel.spec.name, %error, "published sockets are not known"),
         }
-        if !kernel.view().state.has_worker() {
+        if kernel.view().worker_pid.is_none() {
             kernel.records.close().await;
         }
     }

@@ -14,6 +14,7 @@ mod bind;
 pub mod cgroup;
 mod child;
 mod confine;
+mod daemon_side;
 mod enter;
 mod init;
 pub mod layer;
@@ -29,6 +30,7 @@ mod verify;
 mod watch_memory;
 mod watch_workspace;
 
+pub use daemon_side::{delegated_cgroup, detach, find_program};
 pub use enter::enter;
 pub use init::{BindSource, EngineProcess, EngineProgram, ExitCause, Init};
 pub use layer::{Layer, LayerReport, LayerStatus, SandboxError, SandboxReport};

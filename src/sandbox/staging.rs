@@ -72,7 +72,7 @@ pub(super) fn hang(root: std::os::fd::BorrowedFd<'_>, name: &str, tree: &OwnedFd
 }
 
 /// A detached tree of that source on which `run_as` owns what the source's owner owns.
-fn mapped(source: &Path, run_as: RunAs) -> Result<OwnedFd, SandboxError> {
+pub(super) fn mapped(source: &Path, run_as: RunAs) -> Result<OwnedFd, SandboxError> {
     let tree = clone_tree(AT_FDCWD, source, true)
         .map_err(failed(Layer::IdMap, format_args!("cannot open {source:?}")))
         .map_err(|error| error.hint("make sure that the path exists"))?;

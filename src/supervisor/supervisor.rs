@@ -16,7 +16,6 @@ use super::tools::Tools;
 use crate::catalog::{CatalogHandle, Created, IdempotencyKey, KernelRow, NewAudit, Notes};
 use crate::core::error::{Error, Result};
 use crate::core::ids::{Epoch, KernelId};
-use crate::core::kernel::Life;
 use crate::core::limits;
 use crate::core::spec::{Isolation, KernelSpec, Net};
 use crate::store::StoreHandle;
@@ -37,6 +36,11 @@ impl Supervisor {
     /// What the kernels share.
     pub fn host(&self) -> &Rc<Host> {
         &self.host
+    }
+
+    /// Every kernel.
+    pub fn kernels(&self) -> Vec<Rc<Kernel>> {
+        self.host.by_id.borrow().values().cloned().collect()
     }
 
     /// Who serves the kernels' own sockets.
@@ -265,7 +269,7 @@ impl Supervisor {
         self.host.set_stopping();
         let mode = if keep_workers { StopMode::Release } else { StopMode::Daemon };
         let actor = Actor { uid: nix::unistd::geteuid().as_raw(), client: "ryokand".into(), lease: Vec::new() };
-        let kernels: Vec<_> = self.host.by_id.borrow().values().cloned().collect();
+        let kernels = self.kernels();
         let stops = kernels.iter().map(|kernel| kernel.stop(actor.clone(), mode));
         futures::future::join_all(stops).await;
     }

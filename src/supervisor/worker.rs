@@ -48,7 +48,7 @@ pub struct WorkerProcess {
 impl WorkerProcess {
     fn open(id: WorkerId, pid: u32, socket: PathBuf, live: &Rc<Cell<usize>>) -> io::Result<Self> {
         let pidfd = sys::pidfd::open(Pid::from_raw(pid.cast_signed()))?;
-        let pidfd = AsyncFd::with_interest(pidfd, Interest::READABLE)?;
+        let pidfd = sys::ready::watch(pidfd, Interest::READABLE)?;
         live.set(live.get() + 1);
         Ok(WorkerProcess { id, pid, pidfd, socket, live: Rc::clone(live) })
     }
@@ -120,9 +120,9 @@ impl Workers {
     ///
     /// # Errors
     /// `unsupported` where the file system refuses such a mount.
-    pub(super) fn detach(&self, host: &Host, uid: u32, source: &Path, writable: bool) -> Result<Option<OwnedFd>> {
+    pub(super) fn detach(&self, host: &Host, uid: u32, source: &Path) -> Result<Option<OwnedFd>> {
         match run_as(host, uid)? {
-            Some(run_as) if run_as.map_root => Ok(Some(crate::sandbox::detach(source, run_as, writable)?)),
+            Some(run_as) if run_as.map_root => Ok(Some(crate::sandbox::detach(source, run_as)?)),
             _ => Ok(None),
         }
     }

@@ -17,6 +17,7 @@ pub mod net;
 pub mod pidfd;
 pub mod process;
 pub mod random;
+pub mod ready;
 pub mod socket;
 pub mod sqlite_vfs;
 

@@ -165,3 +165,10 @@ pub fn reset_signals() -> io::Result<()> {
     SigSet::empty().thread_set_mask()?;
     Ok(())
 }
+
+/// When a process started, clock ticks since boot (field 22 of `/proc/PID/stat`): with its number it names one process for ever.
+pub fn start_ticks(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The second field is the program's name, which may hold anything; the last ')' ends it.
+    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+}

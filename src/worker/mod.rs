@@ -1,6 +1,7 @@
 //! The worker: a trusted init and the engine that it contains.
 
 pub mod engines;
+pub mod launch;
 pub mod probe;
 pub mod wire;
 

@@ -12,7 +12,7 @@ use super::{Connection, require};
 use crate::core::error::{Error, Result};
 use crate::core::exec::{ExecRequest, Work};
 use crate::core::ids::{Digest, ExecId};
-use crate::core::info::{CodeStatus, MountInfo};
+use crate::core::info::{CodeStatus, Job, MountInfo};
 use crate::core::limits;
 use crate::core::rights::{Right, Rights};
 use crate::rpc::convert::exec::{code_status_to_wire, read_exec_request, write_exec_result};
@@ -458,7 +458,8 @@ impl kernel::Server for KernelServer {
 
     async fn jobs(self: Rc<Self>, _params: kernel::JobsParams, mut results: kernel::JobsResults) -> capnp::Result<()> {
         self.may(Right::Read)?;
-        let jobs = self.kernel.view().jobs;
+        let jobs: Vec<Job> =
+            self.kernel.view().jobs.into_iter().map(|job| Job { id: job.id, command: job.command }).collect();
         write_jobs(results.get().init_jobs(jobs.len() as u32), &jobs);
         Ok(())
     }

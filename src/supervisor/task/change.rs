@@ -34,7 +34,7 @@ impl Task {
             return Err(Error::busy(format!("a kernel has at most {} mounts", limits::MOUNTS)));
         }
         if let Some(link) = self.link() {
-            let detached = self.host.workers.detach(&self.host, self.kernel.uid, Path::new(&mount.source), mount.writable)?;
+            let detached = self.host.workers.detach(&self.host, self.kernel.uid, Path::new(&mount.source))?;
             link.bind(Path::new(&mount.path), Path::new(&mount.source), mount.writable, detached).await?;
         }
         let text = format!("mounted {} at {} ({})", mount.source, mount.path, if mount.writable { "rw" } else { "ro" });
