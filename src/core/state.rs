@@ -257,7 +257,8 @@ mod tests {
         fn states_come_back(state in any_state()) {
             let bytes = state.pack().map_err(|e| TestCaseError::fail(e.to_string()))?;
             prop_assert_eq!(EngineState::unpack(&bytes), Ok(state.clone()));
-            prop_assert!(matches!(EngineState::unpack_of(&bytes, "other engine"), Err(StateError::OtherEngine { .. })));
+            let other = EngineState::unpack_of(&bytes, "other engine");
+            prop_assert!(matches!(other, Err(StateError::OtherEngine { found: _, wanted: _ })), "{:?}", other);
             prop_assert_eq!(EngineState::unpack_of(&bytes, &state.engine), Ok(state));
         }
 
