@@ -15,4 +15,5 @@ pub mod pattern;
 pub mod quantity;
 pub mod rights;
 pub mod spec;
+pub mod state;
 pub mod value;

@@ -5,16 +5,15 @@
 //! descriptor, so their output never passes through this process.
 
 use std::collections::VecDeque;
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::process::Stdio;
 use std::sync::{Mutex, PoisonError};
 
 use nix::fcntl::OFlag;
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
+use tokio::net::unix::pipe::Sender;
 use tokio_util::sync::CancellationToken;
 
 /// The write end of one output pipe.
@@ -30,14 +29,10 @@ pub struct Outlet {
 
 enum Own {
     /// A second, non-blocking opening of the same pipe.
-    NonBlocking(AsyncFd<std::fs::File>),
-    /// The same opening; a write of at most `PIPE_BUF` bytes to a pipe that polls as writable does not block.
-    Polled(AsyncFd<std::fs::File>),
+    Pipe(Sender),
     /// Not a pipe: writes go through at once.
-    Plain(std::fs::File),
+    Plain(File),
 }
-
-const PIPE_BUF: usize = 4096;
 
 impl Outlet {
     /// Takes the write end of an output pipe. Needs a tokio runtime around it.
@@ -48,15 +43,11 @@ impl Outlet {
         let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
         // Opened again rather than switched to non-blocking: the flag belongs to the opening, and external commands
         // share the first one.
-        let own = match OpenOptions::new().write(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path) {
-            Ok(file) => match AsyncFd::try_with_interest(file, Interest::WRITABLE) {
-                Ok(watched) => Own::NonBlocking(watched),
-                Err(error) => Own::Plain(error.into_parts().0),
-            },
-            Err(_) => match AsyncFd::try_with_interest(fd.try_clone()?.into(), Interest::WRITABLE) {
-                Ok(watched) => Own::Polled(watched),
-                Err(error) => Own::Plain(error.into_parts().0),
-            },
+        let again = OpenOptions::new().write(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path);
+        let own = match again {
+            Ok(file) if file.metadata()?.file_type().is_fifo() => Own::Pipe(Sender::from_file(file)?),
+            Ok(file) => Own::Plain(file),
+            Err(_) => Own::Plain(fd.try_clone()?.into()),
         };
         Ok(Outlet { inherited: fd, own, backlog: Mutex::default(), turn: tokio::sync::Mutex::default() })
     }
@@ -114,56 +105,36 @@ impl Outlet {
 
     async fn write_slice(&self, mut bytes: &[u8], cancel: &CancellationToken) -> usize {
         while !bytes.is_empty() {
-            let watched = match &self.own {
-                Own::NonBlocking(fd) | Own::Polled(fd) => fd,
-                Own::Plain(file) => {
-                    let mut file = file;
-                    return if file.write_all(bytes).is_ok() { 0 } else { bytes.len() };
-                }
-            };
-            if matches!(self.own, Own::NonBlocking(_)) {
-                match self.write_now(bytes) {
-                    Ok(n) => {
-                        bytes = &bytes[n..];
-                        continue;
+            match self.write_now(bytes) {
+                Ok(n) => bytes = &bytes[n..],
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let Own::Pipe(pipe) = &self.own else {
+                        return bytes.len();
+                    };
+                    tokio::select! {
+                        biased;
+                        ready = pipe.writable() => {
+                            if ready.is_err() {
+                                return bytes.len();
+                            }
+                        }
+                        () = cancel.cancelled() => return bytes.len(),
                     }
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                    Err(_) => return bytes.len(),
                 }
-            }
-            tokio::select! {
-                biased;
-                ready = watched.writable() => match ready {
-                    Ok(mut guard) => match guard.try_io(|_| self.write_now(bytes)) {
-                        Ok(Ok(n)) => bytes = &bytes[n..],
-                        Ok(Err(_)) => return bytes.len(),
-                        Err(_would_block) => {}
-                    },
-                    Err(_) => return bytes.len(),
-                },
-                () = cancel.cancelled() => return bytes.len(),
+                // Nobody reads any more.
+                Err(_) => return bytes.len(),
             }
         }
         0
     }
 
     fn write_now(&self, bytes: &[u8]) -> io::Result<usize> {
-        let (file, most) = match &self.own {
-            Own::NonBlocking(fd) => (fd.get_ref(), bytes.len()),
-            Own::Polled(fd) => {
-                let mut poll = [nix::poll::PollFd::new(std::os::fd::AsFd::as_fd(fd.get_ref()), nix::poll::PollFlags::POLLOUT)];
-                if nix::poll::poll(&mut poll, nix::poll::PollTimeout::ZERO)? == 0 {
-                    return Err(io::ErrorKind::WouldBlock.into());
-                }
-                (fd.get_ref(), bytes.len().min(PIPE_BUF))
-            }
-            Own::Plain(file) => (file, bytes.len()),
-        };
-        let mut file = file;
-        loop {
-            match file.write(&bytes[..most]) {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                done => return done,
+        match &self.own {
+            Own::Pipe(pipe) => pipe.try_write(bytes),
+            Own::Plain(file) => {
+                let mut file = file;
+                file.write_all(bytes)?;
+                Ok(bytes.len())
             }
         }
     }

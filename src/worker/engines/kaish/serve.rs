@@ -26,7 +26,7 @@ use nix::fcntl::OFlag;
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 use serde_json::{Value as Json, json};
 use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
+use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -137,7 +137,7 @@ impl From<io::Error> for Stop {
 
 /// Frames over the control socket, with the descriptors that come along.
 struct Link {
-    fd: AsyncFd<OwnedFd>,
+    socket: UnixStream,
     decoder: Decoder,
     fds: VecDeque<File>,
     buffer: Vec<u8>,
@@ -152,13 +152,12 @@ const WAITING: usize = 1024;
 
 impl Link {
     fn new(control: OwnedFd) -> io::Result<Self> {
-        use nix::fcntl::{FcntlArg, fcntl};
-        let flags = OFlag::from_bits_truncate(fcntl(&control, FcntlArg::F_GETFL)?);
-        fcntl(&control, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
         // External commands must never hold the control socket.
-        fcntl(&control, FcntlArg::F_SETFD(nix::fcntl::FdFlag::FD_CLOEXEC))?;
+        nix::fcntl::fcntl(&control, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::FD_CLOEXEC))?;
+        let socket = std::os::unix::net::UnixStream::from(control);
+        socket.set_nonblocking(true)?;
         Ok(Link {
-            fd: AsyncFd::with_interest(control, Interest::READABLE | Interest::WRITABLE)?,
+            socket: UnixStream::from_std(socket)?,
             decoder: Decoder::default(),
             fds: VecDeque::new(),
             buffer: vec![0; READ_BYTES],
@@ -173,10 +172,12 @@ impl Link {
             if let Some(frame) = self.decoder.next()? {
                 return Ok(Some(frame));
             }
-            let mut guard = self.fd.readable().await?;
-            let buffer = &mut self.buffer;
-            let Ok(received) = guard.try_io(|fd| receive(fd.get_ref(), buffer)) else { continue };
-            let (n, fds) = received?;
+            self.socket.readable().await?;
+            let (socket, buffer) = (&self.socket, &mut self.buffer);
+            let (n, fds) = match socket.try_io(Interest::READABLE, || receive(socket.as_raw_fd(), buffer)) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+                received => received?,
+            };
             self.fds.extend(fds);
             if n == 0 {
                 return Ok(None);
@@ -193,15 +194,10 @@ impl Link {
     async fn send(&mut self) -> io::Result<()> {
         let mut sent = 0;
         while sent < self.out.len() {
-            match send_now(self.fd.get_ref(), &self.out[sent..]) {
+            let (socket, rest) = (&self.socket, &self.out[sent..]);
+            match socket.try_io(Interest::WRITABLE, || send_now(socket.as_raw_fd(), rest)) {
                 Ok(n) => sent += n,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    let mut guard = self.fd.writable().await?;
-                    let out = &self.out[sent..];
-                    if let Ok(more) = guard.try_io(|fd| send_now(fd.get_ref(), out)) {
-                        sent += more?;
-                    }
-                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.socket.writable().await?,
                 Err(error) => return Err(error),
             }
         }
@@ -211,9 +207,9 @@ impl Link {
     }
 }
 
-fn send_now(fd: &OwnedFd, bytes: &[u8]) -> io::Result<usize> {
+fn send_now(fd: RawFd, bytes: &[u8]) -> io::Result<usize> {
     loop {
-        match sendmsg::<()>(fd.as_raw_fd(), &[IoSlice::new(bytes)], &[], MsgFlags::MSG_NOSIGNAL, None) {
+        match sendmsg::<()>(fd, &[IoSlice::new(bytes)], &[], MsgFlags::MSG_NOSIGNAL, None) {
             Err(nix::errno::Errno::EINTR) => {}
             done => return Ok(done?),
         }
@@ -224,12 +220,12 @@ fn send_now(fd: &OwnedFd, bytes: &[u8]) -> io::Result<usize> {
 ///
 /// A received descriptor is a bare number, which safe code cannot own; so it is opened again by its number and then
 /// closed. That suits pipes and files, which is what standard input is; init passes no sockets.
-fn receive(fd: &OwnedFd, buffer: &mut [u8]) -> io::Result<(usize, Vec<File>)> {
+fn receive(fd: RawFd, buffer: &mut [u8]) -> io::Result<(usize, Vec<File>)> {
     let mut space = nix::cmsg_space!([RawFd; 4]);
     loop {
         let mut slices = [IoSliceMut::new(buffer)];
         let message =
-            match recvmsg::<()>(fd.as_raw_fd(), &mut slices, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC) {
+            match recvmsg::<()>(fd, &mut slices, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC) {
                 Err(nix::errno::Errno::EINTR) => continue,
                 done => done?,
             };
