@@ -10,6 +10,7 @@
 //! `plan`, `layer`, `seccomp` and `verify::judge` are pure: they say what shall be. The rest acts. Nothing untrusted runs before
 //! `verify` has seen every layer in force from inside.
 
+pub mod abilities;
 mod bind;
 pub mod cgroup;
 mod child;

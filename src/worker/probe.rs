@@ -33,6 +33,8 @@ use crate::sys::process::{exit_now, set_parent_death_signal};
 const NO_SANDBOX: i32 = 125;
 /// Status after a timeout.
 const TIMED_OUT: i32 = 124;
+/// Pause before the first look at what the program uses.
+const FIRST_LOOK: Duration = Duration::from_millis(20);
 /// Output kept for `--json`, bytes of each stream.
 const KEPT: usize = 1 << 20;
 /// Nobody: whom a probe runs as if root starts it and the plan does not say.
@@ -214,7 +216,7 @@ fn inside(options: &Options, mut init: Init) -> i32 {
         init.report().lines().iter().for_each(|line| eprintln!("{line}"));
     }
     let mut session = Session::new(options, &init, engine.pid);
-    let status = session.watch(&init, [engine.stdout, engine.stderr]);
+    let status = session.watch(&init, [engine.stdout, engine.stderr], &engine.pidfd);
     let [stdout, stderr] = session.kept.map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
     tell(options, &Outcome { report: Some(init.report()), error: None, status, stdout, stderr });
     status
@@ -244,10 +246,11 @@ impl Session {
     }
 
     /// Passes output on and looks after the limits until the program has ended.
-    fn watch(&mut self, init: &Init, pipes: [OwnedFd; 2]) -> i32 {
+    fn watch(&mut self, init: &Init, pipes: [OwnedFd; 2], process: &OwnedFd) -> i32 {
         let mut pipes = pipes.map(Some);
-        let mut memory_due = Instant::now();
-        let mut workspace_due = Instant::now();
+        // Nothing grows much within the first look's pause.
+        let mut memory_due = Instant::now() + FIRST_LOOK;
+        let mut workspace_due = memory_due;
         let mut ended = None;
         loop {
             let now = Instant::now();
@@ -279,7 +282,8 @@ impl Session {
                 self.pass(&mut pipes);
                 return cause.code();
             }
-            wait_for_output(&pipes, Duration::from_millis(2));
+            let due = self.deadline.min(memory_due).min(workspace_due);
+            wait_for_output(&pipes, process, due.saturating_duration_since(Instant::now()));
         }
     }
 
@@ -315,9 +319,12 @@ impl Session {
     }
 }
 
-fn wait_for_output(pipes: &[Option<OwnedFd>; 2], at_most: Duration) {
-    let mut fds: Vec<PollFd<'_>> = pipes.iter().flatten().map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLIN)).collect();
-    let _ = poll(&mut fds, PollTimeout::try_from(at_most).unwrap_or(PollTimeout::ZERO));
+fn wait_for_output(pipes: &[Option<OwnedFd>; 2], process: &OwnedFd, at_most: Duration) {
+    let mut fds = vec![PollFd::new(process.as_fd(), PollFlags::POLLIN)];
+    fds.extend(pipes.iter().flatten().map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLIN)));
+    // Rounded up, so that what is due then is due.
+    let timeout = PollTimeout::try_from(at_most + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
+    let _ = poll(&mut fds, timeout);
 }
 
 impl<'a> Outcome<'a> {
