@@ -123,19 +123,19 @@ pub fn point(label: &'static str) -> io::Result<()> {
 /// The armed error.
 #[inline(always)]
 pub fn step(label: &'static str, suffix: &'static str) -> io::Result<()> {
-    #[cfg(debug_assertions)]
+    #[cfg(any(debug_assertions, test))]
     return armed::pass(label, suffix);
-    #[cfg(not(debug_assertions))]
+    #[cfg(not(any(debug_assertions, test)))]
     {
         let _ = (label, suffix);
         Ok(())
     }
 }
 
-#[cfg(debug_assertions)]
+#[cfg(any(debug_assertions, test))]
 pub use armed::{BadFault, Fault};
 
-#[cfg(debug_assertions)]
+#[cfg(any(debug_assertions, test))]
 mod armed {
     use std::io;
     use std::str::FromStr;
