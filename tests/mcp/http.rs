@@ -105,6 +105,18 @@ fn one_calls_failure_leaves_the_others() {
 }
 
 #[test]
+fn redirects_stay_at_the_allowed_host() {
+    let dir = tempfile::tempdir().expect("a directory");
+    run(async {
+        let http = Http::start(dir.path()).await;
+        for (path, follows) in [("/moved", true), ("/away", false)] {
+            let servers = servers([allowed(&http.url.replace("/mcp", path))], with_token());
+            assert_eq!(servers.register("s", &by_name()).await.is_ok(), follows, "{path}");
+        }
+    });
+}
+
+#[test]
 fn a_server_that_is_not_there_says_so_and_may_come_back() {
     let dir = tempfile::tempdir().expect("a directory");
     run(async {
