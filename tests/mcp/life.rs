@@ -158,6 +158,36 @@ fn a_polite_server_is_not_kept_waiting() {
 }
 
 #[test]
+fn servers_can_start_while_their_predecessors_end() {
+    run(async {
+        let servers = registered(&["ok"]).await;
+        let ending = servers.shutdown();
+        servers.start("s", &by_name()).expect("the name is free at once");
+        ending.await;
+        assert_eq!(call(&servers, "s__echo").await, Ok("{}".into()));
+        // Nobody awaits this one.
+        drop(servers.unregister("s"));
+        assert!(servers.list().is_empty());
+    });
+}
+
+#[test]
+fn a_call_ends_with_its_server() {
+    run(async {
+        let servers = registered(&["ok"]).await;
+        let slow = call(&servers, "s__slow");
+        let end = async {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            servers.unregister("s").await.expect("there");
+        };
+        let start = Instant::now();
+        let (slow, ()) = tokio::join!(slow, end);
+        assert_eq!(slow.expect_err("it was cut off").0, ErrorCode::Unavailable);
+        assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+    });
+}
+
+#[test]
 fn orphans_of_a_killed_daemon_are_found_by_their_mark() {
     let dir = tempfile::tempdir().expect("a directory");
     let mark = dir.path().display().to_string();
