@@ -74,13 +74,7 @@ async fn introduce<T: Transport<RoleClient> + 'static>(
     }
 }
 
-fn http(
-    url: &str,
-    headers: &[(String, String)],
-) -> Result<StreamableHttpClientTransport<impl rmcp::transport::streamable_http_client::StreamableHttpClient>, String> {
-    // The client library is built without a choice of cryptography, and panics unless one is made. A second choice of
-    // the same is refused and does no harm. http:// uses none, but the client is built all the same.
-    let _ = rustls::crypto::ring::default_provider().install_default();
+fn http(url: &str, headers: &[(String, String)]) -> Result<StreamableHttpClientTransport<reqwest::Client>, String> {
     let mut map = HashMap::new();
     for (name, value) in headers {
         let name = name.parse().map_err(|_| format!("{name:?} cannot be a header"))?;
@@ -91,5 +85,32 @@ fn http(
         .custom_headers(map)
         .max_sse_event_size(limits::MESSAGE_BYTES)
         .max_concurrent_requests(limits::CALLS_IN_FLIGHT);
-    Ok(StreamableHttpClientTransport::from_config(config))
+    Ok(StreamableHttpClientTransport::with_client(http_client(url)?, config))
+}
+
+fn http_client(url: &str) -> Result<reqwest::Client, String> {
+    // The client library has no cryptography of its own, and panics unless one is chosen. A second choice of the same is
+    // refused and does no harm.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    // Connections are not kept: a body that was not read to its end delays the next request on the same one.
+    let mut builder = reqwest::Client::builder()
+        .pool_max_idle_per_host(0)
+        .connect_timeout(limits::CONNECT)
+        .redirect(reqwest::redirect::Policy::custom(same_origin));
+    if let Some(rest) = url.strip_prefix("http://") {
+        // Plain HTTP must work on a host without any CA certificates.
+        builder = builder.tls_certs_only([]);
+        if ["127.", "localhost", "[::1]"].iter().any(|loopback| rest.starts_with(loopback)) {
+            builder = builder.no_proxy();
+        }
+    }
+    builder.build().map_err(|e| chain(&e))
+}
+
+/// Follows what keeps the request as it is, at the same host: the allow-list names this host and no other, and the
+/// headers may be secret.
+fn same_origin(attempt: reqwest::redirect::Attempt<'_>) -> reqwest::redirect::Action {
+    let keeps = matches!(attempt.status().as_u16(), 307 | 308);
+    let origin = attempt.previous().first().is_some_and(|first| first.origin() == attempt.url().origin());
+    if keeps && origin && attempt.previous().len() <= limits::REDIRECTS { attempt.follow() } else { attempt.stop() }
 }

@@ -134,13 +134,14 @@ fn text_of(block: &ContentBlock) -> String {
     }
 }
 
-/// About how many bytes the value has in its JSON form; the depth is bounded by whoever made it.
+/// About how many bytes the value has in its JSON form, and at least 8 for each value in it, so that the number of
+/// values is bounded too. The depth is bounded by whoever made it.
 fn weight(value: &Value) -> usize {
     match value {
         Value::Null | Value::Bool(_) | Value::Int(_) | Value::Float(_) => 8,
-        Value::String(text) | Value::BigInt(text) => text.len() + 2,
+        Value::String(text) | Value::BigInt(text) => text.len() + 8,
         Value::Bytes(bytes) => bytes.len().div_ceil(3) * 4 + 8,
-        Value::Array(items) => items.iter().map(weight).fold(2, usize::saturating_add),
+        Value::Array(items) => items.iter().map(weight).fold(8, usize::saturating_add),
         Value::Object(fields) => {
             fields.iter().map(|(name, value)| name.len() + 4 + weight(value)).fold(8, usize::saturating_add)
         }

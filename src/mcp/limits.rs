@@ -22,6 +22,10 @@ pub const CALLS_IN_FLIGHT: usize = 16;
 pub const SENDS_IN_FLIGHT: usize = 64;
 /// A stdio server must have read a message within this.
 pub const SEND: Duration = Duration::from_secs(30);
+/// An HTTP server must have accepted a connection within this.
+pub const CONNECT: Duration = Duration::from_secs(10);
+/// Redirects of one request.
+pub const REDIRECTS: usize = 5;
 /// What is kept of a server's standard error, bytes.
 pub const STDERR_TAIL_BYTES: usize = 4 << 10;
 /// Longest text of a server inside one of our error messages, bytes.

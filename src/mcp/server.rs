@@ -239,16 +239,29 @@ impl Shared {
                 let message = printable(&e.message, limits::ERROR_BYTES);
                 Err(Error::invalid(format!("MCP tool {full}: {message} (code {})", e.code.0)).into())
             }
-            Err(ServiceError::TransportClosed) => {
-                // The server's task knows more in a moment: its exit code, its last words.
-                let _ =
-                    timeout(Duration::from_secs(1), state.wait_for(|state| !matches!(state, State::Ready(..)))).await;
-                let known = Some(self.error.borrow().clone()).filter(|why| !why.is_empty());
-                let why = known.or_else(|| health.why()).unwrap_or_else(|| "the connection ended".into());
-                Err(Error::unavailable(format!("MCP server {name:?} ended during the call: {why}")).into())
+            Err(ServiceError::TransportClosed) => Err(self.cut_off(&full, &health, state).await.into()),
+            Err(ServiceError::TransportSend(e)) => {
+                let why = chain(e.error.as_ref());
+                Err(Error::unavailable(format!("MCP tool {full} did not answer: {why}")).into())
             }
             Err(e) => Err(Error::unavailable(format!("MCP tool {full}: {}", chain(&e))).into()),
         }
+    }
+}
+
+impl Shared {
+    /// Why a call was cut off: with the whole connection or, over HTTP, alone.
+    async fn cut_off(&self, tool: &str, health: &Health, mut state: watch::Receiver<State>) -> Error {
+        const MOMENT: Duration = Duration::from_millis(100);
+        if timeout(MOMENT, health.broken.cancelled()).await.is_err() && !self.stop.is_cancelled() {
+            let what = "the server broke off its answer, or it was larger than a message may be";
+            return Error::unavailable(format!("MCP tool {tool}: {what}"));
+        }
+        // The server's task knows more in a moment: its exit code, its last words.
+        let _ = timeout(Duration::from_secs(1), state.wait_for(|state| !matches!(state, State::Ready(..)))).await;
+        let known = Some(self.error.borrow().clone()).filter(|why| !why.is_empty());
+        let why = known.or_else(|| health.why()).unwrap_or_else(|| "the connection ended".into());
+        Error::unavailable(format!("MCP server {:?} ended during the call: {why}", self.name))
     }
 }
 

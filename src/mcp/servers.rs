@@ -75,24 +75,35 @@ impl McpServers {
 
     fn remove(&self, name: &str) -> Option<Rc<Server>> {
         let removed = self.servers.borrow_mut().remove(name);
-        self.changes.send_modify(|count| *count = count.wrapping_add(1));
+        self.changed();
         removed
     }
 
-    /// Ends a server and forgets it. Calls in flight fail.
-    ///
-    /// # Errors
-    /// `notFound` if there is none of that name.
-    pub async fn unregister(&self, name: &str) -> Result<()> {
-        let server = self.remove(name).ok_or_else(|| no_server(name))?;
-        server.stop().await;
-        Ok(())
+    fn changed(&self) {
+        self.changes.send_modify(|count| *count = count.wrapping_add(1));
     }
 
-    /// Ends every server, all at once. Bounded by the servers' grace.
-    pub async fn shutdown(&self) {
+    /// Ends a server. It is forgotten when this returns, and has ended when the future is done; calls in flight fail.
+    /// The future need not be awaited: dropped, it kills what still runs.
+    ///
+    /// # Errors
+    /// The future gives `notFound` if there is none of that name.
+    pub fn unregister(&self, name: &str) -> impl Future<Output = Result<()>> + use<> {
+        let removed = self.remove(name).ok_or_else(|| no_server(name));
+        async move {
+            removed?.stop().await;
+            Ok(())
+        }
+    }
+
+    /// Ends every server, all at once; bounded by the servers' grace. As with [`McpServers::unregister`], they are
+    /// forgotten when this returns, so that others can be started at once.
+    pub fn shutdown(&self) -> impl Future<Output = ()> + use<> {
         let servers = std::mem::take(&mut *self.servers.borrow_mut());
-        futures::future::join_all(servers.values().map(|server| server.stop())).await;
+        self.changed();
+        async move {
+            futures::future::join_all(servers.values().map(|server| server.stop())).await;
+        }
     }
 
     /// The servers, by name.

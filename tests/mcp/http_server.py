@@ -34,6 +34,10 @@ class Handler(BaseHTTPRequestHandler):
         self.reply(200)
 
     def do_POST(self):
+        if self.path == "/moved":
+            return self.reply(307, Location="/mcp")
+        if self.path == "/away":
+            return self.reply(307, Location=f"http://localhost:{self.server.server_port}/mcp")
         message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         method, ident, params = message.get("method"), message.get("id"), message.get("params") or {}
         if ident is None:

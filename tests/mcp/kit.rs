@@ -52,11 +52,11 @@ pub fn servers(entries: impl IntoIterator<Item = ServerEntry>, launch: Launch) -
     McpServers::new("k".parse().expect("a name"), Arc::new(allow), launch)
 }
 
-/// Runs a test on a thread of its own with one `LocalSet`, as the daemon does. No test may take a minute.
+/// Runs a test on a thread of its own with one `LocalSet`, as the daemon does. No test may take two minutes.
 pub fn run<F: Future>(test: F) -> F::Output {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let local = tokio::task::LocalSet::new();
-    let bounded = async { tokio::time::timeout(Duration::from_secs(60), test).await };
+    let bounded = async { tokio::time::timeout(Duration::from_secs(120), test).await };
     local.block_on(&runtime, bounded).expect("the test ends in time")
 }
 

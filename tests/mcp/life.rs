@@ -150,10 +150,43 @@ fn a_stubborn_server_ends_all_the_same() {
 #[test]
 fn a_polite_server_is_not_kept_waiting() {
     run(async {
-        let servers = registered(&["ok"]).await;
+        let grace = Duration::from_secs(20);
+        let timing = Timing { stop_grace: grace, ..launch().timing };
+        let servers = servers([entry("s", &["ok"])], Launch { timing, ..launch() });
+        servers.register("s", &by_name()).await.expect("registered");
         let start = Instant::now();
         servers.shutdown().await;
-        assert!(start.elapsed() < Duration::from_millis(450), "{:?}", start.elapsed());
+        assert!(start.elapsed() < grace / 2, "{:?}", start.elapsed());
+    });
+}
+
+#[test]
+fn servers_can_start_while_their_predecessors_end() {
+    run(async {
+        let servers = registered(&["ok"]).await;
+        let ending = servers.shutdown();
+        servers.start("s", &by_name()).expect("the name is free at once");
+        ending.await;
+        assert_eq!(call(&servers, "s__echo").await, Ok("{}".into()));
+        // Nobody awaits this one.
+        drop(servers.unregister("s"));
+        assert!(servers.list().is_empty());
+    });
+}
+
+#[test]
+fn a_call_ends_with_its_server() {
+    run(async {
+        let servers = registered(&["ok"]).await;
+        let slow = call(&servers, "s__slow");
+        let end = async {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            servers.unregister("s").await.expect("there");
+        };
+        let start = Instant::now();
+        let (slow, ()) = tokio::join!(slow, end);
+        assert_eq!(slow.expect_err("it was cut off").0, ErrorCode::Unavailable);
+        assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
     });
 }
 

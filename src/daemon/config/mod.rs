@@ -123,6 +123,14 @@ pub struct Daemon {
     pub db_threads: u32,
 }
 
+impl Daemon {
+    /// The filter to log with: `log_level`, and rmcp silent unless it is named, because at `info` and `warn` it writes
+    /// whole messages of MCP servers into the log.
+    pub fn log_filter(&self) -> String {
+        if self.log_level.contains("rmcp") { self.log_level.clone() } else { format!("rmcp=error,{}", self.log_level) }
+    }
+}
+
 /// `[engines.python]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Python {

@@ -178,6 +178,15 @@ fn each_problem_names_line_key_and_remedy() {
 }
 
 #[test]
+fn servers_messages_stay_out_of_the_log_unless_asked_for() {
+    for (level, filter) in [("info", "rmcp=error,info"), ("debug,rmcp=info", "debug,rmcp=info")] {
+        let daemon = parse(&format!("[daemon]\nlog_level = \"{level}\"")).expect("valid").daemon;
+        assert_eq!(daemon.log_filter(), filter);
+        assert!(tracing_subscriber::EnvFilter::try_new(daemon.log_filter()).is_ok());
+    }
+}
+
+#[test]
 fn wrong_servers_are_refused() {
     let server = |body: &str| problems(&format!("[mcp.servers.x]\n{body}"));
     for (body, want) in [
