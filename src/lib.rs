@@ -2,6 +2,7 @@
 //!
 //! `docs/ARCHITECTURE.md` is the map.
 
+pub mod cli;
 pub mod core;
 pub mod rpc;
 pub mod session;

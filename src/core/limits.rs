@@ -93,6 +93,8 @@ pub const MCP_CALL: Duration = Duration::from_secs(300);
 pub const MCP_START: Duration = Duration::from_secs(30);
 /// Client connections must have said hello within this.
 pub const CLIENT_HELLO: Duration = Duration::from_secs(10);
+/// A daemon that the command line starts must answer within this.
+pub const DAEMON_START: Duration = Duration::from_secs(20);
 /// A client waits this long for an answer that does not wait for code, files or a worker's end.
 pub const CLIENT_CALL: Duration = Duration::from_secs(120);
 

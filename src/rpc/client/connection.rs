@@ -58,8 +58,7 @@ async fn connect_any_length(path: &Path) -> io::Result<UnixStream> {
     let not_a_file = || io::Error::new(io::ErrorKind::InvalidInput, "the path names no file");
     let folder = path.parent().ok_or_else(not_a_file)?;
     let name = path.file_name().ok_or_else(not_a_file)?;
-    let folder =
-        std::fs::OpenOptions::new().read(true).custom_flags(libc::O_PATH | libc::O_DIRECTORY).open(folder)?;
+    let folder = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_PATH | libc::O_DIRECTORY).open(folder)?;
     let short: PathBuf = ["/proc/self/fd", &folder.as_raw_fd().to_string()].iter().collect();
     UnixStream::connect(short.join(name)).await
 }
