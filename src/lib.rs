@@ -3,6 +3,7 @@
 //! `docs/ARCHITECTURE.md` is the map.
 
 pub mod catalog;
+pub mod cli;
 pub mod core;
 pub mod daemon;
 pub mod mcp;

@@ -103,6 +103,10 @@ pub const MESSAGE_BYTES: usize = 1 << 20;
 pub const LEASE_MOST: Duration = Duration::from_secs(24 * 3600);
 /// Client connections must have said hello within this.
 pub const CLIENT_HELLO: Duration = Duration::from_secs(10);
+/// A daemon that the command line starts must answer within this.
+pub const DAEMON_START: Duration = Duration::from_secs(20);
+/// A client waits this long for an answer that does not wait for code, files or a worker's end.
+pub const CLIENT_CALL: Duration = Duration::from_secs(120);
 
 /// Crashes within [`BREAKER_WINDOW`] that open a kernel's circuit breaker.
 pub const BREAKER_CRASHES: usize = 3;
