@@ -112,7 +112,7 @@ fn a_call_has_its_time() {
         servers.register("s", &by_name()).await.expect("registered");
         let start = Instant::now();
         assert_eq!(error(&servers, "s__slow", &Value::Null).await.code, ErrorCode::Deadline);
-        assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
     });
 }
 

@@ -58,7 +58,7 @@ class Handler(BaseHTTPRequestHandler):
             if name == "slow":
                 import time
 
-                time.sleep(5)
+                time.sleep(60)
             value = dict(self.headers) if name == "headers" else args
             text = "x" * int(args["bytes"]) if name.startswith("big") else json.dumps(args)
             result = {"content": [{"type": "text", "text": text}]}

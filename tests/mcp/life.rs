@@ -73,7 +73,7 @@ fn a_server_that_never_answers_is_given_up() {
         let start = Instant::now();
         let error = servers.register("s", &by_name()).await.expect_err("it is mute");
         assert!(error.message.contains("was not ready within 500ms"), "{error}");
-        assert!(start.elapsed() < Duration::from_secs(5));
+        assert!(start.elapsed() < Duration::from_secs(15));
     });
 }
 
@@ -142,7 +142,7 @@ fn a_stubborn_server_ends_all_the_same() {
         let pids = words(&file).await;
         let start = Instant::now();
         servers.unregister("s").await.expect("there");
-        assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
         until("it is gone", || !alive(&pids[0])).await;
     });
 }
@@ -186,7 +186,7 @@ fn a_call_ends_with_its_server() {
         let start = Instant::now();
         let (slow, ()) = tokio::join!(slow, end);
         assert_eq!(slow.expect_err("it was cut off").0, ErrorCode::Unavailable);
-        assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
     });
 }
 

@@ -89,7 +89,7 @@ fn what_the_allow_list_does_not_hold_is_refused() {
 #[test]
 fn a_call_has_its_time_and_is_cancelled_at_the_server() {
     run(async {
-        let short = Duration::from_millis(300);
+        let short = Duration::from_millis(1500);
         let servers = servers([ryokan::mcp::allow::ServerEntry { timeout: short, ..entry("s", &["ok"]) }], launch());
         servers.register("s", &by_name()).await.expect("registered");
         let late = error(servers.call("s__slow", &Value::Null).await);
@@ -115,10 +115,10 @@ fn calls_run_side_by_side() {
     run(async {
         let servers = registered(&["ok"]).await;
         let start = Instant::now();
-        let slow = args(&[("ms", Value::Int(500))]);
+        let slow = args(&[("ms", Value::Int(2000))]);
         let calls = (0..10).map(|_| servers.call("s__slow", &slow));
         assert!(futures::future::join_all(calls).await.iter().all(Result::is_ok));
-        assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
     });
 }
 
