@@ -248,7 +248,8 @@ pub(super) async fn start(
 /// # Errors
 /// Why it was not adopted.
 pub(super) async fn adopt(host: &Rc<Host>, row: &WorkerRow, listener: Rc<Listener>) -> Result<Started> {
-    let secret = <[u8; 32]>::try_from(row.secret.as_slice()).map_err(|_| Error::corrupt("a worker's secret is damaged"))?;
+    let secret =
+        <[u8; 32]>::try_from(row.secret.as_slice()).map_err(|_| Error::corrupt("a worker's secret is damaged"))?;
     let identity =
         WorkerIdentity { worker: row.id, kernel: row.kernel, epoch: row.epoch, build: row.build.clone(), secret };
     let (link, report) = WorkerLink::attach(&row.socket, &identity, listener).await?;
