@@ -3,4 +3,5 @@
 pub mod schema;
 pub mod worker_link;
 pub mod worker_proof;
+pub mod worker_service;
 pub mod worker_socket;
