@@ -4,5 +4,7 @@
 
 pub mod core;
 pub mod rpc;
+pub mod sandbox;
 pub mod session;
+pub mod sys;
 pub mod worker;
