@@ -2,9 +2,11 @@
 //!
 //! `docs/ARCHITECTURE.md` is the map.
 
+pub mod catalog;
 pub mod core;
 pub mod rpc;
 pub mod sandbox;
 pub mod session;
+pub mod store;
 pub mod sys;
 pub mod worker;

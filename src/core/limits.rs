@@ -135,3 +135,22 @@ pub const DEFAULT_OPEN_FILES: u32 = 1024;
 pub const DEFAULT_WORKSPACE_BYTES: u64 = 10 << 30;
 /// Default idle time before a kernel is stopped.
 pub const DEFAULT_IDLE_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// Requests waiting for one database thread; one more is `Busy`.
+pub const DATABASE_REQUESTS: usize = 4096;
+/// Requests that share one transaction.
+pub const DATABASE_BATCH: usize = 64;
+/// Threads for the kernels' state databases.
+pub const STATE_THREADS: usize = 2;
+/// State databases that one thread keeps open; beyond, the least recently used one is closed.
+pub const STATE_DATABASES_OPEN: usize = 1024;
+/// Databases up to this size are checked whole whenever they are opened, bytes.
+pub const DATABASE_CHECKED_BYTES: u64 = 1 << 20;
+/// A write-ahead log beyond this is moved into its database between requests, bytes.
+pub const WAL_BYTES: u64 = 2 << 20;
+/// Rows of one page of a journal, of events or of the audit log.
+pub const PAGE_ROWS: usize = 1000;
+/// Objects whose content was checked that the store remembers.
+pub const OBJECTS_CHECKED: usize = 4096;
+/// Store operations at once.
+pub const STORE_OPERATIONS: usize = 4;

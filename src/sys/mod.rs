@@ -7,6 +7,8 @@
 use std::io;
 
 pub mod caps;
+pub mod fault;
+pub mod fs;
 pub mod landlock;
 pub mod mount;
 pub mod namespace;
@@ -15,6 +17,7 @@ pub mod pidfd;
 pub mod process;
 pub mod random;
 pub mod socket;
+pub mod sqlite_vfs;
 
 /// Turns the C convention (negative, errno) into a result.
 fn checked(returned: libc::c_long) -> io::Result<libc::c_long> {
