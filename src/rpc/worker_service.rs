@@ -6,11 +6,12 @@
 
 mod daemon;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use tokio::sync::{mpsc, oneshot};
 
+use crate::catalog::{Entry, EntryHead};
 use crate::core::error::{Error, Result};
 use crate::core::ids::ExecId;
 use crate::core::limits;
@@ -18,7 +19,7 @@ use crate::rpc::schema::worker_capnp::{report, worker};
 use crate::rpc::worker_link::{StateChunk, WorkerUsage};
 use crate::rpc::worker_proof::{PROOF_BYTES, Role, WorkerIdentity};
 
-pub use daemon::{Daemon, Delivered, Finish, ToolAnswer};
+pub use daemon::{Daemon, Delivered, Delivery, Finish, ToolAnswer};
 
 /// Where a call's answer goes.
 pub type Answer<T> = oneshot::Sender<Result<T>>;
@@ -37,7 +38,7 @@ pub struct WorkerCall {
 pub enum Call {
     /// Become the worker's daemon.
     Attach {
-        /// How to reach it.
+        /// How to reach it. Dropping it closes its connection.
         daemon: Daemon,
         /// The report goes there.
         answer: Answer<Report>,
@@ -77,6 +78,10 @@ pub enum Call {
     Unbind(String, Answer<()>),
     /// What is used now.
     Usage(Answer<WorkerUsage>),
+    /// The stored state entries without their bodies.
+    Heads(Answer<Vec<EntryHead>>),
+    /// A stored state entry.
+    Entry(String, Answer<Option<Entry>>),
     /// Save and end; answered when the state is saved.
     Stop {
         /// For the exit that follows, milliseconds.
@@ -84,6 +89,30 @@ pub enum Call {
         /// Where the answer goes.
         answer: Answer<()>,
     },
+}
+
+impl Call {
+    /// Answers with an error.
+    pub fn refuse(self, error: Error) {
+        match self {
+            Call::Gone => {}
+            Call::Attach { answer, .. } => drop(answer.send(Err(error))),
+            Call::Request(_, answer) | Call::LoadEnd(answer) => drop(answer.send(Err(error))),
+            Call::Usage(answer) => drop(answer.send(Err(error))),
+            Call::Heads(answer) => drop(answer.send(Err(error))),
+            Call::Entry(_, answer) => drop(answer.send(Err(error))),
+            Call::Start(_, answer)
+            | Call::Stdin { answer, .. }
+            | Call::Interrupt(_, answer)
+            | Call::Acknowledge(_, answer)
+            | Call::DynamicTools(_, answer)
+            | Call::LoadBegin(answer)
+            | Call::LoadEntry(_, answer)
+            | Call::Bind(_, answer)
+            | Call::Unbind(_, answer)
+            | Call::Stop { answer, .. } => drop(answer.send(Err(error))),
+        }
+    }
 }
 
 /// An execution to start.
@@ -145,6 +174,9 @@ pub struct WorkerServer {
     identity: Rc<WorkerIdentity>,
     calls: mpsc::Sender<WorkerCall>,
     handshake: RefCell<Handshake>,
+    proven: Rc<Cell<bool>>,
+    /// Goes to the event loop with the attached daemon.
+    close: RefCell<Option<oneshot::Sender<()>>>,
 }
 
 /// How far a connection is.
@@ -155,9 +187,26 @@ enum Handshake {
 }
 
 impl WorkerServer {
-    /// A server for connection number `connection`, whose calls go to `calls`.
-    pub fn new(connection: u64, identity: Rc<WorkerIdentity>, calls: mpsc::Sender<WorkerCall>) -> Self {
-        WorkerServer { connection, identity, calls, handshake: RefCell::new(Handshake::Silent) }
+    /// A server for connection number `connection`, whose calls go to `calls`. The connection ends when `close` is dropped.
+    pub fn new(
+        connection: u64,
+        identity: Rc<WorkerIdentity>,
+        calls: mpsc::Sender<WorkerCall>,
+        close: oneshot::Sender<()>,
+    ) -> Self {
+        WorkerServer {
+            connection,
+            identity,
+            calls,
+            handshake: RefCell::new(Handshake::Silent),
+            proven: Rc::new(Cell::new(false)),
+            close: RefCell::new(Some(close)),
+        }
+    }
+
+    /// Whether the peer has proven that it is the daemon; to be looked at later.
+    pub fn proven(&self) -> Rc<Cell<bool>> {
+        self.proven.clone()
     }
 
     async fn call<T>(&self, what: impl FnOnce(Answer<T>) -> Call) -> Result<T, capnp::Error> {
@@ -171,7 +220,7 @@ impl WorkerServer {
     async fn forward<T>(&self, what: impl FnOnce(Answer<T>) -> Call) -> Result<T, capnp::Error> {
         let (answer, answered) = oneshot::channel();
         let call = WorkerCall { connection: self.connection, what: what(answer) };
-        let ending = || to_capnp(Error::lost("the worker is ending"));
+        let ending = || to_capnp(Error::lost("the execution or the worker ended under the call"));
         // Room at once, usually: then nothing is awaited and calls keep their order.
         match self.calls.try_send(call) {
             Ok(()) => {}
@@ -231,8 +280,10 @@ impl worker::Server for WorkerServer {
         if !proven {
             return Err(to_capnp(Error::refused("the proof is wrong").reason("worker_identity")));
         }
-        let daemon = Daemon::new(params.get_supervisor()?);
+        let close = self.close.borrow_mut().take();
+        let daemon = Daemon::new(params.get_supervisor()?, close);
         *self.handshake.borrow_mut() = Handshake::Attached;
+        self.proven.set(true);
         let told = self.forward(|answer| Call::Attach { daemon, answer }).await?;
         write_report(results.get().init_report(), &told)
     }
@@ -326,6 +377,40 @@ impl worker::Server for WorkerServer {
         results.set_pids(usage.pids);
         results.set_cpu_us(usage.cpu_us);
         results.set_workspace_bytes(usage.workspace_bytes);
+        Ok(())
+    }
+
+    async fn state_heads(self: Rc<Self>, _: worker::StateHeadsParams, mut results: worker::StateHeadsResults) -> Done {
+        let heads = self.call(Call::Heads).await?;
+        let mut list = results.get().init_heads(heads.len() as u32);
+        for (i, head) in heads.iter().enumerate() {
+            let mut one = list.reborrow().get(i as u32);
+            one.set_key(&head.key);
+            one.set_meta_json(head.meta_json.as_bytes());
+            one.set_digest(head.digest.as_bytes());
+            one.set_size(head.size);
+            one.set_exec_id(head.exec);
+        }
+        Ok(())
+    }
+
+    async fn state_entry(
+        self: Rc<Self>,
+        params: worker::StateEntryParams,
+        mut results: worker::StateEntryResults,
+    ) -> Done {
+        let params = params.get()?;
+        let (key, offset) = (params.get_key()?.to_string()?, params.get_offset());
+        let entry = self.call(|answer| Call::Entry(key, answer)).await?;
+        let Some(entry) = entry else {
+            return Err(to_capnp(Error::not_found("there is no state entry of that key")));
+        };
+        let start = usize::try_from(offset).unwrap_or(usize::MAX).min(entry.body.len());
+        let end = entry.body.len().min(start.saturating_add(limits::CHUNK_BYTES));
+        let mut results = results.get();
+        results.set_meta_json(entry.meta_json.as_bytes());
+        results.set_size(entry.body.len() as u64);
+        results.set_data(&entry.body[start..end]);
         Ok(())
     }
 

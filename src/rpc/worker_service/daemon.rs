@@ -3,6 +3,8 @@
 use futures::FutureExt;
 use futures::future::LocalBoxFuture;
 
+use tokio::sync::oneshot;
+
 use crate::core::exec::{ExecStatus, Stream};
 use crate::core::ids::ExecId;
 use crate::rpc::schema::worker_capnp::{OutputStream, supervisor};
@@ -65,9 +67,10 @@ pub struct Finish {
 }
 
 /// The way to the attached daemon.
-#[derive(Clone)]
 pub struct Daemon {
     client: supervisor::Client,
+    /// Dropped with it, which closes the connection.
+    _close: Option<oneshot::Sender<()>>,
 }
 
 impl std::fmt::Debug for Daemon {
@@ -77,8 +80,8 @@ impl std::fmt::Debug for Daemon {
 }
 
 impl Daemon {
-    pub(super) fn new(client: supervisor::Client) -> Self {
-        Daemon { client }
+    pub(super) fn new(client: supervisor::Client, close: Option<oneshot::Sender<()>>) -> Self {
+        Daemon { client, _close: close }
     }
 
     /// Sends output; `None`: there is room for more already.

@@ -55,7 +55,7 @@ impl Control {
     pub fn new(socket: UnixStream) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
         Ok(Control {
-            socket: AsyncFd::with_interest(socket, Interest::READABLE | Interest::WRITABLE)?,
+            socket: AsyncFd::register_with_interest(socket, Interest::READABLE | Interest::WRITABLE)?,
             decoder: Decoder::default(),
             scratch: vec![0; SCRATCH_BYTES].into_boxed_slice(),
             out: VecDeque::new(),

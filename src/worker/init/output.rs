@@ -76,7 +76,7 @@ impl Pipe {
         fcntl(&fd, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
         let size = fcntl(&fd, FcntlArg::F_GETPIPE_SZ).ok();
         let capacity = size.and_then(|size| usize::try_from(size).ok()).unwrap_or(PIPE_BYTES);
-        Ok(Pipe { stream, fd: Some(AsyncFd::with_interest(fd, Interest::READABLE)?), capacity })
+        Ok(Pipe { stream, fd: Some(AsyncFd::register_with_interest(fd, Interest::READABLE)?), capacity })
     }
 
     fn poll_read(&mut self, cx: &mut Context<'_>, chunk: &mut [u8]) -> Poll<usize> {
