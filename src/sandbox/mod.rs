@@ -10,6 +10,49 @@
 //! `plan`, `layer`, `seccomp` and `verify::judge` are pure: they say what shall be. The rest acts. Nothing untrusted runs before
 //! `verify` has seen every layer in force from inside.
 
+pub mod abilities;
+mod bind;
+pub mod cgroup;
+mod child;
+mod confine;
+mod enter;
+mod init;
 pub mod layer;
 pub mod plan;
+mod protect;
 mod seccomp;
+mod spawn;
+mod staging;
+mod tree;
+mod tree_etc;
+mod usage;
+mod verify;
+mod watch_memory;
+mod watch_workspace;
+
+pub use enter::enter;
+pub use init::{BindSource, EngineProcess, EngineProgram, ExitCause, Init};
+pub use layer::{Layer, LayerReport, LayerStatus, SandboxError, SandboxReport};
+pub use plan::{PlannedMount, RunAs, SandboxPlan};
+pub use usage::Usage;
+pub use watch_memory::MemoryWatch;
+pub use watch_workspace::WorkspaceWatch;
+
+/// What a watch found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Within its limit; look again after so many milliseconds.
+    Within {
+        /// When to tick again, milliseconds from now.
+        next_ms: u64,
+    },
+    /// Beyond its limit: the engine has to go.
+    Beyond {
+        /// What was found.
+        used: u64,
+        /// What is allowed.
+        limit: u64,
+        /// In which unit: `bytes`, `files` or `levels`.
+        unit: &'static str,
+    },
+}

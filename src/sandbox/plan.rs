@@ -15,7 +15,7 @@ pub const GUEST_NAME: &str = "guest";
 /// Share of a kernel's memory that its `/tmp` and `/dev/shm` may fill together, as a divisor.
 const SCRATCH_SHARE: u64 = 2;
 /// Files that `/tmp` and `/dev/shm` may hold for each MiB of their size.
-const SCRATCH_FILES_PER_MIB: u64 = 64;
+const SCRATCH_FILES_PER_MIB: u64 = 256;
 
 /// A file or folder of the host inside the kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -151,3 +151,17 @@ pub fn enlarge_pipe(pipe: &OwnedFd, bytes: usize) -> usize {
         usize::try_from(libc::fcntl(pipe.as_raw_fd(), libc::F_GETPIPE_SZ)).unwrap_or(0)
     }
 }
+
+/// Gives every signal its default effect and unblocks all: what a handler of the parent's would do here is unknown.
+///
+/// # Errors
+/// What the kernel refuses.
+pub fn reset_signals() -> io::Result<()> {
+    use nix::sys::signal::{SigHandler, SigSet, Signal, signal};
+    for each in Signal::iterator().filter(|each| !matches!(each, Signal::SIGKILL | Signal::SIGSTOP)) {
+        // SAFETY: the default effect is no handler of ours.
+        unsafe { signal(each, SigHandler::SigDfl) }?;
+    }
+    SigSet::empty().thread_set_mask()?;
+    Ok(())
+}

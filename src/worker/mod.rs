@@ -2,4 +2,17 @@
 
 pub mod engines;
 pub mod init;
+pub mod probe;
 pub mod wire;
+
+/// The worker's entry: the first argument says as what it was started.
+pub fn main() {
+    let mut arguments = std::env::args().skip(1);
+    match arguments.next().as_deref() {
+        Some("probe") => probe::main(arguments.collect()),
+        _ => {
+            eprintln!("ryokan-worker: started by ryokand, not by hand; `ryokan-worker probe -- PROGRAM` runs a program in the sandbox");
+            std::process::exit(2);
+        }
+    }
+}
