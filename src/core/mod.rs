@@ -13,4 +13,5 @@ pub mod name;
 pub mod quantity;
 pub mod rights;
 pub mod spec;
+pub mod state;
 pub mod value;
