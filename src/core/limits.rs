@@ -97,10 +97,12 @@ pub const INTERRUPT_GRACE: Duration = Duration::from_secs(5);
 pub const WORKER_STOP: Duration = Duration::from_secs(10);
 /// An engine must answer a request other than code within this, or is killed.
 pub const ENGINE_ANSWER: Duration = Duration::from_secs(60);
+/// An engine that closed its control socket must have ended within this, or is killed.
+pub const ENGINE_HANG_UP: Duration = Duration::from_secs(3);
 /// A worker whose engine died waits this long for its daemon to take the last news.
 pub const WORKER_LINGER: Duration = Duration::from_secs(5);
-/// How often a worker looks at what it uses while code runs.
-pub const WATCH_INTERVAL: Duration = Duration::from_millis(200);
+/// A worker looks for the first time at what it uses after code has run this long.
+pub const WATCH_INTERVAL: Duration = Duration::from_millis(20);
 /// A worker must answer a call of its daemon within this.
 pub const WORKER_CALL: Duration = Duration::from_secs(120);
 /// The daemon's orderly stop.

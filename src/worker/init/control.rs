@@ -13,6 +13,7 @@ use tokio::io::unix::AsyncFd;
 use super::frames::{self, EngineEvent};
 use crate::core::limits;
 use crate::sys::socket::send_with_fds;
+use crate::sys::watched::{Watched, watch};
 use crate::worker::wire::{self, Decoder, FrameError};
 
 /// Read at once, bytes.
@@ -38,7 +39,7 @@ struct Outgoing {
 
 /// The engine's control socket.
 pub struct Control {
-    socket: AsyncFd<UnixStream>,
+    socket: AsyncFd<Watched>,
     decoder: Decoder,
     scratch: Box<[u8]>,
     out: VecDeque<Outgoing>,
@@ -55,7 +56,7 @@ impl Control {
     pub fn new(socket: UnixStream) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
         Ok(Control {
-            socket: AsyncFd::register_with_interest(socket, Interest::READABLE | Interest::WRITABLE)?,
+            socket: watch(socket, Interest::READABLE | Interest::WRITABLE)?,
             decoder: Decoder::default(),
             scratch: vec![0; SCRATCH_BYTES].into_boxed_slice(),
             out: VecDeque::new(),

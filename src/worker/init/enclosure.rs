@@ -3,6 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
@@ -33,6 +34,18 @@ pub enum Exit {
     Signal(i32),
 }
 
+/// What the watch over memory and workspace found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Watch {
+    /// Within the limits; to be called again.
+    Within {
+        /// After this.
+        next: Duration,
+    },
+    /// A limit is broken: the engine has to go.
+    Beyond(WorkerCause),
+}
+
 /// Where a mount comes from.
 #[derive(Debug)]
 pub enum MountSource {
@@ -54,9 +67,8 @@ pub trait Enclosure {
     fn reap(&mut self) -> Option<Exit>;
     /// Why the engine ended, as far as the sandbox knows better than its exit says.
     fn cause_of(&mut self, exit: Exit) -> WorkerCause;
-    /// Looks at memory and workspace; gives the limit that is broken. Called every [`crate::core::limits::WATCH_INTERVAL`]
-    /// while something runs.
-    fn watch(&mut self) -> Option<WorkerCause>;
+    /// Looks at memory and workspace. Called while something runs.
+    fn watch(&mut self) -> Watch;
     /// What is used now.
     fn usage(&mut self) -> WorkerUsage;
     /// Mounts something.

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener as StdListener;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::rc::Rc;
 
 use capnp_rpc::RpcSystem;
@@ -32,7 +32,6 @@ pub struct Sockets {
     pub calls: StdListener,
     /// For descriptors.
     pub descriptors: StdListener,
-    path: PathBuf,
 }
 
 impl Sockets {
@@ -49,7 +48,7 @@ impl Sockets {
         let bound = listen(path).and_then(|calls| Ok((calls, listen(&worker_socket::descriptor_path(path))?)));
         umask(before);
         let (calls, descriptors) = bound?;
-        Ok(Sockets { calls, descriptors, path: path.to_owned() })
+        Ok(Sockets { calls, descriptors })
     }
 
     /// Both descriptors, which have to survive the way into the sandbox.
@@ -104,7 +103,7 @@ pub struct Door {
 /// # Errors
 /// If the sockets cannot be watched.
 pub async fn serve(sockets: Sockets, door: Door) -> io::Result<()> {
-    let Sockets { calls, descriptors, path: _ } = sockets;
+    let Sockets { calls, descriptors } = sockets;
     calls.set_nonblocking(true)?;
     descriptors.set_nonblocking(true)?;
     let (calls, descriptors) = (UnixListener::from_std(calls)?, UnixListener::from_std(descriptors)?);

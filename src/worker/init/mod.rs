@@ -19,6 +19,7 @@ mod calls;
 mod control;
 pub mod enclosure;
 mod ending;
+pub mod entry;
 mod events;
 mod executions;
 mod frames;
@@ -28,6 +29,7 @@ mod loading;
 mod outbox;
 mod output;
 mod requests;
+pub mod sandboxed;
 mod spool;
 mod state;
 mod stdin;
@@ -47,7 +49,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, Sleep};
 
 use self::control::Control;
-use self::enclosure::{Enclosure, EngineParts};
+use self::enclosure::{Enclosure, EngineParts, Watch};
 use self::ending::{Leaving, Stopping};
 use self::executions::Run;
 use self::frames::EngineReady;
@@ -64,6 +66,7 @@ use crate::core::info::MissedEntry;
 use crate::core::limits;
 use crate::rpc::worker_link::WorkerCause;
 use crate::rpc::worker_service::WorkerCall;
+use crate::sys::watched::{Watched, watch};
 
 /// Steps in one poll before other tasks get their turn.
 const STEPS: usize = 32;
@@ -116,8 +119,8 @@ pub struct Worker {
     engine: Option<EngineReady>,
     control: Control,
     pipes: Pipes,
-    exit: AsyncFd<OwnedFd>,
-    children: Option<AsyncFd<OwnedFd>>,
+    exit: AsyncFd<Watched>,
+    children: Option<AsyncFd<Watched>>,
     calls: mpsc::Receiver<WorkerCall>,
     descriptors: listener::Descriptors,
     ledger: Ledger,
@@ -136,6 +139,8 @@ pub struct Worker {
     on_ready: Option<Box<dyn FnOnce(Result<Ready, Error>)>>,
     orphan_at: Option<Instant>,
     watch_at: Option<Instant>,
+    /// The engine closed its control socket: it must have ended by then.
+    hung_up_at: Option<Instant>,
     sleep: Pin<Box<Sleep>>,
     armed: Option<Instant>,
     status: Option<i32>,
@@ -169,13 +174,17 @@ pub struct Parts {
 /// If the engine's descriptors cannot be watched.
 pub async fn run(parts: Parts) -> io::Result<i32> {
     let mut worker = Worker::new(parts)?;
-    Ok(std::future::poll_fn(|cx| worker.poll(cx)).await)
+    let status = std::future::poll_fn(|cx| worker.poll(cx)).await;
+    if let Err(error) = worker.state.close() {
+        tracing::warn!(%error, "the state's database does not close");
+    }
+    Ok(status)
 }
 
 impl Worker {
     fn new(parts: Parts) -> io::Result<Worker> {
         let Parts { settings, enclosure, engine, children, db, calls, descriptors, on_ready } = parts;
-        let watched = |fd| AsyncFd::register_with_interest(fd, Interest::READABLE);
+        let watched = |fd: OwnedFd| watch(fd, Interest::READABLE);
         Ok(Worker {
             settings,
             enclosure,
@@ -201,6 +210,7 @@ impl Worker {
             on_ready: Some(on_ready),
             orphan_at: None,
             watch_at: None,
+            hung_up_at: None,
             sleep: Box::pin(tokio::time::sleep(Duration::ZERO)),
             armed: None,
             status: None,
@@ -264,6 +274,7 @@ impl Worker {
         self.feed_startup();
         self.release_load();
         self.control.poll_flush(cx);
+        self.note_hang_up();
         self.outbox.push(&mut self.ledger);
         self.leave_if_told();
     }
@@ -296,7 +307,7 @@ impl Worker {
         };
         let run = self.run.as_ref().and_then(Run::nearest_deadline);
         let asked = self.asked.values().map(|asked| asked.until).min();
-        [life, run, asked, self.orphan_at, self.watch_at].into_iter().flatten().min()
+        [life, run, asked, self.orphan_at, self.watch_at, self.hung_up_at].into_iter().flatten().min()
     }
 
     fn on_deadline(&mut self, now: Instant) {
@@ -308,6 +319,10 @@ impl Worker {
         if self.asked.values().any(|asked| asked.until <= now) {
             self.kill(WorkerCause::Unresponsive);
         }
+        if passed(self.hung_up_at) {
+            self.hung_up_at = None;
+            self.kill(WorkerCause::Protocol("it closed its control socket".into()));
+        }
         if passed(self.orphan_at) {
             self.orphan_at = None;
             self.on_orphaned();
@@ -318,9 +333,21 @@ impl Worker {
     fn on_watch(&mut self, now: Instant) {
         // Between executions only jobs can use more than they did.
         let busy = self.run.is_some() || !self.state.jobs().is_empty();
-        self.watch_at = busy.then(|| now + limits::WATCH_INTERVAL);
-        if busy && let Some(cause) = self.enclosure.watch() {
-            self.kill(cause);
+        self.watch_at = None;
+        if busy {
+            match self.enclosure.watch() {
+                Watch::Within { next } => self.watch_at = Some(now + next),
+                Watch::Beyond(cause) => self.kill(cause),
+            }
+        }
+    }
+
+    fn note_hang_up(&mut self) {
+        let leaving = matches!(self.life, Life::Leaving(_)) || self.killed_for.is_some();
+        match self.control.has_ended() && !leaving {
+            true if self.hung_up_at.is_none() => self.hung_up_at = Some(Instant::now() + limits::ENGINE_HANG_UP),
+            true => {}
+            false => self.hung_up_at = None,
         }
     }
 

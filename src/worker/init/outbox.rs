@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 
 use futures::future::{AbortHandle, abortable};
 use futures::stream::{FuturesUnordered, StreamExt};
-use futures::{FutureExt, Stream as _};
+use futures::FutureExt;
 
 use super::ledger::{Item, Ledger};
 use crate::core::exec::Stream;
@@ -225,10 +225,5 @@ impl Outbox {
             }
         }
         Poll::Ready(None)
-    }
-
-    /// How many deliveries are under way; for tests of the bounds.
-    pub fn under_way(&self) -> usize {
-        self.under_way.size_hint().0
     }
 }

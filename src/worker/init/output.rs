@@ -11,6 +11,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use crate::core::exec::Stream;
+use crate::sys::watched::{Watched, watch};
 
 /// One chunk, bytes.
 const CHUNK_BYTES: usize = 256 << 10;
@@ -20,7 +21,7 @@ const PIPE_BYTES: usize = 64 << 10;
 struct Pipe {
     stream: Stream,
     /// `None`: nobody can write to it any more.
-    fd: Option<AsyncFd<OwnedFd>>,
+    fd: Option<AsyncFd<Watched>>,
     capacity: usize,
 }
 
@@ -76,7 +77,7 @@ impl Pipe {
         fcntl(&fd, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
         let size = fcntl(&fd, FcntlArg::F_GETPIPE_SZ).ok();
         let capacity = size.and_then(|size| usize::try_from(size).ok()).unwrap_or(PIPE_BYTES);
-        Ok(Pipe { stream, fd: Some(AsyncFd::register_with_interest(fd, Interest::READABLE)?), capacity })
+        Ok(Pipe { stream, fd: Some(watch(fd, Interest::READABLE)?), capacity })
     }
 
     fn poll_read(&mut self, cx: &mut Context<'_>, chunk: &mut [u8]) -> Poll<usize> {

@@ -13,6 +13,7 @@ use tokio::task::JoinHandle;
 
 use crate::core::error::Error;
 use crate::rpc::worker_service::Answer;
+use crate::sys::watched::{Watched, watch};
 
 /// Pieces that wait for the pipe; one more makes its sender wait.
 const PIECES_QUEUED: usize = 4;
@@ -45,7 +46,7 @@ impl Stdin {
     pub fn open(data: Vec<u8>, end: bool) -> io::Result<(Stdin, OwnedFd)> {
         let (read_end, write_end) = pipe2(OFlag::O_CLOEXEC)?;
         nix::fcntl::fcntl(&write_end, nix::fcntl::FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
-        let write_end = AsyncFd::register_with_interest(write_end, Interest::WRITABLE)?;
+        let write_end = watch(write_end, Interest::WRITABLE)?;
         let (pieces, queue) = mpsc::channel(PIECES_QUEUED);
         // There is room: the queue is new.
         let _ = pieces.try_send(Piece { data, end, answer: None });
@@ -68,7 +69,7 @@ impl Stdin {
     }
 }
 
-async fn write_all(pipe: AsyncFd<OwnedFd>, mut queue: mpsc::Receiver<Piece>) {
+async fn write_all(pipe: AsyncFd<Watched>, mut queue: mpsc::Receiver<Piece>) {
     while let Some(Piece { data, end, answer }) = queue.recv().await {
         let written = write_piece(&pipe, &data).await;
         let closed = written.is_err();
@@ -81,7 +82,7 @@ async fn write_all(pipe: AsyncFd<OwnedFd>, mut queue: mpsc::Receiver<Piece>) {
     }
 }
 
-async fn write_piece(pipe: &AsyncFd<OwnedFd>, data: &[u8]) -> io::Result<()> {
+async fn write_piece(pipe: &AsyncFd<Watched>, data: &[u8]) -> io::Result<()> {
     let mut rest = data;
     while !rest.is_empty() {
         let mut guard = pipe.writable().await?;
