@@ -8,3 +8,4 @@ mod mcp;
 mod session_suite;
 mod support;
 mod tidy;
+mod worker;
