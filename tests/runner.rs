@@ -8,4 +8,3 @@ mod mcp;
 mod session_suite;
 mod support;
 mod tidy;
-mod worker;
