@@ -2,6 +2,7 @@
 
 pub mod engines;
 pub mod probe;
+mod probe_exercise;
 pub mod wire;
 
 /// The worker's entry: the first argument says as what it was started.

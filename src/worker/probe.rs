@@ -9,6 +9,7 @@
 //! | `--plan JSON` | the plan, or `@FILE`; without it, default limits and a temporary kernel folder |
 //! | `--timeout SECONDS` | kills the program (status 124); 60 without it |
 //! | `--bind PATH=SOURCE[:rw]` | a live mount, made just after the start |
+//! | `--exercise SOURCE` | tries init's powers instead (`probe_exercise`) |
 
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -46,6 +47,7 @@ struct Options {
     plan: Option<SandboxPlan>,
     timeout: Duration,
     binds: Vec<(PathBuf, PathBuf, bool)>,
+    exercise: Option<PathBuf>,
     argv: Vec<String>,
 }
 
@@ -66,6 +68,7 @@ fn parse(arguments: Vec<String>) -> Result<Options, String> {
         plan: None,
         timeout: Duration::from_secs(60),
         binds: Vec::new(),
+        exercise: None,
         argv: Vec::new(),
     };
     let mut rest = arguments.into_iter();
@@ -80,6 +83,7 @@ fn parse(arguments: Vec<String>) -> Result<Options, String> {
                 options.timeout = Duration::from_secs(seconds);
             }
             "--bind" => options.binds.push(read_bind(&value()?)?),
+            "--exercise" => options.exercise = Some(value()?.into()),
             "--" => options.argv = rest.by_ref().collect(),
             other => return Err(format!("there is no option {other:?}; see `ryokan-worker probe -- PROGRAM`")),
         }
@@ -186,6 +190,15 @@ fn code(status: WaitStatus) -> i32 {
 fn inside(options: &Options, mut init: Init) -> i32 {
     // A probe whose caller has gone has nobody to tell.
     let _ = set_parent_death_signal(Some(Signal::SIGKILL));
+    if let Some(source) = &options.exercise {
+        return match super::probe_exercise::run(&mut init, source) {
+            Ok(()) => 0,
+            Err(error) => {
+                eprintln!("{error}");
+                1
+            }
+        };
+    }
     let env = [
         ("HOME", "/workspace"),
         ("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"),
