@@ -57,7 +57,7 @@ fn expect(what: &str, got: &str, wanted: &str) -> Outcome {
 fn live_mounts(init: &mut Init, source: &Path) -> Outcome {
     let wait = "i=0; while [ ! -e /live/file ] && [ $i -lt 500 ]; do sleep 0.01; i=$((i+1)); done; cat /live/file; \
         touch /live/x 2>/dev/null && echo writable; while [ -e /live/file ] && [ $i -lt 900 ]; do sleep 0.01; i=$((i+1)); done; \
-        ls -A / | grep -c live";
+        sleep 0.1; ls -A / | grep -c live";
     let engine = spawn(init, sh(wait))?;
     let bind = |init: &mut Init, inside: &str, writable| {
         init.bind(BindSource::Path(source.to_owned()), Path::new(inside), writable).map_err(|error| error.to_string())

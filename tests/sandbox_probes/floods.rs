@@ -94,8 +94,7 @@ time.sleep(60)",
         what: "memory of the kernel's /tmp",
         harmless: "open('/tmp/a', 'wb').write(b'x' * (16 << 20))",
         malicious: "
-f = open('/tmp/a', 'wb')
-for _ in range(200): f.write(b'x' * (1 << 20))",
+for i in range(200): open(f'/tmp/{i}', 'wb').write(b'x' * (1 << 20))",
         says: "No space left",
     },
     Flood {
@@ -104,9 +103,9 @@ for _ in range(200): f.write(b'x' * (1 << 20))",
 from multiprocessing import shared_memory as s
 m = s.SharedMemory(create=True, size=1 << 20); m.close(); m.unlink()",
         malicious: "
-for p in ('/tmp/a', '/dev/shm/b'):
+for p in ('/tmp/a', '/dev/shm/b', '/tmp/c'):
     f = open(p, 'wb')
-    for _ in range(48): f.write(b'x' * (1 << 20))",
+    for _ in range(24): f.write(b'x' * (1 << 20))",
         says: "No space left",
     },
     Flood {

@@ -21,8 +21,8 @@ const PAIRS: &[Pair] = &[
     Pair {
         what: "signals to everybody",
         harmless: "import signal, subprocess as s; p = s.Popen(['sleep', '9']); p.terminate(); assert p.wait() == -15",
-        malicious: "import signal; signal.signal(15, signal.SIG_IGN); os.kill(-1, 15); os.kill(1, 0)",
-        says: "PermissionError",
+        malicious: "import signal; signal.signal(15, signal.SIG_IGN); os.kill(-1, 15)",
+        says: "ProcessLookupError",
     },
     Pair {
         what: "the network",
