@@ -11,7 +11,9 @@ pub fn main() {
     match arguments.next().as_deref() {
         Some("probe") => probe::main(arguments.collect()),
         _ => {
-            eprintln!("ryokan-worker: started by ryokand, not by hand; `ryokan-worker probe -- PROGRAM` runs a program in the sandbox");
+            eprintln!(
+                "ryokan-worker: started by ryokand, not by hand; `ryokan-worker probe -- PROGRAM` runs a program in the sandbox"
+            );
             std::process::exit(2);
         }
     }

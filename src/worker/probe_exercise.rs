@@ -64,7 +64,9 @@ fn live_mounts(init: &mut Init, source: &Path) -> Outcome {
     };
     bind(init, "/live", false)?;
     bind(init, "/workspace/deep/live", true)?;
-    for (inside, why) in [("/live", "taken"), ("/etc/x", "reserved"), ("/usr/local/x", "reserved"), ("/proc/x", "reserved")] {
+    for (inside, why) in
+        [("/live", "taken"), ("/etc/x", "reserved"), ("/usr/local/x", "reserved"), ("/proc/x", "reserved")]
+    {
         if bind(init, inside, false).is_ok() {
             return Err(format!("bound at {inside}, which is {why}"));
         }
@@ -76,7 +78,8 @@ fn live_mounts(init: &mut Init, source: &Path) -> Outcome {
     }
     expect("a live mount", &output(init, &engine)?, "given0")?;
     // What is still bound is there again for the next engine.
-    let engine = spawn(init, sh("cat /workspace/deep/live/file; ls /live 2>/dev/null; touch /workspace/deep/live/y && echo w"))?;
+    let engine =
+        spawn(init, sh("cat /workspace/deep/live/file; ls /live 2>/dev/null; touch /workspace/deep/live/y && echo w"))?;
     expect("a live mount, again", &output(init, &engine)?, "givenw")
 }
 

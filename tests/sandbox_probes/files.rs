@@ -5,12 +5,7 @@ use serde_json::json;
 use super::{Pair, Starter, run_pairs};
 
 const PAIRS: &[Pair] = &[
-    Pair {
-        what: "root's home",
-        harmless: "ls /usr/bin > /dev/null",
-        malicious: "ls /root",
-        says: "No such file",
-    },
+    Pair { what: "root's home", harmless: "ls /usr/bin > /dev/null", malicious: "ls /root", says: "No such file" },
     Pair {
         what: "the host's passwords",
         harmless: "grep -q guest /etc/passwd && [ $(wc -l < /etc/passwd) = 3 ]",
@@ -119,24 +114,14 @@ const PAIRS: &[Pair] = &[
         malicious: "head -c1 /proc/kcore",
         says: "",
     },
-    Pair {
-        what: "sysfs",
-        harmless: "[ ! -e /sys ]",
-        malicious: "cat /sys/kernel/uevent_helper",
-        says: "No such file",
-    },
+    Pair { what: "sysfs", harmless: "[ ! -e /sys ]", malicious: "cat /sys/kernel/uevent_helper", says: "No such file" },
     Pair {
         what: "the disk under the files",
         harmless: "head -c4 /dev/zero | wc -c | grep -q 4",
         malicious: "head -c1 /dev/vda",
         says: "No such file",
     },
-    Pair {
-        what: "device nodes",
-        harmless: "mkfifo p && [ -p p ]",
-        malicious: "mknod d c 1 3",
-        says: "not permitted",
-    },
+    Pair { what: "device nodes", harmless: "mkfifo p && [ -p p ]", malicious: "mknod d c 1 3", says: "not permitted" },
     Pair {
         what: "block device nodes",
         harmless: "mknod p p && [ -p p ]",
@@ -167,18 +152,8 @@ const PAIRS: &[Pair] = &[
         malicious: "mount -t tmpfs none /tmp",
         says: "must be superuser",
     },
-    Pair {
-        what: "unmounting what covers",
-        harmless: "ls /proc/fs",
-        malicious: "umount /proc/fs",
-        says: "",
-    },
-    Pair {
-        what: "writable again",
-        harmless: "touch /tmp/x",
-        malicious: "mount -o remount,rw,bind /usr",
-        says: "",
-    },
+    Pair { what: "unmounting what covers", harmless: "ls /proc/fs", malicious: "umount /proc/fs", says: "" },
+    Pair { what: "writable again", harmless: "touch /tmp/x", malicious: "mount -o remount,rw,bind /usr", says: "" },
     Pair {
         what: "another root",
         harmless: "cd / && pwd",
@@ -280,7 +255,8 @@ fn links_in_the_workspace_lead_no_mount_astray() {
         let home = starter.home();
         // An earlier run of the kernel's code leaves a link where a mount point is to be made.
         home.shell(json!({}), "ln -s /etc /workspace/lib && ln -s ../../other /workspace/up").prints("");
-        let astray = json!({"mounts": [{"inside": "/workspace/lib/x", "source": home.path("given"), "writable": false}]});
+        let astray =
+            json!({"mounts": [{"inside": "/workspace/lib/x", "source": home.path("given"), "writable": false}]});
         home.shell(astray, "true").is_refused("/workspace/lib/x");
         let up = json!({"mounts": [{"inside": "/workspace/up/x", "source": home.path("given"), "writable": false}]});
         home.shell(up, "true").is_refused("/workspace/up/x");

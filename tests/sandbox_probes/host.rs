@@ -96,12 +96,7 @@ const PAIRS: &[Pair] = &[
         malicious: "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (1 << 19, 1 << 19))",
         says: "",
     },
-    Pair {
-        what: "raising priority",
-        harmless: "os.nice(5)",
-        malicious: "os.nice(-5)",
-        says: "PermissionError",
-    },
+    Pair { what: "raising priority", harmless: "os.nice(5)", malicious: "os.nice(-5)", says: "PermissionError" },
     Pair {
         what: "real-time priority",
         harmless: "os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))",

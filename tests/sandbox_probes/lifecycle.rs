@@ -18,7 +18,10 @@ fn every_layer_is_reported_and_enforced() {
         for layer in ryokan::sandbox::Layer::ALL {
             let root_only = matches!(layer.name(), "run-as" | "id-map") && starter == Starter::Ordinary;
             let found = layers.iter().find(|each| each["layer"] == layer.name());
-            assert!(root_only || found.is_some_and(|each| each["status"]["enforced"].is_object()), "{layer}: {found:?}");
+            assert!(
+                root_only || found.is_some_and(|each| each["status"]["enforced"].is_object()),
+                "{layer}: {found:?}"
+            );
         }
     }
 }
@@ -32,7 +35,9 @@ fn statuses_are_passed_on() {
         assert_eq!(starter.shell("kill -9 $$").code(), 137);
         assert_eq!(starter.shell("kill -SEGV $$").code(), 139);
         starter.probe(&[], &["/usr/bin/no-such-program"]).is_refused("no-such-program");
-        starter.probe(&[], &["/bin/sh", "-c", "head -c 3000000 /dev/zero | wc -c; head -c 3000000 /dev/zero >&2"]).prints("3000000");
+        starter
+            .probe(&[], &["/bin/sh", "-c", "head -c 3000000 /dev/zero | wc -c; head -c 3000000 /dev/zero >&2"])
+            .prints("3000000");
     }
 }
 
@@ -60,7 +65,8 @@ fn what_a_kernel_of_root_writes_belongs_to_the_folder_s_owner() {
     }
     let home = Starter::Own.home();
     home.shell(json!({}), "echo x > mine; stat -c %u mine note; cat note").prints("1000\n1000\nnote of mine");
-    let owner = |file: &str| std::fs::metadata(home.path("data/mine/workspace").join(file)).map(|found| found.uid()).ok();
+    let owner =
+        |file: &str| std::fs::metadata(home.path("data/mine/workspace").join(file)).map(|found| found.uid()).ok();
     assert_eq!((owner("mine"), owner("note")), (Some(0), Some(0)));
     // A file of somebody else's in the same folder stays theirs.
     std::fs::write(home.path("data/mine/workspace/theirs"), "x").expect("written");
@@ -97,7 +103,8 @@ fn a_file_system_that_cannot_map_owners_is_refused() {
     }
     let [lower, upper, work, merged] = ["lower", "upper", "work", "merged"].map(|name| home.path(name));
     let options = format!("lowerdir={},upperdir={},workdir={}", lower.display(), upper.display(), work.display());
-    let mounted = nix::mount::mount(Some("none"), &merged, Some("overlay"), nix::mount::MsFlags::empty(), Some(options.as_str()));
+    let mounted =
+        nix::mount::mount(Some("none"), &merged, Some("overlay"), nix::mount::MsFlags::empty(), Some(options.as_str()));
     if mounted.is_err() {
         eprintln!("ignored, because this host cannot mount overlayfs");
         return;

@@ -14,8 +14,14 @@ fn shells() {
     works("bash -c 'cat <(echo a) && (echo b & wait) && echo ${BASH_VERSION:0:1}'", "a\nb\n5");
     works("seq 1000 | sort -rn | head -1; find /usr/bin -name env; awk 'BEGIN{print 6*7}'", "1000\n/usr/bin/env\n42");
     works("echo $HOME $USER $TMPDIR $(whoami) $(hostname) $(pwd)", "/workspace guest /tmp guest kernel /workspace");
-    works("echo a | tee /dev/stderr > /dev/stdout 2>/dev/null; echo x > /var/tmp/y && cat /tmp/y; tty || true", "a\nx\nnot a tty");
-    works("tar cf a.tar /etc/hosts 2>/dev/null && tar xf a.tar && gzip a.tar && zcat a.tar.gz | wc -c | tr -d ' '", "10240");
+    works(
+        "echo a | tee /dev/stderr > /dev/stdout 2>/dev/null; echo x > /var/tmp/y && cat /tmp/y; tty || true",
+        "a\nx\nnot a tty",
+    );
+    works(
+        "tar cf a.tar /etc/hosts 2>/dev/null && tar xf a.tar && gzip a.tar && zcat a.tar.gz | wc -c | tr -d ' '",
+        "10240",
+    );
 }
 
 #[test]
@@ -89,12 +95,17 @@ fn network_on_the_loopback() {
 
 #[test]
 fn sqlite() {
-    works("sqlite3 a.db 'pragma journal_mode=wal; create table t(a); insert into t values(42); select a from t'", "wal\n42");
+    works(
+        "sqlite3 a.db 'pragma journal_mode=wal; create table t(a); insert into t values(42); select a from t'",
+        "wal\n42",
+    );
 }
 
 #[test]
 fn terminals_of_one_s_own() {
     for starter in Starter::all() {
-        starter.python("import pty; sys.exit(os.waitstatus_to_exitcode(pty.spawn(['/bin/sh', '-c', 'tty'])))").prints("/dev/pts/0");
+        starter
+            .python("import pty; sys.exit(os.waitstatus_to_exitcode(pty.spawn(['/bin/sh', '-c', 'tty'])))")
+            .prints("/dev/pts/0");
     }
 }
