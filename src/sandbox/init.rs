@@ -129,7 +129,7 @@ impl Init {
         set_dumpable(false).map_err(failed(Layer::PidNs, "cannot hide init"))?;
         left_behind(&plan, &host_namespaces, &mut report)?;
         umask(Mode::from_bits_truncate(0o022));
-        setrlimit(Resource::RLIMIT_CORE, 0, 0).map_err(failed(Layer::Rlimits, "cannot forbid core files"))?;
+        setrlimit(Resource::RLIMIT_CORE, 1, 1).map_err(failed(Layer::Rlimits, "cannot forbid core files"))?;
         if matches!(report.status(Layer::UtsNs), Some(LayerStatus::Enforced { .. })) {
             sethostname(&plan.hostname).map_err(failed(Layer::UtsNs, "cannot set the host name"))?;
         }

@@ -92,7 +92,7 @@ const PAIRS: &[Pair] = &[
     },
     Pair {
         what: "raising limits",
-        harmless: "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (64, 64))",
+        harmless: "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (64, 64)); assert r.getrlimit(r.RLIMIT_CORE) <= (1, 1)",
         malicious: "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (1 << 19, 1 << 19))",
         says: "",
     },

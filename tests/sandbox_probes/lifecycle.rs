@@ -196,3 +196,50 @@ fn live_mounts_hide_what_is_protected() {
         starter.probe(&["--plan", &plan, "--bind", &within], &["/bin/true"]).is_refused("");
     }
 }
+
+#[test]
+fn a_cgroup_holds_the_engine_and_is_killed_as_one() {
+    if !nix::unistd::Uid::effective().is_root() {
+        return;
+    }
+    let mounts = std::fs::read_to_string("/proc/self/mounts").expect("readable");
+    let mount = mounts.lines().find_map(|line| line.split(' ').nth(1).filter(|_| line.contains(" cgroup2 ")));
+    let Some(base) = mount.map(|place| std::path::Path::new(place).join(format!("ryokan-t-{}", std::process::id())))
+    else {
+        eprintln!("ignored, because this host has no cgroup v2");
+        return;
+    };
+    std::fs::create_dir(&base).expect("made");
+    let home = Starter::Own.home();
+    let plan = home.plan(json!({"cgroup_base": &base}));
+    // The engine stands in the engine's part, init in its own; a tree of processes ends with one write.
+    let script = "grep 0:: /proc/self/cgroup; (setsid sleep 77 &); sleep 77";
+    let ran = Starter::Own.probe(&["--timeout", "1", "--plan", &plan], &["/bin/sh", "-c", script]);
+    let kernel =
+        std::fs::read_dir(&base).expect("there").flatten().map(|entry| entry.path()).find(|path| path.is_dir());
+    let kernel = kernel.expect("a cgroup for the kernel");
+    let mut removed = ryokan::sandbox::cgroup::remove(&kernel);
+    for _ in 0..100 {
+        if removed.is_ok() {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        removed = ryokan::sandbox::cgroup::remove(&kernel);
+    }
+    std::fs::remove_dir(&base).expect("removed");
+    removed.expect("nothing was left in it");
+    assert_eq!(ran.code(), 124, "{}", ran.err());
+    assert!(ran.out().ends_with("/engine"), "{}", ran.out());
+}
+
+#[test]
+fn a_cgroup_that_is_not_ours_shows_in_the_report() {
+    for starter in Starter::all() {
+        let home = starter.home();
+        let plan = home.plan(json!({"cgroup_base": home.path("none")}));
+        let report = report(&starter.probe(&["--json", "--plan", &plan], &["/bin/true"]));
+        let layers = report["report"]["layers"].as_array().expect("layers");
+        let memory = layers.iter().find(|each| each["layer"] == "memory").expect("reported");
+        assert!(memory.to_string().contains("no cgroup: "), "{memory}");
+    }
+}
