@@ -34,6 +34,7 @@ pub use enter::enter;
 pub use init::{BindSource, EngineProcess, EngineProgram, ExitCause, Init};
 pub use layer::{Layer, LayerReport, LayerStatus, SandboxError, SandboxReport};
 pub use plan::{PlannedMount, RunAs, SandboxPlan};
+pub use staging::mapped as mapped_tree;
 pub use usage::Usage;
 pub use watch_memory::MemoryWatch;
 pub use watch_workspace::WorkspaceWatch;

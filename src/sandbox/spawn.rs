@@ -12,6 +12,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use nix::sys::wait::waitpid;
 use nix::unistd::{Pid, pipe2};
 
+use super::bind::LiveBind;
 use super::child::{Child, WORD_BYTES, Wanted, Word};
 use super::confine::ByCgroup;
 use super::init::{EngineProcess, EngineProgram, EngineTree, Init, proc_file};
@@ -44,10 +45,13 @@ impl Init {
         enlarge_pipe(&stdout, PIPE_BYTES);
         enlarge_pipe(&stderr, PIPE_BYTES);
         let mounts = self.wanted();
+        // What came later is part of what the child holds its tree against.
+        let mut plan = self.plan.clone();
+        plan.mounts.extend(self.live.iter().map(LiveBind::planned));
         let pid = match fork().map_err(failed(Layer::PidNs, "cannot start the engine's process"))? {
             Forked::Parent(pid) => pid,
             Forked::Child => Child {
-                plan: &self.plan,
+                plan: &plan,
                 by: self.by_cgroup(),
                 cgroup_procs: self.cgroup.as_ref().map(|cgroup| &cgroup.procs),
                 mounts,

@@ -25,7 +25,7 @@ use serde::Serialize;
 
 use crate::sandbox::{
     BindSource, EngineProgram, Init, MemoryWatch, RunAs, SandboxError, SandboxPlan, SandboxReport, Verdict,
-    WorkspaceWatch, enter,
+    WorkspaceWatch, enter, mapped_tree,
 };
 use crate::sys::namespace::{Forked, fork};
 use crate::sys::process::{exit_now, set_parent_death_signal};
@@ -148,16 +148,22 @@ fn temporary_kernel() -> std::io::Result<PathBuf> {
 /// Starts the outer process and waits for init, which becomes our child.
 fn run(options: &Options, plan: &SandboxPlan) -> std::io::Result<i32> {
     let (pid_out, pid_in) = pipe2(OFlag::O_CLOEXEC)?;
+    // What a daemon that is root would send later.
+    let sent = match (&options.exercise, plan.run_as.filter(|_| Uid::effective().is_root())) {
+        (Some(source), Some(run_as)) => Some(mapped_tree(source, run_as).map_err(std::io::Error::other)?),
+        _ => None,
+    };
     match fork()? {
         Forked::Child => {
             drop(pid_out);
             let report = |pid: i32| {
                 let _ = nix::unistd::write(&pid_in, &pid.to_le_bytes());
             };
-            match enter(plan, &[pid_in.as_fd()], report) {
+            let keep: Vec<_> = sent.iter().map(AsFd::as_fd).chain([pid_in.as_fd()]).collect();
+            match enter(plan, &keep, report) {
                 Ok(init) => {
                     drop(pid_in);
-                    exit_now(inside(options, init));
+                    exit_now(inside(options, init, sent));
                 }
                 Err(error) => {
                     tell(options, &Outcome::failed(&error));
@@ -187,11 +193,11 @@ fn code(status: WaitStatus) -> i32 {
 }
 
 /// Init's part.
-fn inside(options: &Options, mut init: Init) -> i32 {
+fn inside(options: &Options, mut init: Init, sent: Option<OwnedFd>) -> i32 {
     // A probe whose caller has gone has nobody to tell.
     let _ = set_parent_death_signal(Some(Signal::SIGKILL));
     if let Some(source) = &options.exercise {
-        return match super::probe_exercise::run(&mut init, source) {
+        return match super::probe_exercise::run(&mut init, source, sent) {
             Ok(()) => 0,
             Err(error) => {
                 eprintln!("{error}");

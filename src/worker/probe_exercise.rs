@@ -1,7 +1,7 @@
 //! What init can do beside starting one program, done once: `ryokan-worker probe --exercise SOURCE -- PROGRAM…`, where SOURCE
 //! is a folder of the host with a file `file`. For the tests; init's powers cannot be tried from outside of it.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,10 @@ use crate::sandbox::{BindSource, EngineProcess, EngineProgram, Init};
 type Outcome = Result<(), String>;
 
 /// Runs every exercise; the first that fails says so.
-pub(super) fn run(init: &mut Init, source: &Path) -> Outcome {
+pub(super) fn run(init: &mut Init, source: &Path, sent: Option<OwnedFd>) -> Outcome {
+    if let Some(tree) = sent {
+        sent_mount(init, source, tree)?;
+    }
     live_mounts(init, source)?;
     usage_and_kill(init)?;
     call(init)?;
@@ -81,6 +84,21 @@ fn live_mounts(init: &mut Init, source: &Path) -> Outcome {
     let engine =
         spawn(init, sh("cat /workspace/deep/live/file; ls /live 2>/dev/null; touch /workspace/deep/live/y && echo w"))?;
     expect("a live mount, again", &output(init, &engine)?, "givenw")
+}
+
+/// A mount that a daemon that is root sends: the kernel's user owns what its owner owns, now and for the next engine.
+fn sent_mount(init: &mut Init, source: &Path, tree: OwnedFd) -> Outcome {
+    let script = "i=0; while [ ! -e /sent/file ] && [ $i -lt 500 ]; do sleep 0.01; i=$((i+1)); done; cat /sent/file; \
+        echo by-kernel > /sent/made && stat -c %u /sent/made";
+    let engine = spawn(init, sh(script))?;
+    let sent = BindSource::Tree { tree, shows: source.to_owned() };
+    init.bind(sent, Path::new("/sent"), true).map_err(|error| error.to_string())?;
+    expect("a sent mount", &output(init, &engine)?, "given1000")?;
+    let engine = spawn(init, sh("cat /sent/made; rm /sent/made"))?;
+    expect("a sent mount, again", &output(init, &engine)?, "by-kernel")?;
+    let engine = spawn(init, sh("while [ -e /sent/file ]; do sleep 0.01; done; echo gone"))?;
+    init.unbind(Path::new("/sent")).map_err(|error| error.to_string())?;
+    expect("a sent mount, taken away", &output(init, &engine)?, "gone")
 }
 
 fn usage_and_kill(init: &mut Init) -> Outcome {
