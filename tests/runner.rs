@@ -5,6 +5,7 @@ mod daemon;
 mod embedded;
 mod generated;
 mod mcp;
+mod sandbox_probes;
 mod session_suite;
 mod support;
 mod tidy;
