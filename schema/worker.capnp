@@ -1,21 +1,23 @@
 @0xb6a8d1c5e04f3b92;
 # Between the daemon and a worker's init, over the worker's private socket. Not public: both ends are of the same build, or
-# the handshake fails. JSON texts are those of docs/engine-contract.md; init checks their size, the daemon decodes them.
+# the handshake fails. JSON texts are frames of docs/engine-contract.md: init checks their size and reads of them only what it
+# acts on; the daemon decodes values.
 
 interface Worker {
   # Bootstrap of the private socket. Nothing but `challenge` and `attach` answers before `attach` succeeded.
 
   challenge @0 (nonce :Data) -> (proof :Data, counterNonce :Data, identity :Identity);
-  # `nonce`: 32 random bytes. `proof`: BLAKE3 keyed with the worker's secret over "worker" + nonce + the identity's fields; the daemon
-  # checks it. The worker's own `counterNonce` is answered in `attach`.
+  # `nonce`: 32 random bytes. `proof`: BLAKE3 keyed with the worker's secret over "worker", nonce, counterNonce and the identity's
+  # fields, each with its length before it; the daemon checks it. The worker's own `counterNonce` is answered in `attach`, once.
 
   attach @1 (proof :Data, supervisor :Supervisor) -> (report :Report);
-  # `proof`: BLAKE3 keyed with the secret over "daemon" + counterNonce. A later attach replaces an earlier one. Output and ends that the
+  # `proof`: BLAKE3 keyed with the secret over "daemon", counterNonce and nonce. A later attach replaces an earlier one. Output and ends that the
   # former daemon did not acknowledge are sent again, from their beginning, to the new one.
 
   start @2 (exec :Exec) -> ();
-  # Queues nothing: the daemon starts one at a time. Its end comes as `Supervisor.ended`. An `execId` that the worker knows already
-  # (running, or ended and not acknowledged) is not started again.
+  # Queues nothing: the daemon starts one at a time (`Busy` otherwise). Its end comes as `Supervisor.ended`. An `execId` that the worker
+  # knows already (running, or ended and not acknowledged) is not started again. The answer may come as late as the first output or
+  # the end: it saves a wake-up.
   stdin @3 (execId :UInt64, data :Data, end :Bool) -> ();
   # Returns when the engine side took it.
   interrupt @4 (execId :UInt64) -> ();
@@ -23,11 +25,13 @@ interface Worker {
   # The end is in the journal: forget it.
 
   request @6 (json :Data) -> (json :Data);
-  # get, set, vars, tools, complete, check, save: one request frame (its `id` is filled in by init), one `reply` frame.
+  # get, set, vars, tools, complete, check, save: one request frame without `id` (init puts it in), one `reply` frame. Between
+  # executions only; `Busy` while one runs.
   dynamicTools @7 (json :Data) -> ();
+  # A `dynamic_tools` frame.
 
   loadBegin @8 () -> ();
-  loadEntry @9 (key :Text, metaJson :Data, data :Data, more :Bool) -> ();
+  loadEntry @9 (key :Text, metaJson :Data, data :Data, more :Bool) -> stream;
   loadEnd @10 () -> (missedJson :Data);
   # Replaces the engine's whole state, in engine.db (one transaction) and in the engine. A worker whose engine fails half-way
   # ends; engine.db then still holds the former state.
@@ -48,7 +52,8 @@ interface Supervisor {
   event @1 (execId :UInt64, json :Data, tail :Data) -> stream;
   # `display` and `structured` frames.
   ended @2 (execId :UInt64, end :End) -> ();
-  toolCall @3 (execId :UInt64, name :Text, argsJson :Data) -> (ok :Bool, resultJson :Data, text :Text);
+  toolCall @3 (execId :UInt64, json :Data) -> (ok :Bool, valueJson :Data, text :Text);
+  # `json`: the `tool_call` frame. `text`: of a result, or what went wrong.
   jobs @4 (json :Data) -> ();
   missed @5 (json :Data) -> ();
   background @6 (stream :OutputStream, data :Data) -> ();
@@ -68,7 +73,7 @@ struct Identity {
 
 struct Exec {
   execId @0 :UInt64;
-  requestJson @1 :Data;       # an `exec` or `call` frame
+  requestJson @1 :Data;       # an `exec` or `call` frame without `id`
   stdin @2 :Data;
   stdinOpen @3 :Bool;
   hasStdin @4 :Bool;
@@ -80,10 +85,9 @@ struct End {
   status @0 :Text;            # core::exec::ExecStatus by name
   code @1 :Int32;
   err @2 :Text;
-  valueJson @3 :Data;         # empty: none
-  outputJson @4 :Data;        # empty: none
-  durationUs @5 :UInt64;
-  outputBytes @6 :UInt64;     # written in all
+  frameJson @3 :Data;         # the engine's `end` frame with `value` and `output`; empty: the engine gave none
+  durationUs @4 :UInt64;
+  outputBytes @5 :UInt64;     # written in all
 }
 
 struct Report {
@@ -91,10 +95,10 @@ struct Report {
   engineVersion @1 :Text;
   sandbox @2 :List(Text);     # layers in force, one line each
   executions @3 :List(Known); # running, or ended and not acknowledged
-  jobsJson @4 :Data;
-  missedJson @5 :Data;
+  jobsJson @4 :Data;          # the last `jobs` frame; empty: there was none
+  missedJson @5 :Data;        # the last `missed` frame; empty: there was none
   restoredEntries @6 :UInt32;
-  notRestoredJson @7 :Data;   # state entries of engine.db that the engine could not build again
+  notRestoredJson @7 :Data;   # a list as in `missed`: state entries of engine.db that the engine could not build again
 }
 
 struct Known { execId @0 :UInt64; running @1 :Bool; }

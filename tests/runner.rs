@@ -2,4 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 mod cli;
+mod embedded;
 mod generated;
+mod mcp;
+mod session_suite;
+mod tidy;

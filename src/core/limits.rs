@@ -30,6 +30,10 @@ pub const EXECUTIONS_REMEMBERED: usize = 64;
 pub const KERNEL_REQUESTS: usize = 1024;
 /// Output that the journal keeps of one execution by default, bytes; what is beyond is counted, not kept.
 pub const OUTPUT_KEPT_BYTES: u64 = 4 << 20;
+/// Output that the journal may be asked to keep of one execution, bytes.
+pub const OUTPUT_KEPT_MOST_BYTES: u64 = 64 << 20;
+/// Output of background jobs that one event shows, bytes.
+pub const BACKGROUND_SHOWN_BYTES: usize = 4096;
 /// Output of one execution that sits in the journal's row itself; more becomes an object in the store.
 pub const OUTPUT_INLINE_BYTES: usize = 16 << 10;
 /// One chunk of a stream, bytes.
@@ -83,6 +87,8 @@ pub const WORKER_ADOPT: Duration = Duration::from_secs(10);
 pub const INTERRUPT_GRACE: Duration = Duration::from_secs(5);
 /// A worker that was asked to end saves and exits within this, or is killed.
 pub const WORKER_STOP: Duration = Duration::from_secs(10);
+/// A worker must answer a call of its daemon within this.
+pub const WORKER_CALL: Duration = Duration::from_secs(120);
 /// The daemon's orderly stop.
 pub const DAEMON_DRAIN: Duration = Duration::from_secs(60);
 /// A worker whose daemon is gone lives this long.
@@ -91,6 +97,10 @@ pub const ORPHAN_GRACE: Duration = Duration::from_secs(600);
 pub const MCP_CALL: Duration = Duration::from_secs(300);
 /// An MCP server must have started within this.
 pub const MCP_START: Duration = Duration::from_secs(30);
+/// One message in the journal, bytes.
+pub const MESSAGE_BYTES: usize = 1 << 20;
+/// Longest lease.
+pub const LEASE_MOST: Duration = Duration::from_secs(24 * 3600);
 /// Client connections must have said hello within this.
 pub const CLIENT_HELLO: Duration = Duration::from_secs(10);
 /// A daemon that the command line starts must answer within this.
@@ -119,3 +129,22 @@ pub const DEFAULT_OPEN_FILES: u32 = 1024;
 pub const DEFAULT_WORKSPACE_BYTES: u64 = 10 << 30;
 /// Default idle time before a kernel is stopped.
 pub const DEFAULT_IDLE_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// Requests waiting for one database thread; one more is `Busy`.
+pub const DATABASE_REQUESTS: usize = 4096;
+/// Requests that share one transaction.
+pub const DATABASE_BATCH: usize = 64;
+/// Threads for the kernels' state databases.
+pub const STATE_THREADS: usize = 2;
+/// State databases that one thread keeps open; beyond, the least recently used one is closed.
+pub const STATE_DATABASES_OPEN: usize = 1024;
+/// Databases up to this size are checked whole whenever they are opened, bytes.
+pub const DATABASE_CHECKED_BYTES: u64 = 1 << 20;
+/// A write-ahead log beyond this is moved into its database between requests, bytes.
+pub const WAL_BYTES: u64 = 2 << 20;
+/// Rows of one page of a journal, of events or of the audit log.
+pub const PAGE_ROWS: usize = 1000;
+/// Objects whose content was checked that the store remembers.
+pub const OBJECTS_CHECKED: usize = 4096;
+/// Store operations at once.
+pub const STORE_OPERATIONS: usize = 4;

@@ -1,1 +1,5 @@
-fn main() {}
+//! The worker's binary. Everything is in the library.
+
+fn main() {
+    ryokan::worker::main()
+}

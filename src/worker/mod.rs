@@ -1,4 +1,20 @@
 //! The worker: a trusted init and the engine that it contains.
 
+#[cfg(feature = "kaish")]
+pub mod embedded;
 pub mod engines;
+pub mod launch;
+pub mod probe;
 pub mod wire;
+
+/// The worker's entry: the first argument says as what it was started.
+pub fn main() {
+    let mut arguments = std::env::args().skip(1);
+    match arguments.next().as_deref() {
+        Some("probe") => probe::main(arguments.collect()),
+        _ => {
+            eprintln!("ryokan-worker: started by ryokand, not by hand; `ryokan-worker probe -- PROGRAM` runs a program in the sandbox");
+            std::process::exit(2);
+        }
+    }
+}

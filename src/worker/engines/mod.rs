@@ -1,1 +1,4 @@
 //! The engines, one folder each; all keep `docs/engine-contract.md`.
+
+#[cfg(feature = "kaish")]
+pub mod kaish;

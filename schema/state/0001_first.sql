@@ -1,0 +1,82 @@
+-- state.db: one kernel's history and what was granted to it. Written by the daemon only.
+
+-- Append-only. The code of an execution is here and nowhere else.
+CREATE TABLE journal (
+    sequence INTEGER PRIMARY KEY,
+    at_ms    INTEGER NOT NULL,
+    kind     INTEGER NOT NULL CHECK (kind BETWEEN 1 AND 3), -- 1 execution, 2 message, 3 mark
+    actor    TEXT NOT NULL,
+    exec     INTEGER,
+    text     TEXT NOT NULL,
+    detail   TEXT,                           -- JSON: the rest of the request; a message's role
+    stdin    BLOB,
+    CHECK ((kind = 1) = (exec IS NOT NULL))
+) STRICT;
+CREATE TRIGGER journal_is_not_deleted BEFORE DELETE ON journal BEGIN SELECT RAISE(ABORT, 'the journal is append-only'); END;
+CREATE TRIGGER journal_is_not_changed BEFORE UPDATE ON journal BEGIN SELECT RAISE(ABORT, 'the journal is append-only'); END;
+
+-- Inserted before an execution starts, closed once. Never deleted: numbers are never given twice.
+CREATE TABLE executions (
+    id              INTEGER PRIMARY KEY,
+    journal         INTEGER NOT NULL,        -- sequence in the journal
+    key             TEXT,
+    started_at_ms   INTEGER NOT NULL,
+    status          INTEGER,                 -- NULL: running; else the place in ExecStatus::ALL
+    code            INTEGER,
+    err             TEXT,
+    duration_us     INTEGER,
+    ended_at_ms     INTEGER,
+    output_bytes    INTEGER NOT NULL DEFAULT 0,
+    truncated_bytes INTEGER NOT NULL DEFAULT 0
+) STRICT;
+CREATE INDEX executions_by_key ON executions (key, id) WHERE key IS NOT NULL;
+CREATE INDEX executions_running ON executions (id) WHERE status IS NULL;
+CREATE TRIGGER executions_are_not_deleted BEFORE DELETE ON executions BEGIN SELECT RAISE(ABORT, 'executions are kept'); END;
+
+-- What an execution gave, if anything. A stream is inline or an object of the store.
+CREATE TABLE results (
+    exec          INTEGER PRIMARY KEY,
+    value         TEXT,
+    output        TEXT,
+    runs          BLOB,                      -- how the streams interleave (state::output)
+    stdout_object BLOB CHECK (length(stdout_object) = 32),
+    stdout_bytes  INTEGER NOT NULL DEFAULT 0,
+    stderr_object BLOB CHECK (length(stderr_object) = 32),
+    stderr_bytes  INTEGER NOT NULL DEFAULT 0,
+    stdout        BLOB,
+    stderr        BLOB
+) STRICT;
+
+CREATE TABLE mounts (
+    path     TEXT PRIMARY KEY,
+    source   TEXT NOT NULL,
+    writable INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE mcp_servers (
+    name      TEXT PRIMARY KEY,
+    transport TEXT NOT NULL                  -- core::info::McpTransport as JSON
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE blob_grants (
+    digest BLOB PRIMARY KEY CHECK (length(digest) = 32),
+    at_ms  INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE lease (
+    one           INTEGER PRIMARY KEY CHECK (one = 1),
+    holder        TEXT NOT NULL,
+    epoch         INTEGER NOT NULL,
+    expires_at_ms INTEGER NOT NULL
+) STRICT;
+
+CREATE TABLE consents (
+    sequence INTEGER PRIMARY KEY,
+    at_ms    INTEGER NOT NULL,
+    actor    TEXT NOT NULL,
+    subject  TEXT NOT NULL,
+    granted  INTEGER NOT NULL,
+    detail   TEXT NOT NULL
+) STRICT;
+CREATE TRIGGER consents_are_not_deleted BEFORE DELETE ON consents BEGIN SELECT RAISE(ABORT, 'consents are kept'); END;
+CREATE TRIGGER consents_are_not_changed BEFORE UPDATE ON consents BEGIN SELECT RAISE(ABORT, 'consents are kept'); END;

@@ -1,0 +1,102 @@
+//! The databases of one thread: opened on use, closed when their kernel stops.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+use super::error::CatalogError;
+use super::files::Unsynced;
+use super::sqlite::{Db, Durability, Kind, Result};
+use crate::core::ids::KernelId;
+use crate::core::limits;
+
+/// Which database a request is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Target {
+    /// `catalog.db`.
+    Host,
+    /// A kernel's `state.db`.
+    Kernel(KernelId),
+}
+
+/// The databases of one thread.
+#[derive(Debug)]
+pub(super) struct Bank {
+    open: HashMap<Target, (Db, u64)>,
+    uses: u64,
+    kernels: PathBuf,
+    durability: Durability,
+    unsynced: Vec<Unsynced>,
+}
+
+impl Bank {
+    /// A set without databases; those of kernels are in `kernels/<id>/` and open on use.
+    pub(super) fn new(kernels: PathBuf, durability: Durability) -> Bank {
+        Bank { open: HashMap::new(), uses: 0, kernels, durability, unsynced: Vec::new() }
+    }
+
+    /// Puts the host's own database in the set.
+    pub(super) fn with_host(mut self, db: Db) -> Bank {
+        self.open.insert(Target::Host, (db, 0));
+        self
+    }
+
+    /// What acknowledged work survives.
+    pub(super) fn durability(&self) -> Durability {
+        self.durability
+    }
+
+    /// The database, opened if it was not.
+    pub(super) fn db(&mut self, target: Target) -> Result<&Db> {
+        self.uses += 1;
+        if !self.open.contains_key(&target) {
+            let Target::Kernel(kernel) = target else { return Err(CatalogError::Stopped) };
+            if self.open.len() >= limits::STATE_DATABASES_OPEN {
+                self.close_least_used();
+            }
+            let path = self.kernels.join(kernel.to_string()).join(Kind::State.file_name());
+            let db = Db::open(Kind::State, &path, self.durability)?;
+            self.open.insert(target, (db, self.uses));
+        }
+        match self.open.get_mut(&target) {
+            Some((db, used)) => {
+                *used = self.uses;
+                Ok(db)
+            }
+            None => Err(CatalogError::Stopped),
+        }
+    }
+
+    /// Makes files durable once there is nothing more urgent: they are new, and without them only their own kernel is lost.
+    pub(super) fn sync_later(&mut self, files: Unsynced) {
+        self.unsynced.push(files);
+    }
+
+    /// Makes durable what [`Self::sync_later`] was given.
+    pub(super) fn sync_now(&mut self) {
+        for files in self.unsynced.drain(..) {
+            // Nobody was promised this. A device that fails here fails at the next write as well, and there it is told.
+            let _ = files.sync();
+        }
+    }
+
+    /// Closes a database; it opens again on use.
+    pub(super) fn close(&mut self, target: Target) -> Result<()> {
+        self.open.remove(&target).map_or(Ok(()), |(db, _)| db.close())
+    }
+
+    fn close_least_used(&mut self) {
+        let oldest = self.open.iter().filter(|(of, _)| **of != Target::Host).min_by_key(|(_, (_, used))| *used);
+        if let Some(target) = oldest.map(|(of, _)| *of) {
+            // What the close could not move into the database is still in its WAL.
+            let _ = self.close(target);
+        }
+    }
+
+    /// Closes every database.
+    pub(super) fn close_all(&mut self) {
+        for (_, (db, _)) in self.open.drain() {
+            // As above.
+            let _ = db.close();
+        }
+    }
+}

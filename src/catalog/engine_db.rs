@@ -1,0 +1,537 @@
+//! `engine.db`: the engine's state, one row for each state entry of `docs/engine-contract.md`.
+//!
+//! Written by the worker's init only, in one transaction for each execution that changed something; an execution that changed
+//! nothing costs nothing. The daemon opens it while no worker lives. Synchronous: it belongs to whoever opens it, and only
+//! one can (`InUse` for anyone else). The path may go through `/proc/self/fd/N`.
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::path::Path;
+
+use rusqlite::{OptionalExtension as _, Row, params};
+
+use super::error::CatalogError;
+use super::row::{bytes, signed, unsigned};
+use super::sqlite::{Db, Durability, Kind, Result};
+use crate::core::ids::Digest;
+use crate::core::info::MissedEntry;
+use crate::core::limits;
+
+/// A state entry.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// `kind/name`.
+    pub key: String,
+    /// The entry's meta object, JSON; compared as text.
+    pub meta_json: String,
+    /// The engine's own encoding.
+    pub body: Vec<u8>,
+}
+
+/// A state entry without its body.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EntryHead {
+    /// `kind/name`.
+    pub key: String,
+    /// The entry's meta object, JSON.
+    pub meta_json: String,
+    /// BLAKE3 of the body.
+    pub digest: Digest,
+    /// The body's length in bytes.
+    pub size: u64,
+    /// The execution that changed it last; 0: none.
+    pub exec: u64,
+}
+
+/// A background job that ran when the state was last stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JobRecord {
+    /// The engine's own id for it.
+    pub id: String,
+    /// What it runs.
+    pub command: String,
+}
+
+/// The engine that wrote the entries.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EngineInfo {
+    /// `kaish`, `python`.
+    pub name: String,
+    /// Its version.
+    pub version: String,
+    /// Format of the entries as a whole.
+    pub format: u32,
+}
+
+/// What one execution changed. First the removals are done, then the new bodies; of a key that is given twice the last holds.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// New or changed entries.
+    pub puts: Vec<Entry>,
+    /// Keys of entries that are gone.
+    pub dels: Vec<String>,
+    /// Everything that is not captured now, if that changed.
+    pub missed: Option<Vec<MissedEntry>>,
+    /// Every background job that runs now, if that changed.
+    pub jobs: Option<Vec<JobRecord>>,
+    /// The execution; 0: none.
+    pub exec: u64,
+}
+
+/// What was written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Applied {
+    /// Entries whose body or meta differed from what was there.
+    pub puts: usize,
+    /// Entries that were there and no longer are.
+    pub dels: usize,
+    /// Whether the list of what is missed, or of jobs, was replaced.
+    pub lists: bool,
+}
+
+/// All entries together.
+#[derive(Debug, Clone, Copy, Default)]
+struct Totals {
+    entries: u64,
+    bytes: u64,
+}
+
+/// An entry as it must be written, and what it replaces.
+struct Due<'a> {
+    entry: &'a Entry,
+    digest: Digest,
+    before: Option<Before>,
+}
+
+struct Before {
+    id: i64,
+    size: u64,
+    chunked: bool,
+}
+
+/// An open engine database.
+#[derive(Debug)]
+pub struct EngineDb {
+    db: Db,
+    /// Counted at the first write; `None` also after a failed one.
+    totals: Cell<Option<Totals>>,
+}
+
+impl EngineDb {
+    /// Opens an engine database, or makes an empty one if there is no file.
+    ///
+    /// # Errors
+    /// Those of [`Db::open`].
+    pub fn open(path: &Path, durability: Durability) -> Result<EngineDb, CatalogError> {
+        let db = Db::open_or_create(Kind::Engine, path, durability)?;
+        Ok(EngineDb { db, totals: Cell::new(None) })
+    }
+
+    /// The engine that wrote the entries; `None` in a new database.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn info(&self) -> Result<Option<EngineInfo>, CatalogError> {
+        self.db.sql("read engine", |c| {
+            c.prepare_cached("SELECT name, version, format FROM engine")?
+                .query_row([], |row| Ok(EngineInfo { name: row.get(0)?, version: row.get(1)?, format: row.get(2)? }))
+                .optional()
+        })
+    }
+
+    /// Says which engine writes from now on.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn set_info(&self, info: &EngineInfo) -> Result<(), CatalogError> {
+        if self.info()?.as_ref() == Some(info) {
+            return Ok(());
+        }
+        self.db.transaction("engine.info.set", |db| {
+            db.sql("write engine", |c| {
+                c.prepare_cached("INSERT OR REPLACE INTO engine (one, name, version, format) VALUES (1, ?, ?, ?)")?
+                    .execute(params![info.name, info.version, info.format])
+                    .map(drop)
+            })
+        })
+    }
+
+    /// Stores what an execution changed, in one transaction; none at all if nothing differs from what is there.
+    ///
+    /// # Errors
+    /// `Limit` beyond [`limits::STATE_BYTES`] or [`limits::STATE_ENTRIES`], `Full`, `Corrupt`, …; nothing is changed then.
+    pub fn apply(&self, changes: &Changes) -> Result<Applied, CatalogError> {
+        let dels = self.present(&changes.dels)?;
+        let puts = self.differing(&changes.puts, &changes.dels)?;
+        let missed = match &changes.missed {
+            Some(new) if !same(&self.missed()?, new, |missed| &missed.key) => Some(new),
+            Some(_) | None => None,
+        };
+        let jobs = match &changes.jobs {
+            Some(new) if !same(&self.jobs()?, new, |job| &job.id) => Some(new),
+            Some(_) | None => None,
+        };
+        let applied = Applied { puts: puts.len(), dels: dels.len(), lists: missed.is_some() || jobs.is_some() };
+        if applied == Applied::default() {
+            return Ok(applied);
+        }
+        let totals = self.totals_after(&puts, &dels)?;
+        self.totals.set(None);
+        self.db.transaction("engine.state.apply", |db| {
+            delete(db, &dels)?;
+            puts.iter().try_for_each(|due| put(db, due, changes.exec))?;
+            missed.map_or(Ok(()), |missed| replace_missed(db, missed))?;
+            jobs.map_or(Ok(()), |jobs| replace_jobs(db, jobs))
+        })?;
+        self.totals.set(Some(totals));
+        Ok(applied)
+    }
+
+    /// Replaces every entry and list, in one transaction. Background jobs are none afterwards.
+    ///
+    /// # Errors
+    /// As [`Self::apply`].
+    pub fn replace_all(
+        &self,
+        info: &EngineInfo,
+        entries: impl IntoIterator<Item = Entry>,
+        missed: &[MissedEntry],
+    ) -> Result<(), CatalogError> {
+        self.totals.set(None);
+        let totals = self.db.transaction("engine.state.replace", |db| {
+            db.sql("replace state", |c| {
+                c.execute_batch(
+                    "DELETE FROM chunks; DELETE FROM entries; DELETE FROM missed; DELETE FROM jobs; DELETE FROM engine;",
+                )?;
+                c.prepare_cached("INSERT INTO engine (one, name, version, format) VALUES (1, ?, ?, ?)")?
+                    .execute(params![info.name, info.version, info.format])
+            })?;
+            let mut totals = Totals::default();
+            for entry in entries {
+                totals.entries += 1;
+                totals.bytes = totals.bytes.saturating_add(entry.body.len() as u64);
+                totals.check()?;
+                put(db, &Due { digest: digest(&entry.body), entry: &entry, before: None }, 0)?;
+            }
+            replace_missed(db, missed)?;
+            Ok(totals)
+        })?;
+        self.totals.set(Some(totals));
+        Ok(())
+    }
+
+    /// Every entry without its body, by key.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn heads(&self) -> Result<Vec<EntryHead>, CatalogError> {
+        self.db.sql("list entries", |c| {
+            c.prepare_cached("SELECT id, key, meta, digest, size, exec FROM entries ORDER BY key")?
+                .query_map([], |row| read_head(row).map(|(_, head)| head))?
+                .collect()
+        })
+    }
+
+    /// One entry; `None` if there is none of that key.
+    ///
+    /// # Errors
+    /// `Corrupt` if the body is not what was stored.
+    pub fn entry(&self, key: &str) -> Result<Option<Entry>, CatalogError> {
+        let found = self.db.sql("read entry", |c| {
+            c.prepare_cached("SELECT id, key, meta, digest, size, exec FROM entries WHERE key = ?")?
+                .query_row([key], read_head)
+                .optional()
+        })?;
+        let Some((id, head)) = found else { return Ok(None) };
+        let mut body = Vec::new();
+        self.pieces::<CatalogError>(id, &head, &mut |piece, _| {
+            body.extend_from_slice(piece);
+            Ok(())
+        })?;
+        Ok(Some(Entry { key: head.key, meta_json: head.meta_json, body }))
+    }
+
+    /// Gives every entry in pieces of at most [`limits::FRAME_TAIL_BYTES`], by key: head, piece, and whether more of the same
+    /// entry follows. The last piece of an entry is given only after the whole body was checked.
+    ///
+    /// # Errors
+    /// `Corrupt` if a body is not what was stored; those of `visit`.
+    pub fn entries<E: From<CatalogError>>(
+        &self,
+        mut visit: impl FnMut(&EntryHead, &[u8], bool) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut after = String::new();
+        loop {
+            let next = self.db.sql("read entries", |c| {
+                c.prepare_cached(
+                    "SELECT id, key, meta, digest, size, exec FROM entries WHERE key > ? ORDER BY key LIMIT 1",
+                )?
+                .query_row([&after], read_head)
+                .optional()
+            })?;
+            let Some((id, head)) = next else { return Ok(()) };
+            self.pieces(id, &head, &mut |piece, more| visit(&head, piece, more))?;
+            after = head.key;
+        }
+    }
+
+    /// Everything that was not captured.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn missed(&self) -> Result<Vec<MissedEntry>, CatalogError> {
+        self.db.sql("list missed", |c| {
+            c.prepare_cached("SELECT key, type, reason FROM missed ORDER BY key")?
+                .query_map([], |row| Ok(MissedEntry { key: row.get(0)?, type_name: row.get(1)?, reason: row.get(2)? }))?
+                .collect()
+        })
+    }
+
+    /// The background jobs that ran when the state was last stored.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn jobs(&self) -> Result<Vec<JobRecord>, CatalogError> {
+        self.db.sql("list jobs", |c| {
+            c.prepare_cached("SELECT id, command FROM jobs ORDER BY id")?
+                .query_map([], |row| Ok(JobRecord { id: row.get(0)?, command: row.get(1)? }))?
+                .collect()
+        })
+    }
+
+    /// Keeps the write-ahead log short. To be called between executions, when nobody waits.
+    pub fn tidy(&self) {
+        self.db.tidy();
+    }
+
+    /// Checks every page and every body.
+    ///
+    /// # Errors
+    /// `Corrupt`.
+    pub fn check(&self) -> Result<(), CatalogError> {
+        self.db.check()?;
+        self.entries(|_, _, _| Ok(()))
+    }
+
+    /// Closes the database.
+    ///
+    /// # Errors
+    /// As [`Db::close`].
+    pub fn close(self) -> Result<(), CatalogError> {
+        self.db.close()
+    }
+
+    /// Those of `keys` that are there, once each, with what they are.
+    fn present(&self, keys: &[String]) -> Result<HashMap<i64, u64>> {
+        let mut found = HashMap::new();
+        for key in keys {
+            if let Some((before, ..)) = self.before(key)? {
+                found.insert(before.id, before.size);
+            }
+        }
+        Ok(found)
+    }
+
+    /// The entries that differ from what is there.
+    fn differing<'a>(&self, puts: &'a [Entry], dels: &[String]) -> Result<Vec<Due<'a>>> {
+        let mut last: HashMap<&str, usize> = HashMap::new();
+        if puts.len() > 1 {
+            last.extend(puts.iter().enumerate().map(|(i, entry)| (entry.key.as_str(), i)));
+        }
+        let mut due = Vec::new();
+        for (i, entry) in puts.iter().enumerate() {
+            if last.get(entry.key.as_str()).is_some_and(|last| *last != i) {
+                continue;
+            }
+            let digest = digest(&entry.body);
+            let present = if dels.contains(&entry.key) { None } else { self.before(&entry.key)? };
+            match present {
+                Some((_, old, meta)) if old == digest && meta == entry.meta_json => {}
+                present => due.push(Due { entry, digest, before: present.map(|(before, ..)| before) }),
+            }
+        }
+        Ok(due)
+    }
+
+    fn before(&self, key: &str) -> Result<Option<(Before, Digest, String)>> {
+        self.db.sql("look up entry", |c| {
+            c.prepare_cached("SELECT id, size, body IS NULL, digest, meta FROM entries WHERE key = ?")?
+                .query_row([key], |row| {
+                    let before = Before { id: row.get(0)?, size: unsigned(row, 1)?, chunked: row.get(2)? };
+                    Ok((before, Digest::from_bytes(bytes(row, 3)?), row.get(4)?))
+                })
+                .optional()
+        })
+    }
+
+    fn totals_after(&self, puts: &[Due<'_>], dels: &HashMap<i64, u64>) -> Result<Totals> {
+        let mut totals = match self.totals.get() {
+            Some(totals) => totals,
+            None => self.db.sql("count entries", |c| {
+                c.prepare_cached("SELECT count(*), coalesce(sum(size), 0) FROM entries")?
+                    .query_row([], |row| Ok(Totals { entries: unsigned(row, 0)?, bytes: unsigned(row, 1)? }))
+            })?,
+        };
+        totals.entries = totals.entries.saturating_sub(dels.len() as u64);
+        totals.bytes = totals.bytes.saturating_sub(dels.values().sum());
+        for due in puts {
+            totals.bytes = totals.bytes.saturating_add(due.entry.body.len() as u64);
+            match &due.before {
+                Some(before) => totals.bytes = totals.bytes.saturating_sub(before.size),
+                None => totals.entries += 1,
+            }
+        }
+        totals.check()?;
+        Ok(totals)
+    }
+
+    /// Gives a body in pieces, the last one only once the digest was checked.
+    fn pieces<E: From<CatalogError>>(
+        &self,
+        id: i64,
+        head: &EntryHead,
+        visit: &mut dyn FnMut(&[u8], bool) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let damaged = || CatalogError::Corrupt {
+            path: self.db.path().to_owned(),
+            why: format!("the body of entry {:?} is not what was stored", head.key),
+        };
+        let mut hasher = blake3::Hasher::new();
+        let (mut part, mut read) = (0i64, 0u64);
+        loop {
+            let piece: Option<Vec<u8>> = self.db.sql("read body", |c| {
+                let inline: Option<Vec<u8>> = match part {
+                    0 => {
+                        c.prepare_cached("SELECT body FROM entries WHERE id = ?")?.query_row([id], |row| row.get(0))?
+                    }
+                    _ => None,
+                };
+                match inline {
+                    Some(body) => Ok(Some(body)),
+                    None => c
+                        .prepare_cached("SELECT body FROM chunks WHERE entry = ? AND part = ?")?
+                        .query_row([id, part], |row| row.get(0))
+                        .optional(),
+                }
+            })?;
+            let piece = piece.ok_or_else(damaged)?;
+            hasher.update(&piece);
+            read += piece.len() as u64;
+            let more = read < head.size;
+            if !more && (read != head.size || hasher.finalize().as_bytes() != head.digest.as_bytes()) {
+                return Err(damaged().into());
+            }
+            visit(&piece, more)?;
+            if !more {
+                return Ok(());
+            }
+            part += 1;
+        }
+    }
+}
+
+impl Totals {
+    fn check(self) -> Result<()> {
+        if self.entries > limits::STATE_ENTRIES as u64 {
+            return Err(CatalogError::Limit {
+                what: "the number of state entries",
+                most: limits::STATE_ENTRIES as u64,
+            });
+        }
+        if self.bytes > limits::STATE_BYTES {
+            return Err(CatalogError::Limit {
+                what: "the size of the engine state in bytes",
+                most: limits::STATE_BYTES,
+            });
+        }
+        Ok(())
+    }
+}
+
+fn digest(body: &[u8]) -> Digest {
+    Digest::from_bytes(*blake3::hash(body).as_bytes())
+}
+
+/// Whether two lists hold the same, in whatever order.
+fn same<T: PartialEq + Clone>(old: &[T], new: &[T], key: impl Fn(&T) -> &String) -> bool {
+    let mut sorted = new.to_vec();
+    sorted.sort_by(|a, b| key(a).cmp(key(b)));
+    old == sorted
+}
+
+fn read_head(row: &Row<'_>) -> rusqlite::Result<(i64, EntryHead)> {
+    let head = EntryHead {
+        key: row.get(1)?,
+        meta_json: row.get(2)?,
+        digest: Digest::from_bytes(bytes(row, 3)?),
+        size: unsigned(row, 4)?,
+        exec: unsigned(row, 5)?,
+    };
+    Ok((row.get(0)?, head))
+}
+
+fn put(db: &Db, due: &Due<'_>, exec: u64) -> Result<()> {
+    let Due { entry, digest, before } = due;
+    let chunked = entry.body.len() > limits::FRAME_TAIL_BYTES;
+    let body = (!chunked).then_some(entry.body.as_slice());
+    db.sql("store entry", |c| {
+        let id: i64 = match before {
+            Some(before) => {
+                c.prepare_cached("UPDATE entries SET meta = ?, digest = ?, size = ?, exec = ?, body = ? WHERE id = ?")?
+                    .execute(params![
+                        entry.meta_json,
+                        digest.as_bytes(),
+                        signed(entry.body.len() as u64),
+                        signed(exec),
+                        body,
+                        before.id
+                    ])?;
+                before.id
+            }
+            None => c
+                .prepare_cached("INSERT INTO entries (key, meta, digest, size, exec, body) VALUES (?, ?, ?, ?, ?, ?)")?
+                .insert(params![
+                    entry.key,
+                    entry.meta_json,
+                    digest.as_bytes(),
+                    signed(entry.body.len() as u64),
+                    signed(exec),
+                    body
+                ])?,
+        };
+        if before.as_ref().is_some_and(|before| before.chunked) {
+            c.prepare_cached("DELETE FROM chunks WHERE entry = ?")?.execute([id])?;
+        }
+        if chunked {
+            let mut insert = c.prepare_cached("INSERT INTO chunks (entry, part, body) VALUES (?, ?, ?)")?;
+            for (part, chunk) in entry.body.chunks(limits::FRAME_TAIL_BYTES).enumerate() {
+                insert.execute(params![id, part as i64, chunk])?;
+            }
+        }
+        Ok(())
+    })
+}
+
+fn delete(db: &Db, ids: &HashMap<i64, u64>) -> Result<()> {
+    db.sql("remove entry", |c| {
+        // Chunks go by the foreign key.
+        let mut delete = c.prepare_cached("DELETE FROM entries WHERE id = ?")?;
+        ids.keys().try_for_each(|id| delete.execute([id]).map(drop))
+    })
+}
+
+fn replace_missed(db: &Db, missed: &[MissedEntry]) -> Result<()> {
+    db.sql("replace missed", |c| {
+        c.prepare_cached("DELETE FROM missed")?.execute([])?;
+        let mut insert = c.prepare_cached("INSERT OR REPLACE INTO missed (key, type, reason) VALUES (?, ?, ?)")?;
+        missed.iter().try_for_each(|m| insert.execute(params![m.key, m.type_name, m.reason]).map(drop))
+    })
+}
+
+fn replace_jobs(db: &Db, jobs: &[JobRecord]) -> Result<()> {
+    db.sql("replace jobs", |c| {
+        c.prepare_cached("DELETE FROM jobs")?.execute([])?;
+        let mut insert = c.prepare_cached("INSERT OR REPLACE INTO jobs (id, command) VALUES (?, ?)")?;
+        jobs.iter().try_for_each(|job| insert.execute(params![job.id, job.command]).map(drop))
+    })
+}

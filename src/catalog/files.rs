@@ -1,0 +1,143 @@
+//! A kernel's directory: `kernels/<id>/` with its two databases and the workspace.
+//!
+//! It is made before the kernel's row is, and goes out of sight after the row has: a directory without a row is what a crash
+//! left, and [`sweep_kernels`] removes it at start-up. The workspace's content is not this module's.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use super::error::CatalogError;
+use super::sqlite::{Durability, Kind, Result, write_template};
+use crate::core::ids::KernelId;
+use crate::sys::fault;
+use crate::sys::fs::{self, FsError};
+
+/// What a removed kernel's directory begins with until it is gone.
+const HIDDEN: &str = ".removed-";
+
+/// The paths of one kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KernelFiles {
+    /// The directory.
+    pub dir: PathBuf,
+    /// The daemon's database.
+    pub state_db: PathBuf,
+    /// The engine's database.
+    pub engine_db: PathBuf,
+    /// The kernel's own files.
+    pub workspace: PathBuf,
+}
+
+impl KernelFiles {
+    /// The paths of a kernel, whether they are there or not.
+    pub fn of(kernels: &Path, id: KernelId) -> KernelFiles {
+        let dir = kernels.join(id.to_string());
+        KernelFiles {
+            state_db: dir.join(Kind::State.file_name()),
+            engine_db: dir.join(Kind::Engine.file_name()),
+            workspace: dir.join("workspace"),
+            dir,
+        }
+    }
+}
+
+/// What is still to be made durable of a new kernel's files.
+#[derive(Debug)]
+pub(super) struct Unsynced(Vec<File>);
+
+impl Unsynced {
+    pub(super) fn sync(self) -> Result<()> {
+        fault::point("kernel.files.sync").map_err(|e| CatalogError::of_io("sync", Path::new("state.db"), e))?;
+        let synced = self.0.iter().try_for_each(File::sync_all);
+        synced.map_err(|e| CatalogError::of_io("sync", Path::new("state.db"), e))
+    }
+}
+
+/// Makes the directory with two empty databases and an empty workspace. After a failure nothing is left.
+pub(super) fn create(kernels: &Path, id: KernelId, durability: Durability) -> Result<(KernelFiles, Unsynced)> {
+    let files = KernelFiles::of(kernels, id);
+    if files.dir.symlink_metadata().is_ok() {
+        return Err(CatalogError::Exists(format!("the directory of kernel {id}")));
+    }
+    match fill(&files, durability) {
+        Ok(unsynced) => Ok((files, unsynced)),
+        Err(error) => {
+            // What cannot be removed now, the next start removes.
+            let _ = std::fs::remove_dir_all(&files.dir);
+            Err(error)
+        }
+    }
+}
+
+fn fill(files: &KernelFiles, durability: Durability) -> Result<Unsynced> {
+    use std::os::unix::fs::DirBuilderExt as _;
+    let mkdir = |path: &Path| {
+        std::fs::DirBuilder::new().mode(0o700).create(path).map_err(|e| CatalogError::of_io("create", path, e))
+    };
+    let durable = durability == Durability::Power;
+    if durable {
+        fs::create_dir_durable(&files.dir, 0o700, "kernel.files.dir")?;
+    } else {
+        mkdir(&files.dir)?;
+    }
+    mkdir(&files.workspace)?;
+    let template = |path: &Path, kind: Kind| {
+        let bytes = kind.template()?;
+        write_template(path, bytes).map_err(|e| CatalogError::of_io("create", path, e))
+    };
+    fault::point("kernel.files.state").map_err(|e| CatalogError::of_io("create", &files.state_db, e))?;
+    let state = template(&files.state_db, Kind::State)?;
+    fault::point("kernel.files.engine").map_err(|e| CatalogError::of_io("create", &files.engine_db, e))?;
+    let engine = template(&files.engine_db, Kind::Engine)?;
+    let dir = File::open(&files.dir).map_err(|e| CatalogError::of_io("open", &files.dir, e))?;
+    let unsynced = Unsynced(vec![state, engine, dir]);
+    if durable {
+        unsynced.sync()?;
+        return Ok(Unsynced(Vec::new()));
+    }
+    Ok(unsynced)
+}
+
+/// Removes a kernel's directory with everything in it: out of sight at once, then file by file. One that is not there is fine.
+pub(super) fn remove(kernels: &Path, id: KernelId) -> Result<()> {
+    let dir = kernels.join(id.to_string());
+    let hidden = kernels.join(format!("{HIDDEN}{id}"));
+    match fs::rename_durable(&dir, &hidden, "kernel.files.hide") {
+        Err(error) if error.source.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        hid => hid?,
+    }
+    remove_hidden(&hidden)
+}
+
+fn remove_hidden(hidden: &Path) -> Result<()> {
+    let remove = fault::point("kernel.files.remove").and_then(|()| std::fs::remove_dir_all(hidden));
+    remove.map_err(|e| CatalogError::of_io("remove", hidden, e))
+}
+
+/// Removes what crashes left below `kernels/`: directories of no known kernel and removals that were not finished. Gives
+/// the paths that went, and those that could not be removed.
+///
+/// Only names of ryokan's own making are touched.
+///
+/// # Errors
+/// The directory cannot be read.
+pub fn sweep_kernels(
+    kernels: &Path,
+    known: &HashSet<KernelId>,
+) -> Result<(Vec<PathBuf>, Vec<CatalogError>), CatalogError> {
+    let (mut gone, mut stuck) = (Vec::new(), Vec::new());
+    for entry in kernels.read_dir().map_err(FsError::of("list", kernels))? {
+        let path = entry.map_err(FsError::of("list", kernels))?.path();
+        let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let unknown = name.parse::<KernelId>().is_ok_and(|id| !known.contains(&id));
+        let hidden = name.strip_prefix(HIDDEN).is_some_and(|id| id.parse::<KernelId>().is_ok());
+        if unknown || hidden {
+            match remove_hidden(&path) {
+                Ok(()) => gone.push(path),
+                Err(error) => stuck.push(error),
+            }
+        }
+    }
+    Ok((gone, stuck))
+}

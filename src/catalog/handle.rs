@@ -1,0 +1,382 @@
+//! The doors to the databases: [`Catalog`] owns the threads, [`CatalogHandle`] asks them.
+//!
+//! A request is queued when its method is called, in that order; the future only waits for the reply.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use rusqlite::{OptionalExtension as _, params};
+
+use super::audit::{self, AuditBreak, AuditHead, AuditLine, NewAudit};
+use super::bank::{Bank, Target};
+use super::error::CatalogError;
+use super::events::{self, EventPage, NewEvent};
+use super::files::{self, KernelFiles};
+use super::kernels::{self, Created, KernelChange, KernelRow};
+use super::keys::{self, IdempotencyKey};
+use super::sqlite::{Db, Durability, Kind, Result};
+use super::state::StateHandle;
+use super::thread::{self, Pending, Queue};
+use super::workers::{self, WorkerRow};
+use crate::core::ids::{HostId, KernelId, WorkerId};
+use crate::core::info::Event;
+use crate::core::limits;
+use crate::core::name::KernelName;
+use crate::sys::fs::{self, FsError};
+
+/// Where the databases are and what they promise.
+#[derive(Debug, Clone)]
+pub struct CatalogConfig {
+    /// The data directory; must exist. `catalog.db` and `kernels/` are made in it.
+    pub data: PathBuf,
+    /// What acknowledged work survives.
+    pub durability: Durability,
+    /// The host's identity, should it have none yet.
+    pub fresh_host_id: HostId,
+    /// Milliseconds since 1970.
+    pub now_ms: i64,
+}
+
+/// The databases' threads. Dropping it ends them after what is queued.
+#[derive(Debug)]
+pub struct Catalog {
+    handle: CatalogHandle,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// What goes with a change, in the same transaction.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Notes {
+    /// Events.
+    pub events: Vec<NewEvent>,
+    /// Lines of the audit log.
+    pub audit: Vec<NewAudit>,
+}
+
+/// What a change gave, and its events with their numbers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Written<T> {
+    /// The result.
+    pub value: T,
+    /// The events of the [`Notes`], numbered.
+    pub events: Vec<Event>,
+}
+
+impl Notes {
+    fn write<T>(self, db: &Db, value: T) -> Result<Written<T>> {
+        audit::append(db, &self.audit)?;
+        let events = if self.events.is_empty() { Vec::new() } else { events::append(db, self.events)? };
+        Ok(Written { value, events })
+    }
+}
+
+impl Catalog {
+    /// Opens `catalog.db`, or makes it, and starts the threads. Blocks; to be called before anything is served.
+    ///
+    /// # Errors
+    /// Those of [`Db::open`], and when the system gives no thread.
+    pub fn open(config: &CatalogConfig) -> Result<Catalog> {
+        let kernels = config.data.join("kernels");
+        fs::create_dir_durable(&kernels, 0o700, "catalog.data.dir")?;
+        let db = Db::open_or_create(Kind::Catalog, &config.data.join(Kind::Catalog.file_name()), config.durability)?;
+        // Made now, so that the first kernel does not wait for it.
+        Kind::State.template()?;
+        Kind::Engine.template()?;
+        let host = host_id(&db, config)?;
+        let no_thread = |e| CatalogError::File(FsError { op: "start a thread for", path: kernels.clone(), source: e });
+        let bank = Bank::new(kernels.clone(), config.durability).with_host(db);
+        let (queue, first) = thread::start("catalog", bank).map_err(no_thread)?;
+        let mut threads = vec![first];
+        let mut states = Vec::new();
+        for n in 0..limits::STATE_THREADS {
+            let bank = Bank::new(kernels.clone(), config.durability);
+            let (queue, started) = thread::start(&format!("state-{n}"), bank).map_err(no_thread)?;
+            states.push(queue);
+            threads.push(started);
+        }
+        let handle = CatalogHandle { host, queue, states: states.into(), kernels: kernels.clone().into() };
+        Ok(Catalog { handle, threads })
+    }
+
+    /// A handle for whoever needs one.
+    pub fn handle(&self) -> CatalogHandle {
+        self.handle.clone()
+    }
+
+    /// Ends the threads after what is queued, closes every database, waits for it. Blocks.
+    pub fn stop(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        self.handle.queue.stop();
+        self.handle.states.iter().for_each(Queue::stop);
+        for thread in self.threads.drain(..) {
+            // A panic of that thread was told on stderr; there is nothing to add.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Catalog {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn host_id(db: &Db, config: &CatalogConfig) -> Result<HostId> {
+    let read = |db: &Db| {
+        db.sql("read host", |c| c.query_row("SELECT id FROM host", [], |row| super::row::bytes(row, 0)).optional())
+    };
+    if let Some(id) = read(db)? {
+        return Ok(HostId::from_bytes(id));
+    }
+    db.transaction("catalog.host.first", |db| {
+        db.sql("write host", |c| {
+            c.execute(
+                "INSERT INTO host (one, id, created_at_ms) VALUES (1, ?, ?)",
+                params![config.fresh_host_id.as_bytes(), config.now_ms],
+            )
+        })
+    })?;
+    Ok(config.fresh_host_id)
+}
+
+/// Asks the databases' threads. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct CatalogHandle {
+    host: HostId,
+    queue: Queue,
+    states: Arc<[Queue]>,
+    kernels: Arc<std::path::Path>,
+}
+
+impl CatalogHandle {
+    fn read<T: Send + 'static>(&self, work: impl FnOnce(&Db) -> Result<T> + Send + 'static) -> Pending<T> {
+        self.queue.run(Target::Host, None, work)
+    }
+
+    fn write<T: Send + 'static>(
+        &self,
+        label: &'static str,
+        work: impl FnOnce(&Db) -> Result<T> + Send + 'static,
+    ) -> Pending<T> {
+        self.queue.run(Target::Host, Some(label), work)
+    }
+
+    fn state_queue(&self, kernel: KernelId) -> &Queue {
+        let id = kernel.as_bytes();
+        &self.states[usize::from(id[15]) % self.states.len()]
+    }
+
+    /// This host's identity.
+    pub fn host_id(&self) -> HostId {
+        self.host
+    }
+
+    /// A kernel's own database.
+    pub fn state(&self, kernel: KernelId) -> StateHandle {
+        StateHandle::new(kernel, self.state_queue(kernel).clone())
+    }
+
+    /// The paths of a kernel.
+    pub fn kernel_files(&self, kernel: KernelId) -> KernelFiles {
+        KernelFiles::of(&self.kernels, kernel)
+    }
+
+    /// Makes a kernel's directory: two empty databases and an empty workspace. Comes before [`Self::insert_kernel`].
+    ///
+    /// # Errors
+    /// `Exists`, `Full`, `ReadOnly`; nothing is left then.
+    pub fn create_kernel_files(&self, kernel: KernelId) -> Pending<KernelFiles> {
+        let kernels = self.kernels.clone();
+        self.state_queue(kernel).run_outside(move |bank| {
+            let (files, unsynced) = files::create(&kernels, kernel, bank.durability())?;
+            bank.sync_later(unsynced);
+            Ok(files)
+        })
+    }
+
+    /// Closes a kernel's database and removes its directory, the workspace included. Comes after [`Self::remove_kernel`].
+    ///
+    /// # Errors
+    /// Files that cannot be removed; they are out of sight, and the next start tries again.
+    pub fn remove_kernel_files(&self, kernel: KernelId) -> Pending<()> {
+        let kernels = self.kernels.clone();
+        self.state_queue(kernel).run_outside(move |bank| {
+            // It is about to go: what its close says does not matter.
+            let _ = bank.close(Target::Kernel(kernel));
+            files::remove(&kernels, kernel)
+        })
+    }
+
+    /// Makes a kernel known. With a key that was used before: gives the kernel of that time and writes nothing.
+    ///
+    /// # Errors
+    /// `Exists` if the owner has a kernel of that name (or id); `Limit`.
+    pub fn insert_kernel(
+        &self,
+        kernel: KernelRow,
+        key: Option<IdempotencyKey>,
+        notes: Notes,
+    ) -> Pending<Written<Created>> {
+        self.write("catalog.kernel.insert", move |db| {
+            match kernels::insert(db, &kernel, key.as_ref(), kernel.created_at_ms)? {
+                Created::New => notes.write(db, Created::New),
+                before @ Created::Before(_) => Ok(Written { value: before, events: Vec::new() }),
+            }
+        })
+    }
+
+    /// The kernel of that id.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn kernel(&self, id: KernelId) -> Pending<Option<KernelRow>> {
+        self.read(move |db| kernels::get(db, id))
+    }
+
+    /// The owner's kernel of that name.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn find_kernel(&self, uid: u32, name: KernelName) -> Pending<Option<KernelRow>> {
+        self.read(move |db| kernels::find(db, uid, &name))
+    }
+
+    /// All kernels, or one owner's, by owner and name.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn kernels(&self, uid: Option<u32>) -> Pending<Vec<KernelRow>> {
+        self.read(move |db| kernels::list(db, uid))
+    }
+
+    /// Changes a kernel's record and gives the new one.
+    ///
+    /// # Errors
+    /// `NotFound`; `Conflict` if the version is not the expected one or the epoch is an old one; `Exists` if the new name is
+    /// taken.
+    pub fn update_kernel(&self, id: KernelId, change: KernelChange, notes: Notes) -> Pending<Written<KernelRow>> {
+        self.write("catalog.kernel.update", move |db| {
+            let row = kernels::update(db, id, &change)?;
+            notes.write(db, row)
+        })
+    }
+
+    /// Notes that a kernel was used.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn touch_kernel(&self, id: KernelId, at_ms: i64) -> Pending<()> {
+        self.write("catalog.kernel.touch", move |db| kernels::touch(db, id, at_ms))
+    }
+
+    /// Forgets a kernel. Its files go with [`Self::remove_kernel_files`].
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn remove_kernel(&self, id: KernelId, notes: Notes) -> Pending<Written<()>> {
+        self.write("catalog.kernel.remove", move |db| {
+            kernels::remove(db, id)?;
+            notes.write(db, ())
+        })
+    }
+
+    /// Records a worker, before it is started or when more of it is known.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn put_worker(&self, worker: WorkerRow) -> Pending<()> {
+        self.write("catalog.worker.put", move |db| workers::put(db, &worker))
+    }
+
+    /// Every worker that was not yet forgotten.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn workers(&self) -> Pending<Vec<WorkerRow>> {
+        self.read(workers::list)
+    }
+
+    /// Forgets a worker that is gone; says whether it was known.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn remove_worker(&self, id: WorkerId) -> Pending<bool> {
+        self.write("catalog.worker.remove", move |db| workers::remove(db, id))
+    }
+
+    /// Remembers what a key gave.
+    ///
+    /// # Errors
+    /// `Limit` for too long a key.
+    pub fn remember_key(&self, key: IdempotencyKey, result: String) -> Pending<()> {
+        self.write("catalog.keys.remember", move |db| keys::remember(db, &key, &result))
+    }
+
+    /// What a key gave, if it was used and has not expired.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn recall_key(&self, scope: String, key: String, now_ms: i64) -> Pending<Option<String>> {
+        self.read(move |db| keys::recall(db, &scope, &key, now_ms))
+    }
+
+    /// Drops expired keys; says how many.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn forget_expired_keys(&self, now_ms: i64) -> Pending<usize> {
+        self.write("catalog.keys.forget", move |db| keys::forget_expired(db, now_ms))
+    }
+
+    /// Adds events; gives them numbered.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn append_events(&self, new: Vec<NewEvent>) -> Pending<Vec<Event>> {
+        self.write("catalog.events.append", move |db| events::append(db, new))
+    }
+
+    /// Events after a number, at most [`limits::PAGE_ROWS`], and whether some are no longer there.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn events_after(&self, sequence: u64, most: usize) -> Pending<EventPage> {
+        self.read(move |db| events::after(db, sequence, most))
+    }
+
+    /// Adds lines to the audit log.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn append_audit(&self, lines: Vec<NewAudit>) -> Pending<()> {
+        self.write("catalog.audit.append", move |db| audit::append(db, &lines))
+    }
+
+    /// Lines of the audit log after a number, at most [`limits::PAGE_ROWS`], of all or of one kernel (its id as text).
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn audit_after(&self, sequence: u64, kernel: Option<String>, most: usize) -> Pending<Vec<AuditLine>> {
+        self.read(move |db| audit::after(db, sequence, kernel.as_deref(), most))
+    }
+
+    /// Walks the audit log's whole chain. `known`: an end of the log that was kept elsewhere and must still be part of it.
+    ///
+    /// # Errors
+    /// The outer one is the database's; the inner one names the first line that does not fit.
+    pub fn verify_audit(&self, known: Option<AuditHead>) -> Pending<Result<AuditHead, AuditBreak>> {
+        self.read(move |db| audit::verify(db, known))
+    }
+
+    /// Checks every page of `catalog.db`.
+    ///
+    /// # Errors
+    /// `Corrupt`.
+    pub fn check(&self) -> Pending<()> {
+        self.read(Db::check)
+    }
+}

@@ -1,0 +1,45 @@
+//! Everything that ryokan keeps in SQLite. No SQL is written anywhere else.
+//!
+//! | database | kept by | what |
+//! |---|---|---|
+//! | `catalog.db` | daemon, one thread | host, kernels, workers, idempotency keys, events, audit log |
+//! | `kernels/<id>/state.db` | daemon, [`STATE_THREADS`](crate::core::limits::STATE_THREADS) threads | journal, executions, mounts, grants, lease, consents |
+//! | `kernels/<id>/engine.db` | the worker's init; the daemon while no worker lives | engine state |
+//!
+//! [`Catalog`] owns the threads, [`CatalogHandle`] and [`StateHandle`] are the asynchronous doors to them, [`EngineDb`] is
+//! synchronous and belongs to whoever opens it. Never does: decide anything about kernels, or touch the store.
+
+mod audit;
+mod bank;
+mod engine_db;
+mod error;
+mod events;
+mod files;
+mod handle;
+mod kernels;
+mod keys;
+mod row;
+mod sqlite;
+pub mod state;
+mod thread;
+mod workers;
+
+pub use audit::{AuditBreak, AuditHead, AuditLine, NewAudit};
+pub use engine_db::{Applied, Changes, EngineDb, EngineInfo, Entry, EntryHead, JobRecord};
+pub use error::CatalogError;
+pub use events::{EventPage, NewEvent};
+pub use files::{KernelFiles, sweep_kernels};
+pub use handle::{Catalog, CatalogConfig, CatalogHandle, Notes, Written};
+pub use kernels::{Created, KernelChange, KernelRow};
+pub use keys::IdempotencyKey;
+pub use sqlite::{Db, Durability, Kind};
+pub use state::StateHandle;
+pub use thread::Pending;
+pub use workers::WorkerRow;
+
+#[cfg(test)]
+mod crash_tests;
+#[cfg(test)]
+mod damage_tests;
+#[cfg(test)]
+mod speed_tests;

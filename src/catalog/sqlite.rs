@@ -1,0 +1,363 @@
+//! Opening, checking and committing: what the three kinds of database have in common.
+//!
+//! Every database has one owner at a time, enforced: WAL with an exclusive lock, so that there is no shared memory file, no
+//! lock per transaction, and a second opener is refused (`InUse`) until the first ends, however it ends. A killed owner's
+//! commits are in the WAL and are found by the next one.
+//!
+//! Mind that POSIX locks belong to the process: closing any other descriptor of a database file drops them. Nobody but this
+//! module opens those files.
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use rusqlite::{Connection, OpenFlags, OptionalExtension as _};
+
+use super::error::CatalogError;
+use crate::core::limits;
+use crate::sys::{fault, sqlite_vfs};
+
+/// Result of whatever concerns a database.
+pub type Result<T, E = CatalogError> = std::result::Result<T, E>;
+
+/// What survives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Durability {
+    /// Acknowledged work survives `kill -9` of any process. A loss of power may undo the last moments, never damage.
+    #[default]
+    Process,
+    /// Acknowledged work survives a loss of power too: one fsync for each transaction.
+    Power,
+}
+
+/// The three kinds of database.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// `catalog.db`.
+    Catalog,
+    /// `state.db`.
+    State,
+    /// `engine.db`.
+    Engine,
+}
+
+impl Kind {
+    /// The file's name.
+    pub const fn file_name(self) -> &'static str {
+        match self {
+            Kind::Catalog => "catalog.db",
+            Kind::State => "state.db",
+            Kind::Engine => "engine.db",
+        }
+    }
+
+    /// SQLite's `application_id`: "RyC", "RyS", "RyE" and a 1.
+    const fn application_id(self) -> i32 {
+        let letter = match self {
+            Kind::Catalog => b'C',
+            Kind::State => b'S',
+            Kind::Engine => b'E',
+        };
+        i32::from_be_bytes([b'R', b'y', letter, 1])
+    }
+
+    /// The migrations; the n-th brings a database to format n.
+    const fn migrations(self) -> &'static [&'static str] {
+        match self {
+            Kind::Catalog => &[include_str!("../../schema/catalog/0001_first.sql")],
+            Kind::State => &[include_str!("../../schema/state/0001_first.sql")],
+            Kind::Engine => &[include_str!("../../schema/engine/0001_first.sql")],
+        }
+    }
+
+    /// The latest format.
+    pub const fn format(self) -> i64 {
+        self.migrations().len() as i64
+    }
+
+    /// The bytes of an empty database of this kind: writing them is many times faster than running its DDL.
+    pub(super) fn template(self) -> Result<&'static [u8]> {
+        static TEMPLATES: [OnceLock<Vec<u8>>; 3] = [const { OnceLock::new() }; 3];
+        let slot = &TEMPLATES[self as usize];
+        if let Some(bytes) = slot.get() {
+            return Ok(bytes);
+        }
+        let bytes = self
+            .make_template()
+            .map_err(|e| CatalogError::of_sqlite("make an empty database", Path::new(self.file_name()), e))?;
+        Ok(slot.get_or_init(|| bytes))
+    }
+
+    fn make_template(self) -> rusqlite::Result<Vec<u8>> {
+        let mut conn = Connection::open_in_memory()?;
+        conn.pragma_update(None, "page_size", 4096)?;
+        conn.pragma_update(None, "application_id", self.application_id())?;
+        for migration in self.migrations() {
+            conn.execute_batch(migration)?;
+        }
+        conn.pragma_update(None, "user_version", self.format())?;
+        let mut bytes = conn.serialize("main")?.to_vec();
+        // A database in memory has no WAL; these two bytes of the header, write and read version, are what makes a file have
+        // one (https://www.sqlite.org/fileformat2.html#file_format_version_numbers).
+        for version in &mut bytes[18..20] {
+            *version = 2;
+        }
+        Ok(bytes)
+    }
+}
+
+/// An open database.
+#[derive(Debug)]
+pub struct Db {
+    conn: Connection,
+    path: PathBuf,
+    wal: PathBuf,
+}
+
+impl Db {
+    /// Opens a database that is there, brings it to the present format and checks it (the whole of it if it is small).
+    ///
+    /// # Errors
+    /// `Missing`, `InUse`, `Corrupt` (also for a database of another program), `Newer`, `ReadOnly`, `Full`.
+    pub fn open(kind: Kind, path: &Path, durability: Durability) -> Result<Db> {
+        let bytes = match std::fs::symlink_metadata(path) {
+            Ok(meta) if meta.is_file() => meta.len(),
+            Ok(_) => return Err(CatalogError::Corrupt { path: path.to_owned(), why: "it is not a plain file".into() }),
+            Err(error) => return Err(CatalogError::of_io("open", path, error)),
+        };
+        if bytes == 0 {
+            // SQLite would take it for a new database and lose the difference between empty and lost.
+            return Err(CatalogError::Corrupt { path: path.to_owned(), why: "it is empty".into() });
+        }
+        let db = Db::connect(path, durability)?;
+        db.check_identity(kind)?;
+        if bytes <= limits::DATABASE_CHECKED_BYTES {
+            db.check()?;
+        }
+        db.migrate(kind)?;
+        Ok(db)
+    }
+
+    /// Opens a database, or makes it if there is no file.
+    ///
+    /// # Errors
+    /// As [`Db::open`].
+    pub fn open_or_create(kind: Kind, path: &Path, durability: Durability) -> Result<Db> {
+        match Db::open(kind, path, durability) {
+            Err(CatalogError::Missing { .. }) => {
+                // By way of a temporary name: a half-written file must never be found under the real one.
+                let temp = path.with_extension("db-new");
+                let written = std::fs::remove_file(&temp).or_else(allow_missing).and_then(|()| {
+                    let file = write_template(&temp, kind.template().map_err(std::io::Error::other)?)?;
+                    if durability == Durability::Power {
+                        file.sync_all()?;
+                    }
+                    std::fs::rename(&temp, path)
+                });
+                written.map_err(|e| CatalogError::of_io("create", path, e))?;
+                Db::open(kind, path, durability)
+            }
+            opened => opened,
+        }
+    }
+
+    fn connect(path: &Path, durability: Durability) -> Result<Db> {
+        let fail = |e| match rusqlite::Error::sqlite_error_code(&e) {
+            Some(rusqlite::ErrorCode::CannotOpen) => CatalogError::ReadOnly { path: path.to_owned() },
+            _ => CatalogError::of_sqlite("open", path, e),
+        };
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let vfs = sqlite_vfs::name().ok_or(CatalogError::Stopped)?;
+        let absolute = std::path::absolute(path).map_err(|e| CatalogError::of_io("open", path, e))?;
+        let conn = Connection::open_with_flags_and_vfs(&absolute, flags, vfs).map_err(fail)?;
+        let mut wal = path.as_os_str().to_owned();
+        wal.push("-wal");
+        let db = Db { conn, path: path.to_owned(), wal: wal.into() };
+        db.conn.set_prepared_statement_cache_capacity(64);
+        db.sql("open", |c| {
+            // The lock first: WAL must be entered exclusively for there to be no shared memory.
+            c.execute_batch(
+                "PRAGMA locking_mode = EXCLUSIVE; PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON;
+                 PRAGMA foreign_keys = ON; PRAGMA temp_store = MEMORY; PRAGMA wal_autocheckpoint = 0;
+                 PRAGMA cache_size = -1024; PRAGMA journal_size_limit = 0;",
+            )?;
+            c.execute_batch(match durability {
+                Durability::Process => "PRAGMA synchronous = NORMAL",
+                Durability::Power => "PRAGMA synchronous = FULL",
+            })
+        })?;
+        Ok(db)
+    }
+
+    fn check_identity(&self, kind: Kind) -> Result<()> {
+        let corrupt = |why: String| Err(CatalogError::Corrupt { path: self.path.clone(), why });
+        let (application, mode) = self.sql("open", |c| {
+            let mode: String = c.query_row("PRAGMA journal_mode = WAL", [], |row| row.get(0))?;
+            let application: i32 = c.query_row("PRAGMA application_id", [], |row| row.get(0))?;
+            Ok((application, mode))
+        })?;
+        if application != kind.application_id() {
+            return corrupt(format!(
+                "application id {application:#010x} is not that of a {} ({:#010x})",
+                kind.file_name(),
+                kind.application_id()
+            ));
+        }
+        if mode != "wal" {
+            return corrupt(format!("journal mode is {mode}, not wal"));
+        }
+        Ok(())
+    }
+
+    fn migrate(&self, kind: Kind) -> Result<()> {
+        let found: i64 = self.sql("open", |c| c.query_row("PRAGMA user_version", [], |row| row.get(0)))?;
+        let known = kind.format();
+        if found > known {
+            return Err(CatalogError::Newer { path: self.path.clone(), found, known });
+        }
+        let Some(due) = usize::try_from(found).ok().and_then(|done| kind.migrations().get(done..)) else {
+            return Err(CatalogError::Corrupt { path: self.path.clone(), why: format!("format {found}") });
+        };
+        if due.is_empty() {
+            return Ok(());
+        }
+        self.transaction("catalog.schema.migrate", |db| {
+            db.sql("migrate", |c| {
+                due.iter().try_for_each(|migration| c.execute_batch(migration))?;
+                c.pragma_update(None, "user_version", known)
+            })
+        })
+    }
+
+    /// The database's file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Runs statements and sorts their errors.
+    pub(super) fn sql<T>(&self, op: &'static str, run: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T> {
+        run(&self.conn).map_err(|error| CatalogError::of_sqlite(op, &self.path, error))
+    }
+
+    /// Runs one statement of the cache.
+    fn execute(&self, sql: &'static str) -> Result<()> {
+        self.sql("commit", |c| c.prepare_cached(sql)?.execute([]).map(drop))
+    }
+
+    /// Runs `work` in a transaction of its own. If it fails, or the commit does, nothing has happened.
+    ///
+    /// # Errors
+    /// Those of `work` and of the commit.
+    pub(super) fn transaction<T>(&self, label: &'static str, work: impl FnOnce(&Db) -> Result<T>) -> Result<T> {
+        self.begin()?;
+        let done = work(self).and_then(|value| self.before_commit(label).map(|()| value));
+        match done {
+            Ok(value) => {
+                self.commit()?;
+                after_commit(label);
+                Ok(value)
+            }
+            Err(error) => {
+                self.rollback();
+                Err(error)
+            }
+        }
+    }
+
+    pub(super) fn begin(&self) -> Result<()> {
+        self.execute("BEGIN")
+    }
+
+    /// Commits; if that fails, rolls back.
+    pub(super) fn commit(&self) -> Result<()> {
+        self.execute("COMMIT").inspect_err(|_| self.rollback())
+    }
+
+    /// Rolls back, if SQLite has not done so itself.
+    pub(super) fn rollback(&self) {
+        if !self.conn.is_autocommit() {
+            // A rollback that fails leaves the transaction open; the next BEGIN fails and says so.
+            let _ = self.execute("ROLLBACK");
+        }
+    }
+
+    /// Runs `work` as a part of the open transaction that can fail on its own: if it says that it did not go well, what it
+    /// did is undone. If SQLite ended the whole transaction meanwhile, that is left to the caller to see.
+    pub(super) fn savepoint(&self, work: impl FnOnce(&Db) -> bool) -> Result<bool> {
+        self.execute("SAVEPOINT part")?;
+        let well = work(self);
+        if self.in_transaction() {
+            if !well {
+                self.execute("ROLLBACK TO part")?;
+            }
+            self.execute("RELEASE part")?;
+        }
+        Ok(well)
+    }
+
+    /// Whether a transaction is open: a full disk, for one, makes SQLite end it by itself.
+    pub(super) fn in_transaction(&self) -> bool {
+        !self.conn.is_autocommit()
+    }
+
+    /// The point before a commit, at which a fault may strike.
+    pub(super) fn before_commit(&self, label: &'static str) -> Result<()> {
+        fault::step(label, ".before_commit").map_err(|e| CatalogError::of_io("commit", &self.path, e))
+    }
+
+    /// Checks every page.
+    ///
+    /// # Errors
+    /// `Corrupt` with the first thing found.
+    pub fn check(&self) -> Result<()> {
+        let first: Option<String> =
+            self.sql("check", |c| c.query_row("PRAGMA quick_check(1)", [], |row| row.get(0)).optional())?;
+        match first.as_deref() {
+            Some("ok") => Ok(()),
+            Some(why) => Err(CatalogError::Corrupt { path: self.path.clone(), why: why.trim().to_owned() }),
+            None => Err(CatalogError::Corrupt { path: self.path.clone(), why: "it could not be checked".into() }),
+        }
+    }
+
+    /// Moves the WAL's content into the database once it has grown: done between requests, never inside one.
+    pub(super) fn tidy(&self) {
+        let grown = std::fs::metadata(&self.wal).is_ok_and(|meta| meta.len() > limits::WAL_BYTES);
+        if grown {
+            self.checkpoint();
+        }
+    }
+
+    /// Moves the WAL's content into the database. A failure loses nothing, the WAL stays; the next commit that cannot be
+    /// made says why.
+    pub(super) fn checkpoint(&self) {
+        let _ = self.sql("checkpoint", |c| c.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())));
+    }
+
+    /// Writes what is in the WAL into the database and closes it.
+    ///
+    /// # Errors
+    /// Whatever SQLite says; nothing is lost then, the WAL stays.
+    pub fn close(self) -> Result<()> {
+        let Db { conn, path, .. } = self;
+        conn.flush_prepared_statement_cache();
+        conn.close().map_err(|(_, error)| CatalogError::of_sqlite("close", &path, error))
+    }
+}
+
+/// The point after a commit.
+pub(super) fn after_commit(label: &'static str) {
+    // What is committed stays: only a kill has an effect here.
+    let _ = fault::step(label, ".after_commit");
+}
+
+/// Writes an empty database for its owner only. Not synced.
+pub(super) fn write_template(path: &Path, template: &[u8]) -> std::io::Result<std::fs::File> {
+    use std::io::Write as _;
+    use std::os::unix::fs::OpenOptionsExt as _;
+    let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    file.write_all(template)?;
+    Ok(file)
+}
+
+fn allow_missing(error: std::io::Error) -> std::io::Result<()> {
+    if error.kind() == std::io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
+}

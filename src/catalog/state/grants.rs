@@ -1,0 +1,142 @@
+//! What a kernel was given: mounts, MCP servers, blobs, consents.
+
+use rusqlite::params;
+
+use crate::catalog::error::CatalogError;
+use crate::catalog::row::{bytes, json, signed, to_json, unsigned};
+use crate::catalog::sqlite::{Db, Result};
+use crate::core::ids::Digest;
+use crate::core::info::{McpTransport, MountInfo};
+use crate::core::limits;
+
+pub(super) fn put_mount(db: &Db, mount: &MountInfo) -> Result<()> {
+    db.sql("record mount", |c| {
+        c.prepare_cached("INSERT OR REPLACE INTO mounts (path, source, writable) VALUES (?, ?, ?)")?.execute(params![
+            mount.path,
+            mount.source,
+            mount.writable
+        ])
+    })?;
+    within(db, "SELECT count(*) FROM mounts", "the number of mounts", limits::MOUNTS)
+}
+
+pub(super) fn remove_mount(db: &Db, path: &str) -> Result<bool> {
+    db.sql("forget mount", |c| {
+        c.prepare_cached("DELETE FROM mounts WHERE path = ?")?.execute([path]).map(|rows| rows > 0)
+    })
+}
+
+pub(super) fn mounts(db: &Db) -> Result<Vec<MountInfo>> {
+    db.sql("list mounts", |c| {
+        c.prepare_cached("SELECT path, source, writable FROM mounts ORDER BY path")?
+            .query_map([], |row| Ok(MountInfo { path: row.get(0)?, source: row.get(1)?, writable: row.get(2)? }))?
+            .collect()
+    })
+}
+
+pub(super) fn put_mcp(db: &Db, name: &str, transport: &McpTransport) -> Result<()> {
+    let transport = to_json(db.path(), "an MCP server", transport)?;
+    db.sql("record MCP server", |c| {
+        c.prepare_cached("INSERT OR REPLACE INTO mcp_servers (name, transport) VALUES (?, ?)")?
+            .execute(params![name, transport])
+    })?;
+    within(db, "SELECT count(*) FROM mcp_servers", "the number of MCP servers", limits::MCP_SERVERS)
+}
+
+pub(super) fn remove_mcp(db: &Db, name: &str) -> Result<bool> {
+    db.sql("forget MCP server", |c| {
+        c.prepare_cached("DELETE FROM mcp_servers WHERE name = ?")?.execute([name]).map(|rows| rows > 0)
+    })
+}
+
+pub(super) fn mcp_servers(db: &Db) -> Result<Vec<(String, McpTransport)>> {
+    db.sql("list MCP servers", |c| {
+        c.prepare_cached("SELECT name, transport FROM mcp_servers ORDER BY name")?
+            .query_map([], |row| Ok((row.get(0)?, json(row, 1)?)))?
+            .collect()
+    })
+}
+
+/// Fails, and with it the change that went before, if a table now has too many rows.
+fn within(db: &Db, count: &'static str, what: &'static str, most: usize) -> Result<()> {
+    let rows = db.sql("count", |c| c.prepare_cached(count)?.query_row([], |row| unsigned(row, 0)))?;
+    if rows > most as u64 { Err(CatalogError::Limit { what, most: most as u64 }) } else { Ok(()) }
+}
+
+pub(super) fn grant_blobs(db: &Db, digests: &[Digest], at_ms: i64) -> Result<()> {
+    db.sql("grant blob", |c| {
+        let mut insert = c.prepare_cached("INSERT OR IGNORE INTO blob_grants (digest, at_ms) VALUES (?, ?)")?;
+        digests.iter().try_for_each(|digest| insert.execute(params![digest.as_bytes(), at_ms]).map(drop))
+    })
+}
+
+pub(super) fn blob_granted(db: &Db, digest: Digest) -> Result<bool> {
+    db.sql("look up blob", |c| {
+        c.prepare_cached("SELECT 1 FROM blob_grants WHERE digest = ?")?.exists([digest.as_bytes()])
+    })
+}
+
+pub(super) fn objects(db: &Db) -> Result<Vec<Digest>> {
+    db.sql("list objects", |c| {
+        c.prepare_cached(
+            "SELECT digest FROM blob_grants UNION SELECT stdout_object FROM results WHERE stdout_object IS NOT NULL
+             UNION SELECT stderr_object FROM results WHERE stderr_object IS NOT NULL",
+        )?
+        .query_map([], |row| bytes(row, 0).map(Digest::from_bytes))?
+        .collect()
+    })
+}
+
+/// A consent, or its withdrawal.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewConsent {
+    /// Milliseconds since 1970.
+    pub at_ms: i64,
+    /// Who.
+    pub actor: String,
+    /// To what.
+    pub subject: String,
+    /// Given or withdrawn.
+    pub granted: bool,
+    /// In which words.
+    pub detail: String,
+}
+
+/// A recorded consent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Consent {
+    /// Grows by one with each.
+    pub sequence: u64,
+    /// What was said.
+    pub what: NewConsent,
+}
+
+pub(super) fn add_consent(db: &Db, consent: &NewConsent) -> Result<u64> {
+    db.sql("record consent", |c| {
+        c.prepare_cached("INSERT INTO consents (at_ms, actor, subject, granted, detail) VALUES (?, ?, ?, ?, ?)")?
+            .insert(params![consent.at_ms, consent.actor, consent.subject, consent.granted, consent.detail])
+            .map(|sequence| sequence as u64)
+    })
+}
+
+pub(super) fn consents(db: &Db, after: u64) -> Result<Vec<Consent>> {
+    db.sql("list consents", |c| {
+        c.prepare_cached(
+            "SELECT sequence, at_ms, actor, subject, granted, detail FROM consents WHERE sequence > ? ORDER BY sequence
+             LIMIT ?",
+        )?
+        .query_map(params![signed(after), limits::PAGE_ROWS as i64], |row| {
+            Ok(Consent {
+                sequence: unsigned(row, 0)?,
+                what: NewConsent {
+                    at_ms: row.get(1)?,
+                    actor: row.get(2)?,
+                    subject: row.get(3)?,
+                    granted: row.get(4)?,
+                    detail: row.get(5)?,
+                },
+            })
+        })?
+        .collect()
+    })
+}

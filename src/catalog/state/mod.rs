@@ -1,0 +1,251 @@
+//! One kernel's `state.db`: its history and what was granted to it.
+
+mod executions;
+mod grants;
+mod journal;
+mod lease;
+mod output;
+
+use super::bank::Target;
+use super::sqlite::{Db, Result};
+use super::thread::{Pending, Queue};
+use crate::core::ids::{Digest, ExecId, KernelId};
+use crate::core::info::{JournalEntry, McpTransport, MountInfo};
+
+pub use executions::{Begun, ExecBegin, ExecClose, ExecRecord};
+pub use grants::{Consent, NewConsent};
+pub use journal::{Direction, EntryKind, NewEntry};
+pub use lease::Lease;
+pub use output::{Kept, OutputRecord, Runs};
+
+/// Asks the thread that owns a kernel's database. Cheap to clone. The database opens on use.
+#[derive(Debug, Clone)]
+pub struct StateHandle {
+    kernel: KernelId,
+    queue: Queue,
+}
+
+impl StateHandle {
+    pub(super) fn new(kernel: KernelId, queue: Queue) -> StateHandle {
+        StateHandle { kernel, queue }
+    }
+
+    /// Whose database this is.
+    pub fn kernel(&self) -> KernelId {
+        self.kernel
+    }
+
+    fn read<T: Send + 'static>(&self, work: impl FnOnce(&Db) -> Result<T> + Send + 'static) -> Pending<T> {
+        self.queue.run(Target::Kernel(self.kernel), None, work)
+    }
+
+    fn write<T: Send + 'static>(
+        &self,
+        label: &'static str,
+        work: impl FnOnce(&Db) -> Result<T> + Send + 'static,
+    ) -> Pending<T> {
+        self.queue.run(Target::Kernel(self.kernel), Some(label), work)
+    }
+
+    /// Records an execution before it starts: gives it its number. A key that was used within its life gives that execution
+    /// and writes nothing.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn begin_exec(&self, begin: ExecBegin) -> Pending<Begun> {
+        self.write("state.exec.begin", move |db| executions::begin(db, &begin))
+    }
+
+    /// The execution that was begun with this key, while keys are remembered.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn exec_by_key(&self, key: String, now_ms: i64) -> Pending<Option<ExecId>> {
+        self.read(move |db| executions::find_key(db, &key, now_ms))
+    }
+
+    /// Closes an execution.
+    ///
+    /// # Errors
+    /// `NotFound`; `Conflict` if it is closed already.
+    pub fn end_exec(&self, exec: ExecId, close: ExecClose) -> Pending<()> {
+        self.write("state.exec.end", move |db| executions::end(db, exec, &close))
+    }
+
+    /// An execution with its request and, if it has ended, its end.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn exec(&self, exec: ExecId) -> Pending<Option<ExecRecord>> {
+        self.read(move |db| executions::get(db, exec))
+    }
+
+    /// What an execution wrote, as far as it was kept; `None` if there is no such execution.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn exec_output(&self, exec: ExecId) -> Pending<Option<OutputRecord>> {
+        self.read(move |db| executions::output(db, exec))
+    }
+
+    /// Executions that were begun and not closed, oldest first: after a crash, those to re-attach or to close as lost.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn running_execs(&self) -> Pending<Vec<ExecId>> {
+        self.read(executions::running)
+    }
+
+    /// How many executions there were; also the newest one's number.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn exec_count(&self) -> Pending<u64> {
+        self.read(executions::count)
+    }
+
+    /// Adds messages or marks to the journal; gives their numbers.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn append_journal(&self, entries: Vec<NewEntry>) -> Pending<Vec<u64>> {
+        self.write("state.journal.append", move |db| journal::append(db, &entries))
+    }
+
+    /// Journal entries, at most [`PAGE_ROWS`](crate::core::limits::PAGE_ROWS), in the direction's order.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn journal(&self, from: Direction, most: usize) -> Pending<Vec<JournalEntry>> {
+        self.read(move |db| journal::page(db, from, most))
+    }
+
+    /// Records a mount, or changes it.
+    ///
+    /// # Errors
+    /// `Limit`.
+    pub fn put_mount(&self, mount: MountInfo) -> Pending<()> {
+        self.write("state.mounts.put", move |db| grants::put_mount(db, &mount))
+    }
+
+    /// Forgets a mount; says whether there was one.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn remove_mount(&self, path: String) -> Pending<bool> {
+        self.write("state.mounts.remove", move |db| grants::remove_mount(db, &path))
+    }
+
+    /// The mounts, by path.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn mounts(&self) -> Pending<Vec<MountInfo>> {
+        self.read(grants::mounts)
+    }
+
+    /// Records an MCP server, or changes it.
+    ///
+    /// # Errors
+    /// `Limit`.
+    pub fn put_mcp(&self, name: String, transport: McpTransport) -> Pending<()> {
+        self.write("state.mcp.put", move |db| grants::put_mcp(db, &name, &transport))
+    }
+
+    /// Forgets an MCP server; says whether there was one.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn remove_mcp(&self, name: String) -> Pending<bool> {
+        self.write("state.mcp.remove", move |db| grants::remove_mcp(db, &name))
+    }
+
+    /// The MCP servers, by name.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn mcp_servers(&self) -> Pending<Vec<(String, McpTransport)>> {
+        self.read(grants::mcp_servers)
+    }
+
+    /// Lets this kernel read blobs. After the store has them.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn grant_blobs(&self, digests: Vec<Digest>, at_ms: i64) -> Pending<()> {
+        self.write("state.blobs.grant", move |db| grants::grant_blobs(db, &digests, at_ms))
+    }
+
+    /// Whether this kernel may read a blob.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn blob_granted(&self, digest: Digest) -> Pending<bool> {
+        self.read(move |db| grants::blob_granted(db, digest))
+    }
+
+    /// Every object of the store that this kernel needs: granted blobs and kept output. What garbage collection must spare.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn objects(&self) -> Pending<Vec<Digest>> {
+        self.read(grants::objects)
+    }
+
+    /// Takes the lease, or renews one's own.
+    ///
+    /// # Errors
+    /// `Conflict` if another holder's has not expired, or if the epoch is an old one.
+    pub fn take_lease(&self, lease: Lease, now_ms: i64) -> Pending<()> {
+        self.write("state.lease.take", move |db| lease::take(db, &lease, now_ms))
+    }
+
+    /// Gives the lease back; says whether `holder` had it.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn release_lease(&self, holder: String) -> Pending<bool> {
+        self.write("state.lease.release", move |db| lease::release(db, &holder))
+    }
+
+    /// The lease, expired or not.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn lease(&self) -> Pending<Option<Lease>> {
+        self.read(lease::get)
+    }
+
+    /// Records a consent or its withdrawal; gives its number.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn add_consent(&self, consent: NewConsent) -> Pending<u64> {
+        self.write("state.consent.add", move |db| grants::add_consent(db, &consent))
+    }
+
+    /// Every consent and withdrawal, oldest first, at most [`PAGE_ROWS`](crate::core::limits::PAGE_ROWS) after a number.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn consents(&self, after: u64) -> Pending<Vec<Consent>> {
+        self.read(move |db| grants::consents(db, after))
+    }
+
+    /// Checks every page.
+    ///
+    /// # Errors
+    /// `Corrupt`.
+    pub fn check(&self) -> Pending<()> {
+        self.read(Db::check)
+    }
+
+    /// Closes the database: to be called when the kernel stops. It opens again on use.
+    ///
+    /// # Errors
+    /// What could not be moved from the write-ahead log into the database; it is still in the log.
+    pub fn close(&self) -> Pending<()> {
+        let target = Target::Kernel(self.kernel);
+        self.queue.run_outside(move |bank| bank.close(target))
+    }
+}

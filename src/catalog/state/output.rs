@@ -1,0 +1,210 @@
+//! What an execution wrote: the two streams and how they interleave.
+//!
+//! [`Runs`] keeps the order compactly: lengths as LEB128 numbers, of stdout and stderr in turn, stdout first (perhaps 0).
+//! Output of one stream only, the usual case, is one number.
+
+use crate::core::exec::Stream;
+use crate::core::ids::Digest;
+
+/// The order in which bytes of two streams were written.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Runs {
+    done: Vec<u8>,
+    /// The run that still grows, and its stream.
+    open: Option<(Stream, u64)>,
+}
+
+impl Runs {
+    /// Notes that `bytes` of `stream` came next.
+    pub fn push(&mut self, stream: Stream, bytes: u64) {
+        if bytes == 0 {
+            return;
+        }
+        match &mut self.open {
+            Some((open, length)) if *open == stream => *length += bytes,
+            Some((_, length)) => {
+                write_number(&mut self.done, *length);
+                self.open = Some((stream, bytes));
+            }
+            None => {
+                if stream == Stream::Stderr {
+                    self.done.push(0);
+                }
+                self.open = Some((stream, bytes));
+            }
+        }
+    }
+
+    /// The compact form.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = self.done.clone();
+        if let Some((_, length)) = self.open {
+            write_number(&mut bytes, length);
+        }
+        bytes
+    }
+
+    /// Reads the compact form; `None` if it is none.
+    pub fn from_bytes(mut bytes: &[u8]) -> Option<Runs> {
+        let mut runs = Runs::default();
+        let mut stream = Stream::Stdout;
+        while !bytes.is_empty() {
+            let length = read_number(&mut bytes)?;
+            let first = runs.open.is_none() && runs.done.is_empty();
+            if length == 0 && !(first && stream == Stream::Stdout && !bytes.is_empty()) {
+                return None;
+            }
+            runs.push(stream, length);
+            stream = other(stream);
+        }
+        Some(runs)
+    }
+
+    /// The runs in order.
+    pub fn iter(&self) -> impl Iterator<Item = (Stream, u64)> + '_ {
+        let mut rest = self.done.as_slice();
+        let mut stream = Stream::Stdout;
+        let done = std::iter::from_fn(move || {
+            let length = read_number(&mut rest)?;
+            let run = (stream, length);
+            stream = other(stream);
+            Some(run)
+        });
+        done.filter(|(_, length)| *length > 0).chain(self.open)
+    }
+
+    /// Bytes of one stream in all runs.
+    pub fn bytes_of(&self, stream: Stream) -> u64 {
+        self.iter().filter(|(of, _)| *of == stream).map(|(_, length)| length).fold(0, u64::saturating_add)
+    }
+}
+
+fn other(stream: Stream) -> Stream {
+    match stream {
+        Stream::Stdout => Stream::Stderr,
+        Stream::Stderr => Stream::Stdout,
+    }
+}
+
+fn write_number(out: &mut Vec<u8>, mut number: u64) {
+    while number >= 0x80 {
+        out.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    out.push(number as u8);
+}
+
+fn read_number(bytes: &mut &[u8]) -> Option<u64> {
+    let mut number = 0u64;
+    for shift in (0..64).step_by(7) {
+        let (byte, rest) = bytes.split_first()?;
+        *bytes = rest;
+        let part = u64::from(byte & 0x7f);
+        number |= part.checked_shl(shift).filter(|shifted| shifted >> shift == part)?;
+        if byte & 0x80 == 0 {
+            return Some(number);
+        }
+    }
+    None
+}
+
+/// The kept bytes of one stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Kept {
+    /// In the row itself: up to [`OUTPUT_INLINE_BYTES`](crate::core::limits::OUTPUT_INLINE_BYTES).
+    Inline(Vec<u8>),
+    /// An object of the store, which must hold it before this is written.
+    Object {
+        /// Its address.
+        digest: Digest,
+        /// Its length.
+        bytes: u64,
+    },
+}
+
+impl Kept {
+    /// Length in bytes.
+    pub fn bytes(&self) -> u64 {
+        match self {
+            Kept::Inline(bytes) => bytes.len() as u64,
+            Kept::Object { bytes, .. } => *bytes,
+        }
+    }
+}
+
+/// What is kept of an execution's output.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OutputRecord {
+    /// Of fd 1.
+    pub stdout: Kept,
+    /// Of fd 2.
+    pub stderr: Kept,
+    /// How they interleave; covers exactly the kept bytes.
+    pub runs: Runs,
+    /// Bytes written beyond what was kept.
+    pub truncated_bytes: u64,
+}
+
+impl Default for OutputRecord {
+    fn default() -> Self {
+        let none = || Kept::Inline(Vec::new());
+        OutputRecord { stdout: none(), stderr: none(), runs: Runs::default(), truncated_bytes: 0 }
+    }
+}
+
+impl OutputRecord {
+    /// Whether the runs cover exactly the kept bytes.
+    pub fn is_consistent(&self) -> bool {
+        self.runs.bytes_of(Stream::Stdout) == self.stdout.bytes()
+            && self.runs.bytes_of(Stream::Stderr) == self.stderr.bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_usual_case_is_one_number() {
+        let mut runs = Runs::default();
+        for _ in 0..100 {
+            runs.push(Stream::Stdout, 1);
+        }
+        assert_eq!(runs.to_bytes(), [100]);
+    }
+
+    #[test]
+    fn what_is_no_order_is_refused() {
+        for bytes in [&[0u8][..], &[0, 0], &[1, 0], &[0x80], &[0xff; 10], &[1, 0x80]] {
+            assert_eq!(Runs::from_bytes(bytes), None, "{bytes:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_order_is_kept(chunks in prop::collection::vec((any::<bool>(), prop_oneof![0u64..300, any::<u32>().prop_map(u64::from)]), 0..60)) {
+            let mut runs = Runs::default();
+            let mut model: Vec<(Stream, u64)> = Vec::new();
+            for (err, length) in chunks {
+                let stream = if err { Stream::Stderr } else { Stream::Stdout };
+                runs.push(stream, length);
+                match model.last_mut() {
+                    Some((last, total)) if *last == stream => *total += length,
+                    _ if length > 0 => model.push((stream, length)),
+                    _ => {}
+                }
+            }
+            prop_assert_eq!(runs.iter().collect::<Vec<_>>(), model.clone());
+            let back = Runs::from_bytes(&runs.to_bytes());
+            prop_assert_eq!(back.map(|runs| runs.iter().collect::<Vec<_>>()), Some(model));
+        }
+
+        #[test]
+        fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
+            if let Some(runs) = Runs::from_bytes(&bytes) {
+                let _ = runs.bytes_of(Stream::Stdout);
+            }
+        }
+    }
+}

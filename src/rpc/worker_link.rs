@@ -1,0 +1,166 @@
+//! The daemon's side of the link to one worker: attach with mutual proof, then plain asynchronous calls.
+//!
+//! Not `Send`: it lives on the daemon's local task set. Dropping a [`WorkerLink`] closes the connection; the worker runs on.
+//!
+//! ```text
+//! kernel's task ── WorkerLink ──▶ Worker (init)          start, stdin, interrupt, request, load, bind, stop
+//!      ▲                             │
+//!      └──── WorkerListener ◀────────┘ Supervisor        output, event, ended, toolCall, jobs, dying
+//! ```
+
+mod calls;
+mod descriptors;
+mod supervisor;
+mod types;
+
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use capnp_rpc::RpcSystem;
+use capnp_rpc::rpc_twoparty_capnp::Side;
+use tokio::task::JoinHandle;
+
+use crate::core::error::{Error, Result};
+use crate::core::ids::ExecId;
+use crate::core::limits;
+use crate::rpc::schema::worker_capnp::{report, worker};
+use crate::rpc::worker_proof::{PROOF_BYTES, Role};
+use crate::rpc::worker_socket;
+use crate::worker::wire::Missed;
+
+pub use crate::rpc::worker_proof::WorkerIdentity;
+pub use crate::worker::wire::DynamicTool;
+pub use types::{
+    CodeCheck, Completions, Job, StateChunk, WorkerCause, WorkerExec, WorkerListener, WorkerReport, WorkerUsage,
+};
+
+/// A live, proven connection to one worker.
+pub struct WorkerLink {
+    client: worker::Client,
+    socket: PathBuf,
+    identity: WorkerIdentity,
+    connection: JoinHandle<()>,
+}
+
+impl Drop for WorkerLink {
+    fn drop(&mut self) {
+        self.connection.abort();
+    }
+}
+
+impl std::fmt::Debug for WorkerLink {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("WorkerLink").field("identity", &self.identity).finish_non_exhaustive()
+    }
+}
+
+impl WorkerLink {
+    /// Connects, proves both ends and becomes the worker's daemon. A daemon that was attached before is replaced.
+    ///
+    /// Must run inside a `LocalSet`. `listener.disconnected()` is called once when the connection ends by itself, not when
+    /// the link is dropped.
+    ///
+    /// # Errors
+    /// `Unavailable` if nobody listens, `Refused` (reason `worker_identity`) if the peer is not that worker,
+    /// `Deadline` after [`limits::WORKER_ADOPT`].
+    pub async fn attach(
+        socket: &Path,
+        identity: &WorkerIdentity,
+        listener: Rc<dyn WorkerListener>,
+    ) -> Result<(WorkerLink, WorkerReport)> {
+        let attaching = Self::attach_unbounded(socket, identity, listener);
+        tokio::time::timeout(limits::WORKER_ADOPT, attaching).await.map_err(|_| {
+            Error::deadline(format!("the worker at {} did not answer its adoption in time", socket.display()))
+        })?
+    }
+
+    async fn attach_unbounded(
+        socket: &Path,
+        identity: &WorkerIdentity,
+        listener: Rc<dyn WorkerListener>,
+    ) -> Result<(WorkerLink, WorkerReport)> {
+        let unavailable = |error| Error::unavailable(format!("worker's socket {}: {error}", socket.display()));
+        let stream = worker_socket::connect(socket).await.map_err(unavailable)?;
+        let pid = stream.peer_cred().map_err(unavailable)?.pid().unwrap_or(0);
+        let mut rpc = RpcSystem::new(Box::new(worker_socket::network(stream, Side::Client)), None);
+        let client: worker::Client = rpc.bootstrap(Side::Server);
+        let gone = listener.clone();
+        let connection = tokio::task::spawn_local(async move {
+            if let Err(error) = rpc.await {
+                tracing::debug!(%error, "link to a worker closed");
+            }
+            gone.disconnected();
+        });
+        // From here on, dropping the link closes the connection on every path.
+        let link = WorkerLink { client, socket: socket.to_owned(), identity: identity.clone(), connection };
+        let report = link.handshake(listener, pid.unsigned_abs()).await?;
+        Ok((link, report))
+    }
+
+    async fn handshake(&self, listener: Rc<dyn WorkerListener>, pid: u32) -> Result<WorkerReport> {
+        let mut nonce = [0; PROOF_BYTES];
+        getrandom::fill(&mut nonce).map_err(|e| Error::internal(format!("no random bytes: {e}")))?;
+        let mut request = self.client.challenge_request();
+        request.get().set_nonce(&nonce);
+        let answer = request.send().promise.await.map_err(refused)?;
+        let answer = answer.get().map_err(refused)?;
+        let counter_nonce = answer.get_counter_nonce().map_err(refused)?;
+        self.check_identity(answer.get_identity().map_err(refused)?)?;
+        if !self.identity.verify(Role::Worker, &nonce, counter_nonce, answer.get_proof().map_err(refused)?) {
+            return Err(foreign("its proof is wrong"));
+        }
+        let mut request = self.client.attach_request();
+        request.get().set_proof(&self.identity.proof(Role::Daemon, counter_nonce, &nonce));
+        request.get().set_supervisor(capnp_rpc::new_client(supervisor::SupervisorServer { listener }));
+        let answer = request.send().promise.await.map_err(|e| types::from_capnp(&e))?;
+        let report = answer.get().and_then(|r| r.get_report()).map_err(refused)?;
+        decode_report(report, pid).map_err(refused)
+    }
+
+    fn check_identity(&self, told: crate::rpc::schema::worker_capnp::identity::Reader<'_>) -> Result<()> {
+        let text = |t: capnp::Result<capnp::text::Reader<'_>>| -> Result<String> {
+            t.and_then(|t| Ok(t.to_string()?)).map_err(refused)
+        };
+        let build = text(told.get_build())?;
+        if build != self.identity.build {
+            let message = format!("the worker is of build {build}, not {}", self.identity.build);
+            return Err(Error::refused(message).reason("worker_build"));
+        }
+        if text(told.get_worker_id())? != self.identity.worker.to_string()
+            || text(told.get_kernel_id())? != self.identity.kernel.to_string()
+            || told.get_epoch() != self.identity.epoch.0
+        {
+            return Err(foreign("it names another worker, kernel or epoch"));
+        }
+        Ok(())
+    }
+}
+
+fn foreign(why: &str) -> Error {
+    Error::refused(format!("the socket's owner is not the worker that was started: {why}")).reason("worker_identity")
+}
+
+/// For the handshake: whatever breaks in it is a peer that is not our worker, unless the connection itself ended.
+fn refused(error: capnp::Error) -> Error {
+    match error.kind {
+        capnp::ErrorKind::Disconnected => Error::unavailable("the worker closed the connection during its adoption"),
+        _ => foreign(&error.to_string()),
+    }
+}
+
+fn decode_report(report: report::Reader<'_>, pid: u32) -> capnp::Result<WorkerReport> {
+    let sandbox = report.get_sandbox()?.iter().map(|line| Ok(line?.to_string()?)).collect::<capnp::Result<_>>()?;
+    let executions = report.get_executions()?.iter().map(|known| (ExecId(known.get_exec_id()), known.get_running()));
+    let not_restored: Vec<Missed> = serde_json::from_slice(report.get_not_restored_json()?).unwrap_or_default();
+    Ok(WorkerReport {
+        engine: report.get_engine()?.to_string()?,
+        engine_version: report.get_engine_version()?.to_string()?,
+        sandbox,
+        executions: executions.collect(),
+        jobs: supervisor::decode_jobs(report.get_jobs_json()?),
+        missed: supervisor::decode_missed(report.get_missed_json()?),
+        restored_entries: report.get_restored_entries(),
+        not_restored: supervisor::missed_entries(not_restored),
+        pid,
+    })
+}

@@ -1,0 +1,383 @@
+//! The calls of an attached link, each with plain types and a deadline.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value as Json, json};
+
+use super::descriptors;
+use super::supervisor::{decode_missed, encode_value};
+use super::types::from_capnp;
+use super::{CodeCheck, Completions, DynamicTool, StateChunk, WorkerExec, WorkerLink, WorkerUsage};
+use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::exec::Work;
+use crate::core::ids::ExecId;
+use crate::core::info::{MissedEntry, ToolInfo, VarInfo};
+use crate::core::limits;
+use crate::core::value::Value;
+
+/// State chunks on their way at once; Cap'n Proto's own window bounds their bytes.
+const CHUNKS_IN_FLIGHT: usize = 64;
+
+impl WorkerLink {
+    /// Starts an execution. The request is on its way when this returns; the future tells whether the worker took it.
+    ///
+    /// # Errors
+    /// `Busy` if one runs already, `Lost` if the worker ended.
+    pub fn start(&self, exec: WorkerExec) -> impl Future<Output = Result<()>> + 'static {
+        let sent = self.send_start(&exec);
+        async move { bounded(limits::WORKER_CALL, async { sent?.await.map_err(|e| from_capnp(&e)).map(drop) }).await }
+    }
+
+    fn send_start(&self, exec: &WorkerExec) -> Result<impl Future<Output = capnp::Result<()>> + use<>> {
+        let (wanted, id) = (&exec.request, exec.exec.0);
+        let stdin = wanted.stdin_open || !wanted.stdin.is_empty();
+        let json = match &wanted.what {
+            Work::Code(code) => {
+                to_json(&ExecFrame { op: "exec", exec: id, code: Some(code), stdin, ..ExecFrame::new(&wanted.env) })?
+            }
+            Work::Call { name, args } => {
+                // The size and depth are those of every value that goes to an engine.
+                encode_value(args)?;
+                let (name, args) = (Some(name.as_str()), Some(args.to_json()));
+                to_json(&ExecFrame { op: "call", exec: id, name, args, stdin, ..ExecFrame::new(&wanted.env) })?
+            }
+        };
+        let mut request = self.client.start_request();
+        let mut wire = request.get().init_exec();
+        wire.set_exec_id(id);
+        wire.set_request_json(&json);
+        wire.set_stdin(&wanted.stdin);
+        wire.set_stdin_open(wanted.stdin_open);
+        wire.set_has_stdin(stdin);
+        wire.set_timeout_ms(wanted.timeout_ms);
+        wire.set_output_kept_bytes(exec.output_kept);
+        let promise = request.send().promise;
+        Ok(async move { promise.await.map(drop) })
+    }
+
+    /// Gives an execution more standard input; returns when the code's side took it.
+    ///
+    /// # Errors
+    /// `NotFound` if that execution does not run or its input has ended.
+    pub async fn stdin(&self, exec: ExecId, data: &[u8], end: bool) -> Result<()> {
+        let mut pieces = data.chunks(limits::CHUNK_BYTES).peekable();
+        loop {
+            let piece = pieces.next().unwrap_or_default();
+            let last = pieces.peek().is_none();
+            let mut request = self.client.stdin_request();
+            request.get().set_exec_id(exec.0);
+            request.get().set_data(piece);
+            request.get().set_end(end && last);
+            // No deadline: the code reads when it wants to, and the execution's own end ends the wait.
+            request.send().promise.await.map_err(|e| from_capnp(&e))?;
+            if last {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Interrupts an execution if it runs.
+    ///
+    /// # Errors
+    /// `NotFound` if it does not run.
+    pub async fn interrupt(&self, exec: ExecId) -> Result<()> {
+        let mut request = self.client.interrupt_request();
+        request.get().set_exec_id(exec.0);
+        answered(request.send().promise).await.map(drop)
+    }
+
+    /// Tells the worker that an execution's end is safe: it forgets it.
+    ///
+    /// # Errors
+    /// Only those of the link.
+    pub async fn acknowledge(&self, exec: ExecId) -> Result<()> {
+        let mut request = self.client.acknowledge_request();
+        request.get().set_exec_id(exec.0);
+        answered(request.send().promise).await.map(drop)
+    }
+
+    /// A variable.
+    ///
+    /// # Errors
+    /// `NotFound` if there is none of that name, `Busy` while an execution runs.
+    pub async fn get_var(&self, name: &str) -> Result<Value> {
+        let reply: GetReply = self.ask(&json!({ "op": "get", "name": name })).await?;
+        Value::from_json(&reply.value).map_err(|e| Error::corrupt(format!("value of {name}: {e}")))
+    }
+
+    /// Sets a variable.
+    ///
+    /// # Errors
+    /// Those of the engine; `Busy` while an execution runs.
+    pub async fn set_var(&self, name: &str, value: &Value) -> Result<()> {
+        encode_value(value)?;
+        self.ask(&json!({ "op": "set", "name": name, "value": value.to_json() })).await.map(|_: Done| ())
+    }
+
+    /// The user's variables.
+    ///
+    /// # Errors
+    /// `Busy` while an execution runs.
+    pub async fn vars(&self) -> Result<Vec<VarInfo>> {
+        self.ask(&json!({ "op": "vars" })).await.map(|reply: VarsReply| reply.vars)
+    }
+
+    /// The engine's tools, dynamic ones not included.
+    ///
+    /// # Errors
+    /// `Busy` while an execution runs.
+    pub async fn tools(&self) -> Result<Vec<ToolInfo>> {
+        let reply: ToolsReply = self.ask(&json!({ "op": "tools" })).await?;
+        let info = |tool: ToolLine| ToolInfo {
+            name: tool.name,
+            description: tool.description,
+            source: tool.source,
+            schema_json: if tool.schema.is_null() { String::new() } else { tool.schema.to_string() },
+        };
+        Ok(reply.tools.into_iter().map(info).collect())
+    }
+
+    /// Completions at a byte offset.
+    ///
+    /// # Errors
+    /// `Busy` while an execution runs.
+    pub async fn complete(&self, code: &str, cursor: usize) -> Result<Completions> {
+        let reply: CompleteReply = self.ask(&json!({ "op": "complete", "code": code, "cursor": cursor })).await?;
+        Ok(Completions { start: reply.start, matches: reply.matches })
+    }
+
+    /// Whether a text is a whole program.
+    ///
+    /// # Errors
+    /// `Busy` while an execution runs.
+    pub async fn check(&self, code: &str) -> Result<CodeCheck> {
+        let reply: CheckReply = self.ask(&json!({ "op": "check", "code": code })).await?;
+        match reply.status.as_str() {
+            "complete" => Ok(CodeCheck::Complete),
+            "incomplete" => Ok(CodeCheck::Incomplete { indent: reply.indent }),
+            "invalid" => Ok(CodeCheck::Invalid),
+            other => Err(Error::corrupt(format!("the engine answered {other:?} to a check"))),
+        }
+    }
+
+    /// Writes every state entry to `engine.db`, changed or not.
+    ///
+    /// # Errors
+    /// `Busy` while an execution runs.
+    pub async fn save(&self) -> Result<()> {
+        self.ask(&json!({ "op": "save" })).await.map(|_: Done| ())
+    }
+
+    /// Tells the engine which dynamic tools there are now.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if their descriptions are too large for a frame.
+    pub async fn dynamic_tools(&self, tools: &[DynamicTool]) -> Result<()> {
+        let json = to_json(&json!({ "op": "dynamic_tools", "tools": tools }))?;
+        let mut request = self.client.dynamic_tools_request();
+        request.get().set_json(&json);
+        answered(request.send().promise).await.map(drop)
+    }
+
+    /// Replaces the engine's whole state. Gives what it could not build. If this fails after its beginning the worker ends,
+    /// and `engine.db` holds the former state.
+    ///
+    /// # Errors
+    /// `Busy` while an execution runs; the first error of `chunks`.
+    pub async fn load(&self, chunks: impl IntoIterator<Item = Result<StateChunk>>) -> Result<Vec<MissedEntry>> {
+        answered(self.client.load_begin_request().send().promise).await?;
+        let mut sent = VecDeque::with_capacity(CHUNKS_IN_FLIGHT);
+        for chunk in chunks {
+            let chunk = chunk?;
+            let mut request = self.client.load_entry_request();
+            let mut entry = request.get();
+            entry.set_key(&chunk.key);
+            entry.set_meta_json(&chunk.meta_json);
+            entry.set_data(&chunk.data);
+            entry.set_more(chunk.more);
+            sent.push_back(request.send());
+            if sent.len() >= CHUNKS_IN_FLIGHT
+                && let Some(oldest) = sent.pop_front()
+            {
+                answered(oldest).await?;
+            }
+        }
+        for promise in sent {
+            answered(promise).await?;
+        }
+        let answer = answered(self.client.load_end_request().send().promise).await?;
+        let missed = answer.get().and_then(|r| r.get_missed_json()).map_err(|e| from_capnp(&e))?;
+        Ok(decode_missed(missed))
+    }
+
+    /// Makes `source` visible at `path`. With `mount`, a detached mount, `source` is only shown.
+    ///
+    /// # Errors
+    /// Those of the mount; what is missing is in the hint.
+    pub async fn bind(&self, path: &Path, source: &Path, writable: bool, mount: Option<OwnedFd>) -> Result<()> {
+        let text = |p: &Path| -> Result<String> {
+            p.to_str().map(str::to_owned).ok_or_else(|| Error::invalid(format!("{} is not UTF-8", p.display())))
+        };
+        let token = match mount {
+            Some(mount) => descriptors::hand_over(&self.socket, &self.identity, mount).await?,
+            None => 0,
+        };
+        let mut request = self.client.bind_request();
+        request.get().set_path(text(path)?);
+        request.get().set_source(text(source)?);
+        request.get().set_writable(writable);
+        request.get().set_token(token);
+        answered(request.send().promise).await.map(drop)
+    }
+
+    /// Takes a mount away.
+    ///
+    /// # Errors
+    /// `NotFound` if nothing is bound there, `Busy` if it is in use.
+    pub async fn unbind(&self, path: &Path) -> Result<()> {
+        let path = path.to_str().ok_or_else(|| Error::invalid(format!("{} is not UTF-8", path.display())))?;
+        let mut request = self.client.unbind_request();
+        request.get().set_path(path);
+        answered(request.send().promise).await.map(drop)
+    }
+
+    /// What the worker uses now.
+    ///
+    /// # Errors
+    /// Only those of the link.
+    pub async fn usage(&self) -> Result<WorkerUsage> {
+        let answer = answered(self.client.usage_request().send().promise).await?;
+        let usage = answer.get().map_err(|e| from_capnp(&e))?;
+        Ok(WorkerUsage {
+            memory_bytes: usage.get_memory_bytes(),
+            pids: usage.get_pids(),
+            cpu_us: usage.get_cpu_us(),
+            workspace_bytes: usage.get_workspace_bytes(),
+        })
+    }
+
+    /// Saves and ends the worker: returns when its state is saved; the exit follows within `grace`.
+    ///
+    /// # Errors
+    /// Those of saving.
+    pub async fn stop(&self, grace: Duration) -> Result<()> {
+        let mut request = self.client.stop_request();
+        request.get().set_grace_ms(u64::try_from(grace.as_millis()).unwrap_or(u64::MAX));
+        bounded(grace.saturating_add(limits::WORKER_STOP), async {
+            request.send().promise.await.map(drop).map_err(|e| from_capnp(&e))
+        })
+        .await
+    }
+
+    /// Sends one request frame to the engine and decodes its reply.
+    async fn ask<R: for<'de> Deserialize<'de>>(&self, frame: &Json) -> Result<R> {
+        let mut request = self.client.request_request();
+        request.get().set_json(&to_json(frame)?);
+        let answer = answered(request.send().promise).await?;
+        let json = answer.get().and_then(|r| r.get_json()).map_err(|e| from_capnp(&e))?;
+        let strange = |e: serde_json::Error| Error::corrupt(format!("the engine's answer cannot be read: {e}"));
+        let outcome: Outcome = serde_json::from_slice(json).map_err(strange)?;
+        if !outcome.ok {
+            let code = ErrorCode::from_name(&outcome.code).unwrap_or(ErrorCode::Internal);
+            return Err(Error::new(code, outcome.message).hint(outcome.hint));
+        }
+        serde_json::from_slice(json).map_err(strange)
+    }
+}
+
+async fn answered<T>(promise: impl Future<Output = capnp::Result<T>>) -> Result<T> {
+    bounded(limits::WORKER_CALL, async { promise.await.map_err(|e| from_capnp(&e)) }).await
+}
+
+async fn bounded<T>(deadline: Duration, call: impl Future<Output = Result<T>>) -> Result<T> {
+    match tokio::time::timeout(deadline, call).await {
+        Ok(outcome) => outcome,
+        Err(_) => Err(Error::deadline("the worker did not answer in time")),
+    }
+}
+
+fn to_json(frame: &impl Serialize) -> Result<Vec<u8>> {
+    let json = serde_json::to_vec(frame).map_err(|e| Error::internal(format!("encode a frame: {e}")))?;
+    // Init puts the number in.
+    if json.len() + 32 > limits::FRAME_JSON_BYTES {
+        return Err(Error::invalid(format!("a request of {} bytes is too large for an engine", json.len())));
+    }
+    Ok(json)
+}
+
+#[derive(Serialize)]
+struct ExecFrame<'a> {
+    op: &'static str,
+    exec: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    code: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    args: Option<Json>,
+    env: &'a [(String, String)],
+    stdin: bool,
+}
+
+impl<'a> ExecFrame<'a> {
+    fn new(env: &'a [(String, String)]) -> Self {
+        ExecFrame { op: "", exec: 0, code: None, name: None, args: None, env, stdin: false }
+    }
+}
+
+#[derive(Deserialize)]
+struct Outcome {
+    ok: bool,
+    #[serde(default)]
+    code: String,
+    #[serde(default)]
+    message: String,
+    #[serde(default)]
+    hint: String,
+}
+
+#[derive(Deserialize)]
+struct Done {}
+
+#[derive(Deserialize)]
+struct GetReply {
+    value: Json,
+}
+
+#[derive(Deserialize)]
+struct VarsReply {
+    vars: Vec<VarInfo>,
+}
+
+#[derive(Deserialize)]
+struct ToolsReply {
+    tools: Vec<ToolLine>,
+}
+
+#[derive(Deserialize)]
+struct ToolLine {
+    name: String,
+    #[serde(default)]
+    description: String,
+    source: String,
+    #[serde(default)]
+    schema: Json,
+}
+
+#[derive(Deserialize)]
+struct CompleteReply {
+    start: usize,
+    matches: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct CheckReply {
+    status: String,
+    #[serde(default)]
+    indent: String,
+}

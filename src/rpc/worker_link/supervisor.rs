@@ -1,0 +1,278 @@
+//! The daemon's end of what a worker says: decodes and hands on to the kernel's [`WorkerListener`].
+//!
+//! Order comes from Cap'n Proto itself: a streaming call (`output`, `event`) holds back later calls on the same capability
+//! until it has returned. What the engine wrote is untrusted: whatever does not decode becomes an absent value and a line
+//! in `err`, never a failed call, for that would break the link.
+
+use std::rc::Rc;
+
+use serde::Deserialize;
+use serde_json::Value as Json;
+
+use super::types::{Job, WorkerCause, WorkerListener};
+use crate::core::error::Error;
+use crate::core::exec::{ExecEnd, ExecStatus, OutputData, OutputEvent, Stream};
+use crate::core::ids::ExecId;
+use crate::core::info::MissedEntry;
+use crate::core::limits;
+use crate::core::value::Value;
+use crate::rpc::schema::worker_capnp::{OutputStream, end, supervisor};
+use crate::worker::wire::Missed;
+
+type Done = Result<(), capnp::Error>;
+
+pub(super) struct SupervisorServer {
+    pub(super) listener: Rc<dyn WorkerListener>,
+}
+
+impl supervisor::Server for SupervisorServer {
+    async fn output(self: Rc<Self>, params: supervisor::OutputParams) -> Done {
+        let params = params.get()?;
+        let (exec, offset) = (ExecId(params.get_exec_id()), params.get_offset());
+        let stream = from_wire_stream(params.get_stream()?);
+        self.listener.output(exec, offset, stream, params.get_data()?.to_vec()).await;
+        Ok(())
+    }
+
+    async fn event(self: Rc<Self>, params: supervisor::EventParams) -> Done {
+        let params = params.get()?;
+        let exec = ExecId(params.get_exec_id());
+        match decode_event(params.get_json()?, params.get_tail()?) {
+            Ok(event) => self.listener.event(exec, event).await,
+            Err(error) => tracing::debug!(%exec, %error, "an engine's event does not decode"),
+        }
+        Ok(())
+    }
+
+    async fn ended(self: Rc<Self>, params: supervisor::EndedParams, _: supervisor::EndedResults) -> Done {
+        let params = params.get()?;
+        let end = params.get_end()?;
+        self.listener.ended(ExecId(params.get_exec_id()), decode_end(end)?, end.get_output_bytes());
+        Ok(())
+    }
+
+    async fn tool_call(
+        self: Rc<Self>,
+        params: supervisor::ToolCallParams,
+        mut results: supervisor::ToolCallResults,
+    ) -> Done {
+        let params = params.get()?;
+        let exec = ExecId(params.get_exec_id());
+        let answer = match decode_tool_call(params.get_json()?) {
+            Ok((name, args)) => self.listener.tool_call(exec, name, args).await,
+            Err(error) => Err(error),
+        };
+        let mut results = results.get();
+        match answer.and_then(|(value, text)| Ok((encode_value(&value)?, text))) {
+            Ok((json, text)) => {
+                results.set_ok(true);
+                results.set_value_json(json.as_bytes());
+                results.set_text(&text);
+            }
+            Err(error) => {
+                results.set_ok(false);
+                results.set_text(&error.message);
+            }
+        }
+        Ok(())
+    }
+
+    async fn jobs(self: Rc<Self>, params: supervisor::JobsParams, _: supervisor::JobsResults) -> Done {
+        self.listener.jobs(decode_jobs(params.get()?.get_json()?));
+        Ok(())
+    }
+
+    async fn missed(self: Rc<Self>, params: supervisor::MissedParams, _: supervisor::MissedResults) -> Done {
+        self.listener.missed(decode_missed(params.get()?.get_json()?));
+        Ok(())
+    }
+
+    async fn background(
+        self: Rc<Self>,
+        params: supervisor::BackgroundParams,
+        _: supervisor::BackgroundResults,
+    ) -> Done {
+        let params = params.get()?;
+        self.listener.background(from_wire_stream(params.get_stream()?), params.get_data()?.to_vec());
+        Ok(())
+    }
+
+    async fn dying(self: Rc<Self>, params: supervisor::DyingParams, _: supervisor::DyingResults) -> Done {
+        let cause = params.get()?.get_cause()?;
+        let (kind, detail) = (cause.get_kind()?.to_string()?, cause.get_detail()?.to_string()?);
+        let cause = WorkerCause::from_parts(&kind, cause.get_status(), &detail)
+            .unwrap_or_else(|| WorkerCause::Protocol(format!("unknown cause {kind:?}")));
+        self.listener.dying(cause);
+        Ok(())
+    }
+}
+
+fn from_wire_stream(stream: OutputStream) -> Stream {
+    match stream {
+        OutputStream::Stdout => Stream::Stdout,
+        OutputStream::Stderr => Stream::Stderr,
+    }
+}
+
+fn decode_event(json: &[u8], tail: &[u8]) -> Result<OutputEvent, serde_json::Error> {
+    #[derive(Deserialize)]
+    #[serde(tag = "ev", rename_all = "snake_case")]
+    enum Frame {
+        Display { mime: String },
+        Structured { output: OutputData },
+    }
+    Ok(match serde_json::from_slice(json)? {
+        Frame::Display { mime } => OutputEvent::Display { mime, data: tail.to_vec() },
+        Frame::Structured { output } => OutputEvent::Structured(output),
+    })
+}
+
+fn decode_end(end: end::Reader<'_>) -> Result<ExecEnd, capnp::Error> {
+    let status = end.get_status()?.to_string()?;
+    let mut decoded = ExecEnd {
+        status: ExecStatus::from_name(&status)
+            .ok_or_else(|| capnp::Error::failed(format!("unknown status {status:?}")))?,
+        code: end.get_code(),
+        err: end.get_err()?.to_string()?,
+        value: None,
+        output: None,
+        duration_us: end.get_duration_us(),
+    };
+    let frame = end.get_frame_json()?;
+    if let Err(error) = decode_end_frame(frame, &mut decoded)
+        && decoded.err.is_empty()
+    {
+        decoded.err = error.message;
+    }
+    Ok(decoded)
+}
+
+fn decode_end_frame(json: &[u8], end: &mut ExecEnd) -> Result<(), Error> {
+    #[derive(Deserialize)]
+    struct Frame {
+        #[serde(default, deserialize_with = "present")]
+        value: Option<Json>,
+        #[serde(default)]
+        output: Option<OutputData>,
+    }
+    if json.is_empty() {
+        return Ok(());
+    }
+    let unreadable = |why: &dyn std::fmt::Display| Error::corrupt(format!("the result's value cannot be shown: {why}"));
+    let frame: Frame = serde_json::from_slice(json).map_err(|e| unreadable(&e))?;
+    end.output = frame.output;
+    end.value = frame.value.as_ref().map(Value::from_json).transpose().map_err(|e| unreadable(&e))?;
+    Ok(())
+}
+
+/// Keeps `"value": null` (the null value) apart from an absent field.
+fn present<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Option<Json>, D::Error> {
+    Json::deserialize(d).map(Some)
+}
+
+fn decode_tool_call(json: &[u8]) -> Result<(String, Value), Error> {
+    #[derive(Deserialize)]
+    struct Frame {
+        name: String,
+        args: Json,
+    }
+    let frame: Frame = serde_json::from_slice(json).map_err(|e| Error::invalid(format!("tool call: {e}")))?;
+    let args = Value::from_json(&frame.args).map_err(|e| Error::invalid(format!("arguments of the tool: {e}")))?;
+    Ok((frame.name, args))
+}
+
+/// The jobs of a `jobs` frame; none if there was no frame.
+pub(super) fn decode_jobs(json: &[u8]) -> Vec<Job> {
+    #[derive(Deserialize, Default)]
+    struct Frame {
+        jobs: Vec<Job>,
+    }
+    serde_json::from_slice::<Frame>(json).unwrap_or_default().jobs
+}
+
+/// The entries of a `missed` frame; none if there was no frame.
+pub(super) fn decode_missed(json: &[u8]) -> Vec<MissedEntry> {
+    #[derive(Deserialize, Default)]
+    struct Frame {
+        entries: Vec<Missed>,
+    }
+    missed_entries(serde_json::from_slice::<Frame>(json).unwrap_or_default().entries)
+}
+
+/// The contract's form as `core`'s.
+pub(super) fn missed_entries(entries: Vec<Missed>) -> Vec<MissedEntry> {
+    let entry = |m: Missed| MissedEntry { key: m.key, type_name: m.type_name, reason: m.reason };
+    entries.into_iter().map(entry).collect()
+}
+
+/// JSON levels that every engine's parser reads.
+const JSON_DEPTH: usize = 120;
+
+/// A value's JSON text, within what engines read.
+///
+/// # Errors
+/// `InvalidArgument` for a value that is too large or nested too deep.
+pub(super) fn encode_value(value: &Value) -> Result<String, Error> {
+    if json_depth(value) > JSON_DEPTH {
+        return Err(Error::invalid("the value is nested too deep for an engine"));
+    }
+    let text = value.to_json().to_string();
+    if text.len() > limits::VALUE_BYTES {
+        let message = format!("a value of {} bytes is larger than {} bytes", text.len(), limits::VALUE_BYTES);
+        return Err(Error::invalid(message).hint("store it as a blob and pass its reference"));
+    }
+    Ok(text)
+}
+
+fn json_depth(value: &Value) -> usize {
+    match value {
+        Value::Array(items) => 1 + items.iter().map(json_depth).max().unwrap_or(0),
+        // The tag's object, the list of pairs, the pair.
+        Value::Object(fields) => 3 + fields.iter().map(|(_, v)| json_depth(v)).max().unwrap_or(0),
+        Value::Null
+        | Value::Bool(_)
+        | Value::Int(_)
+        | Value::Float(_)
+        | Value::String(_)
+        | Value::Blob(_)
+        | Value::Bytes(_)
+        | Value::BigInt(_)
+        | Value::Opaque { .. } => 2,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hostile_value_costs_the_value_only() {
+        for (frame, value) in [
+            (r#"{"ev":"end","value":null}"#.to_owned(), Some(Value::Null)),
+            (r#"{"ev":"end"}"#.to_owned(), None),
+            (r#"{"ev":"end","value":1}"#.to_owned(), None),
+            (format!(r#"{{"ev":"end","value":{}1{}}}"#, "[".repeat(50_000), "]".repeat(50_000)), None),
+        ] {
+            let mut end = ExecEnd::lost("");
+            let outcome = decode_end_frame(frame.as_bytes(), &mut end);
+            assert_eq!(end.value, value);
+            assert_eq!(outcome.is_err(), value.is_none() && frame.contains("value"));
+        }
+    }
+
+    #[test]
+    fn depth_counts_what_the_encoding_adds() {
+        let nest = |n: usize| (0..n).fold(Value::Null, |v, _| Value::Object(vec![("k".into(), v)]));
+        assert!(encode_value(&nest(39)).is_ok());
+        assert!(encode_value(&nest(40)).is_err());
+        let text = encode_value(&nest(39)).unwrap_or_default();
+        assert!(serde_json::from_str::<Json>(&text).is_ok());
+    }
+
+    #[test]
+    fn lists_decode_or_are_empty() {
+        assert_eq!(decode_jobs(b"").len(), 0);
+        assert_eq!(decode_jobs(br#"{"ev":"jobs","jobs":[{"id":"1","command":"sleep"}]}"#).len(), 1);
+        assert_eq!(decode_missed(br#"{"entries":[{"key":"var/x"}]}"#)[0].key, "var/x");
+    }
+}

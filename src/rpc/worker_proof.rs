@@ -1,0 +1,130 @@
+//! The handshake of the private socket: each end proves that it knows the worker's secret without showing it.
+//!
+//! A proof is a keyed BLAKE3 hash over a role, both nonces and the identity, each part with its length before it, so that
+//! no proof of one role, connection or worker is one of another.
+
+use crate::core::ids::{Epoch, KernelId, WorkerId};
+
+/// Length of nonces, proofs and secrets.
+pub const PROOF_BYTES: usize = 32;
+
+/// What both ends of the private socket know beforehand.
+#[derive(Clone, PartialEq, Eq)]
+pub struct WorkerIdentity {
+    /// The worker.
+    pub worker: WorkerId,
+    /// The kernel that it executes.
+    pub kernel: KernelId,
+    /// The ownership under which it was started.
+    pub epoch: Epoch,
+    /// The build of the worker program; another build speaks another protocol.
+    pub build: String,
+    /// Known to the daemon and the worker's init only.
+    pub secret: [u8; PROOF_BYTES],
+}
+
+impl std::fmt::Debug for WorkerIdentity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("WorkerIdentity")
+            .field("worker", &self.worker)
+            .field("kernel", &self.kernel)
+            .field("epoch", &self.epoch)
+            .field("build", &self.build)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Who proves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// The worker's init, in `challenge`.
+    Worker,
+    /// The daemon, in `attach`.
+    Daemon,
+    /// The daemon, on the descriptor socket.
+    Descriptor,
+}
+
+impl Role {
+    const fn label(self) -> &'static [u8] {
+        match self {
+            Role::Worker => b"worker",
+            Role::Daemon => b"daemon",
+            Role::Descriptor => b"descriptor",
+        }
+    }
+}
+
+impl WorkerIdentity {
+    /// The proof of `role` over the two texts that only this exchange has.
+    pub fn proof(&self, role: Role, first: &[u8], second: &[u8]) -> [u8; PROOF_BYTES] {
+        let mut hasher = blake3::Hasher::new_keyed(&self.secret);
+        let epoch = self.epoch.0.to_le_bytes();
+        let parts: [&[u8]; 7] = [
+            role.label(),
+            first,
+            second,
+            self.worker.as_bytes(),
+            self.kernel.as_bytes(),
+            &epoch,
+            self.build.as_bytes(),
+        ];
+        for part in parts {
+            hasher.update(&(part.len() as u64).to_le_bytes());
+            hasher.update(part);
+        }
+        *hasher.finalize().as_bytes()
+    }
+
+    /// Whether `proof` is the one of [`WorkerIdentity::proof`], in a time that does not depend on where they differ.
+    pub fn verify(&self, role: Role, first: &[u8], second: &[u8], proof: &[u8]) -> bool {
+        let expected = blake3::Hash::from_bytes(self.proof(role, first, second));
+        match <[u8; PROOF_BYTES]>::try_from(proof) {
+            // `blake3::Hash` compares in constant time.
+            Ok(given) => expected == blake3::Hash::from_bytes(given),
+            Err(_) => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn identity() -> WorkerIdentity {
+        WorkerIdentity {
+            worker: WorkerId::from_bytes([1; 16]),
+            kernel: KernelId::from_bytes([2; 16]),
+            epoch: Epoch(3),
+            build: "b".into(),
+            secret: [4; PROOF_BYTES],
+        }
+    }
+
+    #[test]
+    fn a_proof_is_of_one_exchange_only() {
+        let proof = identity().proof(Role::Worker, b"ab", b"c");
+        assert!(identity().verify(Role::Worker, b"ab", b"c", &proof));
+        assert!(!identity().verify(Role::Daemon, b"ab", b"c", &proof));
+        assert!(!identity().verify(Role::Worker, b"a", b"bc", &proof));
+        assert!(!identity().verify(Role::Worker, b"ab", b"c", &proof[..31]));
+        assert!(!identity().verify(Role::Worker, b"ab", b"c", b""));
+        let changes: [fn(&mut WorkerIdentity); 5] = [
+            |i| i.worker = WorkerId::from_bytes([9; 16]),
+            |i| i.kernel = KernelId::from_bytes([9; 16]),
+            |i| i.epoch = Epoch(4),
+            |i| i.build = "c".into(),
+            |i| i.secret[31] ^= 1,
+        ];
+        for change in changes {
+            let mut other = identity();
+            change(&mut other);
+            assert!(!other.verify(Role::Worker, b"ab", b"c", &proof), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn the_secret_is_not_printed() {
+        assert!(!format!("{:?}", identity()).contains("secret"));
+    }
+}

@@ -1,0 +1,223 @@
+//! Mounts that come and go while the engine runs.
+//!
+//! ```text
+//!  N1: clone the source ──▶ a thread of its own enters N2 ──▶ makes the place, attaches, covers ──▶ thread ends
+//! ```
+//!
+//! The thread has its own root and working directory, so that the rest of init never leaves N1. What is found on the way
+//! inside may be the work of untrusted code: no link is followed.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::{AT_FDCWD, OFlag, openat};
+use nix::mount::{MntFlags, umount2};
+use nix::sched::{CloneFlags, setns, unshare};
+use nix::sys::stat::{Mode, fstat};
+use nix::unistd::{UnlinkatFlags, unlinkat};
+
+use super::child::Wanted;
+use super::init::{BindSource, EngineTree, Init};
+use super::layer::{Layer, SandboxError, failed};
+use super::{protect, staging, tree};
+use crate::core::limits;
+use crate::core::spec::check_inside_path;
+use crate::sys::mount::{RDONLY, attach, change, clone_tree};
+
+/// A mount that came after the start; made again when the engine is.
+#[derive(Debug, Clone)]
+pub(super) struct LiveBind {
+    inside: PathBuf,
+    /// The source, or the name in the staging tree.
+    source: LiveSource,
+    resolved: PathBuf,
+    writable: bool,
+    /// Device and file number of what was mounted, to know it again.
+    identity: (u64, u64),
+}
+
+#[derive(Debug, Clone)]
+enum LiveSource {
+    Path(PathBuf),
+    Staged(String),
+}
+
+impl LiveBind {
+    pub(super) fn wanted(&self, staging: Option<&OwnedFd>) -> Wanted {
+        let source = match (&self.source, staging) {
+            (LiveSource::Path(path), _) => path.clone(),
+            (LiveSource::Staged(name), Some(staging)) => staging::through(staging, name),
+            (LiveSource::Staged(name), None) => PathBuf::from(name),
+        };
+        let (inside, resolved) = (self.inside.clone(), Some(self.resolved.clone()));
+        Wanted { inside, source, resolved, own: false, writable: self.writable }
+    }
+}
+
+fn fail<E: std::fmt::Display>(what: impl std::fmt::Display) -> impl FnOnce(E) -> SandboxError {
+    failed(Layer::PivotRoot, what)
+}
+
+fn refused(cause: impl Into<String>, hint: &str) -> SandboxError {
+    SandboxError::new(Layer::PivotRoot, cause).hint(hint)
+}
+
+impl Init {
+    /// Makes a file or folder of the host visible to the running engine.
+    ///
+    /// # Errors
+    /// If the path inside is taken or reserved, the source protected or out of reach. Nothing has changed then.
+    pub fn bind(&mut self, source: BindSource, inside: &Path, writable: bool) -> Result<(), SandboxError> {
+        check_inside_path(inside).map_err(|error| refused(error.to_string(), "choose another path"))?;
+        if self.taken(inside) {
+            return Err(refused(format!("{inside:?} is mounted already"), "unmount it first"));
+        }
+        if self.plan.mounts.len() + self.live.len() >= limits::MOUNTS {
+            return Err(refused(format!("a kernel has at most {} mounts", limits::MOUNTS), "unmount one first"));
+        }
+        let (source, resolved) = match source {
+            BindSource::Path(path) => {
+                let resolved = std::fs::canonicalize(&path)
+                    .map_err(fail(format_args!("cannot open {path:?}")))
+                    .map_err(|error| error.hint("make sure that the path exists and that the kernel's user may open it"))?;
+                (LiveSource::Path(path), resolved)
+            }
+            BindSource::Tree { tree, shows } => (self.stage_live(&tree)?, shows),
+        };
+        let mut bind = LiveBind { inside: inside.to_owned(), source, resolved, writable, identity: (0, 0) };
+        let covers = protect::covers(inside, &bind.resolved, &self.protected)?;
+        if let Some(engine) = &self.engine {
+            let wanted = bind.wanted(self.staging.as_ref());
+            let attached = in_engine_tree(engine, || {
+                let tree = tree::source(AT_FDCWD, &wanted.source, inside, writable)?;
+                Ok(move || attach_inside(tree, inside, &covers))
+            })?;
+            bind.identity = attached;
+        }
+        self.live.push(bind);
+        Ok(())
+    }
+
+    /// Takes away what [`Init::bind`] made. Files that the code has open there stay open.
+    ///
+    /// # Errors
+    /// If nothing was mounted there by `bind`.
+    pub fn unbind(&mut self, inside: &Path) -> Result<(), SandboxError> {
+        let Some(at) = self.live.iter().position(|bind| bind.inside == inside) else {
+            return Err(refused(format!("{inside:?} is no mount that was added later"), "list the mounts"));
+        };
+        if let Some(engine) = &self.engine {
+            let identity = self.live[at].identity;
+            in_engine_tree(engine, || Ok(move || detach_inside(inside, identity)))?;
+        }
+        self.live.remove(at);
+        Ok(())
+    }
+
+    fn taken(&self, inside: &Path) -> bool {
+        let planned = self.plan.mounts.iter().map(|mount| &mount.inside);
+        planned.chain(self.live.iter().map(|live| &live.inside)).any(|taken| taken == inside)
+    }
+
+    /// Keeps a detached mount in the staging tree, where it lasts as long as init.
+    fn stage_live(&mut self, tree: &OwnedFd) -> Result<LiveSource, SandboxError> {
+        let Some(root) = &self.staging else {
+            return Err(refused("only a daemon that is root can send a mount", "give a path instead"));
+        };
+        self.live_count += 1;
+        let name = format!("live-{}", self.live_count);
+        staging::hang(root.as_fd(), &name, tree).map_err(fail("cannot stage the mount"))?;
+        Ok(LiveSource::Staged(name))
+    }
+}
+
+/// Runs `before` in N1 and what it gives in N2, both on a thread that ends with it.
+fn in_engine_tree<T: Send, Inside: FnOnce() -> Result<T, SandboxError>>(
+    engine: &EngineTree,
+    before: impl FnOnce() -> Result<Inside, SandboxError> + Send,
+) -> Result<T, SandboxError> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("ryokan-bind".into()).spawn_scoped(scope, || {
+            let inside = before()?;
+            unshare(CloneFlags::CLONE_FS).map_err(fail("cannot part the thread from init"))?;
+            setns(&engine.namespace, CloneFlags::CLONE_NEWNS).map_err(fail("cannot enter the engine's tree"))?;
+            inside()
+        });
+        let thread = thread.map_err(fail("cannot start a thread"))?;
+        thread.join().unwrap_or_else(|_| Err(SandboxError::new(Layer::PivotRoot, "the thread that mounts has panicked")))
+    })
+}
+
+fn open_root() -> Result<OwnedFd, SandboxError> {
+    openat(AT_FDCWD, "/", OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())
+        .map_err(fail("cannot open the engine's root"))
+}
+
+/// The engine's root as a mount of our own that can be written to. Its file system is the same one, without what hangs
+/// in it.
+fn writable_root() -> Result<OwnedFd, SandboxError> {
+    let clone = clone_tree(AT_FDCWD, Path::new("/"), false).map_err(fail("cannot clone the engine's root"))?;
+    change(clone.as_fd(), false, 0, RDONLY).map_err(fail("cannot write to the engine's root"))?;
+    Ok(clone)
+}
+
+/// In N2: makes the place, attaches, covers.
+fn attach_inside(mount: OwnedFd, inside: &Path, covers: &[PathBuf]) -> Result<(u64, u64), SandboxError> {
+    let (root, bare) = (open_root()?, writable_root()?);
+    make_place(&root, &bare, inside, &mount)?;
+    let target = tree::find(root.as_fd(), inside).map_err(fail(format_args!("cannot open {inside:?} inside")))?;
+    let identity = identity(mount.as_fd())?;
+    attach(mount.as_fd(), target.as_fd()).map_err(fail(format_args!("cannot mount at {inside:?}")))?;
+    if covers.is_empty() {
+        return Ok(identity);
+    }
+    let covered = with_covers(&root, &bare, covers);
+    if covered.is_err() {
+        // Better no mount than one that shows too much.
+        detach_inside(inside, identity)?;
+    }
+    covered.map(|()| identity)
+}
+
+fn with_covers(root: &OwnedFd, bare: &OwnedFd, covers: &[PathBuf]) -> Result<(), SandboxError> {
+    tree::with_empty(bare.as_fd(), || covers.iter().try_for_each(|path| tree::cover(root.as_fd(), path)))
+}
+
+/// Makes the mount point. As long as the way leads through the root's own file system, which is read-only to the engine, it
+/// is made through our own mount of that; beyond, as the code itself could.
+fn make_place(root: &OwnedFd, bare: &OwnedFd, inside: &Path, mount: &OwnedFd) -> Result<(), SandboxError> {
+    let root_device = fstat(root).map_err(fail("cannot look at the engine's root"))?.st_dev;
+    let mut deepest = root.try_clone().map_err(fail("cannot open the engine's root"))?;
+    for part in tree::relative(inside).components() {
+        match tree::find(deepest.as_fd(), Path::new(part.as_os_str())) {
+            Ok(found) => deepest = found,
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => break,
+            Err(error) => return Err(fail(format_args!("cannot reach {inside:?} inside"))(error)),
+        }
+    }
+    let on_root = fstat(&deepest).map_err(fail("cannot look at the engine's tree"))?.st_dev == root_device;
+    let through = if on_root { bare } else { root };
+    tree::mount_point(through.as_fd(), inside, mount).map(drop)
+}
+
+fn identity(fd: BorrowedFd<'_>) -> Result<(u64, u64), SandboxError> {
+    let found = fstat(fd).map_err(fail("cannot look at the mount"))?;
+    Ok((found.st_dev, found.st_ino))
+}
+
+/// In N2: lets the mount go, if what is there is what was mounted.
+fn detach_inside(inside: &Path, expected: (u64, u64)) -> Result<(), SandboxError> {
+    let root = open_root()?;
+    let found = tree::find(root.as_fd(), inside).map_err(fail(format_args!("cannot open {inside:?} inside")))?;
+    if identity(found.as_fd())? != expected {
+        return Err(refused(format!("{inside:?} inside is no longer what was mounted there"), "restart the kernel's worker"));
+    }
+    let place = format!("/proc/self/fd/{}", found.as_raw_fd());
+    umount2(place.as_str(), MntFlags::MNT_DETACH).map_err(fail(format_args!("cannot unmount {inside:?}")))?;
+    drop(found);
+    // The place itself, where it was made for this; what is not empty, or not ours, stays.
+    let bare = writable_root()?;
+    let flag = |kind| unlinkat(&bare, tree::relative(inside), kind);
+    let _ = flag(UnlinkatFlags::RemoveDir).or_else(|_| flag(UnlinkatFlags::NoRemoveDir));
+    Ok(())
+}

@@ -1,0 +1,180 @@
+//! The outer process: from the daemon's child to a sibling that is PID 1 of its own world.
+//!
+//! Owns the order of it: what needs root first, then the user, then the namespaces, then init. Never runs anything
+//! untrusted, and ends as soon as init is there.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::signal::Signal;
+use nix::unistd::{Gid, Uid, setgroups, setresgid, setresuid, setsid};
+
+use super::cgroup::{self, Cgroup};
+use super::init::Init;
+use super::layer::{Layer, LayerStatus, SandboxError, SandboxReport, failed};
+use super::plan::{GUEST_ID, SandboxPlan};
+use super::staging;
+use crate::core::spec::Net;
+use crate::sys::namespace::{Forked, fork_sibling};
+use crate::sys::process::{close_all_except, exit_now, set_dumpable, set_parent_death_signal};
+
+/// The kinds of namespaces in the order in which they are left, and the layer that each is.
+pub(super) const NAMESPACES: [(Layer, CloneFlags, &str); 7] = [
+    (Layer::UserNs, CloneFlags::CLONE_NEWUSER, "user"),
+    (Layer::MountNs, CloneFlags::CLONE_NEWNS, "mnt"),
+    (Layer::PidNs, CloneFlags::CLONE_NEWPID, "pid"),
+    (Layer::NetNs, CloneFlags::CLONE_NEWNET, "net"),
+    (Layer::IpcNs, CloneFlags::CLONE_NEWIPC, "ipc"),
+    (Layer::UtsNs, CloneFlags::CLONE_NEWUTS, "uts"),
+    (Layer::CgroupNs, CloneFlags::CLONE_NEWCGROUP, "cgroup"),
+];
+
+/// What the outer process found and made, for init.
+pub(super) struct Outer {
+    /// The plan.
+    pub plan: SandboxPlan,
+    /// What is in force so far.
+    pub report: SandboxReport,
+    /// The host's namespaces by name.
+    pub host_namespaces: BTreeMap<String, String>,
+    /// Whether the working directory is the staging tree.
+    pub staged: bool,
+    /// Limits by cgroup, if there are.
+    pub cgroup: Option<Cgroup>,
+    /// Protected folders without symbolic links.
+    pub protected: Vec<PathBuf>,
+    /// The planned sources without symbolic links, in the plan's order.
+    pub sources: Vec<PathBuf>,
+}
+
+/// Leaves the host's namespaces and becomes init. Called by the outer process, which must have one thread; returns only in
+/// init, and with an error in either.
+///
+/// Descriptors other than 0, 1, 2 and `keep` are closed. `report_pid` is called in the outer process with init's id as the
+/// host sees it; then that process ends with status 0, and init is its parent's child.
+///
+/// # Errors
+/// The layer that the host refuses, with a hint. Nothing untrusted has run.
+pub fn enter(plan: &SandboxPlan, keep: &[BorrowedFd<'_>], report_pid: impl FnOnce(i32)) -> Result<Init, SandboxError> {
+    plan.check()?;
+    let kept: Vec<i32> = [0, 1, 2].into_iter().chain(keep.iter().map(AsRawFd::as_raw_fd)).collect();
+    close_all_except(&kept).map_err(failed(Layer::Descriptors, "cannot close what was inherited"))?;
+    // Fails only for a process that leads a group already, which is as good.
+    let _ = setsid();
+    // Should the daemon die now, there is nobody to hand init to. (A change of user clears this, which only shortens it.)
+    let _ = set_parent_death_signal(Some(Signal::SIGKILL));
+    let mut outer = Outer {
+        plan: plan.clone(),
+        report: SandboxReport::default(),
+        host_namespaces: namespaces()?,
+        staged: false,
+        cgroup: None,
+        protected: Vec::new(),
+        sources: Vec::new(),
+    };
+    outer.resolve_paths()?;
+    outer.prepare_cgroup();
+    outer.become_user()?;
+    outer.leave_namespaces()?;
+    match fork_sibling().map_err(failed(Layer::PidNs, "cannot start init"))? {
+        Forked::Parent(pid) => {
+            report_pid(pid.as_raw());
+            exit_now(0);
+        }
+        Forked::Child => Init::begin(outer),
+    }
+}
+
+/// This process's namespaces by name.
+pub(super) fn namespaces() -> Result<BTreeMap<String, String>, SandboxError> {
+    let mut found = BTreeMap::new();
+    for (layer, _, name) in NAMESPACES {
+        let link = std::fs::read_link(Path::new("/proc/self/ns").join(name))
+            .map_err(failed(layer, "cannot read /proc/self/ns"))?;
+        found.insert(name.to_owned(), link.to_string_lossy().into_owned());
+    }
+    Ok(found)
+}
+
+impl Outer {
+    fn resolve_paths(&mut self) -> Result<(), SandboxError> {
+        let folders = self.plan.protected.iter().chain([&self.plan.kernel_dir]);
+        // One that is not there has nothing to protect.
+        self.protected = folders.filter_map(|folder| std::fs::canonicalize(folder).ok()).collect();
+        let may_look = !Uid::effective().is_root() || self.plan.run_as.is_some_and(|user| user.map_root);
+        for mount in &self.plan.mounts {
+            // What another user asked for is looked at as that user, later.
+            let resolved = if may_look {
+                std::fs::canonicalize(&mount.source)
+                    .map_err(failed(Layer::PivotRoot, format_args!("cannot open {:?}", mount.source)))
+                    .map_err(|error| error.hint("make sure that the path exists and that you may open it"))?
+            } else {
+                PathBuf::new()
+            };
+            self.sources.push(resolved);
+        }
+        Ok(())
+    }
+
+    fn prepare_cgroup(&mut self) {
+        let Some(base) = &self.plan.cgroup_base else { return };
+        let name = format!("kernel-{}", std::process::id());
+        match cgroup::prepare(base, &name, &self.plan.limits) {
+            Ok(cgroup) => self.cgroup = Some(cgroup),
+            // Limits then come from rlimits and the watchdog, and the report says so.
+            Err(error) => eprintln!("ryokan-worker: no cgroup below {}: {error}", base.display()),
+        }
+    }
+
+    /// Root becomes the user that kernels run as; anybody else stays who they are.
+    fn become_user(&mut self) -> Result<(), SandboxError> {
+        if !Uid::effective().is_root() {
+            return Ok(());
+        }
+        let run_as =
+            self.plan.run_as.ok_or_else(|| SandboxError::new(Layer::RunAs, "ryokan is root, and kernels never run as root"))?;
+        staging::stage(&self.plan, run_as)?;
+        self.staged = true;
+        let (uid, gid) = (Uid::from_raw(run_as.uid), Gid::from_raw(run_as.gid));
+        setgroups(&[])
+            .and_then(|()| setresgid(gid, gid, gid))
+            .and_then(|()| setresuid(uid, uid, uid))
+            .map_err(failed(Layer::RunAs, format_args!("cannot become uid {uid} gid {gid}")))?;
+        // A change of user takes /proc/self away from that user; the id maps are written there.
+        set_dumpable(true).map_err(failed(Layer::RunAs, "cannot open /proc/self to the new user"))?;
+        self.report.enforced(Layer::RunAs, format!("uid {uid} gid {gid}"));
+        self.report.enforced(Layer::IdMap, "the kernel's folder belongs to that user, seen from inside only");
+        Ok(())
+    }
+
+    fn leave_namespaces(&mut self) -> Result<(), SandboxError> {
+        let (uid, gid) = (Uid::effective(), Gid::effective());
+        for (layer, flag, name) in NAMESPACES {
+            if layer == Layer::NetNs && self.plan.net == Net::Host {
+                self.report.enforced(layer, "the host's network, as asked for");
+                continue;
+            }
+            match unshare(flag) {
+                Ok(()) => self.report.enforced(layer, "own"),
+                Err(error) if self.plan.may_lack(layer) => {
+                    self.report.note(layer, LayerStatus::Degraded { why: error.to_string() });
+                }
+                Err(error) => return Err(SandboxError::new(layer, format!("cannot leave the host's {name} namespace: {error}"))),
+            }
+            if layer == Layer::UserNs {
+                map_guest(uid, gid).map_err(failed(layer, "cannot map the user"))?;
+                self.report.enforced(layer, format!("uid {GUEST_ID} inside is uid {uid} of the host"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One user and one group inside. `setgroups` has to go first: a group could otherwise be left that forbids something.
+fn map_guest(uid: Uid, gid: Gid) -> std::io::Result<()> {
+    std::fs::write("/proc/self/uid_map", format!("{GUEST_ID} {uid} 1"))?;
+    std::fs::write("/proc/self/setgroups", "deny")?;
+    std::fs::write("/proc/self/gid_map", format!("{GUEST_ID} {gid} 1"))
+}

@@ -1,0 +1,228 @@
+//! What sandbox a kernel is to have: checked data, no acting. Pure.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::layer::{Layer, SandboxError};
+use crate::core::limits;
+use crate::core::spec::{KernelLimits, Net, check_inside_path};
+
+/// The user and group that code inside believes to be.
+pub const GUEST_ID: u32 = 1000;
+/// The name of both.
+pub const GUEST_NAME: &str = "guest";
+/// Share of a kernel's memory that its `/tmp` and `/dev/shm` may fill together, as a divisor.
+const SCRATCH_SHARE: u64 = 2;
+/// Files that `/tmp` and `/dev/shm` may hold for each MiB of their size.
+const SCRATCH_FILES_PER_MIB: u64 = 256;
+
+/// A file or folder of the host inside the kernel.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedMount {
+    /// Where the kernel sees it.
+    pub inside: PathBuf,
+    /// Where the host has it.
+    pub source: PathBuf,
+    /// Whether the kernel may change it.
+    pub writable: bool,
+}
+
+/// Which unprivileged user a daemon that is root runs a kernel as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunAs {
+    /// User; never 0.
+    pub uid: u32,
+    /// Group; never 0.
+    pub gid: u32,
+    /// Whether the planned mounts were asked for by root, who may give away what belongs to others: their owner is mapped
+    /// to this user. Without it they are opened as this user, with its rights and no more.
+    pub map_root: bool,
+}
+
+/// The sandbox of one kernel.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SandboxPlan {
+    /// Its network.
+    pub net: Net,
+    /// Its bounds.
+    pub limits: KernelLimits,
+    /// The paths it is given.
+    #[serde(default)]
+    pub mounts: Vec<PlannedMount>,
+    /// Layers that its owner agreed to do without.
+    #[serde(default)]
+    pub degraded: Vec<Layer>,
+    /// Needed if the daemon is root, ignored otherwise.
+    #[serde(default)]
+    pub run_as: Option<RunAs>,
+    /// The kernel's own folder; `workspace` in it becomes `/workspace`.
+    pub kernel_dir: PathBuf,
+    /// What the kernel calls its host.
+    pub hostname: String,
+    /// A cgroup v2 folder that the daemon may make children in.
+    #[serde(default)]
+    pub cgroup_base: Option<PathBuf>,
+    /// Folders that no mount may show, even if it lies above them: the daemon's data, sockets and settings. The kernel's own
+    /// folder is always among them.
+    #[serde(default)]
+    pub protected: Vec<PathBuf>,
+}
+
+impl SandboxPlan {
+    /// A plan with default limits, no network and no mounts.
+    pub fn new(kernel_dir: impl Into<PathBuf>) -> Self {
+        SandboxPlan {
+            net: Net::None,
+            limits: KernelLimits::default(),
+            mounts: Vec::new(),
+            degraded: Vec::new(),
+            run_as: None,
+            kernel_dir: kernel_dir.into(),
+            hostname: String::from("kernel"),
+            cgroup_base: None,
+            protected: Vec::new(),
+        }
+    }
+
+    /// Checks what does not depend on the host.
+    ///
+    /// # Errors
+    /// The first rule that is broken.
+    pub fn check(&self) -> Result<(), SandboxError> {
+        let wrong = |cause: String| Err(SandboxError::new(Layer::PivotRoot, cause).hint("correct the request"));
+        if let Some(layer) = self.degraded.iter().find(|layer| !layer.can_be_degraded()) {
+            return Err(SandboxError::new(*layer, "this layer can never be left out").hint("take it off the list"));
+        }
+        if let Some(RunAs { uid: 0, .. } | RunAs { gid: 0, .. }) = self.run_as {
+            return Err(SandboxError::new(Layer::RunAs, "kernels never run as root"));
+        }
+        if !self.kernel_dir.is_absolute() {
+            return wrong(format!("kernel folder {:?} is not absolute", self.kernel_dir));
+        }
+        let name_fits = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
+        if self.hostname.is_empty() || self.hostname.len() > limits::NAME_BYTES || !self.hostname.bytes().all(name_fits) {
+            return wrong(format!("host name {:?} has other characters than letters, digits, '-', '_', '.'", self.hostname));
+        }
+        if self.mounts.len() > limits::MOUNTS {
+            return wrong(format!("{} mounts are more than {}", self.mounts.len(), limits::MOUNTS));
+        }
+        for (i, mount) in self.mounts.iter().enumerate() {
+            if let Err(error) = check_inside_path(&mount.inside) {
+                return wrong(error.to_string());
+            }
+            if !mount.source.is_absolute() {
+                return wrong(format!("source {:?} is not absolute", mount.source));
+            }
+            if self.mounts[..i].iter().any(|earlier| earlier.inside == mount.inside) {
+                return wrong(format!("{:?} is mounted twice", mount.inside));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether its owner agreed to do without that layer.
+    pub fn may_lack(&self, layer: Layer) -> bool {
+        self.degraded.contains(&layer)
+    }
+
+    /// The mounts in an order in which each comes after those that it lies in.
+    pub fn mounts_outermost_first(&self) -> Vec<&PlannedMount> {
+        let mut mounts: Vec<&PlannedMount> = self.mounts.iter().collect();
+        mounts.sort_by_key(|mount| mount.inside.components().count());
+        mounts
+    }
+
+    /// Size of `/tmp` and `/dev/shm` together, bytes.
+    pub fn scratch_bytes(&self) -> u64 {
+        self.limits.memory_bytes / SCRATCH_SHARE
+    }
+
+    /// Files in `/tmp` and `/dev/shm` together.
+    pub fn scratch_files(&self) -> u64 {
+        (self.scratch_bytes() >> 20).max(1) * SCRATCH_FILES_PER_MIB
+    }
+
+    /// Processors that the kernel may use at once when affinity is the limit.
+    pub fn whole_cpus(&self) -> usize {
+        usize::try_from(self.limits.cpu_milli.div_ceil(1000)).unwrap_or(1).max(1)
+    }
+
+    /// Whether the kernel may write at that path inside, by the plan.
+    pub fn writable_at(&self, inside: &Path) -> bool {
+        const ALWAYS: [&str; 5] = ["/workspace", "/tmp", "/dev/shm", "/dev/pts", "/proc"];
+        let ours = self
+            .mounts
+            .iter()
+            .filter(|mount| inside.starts_with(&mount.inside))
+            .max_by_key(|mount| mount.inside.components().count());
+        match ours {
+            Some(mount) => mount.writable,
+            None => ALWAYS.iter().any(|root| inside.starts_with(root)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mount(inside: &str, writable: bool) -> PlannedMount {
+        PlannedMount { inside: inside.into(), source: inside.into(), writable }
+    }
+
+    #[test]
+    fn a_default_plan_is_sound() {
+        let plan = SandboxPlan::new("/var/lib/ryokan/kernels/x");
+        assert_eq!(plan.check(), Ok(()));
+        let json = serde_json::to_string(&plan).unwrap_or_default();
+        assert_eq!(serde_json::from_str::<SandboxPlan>(&json).ok(), Some(plan));
+    }
+
+    #[test]
+    fn unsound_plans_are_refused() {
+        let refused = |change: fn(&mut SandboxPlan)| {
+            let mut plan = SandboxPlan::new("/k");
+            change(&mut plan);
+            plan.check().is_err()
+        };
+        assert!(refused(|p| p.kernel_dir = "k".into()));
+        assert!(refused(|p| p.hostname = String::new()));
+        assert!(refused(|p| p.hostname = "a b".into()));
+        assert!(refused(|p| p.degraded = vec![Layer::Capabilities]));
+        assert!(refused(|p| p.run_as = Some(RunAs { uid: 0, gid: 5, map_root: false })));
+        assert!(refused(|p| p.run_as = Some(RunAs { uid: 5, gid: 0, map_root: false })));
+        assert!(refused(|p| p.mounts = vec![mount("/etc/x", false)]));
+        assert!(refused(|p| p.mounts = vec![mount("/a", false), mount("/a", true)]));
+    }
+
+    #[test]
+    fn the_nearest_mount_decides_what_is_writable() {
+        let mut plan = SandboxPlan::new("/k");
+        plan.mounts = vec![mount("/workspace/ro", false), mount("/data", true), mount("/data/ro", false)];
+        for (path, writable) in [
+            ("/workspace", true),
+            ("/workspace/ro", false),
+            ("/workspace/ro/x", false),
+            ("/workspace/rox", true),
+            ("/data/x", true),
+            ("/data/ro/x", false),
+            ("/usr", false),
+            ("/", false),
+            ("/tmp", true),
+        ] {
+            assert_eq!(plan.writable_at(Path::new(path)), writable, "{path}");
+        }
+        let order: Vec<_> = plan.mounts_outermost_first().iter().map(|m| m.inside.clone()).collect();
+        assert_eq!(order[0], Path::new("/data"));
+    }
+
+    #[test]
+    fn processors_are_rounded_up() {
+        for (milli, whole) in [(10, 1), (1000, 1), (1001, 2), (4000, 4)] {
+            let mut plan = SandboxPlan::new("/k");
+            plan.limits.cpu_milli = milli;
+            assert_eq!(plan.whole_cpus(), whole);
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! The host kernel's view of a program, for tests: runs BPF over one call.
+
+use seccompiler::sock_filter;
+
+/// One call as the program sees it.
+#[derive(Debug, Clone, Copy)]
+pub struct Call {
+    pub arch: u32,
+    pub number: u32,
+    pub arguments: [u64; 6],
+}
+
+impl Call {
+    fn word(&self, offset: u32) -> u32 {
+        match offset {
+            0 => self.number,
+            4 => self.arch,
+            16..=63 if offset % 4 == 0 => {
+                let argument = self.arguments[(offset as usize - 16) / 8];
+                if offset % 8 == 0 { argument as u32 } else { (argument >> 32) as u32 }
+            }
+            _ => panic!("read at {offset}"),
+        }
+    }
+}
+
+/// The value that the program returns, and how many instructions it took.
+pub fn run(program: &[sock_filter], call: &Call) -> (u32, usize) {
+    let (mut accumulator, mut at, mut steps) = (0u32, 0usize, 0usize);
+    loop {
+        steps += 1;
+        let sock_filter { code, jt, jf, k } = program[at];
+        at += 1;
+        let mut branch = |taken: bool| at += usize::from(if taken { jt } else { jf });
+        match code {
+            0x20 => accumulator = call.word(k),
+            0x54 => accumulator &= k,
+            0x05 => at += k as usize,
+            0x15 => branch(accumulator == k),
+            0x35 => branch(accumulator >= k),
+            0x06 => return (k, steps),
+            _ => panic!("instruction {code:#x}"),
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! The system call filter: which calls code inside may make. Pure, apart from [`install`].
+//!
+//! ```text
+//!  rules (a table, each with its reason) ──▶ ranges over call numbers ──▶ binary search in BPF ──▶ installed
+//! ```
+//!
+//! An allow-list: what no rule names does not exist (`ENOSYS`), so programs fall back as on an older host kernel. Calls
+//! that are known and dangerous are refused (`EPERM`). Calls of a foreign architecture or of the x32 interface end the
+//! process: nothing honest makes them.
+
+mod arguments;
+mod compile;
+#[cfg(test)]
+mod interpret;
+mod rules;
+#[cfg(target_arch = "x86_64")]
+mod rules_x86_64;
+#[cfg(test)]
+mod tests;
+
+use seccompiler::BpfProgram;
+
+/// What becomes of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Decision {
+    /// It is made.
+    Allow,
+    /// It fails with this number.
+    Fail(i32),
+    /// The process ends.
+    Kill,
+    /// It depends on an argument: on its low 32 bits, which is all that the host kernel reads of the arguments judged here.
+    If {
+        /// Which, from 0.
+        argument: u8,
+        /// The bits that matter.
+        mask: u32,
+        /// What they are compared with.
+        values: &'static [u32],
+        /// If they equal one of the values.
+        then: &'static Decision,
+        /// If not.
+        otherwise: &'static Decision,
+    },
+}
+
+/// One call, what becomes of it, and why.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rule {
+    /// Number on this architecture.
+    pub number: u32,
+    /// Name.
+    pub name: &'static str,
+    /// What becomes of it.
+    pub decision: Decision,
+    /// Why.
+    #[cfg_attr(not(test), allow(dead_code, reason = "for readers of the table; a test insists on it"))]
+    pub why: &'static str,
+}
+
+/// What the filter depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Conditions {
+    /// A memory cgroup counts all memory, that of anonymous files and System V objects included.
+    pub memory_cgroup: bool,
+    /// The processor limit is an affinity, which the code must not change then.
+    pub affinity_is_limit: bool,
+}
+
+/// The filter as a program.
+pub(super) fn program(conditions: Conditions) -> BpfProgram {
+    compile::compile(&rules::rules(conditions))
+}
+
+/// Installs the filter on the calling process, which has one thread, for good.
+///
+/// # Errors
+/// What the host kernel says.
+pub(super) fn install(program: &BpfProgram) -> Result<(), seccompiler::Error> {
+    seccompiler::apply_filter(program)
+}

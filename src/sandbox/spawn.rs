@@ -1,0 +1,211 @@
+//! Starting an engine: init's side of the talk with the child (`child.rs` has the other).
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::Signal;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+use nix::sys::wait::waitpid;
+use nix::unistd::{Pid, pipe2};
+
+use super::child::{Child, WORD_BYTES, Wanted, Word};
+use super::confine::ByCgroup;
+use super::init::{EngineProcess, EngineProgram, EngineTree, Init, proc_file};
+use super::layer::{Layer, SandboxError, SandboxReport, failed};
+use super::{staging, verify};
+use crate::core::limits;
+use crate::sys::namespace::{Forked, fork};
+use crate::sys::pidfd;
+use crate::sys::process::enlarge_pipe;
+use crate::sys::socket::{receive_with_fds, send_with_fds};
+
+/// Size that pipes for output are given when the user's share allows it.
+const PIPE_BYTES: usize = 1 << 20;
+
+impl Init {
+    /// Starts an engine in the sandbox. It runs only after it has shown every layer to be in force.
+    ///
+    /// # Errors
+    /// The layer that failed, or why the program could not be run. Nothing untrusted has run then.
+    pub fn spawn_engine(&mut self, program: EngineProgram) -> Result<EngineProcess, SandboxError> {
+        let fail = || failed(Layer::Descriptors, "cannot make the engine's descriptors");
+        let pair = |kind| socketpair(AddressFamily::Unix, kind, None, SockFlag::SOCK_CLOEXEC);
+        let (ours, theirs) = pair(SockType::SeqPacket).map_err(fail())?;
+        let (control, control_inside) = pair(SockType::Stream).map_err(fail())?;
+        let (stdout, stdout_inside) = pipe2(OFlag::O_CLOEXEC).map_err(fail())?;
+        let (stderr, stderr_inside) = pipe2(OFlag::O_CLOEXEC).map_err(fail())?;
+        for ours in [&stdout, &stderr, &control] {
+            fcntl(ours, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).map_err(fail())?;
+        }
+        enlarge_pipe(&stdout, PIPE_BYTES);
+        enlarge_pipe(&stderr, PIPE_BYTES);
+        let mounts = self.wanted();
+        let pid = match fork().map_err(failed(Layer::PidNs, "cannot start the engine's process"))? {
+            Forked::Parent(pid) => pid,
+            Forked::Child => Child {
+                plan: &self.plan,
+                by: self.by_cgroup(),
+                cgroup_procs: self.cgroup.as_ref().map(|cgroup| &cgroup.procs),
+                mounts,
+                protected: &self.protected,
+                program,
+                report: theirs,
+                stdout: stdout_inside,
+                stderr: stderr_inside,
+                control: control_inside,
+            }
+            .run(),
+        };
+        drop((theirs, stdout_inside, stderr_inside, control_inside, program));
+        let started = pidfd::open(pid).map_err(failed(Layer::PidNs, "cannot watch the engine's process"));
+        match started.and_then(|pidfd| self.talk(pid, &ours).map(|()| pidfd)) {
+            Ok(pidfd) => Ok(EngineProcess { pid: pid.as_raw(), pidfd, control, stdout, stderr }),
+            Err(error) => {
+                let _ = nix::sys::signal::kill(pid, Signal::SIGKILL);
+                let _ = waitpid(pid, None);
+                Err(error)
+            }
+        }
+    }
+
+    /// Listens until the program runs.
+    fn talk(&mut self, pid: Pid, socket: &OwnedFd) -> Result<(), SandboxError> {
+        let deadline = Instant::now() + limits::WORKER_START;
+        let tree = match hear(socket, deadline)? {
+            Some((Word::Tree, fds)) => fds,
+            other => return Err(unexpected(other)),
+        };
+        let in_force = match hear(socket, deadline)? {
+            Some((Word::Ready(report), _)) => report,
+            other => return Err(unexpected(other)),
+        };
+        self.look_again(pid, &in_force)?;
+        let mut tree = tree.into_iter();
+        match (tree.next(), tree.next()) {
+            (Some(namespace), Some(scratch)) => self.engine = Some(EngineTree { namespace, scratch }),
+            _ => return Err(SandboxError::new(Layer::PivotRoot, "the engine's tree came without its descriptors")),
+        }
+        for each in in_force.layers {
+            self.report.note(each.layer, each.status);
+        }
+        send_with_fds(socket, b"!", &[]).map_err(failed(Layer::Descriptors, "cannot say go"))?;
+        // The socket ends when the program takes over; an error comes if it cannot.
+        match hear(socket, deadline)? {
+            None => Ok(()),
+            other => Err(unexpected(other)),
+        }
+    }
+
+    /// What the child says of itself, checked from outside of it.
+    fn look_again(&self, pid: Pid, in_force: &SandboxReport) -> Result<(), SandboxError> {
+        let status = proc_file(pid.as_raw(), "status").map_err(failed(Layer::PidNs, "cannot look at the engine's process"))?;
+        verify::judge_status(in_force, &status)?;
+        for layer in Layer::ALL {
+            let root_only = matches!(layer, Layer::RunAs | Layer::IdMap);
+            let known = in_force.status(*layer).or_else(|| self.report.status(*layer)).is_some();
+            if !known && !root_only {
+                return Err(SandboxError::new(*layer, "nobody has set it up"));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn by_cgroup(&self) -> ByCgroup {
+        self.cgroup.as_ref().map_or_else(ByCgroup::default, |cgroup| ByCgroup {
+            memory: cgroup.memory,
+            pids: cgroup.pids,
+            cpu: cgroup.cpu,
+        })
+    }
+
+    /// Every mount that the engine's tree is to have: the workspace, the planned ones, those that came later.
+    fn wanted(&self) -> Vec<Wanted> {
+        let workspace = match &self.staging {
+            Some(staging) => staging::through(staging, "kernel/workspace"),
+            None => self.plan.kernel_dir.join("workspace"),
+        };
+        let mut wanted = vec![Wanted {
+            inside: PathBuf::from("/workspace"),
+            source: workspace,
+            resolved: None,
+            own: true,
+            writable: true,
+        }];
+        let staged = self.staging.as_ref().filter(|_| self.plan.run_as.is_some_and(|user| user.map_root));
+        for (i, mount) in self.plan.mounts.iter().enumerate() {
+            wanted.push(Wanted {
+                inside: mount.inside.clone(),
+                source: staged.map_or_else(|| mount.source.clone(), |staging| staging::through(staging, &i.to_string())),
+                resolved: self.sources.get(i).filter(|path| !path.as_os_str().is_empty()).cloned(),
+                own: false,
+                writable: mount.writable,
+            });
+        }
+        wanted.extend(self.live.iter().map(|live| live.wanted(self.staging.as_ref())));
+        // A mount hides what was mounted below its place before.
+        wanted.sort_by_key(|mount| mount.inside.components().count());
+        wanted
+    }
+}
+
+/// The child's next word and what came along; `None` when the socket has ended.
+fn hear(socket: &OwnedFd, deadline: Instant) -> Result<Option<(Word, Vec<OwnedFd>)>, SandboxError> {
+    let fail = || failed(Layer::Descriptors, "cannot hear the engine's process");
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let timeout = PollTimeout::try_from(left.max(Duration::from_millis(1))).unwrap_or(PollTimeout::MAX);
+        let mut fds = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut fds, timeout) {
+            Err(Errno::EINTR) => continue,
+            Err(error) => return Err(fail()(std::io::Error::from(error))),
+            Ok(0) if left.is_zero() => {
+                let seconds = limits::WORKER_START.as_secs();
+                return Err(SandboxError::new(Layer::PivotRoot, format!("the engine did not start within {seconds} s")));
+            }
+            Ok(0) => continue,
+            Ok(_) => break,
+        }
+    }
+    let mut buffer = vec![0; WORD_BYTES];
+    match receive_with_fds(socket, &mut buffer) {
+        Ok((0, _)) => Ok(None),
+        // What a dead child's socket says if it had not read its last message.
+        Err(error) if error.raw_os_error() == Some(libc::ECONNRESET) => Ok(None),
+        Err(error) => Err(fail()(error)),
+        Ok((length, fds)) => {
+            let word = serde_json::from_slice(&buffer[..length])
+                .map_err(failed(Layer::Descriptors, "the engine's process does not make sense"))?;
+            Ok(Some((word, fds)))
+        }
+    }
+}
+
+fn unexpected(word: Option<(Word, Vec<OwnedFd>)>) -> SandboxError {
+    match word {
+        Some((Word::Failed(error), _)) => error,
+        Some((word, fds)) => {
+            let what = format!("the engine's process said {word:?} with {} descriptors out of turn", fds.len());
+            SandboxError::new(Layer::Descriptors, what)
+        }
+        None => SandboxError::new(Layer::PivotRoot, "the engine's process ended while its sandbox was being built"),
+    }
+}
+
+impl EngineProcess {
+    /// Sends a signal to the engine's first process.
+    ///
+    /// # Errors
+    /// If it has ended.
+    pub fn signal(&self, signal: Signal) -> std::io::Result<()> {
+        pidfd::signal(self.pidfd.as_fd(), signal)
+    }
+
+    /// The descriptors by number, for those who watch them.
+    pub fn raw_fds(&self) -> [i32; 4] {
+        [&self.pidfd, &self.control, &self.stdout, &self.stderr].map(AsRawFd::as_raw_fd)
+    }
+}

@@ -1,0 +1,131 @@
+//! What a daemon that is root prepares before it becomes an unprivileged user: the kernel's folder, and paths that root
+//! gave away, as mounts on which that user owns what their owner owns.
+//!
+//! They hang in a small tmpfs on top of the kernel's folder, in a mount namespace of our own; the working directory leads
+//! there, since it is what survives the change of namespaces.
+//!
+//! ```text
+//!  <kernel_dir> = tmpfs ┬ kernel   the kernel's folder, owner mapped
+//!                       ├ 0, 1, …  the planned mounts, in the plan's order, owners mapped (files and folders)
+//!                       └ live-N   what was sent later
+//! ```
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use nix::fcntl::{AT_FDCWD, OFlag, openat};
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::stat::{Mode, fstat, mkdirat};
+use nix::sys::wait::waitpid;
+use nix::unistd::{fchdir, pipe2};
+
+use super::layer::{Layer, SandboxError, failed};
+use super::plan::{RunAs, SandboxPlan};
+use crate::sys::mount::{attach, clone_tree, map_ids, new_file_system};
+use crate::sys::namespace::{Forked, fork};
+use crate::sys::process::exit_now;
+
+/// The kernel's folder in the staging tree.
+pub(super) const KERNEL: &str = "kernel";
+
+/// Builds the staging tree in a new mount namespace and makes it the working directory. Needs root.
+///
+/// # Errors
+/// If a source is missing, or its file system cannot map owners.
+pub(super) fn stage(plan: &SandboxPlan, run_as: RunAs) -> Result<(), SandboxError> {
+    let mut trees = vec![(String::from(KERNEL), mapped(&plan.kernel_dir, run_as)?)];
+    if run_as.map_root {
+        for (i, planned) in plan.mounts.iter().enumerate() {
+            trees.push((i.to_string(), mapped(&planned.source, run_as)?));
+        }
+    }
+    unshare(CloneFlags::CLONE_NEWNS).map_err(failed(Layer::MountNs, "cannot make a mount namespace"))?;
+    // What the host mounts and unmounts still arrives here, and nothing goes back.
+    mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_SLAVE, None::<&str>)
+        .map_err(failed(Layer::MountNs, "cannot make the mounts our own"))?;
+    let (uid, gid) = (run_as.uid.to_string(), run_as.gid.to_string());
+    let options = [("size", "256k"), ("nr_inodes", "512"), ("mode", "0700"), ("uid", &uid), ("gid", &gid)];
+    let root = new_file_system("tmpfs", &options, 0).map_err(failed(Layer::IdMap, "cannot make a tmpfs"))?;
+    let target = openat(AT_FDCWD, &plan.kernel_dir, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())
+        .map_err(failed(Layer::IdMap, format_args!("cannot open {:?}", plan.kernel_dir)))?;
+    attach(root.as_fd(), target.as_fd()).map_err(failed(Layer::IdMap, "cannot attach the staging tree"))?;
+    for (name, tree) in trees {
+        hang(root.as_fd(), &name, &tree).map_err(failed(Layer::IdMap, format_args!("cannot stage {name}")))?;
+    }
+    fchdir(&root).map_err(failed(Layer::IdMap, "cannot enter the staging tree"))
+}
+
+/// Attaches a detached tree under a new name in the staging tree.
+pub(super) fn hang(root: std::os::fd::BorrowedFd<'_>, name: &str, tree: &OwnedFd) -> std::io::Result<()> {
+    let is_folder = fstat(tree)?.st_mode & libc::S_IFMT == libc::S_IFDIR;
+    if is_folder {
+        mkdirat(root, name, Mode::from_bits_truncate(0o700))?;
+    } else {
+        openat(root, name, OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC, Mode::from_bits_truncate(0o600))?;
+    }
+    let target = openat(root, name, OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC, Mode::empty())?;
+    attach(tree.as_fd(), target.as_fd())
+}
+
+/// A detached tree of that source on which `run_as` owns what the source's owner owns.
+pub(super) fn mapped(source: &Path, run_as: RunAs) -> Result<OwnedFd, SandboxError> {
+    let tree = clone_tree(AT_FDCWD, source, true)
+        .map_err(failed(Layer::IdMap, format_args!("cannot open {source:?}")))
+        .map_err(|error| error.hint("make sure that the path exists"))?;
+    let owner = std::fs::metadata(source).map_err(failed(Layer::IdMap, format_args!("cannot look at {source:?}")))?;
+    if (owner.uid(), owner.gid()) == (run_as.uid, run_as.gid) {
+        return Ok(tree);
+    }
+    let namespace = mapping_namespace((owner.uid(), owner.gid()), (run_as.uid, run_as.gid))
+        .map_err(failed(Layer::IdMap, "cannot make a user namespace to map owners with"))?;
+    map_ids(tree.as_fd(), namespace.as_fd())
+        .map_err(failed(Layer::IdMap, format_args!("the file system of {source:?} cannot map owners")))?;
+    Ok(tree)
+}
+
+/// A user namespace that exists only for its maps: on-disk user and group to seen user and group.
+pub(super) fn mapping_namespace(on_disk: (u32, u32), seen: (u32, u32)) -> std::io::Result<OwnedFd> {
+    let (ready_out, ready_in) = pipe2(OFlag::O_CLOEXEC)?;
+    let (done_out, done_in) = pipe2(OFlag::O_CLOEXEC)?;
+    match fork()? {
+        Forked::Child => {
+            drop((ready_out, done_in));
+            let made = unshare(CloneFlags::CLONE_NEWUSER).is_ok();
+            let told = File::from(ready_in).write_all(if made { b"y" } else { b"n" });
+            // Stay until the namespace has been opened.
+            let waited = File::from(done_out).read(&mut [0]);
+            exit_now(i32::from(told.is_err() || waited.is_err()));
+        }
+        Forked::Parent(child) => {
+            drop((ready_in, done_out));
+            let opened = open_mapped(child.as_raw(), File::from(ready_out), on_disk, seen);
+            drop(done_in);
+            waitpid(child, None)?;
+            opened
+        }
+    }
+}
+
+fn open_mapped(child: i32, mut ready: File, on_disk: (u32, u32), seen: (u32, u32)) -> std::io::Result<OwnedFd> {
+    let mut answer = [0];
+    ready.read_exact(&mut answer)?;
+    if answer != *b"y" {
+        return Err(std::io::Error::other("user namespaces are refused"));
+    }
+    std::fs::write(format!("/proc/{child}/uid_map"), format!("{} {} 1", on_disk.0, seen.0))?;
+    std::fs::write(format!("/proc/{child}/gid_map"), format!("{} {} 1", on_disk.1, seen.1))?;
+    Ok(File::open(format!("/proc/{child}/ns/user"))?.into())
+}
+
+/// A path to what a descriptor of ours stands for; only this process can follow it.
+pub(super) fn through(fd: &OwnedFd, below: &str) -> std::path::PathBuf {
+    let mut path = std::path::PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+    if !below.is_empty() {
+        path.push(below);
+    }
+    path
+}

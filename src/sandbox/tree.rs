@@ -1,0 +1,303 @@
+//! The tree that code inside sees, built in the engine's own mount namespace (N2).
+//!
+//! ```text
+//!  /            tmpfs, read-only     /usr /opt /nix    the host's, read-only
+//!  /etc         made up              /bin /lib …       as the host has them
+//!  /proc        own, parts covered   /dev              five devices, terminals, shm
+//!  /tmp         tmpfs, bounded       /workspace        the kernel's folder
+//!  and the planned mounts at their own paths, ryokan's folders in them covered
+//! ```
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Component, Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::{AT_FDCWD, OFlag, openat};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::stat::{Mode, fchmod, fstat, mkdirat};
+use nix::unistd::{UnlinkatFlags, chdir, fchdir, pivot_root, symlinkat, unlinkat};
+
+use super::init::EngineTree;
+use super::layer::{Layer, SandboxError, failed};
+use super::plan::SandboxPlan;
+use super::tree_etc;
+use crate::sys::mount::{NODEV, NOEXEC, NOSUID, RDONLY, attach, change, clone_tree, new_file_system};
+
+/// What is to hang where, cloned from N1 and still detached.
+pub(super) struct Hanging {
+    /// Where inside.
+    pub inside: PathBuf,
+    /// What.
+    pub tree: OwnedFd,
+    /// Places in it that have to be covered.
+    pub covers: Vec<PathBuf>,
+}
+
+/// Folders of the host that are there as they are, read-only.
+const SYSTEM: [&str; 8] = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt", "/nix"];
+/// Devices: those without state.
+const DEVICES: [&str; 5] = ["null", "zero", "full", "random", "urandom"];
+/// Parts of `/proc` that tell about the host or change it.
+const PROC_COVERED: [&str; 18] = [
+    "acpi", "asound", "bus", "config.gz", "driver", "fs", "interrupts", "irq", "kallsyms", "kcore", "key-users", "keys",
+    "kmsg", "latency_stats", "scsi", "sysrq-trigger", "timer_list", "timer_stats",
+];
+/// An empty folder that covers others; its name is gone once the tree stands.
+const EMPTY: &str = ".empty";
+const SCRATCH: &str = ".scratch";
+/// More than the made-up files need; nothing can be written there later but mount points.
+const ROOT_SIZE: &str = "8m";
+const ROOT_FILES: &str = "8192";
+
+type Step<T> = Result<T, SandboxError>;
+
+fn fail<E: std::fmt::Display>(what: impl std::fmt::Display) -> impl FnOnce(E) -> SandboxError {
+    failed(Layer::PivotRoot, what)
+}
+
+/// Builds the tree and makes it the root of the calling process, in a new mount namespace. `mounts` come outermost first,
+/// the workspace among them.
+///
+/// # Errors
+/// What could not be mounted, and why.
+pub(super) fn build(plan: &SandboxPlan, mounts: Vec<Hanging>) -> Step<EngineTree> {
+    unshare(CloneFlags::CLONE_NEWNS).map_err(failed(Layer::MountNs, "cannot make the engine's mount namespace"))?;
+    mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
+        .map_err(failed(Layer::MountNs, "cannot make the mounts private"))?;
+    let (system, links) = system_folders()?;
+    let devices = devices()?;
+    // From here on the host's tree is out of reach by path: the new root covers its /proc.
+    let root = root()?;
+    let at = root.as_fd();
+    for (path, target) in links {
+        symlinkat(target.as_path(), at, relative(&path)).map_err(fail(format_args!("cannot link {path:?}")))?;
+    }
+    for Hanging { inside, tree, .. } in &system {
+        hang(at, inside, tree)?;
+    }
+    folder(at, Path::new(EMPTY))?;
+    tree_etc::write(plan, at)?;
+    let scratch = scratch(plan, at)?;
+    dev(at, devices)?;
+    proc(at)?;
+    for planned in &mounts {
+        hang(at, &planned.inside, &planned.tree)?;
+    }
+    for path in system.iter().chain(&mounts).flat_map(|hanging| &hanging.covers) {
+        cover(at, path)?;
+    }
+    unlinkat(at, EMPTY, UnlinkatFlags::RemoveDir).map_err(fail("cannot take the empty folder away"))?;
+    enter(&root)?;
+    let namespace = openat(AT_FDCWD, "/proc/self/ns/mnt", OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty())
+        .map_err(fail("cannot open the engine's mount namespace"))?;
+    Ok(EngineTree { namespace, scratch })
+}
+
+/// A detached clone of a source in N1, as it is to hang.
+pub(super) fn source(dir: BorrowedFd<'_>, path: &Path, inside: &Path, writable: bool) -> Step<OwnedFd> {
+    let tree = clone_tree(dir, path, true)
+        .map_err(fail(format_args!("cannot open what is to appear at {inside:?}")))
+        .map_err(|error| error.hint("make sure that the path exists and that the kernel's user may open it"))?;
+    change(tree.as_fd(), true, NOSUID | NODEV | if writable { 0 } else { RDONLY }, 0)
+        .map_err(fail(format_args!("cannot restrict the mount at {inside:?}")))?;
+    Ok(tree)
+}
+
+/// The host's folders as mounts and as links, in the forms that the host has.
+fn system_folders() -> Step<(Vec<Hanging>, Vec<(PathBuf, PathBuf)>)> {
+    let (mut mounts, mut links) = (Vec::new(), Vec::new());
+    for path in SYSTEM.map(Path::new) {
+        match std::fs::symlink_metadata(path) {
+            Ok(found) if found.is_symlink() => {
+                let target = std::fs::read_link(path).map_err(fail(format_args!("cannot read {path:?}")))?;
+                links.push((path.to_owned(), target));
+            }
+            Ok(found) if found.is_dir() => {
+                let tree = source(AT_FDCWD, path, path, false)?;
+                mounts.push(Hanging { inside: path.to_owned(), tree, covers: Vec::new() });
+            }
+            _ => {}
+        }
+    }
+    Ok((mounts, links))
+}
+
+fn devices() -> Step<Vec<(&'static str, OwnedFd)>> {
+    let mut found = Vec::new();
+    for name in DEVICES {
+        let path = Path::new("/dev").join(name);
+        let is_device = std::fs::metadata(&path).is_ok_and(|found| found.file_type().is_char_device());
+        if !is_device {
+            return Err(SandboxError::new(Layer::PivotRoot, format!("{path:?} is no device")).hint("give the host its /dev"));
+        }
+        let tree = clone_tree(AT_FDCWD, &path, false).map_err(fail(format_args!("cannot open {path:?}")))?;
+        change(tree.as_fd(), false, NOSUID | NOEXEC | RDONLY, 0)
+            .map_err(fail(format_args!("cannot restrict {path:?}")))?;
+        found.push((name, tree));
+    }
+    Ok(found)
+}
+
+fn root() -> Step<OwnedFd> {
+    let options = [("size", ROOT_SIZE), ("nr_inodes", ROOT_FILES), ("mode", "0755")];
+    let root = new_file_system("tmpfs", &options, NOSUID | NODEV).map_err(fail("cannot make the root"))?;
+    let target = openat(AT_FDCWD, "/proc", OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())
+        .map_err(fail("cannot open /proc"))?;
+    attach(root.as_fd(), target.as_fd()).map_err(fail("cannot attach the root"))?;
+    Ok(root)
+}
+
+/// `/tmp` and `/dev/shm`: two folders of one tmpfs, so that one size bounds both.
+fn scratch(plan: &SandboxPlan, at: BorrowedFd<'_>) -> Step<OwnedFd> {
+    let (size, files) = (plan.scratch_bytes().to_string(), plan.scratch_files().to_string());
+    let options = [("size", size.as_str()), ("nr_inodes", &files), ("mode", "0755")];
+    let scratch = new_file_system("tmpfs", &options, NOSUID | NODEV).map_err(fail("cannot make /tmp"))?;
+    hang(at, Path::new(SCRATCH), &scratch)?;
+    for (name, inside) in [("tmp", "/tmp"), ("shm", "/dev/shm")] {
+        let made = folder(scratch.as_fd(), Path::new(name))
+            .and_then(|_| {
+                openat(&scratch, name, OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())
+                    .and_then(|made| fchmod(&made, Mode::from_bits_truncate(0o1777)))
+                    .map_err(fail(format_args!("cannot open {inside} to all")))
+            })
+            .and_then(|()| clone_tree(scratch.as_fd(), Path::new(name), false).map_err(fail(inside)))?;
+        hang(at, Path::new(inside), &made)?;
+    }
+    fchdir(at).map_err(fail("cannot enter the root"))?;
+    umount2(SCRATCH, MntFlags::MNT_DETACH).map_err(fail("cannot take the scratch mount away"))?;
+    unlinkat(at, SCRATCH, UnlinkatFlags::RemoveDir).map_err(fail("cannot take the scratch folder away"))?;
+    Ok(scratch)
+}
+
+fn dev(at: BorrowedFd<'_>, devices: Vec<(&str, OwnedFd)>) -> Step<()> {
+    let dev = folder(at, Path::new("/dev"))?;
+    for (name, tree) in devices {
+        file(dev.as_fd(), OsStr::new(name)).map_err(fail(format_args!("cannot make /dev/{name}")))?;
+        hang(dev.as_fd(), Path::new(name), &tree)?;
+    }
+    let links = [
+        ("fd", "/proc/self/fd"),
+        ("stdin", "/proc/self/fd/0"),
+        ("stdout", "/proc/self/fd/1"),
+        ("stderr", "/proc/self/fd/2"),
+        ("ptmx", "pts/ptmx"),
+    ];
+    for (name, target) in links {
+        symlinkat(target, &dev, name).map_err(fail(format_args!("cannot link /dev/{name}")))?;
+    }
+    let options = [("ptmxmode", "0666"), ("mode", "0620")];
+    let pts = new_file_system("devpts", &options, NOSUID | NOEXEC).map_err(fail("cannot make /dev/pts"))?;
+    hang(dev.as_fd(), Path::new("pts"), &pts)
+}
+
+fn proc(at: BorrowedFd<'_>) -> Step<()> {
+    let what = "cannot mount the engine's /proc";
+    // Processes that cannot be looked into, init above all, are not even listed.
+    let proc = new_file_system("proc", &[("hidepid", "invisible")], NOSUID | NODEV | NOEXEC)
+        .map_err(failed(Layer::PidNs, what))?;
+    hang(at, Path::new("/proc"), &proc)?;
+    let settings = clone_tree(proc.as_fd(), Path::new("sys"), false).map_err(fail("cannot clone /proc/sys"))?;
+    change(settings.as_fd(), false, RDONLY | NOSUID | NODEV | NOEXEC, 0).map_err(fail("cannot restrict /proc/sys"))?;
+    hang(at, Path::new("/proc/sys"), &settings)?;
+    for name in PROC_COVERED {
+        cover(at, &Path::new("/proc").join(name))?;
+    }
+    Ok(())
+}
+
+/// Covers a file with `/dev/null`, a folder with an empty one; what is not there needs no cover.
+pub(super) fn cover(at: BorrowedFd<'_>, path: &Path) -> Step<()> {
+    let target = match find(at, path) {
+        Ok(target) => target,
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(()),
+        Err(error) => return Err(fail(format_args!("cannot cover {path:?}"))(error)),
+    };
+    let what = || format!("cannot cover {path:?}");
+    let is_folder = fstat(&target).map_err(fail(what()))?.st_mode & libc::S_IFMT == libc::S_IFDIR;
+    let tree = clone_tree(at, Path::new(if is_folder { EMPTY } else { "dev/null" }), false).map_err(fail(what()))?;
+    let nodev = if is_folder { NODEV } else { 0 };
+    change(tree.as_fd(), false, RDONLY | NOSUID | NOEXEC | nodev, 0).map_err(fail(what()))?;
+    attach(tree.as_fd(), target.as_fd()).map_err(fail(what()))
+}
+
+/// Makes the folder for covers again, for a moment, in a tree that stands.
+pub(super) fn with_empty<T>(at: BorrowedFd<'_>, act: impl FnOnce() -> Step<T>) -> Step<T> {
+    folder(at, Path::new(EMPTY))?;
+    let result = act();
+    unlinkat(at, EMPTY, UnlinkatFlags::RemoveDir).map_err(fail("cannot take the empty folder away"))?;
+    result
+}
+
+/// Makes the new root the process's own and lets the host's tree go.
+fn enter(root: &OwnedFd) -> Step<()> {
+    fchdir(root).map_err(fail("cannot enter the root"))?;
+    pivot_root(".", ".").map_err(fail("cannot make the new tree the root"))?;
+    umount2(".", MntFlags::MNT_DETACH).map_err(fail("cannot let the host's tree go"))?;
+    chdir("/").map_err(fail("cannot enter the root"))?;
+    change(root.as_fd(), false, RDONLY | NOSUID | NODEV, 0).map_err(fail("cannot make the root read-only"))
+}
+
+pub(super) fn relative(path: &Path) -> &Path {
+    path.strip_prefix("/").unwrap_or(path)
+}
+
+/// Opens what is at `path` below `at`, following no link on the way.
+pub(super) fn find(at: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    let mut here = at.try_clone_to_owned()?;
+    for part in relative(path).components() {
+        let Component::Normal(name) = part else { return Err(io::Error::from_raw_os_error(libc::EINVAL)) };
+        here = openat(&here, name, flags, Mode::empty())?;
+    }
+    Ok(here)
+}
+
+/// Makes a folder and those above it, following no link on the way; gives it.
+pub(super) fn folder(at: BorrowedFd<'_>, path: &Path) -> Step<OwnedFd> {
+    make_folder(at, path).map_err(fail(format_args!("cannot make {path:?} inside")))
+}
+
+fn make_folder(at: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    let mut here = at.try_clone_to_owned()?;
+    for part in relative(path).components() {
+        let Component::Normal(name) = part else { return Err(io::Error::from_raw_os_error(libc::EINVAL)) };
+        here = match openat(&here, name, flags, Mode::empty()) {
+            Err(Errno::ENOENT) => {
+                mkdirat(&here, name, Mode::from_bits_truncate(0o755))?;
+                openat(&here, name, flags, Mode::empty())?
+            }
+            other => other?,
+        };
+    }
+    Ok(here)
+}
+
+fn file(at: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
+    let flags = OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_WRONLY;
+    match openat(at, name, flags, Mode::from_bits_truncate(0o644)) {
+        Ok(_) | Err(Errno::EEXIST) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Makes the mount point if need be, a folder or a file as the tree is, and gives it.
+pub(super) fn mount_point(at: BorrowedFd<'_>, inside: &Path, tree: &OwnedFd) -> Step<OwnedFd> {
+    let what = || format!("cannot make a place for {inside:?}");
+    if fstat(tree).map_err(fail(what()))?.st_mode & libc::S_IFMT == libc::S_IFDIR {
+        return folder(at, inside);
+    }
+    let above = folder(at, inside.parent().unwrap_or(Path::new("/")))?;
+    let name = inside.file_name().unwrap_or_default();
+    file(above.as_fd(), name).map_err(fail(what()))?;
+    openat(&above, name, OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC, Mode::empty()).map_err(fail(what()))
+}
+
+fn hang(at: BorrowedFd<'_>, inside: &Path, tree: &OwnedFd) -> Step<()> {
+    let target = mount_point(at, inside, tree)?;
+    attach(tree.as_fd(), target.as_fd()).map_err(fail(format_args!("cannot mount at {inside:?}")))
+}

@@ -1,0 +1,65 @@
+//! The memory limit where no cgroup sets it: looks at the processes while an execution runs, the more often the closer they
+//! are to the limit. Costs nothing while nobody ticks it.
+
+use super::Verdict;
+use super::init::Init;
+use super::usage::{processes, proportional_bytes};
+
+/// Shortest pause between two looks: as close to the limit as can be.
+const FASTEST_MS: u64 = 20;
+/// Longest pause.
+const SLOWEST_MS: u64 = 500;
+
+/// Watches the memory of all processes together.
+#[derive(Debug, Clone, Copy)]
+pub struct MemoryWatch {
+    limit_bytes: u64,
+}
+
+impl MemoryWatch {
+    /// A watch, unless a cgroup does the work.
+    pub fn new(init: &Init) -> Option<MemoryWatch> {
+        let by_cgroup = init.by_cgroup().memory;
+        (!by_cgroup).then_some(MemoryWatch { limit_bytes: init.plan.limits.memory_bytes })
+    }
+
+    /// Looks once. The cheap figure counts shared pages for each process; the exact one is read only if that is too much.
+    pub fn tick(&self, init: &Init) -> Verdict {
+        let processes = processes();
+        let scratch = init.scratch_used();
+        let rough: u64 = processes.iter().map(|process| process.resident_bytes).sum::<u64>() + scratch;
+        if rough <= self.limit_bytes {
+            return self.judge(rough);
+        }
+        self.judge(processes.iter().map(proportional_bytes).sum::<u64>() + scratch)
+    }
+
+    fn judge(&self, used: u64) -> Verdict {
+        if used > self.limit_bytes {
+            return Verdict::Beyond { used, limit: self.limit_bytes, unit: "bytes" };
+        }
+        let free_share = (self.limit_bytes - used) as f64 / self.limit_bytes as f64;
+        let next_ms = FASTEST_MS + ((SLOWEST_MS - FASTEST_MS) as f64 * free_share * free_share) as u64;
+        Verdict::Within { next_ms }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_closer_the_limit_the_sooner_the_next_look() {
+        let watch = MemoryWatch { limit_bytes: 1000 };
+        assert_eq!(watch.judge(0), Verdict::Within { next_ms: SLOWEST_MS });
+        assert_eq!(watch.judge(1000), Verdict::Within { next_ms: FASTEST_MS });
+        assert_eq!(watch.judge(1001), Verdict::Beyond { used: 1001, limit: 1000, unit: "bytes" });
+        let pauses: Vec<u64> = (0..=10)
+            .filter_map(|tenth| match watch.judge(tenth * 100) {
+                Verdict::Within { next_ms } => Some(next_ms),
+                Verdict::Beyond { .. } => None,
+            })
+            .collect();
+        assert!(pauses.is_sorted_by(|a, b| a >= b) && pauses.len() == 11);
+    }
+}

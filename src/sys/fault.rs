@@ -1,0 +1,314 @@
+//! The seam for faults: every durable operation passes a labelled point, at which a test can kill the process or make the
+//! operation fail.
+//!
+//! In builds with `debug_assertions` the environment variable [`VARIABLE`], `label[:n]=kill|eio|enospc`, arms one point for
+//! its n-th pass (default 1). In release builds a point is nothing at all.
+
+use std::io;
+
+/// The environment variable that arms a point.
+pub const VARIABLE: &str = "RYOKAN_FAULT";
+
+/// What a labelled operation consists of. A point lies *before* each of its steps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Steps {
+    /// One step; the point is the label itself.
+    One,
+    /// A whole file: `.create`, `.sync`, `.rename`, `.sync_dir`.
+    File,
+    /// A rename: `.rename`, `.sync_dir`.
+    Rename,
+    /// A new directory: `.create`, `.sync_dir`.
+    Dir,
+    /// A removal: `.unlink`, `.sync_dir`.
+    Remove,
+    /// A transaction: `.before_commit`, and `.after_commit`, where only `kill` has an effect: what is done is done.
+    Commit,
+}
+
+impl Steps {
+    /// The suffixes that make points of a label.
+    pub const fn suffixes(self) -> &'static [&'static str] {
+        match self {
+            Steps::One => &[""],
+            Steps::File => &[".create", ".sync", ".rename", ".sync_dir"],
+            Steps::Rename => &[".rename", ".sync_dir"],
+            Steps::Dir => &[".create", ".sync_dir"],
+            Steps::Remove => &[".unlink", ".sync_dir"],
+            Steps::Commit => &[".before_commit", ".after_commit"],
+        }
+    }
+}
+
+/// One labelled durable operation.
+#[derive(Debug, Clone, Copy)]
+pub struct Label {
+    /// The name, of three parts or more; used at exactly one place in the source.
+    pub name: &'static str,
+    /// Its steps.
+    pub steps: Steps,
+    /// What the operation does.
+    pub doc: &'static str,
+}
+
+const fn label(name: &'static str, steps: Steps, doc: &'static str) -> Label {
+    Label { name, steps, doc }
+}
+
+/// Every labelled operation. A test holds this table against the source.
+pub const LABELS: &[Label] = &[
+    label("catalog.audit.append", Steps::Commit, "adds lines to the audit log"),
+    label("catalog.data.dir", Steps::Dir, "makes the directory of all kernels"),
+    label("catalog.events.append", Steps::Commit, "adds events and drops the oldest"),
+    label("catalog.host.first", Steps::Commit, "gives the host its identity, once"),
+    label("catalog.kernel.insert", Steps::Commit, "makes a kernel known"),
+    label("catalog.kernel.remove", Steps::Commit, "forgets a kernel"),
+    label("catalog.kernel.touch", Steps::Commit, "notes that a kernel was used"),
+    label("catalog.kernel.update", Steps::Commit, "changes a kernel's record"),
+    label("catalog.keys.forget", Steps::Commit, "drops expired idempotency keys"),
+    label("catalog.keys.remember", Steps::Commit, "remembers an idempotency key"),
+    label("catalog.schema.migrate", Steps::Commit, "brings a database to the present format"),
+    label("catalog.worker.put", Steps::Commit, "notes a worker"),
+    label("catalog.worker.remove", Steps::Commit, "forgets a worker"),
+    label("engine.info.set", Steps::Commit, "notes which engine writes"),
+    label("engine.state.apply", Steps::Commit, "stores what an execution changed"),
+    label("engine.state.replace", Steps::Commit, "replaces all engine state"),
+    label("kernel.files.dir", Steps::Dir, "makes a kernel's directory"),
+    label("kernel.files.engine", Steps::One, "writes a kernel's empty engine.db"),
+    label("kernel.files.hide", Steps::Rename, "takes a removed kernel's directory out of sight"),
+    label("kernel.files.remove", Steps::One, "removes a hidden kernel directory"),
+    label("kernel.files.state", Steps::One, "writes a kernel's empty state.db"),
+    label("kernel.files.sync", Steps::One, "makes a new kernel's files durable"),
+    label("state.blobs.grant", Steps::Commit, "lets a kernel read blobs"),
+    label("state.consent.add", Steps::Commit, "records a consent"),
+    label("state.exec.begin", Steps::Commit, "records an execution before it starts"),
+    label("state.exec.end", Steps::Commit, "closes an execution"),
+    label("state.journal.append", Steps::Commit, "adds messages or marks to the journal"),
+    label("state.lease.release", Steps::Commit, "gives the lease back"),
+    label("state.lease.take", Steps::Commit, "takes or renews the lease"),
+    label("state.mcp.put", Steps::Commit, "records an MCP server"),
+    label("state.mcp.remove", Steps::Commit, "forgets an MCP server"),
+    label("state.mounts.put", Steps::Commit, "records a mount"),
+    label("state.mounts.remove", Steps::Commit, "forgets a mount"),
+    label("store.format.write", Steps::File, "declares the store's format, after its directories are there"),
+    label("store.layout.dir", Steps::Dir, "makes one of the store's directories"),
+    label("store.object.remove", Steps::One, "removes an object"),
+    label("store.object.rename", Steps::One, "gives an object its name"),
+    label("store.object.sync", Steps::One, "makes an object's bytes durable"),
+    label("store.object.sync_dir", Steps::One, "makes an object's name durable"),
+    label("store.object.write", Steps::One, "writes a piece of an object"),
+    label("store.temp.create", Steps::One, "creates an object's temporary file"),
+    label("store.temp.sweep", Steps::One, "removes what a dead writer left"),
+];
+
+/// Every point: label and suffix.
+pub fn points() -> impl Iterator<Item = (Label, String)> {
+    LABELS
+        .iter()
+        .flat_map(|label| label.steps.suffixes().iter().map(|suffix| (*label, format!("{}{suffix}", label.name))))
+}
+
+/// Passes a point of one step.
+///
+/// # Errors
+/// The armed error.
+#[inline(always)]
+pub fn point(label: &'static str) -> io::Result<()> {
+    step(label, "")
+}
+
+/// Passes one step of a labelled operation.
+///
+/// # Errors
+/// The armed error.
+#[inline(always)]
+pub fn step(label: &'static str, suffix: &'static str) -> io::Result<()> {
+    #[cfg(any(debug_assertions, test))]
+    return armed::pass(label, suffix);
+    #[cfg(not(any(debug_assertions, test)))]
+    {
+        let _ = (label, suffix);
+        Ok(())
+    }
+}
+
+#[cfg(any(debug_assertions, test))]
+pub use armed::{BadFault, Fault};
+
+#[cfg(any(debug_assertions, test))]
+mod armed {
+    use std::io;
+    use std::str::FromStr;
+    use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::{VARIABLE, points};
+
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    enum Deed {
+        Kill,
+        Fail(i32),
+    }
+
+    /// One armed point.
+    #[derive(Debug)]
+    pub struct Fault {
+        point: String,
+        at_pass: u64,
+        passes: AtomicU64,
+        deed: Deed,
+    }
+
+    /// A text that arms nothing.
+    #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+    #[error("{0:?} is no fault: expected LABEL[:N]=kill|eio|enospc with a label of sys::fault::LABELS")]
+    pub struct BadFault(String);
+
+    impl FromStr for Fault {
+        type Err = BadFault;
+        fn from_str(text: &str) -> Result<Self, BadFault> {
+            let wrong = || BadFault(text.to_owned());
+            let (place, deed) = text.split_once('=').ok_or_else(wrong)?;
+            let (point, pass) = place.split_once(':').unwrap_or((place, "1"));
+            let deed = match deed {
+                "kill" => Deed::Kill,
+                "eio" => Deed::Fail(libc::EIO),
+                "enospc" => Deed::Fail(libc::ENOSPC),
+                _ => return Err(wrong()),
+            };
+            let at_pass = pass.parse().map_err(|_| wrong())?;
+            if !points().any(|(_, name)| name == point) {
+                return Err(wrong());
+            }
+            Ok(Fault { point: point.to_owned(), at_pass, passes: AtomicU64::new(0), deed })
+        }
+    }
+
+    impl Fault {
+        fn pass(&self, label: &str, suffix: &str) -> io::Result<()> {
+            let here = self.point.strip_prefix(label).is_some_and(|rest| rest == suffix);
+            if !here || self.passes.fetch_add(1, Ordering::Relaxed) + 1 != self.at_pass {
+                return Ok(());
+            }
+            match self.deed {
+                Deed::Kill => {
+                    let _ = nix::sys::signal::kill(nix::unistd::getpid(), nix::sys::signal::Signal::SIGKILL);
+                    unreachable!("SIGKILL to oneself returned")
+                }
+                Deed::Fail(errno) => Err(io::Error::from_raw_os_error(errno)),
+            }
+        }
+    }
+
+    fn of_environment() -> Option<&'static Fault> {
+        static FAULT: OnceLock<Option<Fault>> = OnceLock::new();
+        let read = || {
+            let text = std::env::var(VARIABLE).ok()?;
+            // A misspelt fault that silently arms nothing would make a crash test pass for nothing.
+            Some(text.parse().unwrap_or_else(|bad: BadFault| panic!("{VARIABLE}: {bad}")))
+        };
+        FAULT.get_or_init(read).as_ref()
+    }
+
+    pub(super) fn pass(label: &'static str, suffix: &'static str) -> io::Result<()> {
+        #[cfg(test)]
+        super::tests::pass_here(|fault| fault.pass(label, suffix))?;
+        of_environment().map_or(Ok(()), |fault| fault.pass(label, suffix))
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::cell::RefCell;
+    use std::collections::BTreeMap;
+    use std::path::Path;
+
+    use super::*;
+
+    thread_local!(static HERE: RefCell<Option<Fault>> = const { RefCell::new(None) });
+
+    pub(super) fn pass_here(pass: impl FnOnce(&Fault) -> io::Result<()>) -> io::Result<()> {
+        HERE.with_borrow(|fault| fault.as_ref().map_or(Ok(()), pass))
+    }
+
+    /// Runs `work` with a fault armed for this thread only.
+    pub(crate) fn with_fault<T>(fault: &str, work: impl FnOnce() -> T) -> T {
+        HERE.set(Some(fault.parse().expect("a fault of the table")));
+        let result = work();
+        HERE.set(None);
+        result
+    }
+
+    fn sources(dir: &Path, found: &mut Vec<(String, String)>) {
+        for entry in std::fs::read_dir(dir).expect("src is readable") {
+            let path = entry.expect("src is readable").path();
+            if path.is_dir() {
+                sources(&path, found);
+            } else if path.extension().is_some_and(|e| e == "rs") && !path.ends_with("sys/fault.rs") {
+                let text = std::fs::read_to_string(&path).expect("source is text");
+                // Tests may name any label; by convention they are at the bottom.
+                let text = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default().to_owned();
+                if !path.file_name().is_some_and(|name| name.to_string_lossy().ends_with("tests.rs")) {
+                    found.push((path.display().to_string(), text));
+                }
+            }
+        }
+    }
+
+    /// Literals that look like a label: three lowercase parts or more, the first one that of a known label.
+    fn labels_in(text: &str) -> Vec<&str> {
+        let part = |p: &str| !p.is_empty() && p.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
+        text.split('"')
+            .filter(|literal| literal.split('.').count() >= 3 && literal.split('.').all(part))
+            .filter(|literal| {
+                let family = literal.split('.').next();
+                LABELS.iter().any(|label| label.name.split('.').next() == family)
+            })
+            .collect()
+    }
+
+    #[test]
+    fn the_table_and_the_source_agree() {
+        let mut files = Vec::new();
+        sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut files);
+        let mut uses: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        for (path, text) in &files {
+            for label in labels_in(text) {
+                uses.entry(label).or_default().push(path);
+            }
+        }
+        for (label, places) in &uses {
+            assert!(LABELS.iter().any(|row| row.name == *label), "{label} in {places:?} is not in the table");
+            assert_eq!(places.len(), 1, "{label} is used at {places:?}: a label names one place");
+        }
+        for row in LABELS {
+            assert!(uses.contains_key(row.name), "{} is in the table and nowhere in the source", row.name);
+            assert!(!row.doc.is_empty());
+        }
+        let names: Vec<_> = LABELS.iter().map(|row| row.name).collect();
+        assert!(names.is_sorted(), "the table is sorted");
+    }
+
+    #[test]
+    fn faults_are_parsed_strictly() {
+        for good in ["store.object.rename=eio", "catalog.kernel.insert.before_commit:3=kill"] {
+            assert!(good.parse::<Fault>().is_ok(), "{good}");
+        }
+        for bad in
+            ["", "store.object.rename", "store.object.rename=no", "no.such.label=eio", "store.object.rename:x=eio"]
+        {
+            assert!(bad.parse::<Fault>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_nth_pass_fails() {
+        with_fault("store.object.rename:2=enospc", || {
+            assert!(point("store.object.rename").is_ok());
+            let error = point("store.object.rename").expect_err("armed");
+            assert_eq!(error.raw_os_error(), Some(libc::ENOSPC));
+            assert!(point("store.object.rename").is_ok());
+        });
+        assert!(point("store.object.rename").is_ok());
+    }
+}

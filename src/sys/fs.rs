@@ -1,0 +1,193 @@
+//! Durable file operations, each under a label of [`fault::LABELS`].
+//!
+//! When one of these returns well, its effect survives a loss of power. All of them block: never call one on the event loop.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::fault;
+
+/// What temporary files of [`write_new`] and [`replace`] begin with.
+pub const TEMP_PREFIX: &str = ".ryokan-tmp-";
+
+/// A failed file operation.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {op} {}", path.display())]
+pub struct FsError {
+    /// What was tried.
+    pub op: &'static str,
+    /// On what.
+    pub path: PathBuf,
+    /// Why it failed.
+    #[source]
+    pub source: io::Error,
+}
+
+impl FsError {
+    /// Makes the function that puts `op` and `path` beside an I/O error.
+    pub fn of(op: &'static str, path: &Path) -> impl FnOnce(io::Error) -> FsError {
+        move |source| FsError { op, path: path.to_owned(), source }
+    }
+
+    /// Whether there was no room: device or quota full, or the process's file size limit.
+    pub fn is_full(&self) -> bool {
+        is_full(&self.source)
+    }
+}
+
+/// Whether an error says that there is no room.
+pub fn is_full(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG))
+}
+
+/// Makes a directory's entries durable.
+///
+/// # Errors
+/// The directory cannot be opened or synced.
+pub fn sync_dir(dir: &Path) -> Result<(), FsError> {
+    File::open(dir).and_then(|handle| handle.sync_all()).map_err(FsError::of("sync directory", dir))
+}
+
+/// Writes a new file: temporary file, fsync, rename, fsync of the directory. No reader ever sees a part of it.
+///
+/// # Errors
+/// `AlreadyExists` if there is a file of that name; whatever the operating system says. Nothing is left behind.
+pub fn write_new(path: &Path, bytes: &[u8], mode: u32, label: &'static str) -> Result<(), FsError> {
+    if path.symlink_metadata().is_ok() {
+        return Err(FsError::of("create", path)(io::ErrorKind::AlreadyExists.into()));
+    }
+    replace(path, bytes, mode, label)
+}
+
+/// Writes a file in place of another: as [`write_new`], but there may be one of that name.
+///
+/// # Errors
+/// Whatever the operating system says. The former file is whole then, and nothing else is left behind.
+pub fn replace(path: &Path, bytes: &[u8], mode: u32, label: &'static str) -> Result<(), FsError> {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let dir = parent(path);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    let temp = dir.join(format!("{TEMP_PREFIX}{}-{count}", std::process::id()));
+    let write = || {
+        fault::step(label, ".create")?;
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&temp)?;
+        file.write_all(bytes)?;
+        fault::step(label, ".sync")?;
+        file.sync_all()?;
+        fault::step(label, ".rename")?;
+        std::fs::rename(&temp, path)
+    };
+    if let Err(source) = write() {
+        let _ = std::fs::remove_file(&temp);
+        return Err(FsError { op: "write", path: path.to_owned(), source });
+    }
+    sync_dir_step(dir, label)
+}
+
+/// Removes the temporary files that [`write_new`] and [`replace`] of dead processes left in `dir`. Only for directories
+/// that one process writes: its own start is the moment.
+///
+/// # Errors
+/// The directory cannot be read or a file not removed.
+pub fn sweep_temps(dir: &Path) -> Result<usize, FsError> {
+    let mut swept = 0;
+    for entry in dir.read_dir().map_err(FsError::of("list", dir))? {
+        let entry = entry.map_err(FsError::of("list", dir))?;
+        if entry.file_name().to_string_lossy().starts_with(TEMP_PREFIX) {
+            std::fs::remove_file(entry.path()).map_err(FsError::of("remove", &entry.path()))?;
+            swept += 1;
+        }
+    }
+    Ok(swept)
+}
+
+/// Makes a directory; one that is there already is fine.
+///
+/// # Errors
+/// Whatever the operating system says.
+pub fn create_dir_durable(path: &Path, mode: u32, label: &'static str) -> Result<(), FsError> {
+    let create = || {
+        fault::step(label, ".create")?;
+        match DirBuilder::new().mode(mode).create(path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
+            done => done,
+        }
+    };
+    create().map_err(FsError::of("create directory", path))?;
+    sync_dir_step(parent(path), label)
+}
+
+/// Renames within one file system.
+///
+/// # Errors
+/// Whatever the operating system says.
+pub fn rename_durable(from: &Path, to: &Path, label: &'static str) -> Result<(), FsError> {
+    fault::step(label, ".rename").and_then(|()| std::fs::rename(from, to)).map_err(FsError::of("rename", from))?;
+    if parent(from) != parent(to) {
+        sync_dir(parent(from))?;
+    }
+    sync_dir_step(parent(to), label)
+}
+
+/// Removes a file; one that is not there is fine.
+///
+/// # Errors
+/// Whatever the operating system says.
+pub fn remove_durable(path: &Path, label: &'static str) -> Result<(), FsError> {
+    let remove = || {
+        fault::step(label, ".unlink")?;
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            done => done,
+        }
+    };
+    remove().map_err(FsError::of("remove", path))?;
+    sync_dir_step(parent(path), label)
+}
+
+fn sync_dir_step(dir: &Path, label: &'static str) -> Result<(), FsError> {
+    fault::step(label, ".sync_dir").map_err(FsError::of("sync directory", dir))?;
+    sync_dir(dir)
+}
+
+fn parent(path: &Path) -> &Path {
+    match path.parent() {
+        Some(dir) if !dir.as_os_str().is_empty() => dir,
+        _ => Path::new("."),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::fault::tests::with_fault;
+
+    #[test]
+    fn a_failed_write_leaves_the_former_file_and_nothing_else() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("format");
+        write_new(&path, b"old", 0o600, "store.format.write").expect("written");
+        for step in [".create", ".sync", ".rename"] {
+            let error = with_fault(&format!("store.format.write{step}=enospc"), || {
+                replace(&path, b"new", 0o600, "store.format.write").expect_err("armed")
+            });
+            assert!(error.is_full(), "{error}");
+            assert_eq!(std::fs::read(&path).expect("there"), b"old");
+            assert_eq!(dir.path().read_dir().expect("readable").count(), 1);
+        }
+        let again = write_new(&path, b"x", 0o600, "store.format.write").expect_err("it is there");
+        assert_eq!(again.source.kind(), io::ErrorKind::AlreadyExists);
+    }
+
+    #[test]
+    fn temps_are_swept() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        std::fs::write(dir.path().join(format!("{TEMP_PREFIX}1-1")), "x").expect("written");
+        std::fs::write(dir.path().join("kept"), "x").expect("written");
+        assert_eq!(sweep_temps(dir.path()).expect("swept"), 1);
+        assert!(dir.path().join("kept").exists());
+    }
+}

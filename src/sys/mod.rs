@@ -1,0 +1,27 @@
+//! The only place with unsafe code: small safe wrappers over system calls, split by subject.
+//!
+//! Owns the calls that neither `std` nor `nix` offers safely. Never decides anything: no policy, no paths of ryokan's, no
+//! retries. Every `unsafe` block says why it holds.
+#![allow(unsafe_code, reason = "system calls have no safe form; this module is the one place for them")]
+
+use std::io;
+
+pub mod caps;
+pub mod clock;
+pub mod fault;
+pub mod fs;
+pub mod landlock;
+pub mod mount;
+pub mod namespace;
+pub mod net;
+pub mod pidfd;
+pub mod process;
+pub mod random;
+pub mod ready;
+pub mod socket;
+pub mod sqlite_vfs;
+
+/// Turns the C convention (negative, errno) into a result.
+fn checked(returned: libc::c_long) -> io::Result<libc::c_long> {
+    if returned < 0 { Err(io::Error::last_os_error()) } else { Ok(returned) }
+}

@@ -1,0 +1,64 @@
+//! Making processes: `fork`, and the clone whose child belongs to our own parent.
+//!
+//! Joining and leaving namespaces is safe in `nix` (`sched::unshare`, `sched::setns`).
+
+use std::io;
+
+use nix::unistd::Pid;
+
+use super::checked;
+
+/// Which of the two one is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Forked {
+    /// The one that called, with the child's id as seen from here.
+    Parent(Pid),
+    /// The new one.
+    Child,
+}
+
+/// `fork`. In a process with other threads the child may rely on nothing that those threads may have held locked;
+/// the C library's own allocator is consistent in the child.
+///
+/// # Errors
+/// What the kernel refuses.
+pub fn fork() -> io::Result<Forked> {
+    // SAFETY: the C library keeps its own locks (the allocator's among them) consistent across fork; our children use
+    // nothing else that another thread may hold: they set up the sandbox, report over a socket, and exec or call.
+    match unsafe { nix::unistd::fork() }? {
+        nix::unistd::ForkResult::Parent { child } => Ok(Forked::Parent(child)),
+        nix::unistd::ForkResult::Child => Ok(Forked::Child),
+    }
+}
+
+/// Like `fork`, but the child is our parent's child: our sibling. Only for a process with one thread.
+///
+/// # Errors
+/// `EBUSY` with more than one thread; what the kernel refuses.
+pub fn fork_sibling() -> io::Result<Forked> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    if !status.lines().any(|line| line.strip_prefix("Threads:").is_some_and(|n| n.trim() == "1")) {
+        return Err(io::Error::from_raw_os_error(libc::EBUSY));
+    }
+    // The C library caches a thread's id at an address that it told the kernel: the child's copy has to hold the child's.
+    let mut tid_address: usize = 0;
+    // SAFETY: the kernel writes one pointer to the live variable; it fails where the kernel was built without it.
+    let known = unsafe { libc::prctl(libc::PR_GET_TID_ADDRESS, &raw mut tid_address, 0, 0, 0) } == 0;
+    let mut flags = libc::CLONE_PARENT as libc::c_ulong | libc::SIGCHLD as libc::c_ulong;
+    if known && tid_address != 0 {
+        flags |= libc::CLONE_CHILD_SETTID as libc::c_ulong | libc::CLONE_CHILD_CLEARTID as libc::c_ulong;
+    } else {
+        tid_address = 0;
+    }
+    // SAFETY: without CLONE_VM and with a null stack this is fork: the child has its own copy of everything. There is one
+    // thread, so no lock is held by anyone. The address, if any, is the C library's own for the same purpose. The argument
+    // orders of x86_64 and aarch64 differ in the last two.
+    let pid = unsafe {
+        #[cfg(target_arch = "x86_64")]
+        let returned = libc::syscall(libc::SYS_clone, flags, 0usize, 0usize, tid_address, 0usize);
+        #[cfg(not(target_arch = "x86_64"))]
+        let returned = libc::syscall(libc::SYS_clone, flags, 0usize, 0usize, 0usize, tid_address);
+        checked(returned)?
+    };
+    Ok(if pid == 0 { Forked::Child } else { Forked::Parent(Pid::from_raw(pid as i32)) })
+}

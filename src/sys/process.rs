@@ -1,0 +1,174 @@
+//! Properties of the calling process, its descriptors, its environment and its memory.
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+use super::checked;
+
+fn set(option: libc::c_int, value: u64) -> io::Result<()> {
+    // SAFETY: the options below take integers only.
+    checked(i64::from(unsafe { libc::prctl(option, value, 0, 0, 0) })).map(drop)
+}
+
+/// Whether the process may be traced and its `/proc` files read by its own user.
+///
+/// # Errors
+/// What the kernel refuses.
+pub fn set_dumpable(dumpable: bool) -> io::Result<()> {
+    set(libc::PR_SET_DUMPABLE, u64::from(dumpable))
+}
+
+/// Gives up for good that `execve` may raise privileges.
+///
+/// # Errors
+/// What the kernel refuses.
+pub fn set_no_new_privileges() -> io::Result<()> {
+    set(libc::PR_SET_NO_NEW_PRIVS, 1)
+}
+
+/// The signal that the process gets when its parent's thread ends; `None`: none.
+///
+/// # Errors
+/// What the kernel refuses.
+pub fn set_parent_death_signal(signal: Option<nix::sys::signal::Signal>) -> io::Result<()> {
+    set(libc::PR_SET_PDEATHSIG, signal.map_or(0, |signal| signal as u64))
+}
+
+/// The name that `ps` shows; cut at 15 bytes.
+pub fn set_name(name: &str) {
+    let mut buffer = [0u8; 16];
+    let length = name.len().min(15);
+    buffer[..length].copy_from_slice(&name.as_bytes()[..length]);
+    // SAFETY: the kernel reads at most 16 bytes from the live buffer, which ends in a zero.
+    unsafe { libc::prctl(libc::PR_SET_NAME, buffer.as_ptr(), 0, 0, 0) };
+}
+
+/// Closes every descriptor except those listed.
+///
+/// Whoever still holds an `OwnedFd` to one of the others must forget it; that is why only a process that is about to exec,
+/// to call an engine, or that has just started may do so.
+///
+/// # Errors
+/// What the kernel refuses.
+pub fn close_all_except(keep: &[RawFd]) -> io::Result<()> {
+    let mut keep: Vec<u32> = keep.iter().filter_map(|fd| u32::try_from(*fd).ok()).collect();
+    keep.sort_unstable();
+    keep.dedup();
+    let mut first = 0u32;
+    for fd in keep.iter().copied().chain([u32::MAX]) {
+        if first < fd {
+            let last = if fd == u32::MAX { fd } else { fd - 1 };
+            // SAFETY: this call takes integers only; the caller gave up what is being closed.
+            checked(unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) })?;
+        }
+        first = fd.saturating_add(1);
+    }
+    Ok(())
+}
+
+/// Puts each descriptor at its number, inheritable, whatever is there now; the order does not matter. The given
+/// descriptors are closed.
+///
+/// # Errors
+/// What the kernel refuses.
+pub fn place(fds: Vec<(OwnedFd, RawFd)>) -> io::Result<()> {
+    let highest = fds.iter().map(|(_, number)| *number).max().unwrap_or(0);
+    let mut lifted = Vec::with_capacity(fds.len());
+    for (fd, number) in fds {
+        // SAFETY: this command takes integers only and makes a new descriptor, which we own.
+        let high = checked(i64::from(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, highest + 1) }))?;
+        // SAFETY: the kernel has just made this descriptor for us.
+        lifted.push((unsafe { OwnedFd::from_raw_fd(high as i32) }, number));
+        drop(fd);
+    }
+    for (fd, number) in lifted {
+        // SAFETY: dup2 takes integers only; whatever was at `number` belongs to the process that the caller gives up.
+        checked(i64::from(unsafe { libc::dup2(fd.as_raw_fd(), number) }))?;
+    }
+    Ok(())
+}
+
+/// Takes over a descriptor by number.
+///
+/// # Errors
+/// `EBADF` if it is not open.
+pub fn adopt(number: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: this command takes integers only.
+    checked(i64::from(unsafe { libc::fcntl(number, libc::F_GETFD) }))?;
+    // SAFETY: it is open, and the caller says that it is its own.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+/// Replaces the whole environment. Only for a process that has just been forked: it has one thread.
+pub fn replace_environment(variables: &[(String, String)]) {
+    let old: Vec<_> = std::env::vars_os().map(|(name, _)| name).collect();
+    for name in old {
+        // SAFETY: a forked child has one thread, so nobody reads the environment meanwhile.
+        unsafe { std::env::remove_var(name) };
+    }
+    for (name, value) in variables {
+        // SAFETY: as above.
+        unsafe { std::env::set_var(name, value) };
+    }
+}
+
+/// Unmaps every shared writable mapping of a file: a forked child must not share memory (such as a database's index)
+/// with its parent. Gives how many there were.
+///
+/// # Errors
+/// What the kernel refuses.
+pub fn unmap_shared_files() -> io::Result<usize> {
+    let maps = std::fs::read_to_string("/proc/self/maps")?;
+    let mut count = 0;
+    for line in maps.lines() {
+        let mut words = line.split_ascii_whitespace();
+        let (Some(range), Some(rights)) = (words.next(), words.next()) else { continue };
+        let shared = rights.ends_with('s');
+        let bounds = range
+            .split_once('-')
+            .and_then(|(low, high)| Some((usize::from_str_radix(low, 16).ok()?, usize::from_str_radix(high, 16).ok()?)));
+        if let (true, Some((low, high))) = (shared, bounds) {
+            // SAFETY: the child never uses what its parent mapped shared: it holds no reference into it.
+            checked(i64::from(unsafe { libc::munmap(low as *mut libc::c_void, high - low) }))?;
+            count += 1;
+        }
+    }
+    Ok(count)
+}
+
+/// Ends the process at once, without
+/// running anything at exit.
+pub fn exit_now(status: i32) -> ! {
+    // SAFETY: ends the process; nothing of it runs afterwards.
+    unsafe { libc::_exit(status) }
+}
+
+/// Enlarges a pipe; best effort, since the user's share of pipe memory is limited. Gives the size in force.
+pub fn enlarge_pipe(pipe: &OwnedFd, bytes: usize) -> usize {
+    // SAFETY: these commands take integers only.
+    unsafe {
+        libc::fcntl(pipe.as_raw_fd(), libc::F_SETPIPE_SZ, bytes as libc::c_int);
+        usize::try_from(libc::fcntl(pipe.as_raw_fd(), libc::F_GETPIPE_SZ)).unwrap_or(0)
+    }
+}
+
+/// Gives every signal its default effect and unblocks all: what a handler of the parent's would do here is unknown.
+///
+/// # Errors
+/// What the kernel refuses.
+pub fn reset_signals() -> io::Result<()> {
+    use nix::sys::signal::{SigHandler, SigSet, Signal, signal};
+    for each in Signal::iterator().filter(|each| !matches!(each, Signal::SIGKILL | Signal::SIGSTOP)) {
+        // SAFETY: the default effect is no handler of ours.
+        unsafe { signal(each, SigHandler::SigDfl) }?;
+    }
+    SigSet::empty().thread_set_mask()?;
+    Ok(())
+}
+
+/// When a process started, clock ticks since boot (field 22 of `/proc/PID/stat`): with its number it names one process for ever.
+pub fn start_ticks(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The second field is the program's name, which may hold anything; the last ')' ends it.
+    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+}

@@ -1,0 +1,684 @@
+//! A kernel in this very process: the kaish engine on a thread of its own, without a sandbox.
+//!
+//! For tests and for programs that trust their code. It is a full client of the engine contract: the engine thread serves
+//! a socket pair and two pipes, exactly as inside a worker. Output is read only as fast as the sink takes it.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, HashMap};
+use std::io::IoSlice;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+use serde_json::Value as Json;
+use tokio::io::Interest;
+use tokio::net::UnixStream;
+use tokio::net::unix::pipe::Receiver;
+use tokio::sync::{Mutex, oneshot};
+
+use super::engines::kaish::{self, Setup};
+use super::wire::{Decoder, EndStatus, EntryMeta, Event, Missed, Reply, Request, encode};
+use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::exec::{
+    CODE_TIMEOUT, ExecEnd, ExecRequest, ExecResult, ExecStatus, OutputEvent, RequestError, Stream, Work,
+};
+use crate::core::ids::{Digest, ExecId};
+use crate::core::info::{MissedEntry, MountInfo, ToolInfo, VarInfo};
+use crate::core::limits;
+use crate::core::state::{EngineState, StateEntry, StateError};
+use crate::core::value::Value;
+use crate::session::{OutputSink, Session, StateSnapshot};
+
+/// A kernel in this process. Belongs to one thread, whose tokio runtime drives it; the engine has its own.
+pub struct EmbeddedKernel {
+    peer: Rc<Peer>,
+    /// One request at a time reaches the engine, as the contract has it.
+    turn: Mutex<Pipes>,
+    next_exec: Cell<u64>,
+    /// Executions that run or wait; `true` once they are to be interrupted.
+    executions: RefCell<BTreeMap<ExecId, bool>>,
+    blobs: RefCell<HashMap<Digest, Vec<u8>>>,
+    /// An execution that its caller no longer waits for.
+    abandoned: Cell<Option<ExecId>>,
+}
+
+/// Read ends of the output pipes.
+struct Pipes {
+    stdout: Receiver,
+    stderr: Receiver,
+}
+
+/// The engine as seen from here.
+struct Peer {
+    socket: UnixStream,
+    incoming: Mutex<Decoder>,
+    outgoing: Mutex<()>,
+    next_id: Cell<u64>,
+    waiting: RefCell<HashMap<u64, oneshot::Sender<Event>>>,
+    saved: RefCell<BTreeMap<String, StateEntry>>,
+    missed: RefCell<Vec<MissedEntry>>,
+    jobs: RefCell<Vec<super::wire::Job>>,
+    gone: Cell<bool>,
+}
+
+impl From<RequestError> for Error {
+    fn from(error: RequestError) -> Self {
+        Error::invalid(error.to_string())
+    }
+}
+
+impl From<StateError> for Error {
+    fn from(error: StateError) -> Self {
+        match &error {
+            StateError::OtherEngine { .. } => Error::refused(error.to_string()).reason("engine"),
+            StateError::Magic | StateError::Version(_) | StateError::TooLarge { .. } => Error::invalid(error.to_string()),
+            StateError::Checksum | StateError::Malformed(_) => Error::corrupt(error.to_string()),
+        }
+    }
+}
+
+impl From<Missed> for MissedEntry {
+    fn from(missed: Missed) -> Self {
+        MissedEntry { key: missed.key, type_name: missed.type_name, reason: missed.reason }
+    }
+}
+
+fn gone() -> Error {
+    Error::lost("the engine has ended").hint("make a new kernel and restore its last snapshot")
+}
+
+impl EmbeddedKernel {
+    /// Starts a kernel whose working directory is `cwd`. Needs a tokio runtime around it.
+    ///
+    /// # Errors
+    /// `Unavailable` if the engine does not start.
+    pub async fn start(cwd: impl Into<PathBuf>) -> Result<Self> {
+        let cwd = cwd.into();
+        let home = cwd.to_string_lossy().into_owned();
+        let path = std::env::var("PATH").unwrap_or_else(|_| "/usr/local/bin:/usr/bin:/bin".into());
+        let vars = [("HOME", home), ("PATH", path), ("LANG", "C.UTF-8".into()), ("TMPDIR", "/tmp".into())];
+        let vars = vars.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+        Self::start_with(Setup { cwd, vars, ..Setup::default() }).await
+    }
+
+    /// Starts a kernel with this setup.
+    ///
+    /// # Errors
+    /// `Unavailable` if the engine does not start.
+    pub async fn start_with(setup: Setup) -> Result<Self> {
+        let (peer, pipes) = connect(setup).map_err(|error| {
+            Error::unavailable(format!("cannot start the embedded engine: {error}"))
+        })?;
+        let ready = tokio::time::timeout(limits::WORKER_START, peer.ready());
+        ready.await.map_err(|_| Error::unavailable("the embedded engine does not get ready"))??;
+        Ok(EmbeddedKernel {
+            peer: Rc::new(peer),
+            turn: Mutex::new(pipes),
+            next_exec: Cell::new(1),
+            executions: RefCell::default(),
+            blobs: RefCell::default(),
+            abandoned: Cell::new(None),
+        })
+    }
+
+    /// The background jobs that run, as last told by the engine: id and command.
+    pub fn jobs(&self) -> Vec<(String, String)> {
+        self.peer.jobs.borrow().iter().map(|job| (job.id.clone(), job.command.clone())).collect()
+    }
+
+    /// What a completion of `code` at `cursor` may be: where it begins, and the matches.
+    ///
+    /// # Errors
+    /// `Lost` if the engine has ended.
+    pub async fn complete(&self, code: &str, cursor: usize) -> Result<(usize, Vec<String>)> {
+        let reply = self.ask(|id| Request::Complete { id, code: code.to_owned(), cursor }).await?;
+        let start = field(&reply, "start").as_u64().unwrap_or_default() as usize;
+        Ok((start, serde_json::from_value(field(&reply, "matches")).unwrap_or_default()))
+    }
+
+    /// Whether `code` is a whole program: `complete`, `incomplete` or `invalid`.
+    ///
+    /// # Errors
+    /// `Lost` if the engine has ended.
+    pub async fn check(&self, code: &str) -> Result<String> {
+        let reply = self.ask(|id| Request::Check { id, code: code.to_owned() }).await?;
+        Ok(field(&reply, "status").as_str().unwrap_or_default().to_owned())
+    }
+
+    async fn ask(&self, request: impl FnOnce(u64) -> Request) -> Result<Reply> {
+        let _turn = self.turn().await?;
+        self.peer.ask(request).await
+    }
+
+    /// Waits until nothing runs.
+    async fn turn(&self) -> Result<tokio::sync::MutexGuard<'_, Pipes>> {
+        let pipes = self.turn.lock().await;
+        let Some(abandoned) = self.abandoned.get() else {
+            return Ok(pipes);
+        };
+        self.peer.send(&Request::Interrupt { exec: abandoned.0 }, None).await?;
+        // Answered when the execution has ended, which it cannot while its output is stuck.
+        let ended = self.peer.ask(|id| Request::Vars { id });
+        tokio::pin!(ended);
+        let mut lost = vec![0; READ_BYTES];
+        loop {
+            tokio::select! {
+                biased;
+                ended = &mut ended => {
+                    ended?;
+                    break;
+                }
+                _ = pipes.stdout.readable() => drop(pipes.stdout.try_read(&mut lost)),
+                _ = pipes.stderr.readable() => drop(pipes.stderr.try_read(&mut lost)),
+            }
+        }
+        let nobody = Output { exec: abandoned, sink: None, kept: 0, stdout: Vec::new(), stderr: Vec::new(), truncated: 0 };
+        { nobody }.drain(&pipes).await;
+        self.abandoned.set(None);
+        Ok(pipes)
+    }
+
+    async fn run(&self, request: ExecRequest, sink: Option<&dyn OutputSink>) -> Result<ExecResult> {
+        request.check()?;
+        if !request.key.is_empty() || request.expected_version != 0 {
+            return Err(Error::unsupported("an embedded kernel has neither idempotency keys nor versions")
+                .hint("use a kernel of ryokand"));
+        }
+        if request.stdin_open {
+            return Err(Error::unsupported("an embedded kernel takes standard input only with the request")
+                .hint("put all of it into the request's stdin"));
+        }
+        let exec = ExecId(self.next_exec.replace(self.next_exec.get() + 1));
+        let _registered = Registered::new(&self.executions, exec);
+        let mut pipes = self.turn().await?;
+        if self.executions.borrow().get(&exec) == Some(&true) {
+            return Ok(never_ran(exec));
+        }
+        self.run_in_turn(exec, request, sink, &mut pipes).await
+    }
+
+    async fn run_in_turn(
+        &self,
+        exec: ExecId,
+        request: ExecRequest,
+        sink: Option<&dyn OutputSink>,
+        pipes: &mut Pipes,
+    ) -> Result<ExecResult> {
+        let began = Instant::now();
+        let (id, ended) = self.peer.expect();
+        self.abandoned.set(Some(exec));
+        let ExecRequest { what, stdin, env, timeout_ms, output_limit_bytes, .. } = request;
+        let has_stdin = !stdin.is_empty();
+        let frame = match what {
+            Work::Code(code) => Request::Exec { id, exec: exec.0, code, env, stdin: has_stdin },
+            Work::Call { name, args } => {
+                Request::Call { id, exec: exec.0, name, args: args.to_json(), env, stdin: has_stdin }
+            }
+        };
+        let _feeding = if has_stdin {
+            let (reader, feeding) = feed(stdin).map_err(|error| Error::internal(format!("cannot make a pipe: {error}")))?;
+            self.peer.send(&frame, Some(reader)).await?;
+            Some(feeding)
+        } else {
+            self.peer.send(&frame, None).await?;
+            None
+        };
+        let limit = if output_limit_bytes == 0 { limits::OUTPUT_KEPT_BYTES } else { output_limit_bytes };
+        let mut output = Output { exec, sink, kept: limit, stdout: Vec::new(), stderr: Vec::new(), truncated: 0 };
+        let timeout = (timeout_ms > 0).then(|| Duration::from_millis(timeout_ms));
+        let (event, timed_out) = self.follow(exec, ended, timeout, &mut output, pipes).await?;
+        let Event::End { status, code, err, value, output: structured, .. } = event else {
+            return Err(Error::internal("the engine answered an execution with something else"));
+        };
+        self.abandoned.set(None);
+        output.drain(pipes).await;
+        let value = value.map(|value| Value::from_json(&value)).transpose();
+        let value = value.map_err(|error| Error::internal(format!("the engine gave a malformed value: {error}")))?;
+        let (status, code) = match status {
+            EndStatus::Interrupted if timed_out => (ExecStatus::Timeout, CODE_TIMEOUT),
+            EndStatus::Interrupted => (ExecStatus::Interrupted, code),
+            EndStatus::Done => (ExecStatus::Done, code),
+            EndStatus::Failed => (ExecStatus::Failed, code),
+            EndStatus::Refused => (ExecStatus::Refused, code),
+        };
+        if let Some(structured) = &structured {
+            output.give(OutputEvent::Structured(structured.clone())).await;
+        }
+        output.give(OutputEvent::ExitCode(code)).await;
+        let duration_us = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let end = ExecEnd { status, code, err, value, output: structured, duration_us };
+        Ok(ExecResult {
+            exec,
+            end,
+            stdout: output.stdout,
+            stderr: output.stderr,
+            truncated_bytes: output.truncated,
+        })
+    }
+
+    /// Passes output on until the engine says that the execution is over; also whether its time was up.
+    async fn follow(
+        &self,
+        exec: ExecId,
+        mut ended: oneshot::Receiver<Event>,
+        timeout: Option<Duration>,
+        output: &mut Output<'_>,
+        pipes: &mut Pipes,
+    ) -> Result<(Event, bool)> {
+        let mut buffer = vec![0; READ_BYTES];
+        let mut timed_out = false;
+        let mut told = false;
+        let deadline = async {
+            match timeout {
+                Some(timeout) => tokio::time::sleep(timeout).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::pin!(deadline);
+        loop {
+            if !told && self.executions.borrow().get(&exec) == Some(&true) {
+                told = true;
+                self.peer.send(&Request::Interrupt { exec: exec.0 }, None).await?;
+            }
+            tokio::select! {
+                biased;
+                event = &mut ended => return event.map(|event| (event, timed_out)).map_err(|_| gone()),
+                () = &mut deadline, if !timed_out => {
+                    timed_out = true;
+                    self.peer.send(&Request::Interrupt { exec: exec.0 }, None).await?;
+                }
+                ready = pipes.stdout.readable() => {
+                    ready.map_err(|_| gone())?;
+                    output.read(&pipes.stdout, Stream::Stdout, &mut buffer).await;
+                }
+                ready = pipes.stderr.readable() => {
+                    ready.map_err(|_| gone())?;
+                    output.read(&pipes.stderr, Stream::Stderr, &mut buffer).await;
+                }
+                more = self.peer.receive() => more?,
+            }
+        }
+    }
+}
+
+const READ_BYTES: usize = 256 << 10;
+
+fn never_ran(exec: ExecId) -> ExecResult {
+    let end = ExecEnd {
+        status: ExecStatus::Interrupted,
+        code: crate::core::exec::CODE_INTERRUPTED,
+        err: "interrupted before it began".into(),
+        value: None,
+        output: None,
+        duration_us: 0,
+    };
+    ExecResult { exec, end, stdout: Vec::new(), stderr: Vec::new(), truncated_bytes: 0 }
+}
+
+/// Keeps an execution in the list of those that run or wait.
+struct Registered<'a> {
+    list: &'a RefCell<BTreeMap<ExecId, bool>>,
+    exec: ExecId,
+}
+
+impl<'a> Registered<'a> {
+    fn new(list: &'a RefCell<BTreeMap<ExecId, bool>>, exec: ExecId) -> Self {
+        list.borrow_mut().insert(exec, false);
+        Registered { list, exec }
+    }
+}
+
+impl Drop for Registered<'_> {
+    fn drop(&mut self) {
+        self.list.borrow_mut().remove(&self.exec);
+    }
+}
+
+/// Where an execution's output goes.
+struct Output<'a> {
+    exec: ExecId,
+    sink: Option<&'a dyn OutputSink>,
+    kept: u64,
+    stdout: Vec<u8>,
+    stderr: Vec<u8>,
+    truncated: u64,
+}
+
+impl Output<'_> {
+    async fn give(&mut self, event: OutputEvent) {
+        if let Some(sink) = self.sink
+            && sink.take(self.exec, event).await.is_err()
+        {
+            self.sink = None;
+        }
+    }
+
+    /// Passes on what is there; `false` if there was nothing.
+    async fn read(&mut self, pipe: &Receiver, stream: Stream, buffer: &mut [u8]) -> bool {
+        let Ok(n @ 1..) = pipe.try_read(buffer) else {
+            return false;
+        };
+        let bytes = &buffer[..n];
+        let kept = if stream == Stream::Stdout { &mut self.stdout } else { &mut self.stderr };
+        let room = usize::try_from(self.kept).unwrap_or(usize::MAX).min(n);
+        kept.extend(&bytes[..room]);
+        self.kept -= room as u64;
+        self.truncated += (n - room) as u64;
+        let event = match stream {
+            Stream::Stdout => OutputEvent::Stdout(bytes.to_vec()),
+            Stream::Stderr => OutputEvent::Stderr(bytes.to_vec()),
+        };
+        self.give(event).await;
+        true
+    }
+
+    /// Passes on what is in the pipes when the execution is over: the engine has flushed everything by then.
+    async fn drain(&mut self, pipes: &Pipes) {
+        let mut buffer = vec![0; READ_BYTES];
+        for (pipe, stream) in [(&pipes.stdout, Stream::Stdout), (&pipes.stderr, Stream::Stderr)] {
+            loop {
+                // What tokio knows of the pipe may be older than the bytes in it.
+                let known = tokio::time::timeout(Duration::ZERO, pipe.readable()).await;
+                if !self.read(pipe, stream, &mut buffer).await && known.is_err() {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// A pipe that will hold these bytes, and the task that puts them in.
+fn feed(bytes: Vec<u8>) -> std::io::Result<(OwnedFd, Feeding)> {
+    use tokio::io::AsyncWriteExt;
+    let (reader, writer) = std::io::pipe()?;
+    let mut writer = tokio::net::unix::pipe::Sender::from_owned_fd(writer.into())?;
+    let task = tokio::spawn(async move {
+        // The code may not want all of it.
+        let _ = writer.write_all(&bytes).await;
+    });
+    Ok((reader.into(), Feeding(task)))
+}
+
+struct Feeding(tokio::task::JoinHandle<()>);
+
+impl Drop for Feeding {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+fn connect(setup: Setup) -> std::io::Result<(Peer, Pipes)> {
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
+    let (stdout, stdout_in) = std::io::pipe()?;
+    let (stderr, stderr_in) = std::io::pipe()?;
+    ours.set_nonblocking(true)?;
+    let peer = Peer {
+        socket: UnixStream::from_std(ours)?,
+        incoming: Mutex::default(),
+        outgoing: Mutex::default(),
+        next_id: Cell::new(1),
+        waiting: RefCell::default(),
+        saved: RefCell::default(),
+        missed: RefCell::default(),
+        jobs: RefCell::default(),
+        gone: Cell::new(false),
+    };
+    let pipes =
+        Pipes { stdout: Receiver::from_owned_fd(stdout.into())?, stderr: Receiver::from_owned_fd(stderr.into())? };
+    std::thread::Builder::new()
+        .name("embedded-kernel".into())
+        .spawn(move || kaish::serve(theirs.into(), stdout_in.into(), stderr_in.into(), setup))?;
+    Ok((peer, pipes))
+}
+
+impl Peer {
+    fn expect(&self) -> (u64, oneshot::Receiver<Event>) {
+        let id = self.next_id.replace(self.next_id.get() + 1);
+        let (sender, receiver) = oneshot::channel();
+        self.waiting.borrow_mut().insert(id, sender);
+        (id, receiver)
+    }
+
+    async fn ready(&self) -> Result<()> {
+        // `ready` has no id; number 0 stands for it.
+        let (sender, mut ready) = oneshot::channel();
+        self.waiting.borrow_mut().insert(0, sender);
+        while ready.try_recv().is_err() {
+            self.receive().await?;
+        }
+        Ok(())
+    }
+
+    async fn ask(&self, request: impl FnOnce(u64) -> Request) -> Result<Reply> {
+        let (id, mut answer) = self.expect();
+        self.send(&request(id), None).await?;
+        loop {
+            match answer.try_recv() {
+                Ok(Event::Reply(reply)) if reply.ok => return Ok(reply),
+                Ok(Event::Reply(reply)) => {
+                    let code = ErrorCode::from_name(&reply.code).unwrap_or(ErrorCode::Internal);
+                    return Err(Error::new(code, reply.message).hint(reply.hint));
+                }
+                Ok(_) => return Err(Error::internal("the engine answered with something else")),
+                Err(oneshot::error::TryRecvError::Closed) => return Err(gone()),
+                Err(oneshot::error::TryRecvError::Empty) => self.receive().await?,
+            }
+        }
+    }
+
+    async fn send(&self, request: &Request, descriptor: Option<OwnedFd>) -> Result<()> {
+        self.send_with_tail(request, &[], descriptor).await
+    }
+
+    async fn send_with_tail(&self, request: &Request, tail: &[u8], descriptor: Option<OwnedFd>) -> Result<()> {
+        let mut bytes = Vec::new();
+        encode(request, tail, &mut bytes).map_err(|error| Error::invalid(error.to_string()))?;
+        // A frame that goes out in pieces must not be mixed with another.
+        let _outgoing = self.outgoing.lock().await;
+        let mut sent = 0;
+        let mut descriptor = descriptor;
+        while sent < bytes.len() {
+            let numbers: Vec<_> = descriptor.iter().map(AsRawFd::as_raw_fd).collect();
+            let rights = [ControlMessage::ScmRights(&numbers)];
+            let control = if numbers.is_empty() { &rights[..0] } else { &rights[..] };
+            let now = self.socket.try_io(Interest::WRITABLE, || {
+                let rest = [IoSlice::new(&bytes[sent..])];
+                Ok(sendmsg::<()>(self.socket.as_raw_fd(), &rest, control, MsgFlags::MSG_NOSIGNAL, None)?)
+            });
+            match now {
+                Ok(n) => {
+                    sent += n;
+                    descriptor = None;
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                    self.socket.writable().await.map_err(|_| gone())?;
+                }
+                Err(_) => return Err(gone()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes in what the engine sends, at least once. Safe to drop.
+    async fn receive(&self) -> Result<()> {
+        let mut decoder = self.incoming.lock().await;
+        if self.gone.get() {
+            return Err(gone());
+        }
+        self.socket.readable().await.map_err(|_| gone())?;
+        let mut buffer = vec![0; READ_BYTES];
+        match self.socket.try_read(&mut buffer) {
+            Ok(0) => {
+                self.gone.set(true);
+                self.waiting.borrow_mut().clear();
+                return Err(gone());
+            }
+            Ok(n) => decoder.feed(&buffer[..n]),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(()),
+            Err(_) => return Err(gone()),
+        }
+        loop {
+            match decoder.next::<Event>() {
+                Ok(Some((event, tail))) => self.take(event, tail),
+                Ok(None) => return Ok(()),
+                Err(error) => return Err(Error::internal(format!("the engine broke the contract: {error}"))),
+            }
+        }
+    }
+
+    fn take(&self, event: Event, tail: Vec<u8>) {
+        match event {
+            Event::Ready { .. } => self.answer(0, event),
+            Event::End { id, .. } => self.answer(id, event),
+            Event::Reply(ref reply) => self.answer(reply.id, event),
+            Event::Put { key, meta, more } => self.put(key, meta, more, tail),
+            Event::Del { key } => drop(self.saved.borrow_mut().remove(&key)),
+            Event::Missed { entries } => {
+                *self.missed.borrow_mut() = entries.into_iter().map(MissedEntry::from).collect();
+            }
+            Event::Jobs { jobs } => *self.jobs.borrow_mut() = jobs,
+            // No dynamic tools are ever offered, so none is called; kaish has no other displays.
+            Event::ToolCall { .. } | Event::Display { .. } | Event::Structured { .. } => {}
+        }
+    }
+
+    fn answer(&self, id: u64, event: Event) {
+        if let Some(waiting) = self.waiting.borrow_mut().remove(&id) {
+            // Whoever waited may have given up.
+            let _ = waiting.send(event);
+        }
+    }
+
+    /// `more` chunks of one entry follow each other; the first carries the meta.
+    fn put(&self, key: String, meta: EntryMeta, more: bool, tail: Vec<u8>) {
+        const PARTIAL: &str = "\0partial";
+        let mut saved = self.saved.borrow_mut();
+        let meta = match serde_json::to_value(meta) {
+            Ok(Json::Object(meta)) => meta,
+            _ => serde_json::Map::new(),
+        };
+        let partial_key = format!("{key}{PARTIAL}");
+        let mut entry = saved.remove(&partial_key).unwrap_or(StateEntry { meta, body: Vec::new() });
+        entry.body.extend(tail);
+        saved.insert(if more { partial_key } else { key }, entry);
+    }
+}
+
+fn field(reply: &Reply, name: &str) -> Json {
+    reply.fields.get(name).cloned().unwrap_or_default()
+}
+
+#[async_trait::async_trait(?Send)]
+impl Session for EmbeddedKernel {
+    async fn execute(&self, request: ExecRequest) -> Result<ExecResult> {
+        self.run(request, None).await
+    }
+
+    async fn execute_streaming(&self, request: ExecRequest, sink: &dyn OutputSink) -> Result<ExecResult> {
+        self.run(request, Some(sink)).await
+    }
+
+    async fn interrupt(&self, exec: ExecId) -> Result<()> {
+        match self.executions.borrow_mut().get_mut(&exec) {
+            Some(interrupted) => *interrupted = true,
+            None => return Err(Error::not_found(format!("execution {exec} neither runs nor waits"))),
+        }
+        // For the one that runs; a waiting one sees its mark when its turn comes.
+        self.peer.send(&Request::Interrupt { exec: exec.0 }, None).await
+    }
+
+    async fn get_var(&self, name: &str) -> Result<Value> {
+        let reply = self.ask(|id| Request::Get { id, name: name.to_owned() }).await?;
+        Value::from_json(&field(&reply, "value"))
+            .map_err(|error| Error::internal(format!("the engine gave a malformed value: {error}")))
+    }
+
+    async fn set_var(&self, name: &str, value: Value) -> Result<()> {
+        self.ask(|id| Request::Set { id, name: name.to_owned(), value: value.to_json() }).await.map(drop)
+    }
+
+    async fn list_vars(&self) -> Result<Vec<VarInfo>> {
+        let reply = self.ask(|id| Request::Vars { id }).await?;
+        serde_json::from_value(field(&reply, "vars")).map_err(|error| Error::internal(error.to_string()))
+    }
+
+    async fn mount(&self, _path: &str, _source: &str, _writable: bool) -> Result<()> {
+        Err(no_mounts())
+    }
+
+    async fn unmount(&self, _path: &str) -> Result<()> {
+        Err(no_mounts())
+    }
+
+    async fn list_mounts(&self) -> Result<Vec<MountInfo>> {
+        Ok(Vec::new())
+    }
+
+    async fn list_tools(&self) -> Result<Vec<ToolInfo>> {
+        let reply = self.ask(|id| Request::Tools { id }).await?;
+        let tools = field(&reply, "tools");
+        let text = |tool: &Json, name: &str| tool.get(name).and_then(Json::as_str).unwrap_or_default().to_owned();
+        let info = |tool: &Json| ToolInfo {
+            name: text(tool, "name"),
+            description: text(tool, "description"),
+            source: text(tool, "source"),
+            schema_json: tool.get("schema").filter(|schema| !schema.is_null()).map(Json::to_string).unwrap_or_default(),
+        };
+        Ok(tools.as_array().into_iter().flatten().map(info).collect())
+    }
+
+    async fn call_tool(&self, name: &str, args: Value) -> Result<ExecResult> {
+        self.run(ExecRequest { what: Work::Call { name: name.to_owned(), args }, ..ExecRequest::default() }, None).await
+    }
+
+    async fn snapshot(&self) -> Result<StateSnapshot> {
+        let _turn = self.turn().await?;
+        self.peer.saved.borrow_mut().clear();
+        self.peer.ask(|id| Request::Save { id }).await?;
+        let missed = self.peer.missed.borrow().clone();
+        let state = EngineState {
+            engine: kaish::ENGINE.into(),
+            version: kaish::VERSION.into(),
+            entries: self.peer.saved.borrow().clone(),
+            missed: missed.clone(),
+        };
+        Ok(StateSnapshot { data: state.pack()?, missed })
+    }
+
+    async fn restore(&self, data: &[u8]) -> Result<Vec<MissedEntry>> {
+        // Read whole and checked before the running state is touched.
+        let state = EngineState::unpack_of(data, kaish::ENGINE)?;
+        let _turn = self.turn().await?;
+        let id = self.peer.next_id.get();
+        self.peer.send(&Request::Load { id }, None).await?;
+        for (key, entry) in state.entries {
+            let meta: EntryMeta = serde_json::from_value(Json::Object(entry.meta)).unwrap_or_default();
+            let mut chunks = entry.body.chunks(limits::FRAME_TAIL_BYTES).peekable();
+            while let Some(chunk) = chunks.next() {
+                let frame = Request::Entry { key: key.clone(), meta: meta.clone(), more: chunks.peek().is_some() };
+                self.peer.send_with_tail(&frame, chunk, None).await?;
+            }
+        }
+        let reply = self.peer.ask(|id| Request::Loaded { id }).await?;
+        let missed: Vec<Missed> =
+            serde_json::from_value(field(&reply, "missed")).map_err(|error| Error::internal(error.to_string()))?;
+        Ok(missed.into_iter().map(MissedEntry::from).collect())
+    }
+
+    async fn read_blob(&self, hash: Digest) -> Result<Vec<u8>> {
+        self.blobs.borrow().get(&hash).cloned().ok_or_else(|| Error::not_found(format!("there is no blob {hash}")))
+    }
+
+    async fn write_blob(&self, data: &[u8]) -> Result<Digest> {
+        let hash = Digest::from_bytes(*blake3::hash(data).as_bytes());
+        self.blobs.borrow_mut().insert(hash, data.to_vec());
+        Ok(hash)
+    }
+}
+
+fn no_mounts() -> Error {
+    Error::unsupported("an embedded kernel has no sandbox and so no mounts")
+        .hint("use paths of the host, or a kernel of ryokand")
+}

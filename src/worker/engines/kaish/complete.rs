@@ -1,0 +1,135 @@
+//! Completion: which word the cursor is in, and what the file system offers for it.
+
+use std::path::{Path, PathBuf};
+
+/// Most matches that are given.
+pub const MATCHES: usize = 200;
+/// Words of the language that may begin a command.
+pub const KEYWORDS: [&str; 13] =
+    ["if", "then", "else", "elif", "fi", "for", "while", "do", "done", "case", "esac", "function", "local"];
+/// Directory entries that are looked at for one completion.
+const ENTRIES_READ: usize = 20_000;
+
+/// What may stand where the cursor is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A command's name.
+    Command,
+    /// A variable's name, after `$` or `${`.
+    Variable,
+    /// A path.
+    Path,
+}
+
+/// The word before the cursor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Word {
+    /// Byte at which it begins.
+    pub start: usize,
+    /// What there is of it.
+    pub text: String,
+    /// What it may become.
+    pub kind: Kind,
+}
+
+/// Finds the word before the cursor. A cursor beyond the end or inside a character counts as before it.
+pub fn word_at(code: &str, cursor: usize) -> Word {
+    let mut cursor = cursor.min(code.len());
+    while !code.is_char_boundary(cursor) {
+        cursor -= 1;
+    }
+    let before = &code[..cursor];
+    let name_start = before.rfind(|c: char| !(c.is_alphanumeric() || c == '_')).map_or(0, |at| {
+        at + before[at..].chars().next().map_or(1, char::len_utf8)
+    });
+    let lead = &before[..name_start];
+    if lead.ends_with('$') || lead.ends_with("${") {
+        return Word { start: name_start, text: before[name_start..].to_owned(), kind: Kind::Variable };
+    }
+    let breaks = |c: char| c.is_whitespace() || "|&;(){}<>\"'=`".contains(c);
+    let start = before.rfind(breaks).map_or(0, |at| at + before[at..].chars().next().map_or(1, char::len_utf8));
+    let text = before[start..].to_owned();
+    let lead = before[..start].trim_end_matches([' ', '\t']);
+    let starts_command = lead.is_empty()
+        || lead.ends_with(['|', '&', ';', '(', '{', '\n', '!'])
+        || ["then", "do", "else", "elif", "if", "while"].iter().any(|keyword| {
+            lead.strip_suffix(keyword)
+                .is_some_and(|rest| rest.is_empty() || rest.ends_with(|c: char| c.is_whitespace() || c == ';'))
+        });
+    let kind = if starts_command && !text.contains('/') { Kind::Command } else { Kind::Path };
+    Word { start, text, kind }
+}
+
+/// Programs on `path` whose name begins so.
+pub fn executables(path: &str, prefix: &str) -> Vec<String> {
+    use std::os::unix::fs::PermissionsExt;
+    if prefix.is_empty() {
+        return Vec::new();
+    }
+    let entries = path.split(':').filter_map(|dir| std::fs::read_dir(dir).ok()).flatten().flatten();
+    entries
+        .take(ENTRIES_READ)
+        .filter_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            let runs = name.starts_with(prefix)
+                && entry.path().metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0);
+            runs.then_some(name)
+        })
+        .collect()
+}
+
+/// Paths that begin so; directories end in `/`.
+pub fn paths(cwd: &Path, home: Option<&str>, prefix: &str) -> Vec<String> {
+    let (dir_text, name) = prefix.rsplit_once('/').map_or(("", prefix), |(dir, name)| (&prefix[..=dir.len()], name));
+    let dir: PathBuf = match (dir_text.strip_prefix("~/"), home) {
+        (Some(rest), Some(home)) => Path::new(home).join(rest),
+        _ => cwd.join(dir_text),
+    };
+    let Ok(entries) = std::fs::read_dir(dir) else {
+        return Vec::new();
+    };
+    entries
+        .flatten()
+        .take(ENTRIES_READ)
+        .filter_map(|entry| {
+            let found = entry.file_name().into_string().ok()?;
+            let shown = found.starts_with(name) && (name.starts_with('.') || !found.starts_with('.'));
+            let slash = if entry.path().is_dir() { "/" } else { "" };
+            shown.then(|| format!("{dir_text}{found}{slash}"))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_and_what_they_may_become() {
+        use Kind::{Command, Path, Variable};
+        for (code, start, text, kind) in [
+            ("", 0, "", Command),
+            ("ec", 0, "ec", Command),
+            ("echo he", 5, "he", Path),
+            ("ls | gr", 5, "gr", Command),
+            ("if true; then ec", 14, "ec", Command),
+            ("echo $HO", 6, "HO", Variable),
+            ("echo \"${HO", 8, "HO", Variable),
+            ("cat src/ma", 4, "src/ma", Path),
+            ("./ru", 0, "./ru", Path),
+            ("x=$(da", 4, "da", Command),
+            ("cat < fi", 6, "fi", Path),
+            ("é ü", 3, "ü", Path),
+        ] {
+            assert_eq!(word_at(code, code.len()), Word { start, text: text.into(), kind }, "{code:?}");
+        }
+    }
+
+    #[test]
+    fn any_cursor_is_taken() {
+        for cursor in 0..20 {
+            let word = word_at("echo é $x/ü", cursor);
+            assert!(word.start <= 14);
+        }
+    }
+}

@@ -1,0 +1,675 @@
+//! One kaish session: runs programs, calls tools, reads and writes variables.
+//!
+//! Owns the session and what is known about it. Never speaks the contract: that is `serve`.
+
+use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use kaish_kernel::ast::Value as Kv;
+use kaish_kernel::interpreter::{ExecResult, OutputData as KaishOutput, OutputNode as KaishNode};
+use kaish_kernel::scheduler::{JobStatus, PipeReader};
+use kaish_kernel::tools::{ParamSchema, ToolSchema};
+use kaish_kernel::{ExecuteOptions, Kernel, KernelConfig, KernelError, parser};
+use serde_json::{Value as Json, json};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use super::backend::{Backend, ToolCall};
+use super::program::{self, Completeness, Found};
+use super::state::{Change, Entry, State};
+use super::tools::{EXTERNAL, INSIDE, Order, SESSION, Shared, Wrapped, can_alias};
+use super::{Outlet, complete, values};
+use crate::core::exec::{CODE_INTERRUPTED, OutputData, OutputNode};
+use crate::core::info::{ToolInfo, VarInfo};
+use crate::core::limits;
+use crate::core::value::Value;
+use crate::worker::wire::{EndStatus, Job, Missed};
+
+/// How a session begins.
+#[derive(Debug, Clone)]
+pub struct Setup {
+    /// Working directory.
+    pub cwd: PathBuf,
+    /// Exported variables: `PATH`, `HOME` and whatever else children shall see.
+    pub vars: Vec<(String, String)>,
+    /// From `SIGTERM` to `SIGKILL` of a command that is interrupted.
+    pub kill_grace: Duration,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        let vars = [
+            ("HOME", "/workspace"),
+            ("PATH", "/usr/local/bin:/usr/bin:/bin"),
+            ("LANG", "C.UTF-8"),
+            ("TMPDIR", "/tmp"),
+            ("USER", "guest"),
+        ];
+        Setup {
+            cwd: "/workspace".into(),
+            vars: vars.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
+            kill_grace: Duration::from_secs(2),
+        }
+    }
+}
+
+/// Why there is no session.
+#[derive(Debug, thiserror::Error)]
+pub enum SetupError {
+    /// kaish refused.
+    #[error("cannot make a kaish session: {0}")]
+    Kernel(String),
+    /// An output pipe could not be used.
+    #[error("cannot use an output pipe")]
+    Outlet(#[source] std::io::Error),
+}
+
+/// Standard input of an execution.
+#[derive(Default)]
+pub enum Stdin {
+    /// None: commands find its end at once.
+    #[default]
+    Empty,
+    /// A stream.
+    Pipe(PipeReader),
+}
+
+/// What to run.
+#[derive(Default)]
+pub struct Execution<'a> {
+    /// Environment for this execution only.
+    pub env: &'a [(String, String)],
+    /// Standard input.
+    pub stdin: Stdin,
+    /// Interrupts it.
+    pub cancel: CancellationToken,
+}
+
+/// How an execution ended.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Outcome {
+    /// Its status.
+    pub status: EndStatus,
+    /// Its exit code.
+    pub code: i32,
+    /// What went wrong, one line; empty if nothing did.
+    pub err: String,
+    /// The structured data of the last result, where it has any.
+    pub value: Option<Value>,
+    /// The structured form of the last output, where it has one.
+    pub output: Option<OutputData>,
+}
+
+/// A kaish session.
+pub struct KaishEngine {
+    session: Arc<Kernel>,
+    // Holds what forks share; `shutdown` needs it.
+    base: Arc<Kernel>,
+    backend: Arc<Backend>,
+    shared: Arc<Shared>,
+    state: State,
+    builtins: HashSet<String>,
+    aliased: HashSet<String>,
+    // Programs that read other programs may define functions and redirect in ways not seen here.
+    sources: bool,
+    redirects_in_functions: bool,
+}
+
+impl KaishEngine {
+    /// Begins a session whose output goes to the two pipes and whose dynamic tool calls go to `calls`.
+    ///
+    /// Needs a current-thread tokio runtime around it, on a thread with [`STACK_BYTES`] of stack.
+    ///
+    /// # Errors
+    /// See [`SetupError`].
+    pub async fn new(
+        setup: &Setup,
+        stdout: std::os::fd::OwnedFd,
+        stderr: std::os::fd::OwnedFd,
+        calls: mpsc::UnboundedSender<ToolCall>,
+    ) -> Result<Self, SetupError> {
+        let shared = Arc::new(Shared::new(
+            Outlet::new(stdout).map_err(SetupError::Outlet)?,
+            Outlet::new(stderr).map_err(SetupError::Outlet)?,
+        ));
+        let backend = Arc::new(Backend::new(calls));
+        let vars: HashMap<String, Kv> =
+            setup.vars.iter().map(|(name, value)| (name.clone(), Kv::String(value.clone()))).collect();
+        let config = KernelConfig::default()
+            .with_cwd(setup.cwd.clone())
+            .with_initial_vars(vars)
+            .with_kill_grace(setup.kill_grace)
+            .with_trash(false);
+        let for_tools = Arc::clone(&shared);
+        let base = Kernel::with_backend(
+            Arc::clone(&backend) as Arc<dyn kaish_kernel::KernelBackend>,
+            config,
+            |_| {},
+            move |tools| Wrapped::all(tools, &for_tools),
+        )
+        .map_err(|error| SetupError::Kernel(format!("{error:#}")))?
+        .into_arc();
+        let session = base.fork_for_background(CancellationToken::new(), SESSION).await;
+        let builtins = base.tool_schemas().into_iter().map(|schema| schema.name).collect();
+        let mut engine = KaishEngine {
+            session,
+            base,
+            backend,
+            shared,
+            state: State::default(),
+            builtins,
+            aliased: HashSet::new(),
+            sources: false,
+            redirects_in_functions: false,
+        };
+        let initial = engine.look().await;
+        engine.state.set_initial(initial);
+        Ok(engine)
+    }
+
+    /// Runs a program to its end. All its output is in the pipes when this returns.
+    pub async fn execute(&mut self, code: &str, execution: Execution<'_>) -> Outcome {
+        let found = parser::parse(code).ok().map(|program| program::walk(&program));
+        let mut only_merges = false;
+        if let Some(found) = &found {
+            self.prepare(found).await;
+            only_merges =
+                found.merges_stderr && !found.redirects_stderr && !self.redirects_in_functions && !self.sources;
+        }
+        self.shared.begin(only_merges);
+        let mut options = ExecuteOptions::new();
+        if !execution.env.is_empty() {
+            let vars = execution.env.iter().map(|(name, value)| (name.clone(), Kv::String(value.clone())));
+            options = options.with_vars(vars.collect());
+        }
+        let shared = Arc::clone(&self.shared);
+        let mut on_output = move |result: &ExecResult| shared.leftover(result);
+        let session = Arc::clone(&self.session);
+        let running = async {
+            match execution.stdin {
+                Stdin::Empty => session.execute_with_options_streaming(code, options, &mut on_output).await,
+                Stdin::Pipe(pipe) => {
+                    session.execute_with_pipe_stdin_streaming(code, options, pipe, &mut on_output).await
+                }
+            }
+        };
+        let result = self.cancellable(running, &execution.cancel).await;
+        let outcome = self.end(result, &execution.cancel).await;
+        if let Some(found) = found {
+            let sources = self.backend.take_sources();
+            self.state.saw_program(code, &found, &sources, &self.session, outcome.status).await;
+        }
+        outcome
+    }
+
+    /// Calls a tool by name with literal arguments: an object gives flags, an array operands.
+    ///
+    /// # Errors
+    /// If the arguments are neither or hold what kaish cannot.
+    pub async fn call(&mut self, name: &str, args: &Value, execution: Execution<'_>) -> Result<Outcome, String> {
+        let known = self.builtins.contains(name)
+            || self.session.has_function(name).await
+            || self.backend.has_tool(name);
+        if !known || name == EXTERNAL || name == INSIDE {
+            return Err(format!("there is no tool {name:?}"));
+        }
+        let schema = self.session.tool_schemas().into_iter().find(|schema| schema.name == name);
+        let argv = literal_argv(args, schema.as_ref())?;
+        self.shared.begin(false);
+        let session = Arc::clone(&self.session);
+        let running = async { session.execute_argv(name, &argv).await };
+        let result = self.cancellable(running, &execution.cancel).await;
+        if let Ok(result) = &result {
+            self.shared.leftover(result);
+        }
+        Ok(self.end(result, &execution.cancel).await)
+    }
+
+    async fn cancellable<T>(&self, running: impl Future<Output = T>, cancel: &CancellationToken) -> T {
+        tokio::pin!(running);
+        tokio::select! {
+            biased;
+            result = &mut running => return result,
+            () = cancel.cancelled() => self.session.cancel(),
+        }
+        running.await
+    }
+
+    async fn end(&mut self, result: Result<ExecResult, KernelError>, cancel: &CancellationToken) -> Outcome {
+        let outcome = match result {
+            Ok(mut result) => {
+                let mut code = i32::try_from(result.code).unwrap_or(1);
+                let interrupted = cancel.is_cancelled() && (code == CODE_INTERRUPTED || code > 128);
+                if interrupted {
+                    code = CODE_INTERRUPTED;
+                }
+                let status = match code {
+                    _ if interrupted => EndStatus::Interrupted,
+                    0 => EndStatus::Done,
+                    _ => EndStatus::Failed,
+                };
+                let err = match status {
+                    EndStatus::Failed => self.shared.last_error(),
+                    EndStatus::Interrupted => "interrupted".into(),
+                    EndStatus::Done | EndStatus::Refused => String::new(),
+                };
+                let value = result.data.take().map(|data| values::from_kaish(&data));
+                Outcome { status, code, err, value, output: None }
+            }
+            Err(error) => {
+                let (status, code) = if error.is_rejected() { (EndStatus::Refused, 2) } else { (EndStatus::Failed, 1) };
+                let text = format!("{error:#}");
+                self.shared.note_error(&text);
+                self.shared.stderr.offer(format!("{}\n", text.trim_end()).as_bytes());
+                Outcome { status, code, err: values::one_line(text.trim_end()), value: None, output: None }
+            }
+        };
+        self.shared.stdout.flush(cancel).await;
+        self.shared.stderr.flush(cancel).await;
+        let output = self.shared.take_output().as_ref().map(output_data);
+        Outcome { output, ..outcome }
+    }
+
+    /// Makes ready for a program: external commands it names get their hidden aliases.
+    async fn prepare(&mut self, found: &Found) {
+        self.sources |= found.sources;
+        self.redirects_in_functions |= found.redirects_stderr && !found.definitions.is_empty();
+        self.backend.watch_sources(self.sources);
+        let defined = |name: &str| found.definitions.iter().any(|definition| definition.def.name == name);
+        let mut add = Vec::new();
+        for name in &found.commands {
+            if self.aliased.contains(name) || self.builtins.contains(name) || defined(name) || !can_alias(name) {
+                continue;
+            }
+            if matches!(name.as_str(), "true" | "false" | "source" | "." | ":" | "exit" | "return") {
+                continue;
+            }
+            if !self.session.has_function(name).await {
+                self.aliased.insert(name.clone());
+                add.push(name.clone());
+            }
+        }
+        let remove: Vec<String> = found
+            .definitions
+            .iter()
+            .map(|definition| definition.def.name.clone())
+            .filter(|name| self.aliased.remove(name))
+            .collect();
+        if !add.is_empty() || !remove.is_empty() {
+            self.inside(Order::Alias { add, remove }).await;
+        }
+    }
+
+    /// Runs the hidden tool in the session and puts back the one trace that this leaves.
+    async fn inside(&self, order: Order) {
+        let pipestatus = self.session.get_var("PIPESTATUS").await;
+        self.shared.order(order);
+        // Cannot fail: the tool is registered and takes no arguments.
+        let _ = self.session.execute_argv(INSIDE, &[]).await;
+        if let Some(pipestatus) = pipestatus {
+            self.session.set_var("PIPESTATUS", pipestatus).await;
+        }
+    }
+
+    async fn look(&self) -> Option<super::tools::Inside> {
+        self.inside(Order::Look).await;
+        self.shared.take_inside()
+    }
+
+    /// A variable.
+    pub async fn get(&self, name: &str) -> Option<Value> {
+        self.session.get_var(name).await.as_ref().map(values::from_kaish)
+    }
+
+    /// Sets a variable.
+    ///
+    /// # Errors
+    /// If the name is none of a variable or kaish cannot hold the value.
+    pub async fn set(&self, name: &str, value: &Value) -> Result<(), String> {
+        if !is_variable_name(name) {
+            return Err(format!("{:?} cannot be the name of a kaish variable", values::one_line(name)));
+        }
+        let value = values::to_kaish(value).map_err(|error| error.to_string())?;
+        self.session.set_var(name, value).await;
+        Ok(())
+    }
+
+    /// The user's variables.
+    pub async fn vars(&self) -> Vec<VarInfo> {
+        let mut vars: Vec<VarInfo> = self
+            .session
+            .list_vars()
+            .await
+            .into_iter()
+            .filter(|(name, value)| !self.state.is_initial(name, value))
+            .map(|(name, value)| VarInfo {
+                name,
+                type_name: values::type_name(&value).to_owned(),
+                summary: values::summary(&value),
+            })
+            .collect();
+        vars.sort_by(|a, b| a.name.cmp(&b.name));
+        vars
+    }
+
+    /// Builtins and functions; the dynamic tools are the caller's own.
+    pub async fn tools(&self) -> Vec<ToolInfo> {
+        let mut tools: Vec<ToolInfo> = self
+            .session
+            .tool_schemas()
+            .into_iter()
+            .filter(|schema| schema.name != EXTERNAL && schema.name != INSIDE)
+            .map(|schema| ToolInfo {
+                schema_json: json_schema(&schema).to_string(),
+                name: schema.name,
+                description: schema.description,
+                source: "builtin".into(),
+            })
+            .collect();
+        tools.extend(self.state.functions().map(|name| ToolInfo {
+            name: name.to_owned(),
+            description: format!("function {name}"),
+            source: "user".into(),
+            schema_json: String::new(),
+        }));
+        tools.sort_by(|a, b| a.name.cmp(&b.name));
+        tools
+    }
+
+    /// Completions of `code` at `cursor` (bytes): where they begin, and what may stand there.
+    pub async fn complete(&self, code: &str, cursor: usize) -> (usize, Vec<String>) {
+        let word = complete::word_at(code, cursor);
+        let mut names: Vec<String> = Vec::new();
+        match &word.kind {
+            complete::Kind::Variable => {
+                names.extend(self.session.list_vars().await.into_iter().map(|(name, _)| name));
+            }
+            complete::Kind::Command => {
+                names.extend(self.builtins.iter().filter(|name| !name.starts_with("__ryokan")).cloned());
+                names.extend(self.state.functions().map(str::to_owned));
+                names.extend(self.state.aliases().map(str::to_owned));
+                names.extend(complete::KEYWORDS.iter().map(|keyword| (*keyword).to_owned()));
+                names.extend(self.backend.tool_names());
+                let path = self.session.get_var("PATH").await;
+                let path = path.as_ref().map(kaish_kernel::interpreter::value_to_string).unwrap_or_default();
+                names.extend(complete::executables(&path, &word.text));
+            }
+            complete::Kind::Path => {}
+        }
+        let mut matches: Vec<String> = names.into_iter().filter(|name| name.starts_with(&word.text)).collect();
+        if matches!(word.kind, complete::Kind::Path) || word.text.contains('/') {
+            let home = self.session.get_var("HOME").await;
+            let home = home.as_ref().map(kaish_kernel::interpreter::value_to_string);
+            matches.extend(complete::paths(&self.session.cwd().await, home.as_deref(), &word.text));
+        }
+        matches.sort();
+        matches.dedup();
+        matches.truncate(complete::MATCHES);
+        (word.start, matches)
+    }
+
+    /// Whether `code` is a whole program.
+    pub fn check(&self, code: &str) -> Completeness {
+        program::completeness(code)
+    }
+
+    /// The background jobs that run now.
+    pub async fn jobs(&self) -> Vec<Job> {
+        let jobs = self.session.jobs().list().await;
+        jobs.into_iter()
+            .filter(|job| matches!(job.status, JobStatus::Running | JobStatus::Stopped))
+            .map(|job| Job { id: job.id.0.to_string(), command: job.command.chars().take(200).collect() })
+            .collect()
+    }
+
+    /// Returns when one of these jobs has ended.
+    pub async fn job_ended(&self, jobs: &[Job]) {
+        let ended = jobs.iter().filter_map(|job| job.id.parse().ok()).map(|id| {
+            let manager = self.session.jobs();
+            Box::pin(async move {
+                if let Some(streams) = manager.streams(kaish_kernel::scheduler::JobId(id)).await {
+                    // More bytes than there can be: returns when the stream closes, which is when the job ends.
+                    streams.stdout.changed_since(u64::MAX).await;
+                }
+            })
+        });
+        let ended: Vec<_> = ended.collect();
+        if ended.is_empty() {
+            return std::future::pending().await;
+        }
+        futures::future::select_all(ended).await;
+    }
+
+    /// The MCP tools there are now.
+    pub fn backend(&self) -> &Arc<Backend> {
+        &self.backend
+    }
+
+    /// What changed in the state since the last call; everything, with `all`.
+    pub async fn changes(&mut self, all: bool) -> Vec<Change> {
+        if all {
+            self.state.forget_sent();
+        }
+        let inside = if all || self.shared.inside_changed.swap(false, Ordering::Relaxed) {
+            self.look().await
+        } else {
+            None
+        };
+        self.state.changes(&self.session, inside).await
+    }
+
+    /// What is not captured now.
+    pub async fn missed(&self) -> Vec<Missed> {
+        let mut missed = self.state.missed();
+        for job in self.jobs().await {
+            missed.push(Missed {
+                key: format!("job/{}", job.id),
+                type_name: "job".into(),
+                reason: "a running job cannot be restored".into(),
+            });
+        }
+        missed
+    }
+
+    /// Replaces the session's state by these entries; gives what could not be.
+    pub async fn load(&mut self, entries: Vec<Entry>) -> Vec<Missed> {
+        self.session.jobs().cleanup().await;
+        self.session = self.base.fork_for_background(CancellationToken::new(), SESSION).await;
+        self.aliased.clear();
+        self.shared.inside_changed.store(true, Ordering::Relaxed);
+        let Some(fresh) = self.look().await else {
+            return entries.into_iter().map(|entry| entry.missed("the session cannot be reached")).collect();
+        };
+        let loaded = self.state.load(entries, fresh);
+        let mut missed = loaded.missed;
+        self.inside(Order::Replace(Box::new(loaded.inside))).await;
+        for (name, text) in loaded.functions {
+            if let Err(reason) = self.define(&name, &text).await {
+                missed.push(Missed { key: format!("fn/{name}"), type_name: "function".into(), reason });
+            }
+        }
+        for (path, content) in loaded.files {
+            if let Err(error) = self.write_memory_file(&path, &content).await {
+                let reason = error.to_string();
+                missed.push(Missed { key: format!("file{}", path.display()), type_name: "file".into(), reason });
+            }
+        }
+        missed
+    }
+
+    async fn write_memory_file(&self, path: &std::path::Path, content: &[u8]) -> std::io::Result<()> {
+        use kaish_kernel::vfs::Filesystem as _;
+        let vfs = self.session.vfs();
+        let mut folder = PathBuf::new();
+        // Those that are there already refuse to be made; what matters is the write.
+        for part in path.parent().into_iter().flat_map(std::path::Path::components) {
+            folder.push(part);
+            let _ = vfs.mkdir(&folder).await;
+        }
+        vfs.write(path, content).await
+    }
+
+    async fn define(&mut self, name: &str, text: &str) -> Result<(), String> {
+        let def = program::single_definition(text).ok_or("the text is not one function definition")?;
+        if def.name != name {
+            return Err(format!("the text defines {:?}", def.name));
+        }
+        let found = program::walk(&kaish_kernel::ast::Program {
+            statements: vec![kaish_kernel::ast::Stmt::ToolDef(def)],
+        });
+        self.prepare(&found).await;
+        let last = self.session.get_var("PIPESTATUS").await;
+        self.session.execute(text).await.map_err(|error| format!("{error:#}"))?;
+        if let Some(last) = last {
+            self.session.set_var("PIPESTATUS", last).await;
+        }
+        self.state.define(name, text);
+        Ok(())
+    }
+
+    /// Ends background jobs.
+    pub async fn shutdown(&self) {
+        self.session.cancel_all_jobs().await;
+        // Their commands get SIGTERM now; the process's end does the rest.
+        tokio::task::yield_now().await;
+        let _ = &self.base;
+    }
+}
+
+/// Stack that a thread which runs an engine needs: kaish recurses on it.
+pub const STACK_BYTES: usize = 32 << 20;
+
+fn is_variable_name(name: &str) -> bool {
+    name.len() <= limits::IDENTIFIER_BYTES
+        && name.starts_with(|c: char| c.is_alphabetic() || c == '_')
+        && name.chars().all(|c| c.is_alphanumeric() || c == '_')
+}
+
+/// Arguments of a call as kaish's literal words.
+fn literal_argv(args: &Value, schema: Option<&ToolSchema>) -> Result<Vec<Kv>, String> {
+    let literal = |value: &Value| values::to_kaish(value).map_err(|error| error.to_string());
+    match args {
+        Value::Null => Ok(Vec::new()),
+        Value::Array(items) => items.iter().map(literal).collect(),
+        Value::Object(fields) => {
+            let params = schema.map(|schema| schema.params.as_slice()).unwrap_or_default();
+            let mut argv = Vec::new();
+            let mut operands: Vec<(usize, Vec<Kv>)> = Vec::new();
+            for (name, value) in fields {
+                let place = params.iter().position(|param| param.positional && param.name == *name);
+                if let Some(place) = place {
+                    let words = match value {
+                        Value::Array(items) => items.iter().map(literal).collect::<Result<_, _>>()?,
+                        Value::Null => Vec::new(),
+                        other => vec![literal(other)?],
+                    };
+                    operands.push((place, words));
+                } else {
+                    flag(name, value, &mut argv)?;
+                }
+            }
+            operands.sort_by_key(|(place, _)| *place);
+            if !operands.is_empty() {
+                argv.push(Kv::String("--".into()));
+            }
+            argv.extend(operands.into_iter().flat_map(|(_, words)| words));
+            Ok(argv)
+        }
+        _ => Err("arguments are an object (named) or an array (positional)".into()),
+    }
+}
+
+fn flag(name: &str, value: &Value, argv: &mut Vec<Kv>) -> Result<(), String> {
+    if name.is_empty() || name.starts_with('-') || name.contains('=') {
+        return Err(format!("{:?} cannot be the name of an argument", values::one_line(name)));
+    }
+    let dashes = if name.chars().count() == 1 { "-" } else { "--" };
+    match value {
+        Value::Null | Value::Bool(false) => {}
+        Value::Bool(true) => argv.push(Kv::String(format!("{dashes}{name}"))),
+        Value::Array(items) => {
+            for item in items {
+                flag(name, item, argv)?;
+            }
+        }
+        Value::Object(_) => {
+            let json = value.to_plain_json().to_string();
+            argv.push(Kv::String(format!("--{name}={json}")));
+        }
+        other => {
+            let text = match other {
+                Value::String(text) => text.clone(),
+                Value::Int(i) => i.to_string(),
+                Value::Float(f) => f.to_string(),
+                _ => return Err(format!("the argument {name} has no text form")),
+            };
+            if dashes == "-" {
+                argv.push(Kv::String(format!("-{name}")));
+                argv.push(Kv::String(text));
+            } else {
+                argv.push(Kv::String(format!("--{name}={text}")));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A tool's parameters as a JSON schema.
+fn json_schema(schema: &ToolSchema) -> Json {
+    let property = |param: &ParamSchema| {
+        let kind = match param.param_type.as_str() {
+            "int" => "integer",
+            "float" => "number",
+            "bool" | "boolean" => "boolean",
+            "array" => "array",
+            "object" => "object",
+            _ => "string",
+        };
+        let mut property = json!({ "type": kind });
+        if param.repeatable {
+            property = json!({ "type": "array", "items": property });
+        }
+        if !param.description.is_empty() {
+            property["description"] = param.description.clone().into();
+        }
+        if let Some(default) = &param.default {
+            property["default"] = values::from_kaish(default).to_plain_json();
+        }
+        if param.positional {
+            property["x-positional"] = true.into();
+        }
+        property
+    };
+    let properties: serde_json::Map<String, Json> =
+        schema.params.iter().map(|param| (param.name.clone(), property(param))).collect();
+    let required: Vec<&str> = schema.params.iter().filter(|p| p.required).map(|p| p.name.as_str()).collect();
+    json!({ "type": "object", "properties": properties, "required": required })
+}
+
+fn output_data(output: &KaishOutput) -> OutputData {
+    OutputData {
+        headers: output.headers.clone().unwrap_or_default(),
+        root: output.root.iter().map(output_node).collect(),
+    }
+}
+
+fn output_node(node: &KaishNode) -> OutputNode {
+    use kaish_kernel::interpreter::EntryType;
+    let entry_type = match node.entry_type {
+        EntryType::File => "file",
+        EntryType::Directory => "directory",
+        EntryType::Executable => "executable",
+        EntryType::Symlink => "symlink",
+        _ => "text",
+    };
+    OutputNode {
+        name: node.name.clone(),
+        entry_type: entry_type.into(),
+        text: node.text.clone().unwrap_or_default(),
+        cells: node.cells.clone(),
+        children: node.children.iter().map(output_node).collect(),
+    }
+}

@@ -1,0 +1,247 @@
+//! External commands whose output goes straight into the session's pipes or the next pipeline stage.
+//!
+//! kaish runs a command's output through 10 MiB rings and hands it on when the command has ended: lossy and late. Where the
+//! output is the session's own, the child gets the pipe itself; in a pipeline, its output is passed on while it runs.
+//! Captured output (`$(…)`, `> file`, background jobs) stays kaish's business.
+
+use std::io;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Duration;
+
+use kaish_kernel::interpreter::ExecResult;
+use kaish_kernel::scheduler::{PipeReader, PipeWriter};
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::process::{Child, Command};
+use tokio_util::sync::CancellationToken;
+
+/// Where one of a child's output streams goes.
+pub enum Target {
+    /// The session's pipe.
+    Session(Stdio),
+    /// The next pipeline stage.
+    Stage,
+    /// Kept, at most [`KEPT_BYTES`], for kaish to redirect.
+    Kept,
+}
+
+/// A command, fully decided.
+pub struct Run {
+    /// As the user wrote it: for messages.
+    pub name: String,
+    /// The program.
+    pub executable: PathBuf,
+    /// Its arguments.
+    pub argv: Vec<String>,
+    /// Its working directory.
+    pub cwd: PathBuf,
+    /// Its whole environment.
+    pub env: Vec<(String, String)>,
+    /// Bytes of standard input that were read already.
+    pub stdin_prefix: Option<Vec<u8>>,
+    /// The rest of standard input.
+    pub stdin_pipe: Option<PipeReader>,
+    /// Standard output.
+    pub stdout: Target,
+    /// Standard error.
+    pub stderr: Target,
+    /// The next pipeline stage's input, if a target is [`Target::Stage`].
+    pub stage: Option<PipeWriter>,
+    /// Ends the command.
+    pub cancel: CancellationToken,
+    /// From `SIGTERM` to `SIGKILL`.
+    pub kill_grace: Duration,
+}
+
+/// Standard error that is kept for a redirect, bytes; more is counted and reported.
+const KEPT_BYTES: usize = 16 << 20;
+const COPY_BYTES: usize = 64 << 10;
+
+/// Runs the command to its end.
+pub async fn run(mut run: Run) -> ExecResult {
+    let mut command = Command::new(&run.executable);
+    command.args(&run.argv).current_dir(&run.cwd).env_clear().envs(run.env.drain(..));
+    command.process_group(0).kill_on_drop(true);
+    let has_stdin = run.stdin_prefix.is_some() || run.stdin_pipe.is_some();
+    command.stdin(if has_stdin { Stdio::piped() } else { Stdio::null() });
+    let merged = matches!((&run.stdout, &run.stderr), (Target::Stage, Target::Stage));
+    let mut shared = None;
+    if merged {
+        // One pipe for both, as `2>&1 |` has it, so that the order of writes is kept.
+        match merged_pipe(&mut command) {
+            Ok(reader) => shared = Some(reader),
+            Err(error) => return ExecResult::failure(126, format!("{}: {error}", run.name)),
+        }
+    } else {
+        command.stdout(stdio(&mut run.stdout)).stderr(stdio(&mut run.stderr));
+    }
+    let mut child = match command.spawn() {
+        Ok(child) => child,
+        Err(error) => {
+            let code = if error.kind() == io::ErrorKind::PermissionDenied { 126 } else { 127 };
+            return ExecResult::failure(code, format!("{}: {error}", run.name));
+        }
+    };
+    // The parent's copies of the child's ends close here, or a merged pipe would never end.
+    drop(command);
+    drive(&mut child, run, shared).await
+}
+
+fn stdio(target: &mut Target) -> Stdio {
+    match std::mem::replace(target, Target::Stage) {
+        Target::Session(stdio) => stdio,
+        Target::Stage => Stdio::piped(),
+        Target::Kept => {
+            *target = Target::Kept;
+            Stdio::piped()
+        }
+    }
+}
+
+fn merged_pipe(command: &mut Command) -> io::Result<tokio::net::unix::pipe::Receiver> {
+    let (reader, writer) = io::pipe()?;
+    command.stdout(Stdio::from(std::os::fd::OwnedFd::from(writer.try_clone()?)));
+    command.stderr(Stdio::from(std::os::fd::OwnedFd::from(writer)));
+    tokio::net::unix::pipe::Receiver::from_owned_fd(reader.into())
+}
+
+async fn drive(child: &mut Child, mut run: Run, shared: Option<tokio::net::unix::pipe::Receiver>) -> ExecResult {
+    let feeding = child.stdin.take().map(|stdin| {
+        let (prefix, pipe) = (run.stdin_prefix.take(), run.stdin_pipe.take());
+        Aborted(tokio::spawn(feed(stdin, prefix, pipe)))
+    });
+    let group = child.id().and_then(|pid| i32::try_from(pid).ok()).map(Pid::from_raw);
+    let stage = run.stage.take();
+    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+    let mut kept = Kept::default();
+    let status = {
+        let streams = async {
+            match (shared, stdout, stderr) {
+                (Some(both), _, _) => pass_on(both, stage).await,
+                (None, Some(out), Some(err)) => {
+                    tokio::join!(pass_on(out, stage), kept.take(err));
+                }
+                (None, Some(out), None) => pass_on(out, stage).await,
+                (None, None, Some(err)) => kept.take(err).await,
+                (None, None, None) => {}
+            }
+        };
+        // Streams end when the last holder of the pipe closes it, which may be a grandchild: as in a shell, the
+        // command is over when both the child and its pipes are.
+        let whole = async { tokio::join!(child.wait(), streams).0 };
+        tokio::select! {
+            status = whole => Some(status),
+            () = run.cancel.cancelled() => None,
+        }
+    };
+    drop(feeding);
+    let code = match status {
+        Some(Ok(status)) => exit_code(status),
+        Some(Err(error)) => return ExecResult::failure(1, format!("{}: cannot wait: {error}", run.name)),
+        None => {
+            end_group(child, group, run.kill_grace).await;
+            130
+        }
+    };
+    let mut result = ExecResult::success(String::new()).with_code(code);
+    result.err = kept.text(&run.name);
+    result
+}
+
+/// Standard error kept for a redirect.
+#[derive(Default)]
+struct Kept {
+    bytes: Vec<u8>,
+    lost: u64,
+}
+
+impl Kept {
+    async fn take(&mut self, mut from: impl AsyncRead + Unpin) {
+        let mut buffer = vec![0; COPY_BYTES];
+        while let Ok(n @ 1..) = from.read(&mut buffer).await {
+            let room = KEPT_BYTES.saturating_sub(self.bytes.len()).min(n);
+            self.bytes.extend(&buffer[..room]);
+            self.lost += (n - room) as u64;
+        }
+    }
+
+    fn text(self, name: &str) -> String {
+        let mut text = String::from_utf8_lossy(&self.bytes).into_owned();
+        if self.lost > 0 {
+            text.push_str(&format!("\n{name}: standard error truncated: {} more bytes were not kept\n", self.lost));
+        }
+        text
+    }
+}
+
+async fn pass_on(mut from: impl AsyncRead + Unpin, stage: Option<PipeWriter>) {
+    let Some(stage) = stage else {
+        return;
+    };
+    let mut buffer = vec![0; COPY_BYTES];
+    while let Ok(n @ 1..) = from.read(&mut buffer).await {
+        let mut rest = &buffer[..n];
+        while !rest.is_empty() {
+            match stage.write_bytes(rest).await {
+                Ok(written) => rest = &rest[written..],
+                // The next stage reads no more; dropping our end tells the child so.
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+async fn feed(mut stdin: tokio::process::ChildStdin, prefix: Option<Vec<u8>>, pipe: Option<PipeReader>) {
+    if let Some(prefix) = prefix
+        && stdin.write_all(&prefix).await.is_err()
+    {
+        return;
+    }
+    let Some(mut pipe) = pipe else {
+        return;
+    };
+    let mut buffer = vec![0; COPY_BYTES];
+    while let Ok(n @ 1..) = pipe.read(&mut buffer).await {
+        if stdin.write_all(&buffer[..n]).await.is_err() {
+            return;
+        }
+    }
+}
+
+struct Aborted(tokio::task::JoinHandle<()>);
+
+impl Drop for Aborted {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+async fn end_group(child: &mut Child, group: Option<Pid>, grace: Duration) {
+    let signal = |signal| {
+        if let Some(group) = group {
+            // The group may be gone already.
+            let _ = killpg(group, signal);
+        }
+    };
+    signal(Signal::SIGTERM);
+    // A stopped group would not see the end coming.
+    signal(Signal::SIGCONT);
+    if tokio::time::timeout(grace, child.wait()).await.is_err() {
+        signal(Signal::SIGKILL);
+        let _ = child.wait().await;
+    } else {
+        // Grandchildren that outlived their parent: as long as one lives, the group's number is theirs.
+        signal(Signal::SIGKILL);
+    }
+}
+
+fn exit_code(status: std::process::ExitStatus) -> i64 {
+    use std::os::unix::process::ExitStatusExt;
+    match (status.code(), status.signal()) {
+        (Some(code), _) => i64::from(code),
+        (None, Some(signal)) => 128 + i64::from(signal),
+        (None, None) => 1,
+    }
+}

@@ -1,0 +1,418 @@
+//! What a program holds, found before it runs: command names, function definitions with their source text, redirects.
+//!
+//! kaish cannot list its functions nor give their text back, so the text is cut from the program by the lexer's spans and
+//! accepted only if it parses to that very definition.
+
+use kaish_kernel::ast::{
+    Arg, Command, Expr, ListElem, Pipeline, PipelineStage, Program, RecordKey, Redirect, RedirectKind, Stmt, StringPart,
+    TestExpr, ToolDef, Value as Kv,
+};
+use kaish_kernel::lexer::{Token, tokenize};
+use kaish_kernel::parser;
+
+/// A function definition in a program.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Definition {
+    /// The definition as kaish parsed it.
+    pub def: ToolDef,
+    /// Runs whenever the program runs to its end: no branch, loop or other function around it.
+    pub unconditional: bool,
+    /// Nothing but definitions comes before it: it ran even if the program failed.
+    pub leading: bool,
+}
+
+/// What a walk over a program found.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// Every name in command position, and every literal word that some builtin may run as a command.
+    pub commands: Vec<String>,
+    /// Function definitions in source order.
+    pub definitions: Vec<Definition>,
+    /// Reads other programs: `source`, `.`.
+    pub sources: bool,
+    /// Sends standard error to where standard output goes (`2>&1`).
+    pub merges_stderr: bool,
+    /// Sends standard error anywhere else.
+    pub redirects_stderr: bool,
+    conditions: usize,
+    acted: bool,
+}
+
+/// Walks a program.
+pub fn walk(program: &Program) -> Found {
+    let mut found = Found::default();
+    found.stmts(&program.statements);
+    found
+}
+
+/// Builtins whose words name a command to run.
+const RUNNERS: [&str; 7] = ["timeout", "env", "exec", "spawn", "command", "xargs", "alias"];
+
+impl Found {
+    fn stmts(&mut self, stmts: &[Stmt]) {
+        for stmt in stmts {
+            self.stmt(stmt);
+        }
+    }
+
+    fn inside(&mut self, walk: impl FnOnce(&mut Self)) {
+        self.conditions += 1;
+        walk(self);
+        self.conditions -= 1;
+    }
+
+    fn stmt(&mut self, stmt: &Stmt) {
+        self.acted |= self.conditions == 0 && !matches!(stmt, Stmt::ToolDef(_) | Stmt::Empty);
+        match stmt {
+            Stmt::Assignment(assignment) => self.expr(&assignment.value),
+            Stmt::Command(command) => self.command(command),
+            Stmt::Pipeline(pipeline) => self.pipeline(pipeline),
+            Stmt::If(branch) => {
+                self.expr(&branch.condition);
+                self.inside(|found| {
+                    found.stmts(&branch.then_branch);
+                    found.stmts(branch.else_branch.as_deref().unwrap_or_default());
+                });
+            }
+            Stmt::For(each) => {
+                each.items.iter().for_each(|item| self.expr(item));
+                self.inside(|found| found.stmts(&each.body));
+            }
+            Stmt::While(each) => {
+                self.expr(&each.condition);
+                self.inside(|found| found.stmts(&each.body));
+            }
+            Stmt::Case(case) => {
+                self.expr(&case.expr);
+                self.inside(|found| case.branches.iter().for_each(|branch| found.stmts(&branch.body)));
+            }
+            Stmt::Group(stmts) => self.stmts(stmts),
+            Stmt::Redirected { body, redirects } => {
+                self.redirects(redirects);
+                self.stmt(body);
+            }
+            Stmt::Return(value) | Stmt::Exit(value) => {
+                if let Some(value) = value {
+                    self.expr(value);
+                }
+            }
+            Stmt::ToolDef(def) => {
+                let unconditional = self.conditions == 0;
+                self.definitions.push(Definition {
+                    def: def.clone(),
+                    unconditional,
+                    leading: unconditional && !self.acted,
+                });
+                self.inside(|found| found.stmts(&def.body));
+            }
+            Stmt::Test(test) => self.test(test),
+            Stmt::AndChain { left, right } | Stmt::OrChain { left, right } => {
+                self.stmt(left);
+                self.inside(|found| found.stmt(right));
+            }
+            Stmt::EnvScoped { assignments, body } => {
+                assignments.iter().for_each(|assignment| self.expr(&assignment.value));
+                self.stmt(body);
+            }
+            Stmt::Not(body) => self.stmt(body),
+            // `Stmt` grows with kaish; a kind unknown here only costs the fast path for what is inside it.
+            _ => {}
+        }
+    }
+
+    fn pipeline(&mut self, pipeline: &Pipeline) {
+        for stage in &pipeline.stages {
+            match stage {
+                PipelineStage::Command(command) => self.command(command),
+                PipelineStage::Compound(stmt) => self.inside(|found| found.stmt(stmt)),
+                _ => {}
+            }
+        }
+    }
+
+    fn command(&mut self, command: &Command) {
+        self.sources |= matches!(command.name.as_str(), "source" | ".");
+        self.commands.push(command.name.clone());
+        let runner = RUNNERS.contains(&command.name.as_str());
+        for arg in &command.args {
+            match arg {
+                Arg::Positional(expr) => {
+                    if let (true, Expr::Literal(Kv::String(word))) = (runner, expr) {
+                        self.commands.push(word.clone());
+                    }
+                    self.expr(expr);
+                }
+                Arg::WordAssign { value, .. } => {
+                    // `alias ll='ls -la'`: the alias's own first word is a command to come.
+                    if let (true, Expr::Literal(Kv::String(text))) = (runner, value)
+                        && let Some(word) = text.split_whitespace().next()
+                    {
+                        self.commands.push(word.to_owned());
+                    }
+                    self.expr(value);
+                }
+                Arg::Named { value, .. } | Arg::ShortNamed { value, .. } => self.expr(value),
+                _ => {}
+            }
+        }
+        self.redirects(&command.redirects);
+    }
+
+    fn redirects(&mut self, redirects: &[Redirect]) {
+        for redirect in redirects {
+            match &redirect.kind {
+                RedirectKind::MergeStderr => self.merges_stderr = true,
+                RedirectKind::Stderr | RedirectKind::Both | RedirectKind::MergeStdout => self.redirects_stderr = true,
+                _ => {}
+            }
+            self.expr(&redirect.target);
+        }
+    }
+
+    fn parts(&mut self, parts: &[StringPart]) {
+        for part in parts {
+            match part {
+                StringPart::CommandSubst(stmts) => self.inside(|found| found.stmts(stmts)),
+                StringPart::VarWithDefault { default, .. } => self.parts(default),
+                _ => {}
+            }
+        }
+    }
+
+    fn expr(&mut self, expr: &Expr) {
+        match expr {
+            Expr::Interpolated(parts) | Expr::VarWithDefault { default: parts, .. } => self.parts(parts),
+            Expr::HereDocBody { parts, .. } => {
+                parts.iter().for_each(|spanned| self.parts(std::slice::from_ref(&spanned.part)));
+            }
+            Expr::Not(inner) => self.expr(inner),
+            Expr::BinaryOp { left, right, .. } => {
+                self.expr(left);
+                self.expr(right);
+            }
+            Expr::CommandSubst(stmts) => self.inside(|found| found.stmts(stmts)),
+            Expr::Test(test) => self.test(test),
+            Expr::Command(command) => self.command(command),
+            Expr::ListLiteral(items) => {
+                for item in items {
+                    match item {
+                        ListElem::Item(expr) | ListElem::Spread(expr) => self.expr(expr),
+                        _ => {}
+                    }
+                }
+            }
+            Expr::RecordLiteral(entries) => {
+                for entry in entries {
+                    if let RecordKey::Interpolated(parts) = &entry.key {
+                        self.parts(parts);
+                    }
+                    self.expr(&entry.value);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn test(&mut self, test: &TestExpr) {
+        match test {
+            TestExpr::FileTest { path, .. } => self.expr(path),
+            TestExpr::StringTest { value, .. } => self.expr(value),
+            TestExpr::Comparison { left, right, .. } => {
+                self.expr(left);
+                self.expr(right);
+            }
+            TestExpr::And { left, right } | TestExpr::Or { left, right } => {
+                self.test(left);
+                self.test(right);
+            }
+            TestExpr::Not { expr } => self.test(expr),
+            TestExpr::In { left, right } | TestExpr::NotIn { left, right } => {
+                self.expr(left);
+                self.expr(right);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Candidate ends that are tried for one definition before its text is given up.
+const ENDS_TRIED: usize = 256;
+
+/// The source text of `def` in `source`, or `None` if no slice of it is exactly that definition.
+pub fn text_of(source: &str, def: &ToolDef) -> Option<String> {
+    let tokens = tokenize(source).ok()?;
+    let mut tried = 0;
+    for (at, spanned) in tokens.iter().enumerate() {
+        if source.get(spanned.span.start..spanned.span.end) != Some(def.name.as_str()) {
+            continue;
+        }
+        // `name() {…}` begins at the name, `function name {…}` at the word before it.
+        let starts = [Some(at), at.checked_sub(1)];
+        for start in starts.into_iter().flatten() {
+            let from = tokens[start].span.start;
+            let mut depth = 0usize;
+            for end in &tokens[at..] {
+                match end.token {
+                    Token::LBrace => depth += 1,
+                    Token::RBrace => {
+                        depth = depth.saturating_sub(1);
+                        if depth > 0 {
+                            continue;
+                        }
+                        tried += 1;
+                        if tried > ENDS_TRIED {
+                            return None;
+                        }
+                        let slice = source.get(from..end.span.end)?;
+                        if single_definition(slice).as_ref() == Some(def) {
+                            return Some(slice.to_owned());
+                        }
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+    None
+}
+
+/// The definition that `text` is, if it is exactly one.
+pub fn single_definition(text: &str) -> Option<ToolDef> {
+    let program = parser::parse(text).ok()?;
+    let mut statements = program.statements.into_iter().filter(|stmt| !matches!(stmt, Stmt::Empty));
+    match (statements.next(), statements.next()) {
+        (Some(Stmt::ToolDef(def)), None) => Some(def),
+        _ => None,
+    }
+}
+
+/// Whether a text is a whole program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Completeness {
+    /// It parses.
+    Complete,
+    /// More text may make it parse.
+    Incomplete,
+    /// No more text will.
+    Invalid,
+}
+
+/// Whether `source` is a whole program.
+pub fn completeness(source: &str) -> Completeness {
+    let Err(errors) = parser::parse(source) else {
+        return Completeness::Complete;
+    };
+    if let Err(lexical) = tokenize(source) {
+        use kaish_kernel::lexer::LexerError as E;
+        let open = lexical.iter().any(|error| {
+            matches!(
+                error.token,
+                E::UnterminatedString
+                    | E::UnterminatedVarRef
+                    | E::UnterminatedCommandSubst
+                    | E::UnterminatedArithmetic
+                    | E::UnterminatedHeredoc { .. }
+                    | E::TrailingBackslash
+            )
+        });
+        // An open single quote is only an unexpected character to the lexer.
+        let open = open || tokenize(&format!("{source}'")).is_ok();
+        return if open { Completeness::Incomplete } else { Completeness::Invalid };
+    }
+    let wants_more = errors.iter().any(|error| error.message.starts_with("found end of input"));
+    let open = open_brackets(source);
+    let at_open = errors.iter().any(|error| open.contains(&error.span.start));
+    if wants_more || at_open { Completeness::Incomplete } else { Completeness::Invalid }
+}
+
+/// Where brackets begin that nothing closes; the parser complains about them there, not at the end.
+fn open_brackets(source: &str) -> Vec<usize> {
+    let mut open = Vec::new();
+    for spanned in tokenize(source).unwrap_or_default() {
+        match spanned.token {
+            Token::LBrace | Token::LBracket | Token::LParen | Token::CmdSubstStart => open.push(spanned.span.start),
+            Token::RBrace | Token::RBracket | Token::RParen => drop(open.pop()),
+            _ => {}
+        }
+    }
+    open
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(source: &str) -> Found {
+        walk(&parser::parse(source).expect("the table holds valid programs"))
+    }
+
+    #[test]
+    fn names_are_found_everywhere() {
+        let found = found(
+            "a1 | a2 && a3 || a4\nif a5; then a6; else a7; fi\nfor i in $(a8); do a9; done\nwhile b1; do b2; done\n\
+             case x in y) b3 ;; esac\nf() { b4; }\nx=\"$(b5)\"\n! b6\ntimeout 5 b7 -x\nFOO=1 b8\n{ b9; } > out\nc1 &",
+        );
+        for name in ["a1", "a2", "a3", "a4", "a5", "a6", "a7", "a8", "a9", "b1", "b2", "b3", "b4", "b5", "b6", "b7", "b8", "b9", "c1"] {
+            assert!(found.commands.iter().any(|command| command == name), "{name} of {:?}", found.commands);
+        }
+    }
+
+    #[test]
+    fn function_text_is_kept_as_written() {
+        for (source, text) in [
+            ("f() { echo hi; }", "f() { echo hi; }"),
+            ("x=1; f() { # why\n  echo \"a } b\" ${x}\n}; f", "f() { # why\n  echo \"a } b\" ${x}\n}"),
+            ("function g {\n echo {1: 2}\n}", "function g {\n echo {1: 2}\n}"),
+            ("f\nf() { if true; then { echo x; }; fi; }", "f() { if true; then { echo x; }; fi; }"),
+        ] {
+            let found = found(source);
+            let def = &found.definitions.first().expect("defines one").def;
+            assert_eq!(text_of(source, def).as_deref(), Some(text), "{source}");
+        }
+    }
+
+    #[test]
+    fn conditions_are_noticed() {
+        let found = found("f() { true; }\nif true; then g() { true; }; fi\ntrue && h() { true; }");
+        let flags: Vec<_> = found.definitions.iter().map(|d| (d.def.name.as_str(), d.unconditional)).collect();
+        assert_eq!(flags, [("f", true), ("g", false), ("h", false)]);
+    }
+
+    #[test]
+    fn redirects_of_standard_error_are_told_apart() {
+        assert!(found("a 2>&1").merges_stderr);
+        assert!(!found("a 2>&1").redirects_stderr);
+        assert!(found("a 2> f").redirects_stderr);
+        assert!(found("a &> f").redirects_stderr);
+    }
+
+    #[test]
+    fn completeness_of_programs() {
+        use Completeness::{Complete, Incomplete, Invalid};
+        for (source, expected) in [
+            ("", Complete),
+            ("echo hi", Complete),
+            ("x=1\n", Complete),
+            ("for i in 1 2; do echo $i; done", Complete),
+            ("if true; then", Incomplete),
+            ("if true", Incomplete),
+            ("for i in 1 2; do", Incomplete),
+            ("while true; do echo x", Incomplete),
+            ("f() {", Incomplete),
+            ("f() {\n  echo hi", Incomplete),
+            ("echo \"open", Incomplete),
+            ("echo 'open", Incomplete),
+            ("echo $(ls", Incomplete),
+            ("x=[1 2", Incomplete),
+            ("x={a: 1", Incomplete),
+            ("cat <<EOF\nline", Incomplete),
+            ("echo a |", Incomplete),
+            ("true &&", Incomplete),
+            ("fi", Invalid),
+            ("done; done", Invalid),
+            ("echo )", Invalid),
+        ] {
+            assert_eq!(completeness(source), expected, "{source:?}");
+        }
+    }
+}
