@@ -182,14 +182,7 @@ fn journals_and_events() {
 fn results() {
     let result = |value: Option<Value>| ExecResult {
         exec: ExecId(7),
-        end: ExecEnd {
-            status: ExecStatus::Done,
-            code: 0,
-            err: String::new(),
-            value,
-            output: None,
-            duration_us: 1234,
-        },
+        end: ExecEnd { status: ExecStatus::Done, code: 0, err: String::new(), value, output: None, duration_us: 1234 },
         stdout: b"text\n".to_vec(),
         stderr: vec![0xff, b'x'],
         truncated_bytes: 0,
