@@ -2,8 +2,11 @@
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 mod cli;
+mod daemon;
 mod embedded;
 mod generated;
 mod mcp;
 mod session_suite;
+mod support;
 mod tidy;
+mod worker;

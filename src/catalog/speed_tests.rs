@@ -68,9 +68,7 @@ fn speed_of_executions() {
         report("hand-off + read", reads);
         let start = Instant::now();
         let many: Vec<_> = (0..1000)
-            .map(|n| {
-                state.begin_exec(ExecBegin { request: ExecRequest::code("x"), actor: String::new(), at_ms: n })
-            })
+            .map(|n| state.begin_exec(ExecBegin { request: ExecRequest::code("x"), actor: String::new(), at_ms: n }))
             .collect();
         for pending in many {
             pending.await.expect("begun");

@@ -36,19 +36,58 @@ fn table() -> Vec<(Event, [&'static str; 9])> {
     let killed = || CrashCause::Killed;
     vec![
         //                                        created      starting    ready       busy       stopping   stopping+x  stopped     crashed     breaker
-        (Event::Used, ["starting", "starting", "ready", "busy", "stopping", "stopping", "starting", "crashed", "crashed"]),
-        (Event::StartAsked, ["starting", "starting", "ready", "busy", "stopping", "stopping", "starting", "starting", "starting"]),
-        (Event::WorkerReady { attempt: 3 }, ["created", "ready", "ready", "busy", "stopping", "stopping", "stopped", "crashed", "crashed"]),
-        (Event::WorkerReady { attempt: 2 }, ["created", "starting", "ready", "busy", "stopping", "stopping", "stopped", "crashed", "crashed"]),
-        (Event::WorkerEnded { attempt: 3, cause: killed() }, ["created", "crashed", "crashed", "crashed", "stopped", "stopped", "stopped", "crashed", "crashed"]),
-        (Event::WorkerEnded { attempt: 2, cause: killed() }, ["created", "starting", "ready", "busy", "stopping", "stopping", "stopped", "crashed", "crashed"]),
-        (Event::ExecutionStarted { exec: EXEC }, ["created", "starting", "busy", "busy", "stopping", "stopping", "stopped", "crashed", "crashed"]),
-        (Event::ExecutionEnded { exec: EXEC }, ["created", "starting", "ready", "ready", "stopping", "stopping", "stopped", "crashed", "crashed"]),
-        (Event::ExecutionEnded { exec: ExecId(1) }, ["created", "starting", "ready", "busy", "stopping", "stopping", "stopped", "crashed", "crashed"]),
-        (Event::IdleElapsed, ["created", "starting", "stopping", "busy", "stopping", "stopping", "stopped", "crashed", "crashed"]),
-        (Event::StopAsked { reason: StopReason::Asked, force: false }, ["created", "stopping", "stopping", "stopping", "stopping", "stopping", "stopped", "stopped", "stopped"]),
-        (Event::StopAsked { reason: StopReason::Daemon, force: true }, ["created", "stopping", "stopping", "stopping", "stopping", "stopping", "stopped", "stopped", "stopped"]),
-        (Event::BackoffElapsed, ["created", "starting", "ready", "busy", "stopping", "stopping", "stopped", "starting", "crashed"]),
+        (
+            Event::Used,
+            ["starting", "starting", "ready", "busy", "stopping", "stopping", "starting", "crashed", "crashed"],
+        ),
+        (
+            Event::StartAsked,
+            ["starting", "starting", "ready", "busy", "stopping", "stopping", "starting", "starting", "starting"],
+        ),
+        (
+            Event::WorkerReady { attempt: 3 },
+            ["created", "ready", "ready", "busy", "stopping", "stopping", "stopped", "crashed", "crashed"],
+        ),
+        (
+            Event::WorkerReady { attempt: 2 },
+            ["created", "starting", "ready", "busy", "stopping", "stopping", "stopped", "crashed", "crashed"],
+        ),
+        (
+            Event::WorkerEnded { attempt: 3, cause: killed() },
+            ["created", "crashed", "crashed", "crashed", "stopped", "stopped", "stopped", "crashed", "crashed"],
+        ),
+        (
+            Event::WorkerEnded { attempt: 2, cause: killed() },
+            ["created", "starting", "ready", "busy", "stopping", "stopping", "stopped", "crashed", "crashed"],
+        ),
+        (
+            Event::ExecutionStarted { exec: EXEC },
+            ["created", "starting", "busy", "busy", "stopping", "stopping", "stopped", "crashed", "crashed"],
+        ),
+        (
+            Event::ExecutionEnded { exec: EXEC },
+            ["created", "starting", "ready", "ready", "stopping", "stopping", "stopped", "crashed", "crashed"],
+        ),
+        (
+            Event::ExecutionEnded { exec: ExecId(1) },
+            ["created", "starting", "ready", "busy", "stopping", "stopping", "stopped", "crashed", "crashed"],
+        ),
+        (
+            Event::IdleElapsed,
+            ["created", "starting", "stopping", "busy", "stopping", "stopping", "stopped", "crashed", "crashed"],
+        ),
+        (
+            Event::StopAsked { reason: StopReason::Asked, force: false },
+            ["created", "stopping", "stopping", "stopping", "stopping", "stopping", "stopped", "stopped", "stopped"],
+        ),
+        (
+            Event::StopAsked { reason: StopReason::Daemon, force: true },
+            ["created", "stopping", "stopping", "stopping", "stopping", "stopping", "stopped", "stopped", "stopped"],
+        ),
+        (
+            Event::BackoffElapsed,
+            ["created", "starting", "ready", "busy", "stopping", "stopping", "stopped", "starting", "crashed"],
+        ),
         (Event::WorkerAdopted { running: None }, ["ready"; 9]),
         (Event::WorkerAdopted { running: Some(EXEC) }, ["busy"; 9]),
     ]

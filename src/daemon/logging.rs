@@ -8,7 +8,7 @@ use super::config::{Config, LogFormat};
 
 /// Sets the process's log up. `RYOKAN_LOG` overrides the configured level.
 pub(super) fn start(config: &Config) -> anyhow::Result<()> {
-    let level = std::env::var("RYOKAN_LOG").unwrap_or_else(|_| config.daemon.log_level.clone());
+    let level = std::env::var("RYOKAN_LOG").unwrap_or_else(|_| config.daemon.log_filter());
     let filter = EnvFilter::try_new(&level).map_err(|error| anyhow::anyhow!("log level {level:?}: {error}"))?;
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
     let set = match config.daemon.log_format {

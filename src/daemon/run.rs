@@ -29,7 +29,10 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let mode = if args.system { Mode::System } else { Mode::User };
     if args.abilities {
         let data = Paths::of_process(mode).map(|paths| paths.data_dir().to_owned()).unwrap_or_default();
-        println!("{}", serde_json::to_string_pretty(&crate::sandbox::abilities(&data))?);
+        println!(
+            "{}",
+            serde_json::to_string_pretty(&crate::sandbox::abilities::abilities(&settings::worker_binary()?, &data))?
+        );
         return Ok(());
     }
     let paths = Paths::of_process(mode)?;
@@ -135,6 +138,7 @@ fn open_catalog(config: &Config, paths: &Paths) -> anyhow::Result<Catalog> {
 fn serve_config(config: &Config, paths: &Paths, supervisor: &Supervisor, uid: u32) -> ServeConfig {
     let name = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default();
     let data = paths.data_dir().to_owned();
+    let worker = supervisor.host().config.worker_binary.clone();
     ServeConfig {
         host: HostInfo {
             id: supervisor.host().id(),
@@ -143,7 +147,7 @@ fn serve_config(config: &Config, paths: &Paths, supervisor: &Supervisor, uid: u3
             arch: std::env::consts::ARCH.to_owned(),
             engines: settings::engines(config),
         },
-        abilities: Arc::new(move || crate::sandbox::abilities(&data)),
+        abilities: Arc::new(move || crate::sandbox::abilities::abilities(&worker, &data)),
         clients: config.limits.clients,
         kernel_sockets: paths.kernels_runtime(),
         system_wide: paths.mode() == Mode::System,

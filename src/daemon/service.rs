@@ -80,7 +80,9 @@ fn own_unit() -> Option<String> {
 }
 
 fn unit_of(groups: &str) -> Option<String> {
-    let path = groups.lines().find_map(|line| line.strip_prefix("0::").or_else(|| line.split_once(":name=systemd:").map(|(_, p)| p)))?;
+    let path = groups
+        .lines()
+        .find_map(|line| line.strip_prefix("0::").or_else(|| line.split_once(":name=systemd:").map(|(_, p)| p)))?;
     path.rsplit('/').find(|part| part.ends_with(".service")).map(str::to_owned)
 }
 

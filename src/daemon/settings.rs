@@ -68,12 +68,15 @@ fn worker_user(config: &Config) -> anyhow::Result<Option<(u32, u32)>> {
     let name = &config.sandbox.worker_user;
     let user = nix::unistd::User::from_name(name).with_context(|| format!("sandbox.worker_user {name:?}"))?;
     let user = user.with_context(|| format!("there is no account {name:?}: name another in sandbox.worker_user"))?;
-    anyhow::ensure!(!user.uid.is_root() && user.gid.as_raw() != 0, "sandbox.worker_user {name:?} is root: name an unprivileged account");
+    anyhow::ensure!(
+        !user.uid.is_root() && user.gid.as_raw() != 0,
+        "sandbox.worker_user {name:?} is root: name an unprivileged account"
+    );
     Ok(Some((user.uid.as_raw(), user.gid.as_raw())))
 }
 
 /// The worker's executable: beside the daemon's own.
-fn worker_binary() -> anyhow::Result<PathBuf> {
+pub(super) fn worker_binary() -> anyhow::Result<PathBuf> {
     let own = std::env::current_exe().context("where this program is")?;
     let worker = own.with_file_name("ryokan-worker");
     anyhow::ensure!(worker.is_file(), "{} is not there: install ryokan-worker beside ryokand", worker.display());

@@ -77,9 +77,10 @@ impl Init {
         }
         let (source, resolved) = match source {
             BindSource::Path(path) => {
-                let resolved = std::fs::canonicalize(&path)
-                    .map_err(fail(format_args!("cannot open {path:?}")))
-                    .map_err(|error| error.hint("make sure that the path exists and that the kernel's user may open it"))?;
+                let resolved =
+                    std::fs::canonicalize(&path).map_err(fail(format_args!("cannot open {path:?}"))).map_err(
+                        |error| error.hint("make sure that the path exists and that the kernel's user may open it"),
+                    )?;
                 (LiveSource::Path(path), resolved)
             }
             BindSource::Tree { tree, shows } => (self.stage_live(&tree)?, shows),
@@ -144,7 +145,9 @@ fn in_engine_tree<T: Send, Inside: FnOnce() -> Result<T, SandboxError>>(
             inside()
         });
         let thread = thread.map_err(fail("cannot start a thread"))?;
-        thread.join().unwrap_or_else(|_| Err(SandboxError::new(Layer::PivotRoot, "the thread that mounts has panicked")))
+        thread
+            .join()
+            .unwrap_or_else(|_| Err(SandboxError::new(Layer::PivotRoot, "the thread that mounts has panicked")))
     })
 }
 
@@ -210,7 +213,10 @@ fn detach_inside(inside: &Path, expected: (u64, u64)) -> Result<(), SandboxError
     let root = open_root()?;
     let found = tree::find(root.as_fd(), inside).map_err(fail(format_args!("cannot open {inside:?} inside")))?;
     if identity(found.as_fd())? != expected {
-        return Err(refused(format!("{inside:?} inside is no longer what was mounted there"), "restart the kernel's worker"));
+        return Err(refused(
+            format!("{inside:?} inside is no longer what was mounted there"),
+            "restart the kernel's worker",
+        ));
     }
     let place = format!("/proc/self/fd/{}", found.as_raw_fd());
     umount2(place.as_str(), MntFlags::MNT_DETACH).map_err(fail(format_args!("cannot unmount {inside:?}")))?;

@@ -80,11 +80,11 @@ pub fn remove(path: &Path) -> io::Result<()> {
 /// Makes a controller available to the children of a folder.
 fn enable(folder: &Path, controller: &str) -> bool {
     let has = |file: &str| {
-        std::fs::read_to_string(folder.join(file)).is_ok_and(|list| list.split_whitespace().any(|name| name == controller))
+        std::fs::read_to_string(folder.join(file))
+            .is_ok_and(|list| list.split_whitespace().any(|name| name == controller))
     };
     has("cgroup.controllers")
-        && (has("cgroup.subtree_control")
-            || write(folder, "cgroup.subtree_control", &format!("+{controller}")).is_ok())
+        && (has("cgroup.subtree_control") || write(folder, "cgroup.subtree_control", &format!("+{controller}")).is_ok())
 }
 
 fn set_memory(engine: &Path, bytes: u64) -> io::Result<()> {

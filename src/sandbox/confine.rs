@@ -176,7 +176,12 @@ fn landlock(plan: &SandboxPlan, report: &mut SandboxReport) -> Step {
     let number = match crate::sys::landlock::abi() {
         Ok(number) => number,
         Err(error) => {
-            settle(plan, report, Layer::Landlock, Err::<String, _>(format!("the host kernel has no Landlock: {error}")))?;
+            settle(
+                plan,
+                report,
+                Layer::Landlock,
+                Err::<String, _>(format!("the host kernel has no Landlock: {error}")),
+            )?;
             return settle(plan, report, Layer::LandlockScope, Err::<String, _>("there is no Landlock"));
         }
     };

@@ -133,8 +133,10 @@ impl Outer {
         if !Uid::effective().is_root() {
             return Ok(());
         }
-        let run_as =
-            self.plan.run_as.ok_or_else(|| SandboxError::new(Layer::RunAs, "ryokan is root, and kernels never run as root"))?;
+        let run_as = self
+            .plan
+            .run_as
+            .ok_or_else(|| SandboxError::new(Layer::RunAs, "ryokan is root, and kernels never run as root"))?;
         staging::stage(&self.plan, run_as)?;
         self.staged = true;
         let (uid, gid) = (Uid::from_raw(run_as.uid), Gid::from_raw(run_as.gid));
@@ -161,7 +163,9 @@ impl Outer {
                 Err(error) if self.plan.may_lack(layer) => {
                     self.report.note(layer, LayerStatus::Degraded { why: error.to_string() });
                 }
-                Err(error) => return Err(SandboxError::new(layer, format!("cannot leave the host's {name} namespace: {error}"))),
+                Err(error) => {
+                    return Err(SandboxError::new(layer, format!("cannot leave the host's {name} namespace: {error}")));
+                }
             }
             if layer == Layer::UserNs {
                 map_guest(uid, gid).map_err(failed(layer, "cannot map the user"))?;

@@ -138,13 +138,15 @@ impl Init {
         }
         let folder = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let (staging, kernel_dir) = if staged {
-            let staging = open(".", folder, Mode::empty()).map_err(failed(Layer::IdMap, "cannot open the staging tree"))?;
+            let staging =
+                open(".", folder, Mode::empty()).map_err(failed(Layer::IdMap, "cannot open the staging tree"))?;
             let kernel = openat(&staging, staging::KERNEL, folder, Mode::empty());
             (Some(staging), kernel)
         } else {
             (None, open(&plan.kernel_dir, folder, Mode::empty()))
         };
-        let kernel_dir = kernel_dir.map_err(failed(Layer::PivotRoot, format_args!("cannot open {:?}", plan.kernel_dir)))?;
+        let kernel_dir =
+            kernel_dir.map_err(failed(Layer::PivotRoot, format_args!("cannot open {:?}", plan.kernel_dir)))?;
         chdir("/").map_err(failed(Layer::PivotRoot, "cannot leave the staging tree"))?;
         Ok(Init {
             plan,
@@ -200,7 +202,9 @@ impl Init {
         loop {
             match waitpid(None, Some(WaitPidFlag::WNOHANG | WaitPidFlag::__WALL)) {
                 Ok(WaitStatus::Exited(pid, status)) => ended.push((pid.as_raw(), ExitCause::Exited(status))),
-                Ok(WaitStatus::Signaled(pid, signal, _)) => ended.push((pid.as_raw(), ExitCause::Killed(signal as i32))),
+                Ok(WaitStatus::Signaled(pid, signal, _)) => {
+                    ended.push((pid.as_raw(), ExitCause::Killed(signal as i32)))
+                }
                 Ok(WaitStatus::StillAlive) | Err(_) => return ended,
                 Ok(_) => {}
             }

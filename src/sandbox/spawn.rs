@@ -102,7 +102,8 @@ impl Init {
 
     /// What the child says of itself, checked from outside of it.
     fn look_again(&self, pid: Pid, in_force: &SandboxReport) -> Result<(), SandboxError> {
-        let status = proc_file(pid.as_raw(), "status").map_err(failed(Layer::PidNs, "cannot look at the engine's process"))?;
+        let status =
+            proc_file(pid.as_raw(), "status").map_err(failed(Layer::PidNs, "cannot look at the engine's process"))?;
         verify::judge_status(in_force, &status)?;
         for layer in Layer::ALL {
             let root_only = matches!(layer, Layer::RunAs | Layer::IdMap);
@@ -139,7 +140,8 @@ impl Init {
         for (i, mount) in self.plan.mounts.iter().enumerate() {
             wanted.push(Wanted {
                 inside: mount.inside.clone(),
-                source: staged.map_or_else(|| mount.source.clone(), |staging| staging::through(staging, &i.to_string())),
+                source: staged
+                    .map_or_else(|| mount.source.clone(), |staging| staging::through(staging, &i.to_string())),
                 resolved: self.sources.get(i).filter(|path| !path.as_os_str().is_empty()).cloned(),
                 own: false,
                 writable: mount.writable,
@@ -164,7 +166,10 @@ fn hear(socket: &OwnedFd, deadline: Instant) -> Result<Option<(Word, Vec<OwnedFd
             Err(error) => return Err(fail()(std::io::Error::from(error))),
             Ok(0) if left.is_zero() => {
                 let seconds = limits::WORKER_START.as_secs();
-                return Err(SandboxError::new(Layer::PivotRoot, format!("the engine did not start within {seconds} s")));
+                return Err(SandboxError::new(
+                    Layer::PivotRoot,
+                    format!("the engine did not start within {seconds} s"),
+                ));
             }
             Ok(0) => continue,
             Ok(_) => break,

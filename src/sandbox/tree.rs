@@ -43,8 +43,24 @@ const SYSTEM: [&str; 8] = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", 
 const DEVICES: [&str; 5] = ["null", "zero", "full", "random", "urandom"];
 /// Parts of `/proc` that tell about the host or change it.
 const PROC_COVERED: [&str; 18] = [
-    "acpi", "asound", "bus", "config.gz", "driver", "fs", "interrupts", "irq", "kallsyms", "kcore", "key-users", "keys",
-    "kmsg", "latency_stats", "scsi", "sysrq-trigger", "timer_list", "timer_stats",
+    "acpi",
+    "asound",
+    "bus",
+    "config.gz",
+    "driver",
+    "fs",
+    "interrupts",
+    "irq",
+    "kallsyms",
+    "kcore",
+    "key-users",
+    "keys",
+    "kmsg",
+    "latency_stats",
+    "scsi",
+    "sysrq-trigger",
+    "timer_list",
+    "timer_stats",
 ];
 /// An empty folder that covers others; its name is gone once the tree stands.
 const EMPTY: &str = ".empty";
@@ -132,7 +148,9 @@ fn devices() -> Step<Vec<(&'static str, OwnedFd)>> {
         let path = Path::new("/dev").join(name);
         let is_device = std::fs::metadata(&path).is_ok_and(|found| found.file_type().is_char_device());
         if !is_device {
-            return Err(SandboxError::new(Layer::PivotRoot, format!("{path:?} is no device")).hint("give the host its /dev"));
+            return Err(
+                SandboxError::new(Layer::PivotRoot, format!("{path:?} is no device")).hint("give the host its /dev")
+            );
         }
         let tree = clone_tree(AT_FDCWD, &path, false).map_err(fail(format_args!("cannot open {path:?}")))?;
         change(tree.as_fd(), false, NOSUID | NOEXEC | RDONLY, 0)

@@ -41,7 +41,9 @@ impl Events {
             detail_json: detail.to_string(),
         };
         let dropped = self.dropped.get();
-        if dropped > 0 && self.queue.try_send(event("", "events_dropped", serde_json::json!({ "count": dropped }))).is_ok() {
+        if dropped > 0
+            && self.queue.try_send(event("", "events_dropped", serde_json::json!({ "count": dropped }))).is_ok()
+        {
             self.dropped.set(0);
         }
         if self.queue.try_send(event(kernel, kind, detail)).is_err() {

@@ -23,7 +23,8 @@ pub(super) async fn copy(from: PathBuf, workspace: PathBuf, uid: u32, most_bytes
     if !from.is_dir() {
         return Err(Error::invalid(format!("{} is not a folder", from.display())));
     }
-    let size = run(Command::new("du").args(["--summarize", "--block-size=1", "--apparent-size", "--"]).arg(&from)).await?;
+    let size =
+        run(Command::new("du").args(["--summarize", "--block-size=1", "--apparent-size", "--"]).arg(&from)).await?;
     let bytes: u64 = size.split_whitespace().next().and_then(|number| number.parse().ok()).unwrap_or(u64::MAX);
     if bytes > most_bytes {
         let (size, most) = (format_size(bytes), format_size(most_bytes));
@@ -39,13 +40,17 @@ pub(super) async fn copy(from: PathBuf, workspace: PathBuf, uid: u32, most_bytes
 fn restore_mode(workspace: &Path) -> Result<()> {
     use std::os::unix::fs::PermissionsExt as _;
     let mode = std::fs::Permissions::from_mode(0o700);
-    std::fs::set_permissions(workspace, mode).map_err(|error| Error::internal(format!("{}: {error}", workspace.display())))
+    std::fs::set_permissions(workspace, mode)
+        .map_err(|error| Error::internal(format!("{}: {error}", workspace.display())))
 }
 
 async fn run(command: &mut Command) -> Result<String> {
     command.kill_on_drop(true).stdin(std::process::Stdio::null());
     let program = command.as_std().get_program().to_string_lossy().into_owned();
-    let failed = |why: String| Error::unavailable(format!("{program} failed: {why}")).hint("look at the folder's permissions and the free space");
+    let failed = |why: String| {
+        Error::unavailable(format!("{program} failed: {why}"))
+            .hint("look at the folder's permissions and the free space")
+    };
     let output = command.output().await.map_err(|error| failed(error.to_string()))?;
     if !output.status.success() {
         let words = String::from_utf8_lossy(&output.stderr);

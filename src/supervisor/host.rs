@@ -153,7 +153,14 @@ impl Host {
     }
 
     /// Writes a line of the audit log. A failure is told: an operation that is done cannot be undone for its sake.
-    pub async fn audit(&self, actor: &Actor, action: &str, kernel: &str, version: (Option<u64>, Option<u64>), outcome: &str) {
+    pub async fn audit(
+        &self,
+        actor: &Actor,
+        action: &str,
+        kernel: &str,
+        version: (Option<u64>, Option<u64>),
+        outcome: &str,
+    ) {
         let line = NewAudit {
             at_ms: self.now_ms(),
             uid: actor.uid,
@@ -183,12 +190,14 @@ impl Host {
             _ => Error::refused(format!("{shown}: {error}")).reason("source"),
         })?;
         if let Some(rule) = (self.config.forbids)(&real) {
-            return Err(Error::refused(format!("{shown} may not be given to a kernel")).reason("deny_paths").hint(format!(
-                "the rule {rule:?} of sandbox.deny_paths in the configuration forbids it"
-            )));
+            return Err(Error::refused(format!("{shown} may not be given to a kernel"))
+                .reason("deny_paths")
+                .hint(format!("the rule {rule:?} of sandbox.deny_paths in the configuration forbids it")));
         }
         if let Some(own) = self.config.protected.iter().find(|own| real.starts_with(own)) {
-            return Err(Error::refused(format!("{shown} is ryokan's own folder {}", own.display())).reason("own_folder"));
+            return Err(
+                Error::refused(format!("{shown} is ryokan's own folder {}", own.display())).reason("own_folder")
+            );
         }
         Ok(real)
     }

@@ -103,8 +103,10 @@ impl Kernel {
     async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T> {
         let (reply, answer) = oneshot::channel();
         self.commands.try_send(command(reply)).map_err(|error| match error {
-            mpsc::error::TrySendError::Full(_) => Error::busy(format!("kernel {} has too many requests waiting", self.spec.name))
-                .hint("wait for some of them to be answered"),
+            mpsc::error::TrySendError::Full(_) => {
+                Error::busy(format!("kernel {} has too many requests waiting", self.spec.name))
+                    .hint("wait for some of them to be answered")
+            }
             mpsc::error::TrySendError::Closed(_) => self.gone(),
         })?;
         answer.await.unwrap_or_else(|_| Err(self.gone()))

@@ -17,9 +17,9 @@ pub mod output;
 pub mod records;
 pub mod recovery;
 pub mod settings;
+pub mod snapshot;
 #[expect(clippy::module_inception, reason = "the module is named for the layer, the file for its type")]
 pub mod supervisor;
-pub mod snapshot;
 mod task;
 pub mod tools;
 pub mod worker;

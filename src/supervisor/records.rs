@@ -8,7 +8,9 @@ use std::collections::BTreeMap;
 use super::command::Actor;
 use super::lease::Lease;
 use super::output::Kept;
-use crate::catalog::state::{self, Begun, Direction, EntryKind, ExecBegin, ExecClose, NewConsent, NewEntry, OutputRecord, Runs};
+use crate::catalog::state::{
+    self, Begun, Direction, EntryKind, ExecBegin, ExecClose, NewConsent, NewEntry, OutputRecord, Runs,
+};
 use crate::catalog::{CatalogHandle, KernelChange, Notes, StateHandle};
 use crate::core::error::{Error, Result};
 use crate::core::exec::{ExecEnd, ExecRequest, Stream};
@@ -259,7 +261,14 @@ impl Records {
     ///
     /// # Errors
     /// The database's.
-    pub async fn put_mcp(&self, actor: &Actor, text: &str, name: &str, transport: McpTransport, at_ms: i64) -> Result<u64> {
+    pub async fn put_mcp(
+        &self,
+        actor: &Actor,
+        text: &str,
+        name: &str,
+        transport: McpTransport,
+        at_ms: i64,
+    ) -> Result<u64> {
         self.state.put_mcp(name.to_owned(), transport).await?;
         self.mark(actor, text, at_ms).await
     }

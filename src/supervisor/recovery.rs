@@ -76,7 +76,8 @@ impl Supervisor {
     }
 
     async fn sweep(&self, known: &HashSet<KernelId>) {
-        let Some(kernels) = self.host().catalog.kernel_files(KernelId::from_bytes([0; 16])).dir.parent().map(|p| p.to_owned())
+        let Some(kernels) =
+            self.host().catalog.kernel_files(KernelId::from_bytes([0; 16])).dir.parent().map(|p| p.to_owned())
         else {
             return;
         };
@@ -107,7 +108,11 @@ impl Supervisor {
             Ok(loaded) => loaded,
             Err(error) => {
                 tracing::error!(kernel = %row.spec.name, %error, "the kernel's history is damaged");
-                host.events.publish(row.spec.name.as_str(), "kernel_damaged", serde_json::json!({ "error": error.message }));
+                host.events.publish(
+                    row.spec.name.as_str(),
+                    "kernel_damaged",
+                    serde_json::json!({ "error": error.message }),
+                );
                 done.damaged = 1;
                 if let Some(worker) = worker {
                     worker::end_orphan(host, &worker).await;
@@ -139,7 +144,9 @@ impl Supervisor {
             let end = ExecEnd::lost("the worker ended while no daemon was there");
             match records.end(*exec, &end, &Kept::default(), host.now_ms()).await {
                 Ok(()) => done.lost += 1,
-                Err(error) => tracing::error!(kernel = %row.spec.name, %exec, %error, "a lost execution could not be closed"),
+                Err(error) => {
+                    tracing::error!(kernel = %row.spec.name, %exec, %error, "a lost execution could not be closed")
+                }
             }
         }
         if taken.is_none() {
@@ -165,7 +172,11 @@ impl Supervisor {
         let keep = self.host().config.output_kept_bytes.min(limits::OUTPUT_KEPT_MOST_BYTES);
         let executions =
             started.report.executions.iter().map(|(exec, runs)| (Execution::adopted(*exec, keep), *runs)).collect();
-        Ok(TakenOver { adopted: Adopted { started, executions }, channel: Channel { tools, reporter, reports }, listener })
+        Ok(TakenOver {
+            adopted: Adopted { started, executions },
+            channel: Channel { tools, reporter, reports },
+            listener,
+        })
     }
 }
 

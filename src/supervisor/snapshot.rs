@@ -4,11 +4,11 @@ use std::rc::Rc;
 
 use super::command::Change;
 use super::kernel::Kernel;
-use crate::catalog::{CatalogError, Durability, EngineDb};
+use crate::catalog::{Durability, EngineDb};
 use crate::core::error::{Error, Result};
-use crate::core::limits;
 use crate::core::info::MissedEntry;
-use crate::core::state::{StateEntry, StateImage};
+use crate::core::limits;
+use crate::core::state::{EngineState, StateEntry, StateError};
 use crate::rpc::worker_link::StateChunk;
 use crate::session::StateSnapshot;
 
@@ -32,7 +32,7 @@ pub async fn take(kernel: &Rc<Kernel>) -> Result<StateSnapshot> {
 
 fn read(path: &std::path::Path, engine: &str) -> Result<(Vec<u8>, Vec<MissedEntry>)> {
     let db = EngineDb::open(path, Durability::Process)?;
-    let mut entries: Vec<StateEntry> = Vec::new();
+    let mut state = EngineState { engine: engine.to_owned(), ..EngineState::default() };
     let mut bytes = 0;
     db.entries::<Error>(|head, piece, _more| {
         bytes += piece.len() + head.key.len() + head.meta_json.len();
@@ -41,18 +41,18 @@ fn read(path: &std::path::Path, engine: &str) -> Result<(Vec<u8>, Vec<MissedEntr
                 .reason("state_size")
                 .hint("take a checkpoint, which has no such limit"));
         }
-        match entries.last_mut() {
-            Some(last) if last.key == head.key => last.body.extend_from_slice(piece),
-            _ => entries.push(StateEntry { key: head.key.clone(), meta_json: head.meta_json.clone(), body: piece.to_vec() }),
-        }
+        let entry = state.entries.entry(head.key.clone()).or_insert_with(|| StateEntry {
+            meta: serde_json::from_str(&head.meta_json).unwrap_or_default(),
+            body: Vec::new(),
+        });
+        entry.body.extend_from_slice(piece);
         Ok(())
     })?;
-    let missed = db.missed()?;
-    let version = db.info()?.map(|info| info.version).unwrap_or_default();
-    db.close().map_err(|error: CatalogError| Error::from(error))?;
-    let image = StateImage { engine: engine.to_owned(), engine_version: version, entries, missed: missed.clone() };
-    let data = image.pack().map_err(|error| Error::refused(error.to_string()).reason("state_size"))?;
-    Ok((data, missed))
+    state.missed = db.missed()?;
+    state.version = db.info()?.map(|info| info.version).unwrap_or_default();
+    db.close()?;
+    let data = state.pack().map_err(|error| Error::refused(error.to_string()).reason("state_size"))?;
+    Ok((data, state.missed))
 }
 
 /// Puts an engine's state back; gives what could not be built again.
@@ -60,28 +60,24 @@ fn read(path: &std::path::Path, engine: &str) -> Result<(Vec<u8>, Vec<MissedEntr
 /// # Errors
 /// `invalidArgument` if the bytes are no state, `refused` if they are another engine's; the kernel is untouched then.
 pub async fn put_back(kernel: &Rc<Kernel>, change: Change, data: &[u8]) -> Result<Vec<MissedEntry>> {
-    let image = StateImage::unpack(data).map_err(|error| {
-        Error::invalid(format!("this is no engine state: {error}")).hint("give what `snapshot` gave, whole")
+    let state = EngineState::unpack_of(data, kernel.spec.engine.name()).map_err(|error| match error {
+        StateError::OtherEngine { .. } => Error::refused(error.to_string()).reason("engine"),
+        error => Error::invalid(error.to_string()).hint("give what `snapshot` gave, whole"),
     })?;
-    let engine = kernel.spec.engine.name();
-    if image.engine != engine {
-        return Err(Error::refused(format!("the state is of engine {}, the kernel's engine is {engine}", image.engine))
-            .reason("engine"));
-    }
-    let mut chunks = Vec::new();
-    for entry in image.entries {
-        let last = entry.body.len().div_ceil(limits::FRAME_TAIL_BYTES).max(1) - 1;
-        for i in 0..=last {
-            let piece = &entry.body[(i * limits::FRAME_TAIL_BYTES).min(entry.body.len())..];
-            chunks.push(Ok(StateChunk {
-                key: entry.key.clone(),
-                meta_json: entry.meta_json.clone().into_bytes(),
-                data: piece[..piece.len().min(limits::FRAME_TAIL_BYTES)].to_vec(),
-                more: i < last,
-            }));
-        }
-    }
+    let chunks: Vec<Result<StateChunk>> =
+        state.entries.into_iter().flat_map(|(key, entry)| chunks(key, entry)).collect();
     kernel
         .with_worker(Some((change, "restored engine state".into())), move |link| async move { link.load(chunks).await })
         .await
+}
+
+/// An entry in pieces that fit a frame.
+fn chunks(key: String, entry: StateEntry) -> impl Iterator<Item = Result<StateChunk>> {
+    let last = entry.body.len().div_ceil(limits::FRAME_TAIL_BYTES).max(1) - 1;
+    let meta_json = serde_json::Value::Object(entry.meta).to_string().into_bytes();
+    (0..=last).map(move |i| {
+        let rest = &entry.body[i * limits::FRAME_TAIL_BYTES..];
+        let data = rest[..rest.len().min(limits::FRAME_TAIL_BYTES)].to_vec();
+        Ok(StateChunk { key: key.clone(), meta_json: meta_json.clone(), data, more: i < last })
+    })
 }

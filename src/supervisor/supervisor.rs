@@ -52,7 +52,13 @@ impl Supervisor {
     ///
     /// # Errors
     /// `invalidArgument`, `alreadyExists`, `refused`, `unsupported`, `busy`.
-    pub async fn create(&self, spec: KernelSpec, from_dir: Option<&Path>, key: &str, actor: &Actor) -> Result<Rc<Kernel>> {
+    pub async fn create(
+        &self,
+        spec: KernelSpec,
+        from_dir: Option<&Path>,
+        key: &str,
+        actor: &Actor,
+    ) -> Result<Rc<Kernel>> {
         let scope = format!("create/{}", actor.uid);
         if key.len() > limits::KEY_BYTES {
             return Err(Error::invalid(format!("the key has more than {} bytes", limits::KEY_BYTES)));
@@ -84,7 +90,9 @@ impl Supervisor {
         }
         let own = self.host.visible(actor.uid).len();
         if self.host.by_id.borrow().len() >= config.kernels || own >= config.kernels_per_user {
-            return Err(Error::busy(format!("there are {own} kernels already")).hint("remove some, or raise limits.kernels"));
+            return Err(
+                Error::busy(format!("there are {own} kernels already")).hint("remove some, or raise limits.kernels")
+            );
         }
         match spec.isolation {
             Isolation::Process => {}
@@ -127,7 +135,9 @@ impl Supervisor {
         let files = host.catalog.create_kernel_files(id).await?;
         if let Some(from) = from_dir {
             let from = host.check_source(actor.uid, from)?;
-            if let Err(error) = super::from_dir::copy(from, files.workspace.clone(), actor.uid, spec.limits.workspace_bytes).await {
+            if let Err(error) =
+                super::from_dir::copy(from, files.workspace.clone(), actor.uid, spec.limits.workspace_bytes).await
+            {
                 host.catalog.remove_kernel_files(id).await?;
                 return Err(error);
             }
@@ -150,13 +160,19 @@ impl Supervisor {
             at_ms: now,
             uid: actor.uid,
             client: actor.client.clone(),
-            action: if spec.degraded.is_empty() && spec.net == Net::None { "kernel.create" } else { "kernel.create.weaker" }.into(),
+            action: if spec.degraded.is_empty() && spec.net == Net::None {
+                "kernel.create"
+            } else {
+                "kernel.create.weaker"
+            }
+            .into(),
             kernel: id.to_string(),
             version_before: None,
             version_after: Some(0),
             outcome: "done".into(),
         };
-        let written = host.catalog.insert_kernel(row.clone(), key, Notes { events: Vec::new(), audit: vec![audit] }).await;
+        let written =
+            host.catalog.insert_kernel(row.clone(), key, Notes { events: Vec::new(), audit: vec![audit] }).await;
         match written.map(|written| written.value) {
             Ok(Created::New) => {}
             Ok(Created::Before(before)) => {
@@ -171,7 +187,11 @@ impl Supervisor {
         }
         let loaded = Loaded::empty();
         let kernel = self.open(&row, record, loaded, |_| None);
-        host.events.publish(spec.name.as_str(), "kernel_created", serde_json::json!({ "id": id.to_string(), "by": actor.to_string() }));
+        host.events.publish(
+            spec.name.as_str(),
+            "kernel_created",
+            serde_json::json!({ "id": id.to_string(), "by": actor.to_string() }),
+        );
         Ok(kernel)
     }
 
@@ -260,7 +280,11 @@ impl Supervisor {
         };
         host.catalog.remove_kernel(kernel.id, Notes { events: Vec::new(), audit: vec![audit] }).await?;
         host.catalog.remove_kernel_files(kernel.id).await?;
-        host.events.publish(kernel.spec.name.as_str(), "kernel_removed", serde_json::json!({ "by": actor.to_string() }));
+        host.events.publish(
+            kernel.spec.name.as_str(),
+            "kernel_removed",
+            serde_json::json!({ "by": actor.to_string() }),
+        );
         Ok(())
     }
 

@@ -73,11 +73,9 @@ impl Tools {
     /// Ends a server.
     pub fn unregister(&self, name: &str) {
         self.wanted.borrow_mut().retain(|(there, _)| there != name);
-        let (servers, name) = (Rc::clone(&self.servers), name.to_owned());
-        tokio::task::spawn_local(async move {
-            // One that did not run has nothing to end.
-            let _ = servers.unregister(&name).await;
-        });
+        // Forgotten now, ended beside: one that did not run has nothing to end.
+        let ending = self.servers.unregister(name);
+        tokio::task::spawn_local(async move { ending.await.ok() });
     }
 
     /// Starts what is registered and keeps the engine told of the tools there are, until [`Tools::detach`].
@@ -126,8 +124,7 @@ impl Tools {
         if let Some(follower) = self.follower.borrow_mut().take() {
             follower.abort();
         }
-        let servers = Rc::clone(&self.servers);
-        tokio::task::spawn_local(async move { servers.shutdown().await });
+        tokio::task::spawn_local(self.servers.shutdown());
     }
 
     /// Calls a tool by its `server__tool` name.

@@ -124,9 +124,9 @@ pub fn unmap_shared_files() -> io::Result<usize> {
         let mut words = line.split_ascii_whitespace();
         let (Some(range), Some(rights)) = (words.next(), words.next()) else { continue };
         let shared = rights.ends_with('s');
-        let bounds = range
-            .split_once('-')
-            .and_then(|(low, high)| Some((usize::from_str_radix(low, 16).ok()?, usize::from_str_radix(high, 16).ok()?)));
+        let bounds = range.split_once('-').and_then(|(low, high)| {
+            Some((usize::from_str_radix(low, 16).ok()?, usize::from_str_radix(high, 16).ok()?))
+        });
         if let (true, Some((low, high))) = (shared, bounds) {
             // SAFETY: the child never uses what its parent mapped shared: it holds no reference into it.
             checked(i64::from(unsafe { libc::munmap(low as *mut libc::c_void, high - low) }))?;

@@ -3,6 +3,7 @@
 #[cfg(feature = "kaish")]
 pub mod embedded;
 pub mod engines;
+pub mod init;
 pub mod launch;
 pub mod probe;
 pub mod wire;
@@ -11,9 +12,12 @@ pub mod wire;
 pub fn main() {
     let mut arguments = std::env::args().skip(1);
     match arguments.next().as_deref() {
+        Some("init") => init::entry::main(),
         Some("probe") => probe::main(arguments.collect()),
         _ => {
-            eprintln!("ryokan-worker: started by ryokand, not by hand; `ryokan-worker probe -- PROGRAM` runs a program in the sandbox");
+            eprintln!(
+                "ryokan-worker: started by ryokand, not by hand; `ryokan-worker probe -- PROGRAM` runs a program in the sandbox"
+            );
             std::process::exit(2);
         }
     }

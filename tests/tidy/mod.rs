@@ -75,7 +75,9 @@ fn layers_point_downwards() {
             wrong.push(format!("{name}: module {module:?} has no line in LAYERS"));
             continue;
         };
-        for (_, rest) in code_of(&path).match_indices("crate::").map(|(at, _)| ((), code_of(&path)[at + 7..].to_owned())) {
+        for (_, rest) in
+            code_of(&path).match_indices("crate::").map(|(at, _)| ((), code_of(&path)[at + 7..].to_owned()))
+        {
             let used: String = rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
             if !used.is_empty() && !allowed.contains(&used.as_str()) {
                 wrong.push(format!("{name} uses {used}"));
@@ -113,8 +115,18 @@ fn special_code_stays_in_its_place() {
 /// Clock, randomness and I/O would make `core` differ from run to run (invariant 2).
 #[test]
 fn core_is_pure() {
-    let forbidden =
-        ["std::fs", "std::net", "std::process", "std::thread", "std::env", "SystemTime", "Instant::", "tokio", "async fn", "getrandom"];
+    let forbidden = [
+        "std::fs",
+        "std::net",
+        "std::process",
+        "std::thread",
+        "std::env",
+        "SystemTime",
+        "Instant::",
+        "tokio",
+        "async fn",
+        "getrandom",
+    ];
     for path in files("src/core", "rs") {
         let code = code_of(&path);
         for word in forbidden {

@@ -57,7 +57,9 @@ pub(super) struct BlobWriterServer {
 impl BlobWriterServer {
     fn take(&self) -> capnp::Result<Writer> {
         let writer = self.writer.borrow_mut().take();
-        writer.ok_or_else(|| to_capnp(Error::conflict("this blob is finished, or failed, or is being written by another call")))
+        writer.ok_or_else(|| {
+            to_capnp(Error::conflict("this blob is finished, or failed, or is being written by another call"))
+        })
     }
 }
 

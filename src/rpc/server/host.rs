@@ -26,7 +26,9 @@ impl HostServer {
     fn actor(&self) -> Result<Actor> {
         match &*self.client.borrow() {
             Some(client) => Ok(Actor { uid: self.connection.uid, client: client.clone(), lease: Vec::new() }),
-            None => Err(Error::refused("say hello first").reason("hello").hint("call Host.hello with the wireVersion of the schema")),
+            None => Err(Error::refused("say hello first")
+                .reason("hello")
+                .hint("call Host.hello with the wireVersion of the schema")),
         }
     }
 }
@@ -38,7 +40,11 @@ impl host::Server for HostServer {
         if asked == 0 || asked > WIRE_VERSION {
             let message = format!("this daemon speaks wire version {WIRE_VERSION}, the client {asked}");
             let error = Error::unsupported(message).reason("wire_version");
-            return Err(to_capnp(error.hint(if asked == 0 { "state the version of the schema" } else { "update ryokand" })));
+            return Err(to_capnp(error.hint(if asked == 0 {
+                "state the version of the schema"
+            } else {
+                "update ryokand"
+            })));
         }
         let client = read_text(params.get_client(), "client").map_err(to_capnp)?;
         *self.client.borrow_mut() = Some(client.chars().filter(|c| !c.is_control()).take(100).collect());
@@ -75,7 +81,8 @@ impl host::Server for HostServer {
         let name = read_text(params.get()?.get_name(), "name").map_err(to_capnp)?;
         let kernel = self.connection.supervisor.host().find(actor.uid, &name).map_err(to_capnp)?;
         let mut results = results.get();
-        write_kernel_info(results.reborrow().init_info(), &kernel.info_without_usage(), Rights::ALL).map_err(to_capnp)?;
+        write_kernel_info(results.reborrow().init_info(), &kernel.info_without_usage(), Rights::ALL)
+            .map_err(to_capnp)?;
         results.set_kernel(self.connection.kernel_client(&kernel, Rights::ALL, actor));
         Ok(())
     }
@@ -119,13 +126,17 @@ impl host::Server for HostServer {
         let params = params.get()?;
         let host = self.connection.supervisor.host();
         let visible = host.config.system_wide.then(|| (Rc::clone(host), actor.uid));
-        let following = tokio::task::spawn_local(follow(host.events.follow(params.get_since()), params.get_sink()?, move |kernel| {
-            match &visible {
-                // Events of the host itself are everybody's; a kernel's are its owner's.
-                Some((host, uid)) => kernel.is_empty() || host.find(*uid, kernel).is_ok(),
-                None => true,
-            }
-        }));
+        let following = tokio::task::spawn_local(follow(
+            host.events.follow(params.get_since()),
+            params.get_sink()?,
+            move |kernel| {
+                match &visible {
+                    // Events of the host itself are everybody's; a kernel's are its owner's.
+                    Some((host, uid)) => kernel.is_empty() || host.find(*uid, kernel).is_ok(),
+                    None => true,
+                }
+            },
+        ));
         results.get().set_subscription(new_client(Subscription(following)));
         Ok(())
     }

@@ -60,7 +60,11 @@ impl KernelServer {
 }
 
 impl kernel::Server for KernelServer {
-    async fn execute(self: Rc<Self>, params: kernel::ExecuteParams, mut results: kernel::ExecuteResults) -> capnp::Result<()> {
+    async fn execute(
+        self: Rc<Self>,
+        params: kernel::ExecuteParams,
+        mut results: kernel::ExecuteResults,
+    ) -> capnp::Result<()> {
         self.may(Right::Execute)?;
         let code = read_text(params.get()?.get_code(), "code").map_err(to_capnp)?;
         results.get().set_exec_id(self.run_code(ExecRequest::code(code)).await?.id.0);
@@ -87,19 +91,31 @@ impl kernel::Server for KernelServer {
         Ok(())
     }
 
-    async fn interrupt(self: Rc<Self>, params: kernel::InterruptParams, _results: kernel::InterruptResults) -> capnp::Result<()> {
+    async fn interrupt(
+        self: Rc<Self>,
+        params: kernel::InterruptParams,
+        _results: kernel::InterruptResults,
+    ) -> capnp::Result<()> {
         self.may(Right::Execute)?;
         self.kernel.interrupt(ExecId(params.get()?.get_exec_id())).await.map_err(to_capnp)
     }
 
-    async fn get_var(self: Rc<Self>, params: kernel::GetVarParams, mut results: kernel::GetVarResults) -> capnp::Result<()> {
+    async fn get_var(
+        self: Rc<Self>,
+        params: kernel::GetVarParams,
+        mut results: kernel::GetVarResults,
+    ) -> capnp::Result<()> {
         self.may(Right::Read)?;
         let name = read_name(params.get()?.get_name(), "name").map_err(to_capnp)?;
         let value = self.kernel.with_worker(None, move |link| async move { link.get_var(&name).await }).await;
         write_value(results.get().init_value(), &value.map_err(to_capnp)?).map_err(to_capnp)
     }
 
-    async fn set_var(self: Rc<Self>, params: kernel::SetVarParams, _results: kernel::SetVarResults) -> capnp::Result<()> {
+    async fn set_var(
+        self: Rc<Self>,
+        params: kernel::SetVarParams,
+        _results: kernel::SetVarResults,
+    ) -> capnp::Result<()> {
         self.may(Right::Write)?;
         let params = params.get()?;
         let name = read_name(params.get_name(), "name").map_err(to_capnp)?;
@@ -109,7 +125,11 @@ impl kernel::Server for KernelServer {
         set.await.map_err(to_capnp)
     }
 
-    async fn list_vars(self: Rc<Self>, _params: kernel::ListVarsParams, mut results: kernel::ListVarsResults) -> capnp::Result<()> {
+    async fn list_vars(
+        self: Rc<Self>,
+        _params: kernel::ListVarsParams,
+        mut results: kernel::ListVarsResults,
+    ) -> capnp::Result<()> {
         self.may(Right::Read)?;
         let vars = self.kernel.with_worker(None, |link| async move { link.vars().await }).await.map_err(to_capnp)?;
         let names: Vec<&str> = vars.iter().map(|var| var.name.as_str()).collect();
@@ -128,7 +148,11 @@ impl kernel::Server for KernelServer {
         self.kernel.mount(self.change(params.get_expected_version()), mount).await.map_err(to_capnp)
     }
 
-    async fn unmount(self: Rc<Self>, params: kernel::UnmountParams, _results: kernel::UnmountResults) -> capnp::Result<()> {
+    async fn unmount(
+        self: Rc<Self>,
+        params: kernel::UnmountParams,
+        _results: kernel::UnmountResults,
+    ) -> capnp::Result<()> {
         self.may(Right::Admin)?;
         let params = params.get()?;
         let path = read_name(params.get_path(), "path").map_err(to_capnp)?;
@@ -152,14 +176,19 @@ impl kernel::Server for KernelServer {
         mut results: kernel::ListToolsResults,
     ) -> capnp::Result<()> {
         self.may(Right::Read)?;
-        let mut tools = self.kernel.with_worker(None, |link| async move { link.tools().await }).await.map_err(to_capnp)?;
+        let mut tools =
+            self.kernel.with_worker(None, |link| async move { link.tools().await }).await.map_err(to_capnp)?;
         let (_, mcp) = self.kernel.mcp_servers().await.map_err(to_capnp)?;
         tools.extend(mcp);
         write_tools(results.get().init_tools(tools.len() as u32), &tools);
         Ok(())
     }
 
-    async fn call_tool(self: Rc<Self>, params: kernel::CallToolParams, mut results: kernel::CallToolResults) -> capnp::Result<()> {
+    async fn call_tool(
+        self: Rc<Self>,
+        params: kernel::CallToolParams,
+        mut results: kernel::CallToolResults,
+    ) -> capnp::Result<()> {
         self.may(Right::Execute)?;
         let params = params.get()?;
         let name = read_name(params.get_name(), "name").map_err(to_capnp)?;
@@ -206,7 +235,11 @@ impl kernel::Server for KernelServer {
         Ok(())
     }
 
-    async fn snapshot(self: Rc<Self>, _params: kernel::SnapshotParams, mut results: kernel::SnapshotResults) -> capnp::Result<()> {
+    async fn snapshot(
+        self: Rc<Self>,
+        _params: kernel::SnapshotParams,
+        mut results: kernel::SnapshotResults,
+    ) -> capnp::Result<()> {
         self.may(Right::Checkpoint)?;
         let taken = snapshot::take(&self.kernel).await.map_err(to_capnp)?;
         let mut results = results.get();
@@ -215,7 +248,11 @@ impl kernel::Server for KernelServer {
         Ok(())
     }
 
-    async fn restore(self: Rc<Self>, params: kernel::RestoreParams, mut results: kernel::RestoreResults) -> capnp::Result<()> {
+    async fn restore(
+        self: Rc<Self>,
+        params: kernel::RestoreParams,
+        mut results: kernel::RestoreResults,
+    ) -> capnp::Result<()> {
         self.may(Right::Restore)?;
         let params = params.get()?;
         let data = read_data(params.get_data(), "data", limits::STATE_INLINE_BYTES).map_err(to_capnp)?;
@@ -225,7 +262,11 @@ impl kernel::Server for KernelServer {
         Ok(())
     }
 
-    async fn read_blob(self: Rc<Self>, params: kernel::ReadBlobParams, mut results: kernel::ReadBlobResults) -> capnp::Result<()> {
+    async fn read_blob(
+        self: Rc<Self>,
+        params: kernel::ReadBlobParams,
+        mut results: kernel::ReadBlobResults,
+    ) -> capnp::Result<()> {
         self.may(Right::Read)?;
         let digest = Self::digest(params.get()?.get_hash()).map_err(to_capnp)?;
         let store = self.kernel.records.readable(digest).await.map_err(to_capnp)?;
@@ -234,7 +275,11 @@ impl kernel::Server for KernelServer {
         Ok(())
     }
 
-    async fn write_blob(self: Rc<Self>, params: kernel::WriteBlobParams, mut results: kernel::WriteBlobResults) -> capnp::Result<()> {
+    async fn write_blob(
+        self: Rc<Self>,
+        params: kernel::WriteBlobParams,
+        mut results: kernel::WriteBlobResults,
+    ) -> capnp::Result<()> {
         self.may(Right::Write)?;
         let data = read_data(params.get()?.get_data(), "data", limits::BLOB_INLINE_BYTES).map_err(to_capnp)?;
         let records = &self.kernel.records;
@@ -259,25 +304,38 @@ impl kernel::Server for KernelServer {
         Ok(())
     }
 
-    async fn execution(self: Rc<Self>, params: kernel::ExecutionParams, mut results: kernel::ExecutionResults) -> capnp::Result<()> {
+    async fn execution(
+        self: Rc<Self>,
+        params: kernel::ExecutionParams,
+        mut results: kernel::ExecutionResults,
+    ) -> capnp::Result<()> {
         require(self.rights, Right::Read).or_else(|_| require(self.rights, Right::Execute)).map_err(to_capnp)?;
         let execution = self.kernel.execution(ExecId(params.get()?.get_exec_id())).await.map_err(to_capnp)?;
         results.get().set_execution(self.execution_client(execution));
         Ok(())
     }
 
-    async fn attenuate(self: Rc<Self>, params: kernel::AttenuateParams, mut results: kernel::AttenuateResults) -> capnp::Result<()> {
+    async fn attenuate(
+        self: Rc<Self>,
+        params: kernel::AttenuateParams,
+        mut results: kernel::AttenuateResults,
+    ) -> capnp::Result<()> {
         let params = params.get()?;
         let rights = self.rights.and(read_rights(params.get_rights()).map_err(to_capnp)?);
         let label = read_text(params.get_label(), "label").map_err(to_capnp)?;
         let label: String = label.chars().filter(|c| !c.is_control()).take(100).collect();
-        let client = if label.is_empty() { self.actor.client.clone() } else { format!("{}/{label}", self.actor.client) };
+        let client =
+            if label.is_empty() { self.actor.client.clone() } else { format!("{}/{label}", self.actor.client) };
         let actor = Actor { client, ..self.actor.clone() };
         results.get().set_kernel(self.connection.kernel_client(&self.kernel, rights, actor));
         Ok(())
     }
 
-    async fn publish(self: Rc<Self>, params: kernel::PublishParams, mut results: kernel::PublishResults) -> capnp::Result<()> {
+    async fn publish(
+        self: Rc<Self>,
+        params: kernel::PublishParams,
+        mut results: kernel::PublishResults,
+    ) -> capnp::Result<()> {
         self.may(Right::Admin)?;
         let params = params.get()?;
         let rights = self.rights.and(read_rights(params.get_rights()).map_err(to_capnp)?);
@@ -288,13 +346,21 @@ impl kernel::Server for KernelServer {
         Ok(())
     }
 
-    async fn unpublish(self: Rc<Self>, params: kernel::UnpublishParams, _results: kernel::UnpublishResults) -> capnp::Result<()> {
+    async fn unpublish(
+        self: Rc<Self>,
+        params: kernel::UnpublishParams,
+        _results: kernel::UnpublishResults,
+    ) -> capnp::Result<()> {
         self.may(Right::Admin)?;
         let name = read_name(params.get()?.get_name(), "name").map_err(to_capnp)?;
         self.connection.published.unpublish(&self.kernel, &name, &self.actor).await.map_err(to_capnp)
     }
 
-    async fn open_blob(self: Rc<Self>, params: kernel::OpenBlobParams, mut results: kernel::OpenBlobResults) -> capnp::Result<()> {
+    async fn open_blob(
+        self: Rc<Self>,
+        params: kernel::OpenBlobParams,
+        mut results: kernel::OpenBlobResults,
+    ) -> capnp::Result<()> {
         self.may(Right::Read)?;
         let digest = Self::digest(params.get()?.get_hash()).map_err(to_capnp)?;
         let store = self.kernel.records.readable(digest).await.map_err(to_capnp)?.clone();
@@ -303,7 +369,11 @@ impl kernel::Server for KernelServer {
         Ok(())
     }
 
-    async fn new_blob(self: Rc<Self>, _params: kernel::NewBlobParams, mut results: kernel::NewBlobResults) -> capnp::Result<()> {
+    async fn new_blob(
+        self: Rc<Self>,
+        _params: kernel::NewBlobParams,
+        mut results: kernel::NewBlobResults,
+    ) -> capnp::Result<()> {
         self.may(Right::Write)?;
         let store = self.kernel.records.store().clone();
         let writer = store.writer(limits::BLOB_BYTES).await.map_err(|error| to_capnp(error.into()))?;
@@ -312,13 +382,20 @@ impl kernel::Server for KernelServer {
         Ok(())
     }
 
-    async fn grant_blob(self: Rc<Self>, params: kernel::GrantBlobParams, _results: kernel::GrantBlobResults) -> capnp::Result<()> {
+    async fn grant_blob(
+        self: Rc<Self>,
+        params: kernel::GrantBlobParams,
+        _results: kernel::GrantBlobResults,
+    ) -> capnp::Result<()> {
         self.may(Right::Read)?;
         let params = params.get()?;
         let digest = Self::digest(params.get_hash()).map_err(to_capnp)?;
         let receiver = self.connection.local(&params.get_to()?).await;
         let receiver = receiver.ok_or_else(|| {
-            to_capnp(Error::invalid("`to` is no kernel of this connection").hint("open both kernels over the same connection"))
+            to_capnp(
+                Error::invalid("`to` is no kernel of this connection")
+                    .hint("open both kernels over the same connection"),
+            )
         })?;
         receiver.may(Right::Write)?;
         self.kernel.records.readable(digest).await.map_err(to_capnp)?;
@@ -336,13 +413,21 @@ impl kernel::Server for KernelServer {
         self.kernel.stop(self.actor.clone(), mode).await.map_err(to_capnp)
     }
 
-    async fn remove(self: Rc<Self>, params: kernel::RemoveParams, _results: kernel::RemoveResults) -> capnp::Result<()> {
+    async fn remove(
+        self: Rc<Self>,
+        params: kernel::RemoveParams,
+        _results: kernel::RemoveResults,
+    ) -> capnp::Result<()> {
         self.may(Right::Admin)?;
         let change = self.change(params.get()?.get_expected_version());
         self.connection.supervisor.remove(&self.kernel, change).await.map_err(to_capnp)
     }
 
-    async fn journal(self: Rc<Self>, params: kernel::JournalParams, _results: kernel::JournalResults) -> capnp::Result<()> {
+    async fn journal(
+        self: Rc<Self>,
+        params: kernel::JournalParams,
+        _results: kernel::JournalResults,
+    ) -> capnp::Result<()> {
         self.may(Right::Read)?;
         let params = params.get()?;
         let sink = params.get_sink()?;
@@ -364,20 +449,31 @@ impl kernel::Server for KernelServer {
         }
     }
 
-    async fn message(self: Rc<Self>, params: kernel::MessageParams, mut results: kernel::MessageResults) -> capnp::Result<()> {
+    async fn message(
+        self: Rc<Self>,
+        params: kernel::MessageParams,
+        mut results: kernel::MessageResults,
+    ) -> capnp::Result<()> {
         self.may(Right::Write)?;
         let params = params.get()?;
         let role = read_name(params.get_role(), "role").map_err(to_capnp)?;
         let text = read_text(params.get_text(), "text").map_err(to_capnp)?;
         if text.len() > limits::MESSAGE_BYTES {
-            return Err(to_capnp(Error::invalid(format!("a message has at most {} bytes", limits::MESSAGE_BYTES)).hint("store it as a blob")));
+            return Err(to_capnp(
+                Error::invalid(format!("a message has at most {} bytes", limits::MESSAGE_BYTES))
+                    .hint("store it as a blob"),
+            ));
         }
         let sequence = self.kernel.message(self.actor.clone(), role, text).await.map_err(to_capnp)?;
         results.get().set_sequence(sequence);
         Ok(())
     }
 
-    async fn events(self: Rc<Self>, params: kernel::EventsParams, mut results: kernel::EventsResults) -> capnp::Result<()> {
+    async fn events(
+        self: Rc<Self>,
+        params: kernel::EventsParams,
+        mut results: kernel::EventsResults,
+    ) -> capnp::Result<()> {
         self.may(Right::Read)?;
         let params = params.get()?;
         let follower = self.connection.supervisor.host().events.follow(params.get_since());
@@ -387,13 +483,18 @@ impl kernel::Server for KernelServer {
         Ok(())
     }
 
-    async fn lease(self: Rc<Self>, params: kernel::LeaseParams, mut results: kernel::LeaseResults) -> capnp::Result<()> {
+    async fn lease(
+        self: Rc<Self>,
+        params: kernel::LeaseParams,
+        mut results: kernel::LeaseResults,
+    ) -> capnp::Result<()> {
         self.may(Right::Write)?;
         let params = params.get()?;
         let holder = read_name(params.get_holder(), "holder").map_err(to_capnp)?;
         let token = read_data(params.get_token(), "token", 32).map_err(to_capnp)?;
         let ttl_ms = params.get_ttl_ms().max(1);
-        let (token, expires) = self.kernel.lease(self.actor.clone(), holder.clone(), token, ttl_ms).await.map_err(to_capnp)?;
+        let (token, expires) =
+            self.kernel.lease(self.actor.clone(), holder.clone(), token, ttl_ms).await.map_err(to_capnp)?;
         let server = LeaseServer {
             connection: Rc::clone(&self.connection),
             kernel: Rc::clone(&self.kernel),
@@ -419,14 +520,22 @@ impl kernel::Server for KernelServer {
         Ok(())
     }
 
-    async fn missed(self: Rc<Self>, _params: kernel::MissedParams, mut results: kernel::MissedResults) -> capnp::Result<()> {
+    async fn missed(
+        self: Rc<Self>,
+        _params: kernel::MissedParams,
+        mut results: kernel::MissedResults,
+    ) -> capnp::Result<()> {
         self.may(Right::Read)?;
         let missed = self.kernel.view().missed;
         write_missed(results.get().init_missed(missed.len() as u32), &missed);
         Ok(())
     }
 
-    async fn complete(self: Rc<Self>, params: kernel::CompleteParams, mut results: kernel::CompleteResults) -> capnp::Result<()> {
+    async fn complete(
+        self: Rc<Self>,
+        params: kernel::CompleteParams,
+        mut results: kernel::CompleteResults,
+    ) -> capnp::Result<()> {
         self.may(Right::Read)?;
         let params = params.get()?;
         let code = read_text(params.get_code(), "code").map_err(to_capnp)?;
@@ -442,7 +551,11 @@ impl kernel::Server for KernelServer {
         Ok(())
     }
 
-    async fn check(self: Rc<Self>, params: kernel::CheckParams, mut results: kernel::CheckResults) -> capnp::Result<()> {
+    async fn check(
+        self: Rc<Self>,
+        params: kernel::CheckParams,
+        mut results: kernel::CheckResults,
+    ) -> capnp::Result<()> {
         self.may(Right::Read)?;
         let code = read_text(params.get()?.get_code(), "code").map_err(to_capnp)?;
         let checked = self.kernel.with_worker(None, move |link| async move { link.check(&code).await }).await;

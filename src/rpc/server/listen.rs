@@ -92,13 +92,8 @@ async fn greet(stream: UnixStream, supervisor: Supervisor, published: Rc<Publish
         return;
     }
     let _counted = supervisor.host().client();
-    let connection = Rc::new(Connection {
-        supervisor,
-        published,
-        uid,
-        config,
-        kernels: RefCell::new(CapabilityServerSet::new()),
-    });
+    let connection =
+        Rc::new(Connection { supervisor, published, uid, config, kernels: RefCell::new(CapabilityServerSet::new()) });
     let server = Rc::new(HostServer { connection, client: RefCell::new(None) });
     let host: wire::host::Client = capnp_rpc::new_client_from_rc(Rc::clone(&server));
     let rpc = RpcSystem::new(Box::new(worker_socket::network(stream, Side::Server)), Some(host.client));
@@ -137,8 +132,11 @@ impl Drop for Listening {
 impl Published {
     /// Serves each kernel's socket from now on.
     pub fn start(supervisor: &Supervisor, config: &Rc<ServeConfig>) -> Rc<Self> {
-        let published =
-            Rc::new(Published { supervisor: supervisor.clone(), config: Rc::clone(config), sockets: RefCell::default() });
+        let published = Rc::new(Published {
+            supervisor: supervisor.clone(),
+            config: Rc::clone(config),
+            sockets: RefCell::default(),
+        });
         let keeper = Rc::downgrade(&published);
         supervisor.set_door_keeper(Box::new(move |kernel, open| {
             if let Some(keeper) = keeper.upgrade() {
@@ -149,7 +147,11 @@ impl Published {
     }
 
     fn folder(&self, uid: u32) -> PathBuf {
-        if self.config.system_wide { self.config.kernel_sockets.join(uid.to_string()) } else { self.config.kernel_sockets.clone() }
+        if self.config.system_wide {
+            self.config.kernel_sockets.join(uid.to_string())
+        } else {
+            self.config.kernel_sockets.clone()
+        }
     }
 
     fn path(&self, uid: u32, name: &str) -> PathBuf {
@@ -175,7 +177,14 @@ impl Published {
         });
     }
 
-    fn listen(self: &Rc<Self>, path: &Path, kernel: &Rc<Kernel>, rights: Rights, actor: Actor, own: bool) -> io::Result<()> {
+    fn listen(
+        self: &Rc<Self>,
+        path: &Path,
+        kernel: &Rc<Kernel>,
+        rights: Rights,
+        actor: Actor,
+        own: bool,
+    ) -> io::Result<()> {
         let folder = self.folder(kernel.uid);
         if !folder.is_dir() {
             std::fs::create_dir(&folder)?;
@@ -190,7 +199,8 @@ impl Published {
         if self.config.system_wide {
             std::os::unix::fs::chown(path, Some(kernel.uid), None)?;
         }
-        let serving = tokio::task::spawn_local(serve_kernel(listener, Rc::clone(self), Rc::clone(kernel), rights, actor));
+        let serving =
+            tokio::task::spawn_local(serve_kernel(listener, Rc::clone(self), Rc::clone(kernel), rights, actor));
         let listening = Listening { kernel: kernel.id, own, serving };
         self.sockets.borrow_mut().insert(path.to_owned(), listening);
         Ok(())
@@ -208,7 +218,8 @@ impl Published {
         let path = self.path(kernel.uid, name.as_str());
         let taken = self.sockets.borrow().contains_key(&path);
         if taken || self.supervisor.host().find(kernel.uid, name.as_str()).is_ok() {
-            return Err(Error::already_exists(format!("there is a socket {} already", path.display())).hint("take another name"));
+            return Err(Error::already_exists(format!("there is a socket {} already", path.display()))
+                .hint("take another name"));
         }
         let actor = Actor { uid: connection.uid, client: format!("published {name}"), lease: Vec::new() };
         kernel.records.publish(name.as_str(), Some(rights), &actor, crate::sys::clock::now_ms()).await?;
@@ -241,7 +252,13 @@ impl Published {
     }
 }
 
-async fn serve_kernel(listener: UnixListener, published: Rc<Published>, kernel: Rc<Kernel>, rights: Rights, actor: Actor) {
+async fn serve_kernel(
+    listener: UnixListener,
+    published: Rc<Published>,
+    kernel: Rc<Kernel>,
+    rights: Rights,
+    actor: Actor,
+) {
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,

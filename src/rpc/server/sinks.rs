@@ -59,4 +59,3 @@ pub(super) async fn follow(mut follower: Follower, sink: event_sink::Client, wan
         }
     }
 }
-

@@ -3,6 +3,7 @@
 use std::rc::Rc;
 
 use super::{Item, Permit, Report, Task};
+use crate::catalog::state::Begun;
 use crate::core::error::{Error, Result};
 use crate::core::exec::{ExecEnd, ExecRequest, OutputEvent};
 use crate::core::ids::ExecId;
@@ -12,7 +13,6 @@ use crate::rpc::worker_link::WorkerExec;
 use crate::supervisor::command::{Actor, Operation};
 use crate::supervisor::execution::Execution;
 use crate::supervisor::kernel::never_ran;
-use crate::catalog::state::Begun;
 
 /// How often the end of an execution is offered to a journal that refuses it.
 const JOURNAL_TRIES: u32 = 3;
@@ -20,7 +20,9 @@ const JOURNAL_TRIES: u32 = 3;
 impl Task {
     /// Journals and queues an execution.
     pub(super) async fn accept(&mut self, mut request: ExecRequest, actor: Actor) -> Result<Rc<Execution>> {
-        if !request.key.is_empty() && let Some(id) = self.kernel.records.by_key(&request.key, self.host.now_ms()).await? {
+        if !request.key.is_empty()
+            && let Some(id) = self.kernel.records.by_key(&request.key, self.host.now_ms()).await?
+        {
             let live = self.kernel.executions.borrow().get(&id).cloned();
             return match live {
                 Some(live) => Ok(live),
@@ -270,7 +272,11 @@ impl Task {
                 true
             }
             Err(error) => {
-                let message = format!("execution {} ended ({}), but its journal refused that: {error}", execution.id, end.status.name());
+                let message = format!(
+                    "execution {} ended ({}), but its journal refused that: {error}",
+                    execution.id,
+                    end.status.name()
+                );
                 self.host.events.publish(
                     self.kernel.spec.name.as_str(),
                     "journal_failed",
@@ -308,7 +314,9 @@ impl Task {
 
     pub(super) async fn fail_queued(&mut self, cause: &CrashCause) {
         let error = match cause {
-            CrashCause::NotStarted(_) => self.host.workers.last_error(self.kernel.id).unwrap_or_else(|| self.breaker_error()),
+            CrashCause::NotStarted(_) => {
+                self.host.workers.last_error(self.kernel.id).unwrap_or_else(|| self.breaker_error())
+            }
             _ => self.breaker_error(),
         };
         self.fail_all_queued(&error).await;

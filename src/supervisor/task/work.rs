@@ -41,7 +41,10 @@ impl Task {
                 self.host.workers.remember_error(self.kernel.id, &error);
                 let cause = CrashCause::NotStarted(error.message.clone());
                 // What cannot work by waiting fails now, to whoever waits for it.
-                if matches!(error.code, ErrorCode::Unsupported | ErrorCode::Corrupt | ErrorCode::Refused | ErrorCode::Busy) {
+                if matches!(
+                    error.code,
+                    ErrorCode::Unsupported | ErrorCode::Corrupt | ErrorCode::Refused | ErrorCode::Busy
+                ) {
                     self.fail_all_queued(&error).await;
                 }
                 self.step(Event::WorkerEnded { attempt, cause }).await;

@@ -210,9 +210,8 @@ impl KaishEngine {
     /// # Errors
     /// If the arguments are neither or hold what kaish cannot.
     pub async fn call(&mut self, name: &str, args: &Value, execution: Execution<'_>) -> Result<Outcome, String> {
-        let known = self.builtins.contains(name)
-            || self.session.has_function(name).await
-            || self.backend.has_tool(name);
+        let known =
+            self.builtins.contains(name) || self.session.has_function(name).await || self.backend.has_tool(name);
         if !known || name == EXTERNAL || name == INSIDE {
             return Err(format!("there is no tool {name:?}"));
         }
@@ -453,11 +452,8 @@ impl KaishEngine {
         if all {
             self.state.forget_sent();
         }
-        let inside = if all || self.shared.inside_changed.swap(false, Ordering::Relaxed) {
-            self.look().await
-        } else {
-            None
-        };
+        let inside =
+            if all || self.shared.inside_changed.swap(false, Ordering::Relaxed) { self.look().await } else { None };
         self.state.changes(&self.session, inside).await
     }
 
@@ -517,9 +513,8 @@ impl KaishEngine {
         if def.name != name {
             return Err(format!("the text defines {:?}", def.name));
         }
-        let found = program::walk(&kaish_kernel::ast::Program {
-            statements: vec![kaish_kernel::ast::Stmt::ToolDef(def)],
-        });
+        let found =
+            program::walk(&kaish_kernel::ast::Program { statements: vec![kaish_kernel::ast::Stmt::ToolDef(def)] });
         self.prepare(&found).await;
         let last = self.session.get_var("PIPESTATUS").await;
         self.session.execute(text).await.map_err(|error| format!("{error:#}"))?;

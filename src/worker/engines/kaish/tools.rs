@@ -445,13 +445,7 @@ impl External {
         flow
     }
 
-    async fn run_named(
-        &self,
-        name: &str,
-        argv: Vec<String>,
-        args: &ToolArgs,
-        ctx: &mut ExecContext,
-    ) -> ToolFlow {
+    async fn run_named(&self, name: &str, argv: Vec<String>, args: &ToolArgs, ctx: &mut ExecContext) -> ToolFlow {
         // A function of that name came after the alias.
         let is_function = match &ctx.dispatcher {
             Some(dispatcher) => dispatcher.has_function(name).await,
@@ -568,12 +562,7 @@ fn environment(scope: &Scope) -> Result<Vec<(String, String)>, String> {
 }
 
 /// Runs the command kaish's own way; by its path where there is one, so that no alias leads back here.
-async fn delegate(
-    executable: &Option<PathBuf>,
-    name: &str,
-    args: &ToolArgs,
-    ctx: &mut ExecContext,
-) -> ToolFlow {
+async fn delegate(executable: &Option<PathBuf>, name: &str, args: &ToolArgs, ctx: &mut ExecContext) -> ToolFlow {
     let Some(dispatcher) = ctx.dispatcher.clone() else {
         return ToolFlow::Normal(ExecResult::failure(1, format!("{name}: no dispatcher")));
     };
@@ -610,9 +599,7 @@ fn word(value: &Kv, raw: Option<&String>, literal: bool) -> Arg {
     }
     if let Some(long) = text.strip_prefix("--") {
         return match long.split_once('=') {
-            Some((key, text)) => {
-                Arg::Named { key: key.to_owned(), value: Expr::Literal(Kv::String(text.to_owned())) }
-            }
+            Some((key, text)) => Arg::Named { key: key.to_owned(), value: Expr::Literal(Kv::String(text.to_owned())) },
             None => Arg::LongFlag(long.to_owned()),
         };
     }
@@ -718,4 +705,3 @@ pub fn can_alias(name: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '/' | '+' | '-' | '@' | ':');
     !name.is_empty() && !name.starts_with('-') && name.chars().all(plain)
 }
-
