@@ -36,7 +36,7 @@ impl Engine {
             ..Setup::default()
         };
         let thread = std::thread::spawn(move || serve(theirs.into(), stdout_in.into(), stderr_in.into(), setup));
-        ours.set_read_timeout(Some(Duration::from_secs(20))).expect("sets");
+        ours.set_read_timeout(Some(Duration::from_secs(60))).expect("sets");
         let mut engine = Engine {
             socket: ours,
             decoder: Decoder::default(),
@@ -173,14 +173,15 @@ fn only_what_changed_is_sent() {
     assert_eq!(keys(&engine.run("x=1; y=2")), ["+var/x", "+var/y"]);
     assert_eq!(keys(&engine.run("x=1; y=3")), ["+var/y"]);
     assert_eq!(keys(&engine.run("unset x")), ["-var/x"]);
-    assert_eq!(keys(&engine.run("f() { true; }; alias a='b c'; set -o pipefail; export y")), [
-        "+fn/f",
-        "+alias/a",
-        "+export/y",
-        "+opt/pipefail"
-    ]);
+    assert_eq!(
+        keys(&engine.run("f() { true; }; alias a='b c'; set -o pipefail; export y")),
+        ["+fn/f", "+alias/a", "+export/y", "+opt/pipefail"]
+    );
     assert_eq!(keys(&engine.run("f() { true; }; f | cat; a=$(f)")), ["+var/a"]);
-    assert_eq!(keys(&engine.run("unalias a; set +o pipefail; cd /")), ["+cwd", "+prev_cwd", "-alias/a", "-opt/pipefail"]);
+    assert_eq!(
+        keys(&engine.run("unalias a; set +o pipefail; cd /")),
+        ["+cwd", "+prev_cwd", "-alias/a", "-opt/pipefail"]
+    );
     assert_eq!(keys(&engine.run("PATH=/bin")), ["+var/PATH"]);
     assert_eq!(keys(&engine.run("PATH=/usr/local/bin:/usr/bin:/bin")), ["-var/PATH"]);
     assert_eq!(keys(&engine.run("local_only() { local z=1; q=2; }; local_only")), ["+var/q", "+fn/local_only"]);
@@ -266,7 +267,8 @@ fn state_goes_over_frames() {
             other.send(&Request::Entry { key: key.clone(), meta: meta.clone(), more: *more }, tail);
         }
     }
-    for (key, body) in [("var/future", vec![9, 1, 2]), ("socket/x", vec![1]), ("cwd", b"\x01/nowhere/at/all".to_vec())] {
+    for (key, body) in [("var/future", vec![9, 1, 2]), ("socket/x", vec![1]), ("cwd", b"\x01/nowhere/at/all".to_vec())]
+    {
         other.send(&Request::Entry { key: key.into(), meta: Default::default(), more: false }, &body);
     }
     let reply = other.reply(&Request::Loaded { id: 77 });
@@ -345,7 +347,8 @@ fn standard_input_comes_as_a_descriptor() {
     let mut engine = Engine::start();
     let (reader, mut writer) = std::io::pipe().expect("a pipe");
     let mut bytes = Vec::new();
-    let frame = Request::Exec { id: 5, exec: 5, code: "read a; echo \"a=$a\"; /bin/cat".into(), env: Vec::new(), stdin: true };
+    let frame =
+        Request::Exec { id: 5, exec: 5, code: "read a; echo \"a=$a\"; /bin/cat".into(), env: Vec::new(), stdin: true };
     encode(&frame, &[], &mut bytes).expect("within limits");
     let numbers = [reader.as_raw_fd()];
     let rights = [ControlMessage::ScmRights(&numbers)];
@@ -364,7 +367,9 @@ fn standard_input_comes_as_a_descriptor() {
 fn external_commands_inherit_nothing_else() {
     let mut engine = Engine::start();
     // The test's own process may have been started with descriptors of others; none of ours is passed on.
-    for fds in ["/bin/ls -l /proc/self/fd", "/bin/ls -l /proc/self/fd | /bin/cat", "x=$(/bin/ls -l /proc/self/fd); echo $x"] {
+    for fds in
+        ["/bin/ls -l /proc/self/fd", "/bin/ls -l /proc/self/fd | /bin/cat", "x=$(/bin/ls -l /proc/self/fd); echo $x"]
+    {
         engine.run(fds);
         let listed = engine.output();
         assert!(!listed.contains("socket:"), "{listed}");
@@ -391,7 +396,7 @@ fn slow_reader(code: &str, expected: u64) {
         loop {
             let n = stdout.read(&mut buffer).unwrap_or(0);
             sum += n as u64;
-            if !paused && sum > 1 << 20 {
+            if !paused && sum > 1 << 18 {
                 paused = true;
                 std::thread::sleep(Duration::from_millis(1500));
             }
@@ -402,7 +407,7 @@ fn slow_reader(code: &str, expected: u64) {
         counted.send(sum).expect("somebody waits");
     });
     engine.until_end(id);
-    let sum = count.recv_timeout(Duration::from_secs(20)).expect("everything came");
+    let sum = count.recv_timeout(Duration::from_secs(60)).expect("everything came");
     assert_eq!(sum, expected, "{code}");
     assert_eq!(engine.output(), "", "{code}: not a byte more");
 }
@@ -418,7 +423,59 @@ fn a_slow_reader_loses_nothing() {
     slow_reader(&format!("/bin/cat {path}"), 40 << 20);
     slow_reader("head -c 40000000 /dev/zero", 40_000_000);
     let line = "x".repeat(99);
-    slow_reader(&format!("for i in $(seq 1 40000); do echo {line}; done"), 4_000_000);
+    slow_reader(&format!("for i in $(seq 1 6000); do echo {line}; done"), 600_000);
+}
+
+#[test]
+fn captured_output_is_whole_or_an_error() {
+    let mut engine = Engine::start();
+    let folder = tempfile::tempdir().expect("a directory");
+    let file = folder.path().join("out");
+    let path = file.display();
+    engine.run(&format!("/usr/bin/head -c 30000000 /dev/urandom > {path}; echo $?"));
+    assert_eq!(engine.output(), "0\n");
+    assert_eq!(std::fs::metadata(&file).expect("written").len(), 30_000_000, "binary, and beyond kaish's 10 MiB");
+    engine.run(&format!("x=$(/usr/bin/seq 1 5000000); echo $?; echo \"$x\" | wc -c; /bin/sh -c 'echo e >&2; echo o' > {path} 2>&1; cat {path}"));
+    assert_eq!(engine.output().split_whitespace().collect::<Vec<_>>(), ["0", "38888896", "o", "e"]);
+    let events = engine.run(&format!("/usr/bin/head -c 100000000 /dev/zero > {path}"));
+    let Some(Event::End { status, code, err, .. }) = events.last() else { panic!("{events:?}") };
+    assert_eq!((*status, *code), (EndStatus::Failed, 3));
+    assert!(err.contains("output truncated"), "{err}");
+    engine.run("timeout 0.3 /bin/sleep 5; echo $?; timeout 5 /bin/echo in time");
+    assert_eq!(engine.output(), "124\nin time\n");
+}
+
+#[test]
+fn exec_ends_the_program_and_not_the_engine() {
+    let mut engine = Engine::start();
+    let events = engine.run("exec /bin/sh -c 'echo ran; exit 5'; echo not reached");
+    assert!(matches!(events.last(), Some(Event::End { code: 5, .. })), "{events:?}");
+    assert_eq!(engine.output(), "ran\n");
+    engine.run("echo alive");
+    assert_eq!(engine.output(), "alive\n");
+}
+
+#[test]
+fn calls_have_input_and_environment_too() {
+    let mut engine = Engine::start();
+    let env = vec![("ONCE".to_owned(), "yes".to_owned())];
+    engine.run("f() { echo \"$1 $ONCE\"; }");
+    let call =
+        |id, name: &str, args| Request::Call { id, exec: id, name: name.into(), args, env: env.clone(), stdin: false };
+    engine.send(&call(50, "f", json!(["*"])), &[]);
+    engine.until_end(50);
+    assert_eq!(engine.output(), "* yes\n");
+    engine.send(&call(51, "seq", json!([{ "i": "2" }])), &[]);
+    let events = engine.until_end(51);
+    let Some(Event::End { value, .. }) = events.last() else { panic!("{events:?}") };
+    assert_eq!(value, &Some(json!([{ "i": "1" }, { "i": "2" }])));
+    for hidden in ["__ryokan-inside", "__ryokan-call", "no_such"] {
+        engine.send(&call(52, hidden, Json::Null), &[]);
+        let events = engine.until_end(52);
+        assert!(matches!(events.last(), Some(Event::End { status: EndStatus::Refused, .. })), "{events:?}");
+        let events = engine.run(hidden);
+        assert!(matches!(events.last(), Some(Event::End { code: 127, .. })), "{events:?}");
+    }
 }
 
 #[test]

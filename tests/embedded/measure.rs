@@ -104,7 +104,9 @@ fn measure_throughput() {
             let rate = sum as f64 / 1e6 / took.as_secs_f64();
             let grown = most.saturating_sub(before) / 1024;
             let shown: String = code.chars().take(48).collect();
-            println!("{shown:48} pause {pause:>4.0?}: {sum:>10} of {expected} bytes, {rate:>6.0} MB/s, RSS +{grown} MiB");
+            println!(
+                "{shown:48} pause {pause:>4.0?}: {sum:>10} of {expected} bytes, {rate:>6.0} MB/s, RSS +{grown} MiB"
+            );
             assert_eq!(sum, expected);
         }
     }

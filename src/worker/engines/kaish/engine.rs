@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use super::backend::{Backend, ToolCall};
 use super::program::{self, Completeness, Found};
 use super::state::{Change, Entry, State};
-use super::tools::{EXTERNAL, INSIDE, Order, SESSION, Shared, Wrapped, can_alias};
+use super::tools::{CALL, HIDDEN, INSIDE, Order, SESSION, Shared, Wrapped, can_alias};
 use super::{Outlet, complete, values};
 use crate::core::exec::{CODE_INTERRUPTED, OutputData, OutputNode};
 use crate::core::info::{ToolInfo, VarInfo};
@@ -179,6 +179,32 @@ impl KaishEngine {
             only_merges =
                 found.merges_stderr && !found.redirects_stderr && !self.redirects_in_functions && !self.sources;
         }
+        let outcome = self.run(code, execution, only_merges).await;
+        if let Some(found) = found {
+            let sources = self.backend.take_sources();
+            self.state.saw_program(code, &found, &sources, &self.session, outcome.status).await;
+        }
+        outcome
+    }
+
+    /// Calls a tool by name with literal arguments: an object gives flags, an array operands.
+    ///
+    /// # Errors
+    /// If the arguments are neither or hold what kaish cannot.
+    pub async fn call(&mut self, name: &str, args: &Value, execution: Execution<'_>) -> Result<Outcome, String> {
+        let known =
+            self.builtins.contains(name) || self.session.has_function(name).await || self.backend.has_tool(name);
+        if !known || name.starts_with(HIDDEN) {
+            return Err(format!("there is no tool {name:?}"));
+        }
+        let schema = self.session.tool_schemas().into_iter().find(|schema| schema.name == name);
+        let argv = literal_argv(args, schema.as_ref())?;
+        self.shared.order(Order::Call { name: name.to_owned(), argv });
+        let outcome = self.run(CALL, execution, false).await;
+        Ok(outcome)
+    }
+
+    async fn run(&mut self, code: &str, execution: Execution<'_>, only_merges: bool) -> Outcome {
         self.shared.begin(only_merges);
         let mut options = ExecuteOptions::new();
         if !execution.env.is_empty() {
@@ -197,35 +223,7 @@ impl KaishEngine {
             }
         };
         let result = self.cancellable(running, &execution.cancel).await;
-        let outcome = self.end(result, &execution.cancel).await;
-        if let Some(found) = found {
-            let sources = self.backend.take_sources();
-            self.state.saw_program(code, &found, &sources, &self.session, outcome.status).await;
-        }
-        outcome
-    }
-
-    /// Calls a tool by name with literal arguments: an object gives flags, an array operands.
-    ///
-    /// # Errors
-    /// If the arguments are neither or hold what kaish cannot.
-    pub async fn call(&mut self, name: &str, args: &Value, execution: Execution<'_>) -> Result<Outcome, String> {
-        let known = self.builtins.contains(name)
-            || self.session.has_function(name).await
-            || self.backend.has_tool(name);
-        if !known || name == EXTERNAL || name == INSIDE {
-            return Err(format!("there is no tool {name:?}"));
-        }
-        let schema = self.session.tool_schemas().into_iter().find(|schema| schema.name == name);
-        let argv = literal_argv(args, schema.as_ref())?;
-        self.shared.begin(false);
-        let session = Arc::clone(&self.session);
-        let running = async { session.execute_argv(name, &argv).await };
-        let result = self.cancellable(running, &execution.cancel).await;
-        if let Ok(result) = &result {
-            self.shared.leftover(result);
-        }
-        Ok(self.end(result, &execution.cancel).await)
+        self.end(result, &execution.cancel).await
     }
 
     async fn cancellable<T>(&self, running: impl Future<Output = T>, cancel: &CancellationToken) -> T {
@@ -361,7 +359,7 @@ impl KaishEngine {
             .session
             .tool_schemas()
             .into_iter()
-            .filter(|schema| schema.name != EXTERNAL && schema.name != INSIDE)
+            .filter(|schema| !schema.name.starts_with(HIDDEN))
             .map(|schema| ToolInfo {
                 schema_json: json_schema(&schema).to_string(),
                 name: schema.name,
@@ -388,7 +386,7 @@ impl KaishEngine {
                 names.extend(self.session.list_vars().await.into_iter().map(|(name, _)| name));
             }
             complete::Kind::Command => {
-                names.extend(self.builtins.iter().filter(|name| !name.starts_with("__ryokan")).cloned());
+                names.extend(self.builtins.iter().filter(|name| !name.starts_with(HIDDEN)).cloned());
                 names.extend(self.state.functions().map(str::to_owned));
                 names.extend(self.state.aliases().map(str::to_owned));
                 names.extend(complete::KEYWORDS.iter().map(|keyword| (*keyword).to_owned()));
@@ -453,11 +451,8 @@ impl KaishEngine {
         if all {
             self.state.forget_sent();
         }
-        let inside = if all || self.shared.inside_changed.swap(false, Ordering::Relaxed) {
-            self.look().await
-        } else {
-            None
-        };
+        let inside =
+            if all || self.shared.inside_changed.swap(false, Ordering::Relaxed) { self.look().await } else { None };
         self.state.changes(&self.session, inside).await
     }
 
@@ -517,9 +512,8 @@ impl KaishEngine {
         if def.name != name {
             return Err(format!("the text defines {:?}", def.name));
         }
-        let found = program::walk(&kaish_kernel::ast::Program {
-            statements: vec![kaish_kernel::ast::Stmt::ToolDef(def)],
-        });
+        let found =
+            program::walk(&kaish_kernel::ast::Program { statements: vec![kaish_kernel::ast::Stmt::ToolDef(def)] });
         self.prepare(&found).await;
         let last = self.session.get_var("PIPESTATUS").await;
         self.session.execute(text).await.map_err(|error| format!("{error:#}"))?;

@@ -224,11 +224,10 @@ fn receive(fd: RawFd, buffer: &mut [u8]) -> io::Result<(usize, Vec<File>)> {
     let mut space = nix::cmsg_space!([RawFd; 4]);
     loop {
         let mut slices = [IoSliceMut::new(buffer)];
-        let message =
-            match recvmsg::<()>(fd, &mut slices, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC) {
-                Err(nix::errno::Errno::EINTR) => continue,
-                done => done?,
-            };
+        let message = match recvmsg::<()>(fd, &mut slices, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC) {
+            Err(nix::errno::Errno::EINTR) => continue,
+            done => done?,
+        };
         let mut files = Vec::new();
         for control in message.cmsgs()? {
             if let ControlMessageOwned::ScmRights(numbers) = control {
@@ -541,8 +540,7 @@ impl Server {
         let Entry { key, mut meta, body } = entry;
         let mut chunks = body.chunks(limits::FRAME_TAIL_BYTES).peekable();
         while let Some(chunk) = chunks.next() {
-            let event =
-                Event::Put { key: key.clone(), meta: std::mem::take(&mut meta), more: chunks.peek().is_some() };
+            let event = Event::Put { key: key.clone(), meta: std::mem::take(&mut meta), more: chunks.peek().is_some() };
             self.link.put(&event, chunk)?;
             if self.link.out.len() > limits::FRAME_TAIL_BYTES {
                 self.link.send().await?;

@@ -252,8 +252,7 @@ impl State {
         if let Some(inside) = inside {
             self.aliases = inside.aliases.keys().cloned().collect();
             self.aliases.sort();
-            let kinds =
-                ["alias/", "opt/", "export/", "unexport/", "cwd", "prev_cwd", "positional"];
+            let kinds = ["alias/", "opt/", "export/", "unexport/", "cwd", "prev_cwd", "positional"];
             let entries = self.inside_entries(&inside);
             self.kind_changes(&kinds, entries, &mut changes);
         }
@@ -309,9 +308,8 @@ impl State {
 
     /// `entries` are all that there is of these kinds.
     fn kind_changes(&mut self, kinds: &[&str], entries: Vec<Entry>, changes: &mut Vec<Change>) {
-        let of_kind = |key: &str| {
-            kinds.iter().any(|kind| if kind.ends_with('/') { key.starts_with(kind) } else { key == *kind })
-        };
+        let of_kind =
+            |key: &str| kinds.iter().any(|kind| if kind.ends_with('/') { key.starts_with(kind) } else { key == *kind });
         let mut gone: Vec<String> = self
             .sent
             .keys()
@@ -407,11 +405,9 @@ impl State {
     /// What is not captured now.
     pub fn missed(&self) -> Vec<Missed> {
         let functions = self.functions.iter().filter_map(|(name, function)| match function {
-            Function::Unknown(reason) => Some(Missed {
-                key: format!("fn/{name}"),
-                type_name: "function".into(),
-                reason: (*reason).into(),
-            }),
+            Function::Unknown(reason) => {
+                Some(Missed { key: format!("fn/{name}"), type_name: "function".into(), reason: (*reason).into() })
+            }
             Function::Text(_) => None,
         });
         functions.chain(self.too_large.iter().cloned()).collect()

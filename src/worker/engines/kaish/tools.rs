@@ -33,10 +33,15 @@ use super::outlet::Outlet;
 /// Stands for "the session itself" where kaish has a background job's number: it makes kaish keep track of whether a
 /// command's output is the session's output. No such job exists.
 pub const SESSION: JobId = JobId(u64::MAX);
+/// How the names of hidden tools begin.
+pub const HIDDEN: &str = "__ryokan-";
 /// Name of the hidden tool that runs external commands.
 pub const EXTERNAL: &str = "__ryokan-external";
 /// Name of the hidden tool that reads and writes the session's inside.
 pub const INSIDE: &str = "__ryokan-inside";
+
+/// Name of the hidden tool that calls a command with literal words.
+pub const CALL: &str = "__ryokan-call";
 
 /// What the tools share with the engine.
 pub struct Shared {
@@ -89,6 +94,13 @@ pub enum Order {
     },
     /// Replace the session's inside.
     Replace(Box<Inside>),
+    /// Call a command with literal words.
+    Call {
+        /// The command.
+        name: String,
+        /// Its words.
+        argv: Vec<Kv>,
+    },
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -266,6 +278,7 @@ impl Wrapped {
         }
         tools.register(External { shared: Arc::clone(shared) });
         tools.register(InsideTool { shared: Arc::clone(shared) });
+        tools.register(Call { shared: Arc::clone(shared) });
     }
 }
 
@@ -312,10 +325,17 @@ impl Tool for Wrapped {
             if self.name == "kaish-last" {
                 self.give_back_last_text(ctx);
             }
-            streamed = stream_files(&self.name, &args, ctx, &self.shared).await;
+            streamed = stream_files(&self.name, &args, ctx, &self.shared).await.map(ToolFlow::Normal);
+            if self.name == "exec"
+                && let Some(name) = args.positional_text(0)
+            {
+                // kaish would replace this very process.
+                let flow = delegate(&None, &name, &args, ctx).await;
+                streamed = Some(ToolFlow::Exit(flow.into_result()));
+            }
         }
         let mut flow = match streamed {
-            Some(result) => ToolFlow::Normal(result),
+            Some(flow) => flow,
             None => self.inner.execute_flow(args, tool_ctx).await,
         };
         if self.changes {
@@ -445,13 +465,7 @@ impl External {
         flow
     }
 
-    async fn run_named(
-        &self,
-        name: &str,
-        argv: Vec<String>,
-        args: &ToolArgs,
-        ctx: &mut ExecContext,
-    ) -> ToolFlow {
+    async fn run_named(&self, name: &str, argv: Vec<String>, args: &ToolArgs, ctx: &mut ExecContext) -> ToolFlow {
         // A function of that name came after the alias.
         let is_function = match &ctx.dispatcher {
             Some(dispatcher) => dispatcher.has_function(name).await,
@@ -460,9 +474,9 @@ impl External {
         let path = ctx.scope.get("PATH").map(kaish_kernel::interpreter::value_to_string).unwrap_or_default();
         let executable = if is_function { None } else { find(name, &path, ctx) };
         let cwd = ctx.backend.resolve_real_path(&ctx.cwd);
-        let streams = session_stdout(ctx) || staged(ctx);
-        let (Some(executable), Some(cwd), true) = (executable.clone(), cwd, streams) else {
-            // kaish's own way: functions, captured output, background jobs, and its own words for what is not there.
+        let ours = ctx.background_job == Some(SESSION);
+        let (Some(executable), Some(cwd), true) = (executable.clone(), cwd, ours) else {
+            // kaish's own way: functions, background jobs, and its own words for what is not there.
             return delegate(&executable.filter(|_| !name.contains('/')), name, args, ctx).await;
         };
         let env = match environment(&ctx.scope) {
@@ -472,6 +486,8 @@ impl External {
         self.shared.flush(ctx).await;
         let stdout = if staged(ctx) {
             Target::Stage
+        } else if !session_stdout(ctx) {
+            Target::Kept
         } else {
             match self.shared.stdout.stdio() {
                 Ok(stdio) => Target::Session(stdio),
@@ -513,7 +529,13 @@ impl External {
         if !lock(&self.shared.now).only_merges {
             return Ok(Target::Kept);
         }
-        Ok(if staged(ctx) { Target::Stage } else { Target::Session(self.shared.stdout.stdio()?) })
+        Ok(if staged(ctx) {
+            Target::Stage
+        } else if session_stdout(ctx) {
+            Target::Session(self.shared.stdout.stdio()?)
+        } else {
+            Target::Kept
+        })
     }
 }
 
@@ -568,12 +590,7 @@ fn environment(scope: &Scope) -> Result<Vec<(String, String)>, String> {
 }
 
 /// Runs the command kaish's own way; by its path where there is one, so that no alias leads back here.
-async fn delegate(
-    executable: &Option<PathBuf>,
-    name: &str,
-    args: &ToolArgs,
-    ctx: &mut ExecContext,
-) -> ToolFlow {
+async fn delegate(executable: &Option<PathBuf>, name: &str, args: &ToolArgs, ctx: &mut ExecContext) -> ToolFlow {
     let Some(dispatcher) = ctx.dispatcher.clone() else {
         return ToolFlow::Normal(ExecResult::failure(1, format!("{name}: no dispatcher")));
     };
@@ -610,9 +627,7 @@ fn word(value: &Kv, raw: Option<&String>, literal: bool) -> Arg {
     }
     if let Some(long) = text.strip_prefix("--") {
         return match long.split_once('=') {
-            Some((key, text)) => {
-                Arg::Named { key: key.to_owned(), value: Expr::Literal(Kv::String(text.to_owned())) }
-            }
+            Some((key, text)) => Arg::Named { key: key.to_owned(), value: Expr::Literal(Kv::String(text.to_owned())) },
             None => Arg::LongFlag(long.to_owned()),
         };
     }
@@ -669,7 +684,8 @@ impl Tool for InsideTool {
         let Some(ctx) = ctx.as_any_mut().downcast_mut::<ExecContext>() else {
             return ExecResult::failure(1, "no execution context");
         };
-        match lock(&self.shared.order).take() {
+        let order = lock(&self.shared.order).take();
+        match order {
             // A user who types the hidden name changes nothing.
             None => return ExecResult::failure(127, format!("command not found: {INSIDE}")),
             Some(Order::Look) => {
@@ -693,6 +709,10 @@ impl Tool for InsideTool {
                     ctx.aliases.entry(name.clone()).or_insert_with(|| format!("{EXTERNAL} {name}"));
                 }
             }
+            Some(call @ Order::Call { .. }) => {
+                self.shared.order(call);
+                return ExecResult::failure(127, format!("command not found: {INSIDE}"));
+            }
             Some(Order::Replace(inside)) => {
                 ctx.scope = inside.scope;
                 ctx.aliases = inside.aliases;
@@ -713,9 +733,43 @@ fn result_mut(flow: &mut ToolFlow) -> &mut ExecResult {
     }
 }
 
+/// Calls a command with literal words inside a program of its own, so that a call has what a program has: standard input,
+/// environment, live output.
+struct Call {
+    shared: Arc<Shared>,
+}
+
+#[async_trait]
+impl Tool for Call {
+    fn name(&self) -> &str {
+        CALL
+    }
+
+    fn schema(&self) -> ToolSchema {
+        ToolSchema::new(CALL, "Calls a command with literal words").with_raw_argv().with_owned_output()
+    }
+
+    async fn execute(&self, args: ToolArgs, ctx: &mut dyn ToolCtx) -> ExecResult {
+        self.execute_flow(args, ctx).await.into_result()
+    }
+
+    async fn execute_flow(&self, _args: ToolArgs, ctx: &mut dyn ToolCtx) -> ToolFlow {
+        let order = lock(&self.shared.order).take();
+        match (order, ctx.as_any_mut().downcast_mut::<ExecContext>()) {
+            (Some(Order::Call { name, argv }), Some(ctx)) => {
+                let mut words = ToolArgs::new();
+                words.positional.push(Kv::String(name.clone()));
+                words.positional.extend(argv);
+                delegate(&None, &name, &words, ctx).await
+            }
+            // A user who types the hidden name calls nothing.
+            _ => ToolFlow::Normal(ExecResult::failure(127, format!("command not found: {CALL}"))),
+        }
+    }
+}
+
 /// Whether a word may be a hidden alias: an alias is split at blanks and read as words again.
 pub fn can_alias(name: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '/' | '+' | '-' | '@' | ':');
     !name.is_empty() && !name.starts_with('-') && name.chars().all(plain)
 }
-
