@@ -446,6 +446,29 @@ fn captured_output_is_whole_or_an_error() {
 }
 
 #[test]
+fn external_commands_get_the_words_as_written() {
+    let mut engine = Engine::start();
+    let words = "-la --foo=bar --k v a=b 1.50 007 -0 -- -x '*' \"a b\" -DX=1 --json $HOME $((1 + 2)) $(echo s u b)";
+    engine.run(&format!("/usr/bin/printf '%s|' {words}"));
+    assert_eq!(engine.output(), "-la|--foo=bar|--k|v|a=b|1.50|007|-0|--|-x|*|a b|-DX=1|--json|/tmp|3|s u b|");
+    engine.run(&format!("x=$(/usr/bin/printf '%s|' {words}); echo $x"));
+    assert_eq!(engine.output(), "-la|--foo=bar|--k|v|a=b|1.50|007|-0|--|-x|*|a b|-DX=1|--json|/tmp|3|s u b|\n");
+    engine.run("/bin/cat <<EOF\nfrom $HOME\nEOF\n/bin/cat <<< 'a string'");
+    assert_eq!(engine.output(), "from /tmp\na string\n");
+    engine.run("l=[1 2]; /bin/echo $l || echo refused");
+    assert_eq!(engine.output(), "refused\n");
+    engine.run("/bin/sh -c 'yes | head -1'; /usr/bin/yes | /usr/bin/head -2; cd /usr; /bin/pwd; ./bin/echo here");
+    assert_eq!(engine.output(), "y\ny\ny\n/usr\nhere\n");
+    engine.run("printenv() { echo mine $1; }; printenv X; which sh; alias; type cd");
+    let out = engine.output();
+    assert!(out.starts_with("mine X\n"), "{out}");
+    assert!(!out.contains("__ryokan"), "{out}");
+    engine
+        .run("/bin/sh -c 'echo e >&2; exit 2' 2>/dev/null; echo $?; /bin/nothing-here; echo $?; /etc/passwd; echo $?");
+    assert_eq!(engine.output(), "2\n127\n126\n");
+}
+
+#[test]
 fn exec_ends_the_program_and_not_the_engine() {
     let mut engine = Engine::start();
     let events = engine.run("exec /bin/sh -c 'echo ran; exit 5'; echo not reached");
