@@ -9,7 +9,7 @@ from sys import getrefcount
 IMMUTABLE, PRIVATE, OPEN = 0, 1, 2
 
 LEAVES = frozenset(
-    (type(None), bool, int, float, complex, str, bytes, range, type(...), type(NotImplemented), type(len))
+    (type(None), bool, int, float, complex, str, bytes, range, type(...), type(NotImplemented))
 )
 _FROZEN = frozenset((tuple, frozenset))
 _CONTAINERS = frozenset((list, dict, set, bytearray, tuple, frozenset))
