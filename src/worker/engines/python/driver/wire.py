@@ -180,6 +180,14 @@ def _fill(size):
     _buffer.extend(data)
 
 
+def number(frame, name):
+    """A field that must be an integer."""
+    found = frame.get(name)
+    if type(found) is not int:
+        raise Malformed(f"{name} is no number")
+    return found
+
+
 def close_descriptors():
     """Closes descriptors that came and were not taken."""
     while descriptors:
