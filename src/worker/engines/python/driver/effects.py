@@ -79,10 +79,12 @@ def of_call():
 
 def of_program(codes, namespace):
     """Effects of a program that is about to run."""
+    for code in codes:
+        if not _is_trivial(code):
+            break
+    else:
+        return _TRIVIAL
     effects = _blank()
-    if all(_is_trivial(code) for code in codes):
-        effects.trivial = effects.harmless = True
-        return effects
     loaded = set()
     for code in codes:
         _scan(code, effects, loaded, False)
@@ -108,7 +110,12 @@ def _settle(effects):
 
 
 def _is_trivial(code):
-    return not code.co_names and not any(type(const) is CodeType for const in code.co_consts)
+    if code.co_names:
+        return False
+    for const in code.co_consts:
+        if type(const) is CodeType:
+            return False
+    return True
 
 
 def _harmless(loaded, namespace):
@@ -168,3 +175,7 @@ def _scan(code, effects, loaded, nested):
     effects.stored |= stored
     if nested:
         _ever_stored.update(stored)
+
+
+_TRIVIAL = _blank()
+_TRIVIAL.trivial = _TRIVIAL.harmless = True

@@ -70,7 +70,7 @@ def execute(frame, tail):
         if error is None:
             codes = program.codes()
             happened = effects.of_program(codes, run.namespace)
-            if not happened.trivial:
+            if not happened.trivial and program.tree is not None:
                 nested = any(type(const) is _CODE for each in codes for const in each.co_consts)
                 definitions.note(program.tree, name, run.future_flags, nested)
             outcome = run.perform(program)
@@ -128,22 +128,16 @@ def _end(number, exec_id, outcome, happened):
         os._exit(outcome.code & 0xFF)
     if happened is not None:
         state.after(happened)
-        if not happened.trivial or jobs.known():
+        if not happened.harmless or jobs.known():
             jobs.report()
-    end = {
-        "ev": "end",
-        "id": number,
-        "exec": exec_id,
-        "status": outcome.status,
-        "code": outcome.code,
-        "err": outcome.err,
-    }
+    end = f'{{"ev":"end","id":{number},"exec":{exec_id},"status":"{outcome.status}","code":{outcome.code},"err":'
+    end += wire.quote(outcome.err)
     if outcome.has_value:
-        end["value"] = outcome.value
+        end += ',"value":' + wire.dumps(outcome.value)
     if outcome.text is not None:
-        node = {"name": "", "type": "text", "text": outcome.text, "cells": [], "children": []}
-        end["output"] = {"headers": [], "root": [node]}
-    wire.send(end)
+        node = ',"output":{"headers":[],"root":[{"name":"","type":"text","text":%s,"cells":[],"children":[]}]}'
+        end += node % wire.quote(outcome.text)
+    wire.send(end + "}")
 
 
 def in_child():

@@ -35,7 +35,7 @@ class Outcome:
 class Program:
     """A compiled source: the statements, and the last expression whose value counts."""
 
-    __slots__ = ("name", "tree", "body", "last")
+    __slots__ = ("tree", "body", "last")
 
     def codes(self):
         return [code for code in (self.body, self.last) if code is not None]
@@ -45,10 +45,16 @@ def compile_program(source, name):
     """Raises SyntaxError, ValueError, OverflowError, RecursionError, MemoryError."""
     global future_flags
     program = Program()
-    program.name = name
+    program.tree = program.body = program.last = None
     flags = _AWAIT | future_flags
+    if _is_short(source):
+        try:
+            program.last = compile(source, name, "eval", flags, True)
+            return program
+        except SyntaxError:  # the long way says it better
+            pass
     tree = compile(source, name, "exec", flags | _ONLY_AST, True)
-    program.tree, program.body, program.last = tree, None, None
+    program.tree = tree
     statements = tree.body
     if statements and type(statements[-1]) is _ast.Expr and not _silenced(source, statements[-1]):
         expression = statements.pop()
@@ -62,6 +68,18 @@ def compile_program(source, name):
         flags |= program.body.co_flags & _FUTURES
     future_flags = flags & _FUTURES
     return program
+
+
+def _is_short(source):
+    """Whether the source looks like one expression: parsing it as such takes a third of the time."""
+    if len(source) > 200 or not source or not source[0].isalnum() and source[0] not in "([{'\"-_":
+        return False
+    if "\n" in source or "=" in source or ";" in source or "\\" in source:
+        return False
+    return source.split(" ", 1)[0] not in _STATEMENTS
+
+
+_STATEMENTS = frozenset("import from del pass return raise global nonlocal assert for while if with try def class".split())
 
 
 def _silenced(source, last):

@@ -22,6 +22,7 @@ _NAME_MAX = 256
 _UNSHARED = frozenset(
     (str, bytes, tuple, frozenset, int, float, complex, range, type, ModuleType, type(len), type(None))
 )
+_ATOMS = frozenset((int, float, bool, complex, type(None)))
 _BY_STATEMENT = ("TypeVar", "ParamSpec", "TypeVarTuple", "NewType")
 
 records = {}
@@ -81,7 +82,7 @@ def everything(resend):
 def _update(effects, harmless, resend, adopt):
     _, error = gate.guard(_prepare, effects, harmless)
     items = _prepared
-    if error is None:
+    if error is None and len(items) > 1:
         _group(items)
     for item in items:
         if item.parts is not None or item.missed is not None:
@@ -173,6 +174,11 @@ def _encode(item):
     if len(item.slot.encode("utf-8", "surrogatepass")) > _NAME_MAX or not _is_utf8(item.slot):
         item.key = "var/" + ascii(item.slot)[:80]
         raise ValueError("the name is too long or not text")
+    kind = type(run.namespace[item.slot]) if item.obj is None else None
+    if kind in _ATOMS:
+        item.obj = run.namespace[item.slot]
+        item.parts, item.privacy = (b"p", _pickle.dumps(item.obj, 5)), IMMUTABLE
+        return
     if item.obj is None:
         item.privacy = privacy.of(run.namespace, item.slot)
         item.obj = run.namespace[item.slot]
