@@ -51,7 +51,7 @@ class Result:
     """One execution: its output, its events and its end."""
 
     def __init__(self):
-        self.out = self.err = b""
+        self.out, self.err = bytearray(), bytearray()
         self.events, self.end = [], None
 
     def of(self, kind):
@@ -96,7 +96,7 @@ class Engine:
             os.close(fd)
         theirs.close()
         self.sock, self.out_fd, self.err_fd = ours, out_r, err_r
-        self.buffer, self.status, self.saved, self.number = b"", None, {}, 0
+        self.buffer, self.status, self.saved, self.number = bytearray(), None, {}, 0
         self.parts = {}
         self.missed = []
         view = memoryview(modules or driver_modules())
@@ -172,8 +172,8 @@ class Engine:
                 json_len, tail_len = struct.unpack("<II", self.buffer[:8])
                 end = 8 + json_len + tail_len
                 if len(self.buffer) >= end:
-                    frame, tail = json.loads(self.buffer[8 : 8 + json_len]), self.buffer[8 + json_len : end]
-                    self.buffer = self.buffer[end:]
+                    frame, tail = json.loads(self.buffer[8 : 8 + json_len]), bytes(self.buffer[8 + json_len : end])
+                    del self.buffer[:end]
                     self.take(frame, tail)
                     return frame, tail
             left = until - time.monotonic()

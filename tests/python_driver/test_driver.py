@@ -853,7 +853,7 @@ class Jobs(Own):
 
 class Forks(Own):
     def test_a_child_never_returns_to_the_loop(self):
-        result = self.run_ok("import os\npid = os.fork()\nif pid == 0:\n    print('child')\nelse:\n    st = os.waitpid(pid, 0)[1]\n    print('parent', st)\nst")
+        result = self.run_ok("import os\nst = 0\npid = os.fork()\nif pid == 0:\n    print('child')\nelse:\n    st = os.waitpid(pid, 0)[1]\n    print('parent', st)\nst")
         self.assertEqual(sorted(result.out.split(b"\n")), [b"", b"child", b"parent 0"])
         self.assertEqual(self.value_of("1 + 1"), 2)
 

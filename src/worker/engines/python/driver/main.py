@@ -39,7 +39,7 @@ def _prepare():
     global jobs
     import builtins
 
-    from _ryokan import answers, dynamic, execute, jobs, rich, settings
+    from _ryokan import answers, dynamic, execute, jobs, rich, settings, shell
 
     for name, obj in (
         ("display", rich.display),
@@ -49,6 +49,7 @@ def _prepare():
     ):
         setattr(builtins, name, obj)
     settings.install()
+    shell.install()
     os.register_at_fork(after_in_child=execute.in_child)
     import gc
 

@@ -110,9 +110,9 @@ def renew():
     global out, err, no_input
     os.dup2(_copies[1], 1)
     os.dup2(_copies[2], 2)
-    if out is None or out.closed or out.buffer.closed:
+    if not _is_usable(out):
         out = _writer(1)
-    if err is None or err.closed or err.buffer.closed:
+    if not _is_usable(err):
         err = _writer(2)
     if no_input.closed:
         no_input = _NoInput()
@@ -121,10 +121,18 @@ def renew():
     sys.stdin = sys.__stdin__ = no_input
 
 
+def _is_usable(stream):
+    try:
+        return not stream.closed and not stream.buffer.closed
+    except (AttributeError, ValueError):  # not made yet; detached
+        return False
+
+
 def flush():
-    """Flushes whatever user code put in the streams' place, and whatever it wrote through."""
-    for stream, own in ((sys.stdout, out), (sys.stderr, err)):
-        if stream is not own:
+    """Flushes whatever user code put in the streams' place, and our own, which it may have made buffer."""
+    for name, own in (("stdout", out), ("stderr", err)):
+        found = getattr(sys, name, None)
+        for stream in (own,) if found is own else (found, own):
             try:
                 stream.flush()
             except Exception:

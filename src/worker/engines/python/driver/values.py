@@ -247,7 +247,10 @@ def decode(form, depth=0):
         if tag == "o":
             return {key: decode(item, depth + 1) for key, item in content}
         if tag == "x":
-            return a2b_base64(content)
+            data = a2b_base64(content)
+            if b2a_base64(data, newline=False).decode() != content:
+                raise ValueError
+            return data
         if tag == "I":
             return _big(content)
         if tag == "b":

@@ -158,7 +158,8 @@ def receive():
     try:
         text = _buffer[8 : 8 + json_len].decode()
         frame, stop = scan(text)
-    except (ValueError, StopIteration, RecursionError) as error:
+    except (ValueError, StopIteration, RecursionError, SystemError) as error:
+        # SystemError: what the accelerator answers when `json.decoder`, which has its exception, is not loaded.
         raise Malformed(f"not a JSON object: {error}") from None
     if type(frame) is not dict or text[stop:].strip():
         raise Malformed("not one JSON object")
