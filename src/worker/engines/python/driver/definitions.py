@@ -29,9 +29,10 @@ class Statement:
             if source is not None:
                 lines = source.encode("utf-8", "surrogatepass").splitlines(True)[self.first - 1 : self.last]
                 if not self.indented and lines:
-                    lines[-1] = lines[-1][: self.columns[1]]
+                    if not lines[-1][self.columns[1] :].lstrip().startswith(b"#"):
+                        lines[-1] = lines[-1][: self.columns[1]]
                     lines[0] = lines[0][self.columns[0] :]
-                self._text = b"".join(lines).decode("utf-8", "replace")
+                self._text = b"".join(lines).decode("utf-8", "replace").rstrip("\r\n")
         return self._text
 
     def form(self):

@@ -10,6 +10,7 @@ from _ryokan import definitions, effects, functions, gate, run, settings, state,
 
 _entries = {}
 _open_key = None
+_deferred = {}
 _ORDER = {"sys/path": 0, "env": 1, "cwd": 2, "opt": 3, "import": 4, "class": 5, "fn": 6, "var": 7, "classattr": 8, "random": 9}
 
 
@@ -58,16 +59,52 @@ def finish():
                 left.append(key)
             elif len(_entries[key]) > 4096:  # built: only its tag is asked for from now on
                 _entries[key] = bytes(_entries[key][:2])
-        if len(left) == len(pending):
+        if len(left) == len(pending) and not _untie(left):
             break
         pending = left
     missed = []
+    _deferred.clear()
     for key in pending:
         kind = key.split("/", 1)[0]
-        missed.append({"key": key, "type": kind, "reason": state._reason(failures[key])})
+        missed.append({"key": key, "type": kind, "reason": state.reason(failures[key], "loading")})
     _entries.clear()
     state.everything(resend=False)
     return missed
+
+
+def _untie(pending):
+    """Makes one class whose source needs a value that needs the class: names not built yet stand for nothing while the
+    class is made, and its attributes follow with the value. Removes it from `pending`; False if no class can be made."""
+    space = run.namespace
+    names = [key.split("/", 1)[1] for key in _entries if key.startswith(("var/", "fn/"))]
+    for key in pending:
+        if key.startswith("class/"):
+            absent = [name for name in names if name not in space]
+            space.update(dict.fromkeys(absent, _Pending()))
+            _, error = gate.guard(_build, key)
+            for name in absent:
+                space.pop(name, None)
+            if error is None:
+                pending.remove(key)
+                return True
+    return False
+
+
+class _Pending:
+    """Stands for a value that is not built yet."""
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *_, **__):
+        return self
+
+    __getitem__ = __call__
+
+    def __iter__(self):
+        return iter(())
 
 
 def _sort_classes(pending):
@@ -96,7 +133,10 @@ def _build(key):
 def _put(key, obj):
     kind, _, name = key.partition("/")
     if kind == "classattr":
-        _set_attributes(run.namespace[name], obj)
+        if isinstance(run.namespace.get(name), type):
+            _set_attributes(run.namespace[name], obj)
+        else:
+            _deferred[name] = obj  # its class comes later, and may need the rest of this group first
     else:
         run.namespace[name] = obj
 
@@ -133,6 +173,7 @@ def _class(key, payload):
     name = key.partition("/")[2]
     kind = _run_statement(statement, name)
     definitions.restored(name, kind, int(form["sequence"]), statement)
+    _set_attributes(kind, _deferred.pop(name, {}))
 
 
 def _statement(key, payload):

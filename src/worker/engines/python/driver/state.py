@@ -12,7 +12,7 @@ import sys
 from _blake2 import blake2b
 from types import FunctionType, ModuleType
 
-from _ryokan import brief, definitions, functions, gate, jobs, privacy, run, settings, streams, wire
+from _ryokan import brief, definitions, effects as effects_of, functions, gate, jobs, privacy, run, settings, streams, wire
 
 FORMAT = b"\x01"
 IMMUTABLE, PRIVATE, OPEN = privacy.IMMUTABLE, privacy.PRIVATE, privacy.OPEN
@@ -30,6 +30,8 @@ imported = set()
 _settings_sent = {}
 _missed = {}
 _missed_sent = []
+# Threads that ran at the end of the last execution may have changed things since, and be gone.
+_threads_ran = False
 
 
 class Record:
@@ -65,10 +67,16 @@ def forget():
 
 def after(effects):
     """Posts what an execution changed."""
-    if effects.trivial and not jobs.any_threads():
+    global _threads_ran
+    threads = _threads_ran or jobs.any_threads()
+    if threads:
+        _threads_ran = jobs.any_threads()
+        if effects.trivial:
+            effects = effects_of.of_call()
+    elif effects.trivial:
         return
     imported.update(effects.imports)
-    harmless = effects.harmless and not jobs.any_threads()
+    harmless = effects.harmless and not threads
     if harmless and any(getattr(records.get(name), "grouped", False) for name in effects.stored):
         harmless = False
     _update(effects, harmless, False, False)
@@ -108,7 +116,7 @@ def _prepare(effects, harmless):
                 _encode(item)
             except BaseException as error:  # __reduce__ is anyone's code: it may exit, and be interrupted
                 item.parts = item.memo = None
-                item.missed = _reason(error)
+                item.missed = reason(error)
 
 
 def _candidates(effects, harmless):
@@ -277,7 +285,7 @@ def _join(members):
     dumped, error = gate.guard(_dump_quietly, {item.key: item.obj for item in members})
     for item in members:
         if error is not None:
-            item.parts, item.missed = None, _reason(error)
+            item.parts, item.missed = None, reason(error)
     if error is not None:
         return
     leader, body = members[0], dumped[0]
@@ -292,15 +300,16 @@ def _dump_quietly(obj):
         return _dump(obj)
 
 
-def _reason(error):
+def reason(error, doing="saving"):
+    """Why an entry is missed, for people."""
     if isinstance(error, KeyboardInterrupt):
-        return "interrupted while it was saved"
+        return f"interrupted while {doing} it"
     if isinstance(error, RecursionError):
         return "nested too deep"
     described, late = gate.guard(str, error)
     text = described if late is None and described else type(error).__name__
     if not isinstance(error, (TypeError, ValueError, AttributeError, _pickle.PicklingError)):
-        text = f"saving it raised {type(error).__name__}: {text}"
+        text = f"{doing} it raised {type(error).__name__}: {text}"
     return brief.cut(" ".join(text.split()), 400)
 
 
