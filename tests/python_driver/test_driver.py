@@ -781,7 +781,7 @@ class Complete(Case):
     def test_attributes_without_properties(self):
         self.run_ok(
             "class P:\n    def __init__(self): self.inner = [1]\n    @property\n    def prop(self): ran.append(1); return 'text'\n"
-            "    def __getattr__(self, name): ran.append(2); raise AttributeError\nran = []\np = P()"
+            "    def __getattr__(self, name): name.startswith('__') or ran.append(2); raise AttributeError(name)\nran = []\np = P()"
         )
         self.assertEqual(self.matches("p.inn"), (2, ["inner"]))
         self.assertIn("prop", self.matches("p.pr")[1])

@@ -44,12 +44,16 @@ def guard(function, *args):
     global is_open, pending, held
     result, error = None, None
     try:
-        pending = False
-        held = 0
-        is_open = True
-        result = function(*args)
-        is_open = False
-    except BaseException as caught:
+        try:
+            pending = False
+            held = 0
+            is_open = True
+            result = function(*args)
+            is_open = False
+        except BaseException as caught:
+            is_open = False
+            error = caught
+    except BaseException as caught:  # a second interrupt, between the first and the closing of the gate
         is_open = False
         error = caught
     return result, error
@@ -64,12 +68,13 @@ def hold():
 
 def release():
     """Lets interrupts through again and raises the one that came meanwhile."""
-    global held, pending
+    global held, pending, _raised_at
     if get_ident() == main_thread:
         held -= 1
         if pending and not held:
             pending = False
             if is_open:
+                _raised_at = perf_counter()
                 raise KeyboardInterrupt
 
 
