@@ -199,11 +199,10 @@ class Engine:
         kind = frame["ev"]
         if kind == "put":
             key = frame["key"]
-            whole = self.parts.pop(key, b"") + tail
-            if frame["more"]:
-                self.parts[key] = whole
-            else:
-                self.saved[key] = (frame["meta"], whole)
+            whole = self.parts.setdefault(key, bytearray())
+            whole += tail
+            if not frame["more"]:
+                self.saved[key] = (frame["meta"], bytes(self.parts.pop(key)))
         elif kind == "del":
             del self.saved[frame["key"]]
         elif kind == "missed":

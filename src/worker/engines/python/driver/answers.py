@@ -48,7 +48,8 @@ def get_(frame, tail):
 def set_(frame, tail):
     number, name = wire.number(frame, "id"), frame.get("name")
     if type(name) is not str or not name.isidentifier() or keyword.iskeyword(name) or name.startswith("__"):
-        return _fail(number, "invalidArgument", f"{brief.line(name, 100)} is no variable name", "use letters, digits, _")
+        hint = "use letters, digits and _, no keyword"
+        return _fail(number, "invalidArgument", f"{brief.line(name, 100)} is no variable name", hint)
     try:
         run.namespace[name] = values.decode(frame.get("value"))
     except values.BadValue as error:

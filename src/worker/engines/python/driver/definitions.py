@@ -36,7 +36,8 @@ class Statement:
         return self._text
 
     def form(self):
-        return {"file": self.file, "first": self.first, "indented": self.indented, "text": self.text, "flags": self.flags}
+        place = {"file": self.file, "first": self.first, "indented": self.indented}
+        return {**place, "text": self.text, "flags": self.flags}
 
     @classmethod
     def of_form(cls, form):

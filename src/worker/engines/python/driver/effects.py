@@ -11,14 +11,14 @@ from types import CodeType
 import opcode
 
 _SIZE_MAX = 64 << 10
-_STORES = frozenset(
-    opcode.opmap[name] for name in ("STORE_NAME", "STORE_GLOBAL", "DELETE_NAME", "DELETE_GLOBAL") if name in opcode.opmap
-)
-_ATTRIBUTES = frozenset(
-    opcode.opmap[name]
-    for name in ("LOAD_ATTR", "STORE_ATTR", "DELETE_ATTR", "LOAD_METHOD", "IMPORT_FROM", "LOAD_SUPER_ATTR")
-    if name in opcode.opmap
-)
+
+
+def _opcodes(names):
+    return frozenset(opcode.opmap[name] for name in names.split() if name in opcode.opmap)
+
+
+_STORES = _opcodes("STORE_NAME STORE_GLOBAL DELETE_NAME DELETE_GLOBAL")
+_ATTRIBUTES = _opcodes("LOAD_ATTR STORE_ATTR DELETE_ATTR LOAD_METHOD IMPORT_FROM LOAD_SUPER_ATTR")
 _NAMED = frozenset(opcode.hasname)
 _EXTENDED = opcode.opmap["EXTENDED_ARG"]
 _LOAD_GLOBAL = opcode.opmap["LOAD_GLOBAL"]
@@ -27,8 +27,8 @@ _IMPORT = opcode.opmap["IMPORT_NAME"]
 
 # As names of their own these reach the namespace or make code that this module never sees.
 _REACHING_NAMES = frozenset(
-    "exec eval compile globals locals vars __import__ breakpoint __main__ __builtins__ builtins ctypes inspect runpy code"
-    " cloudpickle dill pdb doctest".split()
+    "exec eval compile globals locals vars __import__ breakpoint __main__ __builtins__ builtins ctypes inspect runpy"
+    " code cloudpickle dill pdb doctest".split()
 )
 # In any role these do.
 _REACHING = frozenset(

@@ -119,7 +119,8 @@ def _resolve(name):
         for part in rest:
             found, _ = gate.guard(getattr, found, part)
     if not callable(found):
-        raise LookupError(f"there is no function {brief.line(name, 100)} to call; define it first, or use module.function")
+        hint = "define it first, or use module.function"
+        raise LookupError(f"there is no function {brief.line(name, 100)} to call; {hint}")
     return found
 
 

@@ -6,12 +6,12 @@ as long as something else succeeds. One bad entry does not keep the others out.
 import _pickle
 import importlib
 
-from _ryokan import definitions, effects, functions, gate, run, settings, state, streams, wire
+from _ryokan import definitions, effects, entries, gate, run, settings, state, streams, wire
 
 _entries = {}
 _open_key = None
 _deferred = {}
-_ORDER = {"sys/path": 0, "env": 1, "cwd": 2, "opt": 3, "import": 4, "class": 5, "fn": 6, "var": 7, "classattr": 8, "random": 9}
+_ORDER = ("sys", "env", "cwd", "opt", "import", "class", "fn", "var", "classattr", "random")
 
 
 class BadEntry(ValueError):
@@ -47,7 +47,12 @@ def take(frame, tail):
 
 def finish():
     """Builds the state. Returns what could not be built, as the reply's `missed`."""
-    pending = sorted(_entries, key=lambda key: (_ORDER.get(key if key in _ORDER else key.split("/", 1)[0], 7), key))
+
+    def order(key):
+        kind = key.split("/", 1)[0]
+        return (_ORDER.index(kind) if kind in _ORDER else len(_ORDER), key)
+
+    pending = sorted(_entries, key=order)
     failures = {}
     _sort_classes(pending)
     while pending:
@@ -66,15 +71,15 @@ def finish():
     _deferred.clear()
     for key in pending:
         kind = key.split("/", 1)[0]
-        missed.append({"key": key, "type": kind, "reason": state.reason(failures[key], "loading")})
+        missed.append({"key": key, "type": kind, "reason": entries.reason(failures[key], "loading")})
     _entries.clear()
     state.everything(resend=False)
     return missed
 
 
 def _untie(pending):
-    """Makes one class whose source needs a value that needs the class: names not built yet stand for nothing while the
-    class is made, and its attributes follow with the value. Removes it from `pending`; False if no class can be made."""
+    """Makes one class whose source needs a value that needs the class: names not built yet stand for nothing while it
+    is made, and its attributes follow with the value. Removes it from `pending`; False if no class can be made."""
     space = run.namespace
     names = [key.split("/", 1)[1] for key in _entries if key.startswith(("var/", "fn/"))]
     for key in pending:
@@ -124,7 +129,7 @@ def _sort_classes(pending):
 
 def _build(key):
     body = memoryview(_entries[key])
-    if len(body) < 2 or bytes(body[:1]) != state.FORMAT:
+    if len(body) < 2 or bytes(body[:1]) != entries.FORMAT:
         raise BadEntry(f"unknown format {bytes(body[:1]).hex() or 'of an empty entry'}")
     with streams.Silence():
         _BUILDERS[chr(body[1])](key, body[2:])
@@ -196,7 +201,7 @@ def _import(key, payload):
     for part in form["name"].split(".") if "name" in form else ():
         obj = getattr(obj, part)
     for inner in form.get("also", ()):
-        state.imported.add(inner)
+        entries.imported.add(inner)
         try:
             importlib.import_module(inner)
         except ImportError:

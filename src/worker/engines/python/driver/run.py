@@ -79,7 +79,9 @@ def _is_short(source):
     return source.split(" ", 1)[0] not in _STATEMENTS
 
 
-_STATEMENTS = frozenset("import from del pass return raise global nonlocal assert for while if with try def class".split())
+_STATEMENTS = frozenset(
+    "import from del pass return raise global nonlocal assert for while if with try def class".split()
+)
 
 
 def _silenced(source, last):
