@@ -3,6 +3,8 @@
 
 mod embedded;
 mod generated;
+mod licences;
 mod mcp;
 mod session_suite;
+mod systemd;
 mod tidy;
