@@ -3,14 +3,17 @@
 #[cfg(feature = "kaish")]
 pub mod embedded;
 pub mod engines;
+pub mod init;
 pub mod launch;
 pub mod probe;
+mod probe_exercise;
 pub mod wire;
 
 /// The worker's entry: the first argument says as what it was started.
 pub fn main() {
     let mut arguments = std::env::args().skip(1);
     match arguments.next().as_deref() {
+        Some("init") => init::entry::main(),
         Some("probe") => probe::main(arguments.collect()),
         _ => {
             eprintln!(
