@@ -13,6 +13,7 @@ use std::rc::Rc;
 
 use capnp_rpc::RpcSystem;
 use capnp_rpc::rpc_twoparty_capnp::Side;
+use nix::sys::socket::Backlog;
 use nix::sys::stat::{Mode, umask};
 use tokio::io::{AsyncWriteExt, Interest};
 use tokio::net::{UnixListener, UnixStream};
@@ -104,6 +105,8 @@ pub struct Door {
 /// If the sockets cannot be watched.
 pub async fn serve(sockets: Sockets, door: Door) -> io::Result<()> {
     let Sockets { calls, descriptors } = sockets;
+    // Who listens is noted at `listen`: from here on whoever connects sees init, not the outer process.
+    nix::sys::socket::listen(&calls, Backlog::MAXCONN)?;
     calls.set_nonblocking(true)?;
     descriptors.set_nonblocking(true)?;
     let (calls, descriptors) = (UnixListener::from_std(calls)?, UnixListener::from_std(descriptors)?);
