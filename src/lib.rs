@@ -3,10 +3,14 @@
 //! `docs/ARCHITECTURE.md` is the map.
 
 pub mod catalog;
+pub mod cli;
 pub mod core;
+pub mod daemon;
+pub mod mcp;
 pub mod rpc;
 pub mod sandbox;
 pub mod session;
 pub mod store;
+pub mod supervisor;
 pub mod sys;
 pub mod worker;

@@ -1,9 +1,12 @@
-//! The one test program: a module for each behaviour. `tidy` fails on a folder that is not listed here.
+//! The one test crate: a module for each behaviour. `tidy` fails on a folder that is not listed here.
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
-#[cfg(feature = "kaish")]
+mod cli;
+mod daemon;
 mod embedded;
 mod generated;
+mod mcp;
+mod sandbox_probes;
 mod session_suite;
-#[cfg(feature = "kaish")]
-mod worker;
+mod support;
+mod tidy;

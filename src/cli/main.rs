@@ -1,1 +1,5 @@
-fn main() {}
+//! The command line `ryokan`.
+
+fn main() -> std::process::ExitCode {
+    ryokan::cli::main()
+}

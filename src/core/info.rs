@@ -55,6 +55,27 @@ pub struct ToolInfo {
     pub schema_json: String,
 }
 
+/// A background job that runs now.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Job {
+    /// The engine's own id for it.
+    pub id: String,
+    /// What it runs, at most 200 characters.
+    pub command: String,
+}
+
+/// Whether a text is a whole program: for interactive front ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CodeStatus {
+    /// It can run.
+    Complete,
+    /// More must follow.
+    Incomplete,
+    /// Nothing that follows makes it a program.
+    Invalid,
+}
+
 /// How to reach an MCP server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -30,6 +30,10 @@ pub const EXECUTIONS_REMEMBERED: usize = 64;
 pub const KERNEL_REQUESTS: usize = 1024;
 /// Output that the journal keeps of one execution by default, bytes; what is beyond is counted, not kept.
 pub const OUTPUT_KEPT_BYTES: u64 = 4 << 20;
+/// Output that the journal may be asked to keep of one execution, bytes.
+pub const OUTPUT_KEPT_MOST_BYTES: u64 = 64 << 20;
+/// Output of background jobs that one event shows, bytes.
+pub const BACKGROUND_SHOWN_BYTES: usize = 4096;
 /// Output of one execution that sits in the journal's row itself; more becomes an object in the store.
 pub const OUTPUT_INLINE_BYTES: usize = 16 << 10;
 /// One chunk of a stream, bytes.
@@ -60,6 +64,10 @@ pub const OUTPUT_IN_FLIGHT: usize = 8;
 pub const VALUE_BYTES: usize = 8 << 20;
 /// Nesting of a value.
 pub const VALUE_DEPTH: usize = 100;
+/// Items of one list in a message that has no narrower bound: an array, an object, rows, variables.
+pub const VALUE_ITEMS: usize = 1_000_000;
+/// Columns of one table of output.
+pub const OUTPUT_COLUMNS: usize = 4096;
 /// JSON part of a frame between init and engine, bytes.
 pub const FRAME_JSON_BYTES: usize = 16 << 20;
 /// Tail of a frame between init and engine, bytes.
@@ -82,6 +90,8 @@ pub const EVENTS_BEHIND: usize = 4096;
 pub const EVENTS_KEPT: u64 = 100_000;
 /// MCP servers of one kernel.
 pub const MCP_SERVERS: usize = 32;
+/// Arguments, environment variables or headers of one MCP server.
+pub const MCP_ITEMS: usize = 1024;
 /// Idempotency keys are remembered this long.
 pub const KEY_LIFE: Duration = Duration::from_secs(24 * 3600);
 /// Idempotency key, bytes.
@@ -113,8 +123,16 @@ pub const ORPHAN_GRACE: Duration = Duration::from_secs(600);
 pub const MCP_CALL: Duration = Duration::from_secs(300);
 /// An MCP server must have started within this.
 pub const MCP_START: Duration = Duration::from_secs(30);
+/// One message in the journal, bytes.
+pub const MESSAGE_BYTES: usize = 1 << 20;
+/// Longest lease.
+pub const LEASE_MOST: Duration = Duration::from_secs(24 * 3600);
 /// Client connections must have said hello within this.
 pub const CLIENT_HELLO: Duration = Duration::from_secs(10);
+/// A daemon that the command line starts must answer within this.
+pub const DAEMON_START: Duration = Duration::from_secs(20);
+/// A client waits this long for an answer that does not wait for code, files or a worker's end.
+pub const CLIENT_CALL: Duration = Duration::from_secs(120);
 
 /// Crashes within [`BREAKER_WINDOW`] that open a kernel's circuit breaker.
 pub const BREAKER_CRASHES: usize = 3;

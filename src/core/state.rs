@@ -98,7 +98,8 @@ impl EngineState {
         put_count(&mut out, "number of entries", self.entries.len())?;
         for (key, entry) in &self.entries {
             put_text(&mut out, "key", key, TEXT_BYTES)?;
-            let meta = serde_json::to_string(&entry.meta).map_err(|_| StateError::Malformed("meta has no JSON form"))?;
+            let meta =
+                serde_json::to_string(&entry.meta).map_err(|_| StateError::Malformed("meta has no JSON form"))?;
             put_text(&mut out, "meta", &meta, META_BYTES)?;
             out.extend((entry.body.len() as u64).to_le_bytes());
             out.extend(&entry.body);
@@ -240,9 +241,10 @@ mod tests {
         let meta = (".{0,10}", ".{0,30}").prop_map(|(kind, summary)| {
             Map::from_iter([("type".to_owned(), Json::from(kind)), ("summary".to_owned(), Json::from(summary))])
         });
-        let entry = (meta, prop::collection::vec(any::<u8>(), 0..100)).prop_map(|(meta, body)| StateEntry { meta, body });
-        let missed = (".{0,9}", ".{0,9}", ".{0,9}")
-            .prop_map(|(key, type_name, reason)| MissedEntry { key, type_name, reason });
+        let entry =
+            (meta, prop::collection::vec(any::<u8>(), 0..100)).prop_map(|(meta, body)| StateEntry { meta, body });
+        let missed =
+            (".{0,9}", ".{0,9}", ".{0,9}").prop_map(|(key, type_name, reason)| MissedEntry { key, type_name, reason });
         (
             "[a-z]{1,8}",
             "[0-9.]{1,8}",

@@ -1,1 +1,5 @@
-fn main() {}
+//! ryokan's host daemon.
+
+fn main() -> std::process::ExitCode {
+    ryokan::daemon::main()
+}

@@ -1,6 +1,9 @@
 //! The only place that knows Cap'n Proto: generated code, conversions to and from `core`'s types, client and server sides.
 
+pub mod client;
+pub mod convert;
 pub mod schema;
+pub mod server;
 pub mod worker_link;
 pub mod worker_proof;
 pub mod worker_service;

@@ -67,7 +67,9 @@ fn user_namespaces() -> Ability {
 fn landlock() -> Ability {
     match crate::sys::landlock::abi() {
         Ok(abi) if abi >= 6 => present("landlock", true, format!("ABI {abi}, with scopes")),
-        Ok(abi) => present("landlock", true, format!("ABI {abi}, without scopes: kernels with the host's network need 6")),
+        Ok(abi) => {
+            present("landlock", true, format!("ABI {abi}, without scopes: kernels with the host's network need 6"))
+        }
         Err(error) => missing("landlock", true, error.to_string(), super::Layer::Landlock.hint()),
     }
 }
@@ -129,7 +131,12 @@ pub fn own_cgroup() -> Option<PathBuf> {
 fn cgroup() -> Ability {
     const NAME: &str = "cgroup v2";
     let Some(own) = own_cgroup() else {
-        return missing(NAME, false, "not mounted", "boot with systemd.unified_cgroup_hierarchy=1; until then rlimits and a watchdog limit kernels");
+        return missing(
+            NAME,
+            false,
+            "not mounted",
+            "boot with systemd.unified_cgroup_hierarchy=1; until then rlimits and a watchdog limit kernels",
+        );
     };
     let controllers = setting(&own.join("cgroup.controllers").to_string_lossy()).unwrap_or_default();
     let has = |name: &str| controllers.split_whitespace().any(|controller| controller == name);
@@ -158,16 +165,24 @@ fn idmapped_mounts() -> Ability {
     if version >= (5, 12) {
         present(NAME, true, format!("host kernel {release}; `sandbox` tries it"))
     } else {
-        missing(NAME, true, format!("host kernel {release}"), "boot a host kernel 5.12 or later, or run ryokand as an ordinary user")
+        missing(
+            NAME,
+            true,
+            format!("host kernel {release}"),
+            "boot a host kernel 5.12 or later, or run ryokand as an ordinary user",
+        )
     }
 }
 
 fn kvm() -> Ability {
     match access("/dev/kvm", AccessFlags::R_OK | AccessFlags::W_OK) {
         Ok(()) => present("kvm", false, "/dev/kvm"),
-        Err(nix::errno::Errno::EACCES) => {
-            missing("kvm", false, "/dev/kvm is not ours to open", "add yourself to its group: sudo usermod -aG kvm $USER")
-        }
+        Err(nix::errno::Errno::EACCES) => missing(
+            "kvm",
+            false,
+            "/dev/kvm is not ours to open",
+            "add yourself to its group: sudo usermod -aG kvm $USER",
+        ),
         Err(error) => missing(
             "kvm",
             false,
@@ -189,9 +204,15 @@ fn find(program: &str) -> Option<PathBuf> {
 
 fn tool(name: &str, program: &str, what_for: &str, package: &str) -> Ability {
     let Some(path) = find(program) else {
-        return missing(name, false, format!("{program} is not in PATH; {what_for} need it"), format!("install {package}"));
+        return missing(
+            name,
+            false,
+            format!("{program} is not in PATH; {what_for} need it"),
+            format!("install {package}"),
+        );
     };
-    let output = Command::new(&path).arg(if program == "ssh" { "-V" } else { "--version" }).stdin(Stdio::null()).output();
+    let output =
+        Command::new(&path).arg(if program == "ssh" { "-V" } else { "--version" }).stdin(Stdio::null()).output();
     let said = output.map(|output| [output.stdout, output.stderr].concat()).unwrap_or_default();
     let line = String::from_utf8_lossy(&said).lines().next().unwrap_or("").chars().take(80).collect::<String>();
     present(name, false, format!("{} ({line})", path.display()))
@@ -199,8 +220,15 @@ fn tool(name: &str, program: &str, what_for: &str, package: &str) -> Ability {
 
 fn btrfs(data: &Path) -> Ability {
     match statfs(data) {
-        Ok(found) if found.filesystem_type() == BTRFS_SUPER_MAGIC => present("btrfs", false, format!("{}", data.display())),
-        _ => missing("btrfs", false, format!("{} is on another file system", data.display()), "put the data folder on Btrfs for checkpoints in constant time"),
+        Ok(found) if found.filesystem_type() == BTRFS_SUPER_MAGIC => {
+            present("btrfs", false, format!("{}", data.display()))
+        }
+        _ => missing(
+            "btrfs",
+            false,
+            format!("{} is on another file system", data.display()),
+            "put the data folder on Btrfs for checkpoints in constant time",
+        ),
     }
 }
 
@@ -220,12 +248,18 @@ fn reflink(data: &Path) -> Ability {
     if tried {
         present("reflink", false, format!("{}", data.display()))
     } else {
-        missing("reflink", false, format!("{} cannot copy by reference", data.display()), "put the data folder on Btrfs or XFS for faster checkpoints")
+        missing(
+            "reflink",
+            false,
+            format!("{} cannot copy by reference", data.display()),
+            "put the data folder on Btrfs or XFS for faster checkpoints",
+        )
     }
 }
 
 fn overlayfs() -> Ability {
-    let known = setting("/proc/filesystems").is_some_and(|list| list.lines().any(|line| line.trim_end().ends_with("overlay")));
+    let known =
+        setting("/proc/filesystems").is_some_and(|list| list.lines().any(|line| line.trim_end().ends_with("overlay")));
     if known {
         present("overlayfs", false, "in the host kernel")
     } else {

@@ -19,6 +19,7 @@ use nix::unistd::{UnlinkatFlags, unlinkat};
 use super::child::Wanted;
 use super::init::{BindSource, EngineTree, Init};
 use super::layer::{Layer, SandboxError, failed};
+use super::plan::PlannedMount;
 use super::{protect, staging, tree};
 use crate::core::limits;
 use crate::core::spec::check_inside_path;
@@ -43,6 +44,10 @@ enum LiveSource {
 }
 
 impl LiveBind {
+    pub(super) fn planned(&self) -> PlannedMount {
+        PlannedMount { inside: self.inside.clone(), source: self.resolved.clone(), writable: self.writable }
+    }
+
     pub(super) fn wanted(&self, staging: Option<&OwnedFd>) -> Wanted {
         let source = match (&self.source, staging) {
             (LiveSource::Path(path), _) => path.clone(),
@@ -77,9 +82,10 @@ impl Init {
         }
         let (source, resolved) = match source {
             BindSource::Path(path) => {
-                let resolved = std::fs::canonicalize(&path)
-                    .map_err(fail(format_args!("cannot open {path:?}")))
-                    .map_err(|error| error.hint("make sure that the path exists and that the kernel's user may open it"))?;
+                let resolved =
+                    std::fs::canonicalize(&path).map_err(fail(format_args!("cannot open {path:?}"))).map_err(
+                        |error| error.hint("make sure that the path exists and that the kernel's user may open it"),
+                    )?;
                 (LiveSource::Path(path), resolved)
             }
             BindSource::Tree { tree, shows } => (self.stage_live(&tree)?, shows),
@@ -144,7 +150,9 @@ fn in_engine_tree<T: Send, Inside: FnOnce() -> Result<T, SandboxError>>(
             inside()
         });
         let thread = thread.map_err(fail("cannot start a thread"))?;
-        thread.join().unwrap_or_else(|_| Err(SandboxError::new(Layer::PivotRoot, "the thread that mounts has panicked")))
+        thread
+            .join()
+            .unwrap_or_else(|_| Err(SandboxError::new(Layer::PivotRoot, "the thread that mounts has panicked")))
     })
 }
 
@@ -210,7 +218,10 @@ fn detach_inside(inside: &Path, expected: (u64, u64)) -> Result<(), SandboxError
     let root = open_root()?;
     let found = tree::find(root.as_fd(), inside).map_err(fail(format_args!("cannot open {inside:?} inside")))?;
     if identity(found.as_fd())? != expected {
-        return Err(refused(format!("{inside:?} inside is no longer what was mounted there"), "restart the kernel's worker"));
+        return Err(refused(
+            format!("{inside:?} inside is no longer what was mounted there"),
+            "restart the kernel's worker",
+        ));
     }
     let place = format!("/proc/self/fd/{}", found.as_raw_fd());
     umount2(place.as_str(), MntFlags::MNT_DETACH).map_err(fail(format_args!("cannot unmount {inside:?}")))?;

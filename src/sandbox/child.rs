@@ -28,8 +28,7 @@ use super::plan::SandboxPlan;
 use super::tree::{self, Hanging};
 use super::{protect, verify};
 use crate::sys::process::{
-    close_all_except, exit_now, place, replace_environment, reset_signals, set_dumpable, set_name,
-    unmap_shared_files,
+    close_all_except, exit_now, place, replace_environment, reset_signals, set_dumpable, set_name, unmap_shared_files,
 };
 use crate::sys::socket::send_with_fds;
 
@@ -202,7 +201,8 @@ impl Prepared {
                 close_on_exec(REPORT).map_err(failed(Layer::Descriptors, "cannot close the report socket"))?;
                 let env: Vec<CString> =
                     env.into_iter().filter_map(|(name, value)| CString::new(format!("{name}={value}")).ok()).collect();
-                let path = argv.first().ok_or_else(|| SandboxError::new(Layer::PivotRoot, "there is no program to run"))?;
+                let path =
+                    argv.first().ok_or_else(|| SandboxError::new(Layer::PivotRoot, "there is no program to run"))?;
                 execve(path, &argv, &env)
                     .map_err(failed(Layer::PivotRoot, format_args!("cannot run {path:?} inside")))
                     .map_err(|error| error.hint("make sure that the program exists below /usr or an allowed path"))
@@ -211,7 +211,8 @@ impl Prepared {
                 // The same rights as a program that was executed has over itself.
                 set_dumpable(true).map_err(failed(Layer::Descriptors, "cannot open /proc/self to the engine"))?;
                 replace_environment(&env);
-                close_all_except(&[0, 1, 2, 3]).map_err(failed(Layer::Descriptors, "cannot close the report socket"))?;
+                close_all_except(&[0, 1, 2, 3])
+                    .map_err(failed(Layer::Descriptors, "cannot close the report socket"))?;
                 entry()
             }
         }

@@ -43,6 +43,8 @@ pub(super) struct Outer {
     pub staged: bool,
     /// Limits by cgroup, if there are.
     pub cgroup: Option<Cgroup>,
+    /// Why there is none, though one was to be.
+    pub no_cgroup: Option<String>,
     /// Protected folders without symbolic links.
     pub protected: Vec<PathBuf>,
     /// The planned sources without symbolic links, in the plan's order.
@@ -71,6 +73,7 @@ pub fn enter(plan: &SandboxPlan, keep: &[BorrowedFd<'_>], report_pid: impl FnOnc
         host_namespaces: namespaces()?,
         staged: false,
         cgroup: None,
+        no_cgroup: None,
         protected: Vec::new(),
         sources: Vec::new(),
     };
@@ -124,7 +127,7 @@ impl Outer {
         match cgroup::prepare(base, &name, &self.plan.limits) {
             Ok(cgroup) => self.cgroup = Some(cgroup),
             // Limits then come from rlimits and the watchdog, and the report says so.
-            Err(error) => eprintln!("ryokan-worker: no cgroup below {}: {error}", base.display()),
+            Err(error) => self.no_cgroup = Some(format!("{}: {error}", base.display())),
         }
     }
 
@@ -133,8 +136,10 @@ impl Outer {
         if !Uid::effective().is_root() {
             return Ok(());
         }
-        let run_as =
-            self.plan.run_as.ok_or_else(|| SandboxError::new(Layer::RunAs, "ryokan is root, and kernels never run as root"))?;
+        let run_as = self
+            .plan
+            .run_as
+            .ok_or_else(|| SandboxError::new(Layer::RunAs, "ryokan is root, and kernels never run as root"))?;
         staging::stage(&self.plan, run_as)?;
         self.staged = true;
         let (uid, gid) = (Uid::from_raw(run_as.uid), Gid::from_raw(run_as.gid));
@@ -161,7 +166,9 @@ impl Outer {
                 Err(error) if self.plan.may_lack(layer) => {
                     self.report.note(layer, LayerStatus::Degraded { why: error.to_string() });
                 }
-                Err(error) => return Err(SandboxError::new(layer, format!("cannot leave the host's {name} namespace: {error}"))),
+                Err(error) => {
+                    return Err(SandboxError::new(layer, format!("cannot leave the host's {name} namespace: {error}")));
+                }
             }
             if layer == Layer::UserNs {
                 map_guest(uid, gid).map_err(failed(layer, "cannot map the user"))?;

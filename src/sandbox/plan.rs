@@ -101,8 +101,12 @@ impl SandboxPlan {
             return wrong(format!("kernel folder {:?} is not absolute", self.kernel_dir));
         }
         let name_fits = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
-        if self.hostname.is_empty() || self.hostname.len() > limits::NAME_BYTES || !self.hostname.bytes().all(name_fits) {
-            return wrong(format!("host name {:?} has other characters than letters, digits, '-', '_', '.'", self.hostname));
+        if self.hostname.is_empty() || self.hostname.len() > limits::NAME_BYTES || !self.hostname.bytes().all(name_fits)
+        {
+            return wrong(format!(
+                "host name {:?} has other characters than letters, digits, '-', '_', '.'",
+                self.hostname
+            ));
         }
         if self.mounts.len() > limits::MOUNTS {
             return wrong(format!("{} mounts are more than {}", self.mounts.len(), limits::MOUNTS));

@@ -41,7 +41,9 @@ mod tests {
         assert_eq!(covers("/home/amy/src", "/home/amy/src"), Ok(vec![]));
         assert_eq!(covers("/srv", "/srv"), Ok(vec![]));
         assert_eq!(covers("/host", "/").map(|c| c.len()), Ok(5));
-        for inside in ["/home/amy/.local/share/ryokan", "/home/amy/.local/share/ryokan/kernels/x", "/proc/1", "/dev/shm"] {
+        for inside in
+            ["/home/amy/.local/share/ryokan", "/home/amy/.local/share/ryokan/kernels/x", "/proc/1", "/dev/shm"]
+        {
             assert!(covers("/x", inside).is_err(), "{inside}");
         }
         assert_eq!(covers("/x", "/home/amy/.local/share/ryokan2"), Ok(vec![]));

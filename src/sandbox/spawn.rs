@@ -12,11 +12,12 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use nix::sys::wait::waitpid;
 use nix::unistd::{Pid, pipe2};
 
+use super::bind::LiveBind;
 use super::child::{Child, WORD_BYTES, Wanted, Word};
 use super::confine::ByCgroup;
 use super::init::{EngineProcess, EngineProgram, EngineTree, Init, proc_file};
 use super::layer::{Layer, SandboxError, SandboxReport, failed};
-use super::{staging, verify};
+use super::{confine, staging, verify};
 use crate::core::limits;
 use crate::sys::namespace::{Forked, fork};
 use crate::sys::pidfd;
@@ -44,10 +45,13 @@ impl Init {
         enlarge_pipe(&stdout, PIPE_BYTES);
         enlarge_pipe(&stderr, PIPE_BYTES);
         let mounts = self.wanted();
+        // What came later is part of what the child holds its tree against.
+        let mut plan = self.plan.clone();
+        plan.mounts.extend(self.live.iter().map(LiveBind::planned));
         let pid = match fork().map_err(failed(Layer::PidNs, "cannot start the engine's process"))? {
             Forked::Parent(pid) => pid,
             Forked::Child => Child {
-                plan: &self.plan,
+                plan: &plan,
                 by: self.by_cgroup(),
                 cgroup_procs: self.cgroup.as_ref().map(|cgroup| &cgroup.procs),
                 mounts,
@@ -83,6 +87,13 @@ impl Init {
             Some((Word::Ready(report), _)) => report,
             other => return Err(unexpected(other)),
         };
+        let mut in_force = in_force;
+        confine::limit_processors(&self.plan, self.by_cgroup(), pid, &mut in_force)?;
+        if let Some(why) = &self.no_cgroup {
+            let words =
+                format!("{} MiB, by rlimit and watchdog; no cgroup: {why}", self.plan.limits.memory_bytes >> 20);
+            in_force.enforced(Layer::Memory, words);
+        }
         self.look_again(pid, &in_force)?;
         let mut tree = tree.into_iter();
         match (tree.next(), tree.next()) {
@@ -102,7 +113,8 @@ impl Init {
 
     /// What the child says of itself, checked from outside of it.
     fn look_again(&self, pid: Pid, in_force: &SandboxReport) -> Result<(), SandboxError> {
-        let status = proc_file(pid.as_raw(), "status").map_err(failed(Layer::PidNs, "cannot look at the engine's process"))?;
+        let status =
+            proc_file(pid.as_raw(), "status").map_err(failed(Layer::PidNs, "cannot look at the engine's process"))?;
         verify::judge_status(in_force, &status)?;
         for layer in Layer::ALL {
             let root_only = matches!(layer, Layer::RunAs | Layer::IdMap);
@@ -139,7 +151,8 @@ impl Init {
         for (i, mount) in self.plan.mounts.iter().enumerate() {
             wanted.push(Wanted {
                 inside: mount.inside.clone(),
-                source: staged.map_or_else(|| mount.source.clone(), |staging| staging::through(staging, &i.to_string())),
+                source: staged
+                    .map_or_else(|| mount.source.clone(), |staging| staging::through(staging, &i.to_string())),
                 resolved: self.sources.get(i).filter(|path| !path.as_os_str().is_empty()).cloned(),
                 own: false,
                 writable: mount.writable,
@@ -164,7 +177,10 @@ fn hear(socket: &OwnedFd, deadline: Instant) -> Result<Option<(Word, Vec<OwnedFd
             Err(error) => return Err(fail()(std::io::Error::from(error))),
             Ok(0) if left.is_zero() => {
                 let seconds = limits::WORKER_START.as_secs();
-                return Err(SandboxError::new(Layer::PivotRoot, format!("the engine did not start within {seconds} s")));
+                return Err(SandboxError::new(
+                    Layer::PivotRoot,
+                    format!("the engine did not start within {seconds} s"),
+                ));
             }
             Ok(0) => continue,
             Ok(_) => break,

@@ -42,9 +42,26 @@ const SYSTEM: [&str; 8] = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", 
 /// Devices: those without state.
 const DEVICES: [&str; 5] = ["null", "zero", "full", "random", "urandom"];
 /// Parts of `/proc` that tell about the host or change it.
-const PROC_COVERED: [&str; 18] = [
-    "acpi", "asound", "bus", "config.gz", "driver", "fs", "interrupts", "irq", "kallsyms", "kcore", "key-users", "keys",
-    "kmsg", "latency_stats", "scsi", "sysrq-trigger", "timer_list", "timer_stats",
+const PROC_COVERED: [&str; 19] = [
+    "acpi",
+    "asound",
+    "bus",
+    "cmdline",
+    "config.gz",
+    "driver",
+    "fs",
+    "interrupts",
+    "irq",
+    "kallsyms",
+    "kcore",
+    "key-users",
+    "keys",
+    "kmsg",
+    "latency_stats",
+    "scsi",
+    "sysrq-trigger",
+    "timer_list",
+    "timer_stats",
 ];
 /// An empty folder that covers others; its name is gone once the tree stands.
 const EMPTY: &str = ".empty";
@@ -53,6 +70,8 @@ const SCRATCH: &str = ".scratch";
 const ROOT_SIZE: &str = "8m";
 const ROOT_FILES: &str = "8192";
 
+/// A symbolic link: where, and to what.
+type Link = (PathBuf, PathBuf);
 type Step<T> = Result<T, SandboxError>;
 
 fn fail<E: std::fmt::Display>(what: impl std::fmt::Display) -> impl FnOnce(E) -> SandboxError {
@@ -108,7 +127,7 @@ pub(super) fn source(dir: BorrowedFd<'_>, path: &Path, inside: &Path, writable: 
 }
 
 /// The host's folders as mounts and as links, in the forms that the host has.
-fn system_folders() -> Step<(Vec<Hanging>, Vec<(PathBuf, PathBuf)>)> {
+fn system_folders() -> Step<(Vec<Hanging>, Vec<Link>)> {
     let (mut mounts, mut links) = (Vec::new(), Vec::new());
     for path in SYSTEM.map(Path::new) {
         match std::fs::symlink_metadata(path) {
@@ -132,7 +151,9 @@ fn devices() -> Step<Vec<(&'static str, OwnedFd)>> {
         let path = Path::new("/dev").join(name);
         let is_device = std::fs::metadata(&path).is_ok_and(|found| found.file_type().is_char_device());
         if !is_device {
-            return Err(SandboxError::new(Layer::PivotRoot, format!("{path:?} is no device")).hint("give the host its /dev"));
+            return Err(
+                SandboxError::new(Layer::PivotRoot, format!("{path:?} is no device")).hint("give the host its /dev")
+            );
         }
         let tree = clone_tree(AT_FDCWD, &path, false).map_err(fail(format_args!("cannot open {path:?}")))?;
         change(tree.as_fd(), false, NOSUID | NOEXEC | RDONLY, 0)

@@ -71,7 +71,10 @@ fn made_up(plan: &SandboxPlan) -> [(&'static str, String); 8] {
         ("/etc/group", format!("root:x:0:\n{guest}:x:{id}:\nnogroup:x:65534:\n")),
         ("/etc/hosts", format!("127.0.0.1 localhost {host}\n::1 localhost ip6-localhost\n")),
         ("/etc/hostname", format!("{host}\n")),
-        ("/etc/nsswitch.conf", format!("passwd: files\ngroup: files\nhosts: {names}\nservices: files\nprotocols: files\n")),
+        (
+            "/etc/nsswitch.conf",
+            format!("passwd: files\ngroup: files\nhosts: {names}\nservices: files\nprotocols: files\n"),
+        ),
         ("/etc/host.conf", String::from("multi on\n")),
         ("/etc/shells", String::from("/bin/sh\n/bin/bash\n")),
         ("/etc/profile", String::from("# ryokan: the environment is the kernel's own.\n")),
@@ -93,7 +96,8 @@ pub(super) fn write(plan: &SandboxPlan, at: BorrowedFd<'_>) -> Result<(), Sandbo
         if path.is_dir()
             && let Ok(tree) = clone_tree(AT_FDCWD, path, true)
         {
-            change(tree.as_fd(), true, RDONLY | NOSUID | NODEV, 0).map_err(fail(format_args!("cannot restrict {path:?}")))?;
+            change(tree.as_fd(), true, RDONLY | NOSUID | NODEV, 0)
+                .map_err(fail(format_args!("cannot restrict {path:?}")))?;
             let target = mount_point(at, path, &tree)?;
             attach(tree.as_fd(), target.as_fd()).map_err(fail(format_args!("cannot mount {path:?}")))?;
         }

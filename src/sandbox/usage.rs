@@ -85,11 +85,7 @@ impl Init {
             Some(bytes) => bytes,
             None => processes.iter().map(proportional_bytes).sum::<u64>() + self.scratch_used(),
         };
-        Usage {
-            memory_bytes,
-            tasks: processes.iter().map(|process| process.tasks).sum(),
-            cpu_us: live_us + ended_us,
-        }
+        Usage { memory_bytes, tasks: processes.iter().map(|process| process.tasks).sum(), cpu_us: live_us + ended_us }
     }
 
     pub(super) fn scratch_used(&self) -> u64 {
@@ -103,7 +99,8 @@ mod tests {
 
     #[test]
     fn a_stat_file_is_read_whatever_the_name() {
-        let stat = "42 (a) b) (c) S 1 1 1 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 3 0 99 1000 250 18446744073709551615 1 1 0 0";
+        let stat =
+            "42 (a) b) (c) S 1 1 1 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 3 0 99 1000 250 18446744073709551615 1 1 0 0";
         let process = Process::parse(42, stat, 4096);
         assert_eq!(process, Some(Process { pid: 42, tasks: 3, ticks: 26, resident_bytes: 250 * 4096 }));
         assert_eq!(Process::parse(42, "42 (x", 4096), None);

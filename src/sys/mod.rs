@@ -7,6 +7,7 @@
 use std::io;
 
 pub mod caps;
+pub mod clock;
 pub mod fault;
 pub mod fs;
 pub mod landlock;

@@ -133,23 +133,12 @@ pub fn new_file_system(kind: &str, options: &[(&str, &str)], attributes: u64) ->
         let (key, value) = (text(key)?, text(value)?);
         // SAFETY: key and value are live C strings that the kernel only reads.
         checked(unsafe {
-            libc::syscall(
-                libc::SYS_fsconfig,
-                context.as_raw_fd(),
-                FSCONFIG_SET_STRING,
-                key.as_ptr(),
-                value.as_ptr(),
-                0,
-            )
+            libc::syscall(libc::SYS_fsconfig, context.as_raw_fd(), FSCONFIG_SET_STRING, key.as_ptr(), value.as_ptr(), 0)
         })?;
     }
     let null = std::ptr::null::<u8>();
     // SAFETY: this command takes null pointers and a zero.
-    checked(unsafe {
-        libc::syscall(libc::SYS_fsconfig, context.as_raw_fd(), FSCONFIG_CMD_CREATE, null, null, 0)
-    })?;
+    checked(unsafe { libc::syscall(libc::SYS_fsconfig, context.as_raw_fd(), FSCONFIG_CMD_CREATE, null, null, 0) })?;
     // SAFETY: this call takes integers only.
-    owned(unsafe {
-        libc::syscall(libc::SYS_fsmount, context.as_fd().as_raw_fd(), FSMOUNT_CLOEXEC, attributes as u32)
-    })
+    owned(unsafe { libc::syscall(libc::SYS_fsmount, context.as_fd().as_raw_fd(), FSMOUNT_CLOEXEC, attributes as u32) })
 }

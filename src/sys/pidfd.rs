@@ -26,5 +26,6 @@ pub fn open(pid: Pid) -> io::Result<OwnedFd> {
 pub fn signal(process: BorrowedFd<'_>, signal: Signal) -> io::Result<()> {
     let info = std::ptr::null::<u8>();
     // SAFETY: a null information block is what `kill` sends too; nothing is read or written.
-    checked(unsafe { libc::syscall(libc::SYS_pidfd_send_signal, process.as_raw_fd(), signal as i32, info, 0) }).map(drop)
+    checked(unsafe { libc::syscall(libc::SYS_pidfd_send_signal, process.as_raw_fd(), signal as i32, info, 0) })
+        .map(drop)
 }

@@ -124,9 +124,9 @@ pub fn unmap_shared_files() -> io::Result<usize> {
         let mut words = line.split_ascii_whitespace();
         let (Some(range), Some(rights)) = (words.next(), words.next()) else { continue };
         let shared = rights.ends_with('s');
-        let bounds = range
-            .split_once('-')
-            .and_then(|(low, high)| Some((usize::from_str_radix(low, 16).ok()?, usize::from_str_radix(high, 16).ok()?)));
+        let bounds = range.split_once('-').and_then(|(low, high)| {
+            Some((usize::from_str_radix(low, 16).ok()?, usize::from_str_radix(high, 16).ok()?))
+        });
         if let (true, Some((low, high))) = (shared, bounds) {
             // SAFETY: the child never uses what its parent mapped shared: it holds no reference into it.
             checked(i64::from(unsafe { libc::munmap(low as *mut libc::c_void, high - low) }))?;
@@ -164,4 +164,11 @@ pub fn reset_signals() -> io::Result<()> {
     }
     SigSet::empty().thread_set_mask()?;
     Ok(())
+}
+
+/// When a process started, clock ticks since boot (field 22 of `/proc/PID/stat`): with its number it names one process for ever.
+pub fn start_ticks(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The second field is the program's name, which may hold anything; the last ')' ends it.
+    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }

@@ -35,13 +35,8 @@ pub fn peer(socket: impl AsFd) -> io::Result<Peer> {
 pub fn send_with_fds(socket: impl AsFd, bytes: &[u8], fds: &[RawFd]) -> io::Result<usize> {
     let rights = [ControlMessage::ScmRights(fds)];
     let control: &[ControlMessage<'_>] = if fds.is_empty() { &[] } else { &rights };
-    let sent = sendmsg::<()>(
-        socket.as_fd().as_raw_fd(),
-        &[IoSlice::new(bytes)],
-        control,
-        MsgFlags::MSG_NOSIGNAL,
-        None,
-    )?;
+    let sent =
+        sendmsg::<()>(socket.as_fd().as_raw_fd(), &[IoSlice::new(bytes)], control, MsgFlags::MSG_NOSIGNAL, None)?;
     Ok(sent)
 }
 
@@ -52,8 +47,7 @@ pub fn send_with_fds(socket: impl AsFd, bytes: &[u8], fds: &[RawFd]) -> io::Resu
 pub fn receive_with_fds(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut space = nix::cmsg_space!([RawFd; FDS_MAX]);
     let mut parts = [IoSliceMut::new(bytes)];
-    let received =
-        recvmsg::<()>(socket.as_fd().as_raw_fd(), &mut parts, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC)?;
+    let received = recvmsg::<()>(socket.as_fd().as_raw_fd(), &mut parts, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC)?;
     let mut fds = Vec::new();
     for message in received.cmsgs()? {
         if let ControlMessageOwned::ScmRights(raw) = message {

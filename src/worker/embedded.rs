@@ -73,7 +73,9 @@ impl From<StateError> for Error {
     fn from(error: StateError) -> Self {
         match &error {
             StateError::OtherEngine { .. } => Error::refused(error.to_string()).reason("engine"),
-            StateError::Magic | StateError::Version(_) | StateError::TooLarge { .. } => Error::invalid(error.to_string()),
+            StateError::Magic | StateError::Version(_) | StateError::TooLarge { .. } => {
+                Error::invalid(error.to_string())
+            }
             StateError::Checksum | StateError::Malformed(_) => Error::corrupt(error.to_string()),
         }
     }
@@ -108,9 +110,8 @@ impl EmbeddedKernel {
     /// # Errors
     /// `Unavailable` if the engine does not start.
     pub async fn start_with(setup: Setup) -> Result<Self> {
-        let (peer, pipes) = connect(setup).map_err(|error| {
-            Error::unavailable(format!("cannot start the embedded engine: {error}"))
-        })?;
+        let (peer, pipes) =
+            connect(setup).map_err(|error| Error::unavailable(format!("cannot start the embedded engine: {error}")))?;
         let ready = tokio::time::timeout(limits::WORKER_START, peer.ready());
         ready.await.map_err(|_| Error::unavailable("the embedded engine does not get ready"))??;
         Ok(EmbeddedKernel {
@@ -174,7 +175,8 @@ impl EmbeddedKernel {
                 _ = pipes.stderr.readable() => drop(pipes.stderr.try_read(&mut lost)),
             }
         }
-        let nobody = Output { exec: abandoned, sink: None, kept: 0, stdout: Vec::new(), stderr: Vec::new(), truncated: 0 };
+        let nobody =
+            Output { exec: abandoned, sink: None, kept: 0, stdout: Vec::new(), stderr: Vec::new(), truncated: 0 };
         { nobody }.drain(&pipes).await;
         self.abandoned.set(None);
         Ok(pipes)
@@ -218,7 +220,8 @@ impl EmbeddedKernel {
             }
         };
         let _feeding = if has_stdin {
-            let (reader, feeding) = feed(stdin).map_err(|error| Error::internal(format!("cannot make a pipe: {error}")))?;
+            let (reader, feeding) =
+                feed(stdin).map_err(|error| Error::internal(format!("cannot make a pipe: {error}")))?;
             self.peer.send(&frame, Some(reader)).await?;
             Some(feeding)
         } else {
@@ -249,13 +252,7 @@ impl EmbeddedKernel {
         output.give(OutputEvent::ExitCode(code)).await;
         let duration_us = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
         let end = ExecEnd { status, code, err, value, output: structured, duration_us };
-        Ok(ExecResult {
-            exec,
-            end,
-            stdout: output.stdout,
-            stderr: output.stderr,
-            truncated_bytes: output.truncated,
-        })
+        Ok(ExecResult { exec, end, stdout: output.stdout, stderr: output.stderr, truncated_bytes: output.truncated })
     }
 
     /// Passes output on until the engine says that the execution is over; also whether its time was up.

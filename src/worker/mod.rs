@@ -6,6 +6,7 @@ pub mod engines;
 pub mod init;
 pub mod launch;
 pub mod probe;
+mod probe_exercise;
 pub mod wire;
 
 /// The worker's entry: the first argument says as what it was started.
@@ -15,7 +16,9 @@ pub fn main() {
         Some("init") => init::entry::main(),
         Some("probe") => probe::main(arguments.collect()),
         _ => {
-            eprintln!("ryokan-worker: started by ryokand, not by hand; `ryokan-worker probe -- PROGRAM` runs a program in the sandbox");
+            eprintln!(
+                "ryokan-worker: started by ryokand, not by hand; `ryokan-worker probe -- PROGRAM` runs a program in the sandbox"
+            );
             std::process::exit(2);
         }
     }

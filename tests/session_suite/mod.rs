@@ -28,7 +28,11 @@ impl Events {
     /// All of standard output.
     pub fn stdout(&self) -> Vec<u8> {
         let events = self.0.borrow();
-        events.iter().filter_map(|(_, e)| if let OutputEvent::Stdout(b) = e { Some(b.clone()) } else { None }).flatten().collect()
+        events
+            .iter()
+            .filter_map(|(_, e)| if let OutputEvent::Stdout(b) = e { Some(b.clone()) } else { None })
+            .flatten()
+            .collect()
     }
 }
 
@@ -40,7 +44,13 @@ pub async fn run(session: &dyn Session, code: &str) -> ExecResult {
 /// Runs code that must end well and gives its standard output.
 pub async fn out(session: &dyn Session, code: &str) -> String {
     let result = run(session, code).await;
-    assert_eq!(result.end.status, ExecStatus::Done, "{code}: {} {}", result.end.err, String::from_utf8_lossy(&result.stderr));
+    assert_eq!(
+        result.end.status,
+        ExecStatus::Done,
+        "{code}: {} {}",
+        result.end.err,
+        String::from_utf8_lossy(&result.stderr)
+    );
     String::from_utf8(result.stdout).expect("text")
 }
 
@@ -61,7 +71,10 @@ async fn statuses(session: &dyn Session) {
         assert!(!result.end.err.is_empty() && !result.end.err.contains('\n'), "{:?}", result.end.err);
         assert!(result.stdout.is_empty());
     }
-    assert_eq!(out(session, "echo a; echo b >/dev/stderr 2>&1 || true; /bin/echo c; echo d").await.lines().last(), Some("d"));
+    assert_eq!(
+        out(session, "echo a; echo b >/dev/stderr 2>&1 || true; /bin/echo c; echo d").await.lines().last(),
+        Some("d")
+    );
 }
 
 async fn streaming(session: &dyn Session) {
@@ -83,13 +96,22 @@ async fn streaming(session: &dyn Session) {
         assert_eq!(events.0.borrow().last().map(|(_, e)| e.clone()), Some(OutputEvent::ExitCode(0)), "{code}");
         assert_eq!(result.stdout, b"1\n2\n3\n", "{code}");
     }
-    let mixed = out(session, "echo 1; /bin/echo 2; for i in 3 4; do printf \"$i\\n\"; done; x=$(echo 5); echo $x; /bin/echo 6").await;
+    let mixed =
+        out(session, "echo 1; /bin/echo 2; for i in 3 4; do printf \"$i\\n\"; done; x=$(echo 5); echo $x; /bin/echo 6")
+            .await;
     assert_eq!(mixed, "1\n2\n3\n4\n5\n6\n");
 }
 
 async fn interrupting(session: &dyn Session) {
     assert_eq!(session.interrupt(ExecId(u64::MAX - 5)).await.map_err(|e| e.code), Err(ErrorCode::NotFound));
-    for code in ["sleep 30", "while true; do x=1; done", "/bin/sleep 30", "for i in 1 2; do /bin/sh -c 'sleep 30'; done", "/bin/sleep 30 | cat", "while true; do echo x; done"] {
+    for code in [
+        "sleep 30",
+        "while true; do x=1; done",
+        "/bin/sleep 30",
+        "for i in 1 2; do /bin/sh -c 'sleep 30'; done",
+        "/bin/sleep 30 | cat",
+        "while true; do echo x; done",
+    ] {
         let events = Events::default();
         let began = Instant::now();
         let request = ExecRequest::code(format!("echo go\n{code}"));
@@ -182,7 +204,10 @@ async fn stdin_and_env(session: &dyn Session) {
     let result = session.execute(request).await.expect("runs");
     assert_eq!(String::from_utf8_lossy(&result.stdout).trim(), big.len().to_string());
 
-    let request = ExecRequest { env: vec![("ONCE".into(), "it is $HOME".into())], ..ExecRequest::code("echo $ONCE; /usr/bin/printenv ONCE") };
+    let request = ExecRequest {
+        env: vec![("ONCE".into(), "it is $HOME".into())],
+        ..ExecRequest::code("echo $ONCE; /usr/bin/printenv ONCE")
+    };
     let result = session.execute(request).await.expect("runs");
     assert_eq!(String::from_utf8_lossy(&result.stdout), "it is $HOME\nit is $HOME\n");
     assert_ne!(run(session, "/usr/bin/printenv ONCE").await.end.code, 0);

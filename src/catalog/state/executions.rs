@@ -118,7 +118,7 @@ pub(super) fn begin(db: &Db, begin: &ExecBegin) -> Result<Begun> {
     })
 }
 
-fn find_key(db: &Db, key: &str, now_ms: i64) -> Result<Option<ExecId>> {
+pub(super) fn find_key(db: &Db, key: &str, now_ms: i64) -> Result<Option<ExecId>> {
     let life_ms = i64::try_from(limits::KEY_LIFE.as_millis()).unwrap_or(i64::MAX);
     db.sql("find execution by key", |c| {
         c.prepare_cached("SELECT id FROM executions WHERE key = ? AND started_at_ms > ? ORDER BY id DESC LIMIT 1")?

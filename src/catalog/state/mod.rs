@@ -56,6 +56,14 @@ impl StateHandle {
         self.write("state.exec.begin", move |db| executions::begin(db, &begin))
     }
 
+    /// The execution that was begun with this key, while keys are remembered.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn exec_by_key(&self, key: String, now_ms: i64) -> Pending<Option<ExecId>> {
+        self.read(move |db| executions::find_key(db, &key, now_ms))
+    }
+
     /// Closes an execution.
     ///
     /// # Errors

@@ -63,12 +63,8 @@ pub(super) const SOCKET: Decision =
 
 /// Pushing characters into a terminal's input (and the console's selection), changing its line discipline, taking the
 /// console's output.
-const TERMINAL_TRICKS: &[u32] = &[
-    libc::TIOCSTI as u32,
-    libc::TIOCLINUX as u32,
-    libc::TIOCSETD as u32,
-    libc::TIOCCONS as u32,
-];
+const TERMINAL_TRICKS: &[u32] =
+    &[libc::TIOCSTI as u32, libc::TIOCLINUX as u32, libc::TIOCSETD as u32, libc::TIOCCONS as u32];
 /// Copying by reference is welcome; the rest of Btrfs's own calls (subvolumes above all) would leave behind what no
 /// checkpoint sees.
 const BTRFS: Decision = If {
@@ -79,8 +75,7 @@ const BTRFS: Decision = If {
     then: &Allow,
     otherwise: &REFUSED,
 };
-const NOT_TERMINAL: Decision =
-    If { argument: 1, mask: 0xff00, values: &[0x9400], then: &BTRFS, otherwise: &Allow };
+const NOT_TERMINAL: Decision = If { argument: 1, mask: 0xff00, values: &[0x9400], then: &BTRFS, otherwise: &Allow };
 /// `ioctl`.
 pub(super) const IOCTL: Decision =
     If { argument: 1, mask: ALL, values: TERMINAL_TRICKS, then: &REFUSED, otherwise: &NOT_TERMINAL };
@@ -127,13 +122,8 @@ pub(super) const PRCTL: Decision =
 
 /// `personality`: ask, be ordinary, do without address randomisation. Not: pages that become executable by being readable,
 /// foreign system call tables.
-pub(super) const PERSONALITY: Decision = If {
-    argument: 0,
-    mask: ALL,
-    values: &[0, 0x0004_0000, u32::MAX],
-    then: &Allow,
-    otherwise: &REFUSED,
-};
+pub(super) const PERSONALITY: Decision =
+    If { argument: 0, mask: ALL, values: &[0, 0x0004_0000, u32::MAX], then: &Allow, otherwise: &REFUSED };
 
 const SET_ID_BITS: u32 = 0o6000;
 const fn without_set_id(argument: u8) -> Decision {
@@ -149,11 +139,9 @@ const O_TMPFILE_BIT: u32 = 0o20_000_000;
 const CREATES: u32 = libc::O_CREAT as u32 | O_TMPFILE_BIT;
 /// `open`: the mode counts only if it creates something.
 #[cfg(target_arch = "x86_64")]
-pub(super) const OPEN: Decision =
-    If { argument: 1, mask: CREATES, values: &[0], then: &Allow, otherwise: &MODE_2 };
+pub(super) const OPEN: Decision = If { argument: 1, mask: CREATES, values: &[0], then: &Allow, otherwise: &MODE_2 };
 /// `openat`.
-pub(super) const OPENAT: Decision =
-    If { argument: 2, mask: CREATES, values: &[0], then: &Allow, otherwise: &MODE_3 };
+pub(super) const OPENAT: Decision = If { argument: 2, mask: CREATES, values: &[0], then: &Allow, otherwise: &MODE_3 };
 
 const NODES: &[u32] = &[0, libc::S_IFREG, libc::S_IFIFO, libc::S_IFSOCK];
 /// `mknod`: files, pipes, sockets; no devices.
@@ -165,5 +153,4 @@ pub(super) const MKNODAT: Decision =
     If { argument: 2, mask: libc::S_IFMT, values: NODES, then: &MODE_2, otherwise: &REFUSED };
 
 /// `seccomp`: a process may confine itself further, but not hand decisions to a listener.
-pub(super) const SECCOMP: Decision =
-    If { argument: 1, mask: 1 << 3, values: &[0], then: &Allow, otherwise: &REFUSED };
+pub(super) const SECCOMP: Decision = If { argument: 1, mask: 1 << 3, values: &[0], then: &Allow, otherwise: &REFUSED };

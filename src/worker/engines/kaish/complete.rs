@@ -39,9 +39,9 @@ pub fn word_at(code: &str, cursor: usize) -> Word {
         cursor -= 1;
     }
     let before = &code[..cursor];
-    let name_start = before.rfind(|c: char| !(c.is_alphanumeric() || c == '_')).map_or(0, |at| {
-        at + before[at..].chars().next().map_or(1, char::len_utf8)
-    });
+    let name_start = before
+        .rfind(|c: char| !(c.is_alphanumeric() || c == '_'))
+        .map_or(0, |at| at + before[at..].chars().next().map_or(1, char::len_utf8));
     let lead = &before[..name_start];
     if lead.ends_with('$') || lead.ends_with("${") {
         return Word { start: name_start, text: before[name_start..].to_owned(), kind: Kind::Variable };

@@ -4,8 +4,8 @@
 //! accepted only if it parses to that very definition.
 
 use kaish_kernel::ast::{
-    Arg, Command, Expr, ListElem, Pipeline, PipelineStage, Program, RecordKey, Redirect, RedirectKind, Stmt, StringPart,
-    TestExpr, ToolDef, Value as Kv,
+    Arg, Command, Expr, ListElem, Pipeline, PipelineStage, Program, RecordKey, Redirect, RedirectKind, Stmt,
+    StringPart, TestExpr, ToolDef, Value as Kv,
 };
 use kaish_kernel::lexer::{Token, tokenize};
 use kaish_kernel::parser;
@@ -352,7 +352,10 @@ mod tests {
             "a1 | a2 && a3 || a4\nif a5; then a6; else a7; fi\nfor i in $(a8); do a9; done\nwhile b1; do b2; done\n\
              case x in y) b3 ;; esac\nf() { b4; }\nx=\"$(b5)\"\n! b6\ntimeout 5 b7 -x\nFOO=1 b8\n{ b9; } > out\nc1 &",
         );
-        for name in ["a1", "a2", "a3", "a4", "a5", "a6", "a7", "a8", "a9", "b1", "b2", "b3", "b4", "b5", "b6", "b7", "b8", "b9", "c1"] {
+        for name in [
+            "a1", "a2", "a3", "a4", "a5", "a6", "a7", "a8", "a9", "b1", "b2", "b3", "b4", "b5", "b6", "b7", "b8", "b9",
+            "c1",
+        ] {
             assert!(found.commands.iter().any(|command| command == name), "{name} of {:?}", found.commands);
         }
     }

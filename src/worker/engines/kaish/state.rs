@@ -97,6 +97,7 @@ struct Initial {
     exported: Vec<String>,
     options: Vec<(&'static str, u64)>,
     cwd: PathBuf,
+    prev_cwd: Option<PathBuf>,
     positional: (String, Vec<String>),
 }
 
@@ -131,6 +132,7 @@ impl State {
             options: options(&inside.scope, &inside.output_limit),
             positional: inside.scope.save_positional(),
             cwd: inside.cwd,
+            prev_cwd: inside.prev_cwd,
         });
     }
 
@@ -250,8 +252,7 @@ impl State {
         if let Some(inside) = inside {
             self.aliases = inside.aliases.keys().cloned().collect();
             self.aliases.sort();
-            let kinds =
-                ["alias/", "opt/", "export/", "unexport/", "cwd", "prev_cwd", "positional"];
+            let kinds = ["alias/", "opt/", "export/", "unexport/", "cwd", "prev_cwd", "positional"];
             let entries = self.inside_entries(&inside);
             self.kind_changes(&kinds, entries, &mut changes);
         }
@@ -307,9 +308,8 @@ impl State {
 
     /// `entries` are all that there is of these kinds.
     fn kind_changes(&mut self, kinds: &[&str], entries: Vec<Entry>, changes: &mut Vec<Change>) {
-        let of_kind = |key: &str| {
-            kinds.iter().any(|kind| if kind.ends_with('/') { key.starts_with(kind) } else { key == *kind })
-        };
+        let of_kind =
+            |key: &str| kinds.iter().any(|kind| if kind.ends_with('/') { key.starts_with(kind) } else { key == *kind });
         let mut gone: Vec<String> = self
             .sent
             .keys()
@@ -353,7 +353,9 @@ impl State {
         if initial.is_none_or(|initial| initial.cwd != inside.cwd) {
             entries.push(path("cwd", &inside.cwd));
         }
-        if let Some(prev) = &inside.prev_cwd {
+        if let Some(prev) = &inside.prev_cwd
+            && initial.is_none_or(|initial| initial.prev_cwd != inside.prev_cwd)
+        {
             entries.push(path("prev_cwd", prev));
         }
         let positional = inside.scope.save_positional();
@@ -403,11 +405,9 @@ impl State {
     /// What is not captured now.
     pub fn missed(&self) -> Vec<Missed> {
         let functions = self.functions.iter().filter_map(|(name, function)| match function {
-            Function::Unknown(reason) => Some(Missed {
-                key: format!("fn/{name}"),
-                type_name: "function".into(),
-                reason: (*reason).into(),
-            }),
+            Function::Unknown(reason) => {
+                Some(Missed { key: format!("fn/{name}"), type_name: "function".into(), reason: (*reason).into() })
+            }
             Function::Text(_) => None,
         });
         functions.chain(self.too_large.iter().cloned()).collect()

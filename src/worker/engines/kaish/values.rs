@@ -117,9 +117,7 @@ pub fn summary(value: &Kv) -> String {
             let mut text = String::new();
             json_summary(json, &mut text);
             match json {
-                Json::Array(items) if text.len() > SUMMARY_CHARS => {
-                    one_line(&format!("{} items: {text}", items.len()))
-                }
+                Json::Array(items) if text.len() > SUMMARY_CHARS => one_line(&format!("{} items: {text}", items.len())),
                 Json::Object(map) if text.len() > SUMMARY_CHARS => one_line(&format!("{} keys: {text}", map.len())),
                 _ => one_line(&text),
             }

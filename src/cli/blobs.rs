@@ -1,0 +1,181 @@
+//! Blobs: put, get. They stream, so neither end holds one in memory.
+
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand};
+
+use super::context::Context;
+use super::failure::Failure;
+use super::json;
+use crate::core::error::Error;
+use crate::core::ids::Digest;
+use crate::core::limits;
+use crate::core::quantity::format_size;
+
+/// `ryokan blob`
+#[derive(Debug, Args)]
+pub struct BlobArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub action: BlobAction,
+}
+
+/// What to do with blobs.
+#[derive(Debug, Subcommand)]
+pub enum BlobAction {
+    /// Store a file; prints its hash
+    Put {
+        /// Name or id of the kernel
+        name: String,
+        /// The file; - is standard input
+        file: PathBuf,
+    },
+    /// Print a blob, or write it to a file
+    Get {
+        /// Name or id of the kernel
+        name: String,
+        /// Hash of the blob
+        #[arg(value_parser = parse_hash)]
+        hash: Digest,
+        /// Write it here
+        #[arg(short, long, value_name = "FILE")]
+        output: Option<PathBuf>,
+    },
+}
+
+fn parse_hash(text: &str) -> Result<Digest, String> {
+    text.parse().map_err(|e: crate::core::ids::ParseIdError| e.to_string())
+}
+
+/// Stores or reads a blob.
+pub async fn blob(context: &Context, args: BlobArgs) -> Result<(), Failure> {
+    match args.action {
+        BlobAction::Put { name, file } => put(context, &name, &file).await,
+        BlobAction::Get { name, hash, output } => get(context, &name, hash, output.as_deref()).await,
+    }
+}
+
+async fn put(context: &Context, name: &str, file: &Path) -> Result<(), Failure> {
+    let unreadable = |e| Failure::usage(format!("could not read {}: {e}", file.display()), "name a file of this host");
+    let mut from: Box<dyn Read> = match file == Path::new("-") {
+        true => Box::new(std::io::stdin()),
+        false => Box::new(std::fs::File::open(file).map_err(unreadable)?),
+    };
+    let (kernel, _) = context.kernel(name).await?;
+    let mut upload = kernel.new_blob().await?;
+    let mut progress = Progress::new(context, "sent");
+    let mut chunk = vec![0; limits::CHUNK_BYTES];
+    loop {
+        let read = match from.read(&mut chunk) {
+            Ok(0) => break,
+            Ok(read) => read,
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
+            Err(e) => return Err(unreadable(e)),
+        };
+        upload.write(&chunk[..read]).await?;
+        progress.add(read);
+    }
+    let (hash, bytes) = upload.finish().await?;
+    progress.end();
+    context.show(|| json::blob(hash, bytes), || format!("{hash}\n"))
+}
+
+async fn get(context: &Context, name: &str, hash: Digest, output: Option<&Path>) -> Result<(), Failure> {
+    let (kernel, _) = context.kernel(name).await?;
+    let mut download = kernel.open_blob(hash).await?;
+    let size = download.size();
+    let mut to = Target::open(output)?;
+    let mut progress = Progress::new(context, "received");
+    while let Some(part) = download.next().await? {
+        to.write(&part)?;
+        progress.add(part.len());
+    }
+    to.finish()?;
+    progress.end();
+    match context.options.json && output.is_some() {
+        true => context.print_json(&json::blob(hash, size)),
+        false => Ok(()),
+    }
+}
+
+/// Where a blob goes. A file appears whole or not at all.
+enum Target<'a> {
+    Stdout(std::io::Stdout),
+    File { path: &'a Path, temporary: PathBuf, file: std::fs::File },
+}
+
+impl<'a> Target<'a> {
+    fn open(output: Option<&'a Path>) -> Result<Target<'a>, Failure> {
+        match output.filter(|path| *path != Path::new("-")) {
+            None => Ok(Target::Stdout(std::io::stdout())),
+            Some(path) => {
+                let mut temporary = path.as_os_str().to_owned();
+                temporary.push(format!(".ryokan-{}", std::process::id()));
+                let temporary = PathBuf::from(temporary);
+                let file = std::fs::File::create_new(&temporary).map_err(|e| unwritable(path, e))?;
+                Ok(Target::File { path, temporary, file })
+            }
+        }
+    }
+
+    fn write(&mut self, part: &[u8]) -> Result<(), Failure> {
+        match self {
+            Target::Stdout(out) => out.write_all(part).map_err(Failure::of_output),
+            Target::File { path, file, .. } => file.write_all(part).map_err(|e| unwritable(path, e)),
+        }
+    }
+
+    fn finish(&mut self) -> Result<(), Failure> {
+        match self {
+            Target::Stdout(out) => out.flush().map_err(Failure::of_output),
+            Target::File { path, temporary, file } => {
+                file.sync_all().and_then(|()| std::fs::rename(&*temporary, &*path)).map_err(|e| unwritable(path, e))
+            }
+        }
+    }
+}
+
+impl Drop for Target<'_> {
+    fn drop(&mut self) {
+        if let Target::File { temporary, .. } = self {
+            // Renamed already, if all went well.
+            let _ = std::fs::remove_file(temporary);
+        }
+    }
+}
+
+fn unwritable(path: &Path, error: std::io::Error) -> Failure {
+    Error::internal(format!("could not write {}: {error}", path.display())).into()
+}
+
+/// A line on a terminal that says how far it is, for what is large enough to wait for.
+struct Progress {
+    shown: bool,
+    what: &'static str,
+    bytes: u64,
+    next: u64,
+}
+
+/// How much passes between two lines.
+const PROGRESS_BYTES: u64 = 16 << 20;
+
+impl Progress {
+    fn new(context: &Context, what: &'static str) -> Self {
+        Progress { shown: context.terminal.stderr, what, bytes: 0, next: PROGRESS_BYTES }
+    }
+
+    fn add(&mut self, bytes: usize) {
+        self.bytes += bytes as u64;
+        if self.shown && self.bytes >= self.next {
+            self.next = self.bytes + PROGRESS_BYTES;
+            let _ = write!(std::io::stderr(), "\r{} {}   ", self.what, format_size(self.bytes));
+        }
+    }
+
+    fn end(&self) {
+        if self.shown && self.next > PROGRESS_BYTES {
+            let _ = writeln!(std::io::stderr(), "\r{} {}   ", self.what, format_size(self.bytes));
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! What every command works with: its options, the terminal, and a connection to the daemon.
+
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+
+use super::args::Options;
+use super::failure::Failure;
+use super::paint::Paint;
+use super::{autostart, paths};
+use crate::core::info::KernelInfo;
+use crate::daemon::paths::Mode;
+use crate::rpc::client::{HostClient, KernelClient};
+
+/// The name that the daemon's journals know this program by.
+pub const CLIENT: &str = concat!("ryokan-cli ", env!("CARGO_PKG_VERSION"));
+
+/// The three standard streams: which are terminals, and which may have colours.
+pub struct Terminal {
+    /// Whether somebody can answer a question.
+    pub can_ask: bool,
+    /// Whether stdin is a terminal.
+    pub stdin: bool,
+    /// Whether stdout is a terminal.
+    pub stdout: bool,
+    /// Whether stderr is a terminal.
+    pub stderr: bool,
+    /// For stdout.
+    pub paint: Paint,
+    /// For stderr.
+    pub paint_stderr: Paint,
+}
+
+/// What a command works with.
+pub struct Context {
+    /// The command line's global options.
+    pub options: Options,
+    /// The standard streams.
+    pub terminal: Terminal,
+}
+
+impl Context {
+    pub fn new(options: Options) -> Self {
+        let (stdin, stdout, stderr) = (std::io::stdin(), std::io::stdout(), std::io::stderr());
+        let terminal = Terminal {
+            can_ask: stdin.is_terminal() && stderr.is_terminal(),
+            stdin: stdin.is_terminal(),
+            stdout: stdout.is_terminal(),
+            stderr: stderr.is_terminal(),
+            paint: Paint::choose(options.color, &stdout),
+            paint_stderr: Paint::choose(options.color, &stderr),
+        };
+        Context { options, terminal }
+    }
+
+    /// The daemon's socket, and whether a daemon may be started for it: only for the default one.
+    pub fn socket(&self) -> Result<(PathBuf, bool), Failure> {
+        match &self.options.socket {
+            Some(socket) => Ok((socket.clone(), false)),
+            None if self.options.system => Ok((paths::socket(Mode::System)?, false)),
+            None => Ok((paths::socket(Mode::User)?, !self.options.no_autostart)),
+        }
+    }
+
+    /// The daemon, started if need be.
+    pub async fn host(&self) -> Result<HostClient, Failure> {
+        let (socket, may_start) = self.socket()?;
+        match may_start {
+            true => autostart::connect(&socket, CLIENT, self.terminal.stderr).await,
+            false => Ok(HostClient::connect(&socket, CLIENT).await?),
+        }
+    }
+
+    /// A kernel by name or id.
+    pub async fn kernel(&self, name: &str) -> Result<(KernelClient, KernelInfo), Failure> {
+        Ok(self.host().await?.open_kernel(name).await?)
+    }
+
+    /// Writes to stdout.
+    pub fn print(&self, text: &str) -> Result<(), Failure> {
+        let mut out = std::io::stdout().lock();
+        out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Failure::of_output)
+    }
+
+    /// Writes one JSON document to stdout, indented.
+    pub fn print_json(&self, json: &serde_json::Value) -> Result<(), Failure> {
+        self.print(&format!("{json:#}\n"))
+    }
+
+    /// Writes JSON or, without `--json`, text.
+    pub fn show(&self, json: impl FnOnce() -> serde_json::Value, text: impl FnOnce() -> String) -> Result<(), Failure> {
+        match self.options.json {
+            true => self.print_json(&json()),
+            false => self.print(&text()),
+        }
+    }
+
+    /// Says something to people on stderr; a closed stderr is no failure.
+    pub fn say(&self, text: &str) {
+        let _ = writeln!(std::io::stderr(), "{text}");
+    }
+}

@@ -1,0 +1,264 @@
+//! `exec` and `run`: code in, output and exit code out.
+
+use clap::Args;
+
+use super::code::CodeArgs;
+use super::context::Context;
+use super::drive::{Driven, Signals, Streams, drive};
+use super::exit;
+use super::failure::Failure;
+use super::spec::{SpecArgs, parse_millis, parse_pair};
+use super::{failure, json, render};
+use crate::core::engine::EngineName;
+use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::exec::{ExecRequest, ExecResult, ExecStatus, Work};
+use crate::core::ids::ExecId;
+use crate::core::name::KernelName;
+use crate::rpc::client::{ExecutionClient, HostClient, KernelClient};
+use crate::rpc::convert::spec::SpecRequest;
+
+/// How code is executed, wherever.
+#[derive(Debug, Clone, Default, Args)]
+pub struct HowArgs {
+    /// End it after so much time, such as 90s
+    #[arg(long, value_name = "TIME", value_parser = parse_millis)]
+    pub timeout: Option<u64>,
+    /// Pass standard input on to the code
+    #[arg(long)]
+    pub stdin: bool,
+    /// Environment variable for this execution; repeatable
+    #[arg(long = "env", value_name = "K=V", value_parser = parse_pair)]
+    pub env: Vec<(String, String)>,
+}
+
+/// `ryokan exec`
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  ryokan exec demo 'echo hello > greeting.txt'
+  ryokan exec demo -f analysis.py --timeout 90s
+  git log --oneline | ryokan exec demo --stdin 'wc -l'
+  ryokan exec demo --json '1 + 1'
+  ryokan exec demo --attach 7
+
+Ctrl-C interrupts the execution; a second one leaves it running.")]
+pub struct ExecArgs {
+    /// Name or id of the kernel
+    pub name: String,
+    /// The code.
+    #[command(flatten)]
+    pub code: CodeArgs,
+    /// How to execute it.
+    #[command(flatten)]
+    pub how: HowArgs,
+    /// The same key again within 24 hours gives the same execution
+    #[arg(long, value_name = "KEY")]
+    pub key: Option<String>,
+    /// Show an execution that runs or ran already, by its number
+    #[arg(long, value_name = "EXECUTION", conflicts_with_all = ["code", "file", "timeout", "stdin", "env", "key"])]
+    pub attach: Option<u64>,
+}
+
+/// `ryokan run`
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  ryokan run 'echo $((6 * 7))'
+  ryokan run --engine python 'sum(range(10))'
+  ryokan run -f script.py --allow-path ./data:ro
+  cat data.csv | ryokan run --engine python --stdin 'import sys; len(sys.stdin.readlines())'
+
+The engine follows the file's extension or #! line, unless --engine names it.")]
+pub struct RunArgs {
+    /// The code.
+    #[command(flatten)]
+    pub code: CodeArgs,
+    /// How to execute it.
+    #[command(flatten)]
+    pub how: HowArgs,
+    /// The kernel that it runs in.
+    #[command(flatten)]
+    pub spec: SpecArgs,
+}
+
+impl HowArgs {
+    fn request(&self, what: Work) -> ExecRequest {
+        ExecRequest {
+            what,
+            stdin_open: self.stdin,
+            env: self.env.clone(),
+            timeout_ms: self.timeout.unwrap_or(0),
+            ..ExecRequest::default()
+        }
+    }
+
+    fn check(&self, code: &CodeArgs) -> Result<(), Failure> {
+        match self.stdin && code.reads_stdin() {
+            true => {
+                Err(Failure::usage("standard input is the code already", "put the code into a file: -f FILE --stdin"))
+            }
+            false => Ok(()),
+        }
+    }
+}
+
+/// Executes code in a kernel and shows what comes of it.
+pub async fn exec(context: &Context, args: ExecArgs) -> Result<(), Failure> {
+    args.how.check(&args.code)?;
+    let source = if args.attach.is_none() { Some(args.code.read()?) } else { None };
+    let mut signals = Signals::catch()?;
+    let (kernel, info) = context.kernel(&args.name).await?;
+    let execution = match source {
+        Some(source) => {
+            let request = args.how.request(Work::Code(source.code));
+            kernel.run(&ExecRequest { key: args.key.unwrap_or_default(), ..request }).await?
+        }
+        None => kernel.execution(ExecId(args.attach.unwrap_or_default())).await?,
+    };
+    let shown = Shown { context, kernel: &kernel, name: &args.name, engine: info.spec.engine, throw_away: false };
+    shown.execution(&execution, args.how.stdin, &mut signals).await
+}
+
+/// An execution that is shown as `exec` shows it.
+pub struct Shown<'a> {
+    /// Where to show it.
+    pub context: &'a Context,
+    /// Its kernel.
+    pub kernel: &'a KernelClient,
+    /// What the user called the kernel.
+    pub name: &'a str,
+    /// The kernel's engine.
+    pub engine: EngineName,
+    /// Whether the kernel goes when the command line does.
+    pub throw_away: bool,
+}
+
+impl Shown<'_> {
+    /// Shows `execution` to its end; its code becomes ours.
+    pub async fn execution(
+        &self,
+        execution: &ExecutionClient,
+        feed_stdin: bool,
+        signals: &mut Signals,
+    ) -> Result<(), Failure> {
+        let explanation = match self.throw_away {
+            true => "interrupting; Ctrl-C once more removes the kernel at once",
+            false => "interrupting; Ctrl-C once more leaves it running",
+        };
+        let explain = self.context.terminal.stderr.then_some(explanation);
+        let streams = Streams { show: !self.context.options.json, feed_stdin, explain };
+        match drive(self.kernel, execution, streams, signals).await? {
+            Driven::Ended { result, wrote_stderr } => self.end(&result, wrote_stderr),
+            Driven::Detached(_) if self.throw_away => Err(Failure::Quiet(exit::INTERRUPTED)),
+            Driven::Detached(exec) => {
+                let name = self.name;
+                self.context.say(&format!(
+                    "execution {exec} goes on; see it again: ryokan exec {name} --attach {exec}; its journal: ryokan journal {name}"
+                ));
+                Err(Failure::Quiet(exit::INTERRUPTED))
+            }
+            Driven::ReaderGone => Err(Failure::Quiet(exit::READER_GONE)),
+            Driven::Terminated => Err(Failure::Quiet(exit::TERMINATED)),
+        }
+    }
+
+    fn end(&self, result: &ExecResult, wrote_stderr: bool) -> Result<(), Failure> {
+        if self.context.options.json {
+            self.context.print_json(&json::exec_result(result))?;
+        } else {
+            if let Some(text) = render::value_of(result, self.engine) {
+                self.context.print(&text)?;
+            }
+            if let Some(error) = end_error(result, wrote_stderr) {
+                let text = failure::render(&error, self.context.terminal.paint_stderr);
+                self.context.say(text.trim_end());
+            }
+        }
+        match exit::of_execution(result.end.code) {
+            exit::OK => Ok(()),
+            code => Err(Failure::Quiet(code)),
+        }
+    }
+}
+
+/// What is to be said of an end that the code's own stderr does not tell.
+pub fn end_error(result: &ExecResult, wrote_stderr: bool) -> Option<Error> {
+    let exec = result.exec;
+    let err = &result.end.err;
+    let why = |text: &str| if err.is_empty() { text.to_owned() } else { format!("{text}: {err}") };
+    match result.end.status {
+        ExecStatus::Done => None,
+        ExecStatus::Failed | ExecStatus::Refused if wrote_stderr || err.is_empty() => None,
+        ExecStatus::Failed | ExecStatus::Refused => Some(Error::internal(err.clone())),
+        ExecStatus::Interrupted => None,
+        ExecStatus::Timeout => {
+            Some(Error::deadline(why(&format!("execution {exec} ran out of time"))).hint("give it more with --timeout"))
+        }
+        ExecStatus::Lost => Some(
+            Error::lost(why(&format!("the worker ended under execution {exec}")))
+                .hint("the kernel goes on from its last saved state: ryokan journal"),
+        ),
+    }
+}
+
+/// Executes code in a kernel that is made for it and removed after it, however it ends.
+pub async fn run(context: &Context, args: RunArgs) -> Result<(), Failure> {
+    args.how.check(&args.code)?;
+    let source = args.code.read()?;
+    let mut spec = args.spec.request(random_name()?)?;
+    spec.engine = spec.engine.or(source.engine);
+    spec.labels.push(("ryokan".into(), "run".into()));
+    let mut signals = Signals::catch()?;
+    let host = context.host().await?;
+    let request = args.how.request(Work::Code(source.code));
+    let shown = create_and_show(context, &host, &spec, request, &mut signals).await;
+    // The kernel may exist: whatever happened, it is removed. Whoever does not want to wait for that says so once more.
+    tokio::select! {
+        () = remove(context, host, spec.name.as_str()) => {}
+        _ = signals.any() => context.say(&format!("kernel {} may be left; later: ryokan rm {0}", spec.name)),
+    }
+    shown
+}
+
+async fn create_and_show(
+    context: &Context,
+    host: &HostClient,
+    spec: &SpecRequest,
+    request: ExecRequest,
+    signals: &mut Signals,
+) -> Result<(), Failure> {
+    let start = async {
+        let (kernel, info) = host.create_kernel(spec, "").await?;
+        let execution = kernel.run(&request).await?;
+        Ok::<_, Failure>((kernel, info, execution))
+    };
+    let (kernel, info, execution) = tokio::select! {
+        started = start => started?,
+        code = signals.any() => return Err(Failure::Quiet(code)),
+    };
+    let name = spec.name.as_str();
+    let shown = Shown { context, kernel: &kernel, name, engine: info.spec.engine, throw_away: true };
+    shown.execution(&execution, request.stdin_open, signals).await
+}
+
+/// Removes the throw-away kernel, over a new connection if this one is lost.
+async fn remove(context: &Context, host: HostClient, name: &str) {
+    let removed = match host.remove_kernel(name, 0).await {
+        Err(error) if error.code == ErrorCode::Unavailable => match context.host().await {
+            Ok(again) => again.remove_kernel(name, 0).await,
+            Err(_) => Err(error),
+        },
+        removed => removed,
+    };
+    match removed {
+        Ok(()) => {}
+        // It was never made.
+        Err(error) if error.code == ErrorCode::NotFound => {}
+        Err(error) => context.say(&format!("kernel {name} could not be removed: {error}; later: ryokan rm {name}")),
+    }
+}
+
+fn random_name() -> Result<KernelName> {
+    let mut bytes = [0; 6];
+    getrandom::fill(&mut bytes).map_err(|e| Error::internal(format!("no randomness: {e}")))?;
+    let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("run-{digits}").parse().map_err(|e| Error::internal(format!("{e}")))
+}

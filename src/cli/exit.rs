@@ -1,0 +1,58 @@
+//! Exit codes: fixed, documented in `ryokan --help`.
+
+use clap::error::ErrorKind;
+
+use crate::core::error::ErrorCode;
+
+/// Done.
+pub const OK: u8 = 0;
+/// The thing asked for failed.
+pub const FAILED: u8 = 1;
+/// The command line, or an argument of the call, cannot be right.
+pub const USAGE: u8 = 2;
+/// What was named does not exist.
+pub const NOT_FOUND: u8 = 3;
+/// A conflict, or refused.
+pub const REFUSED: u8 = 4;
+/// This host cannot do it.
+pub const UNSUPPORTED: u8 = 5;
+/// No daemon (`EX_UNAVAILABLE` of sysexits.h).
+pub const UNAVAILABLE: u8 = 69;
+/// Whoever read the output went away: 128 + SIGPIPE, as a shell has it.
+pub const READER_GONE: u8 = 141;
+/// Ended by Ctrl-C: 128 + SIGINT.
+pub const INTERRUPTED: u8 = 130;
+/// Ended by `kill`: 128 + SIGTERM.
+pub const TERMINATED: u8 = 143;
+
+/// The exit code of an error.
+pub const fn of(code: ErrorCode) -> u8 {
+    match code {
+        ErrorCode::InvalidArgument => USAGE,
+        ErrorCode::NotFound => NOT_FOUND,
+        ErrorCode::AlreadyExists | ErrorCode::Conflict | ErrorCode::Refused | ErrorCode::Busy | ErrorCode::Departed => {
+            REFUSED
+        }
+        ErrorCode::Unsupported => UNSUPPORTED,
+        ErrorCode::Unavailable => UNAVAILABLE,
+        ErrorCode::Lost | ErrorCode::Corrupt | ErrorCode::Deadline | ErrorCode::Internal => FAILED,
+    }
+}
+
+/// The exit code of an execution: the code's own status as far as a process can have it, and never 0 for a failure.
+pub fn of_execution(code: i32) -> u8 {
+    match (code, (code & 0xff) as u8) {
+        (0, _) => OK,
+        (_, 0) => FAILED,
+        (_, low) => low,
+    }
+}
+
+/// The exit code of what the command line's parser ends with.
+pub fn of_parser(error: &clap::Error) -> u8 {
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => OK,
+        // Closed by clap, not by us: everything else is a wrong command line.
+        _ => USAGE,
+    }
+}

@@ -1,0 +1,195 @@
+//! What happened: journal, message, events. With `--json`, one object a line.
+
+use std::collections::BTreeSet;
+use std::io::Read;
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::json;
+
+use super::context::Context;
+use super::drive::Signals;
+use super::failure::Failure;
+use super::{exit, json, render};
+use crate::core::info::{Event, JournalEntry};
+use crate::core::limits;
+use crate::rpc::client::{Events, KernelClient};
+
+/// `ryokan journal`
+#[derive(Debug, Args)]
+pub struct JournalArgs {
+    /// Name or id of the kernel
+    pub name: String,
+    /// Only entries after this sequence number
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub since: u64,
+    /// At most so many entries; 0: all
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub limit: u32,
+    /// Go on as it happens, until Ctrl-C
+    #[arg(long, conflicts_with = "limit")]
+    pub follow: bool,
+    /// Show whole texts and who wrote them
+    #[arg(long)]
+    pub full: bool,
+}
+
+/// `ryokan message`
+#[derive(Debug, Args)]
+pub struct MessageArgs {
+    /// Name or id of the kernel
+    pub name: String,
+    /// Who says it, such as user or assistant
+    #[arg(long)]
+    pub role: String,
+    /// What is said; - reads it from standard input
+    pub text: String,
+}
+
+/// `ryokan events`
+#[derive(Debug, Args)]
+pub struct EventsArgs {
+    /// Only of this kernel
+    pub name: Option<String>,
+    /// Only events after this sequence number
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub since: u64,
+    /// Go on as they happen, until Ctrl-C
+    #[arg(long)]
+    pub follow: bool,
+}
+
+/// Past events come without a pause; a pause of this length means that there are no more of them.
+const NO_MORE_PAST: Duration = Duration::from_millis(300);
+
+/// Shows a journal.
+pub async fn journal(context: &Context, args: JournalArgs) -> Result<(), Failure> {
+    let (kernel, _) = context.kernel(&args.name).await?;
+    let mut shown =
+        Shown { context, full: args.full, since: args.since, ended: BTreeSet::new(), running: BTreeSet::new() };
+    if !args.follow {
+        return shown.more(&kernel, args.limit).await;
+    }
+    let mut signals = Signals::catch()?;
+    let mut events = kernel.events(0).await?;
+    let follow = async {
+        loop {
+            shown.more(&kernel, 0).await?;
+            // One look at the journal for all events that are there already.
+            events.next().await?;
+            while tokio::time::timeout(Duration::ZERO, events.next()).await.is_ok_and(|event| event.is_ok()) {}
+        }
+    };
+    until_signal(&mut signals, follow).await
+}
+
+/// Which entries were shown. An entry that still ran is shown again when it has ended.
+struct Shown<'a> {
+    context: &'a Context,
+    full: bool,
+    since: u64,
+    ended: BTreeSet<u64>,
+    running: BTreeSet<u64>,
+}
+
+impl Shown<'_> {
+    async fn more(&mut self, kernel: &KernelClient, limit: u32) -> Result<(), Failure> {
+        let mut failed = None;
+        let since = self.since;
+        let read = kernel.each_journal_entry(since, limit, async |entry: JournalEntry| {
+            self.entry(&entry).map_err(|failure| {
+                failed = Some(failure);
+                crate::core::error::Error::unavailable("the output is closed")
+            })
+        });
+        let read = read.await;
+        if let Some(failure) = failed {
+            return Err(failure);
+        }
+        read?;
+        // Look again from the oldest that still runs.
+        let last = self.ended.last().copied().unwrap_or(self.since);
+        self.since = self.running.first().map_or(last, |first| (first - 1).min(last)).max(since);
+        let since = self.since;
+        self.ended.retain(|sequence| *sequence > since);
+        Ok(())
+    }
+
+    fn entry(&mut self, entry: &JournalEntry) -> Result<(), Failure> {
+        let runs = entry.status == "running" || entry.status == "queued";
+        let known = match runs {
+            true => !self.running.insert(entry.sequence),
+            false => {
+                self.running.remove(&entry.sequence);
+                !self.ended.insert(entry.sequence)
+            }
+        };
+        if known {
+            return Ok(());
+        }
+        self.context.print(&match self.context.options.json {
+            true => format!("{}\n", json::journal_entry(entry)),
+            false => render::journal_entry(entry, self.full, self.context.terminal.paint),
+        })
+    }
+}
+
+/// Adds a message to a journal.
+pub async fn message(context: &Context, args: MessageArgs) -> Result<(), Failure> {
+    let mut text = args.text;
+    if text == "-" {
+        text.clear();
+        let read = std::io::stdin().lock().take(limits::CODE_BYTES as u64).read_to_string(&mut text);
+        read.map_err(|e| Failure::usage(format!("standard input: {e}"), "a message is UTF-8 text"))?;
+    }
+    let (kernel, _) = context.kernel(&args.name).await?;
+    let sequence = kernel.message(&args.role, &text).await?;
+    match context.options.json {
+        true => context.print_json(&json!({ "sequence": sequence })),
+        false => Ok(()),
+    }
+}
+
+/// Shows events of the host or of a kernel.
+pub async fn events(context: &Context, args: EventsArgs) -> Result<(), Failure> {
+    let host = context.host().await?;
+    let mut events = match &args.name {
+        Some(name) => host.open_kernel(name).await?.0.events(args.since).await?,
+        None => host.events(args.since).await?,
+    };
+    if args.follow {
+        let mut signals = Signals::catch()?;
+        let follow = async {
+            loop {
+                print_event(context, &events.next().await?)?;
+            }
+        };
+        return until_signal(&mut signals, follow).await;
+    }
+    past(context, &mut events).await
+}
+
+async fn past(context: &Context, events: &mut Events) -> Result<(), Failure> {
+    while let Ok(event) = tokio::time::timeout(NO_MORE_PAST, events.next()).await {
+        print_event(context, &event?)?;
+    }
+    Ok(())
+}
+
+fn print_event(context: &Context, event: &Event) -> Result<(), Failure> {
+    context.print(&match context.options.json {
+        true => format!("{}\n", json::event(event)),
+        false => render::event(event, context.terminal.paint),
+    })
+}
+
+/// Follows until Ctrl-C or SIGTERM, which is how following ends well.
+async fn until_signal(signals: &mut Signals, follow: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
+    tokio::select! {
+        followed = follow => followed,
+        ended = signals.any() => match ended {
+            exit::INTERRUPTED => Ok(()),
+            code => Err(Failure::Quiet(code)),
+        },
+    }
+}

@@ -1,0 +1,145 @@
+//! JSON for programs: the shapes of `docs/cli-json.md`. A field may be added; none is renamed or removed.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use serde::Serialize;
+use serde_json::{Value as Json, json};
+
+use crate::core::exec::ExecResult;
+use crate::core::ids::Digest;
+use crate::core::info::{Event, JournalEntry, KernelInfo, ToolInfo};
+use crate::core::rights::Rights;
+use crate::core::value::Value;
+
+/// A kernel.
+pub fn kernel(info: &KernelInfo) -> Json {
+    let spec = &info.spec;
+    let limits = &spec.limits;
+    let path = |allowed: &crate::core::spec::AllowedPath| json!({ "path": allowed.path.to_string_lossy(), "writable": allowed.writable });
+    json!({
+        "id": info.id.to_string(),
+        "name": spec.name.as_str(),
+        "engine": spec.engine.name(),
+        "isolation": spec.isolation.name(),
+        "image": spec.image,
+        "net": spec.net.name(),
+        "paths": spec.paths.iter().map(path).collect::<Vec<_>>(),
+        "labels": pairs(&spec.labels),
+        "degraded": spec.degraded,
+        "limits": {
+            "memory_bytes": limits.memory_bytes,
+            "cpu_milli": limits.cpu_milli,
+            "pids": limits.pids,
+            "open_files": limits.open_files,
+            "workspace_bytes": limits.workspace_bytes,
+        },
+        "idle_timeout_ms": spec.idle_timeout_ms,
+        "state": info.state,
+        "state_reason": info.state_reason,
+        "version": info.version,
+        "epoch": info.epoch.0,
+        "generation": info.generation,
+        "checkpoints": info.checkpoints,
+        "created_at_ms": info.created_at_ms,
+        "last_used_at_ms": info.last_used_at_ms,
+        "memory_bytes": info.memory_bytes,
+        "sandbox": info.sandbox,
+        "uid": info.uid,
+        "executions": info.executions,
+    })
+}
+
+/// A kernel, and what the capability that was asked allows.
+pub fn kernel_with_rights(info: &KernelInfo, rights: Rights) -> Json {
+    let mut json = kernel(info);
+    json["rights"] = rights.iter().map(|right| right.name()).collect();
+    json
+}
+
+fn pairs(pairs: &[(String, String)]) -> Json {
+    Json::Object(pairs.iter().map(|(k, v)| (k.clone(), Json::String(v.clone()))).collect())
+}
+
+/// The end of an execution and its output.
+pub fn exec_result(result: &ExecResult) -> Json {
+    let end = &result.end;
+    let mut json = json!({
+        "exec": result.exec.0,
+        "status": end.status.name(),
+        "code": end.code,
+        "err": end.err,
+        "value": end.value.as_ref().map(Value::to_plain_json),
+        "has_value": end.value.is_some(),
+        "output": end.output,
+        "duration_us": end.duration_us,
+        "truncated_bytes": result.truncated_bytes,
+    });
+    bytes(&mut json, "stdout", &result.stdout);
+    bytes(&mut json, "stderr", &result.stderr);
+    json
+}
+
+/// Output as text; where it is not UTF-8, its bytes too.
+fn bytes(json: &mut Json, name: &str, bytes: &[u8]) {
+    json[name] = Json::String(String::from_utf8_lossy(bytes).into_owned());
+    if std::str::from_utf8(bytes).is_err() {
+        json[format!("{name}_base64")] = Json::String(BASE64.encode(bytes));
+    }
+}
+
+/// A variable: its value for people and its tagged form, which loses no type.
+pub fn var(name: &str, value: &Value) -> Json {
+    json!({ "name": name, "value": value.to_plain_json(), "tagged": value.to_json() })
+}
+
+/// Things whose fields are their JSON already.
+pub fn list<T: Serialize>(items: &[T]) -> Json {
+    items.iter().map(|item| serde_json::to_value(item).unwrap_or_default()).collect()
+}
+
+/// Tools, their schemas as JSON.
+pub fn tools(tools: &[ToolInfo]) -> Json {
+    let tool = |tool: &ToolInfo| {
+        json!({
+            "name": tool.name,
+            "description": tool.description,
+            "source": tool.source,
+            "schema": serde_json::from_str::<Json>(&tool.schema_json).unwrap_or_default(),
+        })
+    };
+    tools.iter().map(tool).collect()
+}
+
+/// A stored blob.
+pub fn blob(hash: Digest, bytes: u64) -> Json {
+    json!({ "hash": hash.to_string(), "bytes": bytes })
+}
+
+/// An entry of a journal.
+pub fn journal_entry(entry: &JournalEntry) -> Json {
+    json!({
+        "sequence": entry.sequence,
+        "at_ms": entry.at_ms,
+        "kind": entry.kind,
+        "actor": entry.actor,
+        "exec": entry.exec,
+        "text": entry.text,
+        "status": entry.status,
+        "code": entry.code,
+        "err": entry.err,
+        "duration_us": entry.duration_us,
+        "output_bytes": entry.output_bytes,
+        "truncated_bytes": entry.truncated_bytes,
+    })
+}
+
+/// An event.
+pub fn event(event: &Event) -> Json {
+    json!({
+        "sequence": event.sequence,
+        "at_ms": event.at_ms,
+        "kernel": event.kernel,
+        "kind": event.kind,
+        "detail": serde_json::from_str::<Json>(&event.detail_json).unwrap_or_default(),
+    })
+}

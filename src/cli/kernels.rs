@@ -1,0 +1,144 @@
+//! Kernels as a whole: new, ls, show, start, stop, rm.
+
+use clap::Args;
+
+use super::args::NameArgs;
+use super::context::Context;
+use super::failure::Failure;
+use super::spec::{SpecArgs, parse_pair};
+use super::{json, render};
+use crate::core::info::KernelFilter;
+use crate::core::name::KernelName;
+
+/// `ryokan new`
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  ryokan new demo
+  ryokan new data --engine python --memory 2G --cpus 2 --idle-timeout 1h
+  ryokan new site --from-dir ./site --label project=site
+  ryokan new build --allow-path ~/src/app:rw --allow-path /opt/sdk:ro --net host")]
+pub struct NewArgs {
+    /// Its name
+    #[arg(value_parser = parse_name)]
+    pub name: KernelName,
+    /// What it is to be.
+    #[command(flatten)]
+    pub spec: SpecArgs,
+    /// The same key again within 24 hours gives the same kernel
+    #[arg(long, value_name = "KEY")]
+    pub key: Option<String>,
+}
+
+/// `ryokan ls`
+#[derive(Debug, Args)]
+pub struct LsArgs {
+    /// Only names that begin so
+    pub prefix: Option<String>,
+    /// Only kernels with this label; repeatable
+    #[arg(long = "label", value_name = "K=V", value_parser = parse_pair)]
+    pub labels: Vec<(String, String)>,
+    /// Only kernels in this state; repeatable
+    #[arg(long = "state", value_name = "STATE")]
+    pub states: Vec<String>,
+    /// Print names only
+    #[arg(short, long)]
+    pub quiet: bool,
+}
+
+/// `ryokan stop`
+#[derive(Debug, Args)]
+pub struct StopArgs {
+    /// Name or id of the kernel
+    pub name: String,
+    /// Interrupt what runs in place of waiting for it
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// `ryokan rm`
+#[derive(Debug, Args)]
+pub struct RmArgs {
+    /// Names or ids of the kernels
+    #[arg(required = true, value_name = "NAME")]
+    pub names: Vec<String>,
+}
+
+fn parse_name(text: &str) -> Result<KernelName, String> {
+    text.parse().map_err(|e: crate::core::name::NameError| e.to_string())
+}
+
+/// Makes a kernel.
+pub async fn new(context: &Context, args: NewArgs) -> Result<(), Failure> {
+    let request = args.spec.request(args.name)?;
+    let (_, info) = context.host().await?.create_kernel(&request, args.key.as_deref().unwrap_or_default()).await?;
+    context.show(
+        || json::kernel(&info),
+        || format!("created {} ({}, {})\n", info.spec.name, info.spec.engine, info.spec.isolation.name()),
+    )
+}
+
+/// Lists kernels.
+pub async fn ls(context: &Context, args: LsArgs) -> Result<(), Failure> {
+    let filter = KernelFilter { labels: args.labels, states: args.states, prefix: args.prefix.unwrap_or_default() };
+    let kernels = context.host().await?.list_kernels(&filter).await?;
+    if args.quiet && !context.options.json {
+        return context.print(&kernels.iter().map(|info| format!("{}\n", info.spec.name)).collect::<String>());
+    }
+    context.show(
+        || kernels.iter().map(json::kernel).collect(),
+        || render::kernels(&kernels, render::now_ms(), context.terminal.paint),
+    )
+}
+
+/// Shows one kernel.
+pub async fn show(context: &Context, args: NameArgs) -> Result<(), Failure> {
+    let (kernel, _) = context.kernel(&args.name).await?;
+    let (info, rights) = kernel.info_and_rights().await?;
+    context.show(
+        || json::kernel_with_rights(&info, rights),
+        || render::kernel(&info, rights, render::now_ms(), context.terminal.paint),
+    )
+}
+
+/// Starts a kernel's worker.
+pub async fn start(context: &Context, args: NameArgs) -> Result<(), Failure> {
+    let (kernel, _) = context.kernel(&args.name).await?;
+    kernel.start().await?;
+    report(context, &kernel.info().await?)
+}
+
+/// Ends a kernel's worker.
+pub async fn stop(context: &Context, args: StopArgs) -> Result<(), Failure> {
+    let (kernel, _) = context.kernel(&args.name).await?;
+    kernel.stop(args.force).await?;
+    report(context, &kernel.info().await?)
+}
+
+fn report(context: &Context, info: &crate::core::info::KernelInfo) -> Result<(), Failure> {
+    context.show(|| json::kernel(info), || format!("{} is {}\n", info.spec.name, info.state))
+}
+
+/// Removes kernels, after asking. What could be removed is removed; the first failure is the command's.
+pub async fn rm(context: &Context, args: RmArgs) -> Result<(), Failure> {
+    let host = context.host().await?;
+    let mut named = Vec::new();
+    for name in &args.names {
+        let (_, info) = host.open_kernel(name).await?;
+        named.push(info);
+    }
+    let names: Vec<&str> = named.iter().map(|info| info.spec.name.as_str()).collect();
+    context.confirm(&format!("remove {} with files and journal", names.join(", ")))?;
+    let mut first = None;
+    for info in &named {
+        // By id, so that a kernel of the same name made meanwhile is not taken for the one that was asked about.
+        match host.remove_kernel(&info.id.to_string(), 0).await {
+            Ok(()) if context.options.json => {}
+            Ok(()) => context.print(&format!("removed {}\n", info.spec.name))?,
+            Err(error) => first = first.or(Some(error)),
+        }
+    }
+    if context.options.json {
+        context.print_json(&named.iter().map(json::kernel).collect())?;
+    }
+    first.map_or(Ok(()), |error| Err(error.into()))
+}

@@ -1,0 +1,94 @@
+//! MCP servers of a kernel: add, ls, rm.
+
+use clap::{Args, Subcommand};
+
+use super::args::NameArgs;
+use super::context::Context;
+use super::failure::Failure;
+use super::spec::parse_pair;
+use super::{json, render};
+use crate::core::info::McpTransport;
+use crate::rpc::client::KernelClient;
+
+/// `ryokan mcp`
+#[derive(Debug, Args)]
+pub struct McpArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub action: McpAction,
+}
+
+/// What to do with MCP servers.
+#[derive(Debug, Subcommand)]
+pub enum McpAction {
+    /// Give a kernel a server of the configuration's allow-list
+    Add(AddArgs),
+    /// List a kernel's servers
+    Ls(NameArgs),
+    /// Take a server away
+    Rm {
+        /// Name or id of the kernel
+        name: String,
+        /// Name of the server
+        server: String,
+    },
+}
+
+/// `ryokan mcp add`
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  ryokan mcp add demo files -- mcp-server-filesystem /data
+  ryokan mcp add demo weather --url https://weather.example/mcp --header 'Authorization=Bearer …'")]
+pub struct AddArgs {
+    /// Name or id of the kernel
+    pub name: String,
+    /// Name of the server: the prefix of its tools
+    pub server: String,
+    /// Where it speaks streamable HTTP
+    #[arg(long, value_name = "URL", conflicts_with_all = ["command", "env"])]
+    pub url: Option<String>,
+    /// Header of every request; repeatable
+    #[arg(long = "header", value_name = "K=V", value_parser = parse_pair, conflicts_with = "command")]
+    pub headers: Vec<(String, String)>,
+    /// Environment variable of its program; repeatable
+    #[arg(long = "env", value_name = "K=V", value_parser = parse_pair)]
+    pub env: Vec<(String, String)>,
+    /// Its program and the program's arguments
+    #[arg(last = true, value_name = "COMMAND", required_unless_present = "url")]
+    pub command: Vec<String>,
+}
+
+impl AddArgs {
+    fn transport(&self) -> Result<McpTransport, Failure> {
+        match (&self.url, self.command.split_first()) {
+            (Some(url), _) => Ok(McpTransport::Http { url: url.clone(), headers: self.headers.clone() }),
+            (None, Some((command, args))) => {
+                Ok(McpTransport::Stdio { command: command.clone(), args: args.to_vec(), env: self.env.clone() })
+            }
+            (None, None) => Err(Failure::usage("there is no server to reach", "give --url URL, or -- COMMAND")),
+        }
+    }
+}
+
+/// Does what is asked with a kernel's MCP servers; each shows the list as it is then.
+pub async fn mcp(context: &Context, args: McpArgs) -> Result<(), Failure> {
+    match args.action {
+        McpAction::Add(add) => {
+            let transport = add.transport()?;
+            let (kernel, _) = context.kernel(&add.name).await?;
+            kernel.register_mcp(&add.server, &transport, 0).await?;
+            list(context, kernel).await
+        }
+        McpAction::Ls(NameArgs { name }) => list(context, context.kernel(&name).await?.0).await,
+        McpAction::Rm { name, server } => {
+            let (kernel, _) = context.kernel(&name).await?;
+            kernel.unregister_mcp(&server, 0).await?;
+            list(context, kernel).await
+        }
+    }
+}
+
+async fn list(context: &Context, kernel: KernelClient) -> Result<(), Failure> {
+    let servers = kernel.mcp_servers().await?;
+    context.show(|| json::list(&servers), || render::mcp_servers(&servers, context.terminal.paint))
+}

@@ -1,0 +1,113 @@
+//! The command line `ryokan`: a client of the public interface and of nothing else.
+//!
+//! ```text
+//! args ─▶ context (options, terminal, connection; starts the daemon) ─▶ one file per command family ─▶ render ─▶ stdout
+//! ```
+//! What is printed is made by pure functions in `render` (for people) and `json` (for programs, described in
+//! `docs/cli-json.md`). A command ends with a [`Failure`](failure::Failure) or well; `exit` alone knows the exit codes.
+
+pub mod args;
+mod autostart;
+mod blobs;
+mod code;
+mod completions;
+mod confirm;
+mod context;
+mod doctor;
+mod drive;
+mod exec;
+pub mod exit;
+pub mod failure;
+mod journal;
+pub mod json;
+mod kernels;
+mod mcp;
+mod mounts;
+pub mod paint;
+mod paths;
+pub mod render;
+mod repl;
+pub mod spec;
+mod tools;
+mod tour;
+mod vars;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use args::{Cli, Command};
+use context::Context;
+use failure::Failure;
+
+/// Runs the command line of this process to its exit code.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(help_or_error) => {
+            // `--help | head` closes the pipe: nothing more can be said.
+            let _ = help_or_error.print();
+            return exit::of_parser(&help_or_error).into();
+        }
+    };
+    trace(cli.options.verbose);
+    let context = Context::new(cli.options);
+    let done = match crate::rpc::client::run_local(dispatch(&context, cli.command)) {
+        Ok(done) => done,
+        Err(e) => Err(crate::core::error::Error::internal(format!("no runtime: {e}")).into()),
+    };
+    let code = match done {
+        Ok(()) => exit::OK,
+        Err(failure) => {
+            if let Some(text) = failure.text(context.terminal.paint_stderr) {
+                let _ = std::io::stderr().write_all(text.as_bytes());
+            }
+            failure.exit_code()
+        }
+    };
+    code.into()
+}
+
+async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
+    match command {
+        Command::Run(args) => exec::run(context, args).await,
+        Command::New(args) => kernels::new(context, args).await,
+        Command::Exec(args) => exec::exec(context, args).await,
+        Command::Repl(args) => repl::repl(context, args).await,
+        Command::Ls(args) => kernels::ls(context, args).await,
+        Command::Show(args) => kernels::show(context, args).await,
+        Command::Start(args) => kernels::start(context, args).await,
+        Command::Stop(args) => kernels::stop(context, args).await,
+        Command::Rm(args) => kernels::rm(context, args).await,
+        Command::Vars(args) => vars::vars(context, args).await,
+        Command::Get(args) => vars::get(context, args).await,
+        Command::Set(args) => vars::set(context, args).await,
+        Command::Mount(args) => mounts::mount(context, args).await,
+        Command::Unmount(args) => mounts::unmount(context, args).await,
+        Command::Mounts(args) => mounts::mounts(context, args).await,
+        Command::Tools(args) => tools::tools(context, args).await,
+        Command::Mcp(args) => mcp::mcp(context, args).await,
+        Command::Blob(args) => blobs::blob(context, args).await,
+        Command::Journal(args) => journal::journal(context, args).await,
+        Command::Message(args) => journal::message(context, args).await,
+        Command::Events(args) => journal::events(context, args).await,
+        Command::Config(args) => doctor::config(context, args).await,
+        Command::Doctor => doctor::doctor(context).await,
+        Command::Completions(args) => completions::completions(context, args),
+        Command::Tour(args) => tour::tour(context, args).await,
+    }
+}
+
+/// Diagnostics on stderr: `RUST_LOG` if it is set, else as many as `-v` asks for.
+fn trace(verbose: u8) {
+    use tracing_subscriber::EnvFilter;
+    let level = match verbose {
+        0 => "error",
+        1 => "ryokan=info",
+        2 => "ryokan=debug",
+        _ => "trace",
+    };
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
+}

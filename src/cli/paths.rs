@@ -1,0 +1,65 @@
+//! Where the command line finds the daemon and leaves its own files.
+
+use std::path::{Component, Path, PathBuf};
+
+use crate::core::error::{Error, Result};
+use crate::daemon::paths::{Mode, Paths};
+
+/// Socket of the user's own daemon, or of the system-wide one: where the daemon itself says that it listens.
+///
+/// # Errors
+/// If there is no place for it.
+pub fn socket(mode: Mode) -> Result<PathBuf> {
+    let paths = Paths::of_process(mode).map_err(|e| Error::unavailable(e.to_string()))?;
+    Ok(paths.control_socket())
+}
+
+/// Folder for what the command line itself keeps: histories and the log of a daemon that it started.
+///
+/// # Errors
+/// If neither `XDG_STATE_HOME` nor `HOME` is set.
+pub fn state_dir() -> Result<PathBuf> {
+    absolute("XDG_STATE_HOME")
+        .or_else(|| absolute("HOME").map(|home| home.join(".local/state")))
+        .map(|state| state.join("ryokan"))
+        .ok_or_else(|| Error::unavailable("there is no place for logs: neither XDG_STATE_HOME nor HOME is set"))
+}
+
+/// A relative path in an XDG variable is to be ignored, says the specification.
+fn absolute(variable: &str) -> Option<PathBuf> {
+    std::env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute())
+}
+
+/// A path as the daemon needs it: absolute, as text, and in the user's own words where that is possible: links are
+/// followed only for a `..`, which nothing else resolves rightly.
+///
+/// # Errors
+/// `invalidArgument` for a path that is not UTF-8, and for one with `..` that does not exist.
+pub fn for_daemon(path: &Path) -> Result<String> {
+    let wrong = |why: &dyn std::fmt::Display| Error::invalid(format!("path {}: {why}", path.display()));
+    let full = match path.components().any(|part| part == Component::ParentDir) {
+        true => std::fs::canonicalize(path).map_err(|e| wrong(&e))?,
+        false => std::path::absolute(path).map_err(|e| wrong(&e))?,
+    };
+    full.into_os_string().into_string().map_err(|_| wrong(&"not UTF-8"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_become_absolute() {
+        let here = std::env::current_dir().expect("a working directory");
+        for (given, wanted) in [
+            ("/a/b:c", PathBuf::from("/a/b:c")),
+            ("src", here.join("src")),
+            ("./src/.", here.join("src")),
+            ("src/../src", std::fs::canonicalize("src").expect("it is there")),
+        ] {
+            assert_eq!(for_daemon(Path::new(given)), Ok(wanted.to_str().expect("UTF-8").to_owned()), "{given}");
+        }
+        assert!(for_daemon(Path::new("")).is_err());
+        assert!(for_daemon(Path::new("nowhere/../x")).is_err());
+    }
+}

@@ -1,0 +1,90 @@
+//! Kernels.
+
+use super::{Table, ago, plain, stamp};
+use crate::cli::paint::Paint;
+use crate::core::info::KernelInfo;
+use crate::core::quantity::format_size;
+use crate::core::rights::Rights;
+
+/// A list of kernels.
+pub fn kernels(kernels: &[KernelInfo], now_ms: i64, paint: Paint) -> String {
+    let mut table = Table::new(&["NAME", "ENGINE", "STATE", "ISOLATION", "MEMORY", "EXECUTIONS", "LAST USED"]);
+    for info in kernels {
+        let memory = if info.memory_bytes == 0 { "-".into() } else { format_size(info.memory_bytes) };
+        table.row(&[
+            info.spec.name.as_str(),
+            info.spec.engine.name(),
+            &info.state,
+            info.spec.isolation.name(),
+            &memory,
+            &info.executions.to_string(),
+            &ago(info.last_used_at_ms, now_ms),
+        ]);
+        table.paint(2, state_painter(&info.state));
+    }
+    table.text("no kernels; make one: ryokan new NAME", paint)
+}
+
+/// States are the daemon's words; a state that this build does not know is shown unpainted.
+fn state_painter(state: &str) -> fn(Paint, &str) -> String {
+    match state {
+        "ready" | "busy" => Paint::good,
+        "crashed" => Paint::bad,
+        "starting" | "freezing" | "departing" => Paint::warn,
+        "stopped" | "created" | "suspended" | "archived" | "departed" => Paint::dim,
+        _ => |_, text| text.to_owned(),
+    }
+}
+
+/// All there is to know of one kernel.
+pub fn kernel(info: &KernelInfo, rights: Rights, now_ms: i64, paint: Paint) -> String {
+    let spec = &info.spec;
+    let limits = &spec.limits;
+    let mut text = String::new();
+    let mut field = |name: &str, value: String| {
+        let value = plain(&value);
+        if !value.is_empty() {
+            let gap = " ".repeat(14usize.saturating_sub(name.len()));
+            text.push_str(&format!("{}{gap}{value}\n", paint.head(name)));
+        }
+    };
+    let with_reason = |reason: &str| if reason.is_empty() { String::new() } else { format!(" ({reason})") };
+    field("name", spec.name.to_string());
+    field("id", info.id.to_string());
+    field("state", format!("{}{}", info.state, with_reason(&info.state_reason)));
+    field("engine", spec.engine.to_string());
+    field("isolation", format!("{}{}", spec.isolation.name(), with_reason(&spec.image)));
+    field("network", spec.net.name().into());
+    for (i, allowed) in spec.paths.iter().enumerate() {
+        let mode = if allowed.writable { "rw" } else { "ro" };
+        field(if i == 0 { "paths" } else { "" }, format!("{}:{mode}", allowed.path.display()));
+    }
+    let now = if info.memory_bytes == 0 { String::new() } else { format!("{} of ", format_size(info.memory_bytes)) };
+    field("memory", format!("{now}{}", format_size(limits.memory_bytes)));
+    field("cpus", format!("{}", f64::from(limits.cpu_milli) / 1000.0));
+    field("pids", limits.pids.to_string());
+    field("open files", limits.open_files.to_string());
+    field("workspace", format_size(limits.workspace_bytes));
+    field("idle timeout", idle(spec.idle_timeout_ms));
+    field("labels", spec.labels.iter().map(|(k, v)| format!("{k}={v}")).collect::<Vec<_>>().join(" "));
+    for (i, layer) in info.sandbox.iter().enumerate() {
+        field(if i == 0 { "sandbox" } else { "" }, layer.clone());
+    }
+    field("without", spec.degraded.join(" "));
+    field("executions", info.executions.to_string());
+    field("version", format!("{} (generation {}, epoch {})", info.version, info.generation, info.epoch.0));
+    field("created", format!("{}, {}", stamp(info.created_at_ms), ago(info.created_at_ms, now_ms)));
+    field("last used", ago(info.last_used_at_ms, now_ms));
+    field("owner", format!("uid {}", info.uid));
+    if rights != Rights::ALL {
+        field("rights", rights.iter().map(|right| right.name()).collect::<Vec<_>>().join(" "));
+    }
+    text
+}
+
+fn idle(ms: u64) -> String {
+    match ms {
+        0 => "never".into(),
+        ms => humantime::format_duration(std::time::Duration::from_millis(ms)).to_string(),
+    }
+}

@@ -1,0 +1,72 @@
+//! What a kernel has, and what the host can do.
+
+use super::{Table, first_line};
+use crate::cli::paint::Paint;
+use crate::core::info::{Ability, McpInfo, MountInfo, ToolInfo, VarInfo};
+
+/// Columns left for a description on a usual terminal.
+const DESCRIPTION: usize = 60;
+
+/// Variables.
+pub fn vars(vars: &[VarInfo], paint: Paint) -> String {
+    let mut table = Table::new(&["NAME", "TYPE", "VALUE"]);
+    for var in vars {
+        table.row(&[var.name.as_str(), &var.type_name, &first_line(&var.summary, DESCRIPTION)]);
+    }
+    table.text("no variables", paint)
+}
+
+/// Mounts.
+pub fn mounts(mounts: &[MountInfo], paint: Paint) -> String {
+    let mut table = Table::new(&["PATH", "MODE", "SOURCE"]);
+    for mount in mounts {
+        table.row(&[mount.path.as_str(), if mount.writable { "rw" } else { "ro" }, &mount.source]);
+    }
+    table.text("no mounts", paint)
+}
+
+/// Tools.
+pub fn tools(tools: &[ToolInfo], paint: Paint) -> String {
+    let mut table = Table::new(&["NAME", "SOURCE", "DESCRIPTION"]);
+    for tool in tools {
+        table.row(&[tool.name.as_str(), &tool.source, &first_line(&tool.description, DESCRIPTION)]);
+    }
+    table.text("no tools", paint)
+}
+
+/// MCP servers.
+pub fn mcp_servers(servers: &[McpInfo], paint: Paint) -> String {
+    let mut table = Table::new(&["NAME", "STATE", "TOOLS", "ERROR"]);
+    for server in servers {
+        table.row(&[server.name.as_str(), &server.state, &server.tools.to_string(), &server.error]);
+        match server.state.as_str() {
+            "ready" => table.paint(1, Paint::good),
+            "failed" => table.paint(1, Paint::bad),
+            _ => {}
+        }
+    }
+    table.text("no MCP servers", paint)
+}
+
+/// What the host can do, what it cannot, and what to do about that.
+pub fn abilities(abilities: &[Ability], paint: Paint) -> String {
+    let mut table = Table::new(&["ABILITY", "", "FOUND"]);
+    for ability in abilities {
+        let (word, painter): (_, fn(Paint, &str) -> String) = match (ability.present, ability.required) {
+            (true, _) => ("yes", Paint::good),
+            (false, true) => ("MISSING", Paint::bad),
+            (false, false) => ("no", Paint::warn),
+        };
+        table.row(&[ability.name.as_str(), word, &ability.detail]);
+        table.paint(1, painter);
+    }
+    let mut text = table.text("the daemon named no abilities", paint);
+    let missing = |ability: &&Ability| !ability.present && !ability.hint.is_empty();
+    for (i, ability) in abilities.iter().filter(missing).enumerate() {
+        let gap = if i == 0 { "\n" } else { "" };
+        let need = if ability.required { " (kernels cannot run without it)" } else { "" };
+        let hint = super::plain(&ability.hint);
+        text.push_str(&format!("{gap}{} {}{need}: {hint}\n", paint.note("hint:"), super::plain(&ability.name)));
+    }
+    text
+}

@@ -1,0 +1,41 @@
+//! Text for people, made by pure functions: the same data gives the same text. Printing is the caller's.
+//!
+//! What kernels, tools and journals hold is not ours: control characters in it are shown, never sent to the terminal.
+
+mod journal;
+mod kernels;
+mod lists;
+mod table;
+mod time;
+mod value;
+
+pub use journal::{event, journal_entry};
+pub use kernels::{kernel, kernels};
+pub use lists::{abilities, mcp_servers, mounts, tools, vars};
+pub use table::Table;
+pub use time::{ago, now_ms, span_us, stamp};
+pub use value::value_of;
+
+/// Text with every control character shown as an escape, except line ends and tabs.
+pub fn plain(text: &str) -> String {
+    text.chars().fold(String::with_capacity(text.len()), |mut out, c| {
+        match c {
+            '\n' | '\t' => out.push(c),
+            c if c.is_control() => out.extend(c.escape_default()),
+            c => out.push(c),
+        }
+        out
+    })
+}
+
+/// The first line, at most `most` characters, with `…` for what is left out.
+pub fn first_line(text: &str, most: usize) -> String {
+    let line = text.trim_start().lines().next().unwrap_or_default();
+    let more = text.trim().lines().nth(1).is_some();
+    let line = plain(line).replace('\t', " ");
+    match line.chars().count() > most {
+        true => line.chars().take(most.saturating_sub(1)).chain(['…']).collect(),
+        false if more => format!("{line} …"),
+        false => line,
+    }
+}

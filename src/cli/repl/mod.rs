@@ -1,0 +1,132 @@
+//! `repl`: an interactive session with a kernel, which lives on when it ends.
+//!
+//! ```text
+//! editor thread (blocking: rustyline, or lines of a pipe) ⇄ channels ⇄ this task ⇄ daemon
+//! ```
+
+mod commands;
+mod editor;
+mod program;
+
+use clap::Args;
+
+use self::commands::{Next, command};
+use self::editor::Editor;
+use self::program::{Program, read_program};
+use super::context::Context;
+use super::drive::{Driven, Signals, Streams, drive};
+use super::exec::end_error;
+use super::failure::Failure;
+use super::{exit, failure, paths, render};
+use crate::core::error::{Error, ErrorCode};
+use crate::core::exec::ExecRequest;
+use crate::core::info::KernelInfo;
+use crate::rpc::client::KernelClient;
+
+/// `ryokan repl`
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  ryokan repl demo
+  ryokan repl demo < commands.txt
+
+Ctrl-C clears the line or interrupts what runs, Ctrl-D leaves; the kernel lives on. :help lists the commands.")]
+pub struct ReplArgs {
+    /// Name or id of the kernel
+    pub name: String,
+}
+
+/// A session of the read-eval-print loop.
+struct Session<'a> {
+    context: &'a Context,
+    /// What the user called the kernel: it is found again by this after a lost connection.
+    name: String,
+    kernel: KernelClient,
+    info: KernelInfo,
+    /// Whether somebody types.
+    interactive: bool,
+    /// The last execution's exit code.
+    last: u8,
+}
+
+/// Runs an interactive session, or the lines of standard input if that is no terminal.
+pub async fn repl(context: &Context, args: ReplArgs) -> Result<(), Failure> {
+    let mut signals = Signals::catch()?;
+    let (kernel, info) = context.kernel(&args.name).await?;
+    let interactive = context.terminal.stdin && context.terminal.stdout;
+    let mut editor = match interactive {
+        true => Editor::terminal(&paths::state_dir()?.join("history"), info.spec.name.as_str())?,
+        false => Editor::lines(),
+    };
+    let mut session = Session { context, name: args.name, kernel, info, interactive, last: exit::OK };
+    if interactive {
+        let (name, engine) = (&session.info.spec.name, session.info.spec.engine);
+        context.say(&format!("{name} ({engine}); :help lists the commands, Ctrl-D leaves, the kernel lives on"));
+    }
+    loop {
+        let program = read_program(&mut editor, &session.kernel, &session.info, &mut signals).await?;
+        let done = match program {
+            Program::Nothing => continue,
+            Program::End => break,
+            Program::Signal(exit::INTERRUPTED) if interactive => continue,
+            Program::Signal(code) => return Err(Failure::Quiet(code)),
+            Program::Command(words) => match command(context, &session.kernel, &words).await {
+                Ok(Next::Go) => Ok(()),
+                Ok(Next::Leave) => break,
+                Err(failure) => Err(failure),
+            },
+            Program::Code(code) => session.execute(&code, &mut signals).await,
+        };
+        if let Err(failure) = done {
+            session.recover(failure).await?;
+        }
+    }
+    match interactive || session.last == exit::OK {
+        true => Ok(()),
+        false => Err(Failure::Quiet(session.last)),
+    }
+}
+
+impl Session<'_> {
+    async fn execute(&mut self, code: &str, signals: &mut Signals) -> Result<(), Failure> {
+        let execution = self.kernel.run(&ExecRequest::code(code)).await?;
+        let explain = self.interactive.then_some("interrupting; Ctrl-C once more leaves it running");
+        let streams = Streams { show: true, feed_stdin: false, explain };
+        match drive(&self.kernel, &execution, streams, signals).await? {
+            Driven::Ended { result, wrote_stderr } => {
+                self.last = exit::of_execution(result.end.code);
+                if let Some(text) = render::value_of(&result, self.info.spec.engine) {
+                    self.context.print(&text)?;
+                }
+                if let Some(error) = end_error(&result, wrote_stderr) {
+                    self.complain(&error);
+                }
+                Ok(())
+            }
+            Driven::Detached(exec) => {
+                self.context.say(&format!("execution {exec} goes on; what follows waits behind it"));
+                Ok(())
+            }
+            Driven::ReaderGone => Err(Failure::Quiet(exit::READER_GONE)),
+            Driven::Terminated => Err(Failure::Quiet(exit::TERMINATED)),
+        }
+    }
+
+    fn complain(&self, error: &Error) {
+        self.context.say(failure::render(error, self.context.terminal.paint_stderr).trim_end());
+    }
+
+    /// Shows a failure and goes on, with a new connection where the old one is lost.
+    async fn recover(&mut self, failure: Failure) -> Result<(), Failure> {
+        let error = match failure {
+            Failure::Error(error) => error,
+            Failure::Quiet(_) => return Err(failure),
+        };
+        self.last = exit::of(error.code);
+        self.complain(&error);
+        if error.code == ErrorCode::Unavailable {
+            (self.kernel, self.info) = self.context.kernel(&self.name).await?;
+            self.context.say("connected again");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,147 @@
+//! The options that describe a kernel, shared by `new` and `run`.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+
+use super::failure::Failure;
+use super::paths;
+use crate::core::engine::EngineName;
+use crate::core::name::KernelName;
+use crate::core::quantity::{parse_cpu_milli, parse_duration, parse_size};
+use crate::core::spec::{AllowedPath, Isolation, Net};
+use crate::rpc::convert::spec::SpecRequest;
+
+/// What a kernel is to be.
+#[derive(Debug, Clone, Default, Args)]
+pub struct SpecArgs {
+    /// Interpreter: kaish or python
+    #[arg(long, value_parser = parse_engine)]
+    pub engine: Option<EngineName>,
+    /// Where the code is contained: process or microvm
+    #[arg(long, value_name = "ISOLATION", value_parser = parse_isolation)]
+    pub isolation: Option<Isolation>,
+    /// Image, and perhaps its version
+    #[arg(long, value_name = "IMG[@VERSION]")]
+    pub image: Option<String>,
+    /// Give it a path of the host, at its own place; repeatable
+    #[arg(long = "allow-path", value_name = "P:ro|rw", value_parser = parse_allowed)]
+    pub allow_path: Vec<AllowedPath>,
+    /// Network: none or host
+    #[arg(long, value_name = "NET", value_parser = parse_net)]
+    pub net: Option<Net>,
+    /// Memory of all its processes, such as 512M
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub memory: Option<u64>,
+    /// Processors, such as 1 or 0.5
+    #[arg(long, value_name = "N", value_parser = parse_cpu_milli)]
+    pub cpus: Option<u32>,
+    /// Processes and threads
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub pids: Option<u32>,
+    /// Open files of one process
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub open_files: Option<u32>,
+    /// Size of the workspace, such as 10G
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub workspace: Option<u64>,
+    /// Stop it after so much idle time, such as 5m; 0: never
+    #[arg(long, value_name = "TIME", value_parser = parse_millis)]
+    pub idle_timeout: Option<u64>,
+    /// Label it; repeatable
+    #[arg(long = "label", value_name = "K=V", value_parser = parse_pair)]
+    pub labels: Vec<(String, String)>,
+    /// Do without a sandbox layer that this host lacks; recorded; repeatable
+    #[arg(long, value_name = "LAYER")]
+    pub allow_degraded: Vec<String>,
+    /// Copy this folder into its workspace
+    #[arg(long, value_name = "DIR")]
+    pub from_dir: Option<PathBuf>,
+}
+
+impl SpecArgs {
+    /// The request for a kernel of that name.
+    ///
+    /// # Errors
+    /// For paths that the daemon could not understand.
+    pub fn request(&self, name: KernelName) -> Result<SpecRequest, Failure> {
+        Ok(SpecRequest {
+            engine: self.engine,
+            isolation: self.isolation,
+            image: self.image.clone(),
+            paths: self.allow_path.iter().map(absolute).collect::<Result<_, _>>()?,
+            net: self.net,
+            memory_bytes: self.memory,
+            cpu_milli: self.cpus,
+            pids: self.pids,
+            open_files: self.open_files,
+            workspace_bytes: self.workspace,
+            idle_timeout_ms: self.idle_timeout,
+            labels: self.labels.clone(),
+            degraded: self.allow_degraded.clone(),
+            from_dir: self.from_dir.as_deref().map(folder).transpose()?,
+            ..SpecRequest::new(name)
+        })
+    }
+}
+
+fn absolute(allowed: &AllowedPath) -> Result<AllowedPath, Failure> {
+    Ok(AllowedPath { path: paths::for_daemon(&allowed.path)?.into(), writable: allowed.writable })
+}
+
+fn folder(path: &Path) -> Result<PathBuf, Failure> {
+    match path.is_dir() {
+        true => Ok(paths::for_daemon(path)?.into()),
+        false => {
+            Err(Failure::usage(format!("--from-dir {}: not a folder", path.display()), "name a folder of this host"))
+        }
+    }
+}
+
+fn parse_engine(text: &str) -> Result<EngineName, String> {
+    text.parse().map_err(|e: crate::core::engine::UnknownEngine| e.to_string())
+}
+
+fn parse_isolation(text: &str) -> Result<Isolation, String> {
+    Isolation::from_name(text).ok_or_else(|| "process or microvm".into())
+}
+
+fn parse_net(text: &str) -> Result<Net, String> {
+    Net::from_name(text).ok_or_else(|| "none or host".into())
+}
+
+/// Reads a duration as milliseconds.
+///
+/// # Errors
+/// What is wrong with it, in words.
+pub fn parse_millis(text: &str) -> Result<u64, String> {
+    let duration = parse_duration(text).map_err(|e| e.to_string())?;
+    u64::try_from(duration.as_millis()).map_err(|e| e.to_string())
+}
+
+/// Reads `name=value`; the value may hold more `=`.
+///
+/// # Errors
+/// What is wrong with it, in words.
+pub fn parse_pair(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        Some(_) | None => Err("NAME=VALUE".into()),
+    }
+}
+
+/// Reads `PATH:ro` or `PATH:rw`, split at the last colon; a path without either is read-only.
+///
+/// # Errors
+/// What is wrong with it, in words.
+pub fn parse_allowed(text: &str) -> Result<AllowedPath, String> {
+    let (path, writable) = match text.rsplit_once(':') {
+        Some((path, "rw")) => (path, true),
+        Some((path, "ro")) => (path, false),
+        Some(_) | None => (text, false),
+    };
+    match path.is_empty() {
+        true => Err("PATH, PATH:ro or PATH:rw".into()),
+        false => Ok(AllowedPath { path: path.into(), writable }),
+    }
+}

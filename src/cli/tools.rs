@@ -1,0 +1,73 @@
+//! Tools: listing them, and calling one as an execution.
+
+use clap::{Args, Subcommand};
+
+use super::context::Context;
+use super::drive::Signals;
+use super::exec::Shown;
+use super::failure::Failure;
+use super::spec::parse_millis;
+use super::{json, render, vars};
+use crate::core::exec::{ExecRequest, Work};
+use crate::core::value::Value;
+
+/// `ryokan tools`
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  ryokan tools demo
+  ryokan tools demo call wc '[\"-l\", \"data.csv\"]'
+  ryokan tools demo call weather__forecast '{\"city\": \"Kyoto\"}'")]
+pub struct ToolsArgs {
+    /// Name or id of the kernel
+    pub name: String,
+    /// What to do with them; without: list them.
+    #[command(subcommand)]
+    pub action: Option<ToolAction>,
+}
+
+/// What to do with tools.
+#[derive(Debug, Subcommand)]
+pub enum ToolAction {
+    /// Call a tool; its exit code becomes ours
+    Call {
+        /// Name of the tool
+        tool: String,
+        /// Arguments: an object (named) or an array (positional); - reads standard input
+        #[arg(value_name = "JSON", default_value = "{}")]
+        args: String,
+        /// End it after so much time, such as 90s
+        #[arg(long, value_name = "TIME", value_parser = parse_millis)]
+        timeout: Option<u64>,
+    },
+}
+
+/// Lists tools or calls one.
+pub async fn tools(context: &Context, args: ToolsArgs) -> Result<(), Failure> {
+    match args.action {
+        None => {
+            let (kernel, _) = context.kernel(&args.name).await?;
+            let tools = kernel.tools().await?;
+            context.show(|| json::tools(&tools), || render::tools(&tools, context.terminal.paint))
+        }
+        Some(ToolAction::Call { tool, args: given, timeout }) => {
+            let given = vars::value(&given)?;
+            if !matches!(given, Value::Object(_) | Value::Array(_)) {
+                return Err(Failure::usage(
+                    "arguments are an object or an array",
+                    "for example '{\"city\": \"Kyoto\"}'",
+                ));
+            }
+            let request = ExecRequest {
+                what: Work::Call { name: tool, args: given },
+                timeout_ms: timeout.unwrap_or(0),
+                ..ExecRequest::default()
+            };
+            let mut signals = Signals::catch()?;
+            let (kernel, info) = context.kernel(&args.name).await?;
+            let execution = kernel.run(&request).await?;
+            let shown =
+                Shown { context, kernel: &kernel, name: &args.name, engine: info.spec.engine, throw_away: false };
+            shown.execution(&execution, false, &mut signals).await
+        }
+    }
+}

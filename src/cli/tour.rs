@@ -1,0 +1,47 @@
+//! The guided tour: `scripts/tour`, the same text, with the programs that are installed.
+
+use std::process::Stdio;
+
+use clap::Args;
+
+use super::context::Context;
+use super::exit;
+use super::failure::Failure;
+use crate::core::error::Error;
+
+/// The one source of the tour.
+const SCRIPT: &str = include_str!("../../scripts/tour");
+
+/// `ryokan tour`
+#[derive(Debug, Args)]
+pub struct TourArgs {
+    /// Print the script in place of running it
+    #[arg(long)]
+    pub print: bool,
+    /// Keep its folder, and say where it is
+    #[arg(long)]
+    pub keep: bool,
+}
+
+/// Takes the tour with a daemon and folders of its own.
+pub async fn tour(context: &Context, args: TourArgs) -> Result<(), Failure> {
+    if args.print {
+        return context.print(SCRIPT);
+    }
+    let me = std::env::current_exe().map_err(|e| Error::internal(format!("where this program is: {e}")))?;
+    let folder = me.parent().unwrap_or(std::path::Path::new("/"));
+    let mut command = tokio::process::Command::new("bash");
+    command.arg("-c").arg(SCRIPT).arg("tour").env("RYOKAN_TOUR_BIN", folder).stdin(Stdio::null());
+    if args.keep {
+        command.arg("--keep");
+    }
+    let status = command
+        .status()
+        .await
+        .map_err(|e| Error::unsupported(format!("could not run bash: {e}")).hint("install bash"))?;
+    match status.code() {
+        Some(0) => Ok(()),
+        Some(code) => Err(Failure::Quiet(exit::of_execution(code))),
+        None => Err(Failure::Quiet(exit::FAILED)),
+    }
+}

@@ -1,0 +1,79 @@
+//! Names with `*` and `?`, as in lists of kernels or paths. Nothing more: no classes, no escapes, no surprises.
+
+use std::fmt;
+
+/// A pattern over one name: `*` is any text, `?` any one character, everything else is itself.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Pattern(String);
+
+impl Pattern {
+    /// Takes the pattern's text; every text is a pattern.
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+
+    /// The pattern's text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Whether the whole of `name` matches. Time grows with the product of both lengths, never faster.
+    pub fn matches(&self, name: &str) -> bool {
+        let pattern: Vec<char> = self.0.chars().collect();
+        let name: Vec<char> = name.chars().collect();
+        let (mut p, mut n) = (0, 0);
+        let mut star: Option<(usize, usize)> = None;
+        while n < name.len() {
+            match pattern.get(p) {
+                Some('*') => {
+                    star = Some((p, n));
+                    p += 1;
+                }
+                Some(c) if *c == '?' || *c == name[n] => (p, n) = (p + 1, n + 1),
+                _ => match star {
+                    // The last star takes one character more.
+                    Some((at, taken)) => {
+                        star = Some((at, taken + 1));
+                        (p, n) = (at + 1, taken + 1);
+                    }
+                    None => return false,
+                },
+            }
+        }
+        pattern[p..].iter().all(|c| *c == '*')
+    }
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn model(pattern: &[char], name: &[char]) -> bool {
+        match (pattern.split_first(), name.split_first()) {
+            (None, None) => true,
+            (Some(('*', rest)), _) => model(rest, name) || (!name.is_empty() && model(pattern, &name[1..])),
+            (Some((p, rest)), Some((n, name))) => (*p == '?' || p == n) && model(rest, name),
+            _ => false,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn agrees_with_the_simple_model(pattern in "[ab*?é]{0,8}", name in "[abé]{0,8}") {
+            let chars = |text: &str| text.chars().collect::<Vec<_>>();
+            prop_assert_eq!(Pattern::new(&*pattern).matches(&name), model(&chars(&pattern), &chars(&name)));
+        }
+    }
+
+    #[test]
+    fn long_input_takes_no_time() {
+        assert!(!Pattern::new("*a".repeat(100)).matches(&"a".repeat(5000).replace('a', "b")));
+    }
+}

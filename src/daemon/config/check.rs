@@ -1,0 +1,211 @@
+//! From [`RawConfig`] to [`Config`]: every rule that one value alone does not show. The daemon's start and
+//! `ryokan config check` both come through here, so that what the one accepts the other runs.
+
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::path_rules::PathRules;
+use super::problem::Fault;
+use super::raw::{RawConfig, RawDaemon, RawDefaults, RawEngines, RawLimits, RawSandbox};
+use super::values::Span;
+use super::{Config, Daemon, Defaults, Limits, Python, Sandbox, servers};
+use crate::core::engine::EngineName;
+use crate::core::limits;
+use crate::core::name::KernelName;
+use crate::core::spec::{KernelLimits, KernelSpec, check_inside_path};
+
+/// Longest duration of any setting.
+const LONGEST: Duration = Duration::from_secs(7 * 86_400);
+/// Entries of any list.
+const LIST: usize = 256;
+
+/// What is wrong so far.
+#[derive(Default)]
+pub(super) struct Faults(pub(super) Vec<Fault>);
+
+impl Faults {
+    pub(super) fn add(&mut self, fault: Fault) {
+        self.0.push(fault);
+    }
+
+    fn unless(&mut self, good: bool, fault: impl FnOnce() -> Fault) {
+        if !good {
+            self.add(fault());
+        }
+    }
+
+    fn range(&mut self, section: &str, key: &str, value: u64, range: RangeInclusive<u64>) {
+        self.unless(range.contains(&value), || {
+            let allowed = format!("possible: {} to {}", range.start(), range.end());
+            Fault::new(&[section, key], format!("{value} is out of range")).hint(allowed)
+        });
+    }
+}
+
+/// Checks everything; all that is wrong is reported, not just the first.
+pub(super) fn check(raw: &RawConfig) -> Result<Config, Vec<Fault>> {
+    let mut faults = Faults::default();
+    let config = Config {
+        defaults: defaults(&raw.defaults, raw.sandbox.net_host_allowed, &mut faults),
+        limits: limits(&raw.limits, &mut faults),
+        sandbox: sandbox(&raw.sandbox, &mut faults),
+        daemon: daemon(&raw.daemon, &mut faults),
+        python: python(&raw.engines, &mut faults),
+        mcp_servers: servers::check(&raw.mcp, &mut faults),
+    };
+    if faults.0.is_empty() { Ok(config) } else { Err(faults.0) }
+}
+
+fn defaults(raw: &RawDefaults, net_host_allowed: bool, faults: &mut Faults) -> Defaults {
+    let limits = KernelLimits {
+        memory_bytes: raw.memory.0,
+        cpu_milli: raw.cpus.0,
+        pids: raw.pids,
+        open_files: raw.open_files,
+        workspace_bytes: raw.workspace_size.0,
+    };
+    // One limit at a time through the very check that a new kernel's specification passes.
+    let usual = KernelLimits::default();
+    for (key, alone) in [
+        ("memory", KernelLimits { memory_bytes: limits.memory_bytes, ..usual }),
+        ("cpus", KernelLimits { cpu_milli: limits.cpu_milli, ..usual }),
+        ("pids", KernelLimits { pids: limits.pids, ..usual }),
+        ("open_files", KernelLimits { open_files: limits.open_files, ..usual }),
+        ("workspace_size", KernelLimits { workspace_bytes: limits.workspace_bytes, ..usual }),
+    ] {
+        if let Err(e) = check_limits(alone) {
+            faults.add(Fault::new(&["defaults", key], e));
+        }
+    }
+    faults.unless(raw.idle_timeout.0.is_none_or(|timeout| timeout <= LONGEST), || too_long("defaults", "idle_timeout"));
+    faults.unless(raw.output_kept.0 <= 1 << 30, || {
+        Fault::new(&["defaults", "output_kept"], "more than 1G of one execution's output cannot be kept")
+    });
+    faults.unless(net_host_allowed || raw.net == crate::core::spec::Net::None, || {
+        Fault::new(&["defaults", "net"], "\"host\" is forbidden by sandbox.net_host_allowed")
+    });
+    Defaults {
+        engine: raw.engine,
+        limits,
+        idle_timeout: raw.idle_timeout.0,
+        output_kept_bytes: raw.output_kept.0,
+        net: raw.net,
+    }
+}
+
+fn check_limits(limits: KernelLimits) -> Result<(), String> {
+    let name: KernelName = "x".parse().map_err(|e: crate::core::name::NameError| e.to_string())?;
+    let spec = KernelSpec { limits, ..KernelSpec::new(name, EngineName::Kaish) };
+    spec.check().map_err(|e| e.to_string())
+}
+
+fn limits(raw: &RawLimits, faults: &mut Faults) -> Limits {
+    for (key, value, most) in [
+        ("kernels", raw.kernels, limits::KERNELS),
+        ("kernels_per_user", raw.kernels_per_user, limits::KERNELS),
+        ("workers", raw.workers, limits::KERNELS),
+        ("clients", raw.clients, limits::CLIENTS),
+        ("executions_in_flight", raw.executions_in_flight, limits::KERNELS),
+        ("executions_queued", raw.executions_queued, limits::EXECUTIONS_QUEUED),
+    ] {
+        faults.range("limits", key, value as u64, 1..=most as u64);
+    }
+    faults.range("limits", "events_kept", raw.events_kept, 1000..=10_000_000);
+    Limits {
+        kernels: raw.kernels,
+        kernels_per_user: raw.kernels_per_user,
+        workers: raw.workers,
+        clients: raw.clients,
+        executions_in_flight: raw.executions_in_flight,
+        executions_queued: raw.executions_queued,
+        events_kept: raw.events_kept,
+    }
+}
+
+fn sandbox(raw: &RawSandbox, faults: &mut Faults) -> Sandbox {
+    for (key, length) in [
+        ("system_paths", raw.system_paths.len()),
+        ("allow_degraded", raw.allow_degraded.len()),
+        ("deny_paths", raw.deny_paths.len()),
+    ] {
+        faults.range("sandbox", key, length as u64, 0..=LIST as u64);
+    }
+    for path in &raw.system_paths {
+        if let Err(e) = check_inside_path(path) {
+            faults.add(Fault::new(&["sandbox", "system_paths"], e.to_string()));
+        }
+    }
+    let user = raw.worker_user.as_str();
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+    faults.unless(!user.is_empty() && user.len() <= 32 && user.chars().all(plain), || {
+        Fault::new(&["sandbox", "worker_user"], format!("{user:?} cannot be the name of an account"))
+    });
+    faults.unless(!matches!(user, "root" | "0"), || {
+        Fault::new(&["sandbox", "worker_user"], "root cannot run workers").hint("name an unprivileged account")
+    });
+    for layer in &raw.allow_degraded {
+        let known = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '_');
+        faults.unless(!layer.is_empty() && layer.len() <= 64 && layer.chars().all(known), || {
+            Fault::new(&["sandbox", "allow_degraded"], format!("{layer:?} cannot be the name of a sandbox layer"))
+                .hint("`ryokan doctor` lists the layers")
+        });
+    }
+    let path_rules = PathRules::parse(&raw.deny_paths).unwrap_or_else(|(_, why)| {
+        faults.add(Fault::new(&["sandbox", "deny_paths"], why));
+        PathRules::default()
+    });
+    Sandbox {
+        system_paths: raw.system_paths.clone(),
+        worker_user: raw.worker_user.clone(),
+        allow_degraded: raw.allow_degraded.clone(),
+        net_host_allowed: raw.net_host_allowed,
+        path_rules,
+    }
+}
+
+fn daemon(raw: &RawDaemon, faults: &mut Faults) -> Daemon {
+    let durations =
+        [("orphan_grace", Some(raw.orphan_grace.0)), ("drain", Some(raw.drain.0)), ("idle_exit", raw.idle_exit.0)];
+    for (key, duration) in durations {
+        faults.unless(duration.is_none_or(|duration| duration <= LONGEST), || too_long("daemon", key));
+    }
+    faults.range("daemon", "db_threads", u64::from(raw.db_threads), 1..=64);
+    if let Err(e) = tracing_subscriber::EnvFilter::try_new(&raw.log_level) {
+        let hint = "error, warn, info, debug, trace, or one per module, for example \"info,ryokan::rpc=debug\"";
+        faults.add(Fault::new(&["daemon", "log_level"], e.to_string()).hint(hint));
+    }
+    Daemon {
+        orphan_grace: raw.orphan_grace.0,
+        drain: raw.drain.0,
+        durability: raw.durability,
+        log_format: raw.log_format,
+        log_level: raw.log_level.clone(),
+        idle_exit: raw.idle_exit.0,
+        db_threads: raw.db_threads,
+    }
+}
+
+fn python(raw: &RawEngines, faults: &mut Faults) -> Python {
+    let command = &raw.python.command;
+    if let Err(why) = check_command(command) {
+        faults.add(Fault::new(&["engines", "python", "command"], why));
+    }
+    Python { command: PathBuf::from(command) }
+}
+
+/// A program: a name to be found on `PATH`, or an absolute path.
+pub(super) fn check_command(command: &str) -> Result<(), String> {
+    if command.is_empty() || command.len() > limits::PATH_BYTES || command.contains('\0') {
+        return Err("a program's name or absolute path is needed".into());
+    }
+    if command.contains('/') && !command.starts_with('/') {
+        return Err(format!("{command:?} depends on the working directory: give a bare name or an absolute path"));
+    }
+    Ok(())
+}
+
+/// A fault for a duration beyond [`LONGEST`].
+fn too_long(section: &str, key: &str) -> Fault {
+    Fault::new(&[section, key], format!("longer than {}", Span(LONGEST)))
+}

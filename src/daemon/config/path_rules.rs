@@ -1,0 +1,124 @@
+//! Host paths that no kernel may ever be given, whoever asks.
+
+use std::path::{Component, Path};
+
+use crate::core::pattern::Pattern;
+
+/// A checked list of paths. Each refuses what is at it, below it, and what contains it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PathRules(Vec<Rule>);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Rule {
+    text: String,
+    from_home: bool,
+    parts: Vec<Pattern>,
+}
+
+impl PathRules {
+    /// Reads rules such as `~/.ssh` or `/srv/*/secrets`: absolute or under `~`; `*` and `?` within one part.
+    ///
+    /// # Errors
+    /// The number of the first rule that is wrong, and why.
+    pub fn parse(rules: &[String]) -> Result<PathRules, (usize, String)> {
+        let parsed = rules.iter().enumerate().map(|(i, text)| parse_rule(text).map_err(|why| (i, why)));
+        parsed.collect::<Result<_, _>>().map(PathRules)
+    }
+
+    /// The rules as they were written.
+    pub fn texts(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(|rule| rule.text.as_str())
+    }
+
+    /// The first rule that forbids giving `path` to a kernel whose owner's home is `home`. A path that *contains* a
+    /// forbidden one is forbidden too, or `~` would give away `~/.ssh`. `path` must be real: links resolved.
+    pub fn forbids(&self, path: &Path, home: Option<&Path>) -> Option<&str> {
+        self.0.iter().find(|rule| rule.overlaps(path, home)).map(|rule| rule.text.as_str())
+    }
+}
+
+impl Rule {
+    fn overlaps(&self, path: &Path, home: Option<&Path>) -> bool {
+        let mut parts = names(path);
+        if self.from_home {
+            let Some(home) = home else { return false };
+            for part in names(home) {
+                match parts.next() {
+                    Some(name) if name == part => {}
+                    Some(_) => return false,
+                    None => return true,
+                }
+            }
+        }
+        self.parts.iter().zip(parts).all(|(pattern, name)| pattern.matches(&name))
+    }
+}
+
+fn names(path: &Path) -> impl Iterator<Item = String> + '_ {
+    path.components().filter_map(|part| match part {
+        Component::Normal(name) => Some(name.to_string_lossy().into_owned()),
+        Component::RootDir | Component::CurDir | Component::ParentDir | Component::Prefix(_) => None,
+    })
+}
+
+fn parse_rule(text: &str) -> Result<Rule, String> {
+    let wrong = |why: &str| Err(format!("{text:?} {why}"));
+    let (from_home, rest) = match text.strip_prefix('~') {
+        Some(rest) => (true, rest),
+        None => (false, text),
+    };
+    if !rest.starts_with('/') {
+        return wrong("must start with \"/\" or \"~/\"");
+    }
+    let parts: Vec<&str> = rest.split('/').filter(|part| !part.is_empty()).collect();
+    if parts.is_empty() {
+        return wrong("would forbid every path");
+    }
+    if parts.iter().any(|part| matches!(*part, "." | "..")) || rest.contains('\0') {
+        return wrong("must not have '.' or '..' parts");
+    }
+    if parts.contains(&"**") {
+        return wrong("must not have \"**\": a rule covers everything below its path anyway");
+    }
+    Ok(Rule { text: text.to_owned(), from_home, parts: parts.into_iter().map(Pattern::new).collect() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rules(texts: &[&str]) -> Result<PathRules, (usize, String)> {
+        PathRules::parse(&texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn what_is_at_below_and_above_is_forbidden() {
+        let rules = rules(&["~/.ssh", "/srv/*/secret?"]).expect("valid rules");
+        let home = Some(Path::new("/home/amy"));
+        for (path, rule) in [
+            ("/home/amy/.ssh", Some("~/.ssh")),
+            ("/home/amy/.ssh/id_ed25519", Some("~/.ssh")),
+            ("/home/amy", Some("~/.ssh")),
+            ("/home", Some("~/.ssh")),
+            ("/", Some("~/.ssh")),
+            ("/srv", Some("/srv/*/secret?")),
+            ("/srv/a", Some("/srv/*/secret?")),
+            ("/srv/a/secret1/x", Some("/srv/*/secret?")),
+            ("/srv/a/secret", None),
+            ("/home/amy/.sshd", None),
+            ("/home/amy/src", None),
+            ("/home/bob/.ssh", None),
+            ("/data", None),
+        ] {
+            assert_eq!(rules.forbids(Path::new(path), home), rule, "{path}");
+        }
+        assert_eq!(rules.forbids(Path::new("/home/amy/.ssh"), None), None);
+    }
+
+    #[test]
+    fn wrong_rules_are_told_apart() {
+        for bad in ["", "~", "/", "~/", "ssh", "~amy/.ssh", "/a/../b", "/a/**/b"] {
+            assert!(matches!(rules(&["/ok", bad]), Err((1, _))), "{bad:?}");
+        }
+    }
+}

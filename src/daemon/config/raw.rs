@@ -1,0 +1,192 @@
+//! The configuration file's shape, key by key. Unknown keys are refused; what the values mean is checked in `check.rs`.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::values::{Cpus, Size, Span, Wait};
+use super::{Durability, LogFormat};
+use crate::core::engine::EngineName;
+use crate::core::limits;
+use crate::core::spec::Net;
+use crate::mcp::allow::DEFAULT_INSTANCES;
+
+/// The whole file.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RawConfig {
+    pub(super) defaults: RawDefaults,
+    pub(super) limits: RawLimits,
+    pub(super) sandbox: RawSandbox,
+    pub(super) daemon: RawDaemon,
+    pub(super) engines: RawEngines,
+    pub(super) mcp: RawMcp,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct RawDefaults {
+    pub(super) engine: EngineName,
+    pub(super) memory: Size,
+    pub(super) cpus: Cpus,
+    pub(super) pids: u32,
+    pub(super) open_files: u32,
+    pub(super) workspace_size: Size,
+    pub(super) idle_timeout: Wait,
+    pub(super) output_kept: Size,
+    pub(super) net: Net,
+}
+
+impl Default for RawDefaults {
+    fn default() -> Self {
+        Self {
+            engine: EngineName::Kaish,
+            memory: Size(limits::DEFAULT_MEMORY_BYTES),
+            cpus: Cpus(limits::DEFAULT_CPU_MILLI),
+            pids: limits::DEFAULT_PIDS,
+            open_files: limits::DEFAULT_OPEN_FILES,
+            workspace_size: Size(limits::DEFAULT_WORKSPACE_BYTES),
+            idle_timeout: Wait(Some(limits::DEFAULT_IDLE_TIMEOUT)),
+            output_kept: Size(limits::OUTPUT_KEPT_BYTES),
+            net: Net::None,
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct RawLimits {
+    pub(super) kernels: usize,
+    pub(super) kernels_per_user: usize,
+    pub(super) workers: usize,
+    pub(super) clients: usize,
+    pub(super) executions_in_flight: usize,
+    pub(super) executions_queued: usize,
+    pub(super) events_kept: u64,
+}
+
+impl Default for RawLimits {
+    fn default() -> Self {
+        Self {
+            kernels: limits::KERNELS,
+            kernels_per_user: 2000,
+            workers: 1000,
+            clients: limits::CLIENTS,
+            executions_in_flight: 1000,
+            executions_queued: limits::EXECUTIONS_QUEUED,
+            events_kept: limits::EVENTS_KEPT,
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct RawSandbox {
+    pub(super) system_paths: Vec<PathBuf>,
+    pub(super) worker_user: String,
+    pub(super) allow_degraded: Vec<String>,
+    pub(super) net_host_allowed: bool,
+    pub(super) deny_paths: Vec<String>,
+}
+
+impl Default for RawSandbox {
+    fn default() -> Self {
+        let secrets =
+            ["~/.ssh", "~/.gnupg", "~/.aws", "~/.azure", "~/.config/gcloud", "~/.kube", "~/.docker", "~/.netrc"];
+        Self {
+            system_paths: Vec::new(),
+            worker_user: "nobody".into(),
+            allow_degraded: Vec::new(),
+            net_host_allowed: true,
+            deny_paths: secrets.map(String::from).to_vec(),
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct RawDaemon {
+    pub(super) orphan_grace: Span,
+    pub(super) drain: Span,
+    pub(super) durability: Durability,
+    pub(super) log_format: LogFormat,
+    pub(super) log_level: String,
+    pub(super) idle_exit: Wait,
+    pub(super) db_threads: u32,
+}
+
+impl Default for RawDaemon {
+    fn default() -> Self {
+        Self {
+            orphan_grace: Span(limits::ORPHAN_GRACE),
+            drain: Span(limits::DAEMON_DRAIN),
+            durability: Durability::Process,
+            log_format: LogFormat::Text,
+            log_level: "info".into(),
+            idle_exit: Wait(Some(std::time::Duration::from_secs(900))),
+            db_threads: 2,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct RawEngines {
+    pub(super) python: RawPython,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct RawPython {
+    pub(super) command: String,
+}
+
+impl Default for RawPython {
+    fn default() -> Self {
+        Self { command: "python3".into() }
+    }
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct RawMcp {
+    pub(super) servers: BTreeMap<String, RawServer>,
+}
+
+/// One `[mcp.servers.NAME]`: either `command` with its keys, or `url` with its own.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct RawServer {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) command: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) args: Option<Vec<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) url: Option<String>,
+    pub(super) pass_env: Vec<String>,
+    pub(super) kernels: Vec<String>,
+    pub(super) timeout: Span,
+    pub(super) max_instances: u32,
+    // Tables come after plain keys, as TOML wants them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) env: Option<BTreeMap<String, String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) headers: Option<BTreeMap<String, String>>,
+}
+
+impl Default for RawServer {
+    fn default() -> Self {
+        Self {
+            command: None,
+            args: None,
+            url: None,
+            pass_env: Vec::new(),
+            kernels: vec!["*".into()],
+            timeout: Span(limits::MCP_CALL),
+            max_instances: DEFAULT_INSTANCES,
+            env: None,
+            headers: None,
+        }
+    }
+}

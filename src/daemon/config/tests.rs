@@ -1,0 +1,252 @@
+//! Tables over whole configuration files, and the proof that `config.example.toml` is complete and true.
+
+use std::collections::BTreeSet;
+use std::os::unix::fs::PermissionsExt;
+
+use super::raw::RawServer;
+use super::*;
+use crate::core::info::McpTransport;
+use crate::core::pattern::Pattern;
+
+const FILE: &str = "/etc/ryokan/config.toml";
+const EXAMPLE: &str = include_str!("../../../config.example.toml");
+
+fn parse(text: &str) -> Result<Config, Vec<Problem>> {
+    Config::parse(text, Path::new(FILE))
+}
+
+/// Problems as lines, without the file's name.
+fn problems(text: &str) -> Vec<String> {
+    let problems = parse(text).expect_err("the case must be refused");
+    problems.iter().map(|problem| problem.to_string().replacen(FILE, "", 1)).collect()
+}
+
+#[test]
+fn no_file_an_empty_one_and_the_example_mean_the_defaults() {
+    let defaults = check::check(&RawConfig::default()).expect("the defaults pass their own check");
+    assert_eq!(parse(""), Ok(defaults.clone()));
+    assert_eq!(parse(EXAMPLE), Ok(defaults.clone()));
+    assert_eq!(Config::default(), defaults);
+    assert_eq!((defaults.limits.kernels, defaults.limits.clients), (20_000, 2_000));
+    assert!(defaults.mcp_servers.is_empty());
+}
+
+/// The example with every key switched on: `#key = …` and `#[section]` lose their `#`, prose (`# …`) stays.
+fn activated() -> String {
+    let switch = |line: &'static str| match line.strip_prefix('#') {
+        Some(rest) if !rest.starts_with(' ') => rest,
+        _ => line,
+    };
+    EXAMPLE.lines().map(switch).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn the_examples_values_are_the_defaults() {
+    let mut config = parse(&activated()).expect("every key of the example is right");
+    let entry = |name: &str, transport, variable: &str| ServerEntry {
+        name: name.into(),
+        transport,
+        pass_env: vec![variable.into()],
+        kernels: vec![Pattern::new("*")],
+        timeout: RawServer::default().timeout.0,
+        max_instances: RawServer::default().max_instances,
+    };
+    let files = McpTransport::Stdio {
+        command: "mcp-server-filesystem".into(),
+        args: vec!["/srv/shared".into()],
+        env: vec![("FILES_TOKEN".into(), "${FILES_TOKEN}".into())],
+    };
+    let search = McpTransport::Http {
+        url: "https://mcp.example.org/mcp".into(),
+        headers: vec![("Authorization".into(), "Bearer ${SEARCH_TOKEN}".into())],
+    };
+    let servers = std::mem::take(&mut config.mcp_servers);
+    assert_eq!(servers, [entry("files", files, "FILES_TOKEN"), entry("search", search, "SEARCH_TOKEN")]);
+    assert_eq!(config, Config::default());
+}
+
+fn keys(prefix: &str, table: &toml::Table, out: &mut BTreeSet<String>) {
+    for (name, value) in table {
+        let key = format!("{prefix}{name}");
+        match value {
+            toml::Value::Table(inner) if !key.ends_with(".env") && !key.ends_with(".headers") => {
+                keys(&format!("{key}."), inner, out);
+            }
+            _ => {
+                out.insert(key);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_example_has_every_key() {
+    let table = |text: &str| text.parse::<toml::Table>().expect("valid TOML");
+    let mut raw = RawConfig::default();
+    let full = RawServer {
+        command: Some("c".into()),
+        args: Some(Vec::new()),
+        url: Some("u".into()),
+        env: Some([("A".to_owned(), "1".to_owned())].into()),
+        headers: Some([("A".to_owned(), "1".to_owned())].into()),
+        ..RawServer::default()
+    };
+    raw.mcp.servers.insert("x".into(), full);
+    let (mut known, mut shown) = (BTreeSet::new(), BTreeSet::new());
+    keys("", &table(&toml::to_string(&raw).expect("serialisable")), &mut known);
+    keys("", &table(&activated()), &mut shown);
+    let shown: BTreeSet<String> = shown
+        .iter()
+        .map(|key| key.replace("servers.files.", "servers.x.").replace("servers.search.", "servers.x."))
+        .collect();
+    assert_eq!(shown, known);
+    // One line why: a comment stands before every key.
+    let lines: Vec<&str> = EXAMPLE.lines().collect();
+    for pair in lines.windows(2) {
+        let is_key = |line: &str| line.starts_with('#') && !line.starts_with("# ") && line.contains(" = ");
+        assert!(!is_key(pair[1]) || pair[0].starts_with("# ") || pair[1].contains("SEARCH_TOKEN"), "{:?}", pair[1]);
+    }
+}
+
+#[test]
+fn effective_values_can_be_read_back() {
+    for text in
+        [EXAMPLE.to_owned(), activated(), "[defaults]\nmemory=33554433\ncpus=0.25\nidle_timeout=\"never\"".into()]
+    {
+        let config = parse(&text).expect("valid");
+        assert_eq!(parse(&config.to_toml()), Ok(config));
+    }
+}
+
+#[test]
+fn each_problem_names_line_key_and_remedy() {
+    for (text, wanted) in [
+        (
+            "[defaults]\nmemroy = \"1G\"",
+            &[":2: defaults.memroy: unknown key (did you mean memory? possible: engine, memory"][..],
+        ),
+        ("[default]\n", &[":1: default: unknown key (did you mean defaults? possible: defaults, limits"]),
+        (
+            "\n[defaults]\nengine = \"pyhton\"",
+            &[":3: defaults.engine: \"pyhton\" is not possible (did you mean python? possible: kaish, python)"],
+        ),
+        ("[defaults]\nmemory = \"lots\"", &[":2: defaults.memory: \"lots\" is not a size"]),
+        ("[defaults]\nmemory = \"1M\"", &[":2: defaults.memory: memory of 1048576 is outside"]),
+        (
+            "[defaults]\nidle_timeout = 5",
+            &[":2: defaults.idle_timeout: invalid type: integer `5`, expected a duration, for example \"5m\""],
+        ),
+        ("[defaults]\nidle_timeout = \"0s\"", &[":2: defaults.idle_timeout: a duration above zero"]),
+        ("[limits]\nclients = 0", &[":2: limits.clients: 0 is out of range (possible: 1 to 2000)"]),
+        ("[limits]\nclients = -1", &[":2: limits.clients: invalid value"]),
+        ("defaults = 5", &[":1: defaults: invalid type"]),
+        (
+            "[defaults]\nnet = \"host\"\n[sandbox]\nnet_host_allowed = false",
+            &[":2: defaults.net: \"host\" is forbidden"],
+        ),
+        ("[sandbox]\nworker_user = \"root\"", &[":2: sandbox.worker_user: root cannot run workers"]),
+        ("[sandbox]\nsystem_paths = [\"/nix\", \"opt\"]", &[":2: sandbox.system_paths: path \"opt\" must be absolute"]),
+        ("[sandbox]\ndeny_paths = [\".ssh\"]", &[":2: sandbox.deny_paths: \".ssh\" must start with"]),
+        ("[sandbox]\nallow_degraded = [\"Land Lock\"]", &[":2: sandbox.allow_degraded: \"Land Lock\" cannot be"]),
+        ("[daemon]\nlog_level = \"ryokan=loud\"", &[":2: daemon.log_level: "]),
+        (
+            "[daemon]\ndurability = \"disk\"",
+            &[":2: daemon.durability: \"disk\" is not possible (possible: process, power)"],
+        ),
+        ("[engines.pyhton]\n", &[":1: engines.pyhton: unknown key (did you mean python?"]),
+        ("[engines.python]\ncommand = \"bin/python\"", &[":2: engines.python.command: \"bin/python\" depends on"]),
+        ("a = 1\na = 2", &[":2: duplicate key"]),
+        ("[defaults\n", &[":1: "]),
+        // All at once, in the file's order.
+        (
+            "[limits]\nkernels = 0\n[defaults]\nmemroy = 1\npids = \"many\"\ncpus = 0\nopen_files = 1",
+            &[
+                ":2: limits.kernels",
+                ":4: defaults.memroy",
+                ":5: defaults.pids",
+                ":6: defaults.cpus",
+                ":7: defaults.open_files",
+            ],
+        ),
+    ] {
+        let got = problems(text);
+        assert_eq!(got.len(), wanted.len(), "{text}\n{got:#?}");
+        for (got, want) in got.iter().zip(wanted) {
+            assert!(got.starts_with(want), "{text}\n got {got}\nwant {want}");
+        }
+    }
+}
+
+#[test]
+fn servers_messages_stay_out_of_the_log_unless_asked_for() {
+    for (level, filter) in [("info", "rmcp=error,info"), ("debug,rmcp=info", "debug,rmcp=info")] {
+        let daemon = parse(&format!("[daemon]\nlog_level = \"{level}\"")).expect("valid").daemon;
+        assert_eq!(daemon.log_filter(), filter);
+        assert!(tracing_subscriber::EnvFilter::try_new(daemon.log_filter()).is_ok());
+    }
+}
+
+#[test]
+fn wrong_servers_are_refused() {
+    let server = |body: &str| problems(&format!("[mcp.servers.x]\n{body}"));
+    for (body, want) in [
+        ("", ":1: mcp.servers.x: a server needs either `command` or `url`"),
+        ("command = \"c\"\nurl = \"http://h\"", ":3: mcp.servers.x.url: a server has either"),
+        ("command = \"c\"\nheaders = { A = \"1\" }", ":3: mcp.servers.x.headers: headers belong to"),
+        ("url = \"http://h\"\nargs = []", ":3: mcp.servers.x.args: args belongs to"),
+        ("url = \"http://h\"\nenv = {}", ":3: mcp.servers.x.env: env belongs to"),
+        ("url = \"ftp://h\"", ":2: mcp.servers.x.url: a URL starts with"),
+        ("url = \"http://u:p@h/\"", ":2: mcp.servers.x.url: a URL has no user"),
+        ("url = \"http:///mcp\"", ":2: mcp.servers.x.url: a URL names a host"),
+        ("url = \"http://h/a b\"", ":2: mcp.servers.x.url: a URL is printable"),
+        (
+            "url = \"http://h\"\nheaders = { Mcp-Session-Id = \"1\" }",
+            ":3: mcp.servers.x.headers: \"Mcp-Session-Id\" is set by",
+        ),
+        ("url = \"http://h\"\nheaders = { A = \"1\\r\\nB: 2\" }", ":3: mcp.servers.x.headers: \"A\" cannot be"),
+        ("command = \"./c\"", ":2: mcp.servers.x.command: \"./c\" depends on"),
+        ("command = \"c\"\nenv = { A = \"${T}\" }", ":3: mcp.servers.x.env: ${T} must be listed in pass_env"),
+        ("command = \"c\"\nenv = { \"A=B\" = \"1\" }", ":3: mcp.servers.x.env: \"A=B\" cannot be"),
+        ("command = \"c\"\npass_env = [\"1\"]", ":3: mcp.servers.x.pass_env: \"1\" cannot be"),
+        ("command = \"c\"\nkernels = []", ":3: mcp.servers.x.kernels: no kernel may use it"),
+        ("command = \"c\"\ntimeout = \"0\"", ":3: mcp.servers.x.timeout: a call's time"),
+        ("command = \"c\"\nmax_instances = 0", ":3: mcp.servers.x.max_instances: 0 is out of range"),
+        ("comand = \"c\"", ":2: mcp.servers.x.comand: unknown key (did you mean command?"),
+    ] {
+        let got = server(body);
+        assert!(got.iter().any(|got| got.starts_with(want)), "{body}\n got {got:#?}\nwant {want}");
+    }
+    let got = problems("[mcp.servers.a__b]\ncommand = \"c\"");
+    assert!(got[0].starts_with(":1: mcp.servers.a__b: a server's name has no"), "{got:?}");
+}
+
+#[test]
+fn files_are_trusted_only_if_nobody_else_could_write_them() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let file = dir.path().join("config.toml");
+    let write = |text: &str, mode: u32| {
+        std::fs::write(&file, text).expect("written");
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).expect("mode set");
+    };
+    assert!(matches!(Config::read(&file), Err(ConfigError::Read { .. })));
+    assert_eq!(check(&file).len(), 1);
+    write("[defaults]\npids = 100\n", 0o644);
+    assert_eq!(Config::read(&file).map(|config| config.defaults.limits.pids).ok(), Some(100));
+    assert_eq!(check(&file), []);
+    write("[defaults]\npids = 1\n", 0o600);
+    assert_eq!((check(&file)[0].line, check(&file)[0].key.as_str()), (2, "defaults.pids"));
+    write("", 0o664);
+    assert!(check(&file)[0].to_string().contains("can be written to by others (mode 0664) (chmod go-w)"));
+    write(&"#".repeat(FILE_BYTES as usize + 1), 0o600);
+    assert!(check(&file)[0].what.contains("larger than"));
+    assert!(check(dir.path())[0].what.contains("not a file"));
+}
+
+#[test]
+fn no_text_makes_it_panic() {
+    use proptest::prelude::*;
+    let words = "(\\[|\\]|defaults|mcp\\.servers\\.|x|=| |\n|\"|5m|\\{|\\}|memory|command|,|-1|true|#|é){0,30}";
+    proptest!(|(text in words)| {
+        let _ = parse(&text);
+    });
+}

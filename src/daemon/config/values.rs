@@ -1,0 +1,201 @@
+//! Sizes, durations and processors as the configuration file writes them: checked while they are read, so that an error
+//! knows its line, and written back exactly.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::de::{self, Deserialize, Deserializer, Visitor};
+use serde::ser::{Serialize, Serializer};
+
+use crate::core::quantity;
+
+/// Bytes: `"512M"`, or a bare number of bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Size(pub u64);
+
+/// A duration: `"5m"`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span(pub Duration);
+
+/// A duration or `"never"`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wait(pub Option<Duration>);
+
+/// Thousandths of a processor: `1`, `0.5` or `"1.5"`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cpus(pub u32);
+
+struct Text<T> {
+    expected: &'static str,
+    parse: fn(&str) -> Result<T, String>,
+}
+
+impl<T> Visitor<'_> for Text<T> {
+    type Value = T;
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.expected)
+    }
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
+        (self.parse)(text).map_err(E::custom)
+    }
+}
+
+/// The same, where a bare number has a meaning too.
+struct TextOrNumber<T>(Text<T>);
+
+impl<T> Visitor<'_> for TextOrNumber<T> {
+    type Value = T;
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0.expected)
+    }
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
+        self.0.visit_str(text)
+    }
+    fn visit_i64<E: de::Error>(self, number: i64) -> Result<T, E> {
+        self.0.visit_str(&number.to_string())
+    }
+    fn visit_u64<E: de::Error>(self, number: u64) -> Result<T, E> {
+        self.0.visit_str(&number.to_string())
+    }
+    fn visit_f64<E: de::Error>(self, number: f64) -> Result<T, E> {
+        self.0.visit_str(&number.to_string())
+    }
+}
+
+impl<'de> Deserialize<'de> for Size {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        d.deserialize_any(TextOrNumber(Text {
+            expected: "a size, for example \"512M\"",
+            parse: |text| quantity::parse_size(text).map(Size).map_err(|e| e.to_string()),
+        }))
+    }
+}
+
+impl<'de> Deserialize<'de> for Span {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        d.deserialize_any(Text {
+            expected: "a duration, for example \"5m\"",
+            parse: |text| quantity::parse_duration(text).map(Span).map_err(|e| e.to_string()),
+        })
+    }
+}
+
+impl<'de> Deserialize<'de> for Wait {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        d.deserialize_any(Text {
+            expected: "a duration, for example \"5m\", or \"never\"",
+            parse: |text| match text {
+                "never" => Ok(Wait(None)),
+                text => match quantity::parse_duration(text) {
+                    Ok(Duration::ZERO) => Err("a duration above zero, or \"never\"".into()),
+                    Ok(duration) => Ok(Wait(Some(duration))),
+                    Err(e) => Err(format!("{e}, or \"never\"")),
+                },
+            },
+        })
+    }
+}
+
+impl<'de> Deserialize<'de> for Cpus {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        d.deserialize_any(TextOrNumber(Text {
+            expected: "a number of processors, for example 1 or 0.5",
+            parse: |text| quantity::parse_cpu_milli(text).map(Cpus).map_err(|e| e.to_string()),
+        }))
+    }
+}
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let units = [(40, "T"), (30, "G"), (20, "M"), (10, "K")];
+        match units.iter().find(|(shift, _)| self.0 > 0 && self.0.is_multiple_of(1 << shift)) {
+            Some((shift, unit)) => write!(f, "{}{unit}", self.0 >> shift),
+            None => write!(f, "{}", self.0),
+        }
+    }
+}
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ms = self.0.as_millis();
+        let units = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1000, "s")];
+        match units.iter().find(|(unit_ms, _)| ms > 0 && ms.is_multiple_of(*unit_ms)) {
+            Some((unit_ms, unit)) => write!(f, "{}{unit}", ms / unit_ms),
+            None => write!(f, "{ms}ms"),
+        }
+    }
+}
+
+impl fmt::Display for Wait {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(duration) => Span(duration).fmt(f),
+            None => f.write_str("never"),
+        }
+    }
+}
+
+impl Serialize for Size {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        s.collect_str(self)
+    }
+}
+
+impl Serialize for Span {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        s.collect_str(self)
+    }
+}
+
+impl Serialize for Wait {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        s.collect_str(self)
+    }
+}
+
+impl Serialize for Cpus {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        match self.0 % 1000 {
+            0 => s.serialize_u32(self.0 / 1000),
+            _ => s.serialize_f64(f64::from(self.0) / 1000.0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::{Value as Json, json};
+
+    fn back<T: Serialize + for<'de> Deserialize<'de>>(value: &T) -> Option<T> {
+        serde_json::from_value(serde_json::to_value(value).ok()?).ok()
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read_back(bytes in any::<u64>(), ms in 1..=1u64 << 50, milli in 1..=1_024_000u32) {
+            prop_assert_eq!(back(&Size(bytes)), Some(Size(bytes)));
+            prop_assert_eq!(back(&Span(Duration::from_millis(ms))), Some(Span(Duration::from_millis(ms))));
+            prop_assert_eq!(back(&Wait(Some(Duration::from_millis(ms)))), Some(Wait(Some(Duration::from_millis(ms)))));
+            prop_assert_eq!(back(&Cpus(milli)), Some(Cpus(milli)));
+        }
+    }
+
+    #[test]
+    fn people_write_and_read_the_short_form() {
+        let size = |json: Json| serde_json::from_value::<Size>(json).ok().map(|size| size.to_string());
+        assert_eq!(size(json!("512MiB")), Some("512M".into()));
+        assert_eq!(size(json!(1025)), Some("1025".into()));
+        assert_eq!((size(json!("5m5")), size(json!(-1)), size(json!(true))), (None, None, None));
+        let wait = |text: &str| serde_json::from_value::<Wait>(json!(text)).ok().map(|wait| wait.to_string());
+        assert_eq!(wait("90s"), Some("90s".into()));
+        assert_eq!(wait("300s"), Some("5m".into()));
+        assert_eq!(wait("never"), Some("never".into()));
+        assert_eq!((wait("0"), wait("5"), wait("always")), (None, None, None));
+        let cpus = |json: Json| serde_json::from_value::<Cpus>(json).ok();
+        assert_eq!(cpus(json!(0.5)), Some(Cpus(500)));
+        assert_eq!(cpus(json!("1.5")), Some(Cpus(1500)));
+        assert_eq!((cpus(json!(0)), cpus(json!(-1)), cpus(json!(0.0001))), (None, None, None));
+    }
+}

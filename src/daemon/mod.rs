@@ -1,0 +1,26 @@
+//! The host daemon: arguments, configuration, paths, and the order in which everything starts and ends.
+
+mod args;
+pub mod config;
+mod logging;
+pub mod paths;
+mod run;
+mod service;
+mod settings;
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+/// The daemon's main function.
+pub fn main() -> ExitCode {
+    let args = args::Args::parse();
+    match run::run(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // The log may not be set up yet: whoever started the daemon reads this.
+            eprintln!("ryokand: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,362 @@
+//! Where everything of one daemon is: sockets, configuration, data.
+//!
+//! [`Paths::resolve`] is pure: the environment and the file system come in as functions, so the same rules serve the
+//! daemon, the command line and the tests. It never creates anything; [`Paths::prepare`] does, once, at the daemon's
+//! start.
+//!
+//! | | per user | system-wide |
+//! |---|---|---|
+//! | runtime | `$XDG_RUNTIME_DIR/ryokan`, else `/run/user/<uid>/ryokan` | `/run/ryokan` |
+//! | configuration | `$XDG_CONFIG_HOME/ryokan`, else `~/.config/ryokan` | `/etc/ryokan` |
+//! | data | `$XDG_DATA_HOME/ryokan`, else `~/.local/share/ryokan` | `/var/lib/ryokan` |
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use crate::core::ids::{KernelId, WorkerId};
+use crate::core::limits;
+use crate::core::name::KernelName;
+
+/// Bytes of a socket's path that `sockaddr_un` holds, its final NUL not counted.
+const SOCKET_PATH_BYTES: usize = 107;
+
+/// Whose daemon it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// One user's own.
+    User,
+    /// The host's (`--system`): every user may connect, the peer's uid decides what is seen.
+    System,
+}
+
+/// What [`Paths::resolve`] must know of a directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DirStat {
+    /// Its owner.
+    pub uid: u32,
+    /// Its permission bits (`st_mode & 0o7777`).
+    pub mode: u32,
+    /// Whether it is a directory at all, itself and not through a link.
+    pub is_dir: bool,
+}
+
+impl DirStat {
+    /// Asks the file system, without following a link in the last part; `None` if there is nothing.
+    pub fn of(path: &Path) -> Option<DirStat> {
+        let meta = std::fs::symlink_metadata(path).ok()?;
+        Some(DirStat { uid: meta.uid(), mode: meta.mode() & 0o7777, is_dir: meta.is_dir() })
+    }
+}
+
+/// Why there is no place for ryokan's files.
+#[derive(Debug, thiserror::Error)]
+pub enum PathsError {
+    /// No runtime directory could be found.
+    #[error(
+        "XDG_RUNTIME_DIR is not set and {fallback:?} {why}: set XDG_RUNTIME_DIR to a directory of mode 0700 of your own, for example with `export XDG_RUNTIME_DIR=/run/user/{uid}` after `loginctl enable-linger`"
+    )]
+    NoRuntimeDir {
+        /// What was tried instead.
+        fallback: PathBuf,
+        /// What is wrong with it.
+        why: &'static str,
+        /// For whom.
+        uid: u32,
+    },
+    /// The runtime directory that was named cannot be trusted.
+    #[error("{source_of} {path:?} {why}: {hint}")]
+    UnsafeDir {
+        /// Where the path came from, for example `XDG_RUNTIME_DIR`.
+        source_of: &'static str,
+        /// The directory.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+        /// What to do.
+        hint: String,
+    },
+    /// No home directory to derive defaults from.
+    #[error("HOME is not set to an absolute path: set HOME, or both XDG_CONFIG_HOME and XDG_DATA_HOME")]
+    NoHome,
+    /// Sockets under this directory could not be addressed.
+    #[error("runtime directory {path:?} is too long: a kernel's socket under it would need {need} bytes, {max} are possible; set XDG_RUNTIME_DIR to a shorter path", max = SOCKET_PATH_BYTES)]
+    TooLong {
+        /// The directory.
+        path: PathBuf,
+        /// Bytes of the longest socket path.
+        need: usize,
+    },
+    /// A directory could not be made.
+    #[error("could not create directory {path:?}")]
+    Create {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// The places of one daemon.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Paths {
+    mode: Mode,
+    runtime: PathBuf,
+    config: PathBuf,
+    data: PathBuf,
+}
+
+impl Paths {
+    /// Finds the places for `uid`. `env` gives an environment variable, `stat` describes a directory.
+    ///
+    /// Relative and empty XDG variables count as unset, as the XDG base directory specification says.
+    ///
+    /// # Errors
+    /// If there is no runtime directory that only `uid` can write to, or no home directory to derive the others from.
+    pub fn resolve(
+        env: impl Fn(&str) -> Option<OsString>,
+        uid: u32,
+        mode: Mode,
+        stat: impl Fn(&Path) -> Option<DirStat>,
+    ) -> Result<Paths, PathsError> {
+        let paths = match mode {
+            Mode::System => Paths {
+                mode,
+                runtime: PathBuf::from("/run/ryokan"),
+                config: PathBuf::from("/etc/ryokan"),
+                data: PathBuf::from("/var/lib/ryokan"),
+            },
+            Mode::User => {
+                let absolute = |name: &str| env(name).map(PathBuf::from).filter(|path| path.is_absolute());
+                let under_home = |part: &str| absolute("HOME").map(|home| home.join(part)).ok_or(PathsError::NoHome);
+                let base = |name: &str, part: &str| absolute(name).map_or_else(|| under_home(part), Ok);
+                Paths {
+                    mode,
+                    runtime: runtime_base(absolute("XDG_RUNTIME_DIR"), uid, &stat)?.join("ryokan"),
+                    config: base("XDG_CONFIG_HOME", ".config")?.join("ryokan"),
+                    data: base("XDG_DATA_HOME", ".local/share")?.join("ryokan"),
+                }
+            }
+        };
+        paths.check_socket_length()?;
+        if let Some(found) = stat(&paths.runtime) {
+            // In system mode a client is not the owner; /run itself is root's, so nobody else could have put it there.
+            let owner = if mode == Mode::User { Some(uid) } else { None };
+            trusted(found, owner).map_err(|why| PathsError::UnsafeDir {
+                source_of: "runtime directory",
+                path: paths.runtime.clone(),
+                why,
+                hint: "remove it, or give it to the daemon's user with mode 0700 (0755 system-wide)".into(),
+            })?;
+        }
+        Ok(paths)
+    }
+
+    /// [`Paths::resolve`] with this process's environment and file system.
+    ///
+    /// # Errors
+    /// As [`Paths::resolve`].
+    pub fn of_process(mode: Mode) -> Result<Paths, PathsError> {
+        Self::resolve(|name| std::env::var_os(name), nix::unistd::geteuid().as_raw(), mode, DirStat::of)
+    }
+
+    fn check_socket_length(&self) -> Result<(), PathsError> {
+        let longest = limits::NAME_BYTES + ".sock".len();
+        let need = self.kernels_runtime().as_os_str().len() + 1 + longest;
+        if need > SOCKET_PATH_BYTES {
+            return Err(PathsError::TooLong { path: self.runtime.clone(), need });
+        }
+        Ok(())
+    }
+
+    /// Creates every directory that is missing, with the right mode, and checks again that those of the runtime are ours.
+    ///
+    /// # Errors
+    /// The first directory that cannot be made, or that somebody else could write to.
+    pub fn prepare(&self, uid: u32) -> Result<(), PathsError> {
+        let open = self.runtime_dir_mode();
+        let runtime = [(self.runtime.clone(), open), (self.kernels_runtime(), open), (self.workers_runtime(), 0o700)];
+        for (path, mode) in &runtime {
+            create(path, *mode)?;
+            let untrusted = |why| PathsError::UnsafeDir {
+                source_of: "runtime directory",
+                path: path.clone(),
+                why,
+                hint: "remove it and start the daemon again".into(),
+            };
+            let found = DirStat::of(path).ok_or_else(|| untrusted("vanished".into()))?;
+            trusted(found, Some(uid)).map_err(untrusted)?;
+        }
+        for path in [self.data.clone(), self.data.join("kernels"), self.store(), self.images(), self.templates()] {
+            create(&path, 0o700)?;
+        }
+        Ok(())
+    }
+
+    /// Whose daemon it is.
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// The directory of everything that lives only as long as the host runs.
+    pub fn runtime_dir(&self) -> &Path {
+        &self.runtime
+    }
+
+    /// Mode of the directories on the way to a socket that clients connect to.
+    pub fn runtime_dir_mode(&self) -> u32 {
+        match self.mode {
+            Mode::User => 0o700,
+            Mode::System => 0o755,
+        }
+    }
+
+    /// Mode of the sockets that clients connect to. Workers' sockets are always 0600.
+    pub fn socket_mode(&self) -> u32 {
+        match self.mode {
+            Mode::User => 0o600,
+            Mode::System => 0o666,
+        }
+    }
+
+    /// The daemon's own socket.
+    pub fn control_socket(&self) -> PathBuf {
+        self.runtime.join("ryokand.sock")
+    }
+
+    /// The directory of the kernels' own sockets.
+    pub fn kernels_runtime(&self) -> PathBuf {
+        self.runtime.join("kernels")
+    }
+
+    /// The socket whose bootstrap is that one kernel.
+    pub fn kernel_socket(&self, name: &KernelName) -> PathBuf {
+        self.kernels_runtime().join(format!("{name}.sock"))
+    }
+
+    /// The directory of the workers' private sockets.
+    pub fn workers_runtime(&self) -> PathBuf {
+        self.runtime.join("workers")
+    }
+
+    /// The private socket of one worker's init.
+    pub fn worker_socket(&self, worker: WorkerId) -> PathBuf {
+        self.workers_runtime().join(format!("{worker}.sock"))
+    }
+
+    /// The configuration file; it need not exist.
+    pub fn config_file(&self) -> PathBuf {
+        self.config.join("config.toml")
+    }
+
+    /// The directory of everything that lasts.
+    pub fn data_dir(&self) -> &Path {
+        &self.data
+    }
+
+    /// The host's catalog.
+    pub fn catalog(&self) -> PathBuf {
+        self.data.join("catalog.db")
+    }
+
+    /// The directory of one kernel's files.
+    pub fn kernel_dir(&self, kernel: KernelId) -> PathBuf {
+        self.data.join("kernels").join(kernel.to_string())
+    }
+
+    /// One kernel's journal and lease.
+    pub fn state_db(&self, kernel: KernelId) -> PathBuf {
+        self.kernel_dir(kernel).join("state.db")
+    }
+
+    /// One kernel's engine state.
+    pub fn engine_db(&self, kernel: KernelId) -> PathBuf {
+        self.kernel_dir(kernel).join("engine.db")
+    }
+
+    /// One kernel's own file tree.
+    pub fn workspace(&self, kernel: KernelId) -> PathBuf {
+        self.kernel_dir(kernel).join("workspace")
+    }
+
+    /// The content-addressed store.
+    pub fn store(&self) -> PathBuf {
+        self.data.join("store")
+    }
+
+    /// Images.
+    pub fn images(&self) -> PathBuf {
+        self.data.join("images")
+    }
+
+    /// Templates.
+    pub fn templates(&self) -> PathBuf {
+        self.data.join("templates")
+    }
+
+    /// ryokan's own directories, which no kernel may ever be given.
+    pub fn own_dirs(&self) -> [&Path; 3] {
+        [&self.runtime, &self.config, &self.data]
+    }
+}
+
+fn runtime_base(
+    named: Option<PathBuf>,
+    uid: u32,
+    stat: &impl Fn(&Path) -> Option<DirStat>,
+) -> Result<PathBuf, PathsError> {
+    let Some(path) = named else {
+        let fallback = PathBuf::from(format!("/run/user/{uid}"));
+        return match stat(&fallback).map(|found| trusted(found, Some(uid))) {
+            Some(Ok(())) => Ok(fallback),
+            Some(Err(_)) => Err(PathsError::NoRuntimeDir { fallback, why: "cannot be trusted", uid }),
+            None => Err(PathsError::NoRuntimeDir { fallback, why: "does not exist", uid }),
+        };
+    };
+    let refused = |why: String| PathsError::UnsafeDir {
+        source_of: "XDG_RUNTIME_DIR",
+        path: path.clone(),
+        why,
+        hint: "set XDG_RUNTIME_DIR to a directory of your own with mode 0700, or use --system".into(),
+    };
+    match stat(&path) {
+        None => Err(refused("does not exist".into())),
+        Some(found) => match trusted(found, Some(uid)) {
+            Ok(()) => Ok(path),
+            Err(why) => Err(refused(why)),
+        },
+    }
+}
+
+fn trusted(found: DirStat, owner: Option<u32>) -> Result<(), String> {
+    if !found.is_dir {
+        return Err("is not a directory".into());
+    }
+    if let Some(uid) = owner.filter(|uid| *uid != found.uid) {
+        return Err(format!("belongs to uid {}, not to uid {uid}", found.uid));
+    }
+    if found.mode & 0o022 != 0 {
+        return Err(format!("can be written to by others (mode {:04o})", found.mode));
+    }
+    Ok(())
+}
+
+/// Makes `path` with exactly `mode`, whatever the umask; its parents as usual. An existing directory is left as it is.
+fn create(path: &Path, mode: u32) -> Result<(), PathsError> {
+    let failed = |source| PathsError::Create { path: path.to_owned(), source };
+    if let Some(parent) = path.parent() {
+        std::fs::create_dir_all(parent).map_err(failed)?;
+    }
+    match std::fs::DirBuilder::new().mode(mode).create(path) {
+        Ok(()) => {
+            let permissions = std::os::unix::fs::PermissionsExt::from_mode(mode);
+            std::fs::set_permissions(path, permissions).map_err(failed)
+        }
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(e) => Err(failed(e)),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,196 @@
+//! From start to end: lock, databases, recovery, sockets, signals, drain.
+
+use std::fs::File;
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use nix::fcntl::{Flock, FlockArg};
+use sd_notify::NotifyState;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::LocalSet;
+
+use super::args::Args;
+use super::config::{self, Config, Durability};
+use super::paths::{Mode, Paths};
+use super::{logging, service, settings};
+use crate::catalog::{self, Catalog, CatalogConfig};
+use crate::core::ids::HostId;
+use crate::core::info::HostInfo;
+use crate::rpc::server::{Published, ServeConfig, raise_open_files, serve};
+use crate::store::{Store, StoreHandle};
+use crate::supervisor::supervisor::Supervisor;
+use crate::sys;
+
+/// Does what the arguments say.
+pub(super) fn run(args: &Args) -> anyhow::Result<()> {
+    let mode = if args.system { Mode::System } else { Mode::User };
+    if args.abilities {
+        let data = Paths::of_process(mode).map(|paths| paths.data_dir().to_owned()).unwrap_or_default();
+        println!(
+            "{}",
+            serde_json::to_string_pretty(&crate::sandbox::abilities::abilities(&settings::worker_binary()?, &data))?
+        );
+        return Ok(());
+    }
+    let paths = Paths::of_process(mode)?;
+    if let Some(file) = &args.check_config {
+        return check_config(if file.as_os_str().is_empty() { paths.config_file() } else { file.clone() }.as_path());
+    }
+    let config = Config::load(&paths)?;
+    if args.show_config {
+        print!("{}", config.to_toml());
+        return Ok(());
+    }
+    anyhow::ensure!(mode == Mode::User || nix::unistd::geteuid().is_root(), "--system needs root");
+    logging::start(&config)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("the event loop")?;
+    LocalSet::new().block_on(&runtime, daemon(args, config, paths))
+}
+
+fn check_config(file: &Path) -> anyhow::Result<()> {
+    let problems = config::check(file);
+    if problems.is_empty() {
+        println!("{}: ok", file.display());
+        return Ok(());
+    }
+    for problem in &problems {
+        eprintln!("{problem}");
+    }
+    anyhow::bail!("{} has {} problem(s)", file.display(), problems.len())
+}
+
+/// Why the daemon ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ending {
+    /// Wanted: workers end too.
+    Stop,
+    /// A new daemon follows: workers live on.
+    Restart,
+}
+
+async fn daemon(args: &Args, config: Config, paths: Paths) -> anyhow::Result<()> {
+    let uid = nix::unistd::geteuid().as_raw();
+    paths.prepare(uid)?;
+    let _lock = lock(&paths)?;
+    let open_files = raise_open_files().context("limit on open files")?;
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), data = %paths.data_dir().display(), open_files, "starting");
+    let mark = paths.runtime_dir().display().to_string();
+    let ended = tokio::task::spawn_blocking(move || crate::mcp::orphans::end(&mark)).await?;
+    if ended > 0 {
+        tracing::info!(processes = ended, "ended MCP servers of a former daemon");
+    }
+    let catalog = open_catalog(&config, &paths)?;
+    let store = Store::open(&paths.store()).context("store")?;
+    let supervisor = Supervisor::new(settings::settings(&config, &paths)?, catalog.handle(), StoreHandle::new(store));
+    let serve_config = Rc::new(serve_config(&config, &paths, &supervisor, uid));
+    let published = Published::start(&supervisor, &serve_config);
+    let recovered = supervisor.recover().await.map_err(anyhow::Error::new)?;
+    republish(&supervisor, &published).await;
+    tracing::info!(?recovered, "recovered");
+    let listener = service::control_socket(&paths.control_socket(), paths.socket_mode())?;
+    let serving = serve(listener, supervisor.clone(), published, serve_config);
+    service::notify(&[NotifyState::Ready]);
+    let ending = tokio::select! {
+        () = serving => unreachable!("serving never ends"),
+        () = service::watchdog() => unreachable!("the watchdog never ends"),
+        ending = signals(args.system) => ending?,
+        () = idle(&supervisor, if args.on_demand { config.daemon.idle_exit } else { None }) => Ending::Stop,
+    };
+    tracing::info!(?ending, "ending");
+    service::extend(config.daemon.drain);
+    let drained = tokio::time::timeout(config.daemon.drain, supervisor.shut_down(ending == Ending::Restart)).await;
+    if drained.is_err() {
+        tracing::warn!(drain = ?config.daemon.drain, "some workers did not end in time; the next daemon takes them over");
+    }
+    if ending == Ending::Stop {
+        // Another daemon that starts right now makes its own.
+        let _ = std::fs::remove_file(paths.control_socket());
+    }
+    tokio::task::spawn_blocking(move || catalog.stop()).await?;
+    Ok(())
+}
+
+/// Only one daemon may own the data: the lock goes with the process, however it ends.
+fn lock(paths: &Paths) -> anyhow::Result<Flock<File>> {
+    let path = paths.data_dir().join("lock");
+    let file = File::options().create(true).truncate(false).write(true).open(&path);
+    let file = file.with_context(|| path.display().to_string())?;
+    Flock::lock(file, FlockArg::LockExclusiveNonblock)
+        .map_err(|(_, error)| anyhow::anyhow!("{}: {error}: another ryokand runs with this data", path.display()))
+}
+
+fn open_catalog(config: &Config, paths: &Paths) -> anyhow::Result<Catalog> {
+    let catalog = Catalog::open(&CatalogConfig {
+        data: paths.data_dir().to_owned(),
+        durability: match config.daemon.durability {
+            Durability::Process => catalog::Durability::Process,
+            Durability::Power => catalog::Durability::Power,
+        },
+        fresh_host_id: HostId::from_bytes(sys::random::bytes()),
+        now_ms: sys::clock::now_ms(),
+    });
+    catalog.with_context(|| format!("catalog {}", paths.catalog().display()))
+}
+
+fn serve_config(config: &Config, paths: &Paths, supervisor: &Supervisor, uid: u32) -> ServeConfig {
+    let name = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default();
+    let data = paths.data_dir().to_owned();
+    let worker = supervisor.host().config.worker_binary.clone();
+    ServeConfig {
+        host: HostInfo {
+            id: supervisor.host().id(),
+            name,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            arch: std::env::consts::ARCH.to_owned(),
+            engines: settings::engines(config),
+        },
+        abilities: Arc::new(move || crate::sandbox::abilities::abilities(&worker, &data)),
+        clients: config.limits.clients,
+        kernel_sockets: paths.kernels_runtime(),
+        system_wide: paths.mode() == Mode::System,
+        uid,
+    }
+}
+
+async fn republish(supervisor: &Supervisor, published: &Rc<Published>) {
+    for kernel in supervisor.kernels() {
+        match kernel.records.published().await {
+            Ok(sockets) => published.republish(&kernel, &sockets),
+            Err(error) => tracing::warn!(kernel = %kernel.spec.name, %error, "published sockets are not known"),
+        }
+        if kernel.view().worker_pid.is_none() {
+            kernel.records.close().await;
+        }
+    }
+}
+
+async fn signals(system: bool) -> anyhow::Result<Ending> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hangup = signal(SignalKind::hangup())?;
+    tokio::select! {
+        _ = interrupt.recv() => Ok(Ending::Stop),
+        _ = hangup.recv() => Ok(Ending::Restart),
+        _ = terminate.recv() => {
+            let restart = tokio::task::spawn_blocking(move || service::is_restart(system)).await.unwrap_or(false);
+            Ok(if restart { Ending::Restart } else { Ending::Stop })
+        }
+    }
+}
+
+/// Ends a daemon that was started on demand when nobody has used it for a while.
+async fn idle(supervisor: &Supervisor, most: Option<Duration>) {
+    let Some(most) = most else {
+        return std::future::pending().await;
+    };
+    let mut ticks = tokio::time::interval((most / 4).clamp(Duration::from_millis(250), Duration::from_secs(30)));
+    loop {
+        ticks.tick().await;
+        if supervisor.host().idle_ms() > most.as_millis() as i64 {
+            return;
+        }
+    }
+}

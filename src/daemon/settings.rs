@@ -1,0 +1,95 @@
+//! From configuration and paths to what the supervisor wants to know.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::Context as _;
+
+use super::config::Config;
+use super::paths::{Mode, Paths};
+use crate::core::engine::EngineName;
+use crate::core::name::KernelName;
+use crate::core::spec::KernelSpec;
+use crate::mcp::{Account, Launch};
+use crate::supervisor::settings::Settings;
+
+/// Fills the supervisor's settings.
+///
+/// # Errors
+/// If the worker's executable is not there or the configured account does not exist.
+pub(super) fn settings(config: &Config, paths: &Paths) -> anyhow::Result<Settings> {
+    let worker_user = worker_user(config)?;
+    let rules = config.sandbox.path_rules.clone();
+    let home = std::env::var_os("HOME").map(PathBuf::from);
+    let forbids = move |path: &Path| rules.forbids(path, home.as_deref()).map(str::to_owned);
+    let mut mcp_launch = Launch::of_process(paths.runtime_dir().display().to_string());
+    if let Some((uid, gid)) = worker_user {
+        mcp_launch.account = Some(Account { uid, gid });
+    }
+    Ok(Settings {
+        defaults: defaults(config),
+        output_kept_bytes: config.defaults.output_kept_bytes,
+        kernels: config.limits.kernels,
+        kernels_per_user: config.limits.kernels_per_user,
+        workers: config.limits.workers,
+        executions_in_flight: config.limits.executions_in_flight,
+        executions_queued: config.limits.executions_queued,
+        allow_degraded: config.sandbox.allow_degraded.clone(),
+        net_host_allowed: config.sandbox.net_host_allowed,
+        forbids: Box::new(forbids),
+        system_paths: config.sandbox.system_paths.clone(),
+        worker_user,
+        orphan_grace: config.daemon.orphan_grace,
+        python: config.python.command.clone(),
+        worker_binary: worker_binary()?,
+        worker_sockets: paths.workers_runtime(),
+        protected: paths.own_dirs().iter().map(|dir| dir.to_path_buf()).collect(),
+        cgroup_base: crate::sandbox::delegated_cgroup(),
+        mcp_allowed: Arc::new(config.allow_list(paths.config_file())),
+        mcp_launch,
+        system_wide: paths.mode() == Mode::System,
+    })
+}
+
+fn defaults(config: &Config) -> KernelSpec {
+    let name: KernelName = "default".parse().expect("it is a valid name");
+    let mut spec = KernelSpec::new(name, config.defaults.engine);
+    spec.limits = config.defaults.limits;
+    spec.net = config.defaults.net;
+    spec.idle_timeout_ms = config.defaults.idle_timeout.map_or(0, |timeout| timeout.as_millis() as u64);
+    spec
+}
+
+/// Only a daemon that is root needs another account for its workers.
+fn worker_user(config: &Config) -> anyhow::Result<Option<(u32, u32)>> {
+    if !nix::unistd::geteuid().is_root() {
+        return Ok(None);
+    }
+    let name = &config.sandbox.worker_user;
+    let user = nix::unistd::User::from_name(name).with_context(|| format!("sandbox.worker_user {name:?}"))?;
+    let user = user.with_context(|| format!("there is no account {name:?}: name another in sandbox.worker_user"))?;
+    anyhow::ensure!(
+        !user.uid.is_root() && user.gid.as_raw() != 0,
+        "sandbox.worker_user {name:?} is root: name an unprivileged account"
+    );
+    Ok(Some((user.uid.as_raw(), user.gid.as_raw())))
+}
+
+/// The worker's executable: beside the daemon's own.
+pub(super) fn worker_binary() -> anyhow::Result<PathBuf> {
+    let own = std::env::current_exe().context("where this program is")?;
+    let worker = own.with_file_name("ryokan-worker");
+    anyhow::ensure!(worker.is_file(), "{} is not there: install ryokan-worker beside ryokand", worker.display());
+    Ok(worker)
+}
+
+/// The engines that can run here.
+pub(super) fn engines(config: &Config) -> Vec<EngineName> {
+    EngineName::ALL
+        .into_iter()
+        .filter(|engine| match engine {
+            EngineName::Kaish => true,
+            EngineName::Python => crate::sandbox::find_program(&config.python.command).is_some(),
+        })
+        .collect()
+}

@@ -1,0 +1,183 @@
+//! A stdio server's process: how it is started, what it said last, and how all of it ends.
+//!
+//! It leads a process group of its own, and the group is killed when [`Process`] is dropped: by unregistering, with its
+//! kernel, at the daemon's exit. The leader stays unreaped until then, so the group's number cannot belong to anyone else.
+//!
+//! If the daemon itself is killed, nobody drops anything: then the server's standard input closes, at which servers end.
+//! One that does not is found by the next daemon, by the mark in its environment (`orphans.rs`).
+
+use std::collections::VecDeque;
+use std::process::Stdio;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, killpg};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
+use nix::unistd::Pid;
+use tokio::io::AsyncReadExt;
+use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
+
+use super::limits;
+use super::orphans::MARK;
+
+/// Who runs a server when the daemon is root.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Account {
+    /// User.
+    pub uid: u32,
+    /// Group; there are no others.
+    pub gid: u32,
+}
+
+/// How long things may take. Tests have less patience.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Timing {
+    /// Until a server has started, answered `initialize` and listed its tools.
+    pub start: Duration,
+    /// First pause before a dead server is started again.
+    pub backoff_first: Duration,
+    /// Longest such pause.
+    pub backoff_max: Duration,
+    /// From the end of its input to its end by force.
+    pub stop_grace: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            start: crate::core::limits::MCP_START,
+            backoff_first: limits::BACKOFF_FIRST,
+            backoff_max: limits::BACKOFF_MAX,
+            stop_grace: limits::STOP_GRACE,
+        }
+    }
+}
+
+/// Looks up an environment variable.
+pub type Environment = Rc<dyn Fn(&str) -> Option<String>>;
+
+/// How servers are started.
+#[derive(Clone)]
+pub struct Launch {
+    /// The daemon's environment, for `${VAR}` and for `PATH`, `HOME` and `LANG`.
+    pub env: Environment,
+    /// Another account than the daemon's own.
+    pub account: Option<Account>,
+    /// Marks every server's process as this daemon's, for [`super::orphans::end`]: its runtime directory.
+    pub mark: String,
+    /// How long things may take.
+    pub timing: Timing,
+}
+
+impl Launch {
+    /// Servers of this process's own environment and account.
+    pub fn of_process(mark: impl Into<String>) -> Self {
+        Self {
+            env: Rc::new(|name| std::env::var(name).ok()),
+            account: None,
+            mark: mark.into(),
+            timing: Timing::default(),
+        }
+    }
+}
+
+/// A running server and everything that it started in its group.
+#[derive(Debug)]
+pub(super) struct Process {
+    child: Child,
+    group: Pid,
+    tail: Arc<Mutex<VecDeque<u8>>>,
+    drain: tokio::task::AbortHandle,
+}
+
+/// Both ends of a server's conversation.
+pub(super) type Pipes = (ChildStdout, ChildStdin);
+
+impl Process {
+    /// Starts a program with nothing of the daemon's environment but `PATH`, `HOME`, `LANG`.
+    pub(super) fn start(
+        command: &str,
+        args: &[String],
+        env: &[(String, String)],
+        launch: &Launch,
+    ) -> Result<(Process, Pipes), String> {
+        let mut program = Command::new(command);
+        program.args(args).env_clear().env(MARK, &launch.mark);
+        for name in ["PATH", "HOME", "LANG"] {
+            if let Some(value) = (launch.env)(name) {
+                program.env(name, value);
+            }
+        }
+        program.envs(env.iter().map(|(name, value)| (name, value)));
+        program.current_dir((launch.env)("HOME").filter(|_| launch.account.is_none()).unwrap_or_else(|| "/".into()));
+        program.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        program.process_group(0).kill_on_drop(true);
+        if let Some(account) = launch.account {
+            program.uid(account.uid).gid(account.gid).env("HOME", "/");
+        }
+        let mut child = program.spawn().map_err(|e| format!("could not start {command:?}: {e}"))?;
+        let pipes = child.stdout.take().zip(child.stdin.take());
+        let (pid, pipes, stderr) = match (child.id(), pipes, child.stderr.take()) {
+            (Some(pid), Some(pipes), Some(stderr)) => (pid, pipes, stderr),
+            _ => return Err(format!("{command:?} ended before it began")),
+        };
+        let tail = Arc::new(Mutex::new(VecDeque::with_capacity(limits::STDERR_TAIL_BYTES)));
+        let drain = tokio::spawn(drain(stderr, Arc::clone(&tail))).abort_handle();
+        Ok((Process { child, group: Pid::from_raw(pid.cast_signed()), tail, drain }, pipes))
+    }
+
+    /// How it ended, if it did. It is left unreaped.
+    pub(super) fn ended(&self) -> Option<String> {
+        let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+        match waitid(Id::Pid(self.group), flags) {
+            Ok(WaitStatus::StillAlive) => None,
+            Ok(WaitStatus::Exited(_, code)) => Some(format!("exited with code {code}")),
+            Ok(WaitStatus::Signaled(_, signal, _)) => Some(format!("was killed by {signal}")),
+            Ok(_) => None,
+            Err(_) => Some("ended".into()),
+        }
+    }
+
+    /// Waits until it has ended, at most so long.
+    pub(super) async fn wait(&self, within: Duration) -> Option<String> {
+        const LOOK: Duration = Duration::from_millis(10);
+        let deadline = tokio::time::Instant::now() + within;
+        loop {
+            match self.ended() {
+                Some(how) => return Some(how),
+                None if tokio::time::Instant::now() >= deadline => return None,
+                None => tokio::time::sleep(LOOK).await,
+            }
+        }
+    }
+
+    /// The end of what it wrote to its standard error, as one line.
+    pub(super) fn last_words(&self) -> String {
+        let tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes: Vec<u8> = tail.iter().copied().collect();
+        let text = String::from_utf8_lossy(&bytes);
+        let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+        let last = lines[lines.len().saturating_sub(4)..].join(" | ");
+        super::convert::printable(&last, limits::ERROR_BYTES / 2)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // The group may be gone already; there is nobody to tell.
+        let _ = killpg(self.group, Signal::SIGKILL);
+        let _ = self.child.start_kill();
+        self.drain.abort();
+    }
+}
+
+async fn drain(mut stderr: ChildStderr, tail: Arc<Mutex<VecDeque<u8>>>) {
+    let mut chunk = [0; 4096];
+    while let Ok(read @ 1..) = stderr.read(&mut chunk).await {
+        let mut tail = tail.lock().unwrap_or_else(PoisonError::into_inner);
+        tail.extend(&chunk[..read]);
+        let beyond = tail.len().saturating_sub(limits::STDERR_TAIL_BYTES);
+        tail.drain(..beyond);
+    }
+}

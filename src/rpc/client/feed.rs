@@ -1,0 +1,176 @@
+//! What the daemon calls back: items through a bounded queue, each acknowledged when it was taken.
+//!
+//! ```text
+//! daemon ── onOutput(event) ─▶ Inlet ── queue ─▶ Feed ─▶ the caller's closure
+//!        ◀─────────────── acknowledged when the closure is done ──────────┘
+//! ```
+//! The queue lets a closure borrow from its caller: it runs inside the caller's own future, not in the protocol's task.
+
+use std::cell::Cell;
+use std::future::Future;
+use std::rc::Rc;
+
+use tokio::sync::{mpsc, oneshot};
+
+use super::connection::{Link, answer, lost_connection};
+use crate::core::error::{Error, Result};
+use crate::core::exec::OutputEvent;
+use crate::core::ids::ExecId;
+use crate::core::info::{Event, JournalEntry, KernelInfo};
+use crate::core::limits;
+use crate::rpc::convert::{info, output, to_capnp};
+use crate::rpc::schema::ryokan_capnp as wire;
+
+struct Item<T> {
+    what: Result<T>,
+    taken: oneshot::Sender<()>,
+}
+
+/// Where the daemon puts items.
+pub(super) struct Inlet<T> {
+    queue: mpsc::Sender<Item<T>>,
+}
+
+/// Where the caller takes them.
+pub(super) struct Feed<T> {
+    queue: mpsc::Receiver<Item<T>>,
+}
+
+/// A queue and its two ends.
+pub(super) fn feed<T>() -> (Inlet<T>, Feed<T>) {
+    let (put, take) = mpsc::channel(limits::EVENTS_BEHIND);
+    (Inlet { queue: put }, Feed { queue: take })
+}
+
+impl<T> Inlet<T> {
+    /// Queues an item in order of arrival; the future ends when it was taken.
+    fn put(&self, what: Result<T>) -> impl Future<Output = capnp::Result<()>> + use<T> {
+        let (taken, wait) = oneshot::channel();
+        let queued = self.queue.try_send(Item { what, taken });
+        async move {
+            match queued {
+                Ok(()) => wait.await.map_err(|_| detached()),
+                Err(mpsc::error::TrySendError::Full(_)) => Err(to_capnp(Error::busy("the client's queue is full"))),
+                Err(mpsc::error::TrySendError::Closed(_)) => Err(detached()),
+            }
+        }
+    }
+}
+
+fn detached() -> capnp::Error {
+    to_capnp(Error::unavailable("the client takes no more"))
+}
+
+impl<T> Feed<T> {
+    /// Gives every item to `take` until `call` has ended and the daemon has let go of the inlet. The answer alone is not
+    /// the end: calls of one stream are dispatched one after another, so it overtakes items that were sent before it.
+    /// An error of `take` ends the feed.
+    pub async fn pump<R>(
+        mut self,
+        link: &Link,
+        call: impl Future<Output = Result<R>>,
+        mut take: impl AsyncFnMut(T) -> Result<()>,
+    ) -> Result<R> {
+        let mut call = std::pin::pin!(call);
+        let answer = loop {
+            tokio::select! {
+                biased;
+                Some(item) = self.queue.recv() => Self::give(item, &mut take).await?,
+                answer = &mut call => break answer?,
+            }
+        };
+        let silent = |_| Error::deadline("the daemon answered and keeps the callback");
+        while let Some(item) = tokio::time::timeout(limits::CLIENT_CALL, self.queue.recv()).await.map_err(silent)? {
+            Self::give(item, &mut take).await?;
+        }
+        match link.is_lost() {
+            true => Err(lost_connection("not everything had arrived")),
+            false => Ok(answer),
+        }
+    }
+
+    async fn give(item: Item<T>, take: &mut impl AsyncFnMut(T) -> Result<()>) -> Result<()> {
+        take(answer(item.what)?).await?;
+        // The daemon may have hung up meanwhile: then nobody waits for the answer.
+        let _ = item.taken.send(());
+        Ok(())
+    }
+}
+
+/// Events of a host or of one kernel: the past first, then as they happen. Dropping it ends the subscription.
+pub struct Events {
+    feed: Feed<Event>,
+    link: Rc<Link>,
+    taken: Cell<Option<oneshot::Sender<()>>>,
+    _subscription: wire::subscription::Client,
+}
+
+impl Events {
+    pub(super) fn new(feed: Feed<Event>, link: Rc<Link>, subscription: wire::subscription::Client) -> Self {
+        Events { feed, link, taken: Cell::new(None), _subscription: subscription }
+    }
+
+    /// The next event; waits for it. An event of kind `gap` stands for those that the daemon no longer has. Safe to
+    /// cancel: no event is lost.
+    ///
+    /// # Errors
+    /// [`ErrorCode::Unavailable`](crate::core::error::ErrorCode::Unavailable) once the connection is lost.
+    pub async fn next(&mut self) -> Result<Event> {
+        if let Some(taken) = self.taken.take() {
+            let _ = taken.send(());
+        }
+        // The queue's other end lives in the protocol's task: it goes with the connection or with the subscription.
+        let _alive = &self.link;
+        match self.feed.queue.recv().await {
+            Some(item) => {
+                self.taken.set(Some(item.taken));
+                answer(item.what)
+            }
+            None => Err(lost_connection("the daemon ended the events")),
+        }
+    }
+}
+
+impl wire::output_callback::Server for Inlet<(ExecId, OutputEvent)> {
+    fn on_output(
+        self: Rc<Self>,
+        params: wire::output_callback::OnOutputParams,
+    ) -> impl Future<Output = capnp::Result<()>> + 'static {
+        let read = params.get().and_then(|p| Ok((ExecId(p.get_exec_id()), p.get_event()?)));
+        self.put(read.map_err(malformed).and_then(|(exec, event)| Ok((exec, output::read_output_event(event)?))))
+    }
+}
+
+impl wire::kernel_info_sink::Server for Inlet<KernelInfo> {
+    fn next(
+        self: Rc<Self>,
+        params: wire::kernel_info_sink::NextParams,
+    ) -> impl Future<Output = capnp::Result<()>> + 'static {
+        let read = params.get().and_then(|p| p.get_info());
+        self.put(read.map_err(malformed).and_then(info::read_kernel_info).map(|(info, _)| info))
+    }
+}
+
+impl wire::event_sink::Server for Inlet<Event> {
+    fn event(
+        self: Rc<Self>,
+        params: wire::event_sink::EventParams,
+    ) -> impl Future<Output = capnp::Result<()>> + 'static {
+        let read = params.get().and_then(|p| p.get_event());
+        self.put(read.map_err(malformed).and_then(info::read_event))
+    }
+}
+
+impl wire::journal_sink::Server for Inlet<JournalEntry> {
+    fn entry(
+        self: Rc<Self>,
+        params: wire::journal_sink::EntryParams,
+    ) -> impl Future<Output = capnp::Result<()>> + 'static {
+        let read = params.get().and_then(|p| p.get_entry());
+        self.put(read.map_err(malformed).and_then(info::read_journal_entry))
+    }
+}
+
+fn malformed(exception: capnp::Error) -> Error {
+    Error::invalid(format!("callback is malformed: {exception}"))
+}

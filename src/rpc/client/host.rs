@@ -1,0 +1,169 @@
+//! A connection to a daemon.
+
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
+
+use tokio::net::UnixStream;
+
+use super::connection::{Link, answer, connect_stream, fields};
+use super::feed::{Events, feed};
+use super::kernel::KernelClient;
+use crate::core::error::{Error, Result};
+use crate::core::info::{Ability, HostInfo, KernelFilter, KernelInfo};
+use crate::core::limits;
+use crate::rpc::convert::spec::{SpecRequest, write_spec_request};
+use crate::rpc::convert::{info, read_name};
+use crate::rpc::schema::ryokan_capnp as wire;
+
+/// A daemon, greeted.
+pub struct HostClient {
+    cap: wire::host::Client,
+    link: Rc<Link>,
+    info: HostInfo,
+}
+
+impl HostClient {
+    /// Connects to a daemon's socket and says hello as `client`, a name such as `my-agent 1.2`.
+    ///
+    /// # Errors
+    /// [`ErrorCode::Unavailable`](crate::core::error::ErrorCode::Unavailable) if no daemon answers within
+    /// [`limits::CLIENT_HELLO`]; what the daemon refuses.
+    pub async fn connect(socket: &Path, client: &str) -> Result<HostClient> {
+        HostClient::connect_within(socket, client, limits::CLIENT_HELLO).await
+    }
+
+    /// As [`HostClient::connect`], with another deadline.
+    ///
+    /// # Errors
+    /// As [`HostClient::connect`].
+    pub async fn connect_within(socket: &Path, client: &str, deadline: Duration) -> Result<HostClient> {
+        HostClient::greet(connect_stream(socket, deadline).await?, client, deadline).await
+    }
+
+    /// Says hello on a stream that is connected already.
+    ///
+    /// # Errors
+    /// As [`HostClient::connect`].
+    pub async fn greet(stream: UnixStream, client: &str, deadline: Duration) -> Result<HostClient> {
+        let (link, cap) = Link::start::<wire::host::Client>(stream);
+        let mut request = cap.hello_request();
+        request.get().set_wire_version(wire::WIRE_VERSION);
+        request.get().set_client(client);
+        let greeted = tokio::time::timeout(deadline, link.wait(request.send().promise)).await;
+        let response = greeted.map_err(|_| {
+            Error::unavailable(format!("the daemon did not greet in {deadline:?}"))
+                .hint("it is overloaded or hangs: see its log")
+        })??;
+        let info = answer(info::read_host_info(fields(fields(response.get())?.get_host())?))?;
+        Ok(HostClient { cap, link, info })
+    }
+
+    /// How the host introduced itself.
+    pub fn info(&self) -> &HostInfo {
+        &self.info
+    }
+
+    /// Makes a kernel; its worker starts at first use. The same `key` within 24 hours gives the same kernel; empty: none.
+    ///
+    /// # Errors
+    /// What the daemon refuses: `alreadyExists`, `invalidArgument`, `unsupported`, `refused`.
+    pub async fn create_kernel(&self, spec: &SpecRequest, key: &str) -> Result<(KernelClient, KernelInfo)> {
+        let mut request = self.cap.create_kernel_request();
+        write_spec_request(request.get().init_spec(), spec)?;
+        request.get().set_key(key);
+        // Copying `fromDir` takes as long as it takes.
+        let response = self.link.wait(request.send().promise).await?;
+        let response = fields(response.get())?;
+        let (info, _) = answer(info::read_kernel_info(fields(response.get_info())?))?;
+        Ok((KernelClient::new(fields(response.get_kernel())?, self.link.clone()), info))
+    }
+
+    /// A kernel by name or id.
+    ///
+    /// # Errors
+    /// `notFound`.
+    pub async fn open_kernel(&self, name: &str) -> Result<(KernelClient, KernelInfo)> {
+        let mut request = self.cap.open_kernel_request();
+        request.get().set_name(name);
+        let response = self.link.call(request.send().promise).await?;
+        let response = fields(response.get())?;
+        let (info, _) = answer(info::read_kernel_info(fields(response.get_info())?))?;
+        Ok((KernelClient::new(fields(response.get_kernel())?, self.link.clone()), info))
+    }
+
+    /// Gives every kernel that `filter` admits to `each`, in order of name.
+    ///
+    /// # Errors
+    /// The daemon's and `each`'s.
+    pub async fn each_kernel(
+        &self,
+        filter: &KernelFilter,
+        each: impl AsyncFnMut(KernelInfo) -> Result<()>,
+    ) -> Result<()> {
+        let (inlet, feed) = feed::<KernelInfo>();
+        let mut request = self.cap.list_kernels_request();
+        info::write_kernel_filter(request.get().init_filter(), filter);
+        request.get().set_sink(capnp_rpc::new_client(inlet));
+        let call = request.send().promise;
+        feed.pump(&self.link, async { self.link.wait(call).await.map(drop) }, each).await
+    }
+
+    /// The kernels that `filter` admits, in order of name.
+    ///
+    /// # Errors
+    /// The daemon's.
+    pub async fn list_kernels(&self, filter: &KernelFilter) -> Result<Vec<KernelInfo>> {
+        let mut kernels = Vec::new();
+        let each = async |info| {
+            kernels.push(info);
+            Ok(())
+        };
+        self.each_kernel(filter, each).await?;
+        Ok(kernels)
+    }
+
+    /// Removes a kernel by name or id; `expected_version` 0: whatever its version.
+    ///
+    /// # Errors
+    /// `notFound`, `conflict`.
+    pub async fn remove_kernel(&self, name: &str, expected_version: u64) -> Result<()> {
+        let mut request = self.cap.remove_kernel_request();
+        request.get().set_name(name);
+        request.get().set_expected_version(expected_version);
+        self.link.wait(request.send().promise).await.map(drop)
+    }
+
+    /// What happened after sequence number `since`, and what will.
+    ///
+    /// # Errors
+    /// The daemon's.
+    pub async fn events(&self, since: u64) -> Result<Events> {
+        let (inlet, feed) = feed();
+        let mut request = self.cap.events_request();
+        request.get().set_since(since);
+        request.get().set_sink(capnp_rpc::new_client(inlet));
+        let response = self.link.call(request.send().promise).await?;
+        let subscription = fields(fields(response.get())?.get_subscription())?;
+        Ok(Events::new(feed, self.link.clone(), subscription))
+    }
+
+    /// What this host can do.
+    ///
+    /// # Errors
+    /// The daemon's.
+    pub async fn abilities(&self) -> Result<Vec<Ability>> {
+        let response = self.link.call(self.cap.abilities_request().send().promise).await?;
+        answer(info::read_abilities(fields(response.get())?.get_abilities()))
+    }
+
+    /// The host's id and its clock in milliseconds since 1970.
+    ///
+    /// # Errors
+    /// The daemon's.
+    pub async fn ping(&self) -> Result<(String, i64)> {
+        let response = self.link.call(self.cap.ping_request().send().promise).await?;
+        let response = fields(response.get())?;
+        Ok((answer(read_name(response.get_host_id(), "host id"))?, response.get_server_time_ms()))
+    }
+}

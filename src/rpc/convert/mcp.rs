@@ -1,0 +1,132 @@
+//! MCP servers: how to reach one, how it does.
+
+use super::text::{bounded, count, malformed, read_name, read_pairs, read_text, read_text_list, unknown};
+use super::text::{write_pairs, write_text_list};
+use crate::core::error::{Error, Result};
+use crate::core::info::{McpInfo, McpTransport};
+use crate::core::limits;
+use crate::rpc::schema::ryokan_capnp as wire;
+
+/// Reads how to reach an MCP server.
+///
+/// # Errors
+/// `invalidArgument` for what is malformed, too much or empty.
+pub fn read_mcp_transport(reader: wire::mcp_transport::Reader<'_>) -> Result<McpTransport> {
+    use wire::mcp_transport::Which;
+    let wrong = |e| malformed("transport", e);
+    match reader.which().map_err(|n| unknown("MCP transport", n))? {
+        Which::Stdio(stdio) => {
+            let stdio = stdio.map_err(wrong)?;
+            let args = read_text_list(stdio.get_args(), "arguments", limits::MCP_ITEMS)?;
+            if args.iter().any(|arg| arg.contains('\0')) {
+                return Err(Error::invalid("argument of an MCP server holds a NUL byte"));
+            }
+            let command = read_name(stdio.get_command(), "command of an MCP server")?;
+            if command.is_empty() {
+                return Err(Error::invalid("MCP server without a command"));
+            }
+            Ok(McpTransport::Stdio {
+                command,
+                args,
+                env: read_pairs(stdio.get_env(), "environment", limits::MCP_ITEMS)?,
+            })
+        }
+        Which::Http(http) => {
+            let http = http.map_err(wrong)?;
+            let url = read_name(http.get_base_url(), "URL of an MCP server")?;
+            if url.is_empty() {
+                return Err(Error::invalid("MCP server without a URL"));
+            }
+            Ok(McpTransport::Http { url, headers: read_pairs(http.get_headers(), "headers", limits::MCP_ITEMS)? })
+        }
+    }
+}
+
+/// Writes how to reach an MCP server.
+pub fn write_mcp_transport(builder: wire::mcp_transport::Builder<'_>, transport: &McpTransport) {
+    match transport {
+        McpTransport::Stdio { command, args, env } => {
+            let mut stdio = builder.init_stdio();
+            stdio.set_command(command.as_str());
+            write_text_list(stdio.reborrow().init_args(count(args.len())), args);
+            write_pairs(stdio.init_env(count(env.len())), env);
+        }
+        McpTransport::Http { url, headers } => {
+            let mut http = builder.init_http();
+            http.set_base_url(url.as_str());
+            write_pairs(http.init_headers(count(headers.len())), headers);
+        }
+    }
+}
+
+/// Reads a kernel's MCP servers.
+///
+/// # Errors
+/// `invalidArgument` for what is malformed and for more than [`limits::MCP_ITEMS`].
+pub fn read_mcp_servers(
+    reader: capnp::Result<capnp::struct_list::Reader<'_, wire::mcp_info::Owned>>,
+) -> Result<Vec<McpInfo>> {
+    let list = reader.map_err(|e| malformed("MCP servers", e))?;
+    bounded(list.len(), "MCP servers", limits::MCP_ITEMS)?;
+    list.iter().map(read_mcp_info).collect()
+}
+
+/// Writes a kernel's MCP servers into a builder of the same length.
+pub fn write_mcp_servers(mut builder: capnp::struct_list::Builder<'_, wire::mcp_info::Owned>, servers: &[McpInfo]) {
+    for (i, server) in servers.iter().enumerate() {
+        write_mcp_info(builder.reborrow().get(count(i)), server);
+    }
+}
+
+/// Reads how an MCP server does.
+///
+/// # Errors
+/// `invalidArgument` for what is malformed.
+pub fn read_mcp_info(reader: wire::mcp_info::Reader<'_>) -> Result<McpInfo> {
+    Ok(McpInfo {
+        name: read_name(reader.get_name(), "name of an MCP server")?,
+        state: read_name(reader.get_state(), "state of an MCP server")?,
+        tools: reader.get_tools(),
+        error: read_text(reader.get_error(), "error of an MCP server")?,
+    })
+}
+
+/// Writes how an MCP server does.
+pub fn write_mcp_info(mut builder: wire::mcp_info::Builder<'_>, server: &McpInfo) {
+    builder.set_name(server.name.as_str());
+    builder.set_state(server.state.as_str());
+    builder.set_tools(server.tools);
+    builder.set_error(server.error.as_str());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rpc::convert::testing::{any_transport, check_round_trip, infallible};
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn transports_survive(transport in any_transport()) {
+            check_round_trip::<wire::mcp_transport::Owned, _>(
+                &transport, |b, t| infallible(write_mcp_transport(b, t)), read_mcp_transport)?;
+        }
+
+        #[test]
+        fn servers_survive((name, state, tools, error) in ("[^\0]{0,20}", "[a-z]{0,9}", any::<u32>(), ".*")) {
+            let server = McpInfo { name, state, tools, error };
+            check_round_trip::<wire::mcp_info::Owned, _>(
+                &server, |b, s| infallible(write_mcp_info(b, s)), read_mcp_info)?;
+        }
+    }
+
+    #[test]
+    fn transports_to_nowhere_are_refused() {
+        let mut message = capnp::message::Builder::new_default();
+        let mut transport = message.init_root::<wire::mcp_transport::Builder<'_>>();
+        transport.reborrow().init_stdio();
+        assert!(read_mcp_transport(transport.reborrow().into_reader()).is_err());
+        transport.reborrow().init_http();
+        assert!(read_mcp_transport(transport.into_reader()).is_err());
+    }
+}

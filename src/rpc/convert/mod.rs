@@ -1,0 +1,33 @@
+//! Between Cap'n Proto's builders and readers and `core`'s types: `read_x` and `write_x` for every struct of the schema.
+//!
+//! Reading is where outside data becomes a checked type: text is UTF-8, names hold no NUL, lists and nesting are bounded.
+//! What breaks a rule is [`ErrorCode::InvalidArgument`](crate::core::error::ErrorCode::InvalidArgument) and says which
+//! field. Never does I/O and never holds a capability.
+
+pub mod error;
+pub mod exec;
+pub mod info;
+pub mod listing;
+pub mod mcp;
+pub mod output;
+pub mod rights;
+pub mod spec;
+mod text;
+pub mod value;
+
+pub use error::{from_capnp, to_capnp};
+pub use text::{read_data, read_name, read_pairs, read_text, read_text_list, write_pairs, write_text_list};
+
+use crate::core::limits;
+
+#[cfg(test)]
+mod testing;
+
+/// What a reader of the public interface's messages allows: their size, and nesting enough for the deepest value.
+pub fn reader_options() -> capnp::message::ReaderOptions {
+    let mut options = capnp::message::ReaderOptions::new();
+    options.traversal_limit_in_words(Some(limits::MESSAGE_WORDS));
+    // A level of a value is a list, its element and the element's own value.
+    options.nesting_limit(limits::VALUE_DEPTH as i32 * 4);
+    options
+}

@@ -1,0 +1,296 @@
+//! Specifications: as a client asks for one (0 and empty: the daemon's default) and as a kernel has one.
+
+use std::path::{Path, PathBuf};
+
+use super::text::{bounded, count, malformed, read_name, read_pairs, read_text_list, write_pairs, write_text_list};
+use crate::core::engine::EngineName;
+use crate::core::error::{Error, Result};
+use crate::core::limits;
+use crate::core::name::KernelName;
+use crate::core::spec::{AllowedPath, Isolation, KernelLimits, KernelSpec, Net};
+use crate::rpc::schema::ryokan_capnp as wire;
+
+/// What a client asks a kernel to be. `None`: whatever the daemon's configuration says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SpecRequest {
+    /// Its name.
+    pub name: KernelName,
+    /// The interpreter.
+    pub engine: Option<EngineName>,
+    /// Process or microVM.
+    pub isolation: Option<Isolation>,
+    /// Image and perhaps `@VERSION`.
+    pub image: Option<String>,
+    /// Paths it is given, at their own places.
+    pub paths: Vec<AllowedPath>,
+    /// Its network.
+    pub net: Option<Net>,
+    /// Memory of all its processes, bytes.
+    pub memory_bytes: Option<u64>,
+    /// Processors, thousandths.
+    pub cpu_milli: Option<u32>,
+    /// Processes and threads.
+    pub pids: Option<u32>,
+    /// Open files of one process.
+    pub open_files: Option<u32>,
+    /// The workspace, bytes.
+    pub workspace_bytes: Option<u64>,
+    /// Idle time after which it is stopped; zero: never.
+    pub idle_timeout_ms: Option<u64>,
+    /// Labels.
+    pub labels: Vec<(String, String)>,
+    /// Sandbox layers to do without.
+    pub degraded: Vec<String>,
+    /// Folder of the host to copy into the new workspace; absolute.
+    pub from_dir: Option<PathBuf>,
+}
+
+impl SpecRequest {
+    /// A request that leaves everything but the name to the daemon.
+    pub fn new(name: KernelName) -> Self {
+        SpecRequest {
+            name,
+            engine: None,
+            isolation: None,
+            image: None,
+            paths: Vec::new(),
+            net: None,
+            memory_bytes: None,
+            cpu_milli: None,
+            pids: None,
+            open_files: None,
+            workspace_bytes: None,
+            idle_timeout_ms: None,
+            labels: Vec::new(),
+            degraded: Vec::new(),
+            from_dir: None,
+        }
+    }
+
+    /// The specification: what was asked for, and `defaults` (whose name, paths, labels and degraded layers do not count)
+    /// for the rest. Not checked yet: see [`KernelSpec::check`].
+    pub fn fill(&self, defaults: &KernelSpec) -> KernelSpec {
+        KernelSpec {
+            name: self.name.clone(),
+            engine: self.engine.unwrap_or(defaults.engine),
+            isolation: self.isolation.unwrap_or(defaults.isolation),
+            image: self.image.clone().unwrap_or_else(|| defaults.image.clone()),
+            paths: self.paths.clone(),
+            net: self.net.unwrap_or(defaults.net),
+            limits: KernelLimits {
+                memory_bytes: self.memory_bytes.unwrap_or(defaults.limits.memory_bytes),
+                cpu_milli: self.cpu_milli.unwrap_or(defaults.limits.cpu_milli),
+                pids: self.pids.unwrap_or(defaults.limits.pids),
+                open_files: self.open_files.unwrap_or(defaults.limits.open_files),
+                workspace_bytes: self.workspace_bytes.unwrap_or(defaults.limits.workspace_bytes),
+            },
+            idle_timeout_ms: self.idle_timeout_ms.unwrap_or(defaults.idle_timeout_ms),
+            labels: self.labels.clone(),
+            degraded: self.degraded.clone(),
+        }
+    }
+
+    /// The request that gives exactly `spec`, whatever the defaults.
+    pub fn exactly(spec: &KernelSpec) -> Self {
+        SpecRequest {
+            name: spec.name.clone(),
+            engine: Some(spec.engine),
+            isolation: Some(spec.isolation),
+            image: (!spec.image.is_empty()).then(|| spec.image.clone()),
+            paths: spec.paths.clone(),
+            net: Some(spec.net),
+            memory_bytes: Some(spec.limits.memory_bytes),
+            cpu_milli: Some(spec.limits.cpu_milli),
+            pids: Some(spec.limits.pids),
+            open_files: Some(spec.limits.open_files),
+            workspace_bytes: Some(spec.limits.workspace_bytes),
+            idle_timeout_ms: Some(spec.idle_timeout_ms),
+            labels: spec.labels.clone(),
+            degraded: spec.degraded.clone(),
+            from_dir: None,
+        }
+    }
+}
+
+/// Reads what a client asks a kernel to be.
+///
+/// # Errors
+/// `invalidArgument` that names the field.
+pub fn read_spec_request(reader: wire::kernel_spec::Reader<'_>) -> Result<SpecRequest> {
+    let name = read_name(reader.get_name(), "kernel name")?;
+    let engine = optional(read_name(reader.get_engine(), "engine")?);
+    let isolation = optional(read_name(reader.get_isolation(), "isolation")?);
+    let net = optional(read_name(reader.get_net(), "net")?);
+    let from_dir = optional(read_name(reader.get_from_dir(), "fromDir")?).map(PathBuf::from);
+    if let Some(relative) = from_dir.as_ref().filter(|dir| !dir.is_absolute()) {
+        return Err(Error::invalid(format!("fromDir {relative:?} is not an absolute path")));
+    }
+    Ok(SpecRequest {
+        name: name.parse().map_err(|e| Error::invalid(format!("{e}")))?,
+        engine: engine.map(|text| text.parse().map_err(|e| Error::invalid(format!("{e}")))).transpose()?,
+        isolation: isolation.map(|text| named(&text, "isolation", Isolation::from_name)).transpose()?,
+        image: optional(read_name(reader.get_image(), "image")?),
+        paths: read_paths(reader)?,
+        net: net.map(|text| named(&text, "network", Net::from_name)).transpose()?,
+        memory_bytes: nonzero(reader.get_memory_bytes()),
+        cpu_milli: nonzero(reader.get_cpu_milli()),
+        pids: nonzero(reader.get_pids()),
+        open_files: nonzero(reader.get_open_files()),
+        workspace_bytes: nonzero(reader.get_workspace_bytes()),
+        idle_timeout_ms: match reader.get_idle_timeout_ms() {
+            0 => None,
+            NEVER => Some(0),
+            ms => Some(ms),
+        },
+        labels: read_pairs(reader.get_labels(), "labels", limits::LABELS)?,
+        degraded: read_text_list(reader.get_allow_degraded(), "allowDegraded", limits::LABELS)?,
+        from_dir,
+    })
+}
+
+/// Writes what a client asks a kernel to be.
+///
+/// # Errors
+/// `invalidArgument` for a path that is not UTF-8.
+pub fn write_spec_request(mut builder: wire::kernel_spec::Builder<'_>, request: &SpecRequest) -> Result<()> {
+    builder.set_name(request.name.as_str());
+    builder.set_engine(request.engine.map_or("", EngineName::name));
+    builder.set_isolation(request.isolation.map_or("", Isolation::name));
+    builder.set_image(request.image.as_deref().unwrap_or_default());
+    let mut paths = builder.reborrow().init_paths(count(request.paths.len()));
+    for (i, allowed) in request.paths.iter().enumerate() {
+        let mut out = paths.reborrow().get(count(i));
+        out.set_path(utf8(&allowed.path)?);
+        out.set_writable(allowed.writable);
+    }
+    builder.set_memory_bytes(request.memory_bytes.unwrap_or(0));
+    builder.set_cpu_milli(request.cpu_milli.unwrap_or(0));
+    builder.set_pids(request.pids.unwrap_or(0));
+    builder.set_idle_timeout_ms(match request.idle_timeout_ms {
+        None => 0,
+        Some(0) => NEVER,
+        Some(ms) => ms,
+    });
+    write_pairs(builder.reborrow().init_labels(count(request.labels.len())), &request.labels);
+    builder.set_net(request.net.map_or("", Net::name));
+    builder.set_open_files(request.open_files.unwrap_or(0));
+    builder.set_workspace_bytes(request.workspace_bytes.unwrap_or(0));
+    write_text_list(builder.reborrow().init_allow_degraded(count(request.degraded.len())), &request.degraded);
+    builder.set_from_dir(request.from_dir.as_deref().map_or(Ok(""), utf8)?);
+    Ok(())
+}
+
+/// Reads the specification that a kernel has.
+///
+/// # Errors
+/// `invalidArgument` for what is malformed or lacks its engine.
+pub fn read_spec(reader: wire::kernel_spec::Reader<'_>) -> Result<KernelSpec> {
+    let request = read_spec_request(reader)?;
+    let engine = request.engine.ok_or_else(|| Error::invalid("specification without an engine"))?;
+    Ok(request.fill(&KernelSpec::new(request.name.clone(), engine)))
+}
+
+/// Writes the specification that a kernel has.
+///
+/// # Errors
+/// As [`write_spec_request`].
+pub fn write_spec(builder: wire::kernel_spec::Builder<'_>, spec: &KernelSpec) -> Result<()> {
+    write_spec_request(builder, &SpecRequest::exactly(spec))
+}
+
+/// On the wire, no idle timeout: 0 means the default there.
+const NEVER: u64 = u64::MAX;
+
+fn optional(text: String) -> Option<String> {
+    (!text.is_empty()).then_some(text)
+}
+
+fn nonzero<T: Default + PartialEq>(number: T) -> Option<T> {
+    (number != T::default()).then_some(number)
+}
+
+fn named<T>(text: &str, what: &str, find: impl Fn(&str) -> Option<T>) -> Result<T> {
+    find(text).ok_or_else(|| {
+        let text: String = text.chars().take(40).collect();
+        Error::invalid(format!("there is no {what} {text:?}"))
+    })
+}
+
+fn utf8(path: &Path) -> Result<&str> {
+    path.to_str().ok_or_else(|| Error::invalid(format!("path {path:?} is not UTF-8")))
+}
+
+fn read_paths(reader: wire::kernel_spec::Reader<'_>) -> Result<Vec<AllowedPath>> {
+    let list = reader.get_paths().map_err(|e| malformed("paths", e))?;
+    bounded(list.len(), "paths", limits::MOUNTS)?;
+    list.iter()
+        .map(|mount| {
+            let path = read_name(mount.get_path(), "path")?;
+            let source = read_name(mount.get_source(), "source of a path")?;
+            if !source.is_empty() && source != path {
+                return Err(Error::invalid(format!("path {path:?} of a specification has another source {source:?}"))
+                    .hint("create the kernel, then mount it"));
+            }
+            Ok(AllowedPath { path: PathBuf::from(path), writable: mount.get_writable() })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rpc::convert::testing::{any_spec, any_spec_request, check_round_trip};
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn requests_survive(request in any_spec_request()) {
+            check_round_trip::<wire::kernel_spec::Owned, _>(&request, write_spec_request, read_spec_request)?;
+        }
+
+        #[test]
+        fn specifications_survive(spec in any_spec()) {
+            check_round_trip::<wire::kernel_spec::Owned, _>(&spec, write_spec, read_spec)?;
+        }
+
+        #[test]
+        fn an_exact_request_ignores_the_defaults(spec in any_spec(), other in any_spec()) {
+            let defaults = KernelSpec { image: String::new(), ..other };
+            prop_assert_eq!(SpecRequest::exactly(&spec).fill(&defaults), spec);
+        }
+    }
+
+    #[test]
+    fn an_empty_request_is_all_defaults() {
+        let defaults =
+            KernelSpec { idle_timeout_ms: 7, ..KernelSpec::new("d".parse().expect("name"), EngineName::Python) };
+        let request = SpecRequest::new("k".parse().expect("name"));
+        assert_eq!(request.fill(&defaults), KernelSpec { name: request.name.clone(), ..defaults });
+    }
+
+    #[test]
+    fn wrong_specifications_are_refused() {
+        let refused = |fill: fn(&mut wire::kernel_spec::Builder<'_>)| {
+            let mut message = capnp::message::Builder::new_default();
+            let mut spec = message.init_root::<wire::kernel_spec::Builder<'_>>();
+            spec.set_name("k");
+            fill(&mut spec);
+            read_spec_request(spec.into_reader()).is_err()
+        };
+        assert!(!refused(|_| ()));
+        assert!(refused(|s| s.set_name("")));
+        assert!(refused(|s| s.set_name("../x")));
+        assert!(refused(|s| s.set_engine("perl")));
+        assert!(refused(|s| s.set_isolation("chroot")));
+        assert!(refused(|s| s.set_net("all")));
+        assert!(refused(|s| s.set_image("a\0")));
+        assert!(refused(|s| s.set_from_dir("relative")));
+        assert!(refused(|s| drop(s.reborrow().init_paths(limits::MOUNTS as u32 + 1))));
+        assert!(refused(|s| drop(s.reborrow().init_labels(limits::LABELS as u32 + 1))));
+        assert!(refused(|s| {
+            let mut path = s.reborrow().init_paths(1).get(0);
+            path.set_path("/a");
+            path.set_source("/b");
+        }));
+    }
+}

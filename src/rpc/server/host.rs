@@ -1,0 +1,168 @@
+//! `Host`: the bootstrap of the control socket.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use capnp_rpc::new_client;
+
+use super::Connection;
+use super::sinks::{Subscription, follow};
+use crate::core::error::{Error, Result};
+use crate::core::rights::Rights;
+use crate::rpc::convert::info::{read_kernel_filter, write_ability, write_host_info, write_kernel_info};
+use crate::rpc::convert::spec::read_spec_request;
+use crate::rpc::convert::{read_text, to_capnp};
+use crate::rpc::schema::ryokan_capnp::{WIRE_VERSION, host};
+use crate::supervisor::command::{Actor, Change};
+
+/// One client's door to the host.
+pub(super) struct HostServer {
+    pub connection: Rc<Connection>,
+    /// What the client calls itself, once it has said hello.
+    pub client: RefCell<Option<String>>,
+}
+
+impl HostServer {
+    fn actor(&self) -> Result<Actor> {
+        match &*self.client.borrow() {
+            Some(client) => Ok(Actor { uid: self.connection.uid, client: client.clone(), lease: Vec::new() }),
+            None => Err(Error::refused("say hello first")
+                .reason("hello")
+                .hint("call Host.hello with the wireVersion of the schema")),
+        }
+    }
+}
+
+impl host::Server for HostServer {
+    async fn hello(self: Rc<Self>, params: host::HelloParams, mut results: host::HelloResults) -> capnp::Result<()> {
+        let params = params.get()?;
+        let asked = params.get_wire_version();
+        if asked == 0 || asked > WIRE_VERSION {
+            let message = format!("this daemon speaks wire version {WIRE_VERSION}, the client {asked}");
+            let error = Error::unsupported(message).reason("wire_version");
+            return Err(to_capnp(error.hint(if asked == 0 {
+                "state the version of the schema"
+            } else {
+                "update ryokand"
+            })));
+        }
+        let client = read_text(params.get_client(), "client").map_err(to_capnp)?;
+        *self.client.borrow_mut() = Some(client.chars().filter(|c| !c.is_control()).take(100).collect());
+        let mut results = results.get();
+        results.set_wire_version(WIRE_VERSION);
+        write_host_info(results.init_host(), &self.connection.config.host);
+        Ok(())
+    }
+
+    async fn create_kernel(
+        self: Rc<Self>,
+        params: host::CreateKernelParams,
+        mut results: host::CreateKernelResults,
+    ) -> capnp::Result<()> {
+        let actor = self.actor().map_err(to_capnp)?;
+        let params = params.get()?;
+        let request = read_spec_request(params.get_spec()?).map_err(to_capnp)?;
+        let key = read_text(params.get_key(), "key").map_err(to_capnp)?;
+        let supervisor = &self.connection.supervisor;
+        let spec = request.fill(&supervisor.host().config.defaults);
+        let made = supervisor.create(spec, request.from_dir.as_deref(), &key, &actor).await.map_err(to_capnp)?;
+        let mut results = results.get();
+        write_kernel_info(results.reborrow().init_info(), &made.info_without_usage(), Rights::ALL).map_err(to_capnp)?;
+        results.set_kernel(self.connection.kernel_client(&made, Rights::ALL, actor));
+        Ok(())
+    }
+
+    async fn open_kernel(
+        self: Rc<Self>,
+        params: host::OpenKernelParams,
+        mut results: host::OpenKernelResults,
+    ) -> capnp::Result<()> {
+        let actor = self.actor().map_err(to_capnp)?;
+        let name = read_text(params.get()?.get_name(), "name").map_err(to_capnp)?;
+        let kernel = self.connection.supervisor.host().find(actor.uid, &name).map_err(to_capnp)?;
+        let mut results = results.get();
+        write_kernel_info(results.reborrow().init_info(), &kernel.info_without_usage(), Rights::ALL)
+            .map_err(to_capnp)?;
+        results.set_kernel(self.connection.kernel_client(&kernel, Rights::ALL, actor));
+        Ok(())
+    }
+
+    async fn list_kernels(
+        self: Rc<Self>,
+        params: host::ListKernelsParams,
+        _results: host::ListKernelsResults,
+    ) -> capnp::Result<()> {
+        let actor = self.actor().map_err(to_capnp)?;
+        let params = params.get()?;
+        let filter = read_kernel_filter(params.get_filter()?).map_err(to_capnp)?;
+        let sink = params.get_sink()?;
+        for kernel in self.connection.supervisor.host().visible(actor.uid) {
+            let info = kernel.info_without_usage();
+            if filter.admits(&info.spec.name, &info.spec.labels, &info.state) {
+                let mut request = sink.next_request();
+                write_kernel_info(request.get().init_info(), &info, Rights::ALL).map_err(to_capnp)?;
+                request.send().await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn remove_kernel(
+        self: Rc<Self>,
+        params: host::RemoveKernelParams,
+        _results: host::RemoveKernelResults,
+    ) -> capnp::Result<()> {
+        let actor = self.actor().map_err(to_capnp)?;
+        let params = params.get()?;
+        let name = read_text(params.get_name(), "name").map_err(to_capnp)?;
+        let supervisor = &self.connection.supervisor;
+        let kernel = supervisor.host().find(actor.uid, &name).map_err(to_capnp)?;
+        let change = Change { actor, expected_version: params.get_expected_version() };
+        supervisor.remove(&kernel, change).await.map_err(to_capnp)
+    }
+
+    async fn events(self: Rc<Self>, params: host::EventsParams, mut results: host::EventsResults) -> capnp::Result<()> {
+        let actor = self.actor().map_err(to_capnp)?;
+        let params = params.get()?;
+        let host = self.connection.supervisor.host();
+        let visible = host.config.system_wide.then(|| (Rc::clone(host), actor.uid));
+        let following = tokio::task::spawn_local(follow(
+            host.events.follow(params.get_since()),
+            params.get_sink()?,
+            move |kernel| {
+                match &visible {
+                    // Events of the host itself are everybody's; a kernel's are its owner's.
+                    Some((host, uid)) => kernel.is_empty() || host.find(*uid, kernel).is_ok(),
+                    None => true,
+                }
+            },
+        ));
+        results.get().set_subscription(new_client(Subscription(following)));
+        Ok(())
+    }
+
+    async fn abilities(
+        self: Rc<Self>,
+        _params: host::AbilitiesParams,
+        mut results: host::AbilitiesResults,
+    ) -> capnp::Result<()> {
+        self.actor().map_err(to_capnp)?;
+        let config = Rc::clone(&self.connection.config);
+        let probe = std::sync::Arc::clone(&config.abilities);
+        let abilities = tokio::task::spawn_blocking(move || probe()).await;
+        let abilities = abilities.map_err(|error| to_capnp(Error::internal(error.to_string())))?;
+        let mut list = results.get().init_abilities(abilities.len() as u32);
+        for (i, ability) in abilities.iter().enumerate() {
+            write_ability(list.reborrow().get(i as u32), ability);
+        }
+        Ok(())
+    }
+
+    async fn ping(self: Rc<Self>, _params: host::PingParams, mut results: host::PingResults) -> capnp::Result<()> {
+        self.actor().map_err(to_capnp)?;
+        let host = self.connection.supervisor.host();
+        results.get().set_host_id(host.id().to_string());
+        results.get().set_server_time_ms(host.now_ms());
+        Ok(())
+    }
+}

@@ -1,0 +1,579 @@
+//! `Kernel`: the capability of one kernel, perhaps with fewer rights than its owner has.
+
+use std::rc::Rc;
+
+use capnp_rpc::new_client;
+
+use super::blob::{BlobReaderServer, BlobWriterServer};
+use super::execution::ExecutionServer;
+use super::lease::LeaseServer;
+use super::sinks::{Subscription, follow, pump};
+use super::{Connection, require};
+use crate::core::error::{Error, Result};
+use crate::core::exec::{ExecRequest, Work};
+use crate::core::ids::{Digest, ExecId};
+use crate::core::info::{CodeStatus, Job, MountInfo};
+use crate::core::limits;
+use crate::core::rights::{Right, Rights};
+use crate::rpc::convert::exec::{code_status_to_wire, read_exec_request, write_exec_result};
+use crate::rpc::convert::info::{write_journal_entry, write_kernel_info};
+use crate::rpc::convert::listing::{write_jobs, write_missed, write_mounts, write_tools, write_vars};
+use crate::rpc::convert::mcp::{read_mcp_transport, write_mcp_info};
+use crate::rpc::convert::rights::read_rights;
+use crate::rpc::convert::value::{read_value, write_value};
+use crate::rpc::convert::{read_data, read_name, read_text, to_capnp, write_text_list};
+use crate::rpc::schema::ryokan_capnp::{execution, kernel};
+use crate::rpc::worker_link::CodeCheck;
+use crate::supervisor::command::{Actor, Change, StopMode};
+use crate::supervisor::execution::Execution;
+use crate::supervisor::kernel::Kernel;
+use crate::supervisor::snapshot;
+
+/// A client's capability of one kernel.
+pub(super) struct KernelServer {
+    pub connection: Rc<Connection>,
+    pub kernel: Rc<Kernel>,
+    pub rights: Rights,
+    pub actor: Actor,
+}
+
+impl KernelServer {
+    fn may(&self, right: Right) -> capnp::Result<()> {
+        require(self.rights, right).map_err(to_capnp)
+    }
+
+    fn change(&self, expected_version: u64) -> Change {
+        Change { actor: self.actor.clone(), expected_version }
+    }
+
+    async fn run_code(&self, request: ExecRequest) -> capnp::Result<Rc<Execution>> {
+        self.kernel.run(request, self.actor.clone()).await.map_err(to_capnp)
+    }
+
+    fn execution_client(&self, execution: Rc<Execution>) -> execution::Client {
+        new_client(ExecutionServer { kernel: Rc::clone(&self.kernel), execution, rights: self.rights })
+    }
+
+    fn digest(text: capnp::Result<capnp::text::Reader<'_>>) -> Result<Digest> {
+        read_text(text, "hash")?.parse().map_err(|error| Error::invalid(format!("{error}")))
+    }
+}
+
+impl kernel::Server for KernelServer {
+    async fn execute(
+        self: Rc<Self>,
+        params: kernel::ExecuteParams,
+        mut results: kernel::ExecuteResults,
+    ) -> capnp::Result<()> {
+        self.may(Right::Execute)?;
+        let code = read_text(params.get()?.get_code(), "code").map_err(to_capnp)?;
+        results.get().set_exec_id(self.run_code(ExecRequest::code(code)).await?.id.0);
+        Ok(())
+    }
+
+    async fn execute_streaming(
+        self: Rc<Self>,
+        params: kernel::ExecuteStreamingParams,
+        mut results: kernel::ExecuteStreamingResults,
+    ) -> capnp::Result<()> {
+        self.may(Right::Execute)?;
+        let params = params.get()?;
+        let code = read_text(params.get_code(), "code").map_err(to_capnp)?;
+        let callback = params.get_callback()?;
+        let execution = self.run_code(ExecRequest::code(code)).await?;
+        results.get().set_exec_id(execution.id.0);
+        let reader = execution.output.reader(0);
+        tokio::task::spawn_local(async move {
+            if let Err(error) = pump(execution.id, reader, callback).await {
+                tracing::debug!(exec = %execution.id, %error, "a client stopped listening");
+            }
+        });
+        Ok(())
+    }
+
+    async fn interrupt(
+        self: Rc<Self>,
+        params: kernel::InterruptParams,
+        _results: kernel::InterruptResults,
+    ) -> capnp::Result<()> {
+        self.may(Right::Execute)?;
+        self.kernel.interrupt(ExecId(params.get()?.get_exec_id())).await.map_err(to_capnp)
+    }
+
+    async fn get_var(
+        self: Rc<Self>,
+        params: kernel::GetVarParams,
+        mut results: kernel::GetVarResults,
+    ) -> capnp::Result<()> {
+        self.may(Right::Read)?;
+        let name = read_name(params.get()?.get_name(), "name").map_err(to_capnp)?;
+        let value = self.kernel.with_worker(None, move |link| async move { link.get_var(&name).await }).await;
+        write_value(results.get().init_value(), &value.map_err(to_capnp)?).map_err(to_capnp)
+    }
+
+    async fn set_var(
+        self: Rc<Self>,
+        params: kernel::SetVarParams,
+        _results: kernel::SetVarResults,
+    ) -> capnp::Result<()> {
+        self.may(Right::Write)?;
+        let params = params.get()?;
+        let name = read_name(params.get_name(), "name").map_err(to_capnp)?;
+        let value = read_value(params.get_value()?).map_err(to_capnp)?;
+        let change = Some((self.change(params.get_expected_version()), format!("set {name}")));
+        let set = self.kernel.with_worker(change, move |link| async move { link.set_var(&name, &value).await });
+        set.await.map_err(to_capnp)
+    }
+
+    async fn list_vars(
+        self: Rc<Self>,
+        _params: kernel::ListVarsParams,
+        mut results: kernel::ListVarsResults,
+    ) -> capnp::Result<()> {
+        self.may(Right::Read)?;
+        let vars = self.kernel.with_worker(None, |link| async move { link.vars().await }).await.map_err(to_capnp)?;
+        let names: Vec<&str> = vars.iter().map(|var| var.name.as_str()).collect();
+        write_text_list(results.get().init_names(names.len() as u32), &names);
+        Ok(())
+    }
+
+    async fn mount(self: Rc<Self>, params: kernel::MountParams, _results: kernel::MountResults) -> capnp::Result<()> {
+        self.may(Right::Admin)?;
+        let params = params.get()?;
+        let mount = MountInfo {
+            path: read_name(params.get_path(), "path").map_err(to_capnp)?,
+            source: read_name(params.get_source(), "source").map_err(to_capnp)?,
+            writable: params.get_writable(),
+        };
+        self.kernel.mount(self.change(params.get_expected_version()), mount).await.map_err(to_capnp)
+    }
+
+    async fn unmount(
+        self: Rc<Self>,
+        params: kernel::UnmountParams,
+        _results: kernel::UnmountResults,
+    ) -> capnp::Result<()> {
+        self.may(Right::Admin)?;
+        let params = params.get()?;
+        let path = read_name(params.get_path(), "path").map_err(to_capnp)?;
+        self.kernel.unmount(self.change(params.get_expected_version()), path).await.map_err(to_capnp)
+    }
+
+    async fn list_mounts(
+        self: Rc<Self>,
+        _params: kernel::ListMountsParams,
+        mut results: kernel::ListMountsResults,
+    ) -> capnp::Result<()> {
+        self.may(Right::Read)?;
+        let mounts = self.kernel.mounts().await.map_err(to_capnp)?;
+        write_mounts(results.get().init_mounts(mounts.len() as u32), &mounts);
+        Ok(())
+    }
+
+    async fn list_tools(
+        self: Rc<Self>,
+        _params: kernel::ListToolsParams,
+        mut results: kernel::ListToolsResults,
+    ) -> capnp::Result<()> {
+        self.may(Right::Read)?;
+        let mut tools =
+            self.kernel.with_worker(None, |link| async move { link.tools().await }).await.map_err(to_capnp)?;
+        let (_, mcp) = self.kernel.mcp_servers().await.map_err(to_capnp)?;
+        tools.extend(mcp);
+        write_tools(results.get().init_tools(tools.len() as u32), &tools);
+        Ok(())
+    }
+
+    async fn call_tool(
+        self: Rc<Self>,
+        params: kernel::CallToolParams,
+        mut results: kernel::CallToolResults,
+    ) -> capnp::Result<()> {
+        self.may(Right::Execute)?;
+        let params = params.get()?;
+        let name = read_name(params.get_name(), "name").map_err(to_capnp)?;
+        let args = read_value(params.get_args()?).map_err(to_capnp)?;
+        let request = ExecRequest { what: Work::Call { name, args }, ..ExecRequest::default() };
+        let result = self.run_code(request).await?.result().await.map_err(to_capnp)?;
+        write_exec_result(results.get().init_result(), &result).map_err(to_capnp)
+    }
+
+    async fn register_mcp(
+        self: Rc<Self>,
+        params: kernel::RegisterMcpParams,
+        _results: kernel::RegisterMcpResults,
+    ) -> capnp::Result<()> {
+        self.may(Right::Admin)?;
+        let params = params.get()?;
+        let name = read_name(params.get_name(), "name").map_err(to_capnp)?;
+        let transport = read_mcp_transport(params.get_transport()?).map_err(to_capnp)?;
+        self.kernel.register_mcp(self.change(params.get_expected_version()), name, transport).await.map_err(to_capnp)
+    }
+
+    async fn unregister_mcp(
+        self: Rc<Self>,
+        params: kernel::UnregisterMcpParams,
+        _results: kernel::UnregisterMcpResults,
+    ) -> capnp::Result<()> {
+        self.may(Right::Admin)?;
+        let params = params.get()?;
+        let name = read_name(params.get_name(), "name").map_err(to_capnp)?;
+        self.kernel.unregister_mcp(self.change(params.get_expected_version()), name).await.map_err(to_capnp)
+    }
+
+    async fn list_mcp_servers(
+        self: Rc<Self>,
+        _params: kernel::ListMcpServersParams,
+        mut results: kernel::ListMcpServersResults,
+    ) -> capnp::Result<()> {
+        self.may(Right::Read)?;
+        let (servers, _) = self.kernel.mcp_servers().await.map_err(to_capnp)?;
+        let mut list = results.get().init_servers(servers.len() as u32);
+        for (i, server) in servers.iter().enumerate() {
+            write_mcp_info(list.reborrow().get(i as u32), server);
+        }
+        Ok(())
+    }
+
+    async fn snapshot(
+        self: Rc<Self>,
+        _params: kernel::SnapshotParams,
+        mut results: kernel::SnapshotResults,
+    ) -> capnp::Result<()> {
+        self.may(Right::Checkpoint)?;
+        let taken = snapshot::take(&self.kernel).await.map_err(to_capnp)?;
+        let mut results = results.get();
+        results.set_data(&taken.data);
+        write_missed(results.init_missed(taken.missed.len() as u32), &taken.missed);
+        Ok(())
+    }
+
+    async fn restore(
+        self: Rc<Self>,
+        params: kernel::RestoreParams,
+        mut results: kernel::RestoreResults,
+    ) -> capnp::Result<()> {
+        self.may(Right::Restore)?;
+        let params = params.get()?;
+        let data = read_data(params.get_data(), "data", limits::STATE_INLINE_BYTES).map_err(to_capnp)?;
+        let change = self.change(params.get_expected_version());
+        let missed = snapshot::put_back(&self.kernel, change, &data).await.map_err(to_capnp)?;
+        write_missed(results.get().init_missed(missed.len() as u32), &missed);
+        Ok(())
+    }
+
+    async fn read_blob(
+        self: Rc<Self>,
+        params: kernel::ReadBlobParams,
+        mut results: kernel::ReadBlobResults,
+    ) -> capnp::Result<()> {
+        self.may(Right::Read)?;
+        let digest = Self::digest(params.get()?.get_hash()).map_err(to_capnp)?;
+        let store = self.kernel.records.readable(digest).await.map_err(to_capnp)?;
+        let data = store.get(digest, limits::BLOB_INLINE_BYTES as u64).await.map_err(|error| to_capnp(error.into()))?;
+        results.get().set_data(&data);
+        Ok(())
+    }
+
+    async fn write_blob(
+        self: Rc<Self>,
+        params: kernel::WriteBlobParams,
+        mut results: kernel::WriteBlobResults,
+    ) -> capnp::Result<()> {
+        self.may(Right::Write)?;
+        let data = read_data(params.get()?.get_data(), "data", limits::BLOB_INLINE_BYTES).map_err(to_capnp)?;
+        let records = &self.kernel.records;
+        let digest = records.store().put(data).await.map_err(|error| to_capnp(error.into()))?;
+        records.grant(digest, crate::sys::clock::now_ms()).await.map_err(to_capnp)?;
+        results.get().set_hash(digest.to_string());
+        Ok(())
+    }
+
+    async fn info(self: Rc<Self>, _params: kernel::InfoParams, mut results: kernel::InfoResults) -> capnp::Result<()> {
+        self.may(Right::Read)?;
+        write_kernel_info(results.get().init_info(), &self.kernel.info().await, self.rights).map_err(to_capnp)
+    }
+
+    async fn run(self: Rc<Self>, params: kernel::RunParams, mut results: kernel::RunResults) -> capnp::Result<()> {
+        self.may(Right::Execute)?;
+        let request = read_exec_request(params.get()?.get_request()?).map_err(to_capnp)?;
+        let execution = self.run_code(request).await?;
+        let mut results = results.get();
+        results.set_exec_id(execution.id.0);
+        results.set_execution(self.execution_client(execution));
+        Ok(())
+    }
+
+    async fn execution(
+        self: Rc<Self>,
+        params: kernel::ExecutionParams,
+        mut results: kernel::ExecutionResults,
+    ) -> capnp::Result<()> {
+        require(self.rights, Right::Read).or_else(|_| require(self.rights, Right::Execute)).map_err(to_capnp)?;
+        let execution = self.kernel.execution(ExecId(params.get()?.get_exec_id())).await.map_err(to_capnp)?;
+        results.get().set_execution(self.execution_client(execution));
+        Ok(())
+    }
+
+    async fn attenuate(
+        self: Rc<Self>,
+        params: kernel::AttenuateParams,
+        mut results: kernel::AttenuateResults,
+    ) -> capnp::Result<()> {
+        let params = params.get()?;
+        let rights = self.rights.and(read_rights(params.get_rights()).map_err(to_capnp)?);
+        let label = read_text(params.get_label(), "label").map_err(to_capnp)?;
+        let label: String = label.chars().filter(|c| !c.is_control()).take(100).collect();
+        let client =
+            if label.is_empty() { self.actor.client.clone() } else { format!("{}/{label}", self.actor.client) };
+        let actor = Actor { client, ..self.actor.clone() };
+        results.get().set_kernel(self.connection.kernel_client(&self.kernel, rights, actor));
+        Ok(())
+    }
+
+    async fn publish(
+        self: Rc<Self>,
+        params: kernel::PublishParams,
+        mut results: kernel::PublishResults,
+    ) -> capnp::Result<()> {
+        self.may(Right::Admin)?;
+        let params = params.get()?;
+        let rights = self.rights.and(read_rights(params.get_rights()).map_err(to_capnp)?);
+        let name = read_name(params.get_name(), "name").map_err(to_capnp)?;
+        let published = Rc::clone(&self.connection.published);
+        let path = published.publish(&self.connection, &self.kernel, &name, rights).await.map_err(to_capnp)?;
+        results.get().set_path(path.display().to_string());
+        Ok(())
+    }
+
+    async fn unpublish(
+        self: Rc<Self>,
+        params: kernel::UnpublishParams,
+        _results: kernel::UnpublishResults,
+    ) -> capnp::Result<()> {
+        self.may(Right::Admin)?;
+        let name = read_name(params.get()?.get_name(), "name").map_err(to_capnp)?;
+        self.connection.published.unpublish(&self.kernel, &name, &self.actor).await.map_err(to_capnp)
+    }
+
+    async fn open_blob(
+        self: Rc<Self>,
+        params: kernel::OpenBlobParams,
+        mut results: kernel::OpenBlobResults,
+    ) -> capnp::Result<()> {
+        self.may(Right::Read)?;
+        let digest = Self::digest(params.get()?.get_hash()).map_err(to_capnp)?;
+        let store = self.kernel.records.readable(digest).await.map_err(to_capnp)?.clone();
+        let size = store.run(move |store| store.size(digest)).await.map_err(|error| to_capnp(error.into()))?;
+        results.get().set_blob(new_client(BlobReaderServer { store, digest, size }));
+        Ok(())
+    }
+
+    async fn new_blob(
+        self: Rc<Self>,
+        _params: kernel::NewBlobParams,
+        mut results: kernel::NewBlobResults,
+    ) -> capnp::Result<()> {
+        self.may(Right::Write)?;
+        let store = self.kernel.records.store().clone();
+        let writer = store.writer(limits::BLOB_BYTES).await.map_err(|error| to_capnp(error.into()))?;
+        let server = BlobWriterServer { store, kernel: Rc::clone(&self.kernel), writer: Some(writer).into() };
+        results.get().set_blob(new_client(server));
+        Ok(())
+    }
+
+    async fn grant_blob(
+        self: Rc<Self>,
+        params: kernel::GrantBlobParams,
+        _results: kernel::GrantBlobResults,
+    ) -> capnp::Result<()> {
+        self.may(Right::Read)?;
+        let params = params.get()?;
+        let digest = Self::digest(params.get_hash()).map_err(to_capnp)?;
+        let receiver = self.connection.local(&params.get_to()?).await;
+        let receiver = receiver.ok_or_else(|| {
+            to_capnp(
+                Error::invalid("`to` is no kernel of this connection")
+                    .hint("open both kernels over the same connection"),
+            )
+        })?;
+        receiver.may(Right::Write)?;
+        self.kernel.records.readable(digest).await.map_err(to_capnp)?;
+        receiver.kernel.records.grant(digest, crate::sys::clock::now_ms()).await.map_err(to_capnp)
+    }
+
+    async fn start(self: Rc<Self>, _params: kernel::StartParams, _results: kernel::StartResults) -> capnp::Result<()> {
+        self.may(Right::Admin)?;
+        self.kernel.start(self.actor.clone()).await.map_err(to_capnp)
+    }
+
+    async fn stop(self: Rc<Self>, params: kernel::StopParams, _results: kernel::StopResults) -> capnp::Result<()> {
+        self.may(Right::Admin)?;
+        let mode = if params.get()?.get_force() { StopMode::Force } else { StopMode::WhenIdle };
+        self.kernel.stop(self.actor.clone(), mode).await.map_err(to_capnp)
+    }
+
+    async fn remove(
+        self: Rc<Self>,
+        params: kernel::RemoveParams,
+        _results: kernel::RemoveResults,
+    ) -> capnp::Result<()> {
+        self.may(Right::Admin)?;
+        let change = self.change(params.get()?.get_expected_version());
+        self.connection.supervisor.remove(&self.kernel, change).await.map_err(to_capnp)
+    }
+
+    async fn journal(
+        self: Rc<Self>,
+        params: kernel::JournalParams,
+        _results: kernel::JournalResults,
+    ) -> capnp::Result<()> {
+        self.may(Right::Read)?;
+        let params = params.get()?;
+        let sink = params.get_sink()?;
+        let (mut after, mut left) = (params.get_since(), params.get_limit() as usize);
+        let unbounded = left == 0;
+        loop {
+            let most = if unbounded { limits::PAGE_ROWS } else { left.min(limits::PAGE_ROWS) };
+            let page = self.kernel.records.journal(after, most).await.map_err(to_capnp)?;
+            for entry in &page {
+                let mut request = sink.entry_request();
+                write_journal_entry(request.get().init_entry(), entry);
+                request.send().await?;
+                after = entry.sequence;
+            }
+            left = left.saturating_sub(page.len());
+            if page.len() < most || (!unbounded && left == 0) {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn message(
+        self: Rc<Self>,
+        params: kernel::MessageParams,
+        mut results: kernel::MessageResults,
+    ) -> capnp::Result<()> {
+        self.may(Right::Write)?;
+        let params = params.get()?;
+        let role = read_name(params.get_role(), "role").map_err(to_capnp)?;
+        let text = read_text(params.get_text(), "text").map_err(to_capnp)?;
+        if text.len() > limits::MESSAGE_BYTES {
+            return Err(to_capnp(
+                Error::invalid(format!("a message has at most {} bytes", limits::MESSAGE_BYTES))
+                    .hint("store it as a blob"),
+            ));
+        }
+        let sequence = self.kernel.message(self.actor.clone(), role, text).await.map_err(to_capnp)?;
+        results.get().set_sequence(sequence);
+        Ok(())
+    }
+
+    async fn events(
+        self: Rc<Self>,
+        params: kernel::EventsParams,
+        mut results: kernel::EventsResults,
+    ) -> capnp::Result<()> {
+        self.may(Right::Read)?;
+        let params = params.get()?;
+        let follower = self.connection.supervisor.host().events.follow(params.get_since());
+        let name = self.kernel.spec.name.as_str().to_owned();
+        let following = tokio::task::spawn_local(follow(follower, params.get_sink()?, move |kernel| kernel == name));
+        results.get().set_subscription(new_client(Subscription(following)));
+        Ok(())
+    }
+
+    async fn lease(
+        self: Rc<Self>,
+        params: kernel::LeaseParams,
+        mut results: kernel::LeaseResults,
+    ) -> capnp::Result<()> {
+        self.may(Right::Write)?;
+        let params = params.get()?;
+        let holder = read_name(params.get_holder(), "holder").map_err(to_capnp)?;
+        let token = read_data(params.get_token(), "token", 32).map_err(to_capnp)?;
+        let ttl_ms = params.get_ttl_ms().max(1);
+        let (token, expires) =
+            self.kernel.lease(self.actor.clone(), holder.clone(), token, ttl_ms).await.map_err(to_capnp)?;
+        let server = LeaseServer {
+            connection: Rc::clone(&self.connection),
+            kernel: Rc::clone(&self.kernel),
+            rights: self.rights,
+            actor: Actor { lease: token.clone(), ..self.actor.clone() },
+            holder,
+        };
+        let mut results = results.get();
+        results.set_token(&token);
+        results.set_expires_at_ms(expires);
+        results.set_lease(new_client(server));
+        Ok(())
+    }
+
+    async fn describe_vars(
+        self: Rc<Self>,
+        _params: kernel::DescribeVarsParams,
+        mut results: kernel::DescribeVarsResults,
+    ) -> capnp::Result<()> {
+        self.may(Right::Read)?;
+        let vars = self.kernel.with_worker(None, |link| async move { link.vars().await }).await.map_err(to_capnp)?;
+        write_vars(results.get().init_vars(vars.len() as u32), &vars);
+        Ok(())
+    }
+
+    async fn missed(
+        self: Rc<Self>,
+        _params: kernel::MissedParams,
+        mut results: kernel::MissedResults,
+    ) -> capnp::Result<()> {
+        self.may(Right::Read)?;
+        let missed = self.kernel.view().missed;
+        write_missed(results.get().init_missed(missed.len() as u32), &missed);
+        Ok(())
+    }
+
+    async fn complete(
+        self: Rc<Self>,
+        params: kernel::CompleteParams,
+        mut results: kernel::CompleteResults,
+    ) -> capnp::Result<()> {
+        self.may(Right::Read)?;
+        let params = params.get()?;
+        let code = read_text(params.get_code(), "code").map_err(to_capnp)?;
+        let cursor = params.get_cursor() as usize;
+        if !code.is_char_boundary(cursor) {
+            return Err(to_capnp(Error::invalid(format!("cursor {cursor} is not between two characters of the code"))));
+        }
+        let found = self.kernel.with_worker(None, move |link| async move { link.complete(&code, cursor).await }).await;
+        let found = found.map_err(to_capnp)?;
+        let mut results = results.get();
+        results.set_start(found.start as u32);
+        write_text_list(results.init_matches(found.matches.len() as u32), &found.matches);
+        Ok(())
+    }
+
+    async fn check(
+        self: Rc<Self>,
+        params: kernel::CheckParams,
+        mut results: kernel::CheckResults,
+    ) -> capnp::Result<()> {
+        self.may(Right::Read)?;
+        let code = read_text(params.get()?.get_code(), "code").map_err(to_capnp)?;
+        let checked = self.kernel.with_worker(None, move |link| async move { link.check(&code).await }).await;
+        let (status, indent) = match checked.map_err(to_capnp)? {
+            CodeCheck::Complete => (CodeStatus::Complete, String::new()),
+            CodeCheck::Incomplete { indent } => (CodeStatus::Incomplete, indent),
+            CodeCheck::Invalid => (CodeStatus::Invalid, String::new()),
+        };
+        results.get().set_status(code_status_to_wire(status));
+        results.get().set_indent(indent.as_str());
+        Ok(())
+    }
+
+    async fn jobs(self: Rc<Self>, _params: kernel::JobsParams, mut results: kernel::JobsResults) -> capnp::Result<()> {
+        self.may(Right::Read)?;
+        let jobs: Vec<Job> =
+            self.kernel.view().jobs.into_iter().map(|job| Job { id: job.id, command: job.command }).collect();
+        write_jobs(results.get().init_jobs(jobs.len() as u32), &jobs);
+        Ok(())
+    }
+}

@@ -1,0 +1,294 @@
+//! Sockets: who may connect, and what is served to them.
+//!
+//! The control socket serves `Host`; each kernel has a socket of its own that serves this one `Kernel`; `publish` adds sockets with
+//! fewer rights. The peer's uid is checked on every one of them: a descriptor that leaked to another user opens nothing.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::io;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use capnp_rpc::rpc_twoparty_capnp::Side;
+use capnp_rpc::{CapabilityServerSet, RpcSystem};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::task::JoinHandle;
+
+use super::Connection;
+use super::host::HostServer;
+use crate::core::error::{Error, Result};
+use crate::core::ids::KernelId;
+use crate::core::info::{Ability, HostInfo};
+use crate::core::limits;
+use crate::core::name::KernelName;
+use crate::core::rights::Rights;
+use crate::rpc::schema::ryokan_capnp as wire;
+use crate::rpc::worker_socket;
+use crate::supervisor::command::Actor;
+use crate::supervisor::kernel::Kernel;
+use crate::supervisor::supervisor::Supervisor;
+
+/// What the sockets serve and to whom.
+pub struct ServeConfig {
+    /// The host as it introduces itself.
+    pub host: HostInfo,
+    /// Finds out what this host can do. Blocks.
+    pub abilities: Arc<dyn Fn() -> Vec<Ability> + Send + Sync>,
+    /// Clients at once.
+    pub clients: usize,
+    /// Folder of the kernels' sockets.
+    pub kernel_sockets: PathBuf,
+    /// Whether any user may connect, each to its own kernels.
+    pub system_wide: bool,
+    /// The daemon's uid.
+    pub uid: u32,
+}
+
+/// Raises this process's limit on open files as far as it may: every kernel has a socket.
+///
+/// # Errors
+/// The system's.
+pub fn raise_open_files() -> io::Result<u64> {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
+    Ok(hard)
+}
+
+/// Serves the control socket until the future is dropped.
+pub async fn serve(listener: UnixListener, supervisor: Supervisor, published: Rc<Published>, config: Rc<ServeConfig>) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let (supervisor, published, config) = (supervisor.clone(), Rc::clone(&published), Rc::clone(&config));
+                tokio::task::spawn_local(async move { greet(stream, supervisor, published, config).await });
+            }
+            Err(error) => pause_after(&error).await,
+        }
+    }
+}
+
+/// Descriptors may be short: then accepting again at once would only spin.
+async fn pause_after(error: &io::Error) {
+    tracing::warn!(%error, "a client could not be accepted");
+    tokio::time::sleep(limits::RESTART_BACKOFF_FIRST).await;
+}
+
+fn admit(stream: &UnixStream, allowed: Option<u32>) -> Option<u32> {
+    let uid = stream.peer_cred().ok()?.uid();
+    if allowed.is_some_and(|allowed| allowed != uid) {
+        tracing::warn!(uid, "a connection of another user was refused");
+        return None;
+    }
+    Some(uid)
+}
+
+async fn greet(stream: UnixStream, supervisor: Supervisor, published: Rc<Published>, config: Rc<ServeConfig>) {
+    let Some(uid) = admit(&stream, (!config.system_wide).then_some(config.uid)) else { return };
+    if supervisor.host().clients() >= config.clients {
+        tracing::warn!(clients = config.clients, "a client was refused: there are as many as may be");
+        return;
+    }
+    let _counted = supervisor.host().client();
+    let connection =
+        Rc::new(Connection { supervisor, published, uid, config, kernels: RefCell::new(CapabilityServerSet::new()) });
+    let server = Rc::new(HostServer { connection, client: RefCell::new(None) });
+    let host: wire::host::Client = capnp_rpc::new_client_from_rc(Rc::clone(&server));
+    let rpc = RpcSystem::new(Box::new(worker_socket::network(stream, Side::Server)), Some(host.client));
+    let silent = async {
+        tokio::time::sleep(limits::CLIENT_HELLO).await;
+        if server.client.borrow().is_some() {
+            std::future::pending::<()>().await;
+        }
+    };
+    tokio::select! {
+        ended = rpc => if let Err(error) = ended { tracing::debug!(%error, "a client's connection ended") },
+        () = silent => tracing::debug!(uid, "a client that never said hello was disconnected"),
+    }
+}
+
+/// The kernels' own sockets and those that were published.
+pub struct Published {
+    supervisor: Supervisor,
+    config: Rc<ServeConfig>,
+    sockets: RefCell<HashMap<PathBuf, Listening>>,
+}
+
+/// A socket that is being served.
+pub struct Listening {
+    kernel: KernelId,
+    own: bool,
+    serving: JoinHandle<()>,
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
+impl Published {
+    /// Serves each kernel's socket from now on.
+    pub fn start(supervisor: &Supervisor, config: &Rc<ServeConfig>) -> Rc<Self> {
+        let published = Rc::new(Published {
+            supervisor: supervisor.clone(),
+            config: Rc::clone(config),
+            sockets: RefCell::default(),
+        });
+        let keeper = Rc::downgrade(&published);
+        supervisor.set_door_keeper(Box::new(move |kernel, open| {
+            if let Some(keeper) = keeper.upgrade() {
+                if open { keeper.open(kernel) } else { keeper.close(kernel) }
+            }
+        }));
+        published
+    }
+
+    fn folder(&self, uid: u32) -> PathBuf {
+        if self.config.system_wide {
+            self.config.kernel_sockets.join(uid.to_string())
+        } else {
+            self.config.kernel_sockets.clone()
+        }
+    }
+
+    fn path(&self, uid: u32, name: &str) -> PathBuf {
+        self.folder(uid).join(format!("{name}.sock"))
+    }
+
+    fn open(self: &Rc<Self>, kernel: &Rc<Kernel>) {
+        let path = self.path(kernel.uid, kernel.spec.name.as_str());
+        let actor = Actor { uid: kernel.uid, client: "kernel socket".into(), lease: Vec::new() };
+        if let Err(error) = self.listen(&path, kernel, Rights::ALL, actor, true) {
+            tracing::warn!(kernel = %kernel.spec.name, %error, "the kernel has no socket of its own");
+        }
+    }
+
+    fn close(&self, kernel: &Rc<Kernel>) {
+        self.sockets.borrow_mut().retain(|path, listening| {
+            let keep = listening.kernel != kernel.id;
+            if !keep {
+                // Gone already is as good.
+                let _ = std::fs::remove_file(path);
+            }
+            keep
+        });
+    }
+
+    fn listen(
+        self: &Rc<Self>,
+        path: &Path,
+        kernel: &Rc<Kernel>,
+        rights: Rights,
+        actor: Actor,
+        own: bool,
+    ) -> io::Result<()> {
+        let folder = self.folder(kernel.uid);
+        if !folder.is_dir() {
+            std::fs::create_dir(&folder)?;
+            std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o755))?;
+        }
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let listener = worker_socket::listen(path)?;
+        listener.set_nonblocking(true)?;
+        let listener = UnixListener::from_std(listener)?;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+        if self.config.system_wide {
+            std::os::unix::fs::chown(path, Some(kernel.uid), None)?;
+        }
+        let serving =
+            tokio::task::spawn_local(serve_kernel(listener, Rc::clone(self), Rc::clone(kernel), rights, actor));
+        let listening = Listening { kernel: kernel.id, own, serving };
+        self.sockets.borrow_mut().insert(path.to_owned(), listening);
+        Ok(())
+    }
+
+    /// Serves a kernel with these rights at a socket of this name.
+    pub(super) async fn publish(
+        self: &Rc<Self>,
+        connection: &Rc<Connection>,
+        kernel: &Rc<Kernel>,
+        name: &str,
+        rights: Rights,
+    ) -> Result<PathBuf> {
+        let name: KernelName = name.parse().map_err(|error| Error::invalid(format!("{error}")))?;
+        let path = self.path(kernel.uid, name.as_str());
+        let taken = self.sockets.borrow().contains_key(&path);
+        if taken || self.supervisor.host().find(kernel.uid, name.as_str()).is_ok() {
+            return Err(Error::already_exists(format!("there is a socket {} already", path.display()))
+                .hint("take another name"));
+        }
+        let actor = Actor { uid: connection.uid, client: format!("published {name}"), lease: Vec::new() };
+        kernel.records.publish(name.as_str(), Some(rights), &actor, crate::sys::clock::now_ms()).await?;
+        self.listen(&path, kernel, rights, actor, false)
+            .map_err(|error| Error::unavailable(format!("{} cannot be served: {error}", path.display())))?;
+        Ok(path)
+    }
+
+    /// Serves again what was published before the daemon was started.
+    pub fn republish(self: &Rc<Self>, kernel: &Rc<Kernel>, published: &[(String, Rights)]) {
+        for (name, rights) in published {
+            let actor = Actor { uid: kernel.uid, client: format!("published {name}"), lease: Vec::new() };
+            if let Err(error) = self.listen(&self.path(kernel.uid, name), kernel, *rights, actor, false) {
+                tracing::warn!(kernel = %kernel.spec.name, name, %error, "a published socket could not be served again");
+            }
+        }
+    }
+
+    /// Ends a published socket. Connections that it made go on.
+    pub(super) async fn unpublish(&self, kernel: &Rc<Kernel>, name: &str, actor: &Actor) -> Result<()> {
+        let path = self.path(kernel.uid, name);
+        let published = self.sockets.borrow().get(&path).is_some_and(|l| l.kernel == kernel.id && !l.own);
+        if !published {
+            return Err(Error::not_found(format!("kernel {} has published nothing as {name:?}", kernel.spec.name)));
+        }
+        kernel.records.publish(name, None, actor, crate::sys::clock::now_ms()).await?;
+        self.sockets.borrow_mut().remove(&path);
+        let _ = std::fs::remove_file(&path);
+        Ok(())
+    }
+}
+
+async fn serve_kernel(
+    listener: UnixListener,
+    published: Rc<Published>,
+    kernel: Rc<Kernel>,
+    rights: Rights,
+    actor: Actor,
+) {
+    loop {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                pause_after(&error).await;
+                continue;
+            }
+        };
+        let allowed = if published.config.system_wide { kernel.uid } else { published.config.uid };
+        let Some(uid) = admit(&stream, Some(allowed)) else { continue };
+        if published.supervisor.host().clients() >= published.config.clients {
+            continue;
+        }
+        let counted = published.supervisor.host().client();
+        let connection = Rc::new(Connection {
+            supervisor: published.supervisor.clone(),
+            published: Rc::clone(&published),
+            uid,
+            config: Rc::clone(&published.config),
+            kernels: RefCell::new(CapabilityServerSet::new()),
+        });
+        let client = connection.kernel_client(&kernel, rights, Actor { uid, ..actor.clone() });
+        let rpc = RpcSystem::new(Box::new(worker_socket::network(stream, Side::Server)), Some(client.client));
+        tokio::task::spawn_local(async move {
+            let _counted = counted;
+            if let Err(error) = rpc.await {
+                tracing::debug!(%error, "a connection to a kernel's socket ended");
+            }
+        });
+    }
+}

@@ -1,0 +1,59 @@
+//! The daemon's side of the public interface: one server object for each capability that a client holds.
+//!
+//! Owns rights: every method checks its right before anything else. Never decides about kernels: the supervisor does.
+
+mod blob;
+mod execution;
+mod host;
+mod kernel;
+mod lease;
+mod listen;
+mod sinks;
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use capnp_rpc::CapabilityServerSet;
+
+use self::kernel::KernelServer;
+use super::schema::ryokan_capnp as wire;
+use crate::core::error::{Error, Result};
+use crate::core::rights::{Right, Rights};
+use crate::supervisor::command::Actor;
+use crate::supervisor::kernel::Kernel;
+use crate::supervisor::supervisor::Supervisor;
+
+pub use self::listen::{Listening, Published, ServeConfig, raise_open_files, serve};
+
+/// What the server objects of one connection share.
+pub(super) struct Connection {
+    supervisor: Supervisor,
+    published: Rc<Published>,
+    uid: u32,
+    config: Rc<ServeConfig>,
+    /// The kernels that were handed out here: so that one can be given back as an argument.
+    kernels: RefCell<CapabilityServerSet<KernelServer, wire::kernel::Client>>,
+}
+
+impl Connection {
+    fn kernel_client(self: &Rc<Self>, kernel: &Rc<Kernel>, rights: Rights, actor: Actor) -> wire::kernel::Client {
+        let server = KernelServer { connection: Rc::clone(self), kernel: Rc::clone(kernel), rights, actor };
+        self.kernels.borrow_mut().new_client(server)
+    }
+
+    /// The kernel behind a capability that came from this connection.
+    async fn local(&self, client: &wire::kernel::Client) -> Option<Rc<KernelServer>> {
+        let resolved = capnp::capability::get_resolved_cap(client.clone()).await;
+        self.kernels.borrow().get_local_server_of_resolved(&resolved)
+    }
+}
+
+/// Refuses what the capability does not allow.
+fn require(rights: Rights, right: Right) -> Result<()> {
+    if rights.has(right) {
+        return Ok(());
+    }
+    Err(Error::refused(format!("this capability does not have the right {}", right.name()))
+        .reason("rights")
+        .hint("ask whoever handed it out for one that has"))
+}

@@ -1,0 +1,101 @@
+//! What can go wrong with the store, and what of it a client is told.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::core::error::{Error, ErrorCode};
+use crate::core::ids::Digest;
+use crate::sys::fs::{self, FsError};
+
+/// A failed operation on the store.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// There is no object of that address.
+    #[error("there is no object {0}")]
+    NotFound(Digest),
+    /// An object's content is not what its address says.
+    #[error("object {digest} is damaged: {}", path.display())]
+    Damaged {
+        /// Its address.
+        digest: Digest,
+        /// Its file.
+        path: PathBuf,
+    },
+    /// More bytes than allowed.
+    #[error("object would be larger than {limit} bytes")]
+    TooLarge {
+        /// How many are allowed.
+        limit: u64,
+    },
+    /// A range that is not within the object.
+    #[error("bytes {from} to {to} are not within object {digest} of {size} bytes")]
+    Range {
+        /// The object.
+        digest: Digest,
+        /// First byte asked for.
+        from: u64,
+        /// First byte not asked for.
+        to: u64,
+        /// The object's length.
+        size: u64,
+    },
+    /// No room on the device, in the quota, or under the process's file size limit.
+    #[error("no room to write {}", path.display())]
+    Full {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The store was made by a later release.
+    #[error("{} says format {found:?}; this ryokan knows format {known}", path.display())]
+    Newer {
+        /// The format file.
+        path: PathBuf,
+        /// What it says.
+        found: String,
+        /// What is known.
+        known: u32,
+    },
+    /// A file operation failed.
+    #[error(transparent)]
+    Io(FsError),
+    /// The thread that worked for the request ended.
+    #[error("the store is stopping")]
+    Stopped,
+}
+
+impl StoreError {
+    /// Sorts an I/O error.
+    pub(super) fn io(op: &'static str, path: &Path, source: io::Error) -> StoreError {
+        if fs::is_full(&source) {
+            return StoreError::Full { path: path.to_owned() };
+        }
+        StoreError::Io(FsError { op, path: path.to_owned(), source })
+    }
+}
+
+impl From<FsError> for StoreError {
+    fn from(error: FsError) -> Self {
+        StoreError::io(error.op, &error.path, error.source)
+    }
+}
+
+impl From<StoreError> for Error {
+    fn from(error: StoreError) -> Error {
+        let (code, hint) = match &error {
+            StoreError::NotFound(_) => (ErrorCode::NotFound, ""),
+            StoreError::Damaged { .. } => (ErrorCode::Corrupt, "ryokan verify names everything that is damaged"),
+            StoreError::TooLarge { .. } | StoreError::Range { .. } => (ErrorCode::InvalidArgument, ""),
+            StoreError::Full { .. } => (ErrorCode::Busy, "free space on the device or raise the quota, then try again"),
+            StoreError::Newer { .. } => {
+                (ErrorCode::Unsupported, "use that newer ryokan; data is never converted backwards")
+            }
+            StoreError::Io(_) => (ErrorCode::Internal, ""),
+            StoreError::Stopped => (ErrorCode::Unavailable, "the daemon is stopping"),
+        };
+        let message = match std::error::Error::source(&error) {
+            Some(source) => format!("{error}: {source}"),
+            None => error.to_string(),
+        };
+        Error::new(code, message).hint(hint)
+    }
+}

@@ -1,0 +1,89 @@
+//! The store for asynchronous callers: hashing and file operations on tokio's blocking threads, a bounded number at once.
+
+use std::sync::Arc;
+
+use tokio::sync::Semaphore;
+
+use super::{Reader, Result, Store, StoreError, Writer};
+use crate::core::ids::Digest;
+use crate::core::limits;
+
+/// Asks the store without blocking. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct StoreHandle {
+    store: Store,
+    places: Arc<Semaphore>,
+}
+
+impl StoreHandle {
+    /// A handle for a store.
+    pub fn new(store: Store) -> StoreHandle {
+        StoreHandle { store, places: Arc::new(Semaphore::new(limits::STORE_OPERATIONS)) }
+    }
+
+    /// Runs any work on the store.
+    ///
+    /// # Errors
+    /// Those of `work`; `Stopped` if the run time ends.
+    pub async fn run<T: Send + 'static>(&self, work: impl FnOnce(&Store) -> Result<T> + Send + 'static) -> Result<T> {
+        let _place = self.places.clone().acquire_owned().await.map_err(|_| StoreError::Stopped)?;
+        let store = self.store.clone();
+        tokio::task::spawn_blocking(move || work(&store)).await.unwrap_or(Err(StoreError::Stopped))
+    }
+
+    /// See [`Store::put`].
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn put(&self, bytes: Vec<u8>) -> Result<Digest> {
+        self.run(move |store| store.put(&bytes)).await
+    }
+
+    /// See [`Store::get`].
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn get(&self, digest: Digest, limit: u64) -> Result<Vec<u8>> {
+        self.run(move |store| store.get(digest, limit)).await
+    }
+
+    /// See [`Store::get_range`].
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn get_range(&self, digest: Digest, from: u64, length: usize) -> Result<Vec<u8>> {
+        self.run(move |store| store.get_range(digest, from, length)).await
+    }
+
+    /// See [`Store::writer`].
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn writer(&self, limit: u64) -> Result<Writer> {
+        self.run(move |store| store.writer(limit)).await
+    }
+
+    /// Appends a piece and gives the writer back.
+    ///
+    /// # Errors
+    /// As [`Writer::write`]; the writer and its file are gone then.
+    pub async fn write(&self, mut writer: Writer, bytes: Vec<u8>) -> Result<Writer> {
+        self.run(move |_| writer.write(&bytes).map(|()| writer)).await
+    }
+
+    /// See [`Writer::finish`].
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn finish(&self, writer: Writer) -> Result<(Digest, u64)> {
+        self.run(move |_| writer.finish()).await
+    }
+
+    /// See [`Store::open_object`].
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn open_object(&self, digest: Digest) -> Result<Reader> {
+        self.run(move |store| store.open_object(digest)).await
+    }
+}

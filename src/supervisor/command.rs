@@ -1,0 +1,90 @@
+//! What can be asked of a kernel's task.
+
+use std::rc::Rc;
+
+use futures::future::LocalBoxFuture;
+use tokio::sync::oneshot;
+
+use super::execution::Execution;
+use crate::core::error::Result;
+use crate::core::exec::ExecRequest;
+use crate::core::ids::ExecId;
+use crate::core::info::{McpInfo, McpTransport, MountInfo, ToolInfo};
+use crate::rpc::worker_link::WorkerLink;
+
+/// On whose behalf something is asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Actor {
+    /// The peer's uid.
+    pub uid: u32,
+    /// What the client calls itself, or the label of an attenuated capability.
+    pub client: String,
+    /// Token of the lease that the capability carries; empty: none.
+    pub lease: Vec<u8>,
+}
+
+impl std::fmt::Display for Actor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} (uid {})", if self.client.is_empty() { "client" } else { &self.client }, self.uid)
+    }
+}
+
+/// What runs on a worker between executions. The closure answers the caller itself; with an error, if there is no worker.
+pub type Operation = Box<dyn FnOnce(Result<Rc<WorkerLink>>) -> LocalBoxFuture<'static, ()>>;
+
+/// A change from outside, which takes its place in the order of versions.
+#[derive(Debug)]
+pub struct Change {
+    /// Who asks.
+    pub actor: Actor,
+    /// The version that the caller knows; 0: any.
+    pub expected_version: u64,
+}
+
+/// An answer that is awaited.
+pub type Reply<T> = oneshot::Sender<Result<T>>;
+
+/// A request to a kernel's task.
+pub enum Command {
+    /// Journal and queue an execution.
+    Run(Box<ExecRequest>, Actor, Reply<Rc<Execution>>),
+    /// Interrupt an execution, or take it out of the queue.
+    Interrupt(ExecId, Reply<()>),
+    /// Run an operation on the worker when its turn comes. With a change: journalled under that text.
+    Operate(Option<(Change, String)>, Operation, Reply<()>),
+    /// Add a mount.
+    Mount(Change, MountInfo, Reply<()>),
+    /// Take a mount away.
+    Unmount(Change, String, Reply<()>),
+    /// The mounts.
+    Mounts(Reply<Vec<MountInfo>>),
+    /// Add an MCP server.
+    RegisterMcp(Change, String, McpTransport, Reply<()>),
+    /// Take an MCP server away.
+    UnregisterMcp(Change, String, Reply<()>),
+    /// The MCP servers and their tools.
+    McpServers(Reply<(Vec<McpInfo>, Vec<ToolInfo>)>),
+    /// Start the worker.
+    Start(Actor, Reply<()>),
+    /// End the worker; answers when it has ended.
+    Stop(Actor, StopMode, Reply<()>),
+    /// Journal a message; gives its number.
+    Message(Actor, String, String, Reply<u64>),
+    /// Take, take up again (token), or with a time of 0 release a lease; gives token and end.
+    Lease(Actor, String, Vec<u8>, u64, Reply<(Vec<u8>, i64)>),
+    /// End the worker and the task; what is on disk is the caller's to delete.
+    Remove(Change, Reply<()>),
+}
+
+/// How to stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StopMode {
+    /// Wait for what runs and what is queued before it.
+    WhenIdle,
+    /// Interrupt what runs.
+    Force,
+    /// As `Force`, because the daemon ends.
+    Daemon,
+    /// Let go of the worker without ending it: the daemon is restarted.
+    Release,
+}

@@ -1,0 +1,60 @@
+//! Fills a new workspace from a folder of the host.
+//!
+//! The copying is coreutils' `cp -a`: it keeps modes, times, links, holes and attributes, and shares blocks where the file
+//! system can.
+
+use std::path::{Path, PathBuf};
+
+use tokio::process::Command;
+
+use crate::core::error::{Error, Result};
+use crate::core::quantity::format_size;
+
+/// Copies what is in `from` into `workspace`.
+///
+/// # Errors
+/// `invalidArgument` if it is no folder, `unsupported` in a system-wide daemon for another user (whose rights a copy by the
+/// daemon would ignore), `refused` if it is larger than the workspace may be, `unavailable` with `cp`'s words.
+pub(super) async fn copy(from: PathBuf, workspace: PathBuf, uid: u32, most_bytes: u64) -> Result<()> {
+    if uid != nix::unistd::geteuid().as_raw() {
+        return Err(Error::unsupported("the system-wide daemon does not copy other users' folders")
+            .hint("give the folder with --allow-path and copy it inside the kernel"));
+    }
+    if !from.is_dir() {
+        return Err(Error::invalid(format!("{} is not a folder", from.display())));
+    }
+    let size =
+        run(Command::new("du").args(["--summarize", "--block-size=1", "--apparent-size", "--"]).arg(&from)).await?;
+    let bytes: u64 = size.split_whitespace().next().and_then(|number| number.parse().ok()).unwrap_or(u64::MAX);
+    if bytes > most_bytes {
+        let (size, most) = (format_size(bytes), format_size(most_bytes));
+        return Err(Error::refused(format!("{} has {size}, more than the workspace's {most}", from.display()))
+            .reason("workspace_size")
+            .hint("copy less of it, or make the kernel with a larger workspace"));
+    }
+    run(Command::new("cp").args(["-a", "--reflink=auto", "--"]).arg(from.join(".")).arg(&workspace)).await?;
+    restore_mode(&workspace)
+}
+
+/// `cp -a` gave the workspace the folder's own mode; it is the kernel's alone.
+fn restore_mode(workspace: &Path) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt as _;
+    let mode = std::fs::Permissions::from_mode(0o700);
+    std::fs::set_permissions(workspace, mode)
+        .map_err(|error| Error::internal(format!("{}: {error}", workspace.display())))
+}
+
+async fn run(command: &mut Command) -> Result<String> {
+    command.kill_on_drop(true).stdin(std::process::Stdio::null());
+    let program = command.as_std().get_program().to_string_lossy().into_owned();
+    let failed = |why: String| {
+        Error::unavailable(format!("{program} failed: {why}"))
+            .hint("look at the folder's permissions and the free space")
+    };
+    let output = command.output().await.map_err(|error| failed(error.to_string()))?;
+    if !output.status.success() {
+        let words = String::from_utf8_lossy(&output.stderr);
+        return Err(failed(words.trim().chars().take(500).collect()));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}

@@ -1,0 +1,214 @@
+//! What all kernels of a daemon share, and the list of them.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use tokio::sync::Semaphore;
+
+use super::command::Actor;
+use super::events::Events;
+use super::kernel::Kernel;
+use super::settings::Settings;
+use super::worker::Workers;
+use crate::catalog::{CatalogHandle, NewAudit};
+use crate::core::error::{Error, Result};
+use crate::core::ids::{HostId, KernelId};
+use crate::core::name::KernelName;
+use crate::store::StoreHandle;
+use crate::sys;
+
+/// The services that kernels share. Nothing here is locked: one thread holds it.
+pub struct Host {
+    /// The configuration.
+    pub config: Settings,
+    /// The databases.
+    pub catalog: CatalogHandle,
+    /// Objects.
+    pub store: StoreHandle,
+    /// The event log.
+    pub events: Rc<Events>,
+    /// What the workers share.
+    pub workers: Workers,
+    pub(super) by_id: RefCell<HashMap<KernelId, Rc<Kernel>>>,
+    pub(super) by_name: RefCell<BTreeMap<(u32, KernelName), KernelId>>,
+    pub(super) creating: RefCell<BTreeMap<(u32, KernelName), ()>>,
+    /// Called when a kernel's door opens (`true`) or closes: whoever serves its socket.
+    pub(super) doors: RefCell<Option<DoorKeeper>>,
+    stopping: Cell<bool>,
+    in_flight: Arc<Semaphore>,
+    clients: Cell<usize>,
+    used_at_ms: Cell<i64>,
+}
+
+/// Serves or closes a kernel's socket.
+pub type DoorKeeper = Box<dyn Fn(&Rc<Kernel>, bool)>;
+
+impl Host {
+    pub(super) fn new(config: Settings, catalog: CatalogHandle, store: StoreHandle, events: Rc<Events>) -> Rc<Self> {
+        let in_flight = Arc::new(Semaphore::new(config.executions_in_flight));
+        let workers = Workers::new(config.workers, catalog.clone());
+        Rc::new(Host {
+            config,
+            catalog,
+            store,
+            events,
+            workers,
+            by_id: RefCell::default(),
+            by_name: RefCell::default(),
+            creating: RefCell::default(),
+            doors: RefCell::new(None),
+            stopping: Cell::new(false),
+            in_flight,
+            clients: Cell::new(0),
+            used_at_ms: Cell::new(sys::clock::now_ms()),
+        })
+    }
+
+    /// Milliseconds since 1970.
+    #[expect(clippy::unused_self, reason = "the clock belongs to the host: a simulated one has another")]
+    pub fn now_ms(&self) -> i64 {
+        sys::clock::now_ms()
+    }
+
+    /// Random bytes.
+    #[expect(clippy::unused_self, reason = "as now_ms")]
+    pub fn random<const N: usize>(&self) -> [u8; N] {
+        sys::random::bytes()
+    }
+
+    /// This host's identity.
+    pub fn id(&self) -> HostId {
+        self.catalog.host_id()
+    }
+
+    /// Whether the daemon is ending.
+    pub fn is_stopping(&self) -> bool {
+        self.stopping.get()
+    }
+
+    pub(super) fn set_stopping(&self) {
+        self.stopping.set(true);
+    }
+
+    pub(super) fn executions_in_flight(&self) -> Arc<Semaphore> {
+        Arc::clone(&self.in_flight)
+    }
+
+    /// Counts a client in; gives a guard that counts it out.
+    pub fn client(self: &Rc<Self>) -> ClientGuard {
+        self.clients.set(self.clients.get() + 1);
+        self.used_at_ms.set(self.now_ms());
+        ClientGuard(Rc::clone(self))
+    }
+
+    /// Clients connected now.
+    pub fn clients(&self) -> usize {
+        self.clients.get()
+    }
+
+    /// For how long nobody was connected and no worker lived, milliseconds.
+    pub fn idle_ms(&self) -> i64 {
+        if self.clients.get() > 0 || self.workers.live() > 0 {
+            self.used_at_ms.set(self.now_ms());
+        }
+        self.now_ms() - self.used_at_ms.get()
+    }
+
+    /// The kernels that `uid` may see: its own; all of a per-user daemon.
+    pub fn visible(&self, uid: u32) -> Vec<Rc<Kernel>> {
+        let by_id = self.by_id.borrow();
+        let names = self.by_name.borrow();
+        let own = names.iter().filter(|((owner, _), _)| !self.config.system_wide || *owner == uid);
+        own.filter_map(|(_, id)| by_id.get(id).cloned()).collect()
+    }
+
+    /// A kernel by name or id.
+    ///
+    /// # Errors
+    /// `notFound`, the same for one that is not there and for somebody else's.
+    pub fn find(&self, uid: u32, name: &str) -> Result<Rc<Kernel>> {
+        let unknown = || {
+            Error::not_found(format!("there is no kernel {:?}", name.chars().take(80).collect::<String>()))
+                .hint("`ryokan ls` lists the kernels there are")
+        };
+        let id = match name.parse::<KernelName>() {
+            Ok(name) => self.by_name.borrow().get(&(uid, name)).copied(),
+            Err(_) => None,
+        };
+        let id = id.or_else(|| name.parse::<KernelId>().ok()).ok_or_else(unknown)?;
+        let kernel = self.by_id.borrow().get(&id).cloned().ok_or_else(unknown)?;
+        if self.config.system_wide && kernel.uid != uid {
+            return Err(unknown());
+        }
+        Ok(kernel)
+    }
+
+    pub(super) fn knock(&self, kernel: &Rc<Kernel>, open: bool) {
+        if let Some(keeper) = &*self.doors.borrow() {
+            keeper(kernel, open);
+        }
+    }
+
+    /// Writes a line of the audit log. A failure is told: an operation that is done cannot be undone for its sake.
+    pub async fn audit(
+        &self,
+        actor: &Actor,
+        action: &str,
+        kernel: &str,
+        version: (Option<u64>, Option<u64>),
+        outcome: &str,
+    ) {
+        let line = NewAudit {
+            at_ms: self.now_ms(),
+            uid: actor.uid,
+            client: actor.client.clone(),
+            action: action.to_owned(),
+            kernel: kernel.to_owned(),
+            version_before: version.0,
+            version_after: version.1,
+            outcome: outcome.to_owned(),
+        };
+        if let Err(error) = self.catalog.append_audit(vec![line]).await {
+            tracing::error!(%error, action, "the audit log could not be written");
+        }
+    }
+
+    /// Checks that a host path may be given to a kernel of `uid`.
+    ///
+    /// # Errors
+    /// `invalidArgument`, `notFound`, `refused` with the rule.
+    pub fn check_source(&self, _uid: u32, source: &Path) -> Result<PathBuf> {
+        let shown = source.display();
+        if !source.is_absolute() {
+            return Err(Error::invalid(format!("source {shown} must be absolute")));
+        }
+        let real = source.canonicalize().map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => Error::not_found(format!("there is no {shown} on this host")),
+            _ => Error::refused(format!("{shown}: {error}")).reason("source"),
+        })?;
+        if let Some(rule) = (self.config.forbids)(&real) {
+            return Err(Error::refused(format!("{shown} may not be given to a kernel"))
+                .reason("deny_paths")
+                .hint(format!("the rule {rule:?} of sandbox.deny_paths in the configuration forbids it")));
+        }
+        if let Some(own) = self.config.protected.iter().find(|own| real.starts_with(own)) {
+            return Err(
+                Error::refused(format!("{shown} is ryokan's own folder {}", own.display())).reason("own_folder")
+            );
+        }
+        Ok(real)
+    }
+}
+
+/// A connected client.
+pub struct ClientGuard(Rc<Host>);
+
+impl Drop for ClientGuard {
+    fn drop(&mut self) {
+        self.0.clients.set(self.0.clients.get() - 1);
+        self.0.used_at_ms.set(self.0.now_ms());
+    }
+}

@@ -1,0 +1,297 @@
+//! A kernel as the rest of the daemon holds it: the door to its task, and what can be seen without asking the task.
+//!
+//! Reads that touch only databases or the present view go straight; whatever changes the kernel or needs its worker goes
+//! through the task's bounded queue.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use tokio::sync::{mpsc, oneshot};
+
+use super::command::{Actor, Change, Command, Operation, Reply, StopMode};
+use super::execution::Execution;
+use super::records::{Found, Records};
+use crate::core::error::{Error, Result};
+use crate::core::exec::{ExecEnd, ExecRequest, ExecStatus};
+use crate::core::ids::{Epoch, ExecId, KernelId};
+use crate::core::info::{KernelInfo, McpInfo, McpTransport, MissedEntry, MountInfo, ToolInfo};
+use crate::core::kernel::State;
+use crate::core::spec::KernelSpec;
+use crate::rpc::worker_link::{Job, WorkerLink};
+
+/// What everybody may see of a kernel; written by its task only.
+#[derive(Debug, Clone)]
+pub struct View {
+    /// Where it is in its life.
+    pub state: State,
+    /// Grows with each change from outside.
+    pub version: u64,
+    /// How many executions there were.
+    pub executions: u64,
+    /// Milliseconds since 1970.
+    pub last_used_at_ms: i64,
+    /// Sandbox layers in force.
+    pub sandbox: Vec<String>,
+    /// What the worker holds that its state does not capture.
+    pub missed: Vec<MissedEntry>,
+    /// Background jobs.
+    pub jobs: Vec<Job>,
+    /// The worker's init on this host.
+    pub worker_pid: Option<u32>,
+}
+
+/// The door to one kernel.
+pub struct Kernel {
+    /// Its identity.
+    pub id: KernelId,
+    /// Its owner.
+    pub uid: u32,
+    /// What it was made from.
+    pub spec: KernelSpec,
+    /// Its epoch on this host.
+    pub epoch: Epoch,
+    /// How often its state was restored or forked.
+    pub generation: u32,
+    /// Milliseconds since 1970.
+    pub created_at_ms: i64,
+    /// What it keeps on disk.
+    pub records: Records,
+    pub(super) view: RefCell<View>,
+    pub(super) link: RefCell<Option<Rc<WorkerLink>>>,
+    pub(super) executions: RefCell<HashMap<ExecId, Rc<Execution>>>,
+    pub(super) commands: mpsc::Sender<Command>,
+}
+
+impl Kernel {
+    /// What can be seen now.
+    pub fn view(&self) -> View {
+        self.view.borrow().clone()
+    }
+
+    /// The kernel as clients are shown it; asks a live worker what it uses.
+    pub async fn info(&self) -> KernelInfo {
+        let link = self.link.borrow().clone();
+        let memory_bytes = match link {
+            Some(link) => link.usage().await.map_or(0, |usage| usage.memory_bytes),
+            None => 0,
+        };
+        KernelInfo { memory_bytes, ..self.info_without_usage() }
+    }
+
+    /// The kernel as clients are shown it in lists.
+    pub fn info_without_usage(&self) -> KernelInfo {
+        let view = self.view.borrow();
+        KernelInfo {
+            id: self.id,
+            spec: self.spec.clone(),
+            state: view.state.name().to_owned(),
+            state_reason: view.state.reason(),
+            version: view.version,
+            epoch: self.epoch,
+            generation: self.generation,
+            checkpoints: 0,
+            created_at_ms: self.created_at_ms,
+            last_used_at_ms: view.last_used_at_ms,
+            memory_bytes: 0,
+            sandbox: view.sandbox.clone(),
+            uid: self.uid,
+            executions: view.executions,
+        }
+    }
+
+    async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T> {
+        let (reply, answer) = oneshot::channel();
+        self.commands.try_send(command(reply)).map_err(|error| match error {
+            mpsc::error::TrySendError::Full(_) => {
+                Error::busy(format!("kernel {} has too many requests waiting", self.spec.name))
+                    .hint("wait for some of them to be answered")
+            }
+            mpsc::error::TrySendError::Closed(_) => self.gone(),
+        })?;
+        answer.await.unwrap_or_else(|_| Err(self.gone()))
+    }
+
+    fn gone(&self) -> Error {
+        Error::not_found(format!("kernel {} is no longer here", self.spec.name))
+    }
+
+    /// Journals and queues an execution.
+    ///
+    /// # Errors
+    /// `busy`, `conflict`, `unavailable` (breaker), and those of the journal.
+    pub async fn run(&self, request: ExecRequest, actor: Actor) -> Result<Rc<Execution>> {
+        request.check().map_err(|error| Error::invalid(error.to_string()))?;
+        self.ask(|reply| Command::Run(Box::new(request), actor, reply)).await
+    }
+
+    /// An execution by number: live, or from the journal.
+    ///
+    /// # Errors
+    /// `notFound`.
+    pub async fn execution(&self, id: ExecId) -> Result<Rc<Execution>> {
+        if let Some(live) = self.executions.borrow().get(&id) {
+            return Ok(Rc::clone(live));
+        }
+        match self.records.find(id).await? {
+            Found::Ended(kept, end) => Ok(Execution::ended(id, kept, end)),
+            Found::Running => {
+                // It ended between the two looks, or its worker is being adopted.
+                let live = self.executions.borrow().get(&id).cloned();
+                live.ok_or_else(|| Error::unavailable(format!("execution {id} is being taken over")).hint("try again"))
+            }
+            Found::Nothing => Err(Error::not_found(format!("kernel {} has no execution {id}", self.spec.name))),
+        }
+    }
+
+    /// Interrupts an execution.
+    ///
+    /// # Errors
+    /// `notFound` if there never was one of that number.
+    pub async fn interrupt(&self, exec: ExecId) -> Result<()> {
+        self.ask(|reply| Command::Interrupt(exec, reply)).await
+    }
+
+    /// More standard input for a running execution.
+    ///
+    /// # Errors
+    /// `conflict` if it does not run or takes no input.
+    pub async fn stdin(&self, exec: ExecId, data: &[u8], end: bool) -> Result<()> {
+        let running = matches!(self.view.borrow().state, State::Busy { exec: running } if running == exec);
+        let link = self.link.borrow().clone();
+        match link {
+            Some(link) if running => link.stdin(exec, data, end).await,
+            _ => Err(Error::conflict(format!("execution {exec} does not run"))),
+        }
+    }
+
+    /// Does something with the worker when its turn comes; starts one if there is none. With a `change`, `what` is journalled
+    /// first and takes its place in the order of versions.
+    ///
+    /// # Errors
+    /// Those of starting a worker, and of `operation`.
+    pub async fn with_worker<T, F>(
+        &self,
+        change: Option<(Change, String)>,
+        operation: impl FnOnce(Rc<WorkerLink>) -> F + 'static,
+    ) -> Result<T>
+    where
+        T: 'static,
+        F: Future<Output = Result<T>> + 'static,
+    {
+        let (sender, result) = oneshot::channel();
+        let operation: Operation = Box::new(move |link| {
+            Box::pin(async move {
+                let done = match link {
+                    Ok(link) => operation(link).await,
+                    Err(error) => Err(error),
+                };
+                // A caller that no longer waits has lost nothing but the answer.
+                let _ = sender.send(done);
+            })
+        });
+        self.ask(|reply| Command::Operate(change, operation, reply)).await?;
+        result.await.unwrap_or_else(|_| Err(self.gone()))
+    }
+
+    /// Adds a mount.
+    ///
+    /// # Errors
+    /// `invalidArgument`, `alreadyExists`, `refused`, and those of the worker.
+    pub async fn mount(&self, change: Change, mount: MountInfo) -> Result<()> {
+        self.ask(|reply| Command::Mount(change, mount, reply)).await
+    }
+
+    /// Takes a mount away.
+    ///
+    /// # Errors
+    /// `notFound`, and those of the worker.
+    pub async fn unmount(&self, change: Change, path: String) -> Result<()> {
+        self.ask(|reply| Command::Unmount(change, path, reply)).await
+    }
+
+    /// The mounts: the allowed paths of its specification and those added since.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub async fn mounts(&self) -> Result<Vec<MountInfo>> {
+        self.ask(Command::Mounts).await
+    }
+
+    /// Adds an MCP server.
+    ///
+    /// # Errors
+    /// `refused` (allow-list), `alreadyExists`.
+    pub async fn register_mcp(&self, change: Change, name: String, transport: McpTransport) -> Result<()> {
+        self.ask(|reply| Command::RegisterMcp(change, name, transport, reply)).await
+    }
+
+    /// Takes an MCP server away.
+    ///
+    /// # Errors
+    /// `notFound`.
+    pub async fn unregister_mcp(&self, change: Change, name: String) -> Result<()> {
+        self.ask(|reply| Command::UnregisterMcp(change, name, reply)).await
+    }
+
+    /// The MCP servers and their tools.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub async fn mcp_servers(&self) -> Result<(Vec<McpInfo>, Vec<ToolInfo>)> {
+        self.ask(Command::McpServers).await
+    }
+
+    /// Starts the worker and waits until it is ready.
+    ///
+    /// # Errors
+    /// Why it could not be started.
+    pub async fn start(&self, actor: Actor) -> Result<()> {
+        self.ask(|reply| Command::Start(actor, reply)).await?;
+        self.with_worker(None, |_| async { Ok(()) }).await
+    }
+
+    /// Ends the worker; returns when it has ended.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub async fn stop(&self, actor: Actor, mode: StopMode) -> Result<()> {
+        self.ask(|reply| Command::Stop(actor, mode, reply)).await
+    }
+
+    /// Appends a message to the journal; gives its number.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub async fn message(&self, actor: Actor, role: String, text: String) -> Result<u64> {
+        self.ask(|reply| Command::Message(actor, role, text, reply)).await
+    }
+
+    /// Takes or renews a lease (`ttl_ms` 0 releases it); gives the token and the end.
+    ///
+    /// # Errors
+    /// `busy` while another holds it.
+    pub async fn lease(&self, actor: Actor, holder: String, token: Vec<u8>, ttl_ms: u64) -> Result<(Vec<u8>, i64)> {
+        self.ask(|reply| Command::Lease(actor, holder, token, ttl_ms, reply)).await
+    }
+
+    /// Ends worker and task.
+    ///
+    /// # Errors
+    /// `conflict`.
+    pub async fn remove(&self, change: Change) -> Result<()> {
+        self.ask(|reply| Command::Remove(change, reply)).await
+    }
+}
+
+/// The end of an execution that was taken out of the queue.
+pub(super) fn never_ran(why: &str) -> ExecEnd {
+    ExecEnd {
+        status: ExecStatus::Interrupted,
+        code: crate::core::exec::CODE_INTERRUPTED,
+        err: why.to_owned(),
+        value: None,
+        output: None,
+        duration_us: 0,
+    }
+}

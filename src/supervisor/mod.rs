@@ -1,0 +1,25 @@
+//! One task per kernel, recovery at start-up, and what they share.
+//!
+//! ```text
+//! rpc ─▶ Supervisor: create, find, list, remove          host.rs     what all kernels share
+//!          │                                             recovery.rs what a former daemon left
+//!          └─ Kernel (door) ─ Command ─▶ task/ ─ Life ─▶ worker.rs, output.rs, records.rs, tools.rs
+//! ```
+
+pub mod command;
+pub mod events;
+pub mod execution;
+mod from_dir;
+pub mod host;
+pub mod kernel;
+pub mod lease;
+pub mod output;
+pub mod records;
+pub mod recovery;
+pub mod settings;
+pub mod snapshot;
+#[expect(clippy::module_inception, reason = "the module is named for the layer, the file for its type")]
+pub mod supervisor;
+mod task;
+pub mod tools;
+pub mod worker;

@@ -1,0 +1,409 @@
+//! What a running execution writes, between its worker and any number of readers.
+//!
+//! ```text
+//! worker ─ push (waits) ─▶ [ kept prefix, ≤ limit | window, ≤ WINDOW_BYTES ] ─ read ─▶ each reader, at its own pace
+//! ```
+//!
+//! The prefix is kept for the journal and for replay. Beyond it a chunk lives only until every reader has taken it, and `push` waits
+//! while the window is full: a slow reader slows the code, and memory is bounded whatever anybody does. Without readers
+//! what is beyond the prefix is counted and dropped. Never does I/O; lives on the daemon's one event loop.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+
+use tokio::sync::Notify;
+
+use crate::core::exec::{ExecEnd, OutputEvent, Stream};
+
+/// Bytes beyond the kept prefix that wait for readers.
+const WINDOW_BYTES: usize = 2 << 20;
+
+/// One execution's output.
+#[derive(Debug)]
+pub struct Output {
+    inner: RefCell<Inner>,
+    changed: Notify,
+}
+
+/// Items are numbered from 0: first the kept ones, then those that pass through the window.
+#[derive(Debug)]
+struct Inner {
+    kept: Vec<Item>,
+    kept_bytes: u64,
+    keep_limit: u64,
+    /// Nothing more is kept once something went to the window: the kept part has no holes.
+    kept_closed: bool,
+    window: VecDeque<Item>,
+    window_bytes: usize,
+    /// Window items that are gone.
+    shed: u64,
+    /// Bytes of both streams so far.
+    written: u64,
+    /// Each reader's next item.
+    readers: BTreeMap<u64, u64>,
+    next_reader: u64,
+    end: Option<ExecEnd>,
+}
+
+#[derive(Debug)]
+struct Item {
+    /// Bytes of both streams before this item.
+    offset: u64,
+    event: OutputEvent,
+}
+
+impl Item {
+    fn bytes(&self) -> usize {
+        match &self.event {
+            OutputEvent::Stdout(data) | OutputEvent::Stderr(data) | OutputEvent::Display { data, .. } => data.len(),
+            OutputEvent::Structured(_) => 256,
+            OutputEvent::Truncated(_) | OutputEvent::ExitCode(_) => 0,
+        }
+    }
+
+    /// Bytes that count toward the offset.
+    fn stream_bytes(&self) -> u64 {
+        match &self.event {
+            OutputEvent::Stdout(data) | OutputEvent::Stderr(data) => data.len() as u64,
+            OutputEvent::Display { .. }
+            | OutputEvent::Structured(_)
+            | OutputEvent::Truncated(_)
+            | OutputEvent::ExitCode(_) => 0,
+        }
+    }
+}
+
+/// What was kept of an execution's output, for the journal.
+#[derive(Debug, Default, Clone, PartialEq)]
+pub struct Kept {
+    /// Chunks of both streams in the order in which they came.
+    pub chunks: Vec<(Stream, Vec<u8>)>,
+    /// Bytes written beyond the chunks.
+    pub truncated_bytes: u64,
+}
+
+impl Output {
+    /// An empty output of which the first `keep_limit` bytes are kept.
+    pub fn new(keep_limit: u64) -> Rc<Self> {
+        Rc::new(Output {
+            inner: RefCell::new(Inner {
+                kept: Vec::new(),
+                kept_bytes: 0,
+                keep_limit,
+                kept_closed: false,
+                window: VecDeque::new(),
+                window_bytes: 0,
+                shed: 0,
+                written: 0,
+                readers: BTreeMap::new(),
+                next_reader: 0,
+                end: None,
+            }),
+            changed: Notify::new(),
+        })
+    }
+
+    /// The output of an execution that ended before: its kept chunks and its end.
+    pub fn ended(kept: Kept, end: ExecEnd) -> Rc<Self> {
+        let output = Output::new(u64::MAX);
+        {
+            let mut inner = output.inner.borrow_mut();
+            for (stream, data) in kept.chunks {
+                inner.append(stream_event(stream, data));
+            }
+            inner.kept_closed = true;
+            inner.written += kept.truncated_bytes;
+            inner.end = Some(end);
+        }
+        output
+    }
+
+    /// Takes a chunk that begins at byte `offset` of both streams together; what was there already (a worker repeats itself to
+    /// a new daemon) is skipped. Returns once the readers left room for more.
+    pub async fn push(&self, offset: u64, stream: Stream, mut data: Vec<u8>) {
+        {
+            let mut inner = self.inner.borrow_mut();
+            let known = inner.written.saturating_sub(offset).min(data.len() as u64) as usize;
+            if known > 0 {
+                data.drain(..known);
+            }
+            if data.is_empty() || inner.end.is_some() {
+                return;
+            }
+            // A worker keeps only so much for a new daemon: what is missing between counts as truncated.
+            inner.written = inner.written.max(offset + known as u64);
+            inner.append(stream_event(stream, data));
+        }
+        self.changed.notify_waiters();
+        self.room().await;
+    }
+
+    /// Takes a rich or structured form of output.
+    pub async fn push_event(&self, event: OutputEvent) {
+        if self.inner.borrow().end.is_some() {
+            return;
+        }
+        self.inner.borrow_mut().append(event);
+        self.changed.notify_waiters();
+        self.room().await;
+    }
+
+    async fn room(&self) {
+        loop {
+            let mut changed = std::pin::pin!(self.changed.notified());
+            changed.as_mut().enable();
+            {
+                let inner = self.inner.borrow();
+                if inner.window_bytes <= WINDOW_BYTES || inner.end.is_some() {
+                    return;
+                }
+            }
+            changed.await;
+        }
+    }
+
+    /// No more output will come.
+    pub fn close(&self, end: ExecEnd) {
+        self.inner.borrow_mut().end.get_or_insert(end);
+        self.changed.notify_waiters();
+    }
+
+    /// How it ended, once it has.
+    pub fn end(&self) -> Option<ExecEnd> {
+        self.inner.borrow().end.clone()
+    }
+
+    /// Waits for the end.
+    pub async fn wait_end(&self) -> ExecEnd {
+        loop {
+            let mut changed = std::pin::pin!(self.changed.notified());
+            changed.as_mut().enable();
+            if let Some(end) = self.end() {
+                return end;
+            }
+            changed.await;
+        }
+    }
+
+    /// Bytes of both streams so far.
+    pub fn written(&self) -> u64 {
+        self.inner.borrow().written
+    }
+
+    /// A copy of what is kept.
+    pub fn kept(&self) -> Kept {
+        let inner = self.inner.borrow();
+        let mut kept = Kept::default();
+        let mut bytes = 0;
+        for item in &inner.kept {
+            let (stream, data) = match &item.event {
+                OutputEvent::Stdout(data) => (Stream::Stdout, data),
+                OutputEvent::Stderr(data) => (Stream::Stderr, data),
+                OutputEvent::Display { .. }
+                | OutputEvent::Structured(_)
+                | OutputEvent::Truncated(_)
+                | OutputEvent::ExitCode(_) => continue,
+            };
+            bytes += data.len() as u64;
+            match kept.chunks.last_mut() {
+                Some((last, joined)) if *last == stream => joined.extend_from_slice(data),
+                _ => kept.chunks.push((stream, data.clone())),
+            }
+        }
+        kept.truncated_bytes = inner.written - bytes;
+        kept
+    }
+
+    /// Reads from byte `from` of both streams together.
+    pub fn reader(self: &Rc<Self>, from: u64) -> Reader {
+        let mut inner = self.inner.borrow_mut();
+        let id = inner.next_reader;
+        inner.next_reader += 1;
+        let next = inner.number_at(from);
+        inner.readers.insert(id, next);
+        Reader { output: Rc::clone(self), id, at: from }
+    }
+}
+
+fn stream_event(stream: Stream, data: Vec<u8>) -> OutputEvent {
+    match stream {
+        Stream::Stdout => OutputEvent::Stdout(data),
+        Stream::Stderr => OutputEvent::Stderr(data),
+    }
+}
+
+impl Inner {
+    fn append(&mut self, event: OutputEvent) {
+        let item = Item { offset: self.written, event };
+        self.written += item.stream_bytes();
+        let room = self.keep_limit - self.kept_bytes;
+        if self.kept_closed || room == 0 {
+            return self.append_to_window(item);
+        }
+        let (kept, rest) = split(item, room);
+        self.kept_bytes += (kept.bytes() as u64).min(room);
+        self.kept.push(kept);
+        if let Some(rest) = rest {
+            self.append_to_window(rest);
+        }
+    }
+
+    fn append_to_window(&mut self, item: Item) {
+        self.kept_closed = true;
+        self.window_bytes += item.bytes();
+        self.window.push_back(item);
+        self.shed();
+    }
+
+    /// Drops from the window what every reader has taken.
+    fn shed(&mut self) {
+        let needed = self.readers.values().copied().min().unwrap_or(u64::MAX);
+        while self.first_in_window() < needed {
+            let Some(item) = self.window.pop_front() else { break };
+            self.window_bytes -= item.bytes();
+            self.shed += 1;
+        }
+    }
+
+    fn first_in_window(&self) -> u64 {
+        self.kept.len() as u64 + self.shed
+    }
+
+    fn item(&self, number: u64) -> Option<&Item> {
+        match self.kept.get(number as usize) {
+            Some(item) => Some(item),
+            None => self.window.get(number.checked_sub(self.first_in_window())? as usize),
+        }
+    }
+
+    /// Number of the first item that holds something at or after byte `from`.
+    fn number_at(&self, from: u64) -> u64 {
+        let ends_before = |item: &Item| item.offset + item.stream_bytes() <= from && item.stream_bytes() > 0;
+        let passed = |items: &mut dyn Iterator<Item = &Item>| {
+            let mut last = 0;
+            for (i, item) in items.enumerate() {
+                if item.offset > from {
+                    break;
+                }
+                if ends_before(item) {
+                    last = i + 1;
+                }
+            }
+            last as u64
+        };
+        let kept = passed(&mut self.kept.iter());
+        if kept < self.kept.len() as u64 {
+            return kept;
+        }
+        self.first_in_window() + passed(&mut self.window.iter())
+    }
+}
+
+/// Cuts an item so that its first part has at most `room` bytes.
+fn split(item: Item, room: u64) -> (Item, Option<Item>) {
+    let Item { offset, event } = item;
+    let cut = |mut data: Vec<u8>, make: fn(Vec<u8>) -> OutputEvent| {
+        let rest = (data.len() as u64 > room).then(|| data.split_off(room as usize));
+        let rest = rest.map(|rest| Item { offset: offset + data.len() as u64, event: make(rest) });
+        (Item { offset, event: make(data) }, rest)
+    };
+    match event {
+        OutputEvent::Stdout(data) => cut(data, OutputEvent::Stdout),
+        OutputEvent::Stderr(data) => cut(data, OutputEvent::Stderr),
+        other => (Item { offset, event: other }, None),
+    }
+}
+
+/// One reader's place in an output. Dropping it lets the output go on without it.
+#[derive(Debug)]
+pub struct Reader {
+    output: Rc<Output>,
+    id: u64,
+    /// Bytes of both streams that were delivered.
+    at: u64,
+}
+
+impl Reader {
+    /// The next event: waits for it; `ExitCode` is the last, then `None`. Bytes that are no longer there come as `Truncated`.
+    pub async fn next(&mut self) -> Option<OutputEvent> {
+        loop {
+            let output = Rc::clone(&self.output);
+            let mut changed = std::pin::pin!(output.changed.notified());
+            changed.as_mut().enable();
+            match self.try_next() {
+                Next::Event(event) => return Some(event),
+                Next::Over => return None,
+                Next::NotYet => changed.await,
+            }
+        }
+    }
+
+    fn try_next(&mut self) -> Next {
+        let output = Rc::clone(&self.output);
+        let mut inner = output.inner.borrow_mut();
+        let Some(next) = inner.readers.get(&self.id).copied() else {
+            return Next::Over;
+        };
+        let kept = inner.kept.len() as u64;
+        let number = if next >= kept { next.max(inner.first_in_window()) } else { next };
+        let Some(item) = inner.item(number) else {
+            return self.at_the_tail(inner);
+        };
+        if item.offset > self.at {
+            let gap = item.offset - self.at;
+            self.at = item.offset;
+            return Next::Event(OutputEvent::Truncated(gap));
+        }
+        let skip = (self.at - item.offset).min(item.stream_bytes());
+        self.at = self.at.max(item.offset + item.stream_bytes());
+        let event = tail_of(&item.event, skip as usize);
+        inner.readers.insert(self.id, number + 1);
+        inner.shed();
+        drop(inner);
+        self.output.changed.notify_waiters();
+        Next::Event(event)
+    }
+
+    fn at_the_tail(&mut self, mut inner: std::cell::RefMut<'_, Inner>) -> Next {
+        let Some(end) = &inner.end else {
+            return Next::NotYet;
+        };
+        let code = end.code;
+        if inner.written > self.at {
+            let gap = inner.written - self.at;
+            self.at = inner.written;
+            return Next::Event(OutputEvent::Truncated(gap));
+        }
+        inner.readers.remove(&self.id);
+        Next::Event(OutputEvent::ExitCode(code))
+    }
+}
+
+fn tail_of(event: &OutputEvent, skip: usize) -> OutputEvent {
+    match event {
+        OutputEvent::Stdout(data) => OutputEvent::Stdout(data[skip..].to_vec()),
+        OutputEvent::Stderr(data) => OutputEvent::Stderr(data[skip..].to_vec()),
+        other => other.clone(),
+    }
+}
+
+enum Next {
+    Event(OutputEvent),
+    NotYet,
+    Over,
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        let mut inner = self.output.inner.borrow_mut();
+        inner.readers.remove(&self.id);
+        inner.shed();
+        drop(inner);
+        self.output.changed.notify_waiters();
+    }
+}
+
+#[cfg(test)]
+#[path = "output_tests.rs"]
+mod tests;

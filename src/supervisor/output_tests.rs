@@ -1,0 +1,157 @@
+//! Replay, back-pressure and bounds of an execution's output.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::core::exec::ExecStatus;
+
+fn end() -> ExecEnd {
+    ExecEnd { status: ExecStatus::Done, code: 0, err: String::new(), value: None, output: None, duration_us: 1 }
+}
+
+fn run<T>(future: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+    let local = tokio::task::LocalSet::new();
+    local.block_on(&runtime.expect("a runtime"), future)
+}
+
+async fn read_all(mut reader: Reader) -> (Vec<u8>, u64, Option<i32>) {
+    let (mut bytes, mut lost, mut code) = (Vec::new(), 0, None);
+    while let Some(event) = reader.next().await {
+        match event {
+            OutputEvent::Stdout(data) | OutputEvent::Stderr(data) => bytes.extend(data),
+            OutputEvent::Truncated(n) => lost += n,
+            OutputEvent::ExitCode(c) => code = Some(c),
+            OutputEvent::Structured(_) | OutputEvent::Display { .. } => {}
+        }
+    }
+    (bytes, lost, code)
+}
+
+#[test]
+fn readers_see_everything_in_order_whenever_they_come() {
+    run(async {
+        let output = Output::new(1 << 20);
+        let early = tokio::task::spawn_local(read_all(output.reader(0)));
+        output.push(0, Stream::Stdout, b"one ".to_vec()).await;
+        output.push(4, Stream::Stderr, b"two ".to_vec()).await;
+        let middle = tokio::task::spawn_local(read_all(output.reader(2)));
+        output.push(8, Stream::Stdout, b"three".to_vec()).await;
+        output.close(end());
+        let late = read_all(output.reader(8)).await;
+        assert_eq!(early.await.expect("no panic"), (b"one two three".to_vec(), 0, Some(0)));
+        assert_eq!(middle.await.expect("no panic"), (b"e two three".to_vec(), 0, Some(0)));
+        assert_eq!(late, (b"three".to_vec(), 0, Some(0)));
+        assert_eq!(output.kept().chunks.len(), 3);
+    });
+}
+
+#[test]
+fn a_repeated_beginning_is_taken_once() {
+    run(async {
+        let output = Output::new(1 << 20);
+        output.push(0, Stream::Stdout, b"abcdef".to_vec()).await;
+        output.push(0, Stream::Stdout, b"abcdefgh".to_vec()).await;
+        output.push(3, Stream::Stdout, b"def".to_vec()).await;
+        output.close(end());
+        assert_eq!(read_all(output.reader(0)).await, (b"abcdefgh".to_vec(), 0, Some(0)));
+    });
+}
+
+#[test]
+fn a_slow_reader_slows_the_writer_and_memory_is_bounded() {
+    run(async {
+        let output = Output::new(10);
+        let mut slow = output.reader(0);
+        let writer = Rc::clone(&output);
+        let writing = tokio::task::spawn_local(async move {
+            for n in 0..64u64 {
+                writer.push(n << 18, Stream::Stdout, vec![n as u8; 1 << 18]).await;
+            }
+            writer.close(end());
+        });
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(!writing.is_finished(), "the writer waits for the reader");
+        let held = output.inner.borrow().window_bytes;
+        assert!(held <= WINDOW_BYTES + (1 << 18), "{held} bytes are held");
+        let mut total = 0;
+        while let Some(event) = slow.next().await {
+            if let OutputEvent::Stdout(data) = event {
+                total += data.len();
+            }
+        }
+        assert_eq!(total, 64 << 18, "and loses nothing by that");
+        writing.await.expect("no panic");
+    });
+}
+
+#[test]
+fn a_reader_that_leaves_frees_the_writer() {
+    run(async {
+        let output = Output::new(0);
+        let reader = output.reader(0);
+        let writer = Rc::clone(&output);
+        let writing = tokio::task::spawn_local(async move {
+            for n in 0..16u64 {
+                writer.push(n << 20, Stream::Stdout, vec![0; 1 << 20]).await;
+            }
+        });
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(!writing.is_finished());
+        drop(reader);
+        writing.await.expect("no panic");
+        assert_eq!(output.inner.borrow().window.len(), 0);
+    });
+}
+
+#[test]
+fn without_readers_the_rest_is_counted() {
+    run(async {
+        let output = Output::new(5);
+        output.push(0, Stream::Stdout, b"12345678".to_vec()).await;
+        output.push(8, Stream::Stdout, b"9".to_vec()).await;
+        output.close(end());
+        let kept = output.kept();
+        assert_eq!(kept.chunks, [(Stream::Stdout, b"12345".to_vec())]);
+        assert_eq!(kept.truncated_bytes, 4);
+        assert_eq!(read_all(output.reader(0)).await, (b"12345".to_vec(), 4, Some(0)));
+        let again = Output::ended(kept, end());
+        assert_eq!(read_all(again.reader(0)).await, (b"12345".to_vec(), 4, Some(0)));
+    });
+}
+
+proptest! {
+    /// Whatever is written and whoever reads from wherever: bytes delivered + bytes said to be truncated = bytes written.
+    #[test]
+    fn every_byte_is_delivered_or_counted(
+        chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 1..40), 0..20),
+        keep in 0u64..300,
+        from in 0u64..200,
+        join_after in 0usize..20,
+    ) {
+        let all: Vec<u8> = chunks.concat();
+        let (early, late) = run(async {
+            let output = Output::new(keep);
+            let early = tokio::task::spawn_local(read_all(output.reader(0)));
+            let mut late = None;
+            let mut offset = 0;
+            for (i, chunk) in chunks.iter().enumerate() {
+                if i == join_after {
+                    late = Some(tokio::task::spawn_local(read_all(output.reader(from))));
+                }
+                output.push(offset, Stream::Stdout, chunk.clone()).await;
+                offset += chunk.len() as u64;
+                tokio::task::yield_now().await;
+            }
+            let late = late.unwrap_or_else(|| tokio::task::spawn_local(read_all(output.reader(from))));
+            output.close(end());
+            (early.await.expect("no panic"), late.await.expect("no panic"))
+        });
+        prop_assert_eq!(early, (all.clone(), 0, Some(0)));
+        let wanted = (all.len() as u64).saturating_sub(from);
+        prop_assert_eq!(late.0.len() as u64 + late.1, wanted);
+        prop_assert!(all.ends_with(&late.0) || late.1 > 0);
+    }
+}

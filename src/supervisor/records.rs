@@ -1,0 +1,396 @@
+//! What one kernel keeps on disk, as its task needs it: journal, executions, mounts, servers, lease, blob grants.
+//!
+//! The kernel's version is the number of its newest journal entry: every change from outside appends one, so the version needs
+//! no record of its own and cannot disagree with the history.
+
+use std::collections::BTreeMap;
+
+use super::command::Actor;
+use super::lease::Lease;
+use super::output::Kept;
+use crate::catalog::state::{
+    self, Begun, Direction, EntryKind, ExecBegin, ExecClose, NewConsent, NewEntry, OutputRecord, Runs,
+};
+use crate::catalog::{CatalogHandle, KernelChange, Notes, StateHandle};
+use crate::core::error::{Error, Result};
+use crate::core::exec::{ExecEnd, ExecRequest, Stream};
+use crate::core::ids::{Digest, Epoch, ExecId, KernelId};
+use crate::core::info::{JournalEntry, McpTransport, MountInfo};
+use crate::core::kernel::Life;
+use crate::core::limits;
+use crate::core::rights::{Right, Rights};
+use crate::store::StoreHandle;
+
+/// What the subject of a consent to a published socket begins with.
+const PUBLISHED: &str = "publish/";
+
+/// A kernel's state record in the catalog.
+#[derive(Debug, Clone, Default, serde::Serialize, serde::Deserialize)]
+pub struct StateRecord {
+    /// Where it is in its life.
+    pub life: Life,
+    /// Its version when this was written; the journal has the present one.
+    pub version: u64,
+    /// How many executions there were then.
+    pub executions: u64,
+}
+
+/// What the journal knows of an execution.
+#[derive(Debug)]
+pub enum Found {
+    /// It ended.
+    Ended(Kept, ExecEnd),
+    /// It has no end yet.
+    Running,
+    /// There is none of that number.
+    Nothing,
+}
+
+/// What a task begins with.
+#[derive(Debug)]
+pub struct Loaded {
+    /// Number of the newest journal entry.
+    pub version: u64,
+    /// How many executions there were.
+    pub executions: u64,
+    /// Executions without an end.
+    pub running: Vec<ExecId>,
+    /// Mounts added since creation.
+    pub mounts: Vec<MountInfo>,
+    /// Registered MCP servers.
+    pub mcp: Vec<(String, McpTransport)>,
+    /// The lease, expired or not.
+    pub lease: Option<Lease>,
+}
+
+impl Loaded {
+    /// What a kernel begins with that was just made.
+    pub fn empty() -> Self {
+        Loaded { version: 0, executions: 0, running: Vec::new(), mounts: Vec::new(), mcp: Vec::new(), lease: None }
+    }
+}
+
+/// The records of one kernel.
+#[derive(Debug, Clone)]
+pub struct Records {
+    id: KernelId,
+    epoch: Epoch,
+    catalog: CatalogHandle,
+    state: StateHandle,
+    store: StoreHandle,
+}
+
+impl Records {
+    /// The records of a kernel.
+    pub fn new(id: KernelId, epoch: Epoch, catalog: &CatalogHandle, store: &StoreHandle) -> Self {
+        Records { id, epoch, catalog: catalog.clone(), state: catalog.state(id), store: store.clone() }
+    }
+
+    /// Reads what a task begins with.
+    ///
+    /// # Errors
+    /// `corrupt` names the damaged file.
+    pub async fn load(&self) -> Result<Loaded> {
+        let state = &self.state;
+        let (newest, executions) = (state.journal(Direction::Before(u64::MAX), 1), state.exec_count());
+        let (running, mounts) = (state.running_execs(), state.mounts());
+        let (mcp, lease) = (state.mcp_servers(), state.lease());
+        Ok(Loaded {
+            version: newest.await?.first().map_or(0, |entry| entry.sequence),
+            executions: executions.await?,
+            running: running.await?,
+            mounts: mounts.await?,
+            mcp: mcp.await?,
+            lease: lease.await?.and_then(read_lease),
+        })
+    }
+
+    /// Closes the database until the next use.
+    pub async fn close(&self) {
+        if let Err(error) = self.state.close().await {
+            tracing::warn!(kernel = %self.id, %error, "state.db could not be closed");
+        }
+    }
+
+    /// Writes where the kernel is in its life.
+    ///
+    /// # Errors
+    /// The catalog's.
+    pub async fn save_life(&self, life: &Life, version: u64, executions: u64, last_used_at_ms: i64) -> Result<()> {
+        let record = StateRecord { life: life.clone(), version, executions };
+        let state_json = serde_json::to_string(&record).map_err(|error| Error::internal(error.to_string()))?;
+        let change = KernelChange {
+            state_json: Some(state_json),
+            last_used_at_ms: Some(last_used_at_ms),
+            ..KernelChange::default()
+        };
+        self.catalog.update_kernel(self.id, change, Notes::default()).await?;
+        Ok(())
+    }
+
+    /// The execution that was begun with this key, while keys are remembered.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn by_key(&self, key: &str, now_ms: i64) -> Result<Option<ExecId>> {
+        Ok(self.state.exec_by_key(key.to_owned(), now_ms).await?)
+    }
+
+    /// Records an execution before it starts: one more journal entry.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn begin(&self, request: &ExecRequest, actor: &Actor, at_ms: i64) -> Result<Begun> {
+        let begin = ExecBegin { request: request.clone(), actor: actor.to_string(), at_ms };
+        Ok(self.state.begin_exec(begin).await?)
+    }
+
+    /// Closes an execution; what is too large for the row goes to the store first.
+    ///
+    /// # Errors
+    /// The database's and the store's.
+    pub async fn end(&self, exec: ExecId, end: &ExecEnd, kept: &Kept, at_ms: i64) -> Result<()> {
+        let output = self.output_record(kept).await?;
+        self.state.end_exec(exec, ExecClose { end: end.clone(), output, at_ms }).await?;
+        Ok(())
+    }
+
+    async fn output_record(&self, kept: &Kept) -> Result<OutputRecord> {
+        let mut runs = Runs::default();
+        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+        for (stream, data) in &kept.chunks {
+            runs.push(*stream, data.len() as u64);
+            match stream {
+                Stream::Stdout => stdout.extend_from_slice(data),
+                Stream::Stderr => stderr.extend_from_slice(data),
+            }
+        }
+        Ok(OutputRecord {
+            stdout: self.keep(stdout).await?,
+            stderr: self.keep(stderr).await?,
+            runs,
+            truncated_bytes: kept.truncated_bytes,
+        })
+    }
+
+    async fn keep(&self, data: Vec<u8>) -> Result<state::Kept> {
+        if data.len() <= limits::OUTPUT_INLINE_BYTES {
+            return Ok(state::Kept::Inline(data));
+        }
+        let bytes = data.len() as u64;
+        let digest = self.store.put(data).await?;
+        Ok(state::Kept::Object { digest, bytes })
+    }
+
+    /// An execution from the journal.
+    ///
+    /// # Errors
+    /// `corrupt` if its output is damaged.
+    pub async fn find(&self, exec: ExecId) -> Result<Found> {
+        let Some(record) = self.state.exec(exec).await? else {
+            return Ok(Found::Nothing);
+        };
+        let Some((end, _)) = record.ended else {
+            return Ok(Found::Running);
+        };
+        let output = self.state.exec_output(exec).await?.unwrap_or_default();
+        let (stdout, stderr) = (self.kept_bytes(output.stdout).await?, self.kept_bytes(output.stderr).await?);
+        let (mut stdout, mut stderr) = (&stdout[..], &stderr[..]);
+        let mut chunks = Vec::new();
+        for (stream, length) in output.runs.iter() {
+            let rest = match stream {
+                Stream::Stdout => &mut stdout,
+                Stream::Stderr => &mut stderr,
+            };
+            let (chunk, left) = rest.split_at((length as usize).min(rest.len()));
+            *rest = left;
+            chunks.extend(chunk.chunks(limits::CHUNK_BYTES).map(|piece| (stream, piece.to_vec())));
+        }
+        Ok(Found::Ended(Kept { chunks, truncated_bytes: output.truncated_bytes }, end))
+    }
+
+    async fn kept_bytes(&self, kept: state::Kept) -> Result<Vec<u8>> {
+        match kept {
+            state::Kept::Inline(bytes) => Ok(bytes),
+            state::Kept::Object { digest, .. } => Ok(self.store.get(digest, limits::OUTPUT_KEPT_MOST_BYTES).await?),
+        }
+    }
+
+    async fn append(&self, kind: EntryKind, actor: &Actor, text: &str, detail_json: String, at_ms: i64) -> Result<u64> {
+        let entry = NewEntry { kind, at_ms, actor: actor.to_string(), text: text.to_owned(), detail_json };
+        let numbers = self.state.append_journal(vec![entry]).await?;
+        numbers.first().copied().ok_or_else(|| Error::internal("the journal gave no number"))
+    }
+
+    /// Appends a mark; gives its number.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn mark(&self, actor: &Actor, text: &str, at_ms: i64) -> Result<u64> {
+        self.append(EntryKind::Mark, actor, text, String::new(), at_ms).await
+    }
+
+    /// Appends a message; gives its number.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn message(&self, actor: &Actor, role: &str, text: &str, at_ms: i64) -> Result<u64> {
+        let detail = serde_json::json!({ "role": role }).to_string();
+        self.append(EntryKind::Message, actor, &format!("{role}: {text}"), detail, at_ms).await
+    }
+
+    /// Records a mount; gives the version with it.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn put_mount(&self, actor: &Actor, text: &str, mount: MountInfo, at_ms: i64) -> Result<u64> {
+        self.state.put_mount(mount).await?;
+        self.mark(actor, text, at_ms).await
+    }
+
+    /// Forgets a mount; gives the version with it.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn remove_mount(&self, actor: &Actor, text: &str, path: &str, at_ms: i64) -> Result<u64> {
+        self.state.remove_mount(path.to_owned()).await?;
+        self.mark(actor, text, at_ms).await
+    }
+
+    /// Records an MCP server; gives the version with it.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn put_mcp(
+        &self,
+        actor: &Actor,
+        text: &str,
+        name: &str,
+        transport: McpTransport,
+        at_ms: i64,
+    ) -> Result<u64> {
+        self.state.put_mcp(name.to_owned(), transport).await?;
+        self.mark(actor, text, at_ms).await
+    }
+
+    /// Forgets an MCP server; gives the version with it.
+    ///
+    /// # Errors
+    /// `notFound` if there is none of that name.
+    pub async fn remove_mcp(&self, actor: &Actor, text: &str, name: &str, at_ms: i64) -> Result<u64> {
+        if !self.state.remove_mcp(name.to_owned()).await? {
+            return Err(Error::not_found(format!("the kernel has no MCP server {name}")));
+        }
+        self.mark(actor, text, at_ms).await
+    }
+
+    /// Records the lease.
+    ///
+    /// # Errors
+    /// `conflict` if another holder's has not expired.
+    pub async fn take_lease(&self, lease: &Lease, now_ms: i64) -> Result<()> {
+        let row = state::Lease { holder: holder_text(lease), epoch: self.epoch, expires_at_ms: lease.expires_at_ms };
+        Ok(self.state.take_lease(row, now_ms).await?)
+    }
+
+    /// Ends a lease before its time.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn release_lease(&self, lease: &Lease) -> Result<()> {
+        self.state.release_lease(holder_text(lease)).await?;
+        Ok(())
+    }
+
+    /// Lets the kernel read a blob that the store holds.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn grant(&self, digest: Digest, at_ms: i64) -> Result<()> {
+        Ok(self.state.grant_blobs(vec![digest], at_ms).await?)
+    }
+
+    /// The store, if the kernel may read that blob.
+    ///
+    /// # Errors
+    /// `notFound`, the same for a blob that is not there and for one that is not the kernel's.
+    pub async fn readable(&self, digest: Digest) -> Result<&StoreHandle> {
+        if self.state.blob_granted(digest).await? {
+            return Ok(&self.store);
+        }
+        Err(Error::not_found(format!("the kernel has no blob {digest}")))
+    }
+
+    /// The store, to write to.
+    pub fn store(&self) -> &StoreHandle {
+        &self.store
+    }
+
+    /// Records that a socket of this name gives these rights to the kernel, or (`None`) no longer does.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn publish(&self, name: &str, rights: Option<Rights>, actor: &Actor, at_ms: i64) -> Result<()> {
+        let names: Vec<&str> = rights.iter().flat_map(|rights| rights.iter()).map(Right::name).collect();
+        let consent = NewConsent {
+            at_ms,
+            actor: actor.to_string(),
+            subject: format!("{PUBLISHED}{name}"),
+            granted: rights.is_some(),
+            detail: names.join(","),
+        };
+        self.state.add_consent(consent).await?;
+        Ok(())
+    }
+
+    /// The sockets that are published now, with their rights.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn published(&self) -> Result<Vec<(String, Rights)>> {
+        let mut now: BTreeMap<String, Rights> = BTreeMap::new();
+        let mut after = 0;
+        loop {
+            let page = self.state.consents(after).await?;
+            let Some(last) = page.last() else { break };
+            after = last.sequence;
+            for consent in page {
+                let Some(name) = consent.what.subject.strip_prefix(PUBLISHED) else { continue };
+                if consent.what.granted {
+                    let rights = consent.what.detail.split(',').filter_map(Right::from_name).collect();
+                    now.insert(name.to_owned(), rights);
+                } else {
+                    now.remove(name);
+                }
+            }
+        }
+        Ok(now.into_iter().collect())
+    }
+
+    /// Journal entries after a number, oldest first, at most one page.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn journal(&self, after: u64, most: usize) -> Result<Vec<JournalEntry>> {
+        Ok(self.state.journal(Direction::After(after), most).await?)
+    }
+
+    /// The engine's state as it was last saved, read from `engine.db`.
+    ///
+    /// # Errors
+    /// `corrupt` names the file.
+    pub fn engine_db(&self) -> std::path::PathBuf {
+        self.catalog.kernel_files(self.id).engine_db
+    }
+}
+
+/// What identifies a holder in the database: the hash of the token, then the name for people.
+fn holder_text(lease: &Lease) -> String {
+    format!("{} {}", Digest::from_bytes(lease.token_hash), lease.holder)
+}
+
+fn read_lease(row: state::Lease) -> Option<Lease> {
+    let (hash, holder) = row.holder.split_once(' ')?;
+    let token_hash = *hash.parse::<Digest>().ok()?.as_bytes();
+    Some(Lease { holder: holder.to_owned(), token_hash, expires_at_ms: row.expires_at_ms })
+}

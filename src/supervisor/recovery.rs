@@ -1,0 +1,203 @@
+//! Start-up is recovery: what a former daemon left is taken over or ended, and every execution that it began gets its end.
+//!
+//! ```text
+//! workers in the catalog ─ attach ─▶ adopted: its executions go on, their output comes again from the beginning
+//!                           └─fails─▶ ended (if it is still that very process), forgotten
+//! executions without an end that no adopted worker knows ─▶ lost, in the journal
+//! folders of kernels that the catalog does not know ─▶ removed
+//! ```
+
+use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
+
+use tokio::sync::mpsc;
+
+use super::execution::Execution;
+use super::kernel::Kernel;
+use super::output::Kept;
+use super::records::{Loaded, StateRecord};
+use super::supervisor::{Channel, Supervisor};
+use super::task::{Adopted, Listener};
+use super::worker;
+use crate::catalog::{KernelRow, WorkerRow, sweep_kernels};
+use crate::core::error::{Error, Result};
+use crate::core::exec::ExecEnd;
+use crate::core::ids::KernelId;
+use crate::core::kernel::{CrashCause, Restart, State};
+use crate::core::limits;
+
+/// What start-up did, for the log and for `ryokan events`.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+pub struct Recovered {
+    /// Kernels that the catalog knows.
+    pub kernels: usize,
+    /// Workers taken over.
+    pub adopted: usize,
+    /// Workers that were ended or had ended.
+    pub ended: usize,
+    /// Executions closed as lost.
+    pub lost: usize,
+    /// Kernels whose `state.db` is damaged.
+    pub damaged: usize,
+}
+
+impl Supervisor {
+    /// Brings back every kernel.
+    ///
+    /// # Errors
+    /// Those of the catalog; a kernel's own damage concerns that kernel only.
+    pub async fn recover(&self) -> Result<Recovered> {
+        let host = self.host();
+        let rows = host.catalog.kernels(None).await?;
+        let known: HashSet<KernelId> = rows.iter().map(|row| row.id).collect();
+        let mut done = Recovered { kernels: rows.len(), ..Recovered::default() };
+        let mut workers: HashMap<KernelId, WorkerRow> = HashMap::new();
+        for worker in host.catalog.workers().await? {
+            if known.contains(&worker.kernel) && !workers.contains_key(&worker.kernel) {
+                workers.insert(worker.kernel, worker);
+            } else {
+                worker::end_orphan(host, &worker).await;
+                done.ended += 1;
+            }
+        }
+        let recoveries = rows.into_iter().map(|row| {
+            let worker = workers.remove(&row.id);
+            self.recover_kernel(row, worker)
+        });
+        for part in futures::future::join_all(recoveries).await {
+            done.adopted += part.adopted;
+            done.ended += part.ended;
+            done.lost += part.lost;
+            done.damaged += part.damaged;
+        }
+        self.sweep(&known).await;
+        host.events.publish("", "host_started", serde_json::json!(done));
+        Ok(done)
+    }
+
+    async fn sweep(&self, known: &HashSet<KernelId>) {
+        let Some(kernels) =
+            self.host().catalog.kernel_files(KernelId::from_bytes([0; 16])).dir.parent().map(|p| p.to_owned())
+        else {
+            return;
+        };
+        let known = known.clone();
+        let swept = tokio::task::spawn_blocking(move || sweep_kernels(&kernels, &known)).await;
+        match swept {
+            Ok(Ok((gone, stuck))) => {
+                for error in stuck {
+                    tracing::warn!(%error, "a folder that nobody knows could not be removed");
+                }
+                if !gone.is_empty() {
+                    tracing::info!(folders = gone.len(), "removed folders of kernels that do not exist");
+                }
+            }
+            Ok(Err(error)) => tracing::warn!(%error, "kernels' folders could not be swept"),
+            Err(error) => tracing::warn!(%error, "kernels' folders could not be swept"),
+        }
+    }
+
+    async fn recover_kernel(&self, row: KernelRow, worker: Option<WorkerRow>) -> Recovered {
+        let host = self.host();
+        let mut done = Recovered::default();
+        let mut record: StateRecord = serde_json::from_str(&row.state_json).unwrap_or_default();
+        let records = super::records::Records::new(row.id, row.epoch, &host.catalog, &host.store);
+        // A kernel that was at rest has nothing open: its database stays closed until somebody uses it.
+        let at_rest = worker.is_none() && !record.life.has_worker();
+        let loaded = match records.load().await {
+            Ok(loaded) => loaded,
+            Err(error) => {
+                tracing::error!(kernel = %row.spec.name, %error, "the kernel's history is damaged");
+                host.events.publish(
+                    row.spec.name.as_str(),
+                    "kernel_damaged",
+                    serde_json::json!({ "error": error.message }),
+                );
+                done.damaged = 1;
+                if let Some(worker) = worker {
+                    worker::end_orphan(host, &worker).await;
+                    done.ended = 1;
+                }
+                record.life.state = damaged(&error);
+                self.open(&row, record, Loaded::empty(), |_| None);
+                return done;
+            }
+        };
+        let taken = match worker {
+            Some(worker) => match self.take_over(&row, &worker, &loaded).await {
+                Ok(taken) => {
+                    done.adopted = 1;
+                    Some(taken)
+                }
+                Err(error) => {
+                    tracing::info!(kernel = %row.spec.name, %error, "its worker was not adopted");
+                    worker::end_orphan(host, &worker).await;
+                    done.ended = 1;
+                    None
+                }
+            },
+            None => None,
+        };
+        let alive: HashSet<_> =
+            taken.iter().flat_map(|taken| taken.adopted.executions.iter().map(|(execution, _)| execution.id)).collect();
+        for exec in loaded.running.iter().filter(|exec| !alive.contains(exec)) {
+            let end = ExecEnd::lost("the worker ended while no daemon was there");
+            match records.end(*exec, &end, &Kept::default(), host.now_ms()).await {
+                Ok(()) => done.lost += 1,
+                Err(error) => {
+                    tracing::error!(kernel = %row.spec.name, %exec, %error, "a lost execution could not be closed")
+                }
+            }
+        }
+        if taken.is_none() {
+            record.life = record.life.without_worker();
+        }
+        if at_rest {
+            records.close().await;
+        }
+        self.open(&row, record, loaded, |kernel| taken.map(|taken| taken.bind(kernel)));
+        done
+    }
+
+    async fn take_over(&self, row: &KernelRow, worker: &WorkerRow, loaded: &Loaded) -> Result<TakenOver> {
+        if worker.epoch != row.epoch {
+            return Err(Error::refused("the worker is of an old epoch").reason("epoch"));
+        }
+        let tools = self.tools(&row.spec, loaded.mcp.clone());
+        let (reporter, reports) = mpsc::unbounded_channel();
+        // The attempt that the task will give it: the one after the last.
+        let record: StateRecord = serde_json::from_str(&row.state_json).unwrap_or_default();
+        let listener = Rc::new(Listener::before_kernel(record.life.attempt + 1, reporter.clone(), Rc::clone(&tools)));
+        let started = worker::adopt(self.host(), worker, Rc::clone(&listener)).await?;
+        let keep = self.host().config.output_kept_bytes.min(limits::OUTPUT_KEPT_MOST_BYTES);
+        let executions =
+            started.report.executions.iter().map(|(exec, runs)| (Execution::adopted(*exec, keep), *runs)).collect();
+        Ok(TakenOver {
+            adopted: Adopted { started, executions },
+            channel: Channel { tools, reporter, reports },
+            listener,
+        })
+    }
+}
+
+fn damaged(error: &Error) -> State {
+    let cause = CrashCause::NotStarted(error.message.clone());
+    State::Crashed { cause, restart: Restart::Breaker { until_ms: i64::MAX } }
+}
+
+struct TakenOver {
+    adopted: Adopted,
+    channel: Channel,
+    listener: Rc<Listener>,
+}
+
+impl TakenOver {
+    /// Joins listener and kernel: what the worker says from now on finds its execution.
+    fn bind(self, kernel: &Rc<Kernel>) -> (Adopted, Channel) {
+        for (execution, _) in &self.adopted.executions {
+            kernel.executions.borrow_mut().insert(execution.id, Rc::clone(execution));
+        }
+        self.listener.bind(kernel);
+        (self.adopted, self.channel)
+    }
+}

@@ -1,0 +1,55 @@
+//! What the supervisor needs to know of the configuration and of the paths; the daemon fills it in once.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::core::spec::KernelSpec;
+use crate::mcp::Launch;
+use crate::mcp::allow::AllowList;
+
+/// Settings of one daemon; constant while it runs.
+pub struct Settings {
+    /// What a new kernel has when its creator does not say; name, paths and labels do not count.
+    pub defaults: KernelSpec,
+    /// Output that the journal keeps of one execution, bytes.
+    pub output_kept_bytes: u64,
+    /// Kernels, live or not.
+    pub kernels: usize,
+    /// Kernels of one user.
+    pub kernels_per_user: usize,
+    /// Workers at once.
+    pub workers: usize,
+    /// Executions that run at once.
+    pub executions_in_flight: usize,
+    /// Executions that wait in one kernel.
+    pub executions_queued: usize,
+    /// Sandbox layers that kernels may ask to do without.
+    pub allow_degraded: Vec<String>,
+    /// Whether kernels may ask for the host's network.
+    pub net_host_allowed: bool,
+    /// Says which rule forbids giving this host path to a kernel, if one does.
+    pub forbids: Box<dyn Fn(&std::path::Path) -> Option<String>>,
+    /// More host paths that every kernel sees, read-only.
+    pub system_paths: Vec<PathBuf>,
+    /// Uid and gid that workers run under where the daemon is root and the kernel is root's.
+    pub worker_user: Option<(u32, u32)>,
+    /// A worker whose daemon is gone lives this long.
+    pub orphan_grace: Duration,
+    /// The Python interpreter.
+    pub python: PathBuf,
+    /// The worker's executable.
+    pub worker_binary: PathBuf,
+    /// Folder of the workers' private sockets.
+    pub worker_sockets: PathBuf,
+    /// The daemon's own folders: never shown to a kernel.
+    pub protected: Vec<PathBuf>,
+    /// A cgroup v2 folder in which the daemon may make children.
+    pub cgroup_base: Option<PathBuf>,
+    /// MCP servers that kernels may use.
+    pub mcp_allowed: Arc<AllowList>,
+    /// How MCP servers are started.
+    pub mcp_launch: Launch,
+    /// Whether kernels belong to their peers' uids.
+    pub system_wide: bool,
+}

@@ -1,0 +1,307 @@
+//! The set of kernels: made, found, listed, removed; taken over from a former daemon; let go at the end.
+
+use std::path::Path;
+use std::rc::Rc;
+
+use tokio::sync::mpsc;
+
+use super::command::{Actor, Change, StopMode};
+use super::events::Events;
+use super::host::{DoorKeeper, Host};
+use super::kernel::{Kernel, View};
+use super::records::{Loaded, Records, StateRecord};
+use super::settings::Settings;
+use super::task::{Adopted, Beginning, Report, Task};
+use super::tools::Tools;
+use crate::catalog::{CatalogHandle, Created, IdempotencyKey, KernelRow, NewAudit, Notes};
+use crate::core::error::{Error, Result};
+use crate::core::ids::{Epoch, KernelId};
+use crate::core::limits;
+use crate::core::spec::{Isolation, KernelSpec, Net};
+use crate::store::StoreHandle;
+
+/// The door to all kernels of a daemon.
+#[derive(Clone)]
+pub struct Supervisor {
+    host: Rc<Host>,
+}
+
+impl Supervisor {
+    /// A supervisor without kernels; [`Supervisor::recover`] brings those that the catalog knows. Must run inside a `LocalSet`.
+    pub fn new(config: Settings, catalog: CatalogHandle, store: StoreHandle) -> Self {
+        let events = Events::start(catalog.clone(), crate::sys::clock::now_ms);
+        Supervisor { host: Host::new(config, catalog, store, events) }
+    }
+
+    /// What the kernels share.
+    pub fn host(&self) -> &Rc<Host> {
+        &self.host
+    }
+
+    /// Every kernel.
+    pub fn kernels(&self) -> Vec<Rc<Kernel>> {
+        self.host.by_id.borrow().values().cloned().collect()
+    }
+
+    /// Who serves the kernels' own sockets.
+    pub fn set_door_keeper(&self, keeper: DoorKeeper) {
+        *self.host.doors.borrow_mut() = Some(keeper);
+    }
+
+    /// Makes a kernel. With a key that was used before: gives the kernel of that time.
+    ///
+    /// # Errors
+    /// `invalidArgument`, `alreadyExists`, `refused`, `unsupported`, `busy`.
+    pub async fn create(
+        &self,
+        spec: KernelSpec,
+        from_dir: Option<&Path>,
+        key: &str,
+        actor: &Actor,
+    ) -> Result<Rc<Kernel>> {
+        let scope = format!("create/{}", actor.uid);
+        if key.len() > limits::KEY_BYTES {
+            return Err(Error::invalid(format!("the key has more than {} bytes", limits::KEY_BYTES)));
+        }
+        if !key.is_empty()
+            && let Some(id) = self.host.catalog.recall_key(scope.clone(), key.to_owned(), self.host.now_ms()).await?
+            && let Some(kernel) = id.parse::<KernelId>().ok().and_then(|id| self.host.by_id.borrow().get(&id).cloned())
+        {
+            return Ok(kernel);
+        }
+        self.check_spec(&spec, actor)?;
+        let name = (actor.uid, spec.name.clone());
+        let taken = self.host.by_name.borrow().contains_key(&name) || self.host.creating.borrow().contains_key(&name);
+        if taken {
+            return Err(Error::already_exists(format!("there is a kernel {} already", spec.name))
+                .hint("take another name, or open that kernel"));
+        }
+        self.host.creating.borrow_mut().insert(name.clone(), ());
+        let made = self.make(spec, from_dir, (!key.is_empty()).then(|| (scope, key.to_owned())), actor).await;
+        self.host.creating.borrow_mut().remove(&name);
+        made
+    }
+
+    fn check_spec(&self, spec: &KernelSpec, actor: &Actor) -> Result<()> {
+        let config = &self.host.config;
+        spec.check().map_err(|error| Error::invalid(error.to_string()))?;
+        if self.host.is_stopping() {
+            return Err(Error::unavailable("the daemon is stopping"));
+        }
+        let own = self.host.visible(actor.uid).len();
+        if self.host.by_id.borrow().len() >= config.kernels || own >= config.kernels_per_user {
+            return Err(
+                Error::busy(format!("there are {own} kernels already")).hint("remove some, or raise limits.kernels")
+            );
+        }
+        match spec.isolation {
+            Isolation::Process => {}
+            Isolation::Microvm => {
+                return Err(Error::unsupported("this build runs kernels as processes only")
+                    .reason("isolation")
+                    .hint("use --isolation process"));
+            }
+        }
+        if !spec.image.is_empty() {
+            return Err(Error::unsupported("images belong to the microvm isolation").reason("image"));
+        }
+        if spec.net == Net::Host && !config.net_host_allowed {
+            return Err(Error::refused("the host's network is not given to kernels here")
+                .reason("net_host_allowed")
+                .hint("set sandbox.net_host_allowed in the configuration"));
+        }
+        for layer in &spec.degraded {
+            if !config.allow_degraded.contains(layer) {
+                return Err(Error::refused(format!("kernels may not do without the sandbox layer {layer:?} here"))
+                    .reason("allow_degraded")
+                    .hint("add it to sandbox.allow_degraded in the configuration"));
+            }
+        }
+        for allowed in &spec.paths {
+            self.host.check_source(actor.uid, &allowed.path)?;
+        }
+        Ok(())
+    }
+
+    async fn make(
+        &self,
+        spec: KernelSpec,
+        from_dir: Option<&Path>,
+        key: Option<(String, String)>,
+        actor: &Actor,
+    ) -> Result<Rc<Kernel>> {
+        let (host, now) = (&self.host, self.host.now_ms());
+        let id = KernelId::from_bytes(host.random());
+        let files = host.catalog.create_kernel_files(id).await?;
+        if let Some(from) = from_dir {
+            let from = host.check_source(actor.uid, from)?;
+            if let Err(error) =
+                super::from_dir::copy(from, files.workspace.clone(), actor.uid, spec.limits.workspace_bytes).await
+            {
+                host.catalog.remove_kernel_files(id).await?;
+                return Err(error);
+            }
+        }
+        let record = StateRecord::default();
+        let row = KernelRow {
+            id,
+            uid: actor.uid,
+            spec: spec.clone(),
+            state_json: serde_json::to_string(&record).map_err(|error| Error::internal(error.to_string()))?,
+            version: 1,
+            epoch: Epoch(1),
+            generation: 0,
+            created_at_ms: now,
+            last_used_at_ms: now,
+        };
+        let expires_at_ms = now.saturating_add(limits::KEY_LIFE.as_millis() as i64);
+        let key = key.map(|(scope, key)| IdempotencyKey { scope, key, expires_at_ms });
+        let audit = NewAudit {
+            at_ms: now,
+            uid: actor.uid,
+            client: actor.client.clone(),
+            action: if spec.degraded.is_empty() && spec.net == Net::None {
+                "kernel.create"
+            } else {
+                "kernel.create.weaker"
+            }
+            .into(),
+            kernel: id.to_string(),
+            version_before: None,
+            version_after: Some(0),
+            outcome: "done".into(),
+        };
+        let written =
+            host.catalog.insert_kernel(row.clone(), key, Notes { events: Vec::new(), audit: vec![audit] }).await;
+        match written.map(|written| written.value) {
+            Ok(Created::New) => {}
+            Ok(Created::Before(before)) => {
+                host.catalog.remove_kernel_files(id).await?;
+                let kernel = host.by_id.borrow().get(&before).cloned();
+                return kernel.ok_or_else(|| Error::not_found("the kernel that this key made was removed"));
+            }
+            Err(error) => {
+                host.catalog.remove_kernel_files(id).await?;
+                return Err(error.into());
+            }
+        }
+        let loaded = Loaded::empty();
+        let kernel = self.open(&row, record, loaded, |_| None);
+        host.events.publish(
+            spec.name.as_str(),
+            "kernel_created",
+            serde_json::json!({ "id": id.to_string(), "by": actor.to_string() }),
+        );
+        Ok(kernel)
+    }
+
+    /// Makes a kernel known and starts its task.
+    pub(super) fn open(
+        &self,
+        row: &KernelRow,
+        record: StateRecord,
+        loaded: Loaded,
+        adopted: impl FnOnce(&Rc<Kernel>) -> Option<(Adopted, Channel)>,
+    ) -> Rc<Kernel> {
+        let host = &self.host;
+        let (commands, waiting) = mpsc::channel(limits::KERNEL_REQUESTS);
+        let version = loaded.version.max(record.version);
+        let kernel = Rc::new(Kernel {
+            id: row.id,
+            uid: row.uid,
+            spec: row.spec.clone(),
+            epoch: row.epoch,
+            generation: row.generation,
+            created_at_ms: row.created_at_ms,
+            records: Records::new(row.id, row.epoch, &host.catalog, &host.store),
+            view: std::cell::RefCell::new(View {
+                state: record.life.state.clone(),
+                version,
+                executions: loaded.executions.max(record.executions),
+                last_used_at_ms: row.last_used_at_ms,
+                sandbox: Vec::new(),
+                missed: Vec::new(),
+                jobs: Vec::new(),
+                worker_pid: None,
+            }),
+            link: std::cell::RefCell::new(None),
+            executions: std::cell::RefCell::default(),
+            commands,
+        });
+        let taken_over = adopted(&kernel);
+        let tools = match &taken_over {
+            Some((_, channel)) => Rc::clone(&channel.tools),
+            None => self.tools(&row.spec, loaded.mcp),
+        };
+        let (adopted, channel) = match taken_over {
+            Some((adopted, channel)) => (Some(adopted), (channel.reporter, channel.reports)),
+            None => (None, mpsc::unbounded_channel()),
+        };
+        let beginning = Beginning { life: record.life, lease: loaded.lease, mounts: loaded.mounts, tools };
+        let task = Task::new(Rc::clone(host), Rc::clone(&kernel), waiting, channel, beginning);
+        tokio::task::spawn_local(task.run(adopted));
+        host.by_id.borrow_mut().insert(row.id, Rc::clone(&kernel));
+        host.by_name.borrow_mut().insert((row.uid, row.spec.name.clone()), row.id);
+        host.knock(&kernel, true);
+        kernel
+    }
+
+    pub(super) fn tools(&self, spec: &KernelSpec, mcp: Vec<(String, crate::core::info::McpTransport)>) -> Rc<Tools> {
+        let config = &self.host.config;
+        Tools::new(
+            spec.name.clone(),
+            std::sync::Arc::clone(&config.mcp_allowed),
+            config.mcp_launch.clone(),
+            mcp,
+            Rc::clone(&self.host.events),
+        )
+    }
+
+    /// Ends a kernel's worker and deletes everything of it.
+    ///
+    /// # Errors
+    /// `conflict`, `busy` (leased), and those of the catalog.
+    pub async fn remove(&self, kernel: &Rc<Kernel>, change: Change) -> Result<()> {
+        let host = &self.host;
+        let (actor, version) = (change.actor.clone(), kernel.view().version);
+        kernel.remove(change).await?;
+        host.knock(kernel, false);
+        host.by_id.borrow_mut().remove(&kernel.id);
+        host.by_name.borrow_mut().remove(&(kernel.uid, kernel.spec.name.clone()));
+        let audit = NewAudit {
+            at_ms: host.now_ms(),
+            uid: actor.uid,
+            client: actor.client.clone(),
+            action: "kernel.remove".into(),
+            kernel: kernel.id.to_string(),
+            version_before: Some(version),
+            version_after: None,
+            outcome: "done".into(),
+        };
+        host.catalog.remove_kernel(kernel.id, Notes { events: Vec::new(), audit: vec![audit] }).await?;
+        host.catalog.remove_kernel_files(kernel.id).await?;
+        host.events.publish(
+            kernel.spec.name.as_str(),
+            "kernel_removed",
+            serde_json::json!({ "by": actor.to_string() }),
+        );
+        Ok(())
+    }
+
+    /// Ends the daemon's part: workers are ended after they saved, or, with `keep_workers`, let go for the next daemon.
+    pub async fn shut_down(&self, keep_workers: bool) {
+        self.host.set_stopping();
+        let mode = if keep_workers { StopMode::Release } else { StopMode::Daemon };
+        let actor = Actor { uid: nix::unistd::geteuid().as_raw(), client: "ryokand".into(), lease: Vec::new() };
+        let kernels = self.kernels();
+        let stops = kernels.iter().map(|kernel| kernel.stop(actor.clone(), mode));
+        futures::future::join_all(stops).await;
+    }
+}
+
+/// The channel of a worker that was adopted before its kernel's task exists.
+pub(super) struct Channel {
+    pub tools: Rc<Tools>,
+    pub reporter: mpsc::UnboundedSender<Report>,
+    pub reports: mpsc::UnboundedReceiver<Report>,
+}

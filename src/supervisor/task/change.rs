@@ -1,0 +1,139 @@
+//! Changes from outside other than executions: mounts, MCP servers, messages, leases.
+
+use std::path::Path;
+
+use super::Task;
+use crate::core::error::{Error, Result};
+use crate::core::info::{McpTransport, MountInfo};
+use crate::core::limits;
+use crate::core::spec::check_inside_path;
+use crate::supervisor::command::{Actor, Change};
+use crate::supervisor::lease::{self, Lease};
+
+impl Task {
+    /// The allowed paths of the specification and the mounts added since.
+    pub(super) fn all_mounts(&self) -> Vec<MountInfo> {
+        let own = self.kernel.spec.paths.iter().map(|allowed| {
+            let path = allowed.path.display().to_string();
+            MountInfo { source: path.clone(), path, writable: allowed.writable }
+        });
+        own.chain(self.mounts.iter().cloned()).collect()
+    }
+
+    /// Adds a mount: to the live worker first, for it may refuse, then for good.
+    pub(super) async fn mount(&mut self, change: Change, mount: MountInfo) -> Result<()> {
+        self.admit(&change.actor, change.expected_version)?;
+        check_inside_path(Path::new(&mount.path)).map_err(|error| Error::invalid(error.to_string()))?;
+        self.host.check_source(self.kernel.uid, Path::new(&mount.source))?;
+        let mounts = self.all_mounts();
+        if mounts.iter().any(|there| there.path == mount.path) {
+            return Err(Error::already_exists(format!("something is mounted at {} already", mount.path))
+                .hint(format!("`ryokan unmount {} {}` takes it away", self.kernel.spec.name, mount.path)));
+        }
+        if mounts.len() >= limits::MOUNTS {
+            return Err(Error::busy(format!("a kernel has at most {} mounts", limits::MOUNTS)));
+        }
+        if let Some(link) = self.link() {
+            let detached = self.host.workers.detach(&self.host, self.kernel.uid, Path::new(&mount.source))?;
+            link.bind(Path::new(&mount.path), Path::new(&mount.source), mount.writable, detached).await?;
+        }
+        let text = format!("mounted {} at {} ({})", mount.source, mount.path, if mount.writable { "rw" } else { "ro" });
+        let version = self.kernel.records.put_mount(&change.actor, &text, mount.clone(), self.host.now_ms()).await?;
+        self.changed(version, "kernel_mounted", serde_json::json!({ "path": mount.path, "source": mount.source }));
+        self.mounts.push(mount);
+        Ok(())
+    }
+
+    /// Takes a mount away.
+    pub(super) async fn unmount(&mut self, change: Change, path: &str) -> Result<()> {
+        self.admit(&change.actor, change.expected_version)?;
+        let Some(at) = self.mounts.iter().position(|mount| mount.path == path) else {
+            let own = self.kernel.spec.paths.iter().any(|allowed| allowed.path == Path::new(path));
+            return Err(if own {
+                Error::refused(format!("{path} belongs to the kernel's specification")).reason("spec_path")
+            } else {
+                Error::not_found(format!("nothing is mounted at {path}"))
+            });
+        };
+        if let Some(link) = self.link() {
+            link.unbind(Path::new(path)).await?;
+        }
+        let text = format!("unmounted {path}");
+        let version = self.kernel.records.remove_mount(&change.actor, &text, path, self.host.now_ms()).await?;
+        self.changed(version, "kernel_unmounted", serde_json::json!({ "path": path }));
+        self.mounts.remove(at);
+        Ok(())
+    }
+
+    /// Adds an MCP server: only one that the configuration allows.
+    pub(super) async fn register_mcp(&mut self, change: Change, name: String, transport: McpTransport) -> Result<()> {
+        self.admit(&change.actor, change.expected_version)?;
+        self.tools.register(&name, &transport)?;
+        let text = format!("registered MCP server {name}");
+        let written = self.kernel.records.put_mcp(&change.actor, &text, &name, transport, self.host.now_ms()).await;
+        match written {
+            Ok(version) => {
+                self.changed(version, "mcp_registered", serde_json::json!({ "server": name }));
+                Ok(())
+            }
+            Err(error) => {
+                self.tools.unregister(&name);
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes an MCP server away.
+    pub(super) async fn unregister_mcp(&mut self, change: Change, name: &str) -> Result<()> {
+        self.admit(&change.actor, change.expected_version)?;
+        let text = format!("unregistered MCP server {name}");
+        let version = self.kernel.records.remove_mcp(&change.actor, &text, name, self.host.now_ms()).await?;
+        self.tools.unregister(name);
+        self.changed(version, "mcp_unregistered", serde_json::json!({ "server": name }));
+        Ok(())
+    }
+
+    fn changed(&self, version: u64, kind: &'static str, detail: serde_json::Value) {
+        self.kernel.view.borrow_mut().version = version;
+        self.host.events.publish(self.kernel.spec.name.as_str(), kind, detail);
+    }
+
+    /// Appends what an agent or a person said.
+    pub(super) async fn message(&mut self, actor: &Actor, role: &str, text: &str) -> Result<u64> {
+        self.admit(actor, 0)?;
+        let sequence = self.kernel.records.message(actor, role, text, self.host.now_ms()).await?;
+        self.kernel.view.borrow_mut().version = sequence;
+        Ok(sequence)
+    }
+
+    /// Takes, takes up again, or (with a time of 0) releases a lease.
+    pub(super) async fn take_lease(
+        &mut self,
+        actor: &Actor,
+        holder: String,
+        token: Vec<u8>,
+        ttl_ms: u64,
+    ) -> Result<(Vec<u8>, i64)> {
+        let now = self.host.now_ms();
+        let presented = if token.is_empty() { &actor.lease } else { &token };
+        lease::admit(self.lease.as_ref(), presented, now)?;
+        if ttl_ms == 0 {
+            if let Some(lease) = self.lease.take() {
+                self.kernel.records.release_lease(&lease).await?;
+            }
+            return Ok((Vec::new(), now));
+        }
+        let token = if presented.is_empty() { self.host.random::<32>().to_vec() } else { presented.clone() };
+        // Renewed under another name it is still the same lease: the name in the database identifies it.
+        let holder = match &self.lease {
+            Some(present) if present.is_held_by(&token) => present.holder.clone(),
+            _ => holder,
+        };
+        let ttl_ms = ttl_ms.min(limits::LEASE_MOST.as_millis() as u64);
+        let lease = Lease { holder, token_hash: Lease::hash(&token), expires_at_ms: now.saturating_add(ttl_ms as i64) };
+        self.kernel.records.take_lease(&lease, now).await?;
+        let expires = lease.expires_at_ms;
+        self.lease = Some(lease);
+        Ok((token, expires))
+    }
+}

@@ -1,0 +1,425 @@
+//! The one task that owns a kernel: takes commands and reports in order, steps its `Life`, performs the actions.
+//!
+//! ```text
+//! Kernel (door) ── Command ─▶ ┌──────┐ ── Life::step ─▶ actions: start, stop, dispatch, journal, publish
+//! Listener (worker) ─ Report ▶│ Task │
+//! clocks ────────────────────▶└──────┘
+//! ```
+//!
+//! What is quick (a database commit) is awaited here; what is slow (starting a worker, an operation of the engine) runs beside it
+//! and reports back. Persisted before acted on.
+
+mod change;
+mod listener;
+mod run;
+mod work;
+
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::time::Duration;
+
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::time::Instant;
+
+use super::command::{Actor, Change, Command, Operation, Reply, StopMode};
+use super::execution::Execution;
+use super::host::Host;
+use super::kernel::{Kernel, never_ran};
+use super::lease::{self, Lease};
+use super::tools::Tools;
+use super::worker::{Started, WorkerProcess};
+use crate::core::error::{Error, Result};
+use crate::core::exec::ExecEnd;
+use crate::core::ids::ExecId;
+use crate::core::info::MountInfo;
+use crate::core::kernel::{Action, CrashCause, Event, Life, State, StopReason};
+use crate::core::limits;
+use crate::rpc::worker_link::WorkerLink;
+
+pub(super) use listener::Listener;
+
+/// What waits for its turn on the worker.
+enum Item {
+    Execution(Rc<Execution>),
+    Operation(Operation),
+}
+
+/// What the worker and the task's own helpers say. At most a handful exist at a time: one worker, one execution, one
+/// operation; so the channel needs no bound of its own.
+pub(super) enum Report {
+    /// A start is over.
+    Started { attempt: u64, outcome: Result<Started> },
+    /// The worker says that an execution is over.
+    Ended { exec: ExecId, end: ExecEnd },
+    /// The worker says why it ends.
+    Dying { attempt: u64, cause: CrashCause },
+    /// The link is closed.
+    Disconnected { attempt: u64 },
+    /// The worker's process has ended.
+    Gone { attempt: u64 },
+    /// The operation is over.
+    OperationDone { attempt: u64 },
+    /// A permit to run one more execution came.
+    MayRun(OwnedSemaphorePermit),
+}
+
+/// The worker that the kernel has now.
+struct Current {
+    attempt: u64,
+    process: Rc<WorkerProcess>,
+    cause: Option<CrashCause>,
+}
+
+/// One kernel's task.
+pub(super) struct Task {
+    host: Rc<Host>,
+    kernel: Rc<Kernel>,
+    life: Life,
+    commands: mpsc::Receiver<Command>,
+    reports: mpsc::UnboundedReceiver<Report>,
+    reporter: mpsc::UnboundedSender<Report>,
+    queue: VecDeque<Item>,
+    running: Option<(Rc<Execution>, OwnedSemaphorePermit)>,
+    permit: Permit,
+    operating: bool,
+    current: Option<Current>,
+    idle_at: Option<Instant>,
+    backoff_at: Option<Instant>,
+    lease: Option<Lease>,
+    mounts: Vec<MountInfo>,
+    tools: Rc<Tools>,
+    stopping: Vec<Reply<()>>,
+    ended: Vec<ExecId>,
+    leaving: bool,
+}
+
+/// The host-wide permit to run an execution.
+enum Permit {
+    None,
+    Asked,
+    Held(OwnedSemaphorePermit),
+}
+
+/// What a task begins with.
+pub(super) struct Beginning {
+    pub life: Life,
+    pub lease: Option<Lease>,
+    pub mounts: Vec<MountInfo>,
+    pub tools: Rc<Tools>,
+}
+
+/// A worker that was taken over, with what it still runs or has not been acknowledged.
+pub(super) struct Adopted {
+    pub started: Started,
+    pub executions: Vec<(Rc<Execution>, bool)>,
+}
+
+impl Task {
+    pub(super) fn new(
+        host: Rc<Host>,
+        kernel: Rc<Kernel>,
+        commands: mpsc::Receiver<Command>,
+        channel: (mpsc::UnboundedSender<Report>, mpsc::UnboundedReceiver<Report>),
+        beginning: Beginning,
+    ) -> Self {
+        let (reporter, reports) = channel;
+        Task {
+            host,
+            kernel,
+            life: beginning.life,
+            commands,
+            reports,
+            reporter,
+            queue: VecDeque::new(),
+            running: None,
+            permit: Permit::None,
+            operating: false,
+            current: None,
+            idle_at: None,
+            backoff_at: None,
+            lease: beginning.lease,
+            mounts: beginning.mounts,
+            tools: beginning.tools,
+            stopping: Vec::new(),
+            ended: Vec::new(),
+            leaving: false,
+        }
+    }
+
+    /// Runs until the kernel is removed or the daemon lets go of it.
+    pub(super) async fn run(mut self, adopted: Option<Adopted>) {
+        if let Some(adopted) = adopted {
+            self.adopt(adopted).await;
+        } else if let State::Crashed { .. } = self.life.state {
+            self.backoff_at = Some(Instant::now() + limits::RESTART_BACKOFF_FIRST);
+        }
+        while !self.leaving {
+            let clock = earliest(self.idle_at, self.backoff_at);
+            tokio::select! {
+                biased;
+                Some(report) = self.reports.recv() => self.take_report(report).await,
+                command = self.commands.recv() => match command {
+                    Some(command) => self.take_command(command).await,
+                    None => break,
+                },
+                () = until(clock) => self.take_clock().await,
+            }
+        }
+        self.commands.close();
+        while let Ok(command) = self.commands.try_recv() {
+            drop(command);
+        }
+    }
+
+    async fn take_command(&mut self, command: Command) {
+        // A reply that nobody awaits any more is no failure: the client left.
+        match command {
+            Command::Run(request, actor, reply) => {
+                let _ = reply.send(self.accept(*request, actor).await);
+            }
+            Command::Interrupt(exec, reply) => {
+                let _ = reply.send(self.interrupt(exec).await);
+            }
+            Command::Operate(change, operation, reply) => {
+                let _ = reply.send(self.operate(change, operation).await);
+            }
+            Command::Mount(change, mount, reply) => {
+                let _ = reply.send(self.mount(change, mount).await);
+            }
+            Command::Unmount(change, path, reply) => {
+                let _ = reply.send(self.unmount(change, &path).await);
+            }
+            Command::Mounts(reply) => {
+                let _ = reply.send(Ok(self.all_mounts()));
+            }
+            Command::RegisterMcp(change, name, transport, reply) => {
+                let _ = reply.send(self.register_mcp(change, name, transport).await);
+            }
+            Command::UnregisterMcp(change, name, reply) => {
+                let _ = reply.send(self.unregister_mcp(change, &name).await);
+            }
+            Command::McpServers(reply) => {
+                let _ = reply.send(Ok(self.tools.list()));
+            }
+            Command::Start(actor, reply) => {
+                let _ = reply.send(self.start(&actor).await);
+            }
+            Command::Stop(actor, mode, reply) => self.stop(actor, mode, reply).await,
+            Command::Message(actor, role, text, reply) => {
+                let _ = reply.send(self.message(&actor, &role, &text).await);
+            }
+            Command::Lease(actor, holder, token, ttl_ms, reply) => {
+                let _ = reply.send(self.take_lease(&actor, holder, token, ttl_ms).await);
+            }
+            Command::Remove(change, reply) => self.remove(change, reply).await,
+        }
+    }
+
+    async fn take_report(&mut self, report: Report) {
+        match report {
+            Report::Started { attempt, outcome } => self.worker_started(attempt, outcome).await,
+            Report::Ended { exec, end } => self.execution_ended(exec, end).await,
+            Report::Dying { attempt, cause } => {
+                if let Some(current) = self.current.as_mut().filter(|current| current.attempt == attempt) {
+                    current.cause.get_or_insert(cause);
+                }
+            }
+            Report::Disconnected { attempt } => self.link_lost(attempt),
+            Report::Gone { attempt } => self.worker_gone(attempt).await,
+            Report::OperationDone { attempt } => {
+                if attempt == self.life.attempt {
+                    self.operating = false;
+                    if matches!(self.life.state, State::Ready) {
+                        self.step(Event::Used).await;
+                    }
+                    self.rearm_idle();
+                }
+            }
+            Report::MayRun(permit) => {
+                self.permit = Permit::Held(permit);
+                self.dispatch().await;
+            }
+        }
+    }
+
+    async fn take_clock(&mut self) {
+        let now = Instant::now();
+        if self.backoff_at.is_some_and(|at| at <= now) {
+            self.backoff_at = None;
+            self.step(Event::BackoffElapsed).await;
+        }
+        if self.idle_at.is_some_and(|at| at <= now) {
+            self.idle_at = None;
+            let in_use = self.operating || !self.queue.is_empty() || !self.kernel.view.borrow().jobs.is_empty();
+            if in_use {
+                self.arm_idle();
+            } else {
+                self.step(Event::IdleElapsed).await;
+            }
+        }
+    }
+
+    /// Steps the life, persists it where the step matters after a restart, performs the actions.
+    async fn step(&mut self, event: Event) {
+        let mut pending = VecDeque::from([event]);
+        while let Some(event) = pending.pop_front() {
+            let before = std::mem::discriminant(&self.life.state);
+            let actions = self.life.step(event, self.host.now_ms());
+            let changed = before != std::mem::discriminant(&self.life.state);
+            if changed {
+                self.show_state();
+                if !matches!(self.life.state, State::Busy { .. }) {
+                    self.save_life().await;
+                }
+            }
+            for action in actions {
+                if let Some(next) = self.perform(action).await {
+                    pending.push_back(next);
+                }
+            }
+        }
+    }
+
+    async fn perform(&mut self, action: Action) -> Option<Event> {
+        match action {
+            Action::StartWorker { attempt } => self.start_worker(attempt),
+            Action::StopWorker => return self.stop_worker(),
+            Action::Interrupt { exec } => self.interrupt_worker(exec),
+            Action::EndAsLost { exec, cause } => self.end_as_lost(exec, &cause).await,
+            Action::FailQueued { cause } => self.fail_queued(&cause).await,
+            Action::Dispatch => return self.next_work().await,
+            Action::ArmIdle => self.arm_idle(),
+            Action::DisarmIdle => self.idle_at = None,
+            Action::ArmBackoff { delay_ms } => self.backoff_at = Some(Instant::now() + Duration::from_millis(delay_ms)),
+            Action::Publish(kind) => self.publish(kind),
+        }
+        None
+    }
+
+    fn show_state(&self) {
+        self.kernel.view.borrow_mut().state = self.life.state.clone();
+    }
+
+    /// Writes where the kernel is in its life. A failure is told and survived: a new daemon finds workers and running
+    /// executions from their own rows, this record only says what happened last.
+    async fn save_life(&self) {
+        let (version, executions, last_used) = {
+            let view = self.kernel.view.borrow();
+            (view.version, view.executions, view.last_used_at_ms)
+        };
+        if let Err(error) = self.kernel.records.save_life(&self.life, version, executions, last_used).await {
+            tracing::error!(kernel = %self.kernel.spec.name, %error, "the kernel's state could not be saved");
+        }
+    }
+
+    fn publish(&self, kind: &'static str) {
+        let view = self.kernel.view.borrow();
+        let detail = serde_json::json!({ "state": view.state.name(), "reason": view.state.reason(), "worker_pid": view.worker_pid });
+        self.host.events.publish(self.kernel.spec.name.as_str(), kind, detail);
+    }
+
+    fn arm_idle(&mut self) {
+        self.idle_at = self.kernel.spec.idle_timeout().map(|timeout| Instant::now() + timeout);
+    }
+
+    fn rearm_idle(&mut self) {
+        if matches!(self.life.state, State::Ready) && !self.operating {
+            self.arm_idle();
+        }
+    }
+
+    /// Whether `actor` may change the kernel now and knows its version.
+    fn admit(&self, actor: &Actor, expected_version: u64) -> Result<()> {
+        lease::admit(self.lease.as_ref(), &actor.lease, self.host.now_ms())?;
+        let version = self.kernel.view.borrow().version;
+        if expected_version != 0 && expected_version != version {
+            let name = &self.kernel.spec.name;
+            return Err(Error::conflict(format!("kernel {name} is at version {version}, not {expected_version}"))
+                .hint("look at what changed, then try again with the present version"));
+        }
+        Ok(())
+    }
+
+    fn used(&self) {
+        self.kernel.view.borrow_mut().last_used_at_ms = self.host.now_ms();
+    }
+
+    fn link(&self) -> Option<Rc<WorkerLink>> {
+        self.kernel.link.borrow().clone()
+    }
+
+    async fn start(&mut self, actor: &Actor) -> Result<()> {
+        self.admit(actor, 0)?;
+        self.room_for_worker()?;
+        self.backoff_at = None;
+        self.step(Event::StartAsked).await;
+        Ok(())
+    }
+
+    async fn stop(&mut self, actor: Actor, mode: StopMode, reply: Reply<()>) {
+        if mode == StopMode::Release {
+            self.release(reply).await;
+            return;
+        }
+        if let Err(error) = if mode == StopMode::Daemon { Ok(()) } else { self.admit(&actor, 0) } {
+            let _ = reply.send(Err(error));
+            return;
+        }
+        self.stopping.push(reply);
+        let reason = if mode == StopMode::Daemon { StopReason::Daemon } else { StopReason::Asked };
+        self.backoff_at = None;
+        self.step(Event::StopAsked { reason, force: mode != StopMode::WhenIdle }).await;
+        self.answer_stopped();
+    }
+
+    /// Answers those who wait for the worker's end, if there is none now.
+    fn answer_stopped(&mut self) {
+        if !self.life.has_worker() {
+            for reply in self.stopping.drain(..) {
+                let _ = reply.send(Ok(()));
+            }
+        }
+    }
+
+    /// Lets go of a live worker: a new daemon will adopt it.
+    async fn release(&mut self, reply: Reply<()>) {
+        self.save_life().await;
+        self.kernel.link.borrow_mut().take();
+        self.leaving = true;
+        let _ = reply.send(Ok(()));
+    }
+
+    async fn remove(&mut self, change: Change, reply: Reply<()>) {
+        if let Err(error) = self.admit(&change.actor, change.expected_version) {
+            let _ = reply.send(Err(error));
+            return;
+        }
+        self.fail_all_queued(&Error::not_found(format!("kernel {} was removed", self.kernel.spec.name))).await;
+        if let Some(current) = &self.current {
+            current.process.kill();
+            let _ = tokio::time::timeout(limits::WORKER_STOP, current.process.ended()).await;
+            self.host.workers.forget(current.process.id).await;
+        }
+        self.kernel.link.borrow_mut().take();
+        if let Some((execution, _)) = self.running.take() {
+            execution.finish(Ok(never_ran("the kernel was removed")));
+        }
+        self.tools.detach();
+        self.leaving = true;
+        let _ = reply.send(Ok(()));
+    }
+}
+
+fn earliest(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (one, other) => one.or(other),
+    }
+}
+
+async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}

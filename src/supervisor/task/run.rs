@@ -1,0 +1,336 @@
+//! Executions: accepted, queued, handed to the worker, ended in the journal.
+
+use std::rc::Rc;
+
+use super::{Item, Permit, Report, Task};
+use crate::catalog::state::Begun;
+use crate::core::error::{Error, Result};
+use crate::core::exec::{ExecEnd, ExecRequest, OutputEvent};
+use crate::core::ids::ExecId;
+use crate::core::kernel::{CrashCause, Event, State};
+use crate::core::limits;
+use crate::rpc::worker_link::WorkerExec;
+use crate::supervisor::command::{Actor, Operation};
+use crate::supervisor::execution::Execution;
+use crate::supervisor::kernel::never_ran;
+
+/// How often the end of an execution is offered to a journal that refuses it.
+const JOURNAL_TRIES: u32 = 3;
+
+impl Task {
+    /// Journals and queues an execution.
+    pub(super) async fn accept(&mut self, mut request: ExecRequest, actor: Actor) -> Result<Rc<Execution>> {
+        if !request.key.is_empty()
+            && let Some(id) = self.kernel.records.by_key(&request.key, self.host.now_ms()).await?
+        {
+            let live = self.kernel.executions.borrow().get(&id).cloned();
+            return match live {
+                Some(live) => Ok(live),
+                None => self.kernel.execution(id).await,
+            };
+        }
+        self.admit(&actor, request.expected_version)?;
+        self.room_for_work()?;
+        if request.output_limit_bytes == 0 {
+            request.output_limit_bytes = self.host.config.output_kept_bytes;
+        }
+        let keep = request.output_limit_bytes.min(limits::OUTPUT_KEPT_MOST_BYTES);
+        let exec = match self.kernel.records.begin(&request, &actor, self.host.now_ms()).await? {
+            Begun::New(exec) => exec,
+            Begun::Before(exec) => return self.kernel.execution(exec).await,
+        };
+        {
+            let mut view = self.kernel.view.borrow_mut();
+            view.version += 1;
+            view.executions = exec.0;
+        }
+        self.used();
+        let execution = Execution::queued(exec, request, keep);
+        self.kernel.executions.borrow_mut().insert(exec, Rc::clone(&execution));
+        self.queue.push_back(Item::Execution(Rc::clone(&execution)));
+        self.step(Event::Used).await;
+        Ok(execution)
+    }
+
+    /// Whether one more piece of work may wait here.
+    pub(super) fn room_for_work(&self) -> Result<()> {
+        let name = &self.kernel.spec.name;
+        if self.queue.len() >= self.host.config.executions_queued {
+            return Err(Error::busy(format!("kernel {name} has {} pieces of work waiting", self.queue.len()))
+                .hint("wait for some of them to end, or interrupt them"));
+        }
+        if self.life.breaker_is_open(self.host.now_ms()) {
+            return Err(self.breaker_error());
+        }
+        self.room_for_worker()
+    }
+
+    /// Whether a worker may be started, should none be there.
+    pub(super) fn room_for_worker(&self) -> Result<()> {
+        if self.host.is_stopping() {
+            return Err(Error::unavailable("the daemon is stopping").hint("try again when it is back"));
+        }
+        if self.life.has_worker() || self.host.workers.have_room() {
+            return Ok(());
+        }
+        Err(Error::busy(format!("this host runs {} workers already", self.host.config.workers))
+            .hint("stop a kernel, or raise limits.workers in the configuration"))
+    }
+
+    fn breaker_error(&self) -> Error {
+        let name = &self.kernel.spec.name;
+        Error::unavailable(format!("kernel {name} is held back: {}", self.life.state.reason()))
+            .reason("circuit_breaker")
+            .hint(format!("look at `ryokan journal {name}`, then `ryokan start {name}` tries again"))
+    }
+
+    /// Queues an operation, after the change that it makes was journalled.
+    pub(super) async fn operate(
+        &mut self,
+        change: Option<(crate::supervisor::command::Change, String)>,
+        operation: Operation,
+    ) -> Result<()> {
+        if let Some((change, _)) = &change {
+            self.admit(&change.actor, change.expected_version)?;
+        }
+        self.room_for_work()?;
+        if let Some((change, text)) = change {
+            self.mark(&change.actor, &text).await?;
+        }
+        self.used();
+        self.queue.push_back(Item::Operation(operation));
+        self.step(Event::Used).await;
+        Ok(())
+    }
+
+    /// Appends a mark to the journal: a change from outside, so the version grows.
+    pub(super) async fn mark(&mut self, actor: &Actor, text: &str) -> Result<()> {
+        let version = self.kernel.records.mark(actor, text, self.host.now_ms()).await?;
+        self.kernel.view.borrow_mut().version = version;
+        Ok(())
+    }
+
+    /// Hands the next piece of work to a ready worker, or starts one for it.
+    pub(super) async fn next_work(&mut self) -> Option<Event> {
+        match self.life.state {
+            State::Ready => self.hand_over().await,
+            State::Stopped { .. } | State::Created if !self.queue.is_empty() => Some(Event::Used),
+            _ => None,
+        }
+    }
+
+    pub(super) async fn dispatch(&mut self) {
+        if let Some(event) = self.next_work().await {
+            self.step(event).await;
+        }
+    }
+
+    async fn hand_over(&mut self) -> Option<Event> {
+        if self.operating || self.running.is_some() {
+            return None;
+        }
+        let link = self.link()?;
+        match self.queue.front()? {
+            Item::Operation(_) => {
+                let Some(Item::Operation(operation)) = self.queue.pop_front() else { return None };
+                self.operating = true;
+                self.idle_at = None;
+                let (reporter, attempt) = (self.reporter.clone(), self.life.attempt);
+                tokio::task::spawn_local(async move {
+                    operation(Ok(link)).await;
+                    // The task may have ended meanwhile.
+                    let _ = reporter.send(Report::OperationDone { attempt });
+                });
+                None
+            }
+            Item::Execution(_) => {
+                let permit = self.permit_to_run()?;
+                let Some(Item::Execution(execution)) = self.queue.pop_front() else { return None };
+                let exec = execution.id;
+                let Some(request) = execution.take_request() else { return None };
+                let output_kept = request.output_limit_bytes.min(limits::OUTPUT_KEPT_MOST_BYTES);
+                let starting = link.start(WorkerExec { exec, request, output_kept });
+                self.running = Some((execution, permit));
+                let reporter = self.reporter.clone();
+                tokio::task::spawn_local(async move {
+                    // A worker that is gone is reported by its own end; any other refusal ends the execution here.
+                    if let Err(error) = starting.await
+                        && error.code != crate::core::error::ErrorCode::Lost
+                    {
+                        let end = ExecEnd { err: error.message, ..ExecEnd::lost("") };
+                        let _ = reporter.send(Report::Ended { exec, end });
+                    }
+                });
+                Some(Event::ExecutionStarted { exec })
+            }
+        }
+    }
+
+    /// The host-wide permit to run; if there is none now, it is asked for and work goes on when it comes.
+    fn permit_to_run(&mut self) -> Option<tokio::sync::OwnedSemaphorePermit> {
+        match std::mem::replace(&mut self.permit, Permit::None) {
+            Permit::Held(permit) => return Some(permit),
+            Permit::Asked => {
+                self.permit = Permit::Asked;
+                return None;
+            }
+            Permit::None => {}
+        }
+        let slots = Rc::clone(&self.host).executions_in_flight();
+        if let Ok(permit) = std::sync::Arc::clone(&slots).try_acquire_owned() {
+            return Some(permit);
+        }
+        self.permit = Permit::Asked;
+        let reporter = self.reporter.clone();
+        tokio::task::spawn_local(async move {
+            if let Ok(permit) = slots.acquire_owned().await {
+                let _ = reporter.send(Report::MayRun(permit));
+            }
+        });
+        None
+    }
+
+    /// Interrupts the running execution or takes a queued one out.
+    pub(super) async fn interrupt(&mut self, exec: ExecId) -> Result<()> {
+        let queued = self.queue.iter().position(|item| matches!(item, Item::Execution(e) if e.id == exec));
+        if let Some(at) = queued {
+            if let Some(Item::Execution(execution)) = self.queue.remove(at) {
+                self.end(&execution, never_ran("interrupted before it ran")).await;
+            }
+            return Ok(());
+        }
+        if matches!(self.life.state, State::Busy { exec: running } if running == exec) {
+            self.interrupt_worker(exec);
+            return Ok(());
+        }
+        self.kernel.execution(exec).await.map(drop)
+    }
+
+    pub(super) fn interrupt_worker(&self, exec: ExecId) {
+        if let Some(link) = self.link() {
+            tokio::task::spawn_local(async move {
+                if let Err(error) = link.interrupt(exec).await {
+                    tracing::debug!(%exec, %error, "interrupt");
+                }
+            });
+        }
+    }
+
+    /// The worker says that an execution is over.
+    pub(super) async fn execution_ended(&mut self, exec: ExecId, end: ExecEnd) {
+        let execution = match self.running.take() {
+            Some((execution, permit)) if execution.id == exec => {
+                drop(permit);
+                execution
+            }
+            other => {
+                self.running = other;
+                let known = self.kernel.executions.borrow().get(&exec).cloned();
+                match known {
+                    Some(execution) if !execution.is_finished() => execution,
+                    _ => return self.acknowledge(exec),
+                }
+            }
+        };
+        if let Some(output) = &end.output {
+            execution.output.push_event(OutputEvent::Structured(output.clone())).await;
+        }
+        if self.end(&execution, end).await {
+            self.acknowledge(exec);
+        }
+        self.used();
+        self.step(Event::ExecutionEnded { exec }).await;
+        self.rearm_idle();
+    }
+
+    fn acknowledge(&self, exec: ExecId) {
+        if let Some(link) = self.link() {
+            tokio::task::spawn_local(async move {
+                if let Err(error) = link.acknowledge(exec).await {
+                    tracing::debug!(%exec, %error, "acknowledge");
+                }
+            });
+        }
+    }
+
+    /// Journals an end, then makes it known. Says whether the journal has it.
+    async fn end(&mut self, execution: &Rc<Execution>, end: ExecEnd) -> bool {
+        let kept = execution.output.kept();
+        let mut outcome = Ok(());
+        for attempt in 0..JOURNAL_TRIES {
+            outcome = self.kernel.records.end(execution.id, &end, &kept, self.host.now_ms()).await;
+            match &outcome {
+                Ok(()) => break,
+                Err(error) => tracing::error!(exec = %execution.id, %error, attempt, "an end could not be journalled"),
+            }
+            tokio::time::sleep(limits::RESTART_BACKOFF_FIRST * attempt).await;
+        }
+        self.remember(execution.id);
+        match outcome {
+            Ok(()) => {
+                execution.finish(Ok(end));
+                true
+            }
+            Err(error) => {
+                let message = format!(
+                    "execution {} ended ({}), but its journal refused that: {error}",
+                    execution.id,
+                    end.status.name()
+                );
+                self.host.events.publish(
+                    self.kernel.spec.name.as_str(),
+                    "journal_failed",
+                    serde_json::json!({ "exec": execution.id.0, "error": error.message }),
+                );
+                execution.finish(Err(Error { message, ..error }));
+                false
+            }
+        }
+    }
+
+    /// Keeps the newest ended executions at hand; older ones come from the journal.
+    fn remember(&mut self, exec: ExecId) {
+        self.ended.push(exec);
+        if self.ended.len() > limits::EXECUTIONS_REMEMBERED {
+            let oldest = self.ended.remove(0);
+            self.kernel.executions.borrow_mut().remove(&oldest);
+        }
+    }
+
+    /// The worker died under an execution.
+    pub(super) async fn end_as_lost(&mut self, exec: ExecId, cause: &CrashCause) {
+        if let Some((execution, permit)) = self.running.take() {
+            drop(permit);
+            if execution.id == exec {
+                self.end(&execution, ExecEnd::lost(cause.to_string())).await;
+                self.host.events.publish(
+                    self.kernel.spec.name.as_str(),
+                    "execution_lost",
+                    serde_json::json!({ "exec": exec.0, "cause": cause.to_string() }),
+                );
+            }
+        }
+    }
+
+    pub(super) async fn fail_queued(&mut self, cause: &CrashCause) {
+        let error = match cause {
+            CrashCause::NotStarted(_) => {
+                self.host.workers.last_error(self.kernel.id).unwrap_or_else(|| self.breaker_error())
+            }
+            _ => self.breaker_error(),
+        };
+        self.fail_all_queued(&error).await;
+    }
+
+    pub(super) async fn fail_all_queued(&mut self, error: &Error) {
+        while let Some(item) = self.queue.pop_front() {
+            match item {
+                Item::Execution(execution) => {
+                    let end = ExecEnd { err: error.message.clone(), ..ExecEnd::lost("") };
+                    self.end(&execution, end).await;
+                }
+                Item::Operation(operation) => operation(Err(error.clone())).await,
+            }
+        }
+    }
+}

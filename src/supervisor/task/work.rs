@@ -1,0 +1,179 @@
+//! The worker's coming and going.
+
+use std::rc::Rc;
+
+use super::{Adopted, Current, Listener, Report, Task};
+use crate::core::error::{ErrorCode, Result};
+use crate::core::ids::ExecId;
+use crate::core::kernel::{CrashCause, Event};
+use crate::core::limits;
+use crate::supervisor::worker::{self, Started};
+
+impl Task {
+    /// Starts a worker beside the task.
+    pub(super) fn start_worker(&mut self, attempt: u64) {
+        let listener = Rc::new(Listener::new(attempt, &self.kernel, self.reporter.clone(), Rc::clone(&self.tools)));
+        let (host, kernel, reporter) = (Rc::clone(&self.host), Rc::clone(&self.kernel), self.reporter.clone());
+        let mounts = self.all_mounts();
+        tokio::task::spawn_local(async move {
+            let outcome = worker::start(&host, &kernel, attempt, mounts, listener).await;
+            // A task that has ended meanwhile drops the outcome, which ends the worker.
+            let _ = reporter.send(Report::Started { attempt, outcome });
+        });
+    }
+
+    pub(super) async fn worker_started(&mut self, attempt: u64, outcome: Result<Started>) {
+        match outcome {
+            Ok(started) if attempt == self.life.attempt && self.life.has_worker() => {
+                let wanted = matches!(self.life.state, crate::core::kernel::State::Starting);
+                self.take_on(attempt, started);
+                if wanted {
+                    self.tell_tools();
+                    self.step(Event::WorkerReady { attempt }).await;
+                } else {
+                    // It was told to stop while it started.
+                    self.stop_worker();
+                }
+            }
+            Ok(started) => started.process.kill(),
+            Err(error) => {
+                tracing::warn!(kernel = %self.kernel.spec.name, %error, "a worker could not be started");
+                self.host.workers.remember_error(self.kernel.id, &error);
+                let cause = CrashCause::NotStarted(error.message.clone());
+                // What cannot work by waiting fails now, to whoever waits for it.
+                if matches!(
+                    error.code,
+                    ErrorCode::Unsupported | ErrorCode::Corrupt | ErrorCode::Refused | ErrorCode::Busy
+                ) {
+                    self.fail_all_queued(&error).await;
+                }
+                self.step(Event::WorkerEnded { attempt, cause }).await;
+                self.answer_stopped();
+            }
+        }
+    }
+
+    fn take_on(&mut self, attempt: u64, started: Started) {
+        let Started { link, report, process } = started;
+        {
+            let mut view = self.kernel.view.borrow_mut();
+            view.sandbox = report.sandbox;
+            view.missed = report.missed;
+            view.jobs = report.jobs;
+            view.worker_pid = Some(report.pid);
+        }
+        if !report.not_restored.is_empty() {
+            let names: Vec<_> = report.not_restored.iter().map(|m| format!("{} ({})", m.key, m.reason)).collect();
+            self.host.events.publish(
+                self.kernel.spec.name.as_str(),
+                "state_not_restored",
+                serde_json::json!({ "entries": names }),
+            );
+        }
+        *self.kernel.link.borrow_mut() = Some(Rc::new(link));
+        let process = Rc::new(process);
+        let (watched, reporter) = (Rc::clone(&process), self.reporter.clone());
+        tokio::task::spawn_local(async move {
+            watched.ended().await;
+            let _ = reporter.send(Report::Gone { attempt });
+        });
+        self.current = Some(Current { attempt, process, cause: None });
+    }
+
+    /// Takes over a worker of a former daemon.
+    pub(super) async fn adopt(&mut self, adopted: Adopted) {
+        let mut running = None;
+        for (execution, runs) in &adopted.executions {
+            self.kernel.executions.borrow_mut().insert(execution.id, Rc::clone(execution));
+            if *runs {
+                running = Some(Rc::clone(execution));
+            }
+        }
+        let exec: Option<ExecId> = running.as_ref().map(|execution| execution.id);
+        self.step(Event::WorkerAdopted { running: exec }).await;
+        let attempt = self.life.attempt;
+        if let Some(execution) = running
+            && let Ok(permit) = self.host.executions_in_flight().acquire_owned().await
+        {
+            self.running = Some((execution, permit));
+        }
+        self.take_on(attempt, adopted.started);
+        self.tell_tools();
+        self.dispatch().await;
+    }
+
+    /// Tells the engine which MCP tools there are.
+    fn tell_tools(&self) {
+        if let Some(link) = self.link() {
+            self.tools.attach(&link);
+        }
+    }
+
+    /// Asks the worker to save and end; ends it by force when it does not.
+    pub(super) fn stop_worker(&mut self) -> Option<Event> {
+        let Some(current) = &self.current else {
+            return None;
+        };
+        let (process, link) = (Rc::clone(&current.process), self.link());
+        tokio::task::spawn_local(async move {
+            if let Some(link) = link
+                && let Err(error) = link.stop(limits::WORKER_STOP).await
+            {
+                tracing::debug!(%error, "a worker did not stop when asked");
+            }
+            if tokio::time::timeout(limits::WORKER_STOP, process.ended()).await.is_err() {
+                process.kill();
+            }
+        });
+        None
+    }
+
+    /// The link broke. Its process should follow; if it does not, it is ended.
+    pub(super) fn link_lost(&mut self, attempt: u64) {
+        let Some(current) = self.current.as_ref().filter(|current| current.attempt == attempt) else {
+            return;
+        };
+        let process = Rc::clone(&current.process);
+        tokio::task::spawn_local(async move {
+            if tokio::time::timeout(limits::WORKER_STOP, process.ended()).await.is_err() {
+                process.kill();
+            }
+        });
+    }
+
+    /// The worker's process has ended.
+    pub(super) async fn worker_gone(&mut self, attempt: u64) {
+        if self.current.as_ref().is_none_or(|current| current.attempt != attempt) {
+            return;
+        }
+        let Some(current) = self.current.take() else { return };
+        self.kernel.link.borrow_mut().take();
+        // Ends that the link delivered before it closed come first.
+        while let Ok(report) = self.reports.try_recv() {
+            if let Report::Ended { exec, end } = report {
+                self.execution_ended(exec, end).await;
+            } else {
+                let _ = self.reporter.send(report);
+                break;
+            }
+        }
+        self.host.workers.forget(current.process.id).await;
+        self.tools.detach();
+        let jobs = {
+            let mut view = self.kernel.view.borrow_mut();
+            view.sandbox.clear();
+            view.missed.clear();
+            view.worker_pid = None;
+            std::mem::take(&mut view.jobs)
+        };
+        if !jobs.is_empty() {
+            let names: Vec<_> = jobs.iter().map(|job| format!("{}: {}", job.id, job.command)).collect();
+            let detail = serde_json::json!({ "jobs": names });
+            self.host.events.publish(self.kernel.spec.name.as_str(), "jobs_killed", detail);
+        }
+        self.operating = false;
+        let cause = current.cause.unwrap_or(CrashCause::Killed);
+        self.step(Event::WorkerEnded { attempt, cause }).await;
+        self.answer_stopped();
+    }
+}

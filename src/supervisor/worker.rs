@@ -1,0 +1,263 @@
+//! Workers as processes: started, adopted, watched, ended, and remembered in the catalog so that none is ever lost.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::rc::Rc;
+
+use super::host::Host;
+use super::kernel::Kernel;
+use super::task::Listener;
+use crate::catalog::{CatalogHandle, WorkerRow};
+use crate::core::error::{Error, Result};
+use crate::core::ids::{KernelId, WorkerId};
+use crate::core::info::MountInfo;
+use crate::rpc::worker_link::{WorkerIdentity, WorkerLink, WorkerReport};
+use crate::sandbox::plan::{PlannedMount, RunAs, SandboxPlan};
+use crate::sys;
+use crate::worker::launch::{self, LaunchDocument};
+
+/// A worker that is up and attached.
+pub struct Started {
+    /// The link to it.
+    pub link: WorkerLink,
+    /// What it said when it was attached.
+    pub report: WorkerReport,
+    /// Its process.
+    pub process: WorkerProcess,
+}
+
+/// The init process of a worker, counted while it is there.
+pub struct WorkerProcess {
+    /// Which worker.
+    pub id: WorkerId,
+    process: launch::WorkerProcess,
+    socket: PathBuf,
+    live: Rc<Cell<usize>>,
+}
+
+impl WorkerProcess {
+    fn count(id: WorkerId, process: launch::WorkerProcess, socket: PathBuf, live: &Rc<Cell<usize>>) -> Self {
+        live.set(live.get() + 1);
+        WorkerProcess { id, process, socket, live: Rc::clone(live) }
+    }
+
+    /// Waits for its end.
+    pub async fn ended(&self) {
+        if let Err(error) = self.process.ended().await {
+            tracing::warn!(worker = %self.id, %error, "a worker's process cannot be watched");
+        }
+    }
+
+    /// Ends it and, with it, every process of its PID namespace.
+    pub fn kill(&self) {
+        self.process.kill();
+    }
+}
+
+impl Drop for WorkerProcess {
+    fn drop(&mut self) {
+        self.live.set(self.live.get() - 1);
+        // It unlinks its sockets itself, unless it was killed.
+        for path in [self.socket.clone(), crate::rpc::worker_socket::descriptor_path(&self.socket)] {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// What the workers of a host share.
+pub struct Workers {
+    live: Rc<Cell<usize>>,
+    most: usize,
+    catalog: CatalogHandle,
+    errors: RefCell<HashMap<KernelId, Error>>,
+}
+
+impl Workers {
+    pub(super) fn new(most: usize, catalog: CatalogHandle) -> Self {
+        Workers { live: Rc::default(), most, catalog, errors: RefCell::default() }
+    }
+
+    /// How many there are now.
+    pub fn live(&self) -> usize {
+        self.live.get()
+    }
+
+    /// Whether one more may be started.
+    pub fn have_room(&self) -> bool {
+        self.live.get() < self.most
+    }
+
+    /// Forgets a worker that has ended.
+    pub(super) async fn forget(&self, id: WorkerId) {
+        if let Err(error) = self.catalog.remove_worker(id).await {
+            tracing::warn!(worker = %id, %error, "a worker that ended is still in the catalog; the next start removes it");
+        }
+    }
+
+    /// Keeps why a kernel's last worker could not be started.
+    pub(super) fn remember_error(&self, kernel: KernelId, error: &Error) {
+        self.errors.borrow_mut().insert(kernel, error.clone());
+    }
+
+    /// Why a kernel's last worker could not be started.
+    pub fn last_error(&self, kernel: KernelId) -> Option<Error> {
+        self.errors.borrow().get(&kernel).cloned()
+    }
+
+    /// For a daemon that is root and a kernel of root's: the source as a detached mount whose owner is mapped to the worker's
+    /// user. `None` where the worker opens the source itself, with its own rights.
+    ///
+    /// # Errors
+    /// `unsupported` where the file system refuses such a mount.
+    pub(super) fn detach(&self, host: &Host, uid: u32, source: &Path) -> Result<Option<OwnedFd>> {
+        match run_as(host, uid)? {
+            Some(run_as) if run_as.map_root => Ok(Some(crate::sandbox::mapped_tree(source, run_as)?)),
+            _ => Ok(None),
+        }
+    }
+}
+
+/// Which user the workers of a kernel of `uid` run as: `None` in a daemon that is not root.
+fn run_as(host: &Host, uid: u32) -> Result<Option<RunAs>> {
+    if !nix::unistd::geteuid().is_root() {
+        return Ok(None);
+    }
+    if uid != 0 {
+        let user = nix::unistd::User::from_uid(uid.into()).ok().flatten();
+        let gid = user.map_or(uid, |user| user.gid.as_raw());
+        return Ok(Some(RunAs { uid, gid, map_root: false }));
+    }
+    let (uid, gid) = host.config.worker_user.ok_or_else(|| {
+        Error::unsupported("the daemon runs as root and knows no unprivileged user to run workers as")
+            .hint("name one in sandbox.worker_user of the configuration")
+    })?;
+    Ok(Some(RunAs { uid, gid, map_root: true }))
+}
+
+fn plan(host: &Host, kernel: &Kernel, mounts: Vec<MountInfo>) -> Result<SandboxPlan> {
+    let spec = &kernel.spec;
+    let files = host.catalog.kernel_files(kernel.id);
+    let mut plan = SandboxPlan::new(files.dir);
+    plan.net = spec.net;
+    plan.limits = spec.limits;
+    plan.hostname = spec.name.as_str().to_owned();
+    plan.run_as = run_as(host, kernel.uid)?;
+    plan.cgroup_base.clone_from(&host.config.cgroup_base);
+    plan.protected.clone_from(&host.config.protected);
+    plan.degraded = spec
+        .degraded
+        .iter()
+        .map(|name| name.parse().map_err(|_| Error::invalid(format!("there is no sandbox layer {name:?}"))))
+        .collect::<Result<_>>()?;
+    let system = host.config.system_paths.iter().map(|path| PlannedMount {
+        inside: path.clone(),
+        source: path.clone(),
+        writable: false,
+    });
+    let own = mounts.into_iter().map(|mount| PlannedMount {
+        inside: mount.path.into(),
+        source: mount.source.into(),
+        writable: mount.writable,
+    });
+    plan.mounts = system.chain(own).collect();
+    Ok(plan)
+}
+
+/// Starts a worker and attaches to it. Recorded before it exists, so that a daemon that is killed meanwhile leaves none behind.
+pub(super) async fn start(
+    host: &Rc<Host>,
+    kernel: &Rc<Kernel>,
+    _attempt: u64,
+    mounts: Vec<MountInfo>,
+    listener: Rc<Listener>,
+) -> Result<Started> {
+    let id = WorkerId::from_bytes(host.random());
+    let socket = host.config.worker_sockets.join(format!("{id}.sock"));
+    let identity = WorkerIdentity {
+        worker: id,
+        kernel: kernel.id,
+        epoch: kernel.epoch,
+        build: launch::BUILD.to_owned(),
+        secret: host.random(),
+    };
+    let mut row = WorkerRow {
+        id,
+        kernel: kernel.id,
+        epoch: kernel.epoch,
+        build: identity.build.clone(),
+        secret: identity.secret.to_vec(),
+        pid: 0,
+        start_ticks: 0,
+        socket: socket.clone(),
+    };
+    host.catalog.put_worker(row.clone()).await?;
+    let plan = plan(host, kernel, mounts)?;
+    let mut document = LaunchDocument::new(&identity, kernel.spec.name.clone(), kernel.spec.engine, plan, socket.clone());
+    document.engine_settings.python = vec![host.config.python.display().to_string()];
+    document.orphan_grace_ms = host.config.orphan_grace.as_millis() as u64;
+    let launched = launch::start(&document, &identity.secret, &host.config.worker_binary, Stdio::inherit()).await;
+    let launched = match launched {
+        Ok(launched) => launched,
+        Err(error) => {
+            host.workers.forget(id).await;
+            return Err(error);
+        }
+    };
+    row.pid = launched.process.pid;
+    row.start_ticks = sys::process::start_ticks(row.pid).unwrap_or(0);
+    let process = WorkerProcess::count(id, launched.process, socket.clone(), &host.workers.live);
+    // On its way while the worker is attached to; an error shows up when it is forgotten.
+    let recording = tokio::task::spawn_local(host.catalog.put_worker(row));
+    let attached = WorkerLink::attach(&socket, &identity, listener).await;
+    if let Ok(Err(error)) = recording.await {
+        tracing::warn!(worker = %id, %error, "a worker's process could not be recorded");
+    }
+    match attached {
+        Ok((link, report)) => Ok(Started { link, report, process }),
+        Err(error) => {
+            process.kill();
+            process.ended().await;
+            host.workers.forget(id).await;
+            Err(error)
+        }
+    }
+}
+
+/// Takes over a worker of a former daemon, or ends it: afterwards it is either adopted or gone.
+///
+/// # Errors
+/// Why it was not adopted.
+pub(super) async fn adopt(host: &Rc<Host>, row: &WorkerRow, listener: Rc<Listener>) -> Result<Started> {
+    let secret =
+        <[u8; 32]>::try_from(row.secret.as_slice()).map_err(|_| Error::corrupt("a worker's secret is damaged"))?;
+    let identity =
+        WorkerIdentity { worker: row.id, kernel: row.kernel, epoch: row.epoch, build: row.build.clone(), secret };
+    let (link, report) = WorkerLink::attach(&row.socket, &identity, listener).await?;
+    let process = launch::WorkerProcess::find(report.pid)
+        .map_err(|error| Error::lost(format!("the worker ended as it was adopted: {error}")))?;
+    let process = WorkerProcess::count(row.id, process, row.socket.clone(), &host.workers.live);
+    Ok(Started { link, report, process })
+}
+
+/// Ends a recorded worker that could not be adopted, if its process is still the one that was recorded.
+pub(super) async fn end_orphan(host: &Rc<Host>, row: &WorkerRow) {
+    if row.pid != 0
+        && row.start_ticks != 0
+        && let Ok(process) = launch::WorkerProcess::find(row.pid)
+        // Looked at after the descriptor was opened: so the descriptor is of that very process.
+        && sys::process::start_ticks(row.pid).is_some_and(|ticks| ticks == row.start_ticks)
+    {
+        tracing::info!(worker = %row.id, pid = row.pid, "ending a worker that could not be adopted");
+        process.kill();
+        if let Err(error) = process.ended().await {
+            tracing::warn!(worker = %row.id, %error, "a worker's process cannot be watched");
+        }
+    }
+    for path in [row.socket.clone(), crate::rpc::worker_socket::descriptor_path(&row.socket)] {
+        let _ = std::fs::remove_file(path);
+    }
+    host.workers.forget(row.id).await;
+}
