@@ -10,3 +10,4 @@ mod sandbox_probes;
 mod session_suite;
 mod support;
 mod tidy;
+mod worker;
