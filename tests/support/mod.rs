@@ -286,7 +286,7 @@ pub async fn out(kernel: &KernelClient, code: &str) -> String {
 
 /// Waits until something holds.
 pub async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + Duration::from_secs(90);
     while !holds().await {
         assert!(Instant::now() < deadline, "it never came: {what}");
         tokio::time::sleep(Duration::from_millis(20)).await;
