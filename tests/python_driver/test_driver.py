@@ -456,6 +456,13 @@ class Interrupts(Case):
         time.sleep(0.1)
         self.assertEqual(self.value_of("2 + 2"), 4)
 
+    def test_an_interrupt_while_the_code_is_compiled_is_not_lost(self):
+        code = "x = [" + "1 + 2j * 3," * 200000 + "]\nimport time; time.sleep(60)"
+        self.engine.begin(code)
+        time.sleep(0.3)
+        os.kill(self.engine.pid, signal.SIGINT)
+        self.assertEqual(self.engine.finish(timeout=40).end["status"], "interrupted")
+
     def test_code_may_catch_it(self):
         self.engine.begin("import time\ntry:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    caught = 'yes'\ncaught")
         self.engine.interrupt()

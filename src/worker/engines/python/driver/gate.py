@@ -3,14 +3,16 @@
 Owns the SIGINT handler. The gate is open only while user code runs; a frame that is being sent or received holds the
 interrupt back until it is whole. Never raises while the gate is closed: an interrupt between executions is ignored.
 
-    closed ──enter──▶ open ──SIGINT──▶ KeyboardInterrupt in user code
-                       │ hold ──SIGINT──▶ pending ──release──▶ KeyboardInterrupt
+    closed ──arm──▶ armed ──guard──▶ open ──SIGINT──▶ KeyboardInterrupt in user code
+       │ ignored      │ pending         │ hold ──SIGINT──▶ pending ──release──▶ KeyboardInterrupt
+
+Armed: an execution was taken, but its code does not run yet; an interrupt now hits it as soon as it does.
 """
 import _signal  # `signal` would load `enum`
 from _thread import get_ident
 from time import perf_counter
 
-is_open = False
+is_open = armed = False
 held = 0
 pending = False
 main_thread = get_ident()
@@ -22,6 +24,7 @@ _ONE_S = 0.001
 def _on_sigint(signum, frame):
     global pending, _raised_at
     if not is_open:
+        pending = armed
         return
     if held:
         pending = True
@@ -39,15 +42,30 @@ def install():
         _signal.signal(2, _on_sigint)
 
 
+def arm():
+    """An execution begins: from here on an interrupt is meant for it."""
+    global armed, pending
+    pending = False
+    armed = True
+
+
+def disarm():
+    """The execution's code is over."""
+    global armed, pending
+    armed = pending = False
+
+
 def guard(function, *args):
     """Runs user code with the gate open. Returns (result, None) or (None, exception): nothing gets past it."""
     global is_open, pending, held
     result, error = None, None
     try:
         try:
-            pending = False
             held = 0
             is_open = True
+            if pending:
+                pending = False
+                raise KeyboardInterrupt
             result = function(*args)
             is_open = False
         except BaseException as caught:

@@ -138,6 +138,7 @@ def _call(function, args, kwargs):
 
 def failure(error):
     """The outcome of an exception; its traceback goes to stderr. Loops in `__str__` can be interrupted."""
+    gate.disarm()
     if isinstance(error, SystemExit):
         return _exit(error)
     described, late = gate.guard(trace.describe, error)
