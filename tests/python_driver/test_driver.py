@@ -79,6 +79,14 @@ class Start(Own):
             file.write("answer = 42\n")
         self.assertEqual(self.value_of("import mine; mine.answer"), 42)
 
+    def test_modules_of_the_workspace_do_not_replace_the_drivers(self):
+        for name in ("traceback", "linecache", "tokenize", "select", "json"):
+            with open(os.path.join(self.engine.cwd, name + ".py"), "w") as file:
+                file.write("raise SystemExit(9)\n")
+        result = self.engine.run("1/0")
+        self.assertEqual((result.end["status"], result.end["err"]), ("failed", "ZeroDivisionError: division by zero"))
+        self.assertIn(b"line 1, in <module>", result.err)
+
     def test_eof_ends_with_0(self):
         self.engine.sock.shutdown(2)
         self.assertEqual(self.engine.wait(), 0)
@@ -438,6 +446,12 @@ class Interrupts(Case):
             with self.subTest(code):
                 self.interrupted(code)
         self.assertEqual(self.value_of("1 + 1"), 2)
+
+    def test_finalizers_do_not_swallow_it(self):
+        code = "class D:\n    def __del__(self):\n        for i in range(100000): pass\nwhile True: D()"
+        for _ in range(5):
+            self.interrupted(code)
+        self.assertIs(self.value_of("import sys; sys.gettrace() is None"), True)
 
     def test_traceback_shows_where(self):
         result = self.interrupted("import time\ndef nap():\n    time.sleep(60)\nnap()")

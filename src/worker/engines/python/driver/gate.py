@@ -9,6 +9,7 @@ interrupt back until it is whole. Never raises while the gate is closed: an inte
 Armed: an execution was taken, but its code does not run yet; an interrupt now hits it as soon as it does.
 """
 import _signal  # `signal` would load `enum`
+import sys
 from _thread import get_ident
 from time import perf_counter
 
@@ -36,10 +37,33 @@ def _on_sigint(signum, frame):
     raise KeyboardInterrupt
 
 
+def _on_unraisable(unraisable):
+    """An interrupt that hit a `__del__` or a weak reference's callback: the interpreter swallows it there. Raises it
+    again at the next line outside."""
+    if unraisable.exc_type is KeyboardInterrupt and is_open and get_ident() == main_thread and not sys.gettrace():
+        sys._getframe(1).f_trace = _raise_again
+        sys.settrace(_raise_again)
+    else:
+        sys.__unraisablehook__(unraisable)
+
+
+def _raise_again(frame, event, argument):
+    global pending, _raised_at
+    sys.settrace(None)
+    frame.f_trace = None
+    if is_open and held:
+        pending = True
+    elif is_open:
+        _raised_at = perf_counter()
+        raise KeyboardInterrupt
+
+
 def install():
-    """Puts the handler back, whatever user code did to it."""
+    """Puts the handlers back, whatever user code did to them."""
     if _signal.getsignal(2) is not _on_sigint:
         _signal.signal(2, _on_sigint)
+    if sys.unraisablehook is sys.__unraisablehook__:
+        sys.unraisablehook = _on_unraisable
 
 
 def arm():
@@ -53,6 +77,8 @@ def disarm():
     """The execution's code is over."""
     global armed, pending
     armed = pending = False
+    if sys.gettrace() is _raise_again:
+        sys.settrace(None)
 
 
 def guard(function, *args):
