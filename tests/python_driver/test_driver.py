@@ -14,7 +14,7 @@ import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from engine import DEADLINE_S, Engine, Result, as_value  # noqa: E402
+from engine import Engine, Result, as_value  # noqa: E402
 
 
 class Case(unittest.TestCase):

@@ -53,9 +53,6 @@ def _prepare():
     os.register_at_fork(after_in_child=execute.in_child)
     import gc
 
-    # Freeing a mapped block raises glibc's trim threshold to twice its size: else each execution's few KiB at the top of
-    # the heap go back to the kernel and are faulted in again, a third of the time of a small execution.
-    bytes(4 << 20)
     gc.collect()
     gc.freeze()  # collections need not look at the driver
     return {
