@@ -23,9 +23,12 @@ pub async fn take(kernel: &Rc<Kernel>) -> Result<StateSnapshot> {
             let heads = link.state_heads().await?;
             let bytes: u64 = heads.iter().map(|head| head.size + (head.key.len() + head.meta_json.len()) as u64).sum();
             if bytes > limits::STATE_INLINE_BYTES as u64 {
-                return Err(Error::refused(format!("the state of {bytes} bytes is larger than {}", limits::STATE_INLINE_BYTES))
-                    .reason("state_size")
-                    .hint("take a checkpoint, which has no such limit"));
+                return Err(Error::refused(format!(
+                    "the state of {bytes} bytes is larger than {}",
+                    limits::STATE_INLINE_BYTES
+                ))
+                .reason("state_size")
+                .hint("take a checkpoint, which has no such limit"));
             }
             let mut state = EngineState { engine: engine.to_owned(), ..EngineState::default() };
             // Nothing changes the state meanwhile: this operation holds the worker.

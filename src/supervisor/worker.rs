@@ -221,7 +221,8 @@ pub(super) async fn start(
     };
     host.catalog.put_worker(row.clone()).await?;
     let plan = plan(host, kernel, mounts)?;
-    let mut document = LaunchDocument::new(&identity, kernel.spec.name.clone(), kernel.spec.engine, plan, socket.clone());
+    let mut document =
+        LaunchDocument::new(&identity, kernel.spec.name.clone(), kernel.spec.engine, plan, socket.clone());
     if kernel.spec.engine == EngineName::Python {
         document.engine_settings.python = vec![interpreter(&host.config.python)?];
     }

@@ -505,7 +505,7 @@ impl Peer {
             Err(_) => return Err(gone()),
         }
         loop {
-            match decoder.next::<Event>() {
+            match decoder.frame::<Event>() {
                 Ok(Some((event, tail))) => self.take(event, tail),
                 Ok(None) => return Ok(()),
                 Err(error) => return Err(Error::internal(format!("the engine broke the contract: {error}"))),
