@@ -169,7 +169,7 @@ impl Supervisor {
             action: if spec.degraded.is_empty() && spec.net == Net::None {
                 "kernel.create"
             } else {
-                "kernel.create.weaker"
+                "kernel.create_weaker"
             }
             .into(),
             kernel: id.to_string(),
