@@ -266,12 +266,12 @@ for name in glob.glob("/proc/[0-9]*/environ") + glob.glob("/proc/[0-9]*/cmdline"
     except OSError:
         pass
 import os
-print(any(b"\x09" * 32 in one for one in found), sorted(os.listdir("/proc/self/fd")), os.path.exists("/proc/1/mem") and os.access("/proc/1/mem", os.R_OK))
+print(any(b"\x09" * 32 in one for one in found), os.path.exists("/proc/1/mem") and os.access("/proc/1/mem", os.R_OK))
 "#;
         link.start(code(1, program)).await.unwrap();
         let end = seen.end(1).await;
         assert_eq!(end.status, ExecStatus::Done, "{}", end.err);
-        assert!(seen.out(1).starts_with("False ['0', '1', '2', '3'"), "{}", seen.out(1));
+        assert_eq!(seen.out(1), "False False\n");
     });
 }
 
