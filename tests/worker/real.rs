@@ -222,7 +222,7 @@ fn a_layer_that_fails_is_reported_by_the_launch() {
         let nowhere = PathBuf::from("/nowhere/at/all");
         kernel.document.plan.mounts = vec![PlannedMount { inside: "/data".into(), source: nowhere, writable: false }];
         let error = kernel.launch().await.map(drop).unwrap_err();
-        assert_eq!(error.code, ErrorCode::Unsupported, "{error}");
+        assert_eq!(error.code, ErrorCode::Refused, "{error}");
         assert!(error.reason.starts_with("sandbox-") && !error.hint.is_empty(), "{error:?}");
         kernel.document.plan.mounts.clear();
         kernel.document.build = "another".into();
