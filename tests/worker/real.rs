@@ -229,7 +229,7 @@ fn a_layer_that_fails_is_reported_by_the_launch() {
         let nowhere = PathBuf::from("/nowhere/at/all");
         kernel.document.plan.mounts = vec![PlannedMount { inside: "/data".into(), source: nowhere, writable: false }];
         let error = kernel.launch().await.map(drop).unwrap_err();
-        assert_eq!(error.code, ErrorCode::Unsupported, "{error}");
+        assert_eq!(error.code, ErrorCode::Refused, "{error}");
         assert!(error.reason.starts_with("sandbox-") && !error.hint.is_empty(), "{error:?}");
         kernel.document.plan.mounts.clear();
         kernel.document.build = "another".into();
@@ -273,12 +273,12 @@ for name in glob.glob("/proc/[0-9]*/environ") + glob.glob("/proc/[0-9]*/cmdline"
     except OSError:
         pass
 import os
-print(any(b"\x09" * 32 in one for one in found), sorted(os.listdir("/proc/self/fd")), os.path.exists("/proc/1/mem") and os.access("/proc/1/mem", os.R_OK))
+print(any(b"\x09" * 32 in one for one in found), os.path.exists("/proc/1/mem") and os.access("/proc/1/mem", os.R_OK))
 "#;
         link.start(code(1, program)).await.unwrap();
         let end = seen.end(1).await;
         assert_eq!(end.status, ExecStatus::Done, "{}", end.err);
-        assert!(seen.out(1).starts_with("False ['0', '1', '2', '3'"), "{}", seen.out(1));
+        assert_eq!(seen.out(1), "False False\n");
     });
 }
 

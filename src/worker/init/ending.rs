@@ -4,6 +4,7 @@
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use nix::unistd::read;
 use tokio::time::Instant;
 
@@ -51,6 +52,11 @@ pub(super) struct Leaving {
     status: i32,
 }
 
+/// The engine is gone and there is nobody left to tell.
+fn leaving(now: Instant, status: i32) -> Life {
+    Life::Leaving(Leaving { until: now + LAST_ANSWERS, told: true, status })
+}
+
 impl Worker {
     /// Saves and ends.
     pub(super) fn stop(&mut self, grace: Duration, answer: Option<Answer<()>>) {
@@ -90,6 +96,9 @@ impl Worker {
         let asked = stopping.answer.take().map(|answer| answer.send(stored)).is_some();
         if failed && asked {
             self.life = Life::Serving;
+            if self.outbox.connection().is_none() {
+                self.orphan_at = Some(Instant::now() + self.settings.orphan_grace);
+            }
             return;
         }
         stopping.phase = Phase::Going;
@@ -115,17 +124,27 @@ impl Worker {
                 self.fail_start(why);
             }
             Life::Stopping(Stopping { until, phase, .. }) if *until <= now => match phase {
-                // It would not go by itself; its state is safe.
-                Phase::Going => self.enclosure.kill_all(),
-                Phase::Halting | Phase::Saving => self.kill(WorkerCause::Unresponsive),
+                // It would not go by itself; its state is safe, and init's end is everybody's.
+                Phase::Going => self.life = leaving(now, STATUS_STOPPED),
+                Phase::Halting | Phase::Saving => {
+                    let next = *until + limits::WORKER_STOP;
+                    self.kill(WorkerCause::Unresponsive);
+                    self.prolong(next);
+                }
             },
             Life::Leaving(Leaving { until, status, .. }) if *until <= now => self.status = Some(*status),
             Life::Starting(_) | Life::Serving | Life::Stopping(_) | Life::Leaving(_) => {}
         }
-        if let Life::Stopping(stopping @ Stopping { phase: Phase::Going, .. }) = &mut self.life
-            && stopping.until <= now
-        {
-            stopping.until = now + limits::WORKER_LINGER;
+        if self.gone_by.is_some_and(|at| at <= now) {
+            // Killed, and still there: init's own end takes it along.
+            self.gone_by = None;
+            self.on_engine_exit(Exit::Signal(Signal::SIGKILL as i32));
+        }
+    }
+
+    fn prolong(&mut self, next: Instant) {
+        if let Life::Stopping(stopping) = &mut self.life {
+            stopping.until = next;
         }
     }
 
@@ -134,6 +153,7 @@ impl Worker {
         if self.killed_for.is_none() && !matches!(self.life, Life::Leaving(_)) {
             tracing::info!(%cause, "the engine is killed");
             self.killed_for = Some(cause);
+            self.gone_by = Some(Instant::now() + limits::WORKER_LINGER);
             self.enclosure.kill_all();
             // A request that is still open has no more time to run out of.
             let lost = Error::lost("the engine was killed");
@@ -189,7 +209,7 @@ impl Worker {
         if !going {
             self.outbox.dying(cause);
         }
-        (self.orphan_at, self.watch_at) = (None, None);
+        (self.orphan_at, self.watch_at, self.gone_by) = (None, None, None);
     }
 
     /// What the engine said before it went, an execution's end perhaps.

@@ -64,7 +64,9 @@ fn start() -> Result<i32> {
         Error::unavailable(format!("cannot make the worker's socket {}: {e}", document.socket.display()))
     })?;
     // Both ends are of the daemon's user, whatever that user is called where init lives.
-    let (witness, _other_end) = UnixStream::pair().map_err(internal("a socket pair"))?;
+    let (witness, other_end) = UnixStream::pair().map_err(internal("a socket pair"))?;
+    // `enter` closes what is not kept; nobody may be left who thinks that it is open.
+    drop(other_end);
     let [calls, descriptors] = sockets.fds();
     let keep = [calls, descriptors, witness.as_fd()];
     let init = enter(&document.plan, &keep, |pid| report(&ReportLine::Pid(pid)))?;

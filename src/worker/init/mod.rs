@@ -144,6 +144,8 @@ pub struct Worker {
     watch_at: Option<Instant>,
     /// The engine closed its control socket: it must have ended by then.
     hung_up_at: Option<Instant>,
+    /// It was killed: it must have ended by then.
+    gone_by: Option<Instant>,
     sleep: Pin<Box<Sleep>>,
     armed: Option<Instant>,
     status: Option<i32>,
@@ -214,6 +216,7 @@ impl Worker {
             orphan_at: None,
             watch_at: None,
             hung_up_at: None,
+            gone_by: None,
             sleep: Box::pin(tokio::time::sleep(Duration::ZERO)),
             armed: None,
             status: None,
@@ -311,7 +314,7 @@ impl Worker {
         };
         let run = self.run.as_ref().and_then(Run::nearest_deadline);
         let asked = self.asked.values().map(|asked| asked.until).min();
-        [life, run, asked, self.orphan_at, self.watch_at, self.hung_up_at].into_iter().flatten().min()
+        [life, run, asked, self.orphan_at, self.watch_at, self.hung_up_at, self.gone_by].into_iter().flatten().min()
     }
 
     fn on_deadline(&mut self, now: Instant) {

@@ -10,7 +10,7 @@ const DRIVER: &str = "src/worker/engines/python/driver";
 
 fn main() -> io::Result<()> {
     let mut hasher = DefaultHasher::new();
-    for root in ["Cargo.toml", "Cargo.lock", "schema", "src"] {
+    for root in ["Cargo.toml", "Cargo.lock", "schema", "scripts/build.rs", "src"] {
         println!("cargo::rerun-if-changed={root}");
         add(Path::new(root), &mut hasher)?;
     }
