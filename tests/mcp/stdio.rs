@@ -20,7 +20,7 @@ fn error(result: Result<ToolOutput, CallError>) -> Error {
 async fn echo(servers: &McpServers) {
     let sent = args(&[("n", Value::Int(7)), ("big", Value::BigInt("18446744073709551615".into()))]);
     let got = servers.call("s__echo", &sent).await.expect("answered");
-    assert_eq!(got.value, args(&[("big", Value::BigInt("18446744073709551615".into())), ("n", Value::Int(7))]));
+    assert_eq!(got.value, args(&[("n", Value::Int(7)), ("big", Value::BigInt("18446744073709551615".into()))]));
 }
 
 #[test]

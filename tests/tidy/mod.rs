@@ -55,9 +55,9 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("store", &["store", "sys", "core"]),
     ("sandbox", &["sandbox", "sys", "core"]),
     ("mcp", &["mcp", "core", "sys"]),
-    ("rpc", &["rpc", "supervisor", "session", "worker", "sys", "core"]),
+    ("rpc", &["rpc", "supervisor", "session", "store", "worker", "sys", "core"]),
     ("worker", &["worker", "rpc", "session", "catalog", "sandbox", "sys", "core"]),
-    ("supervisor", &["supervisor", "rpc", "worker", "catalog", "store", "sandbox", "mcp", "sys", "core"]),
+    ("supervisor", &["supervisor", "session", "rpc", "worker", "catalog", "store", "sandbox", "mcp", "sys", "core"]),
     ("daemon", &["daemon", "supervisor", "rpc", "worker", "catalog", "store", "sandbox", "mcp", "sys", "core"]),
     ("cli", &["cli", "rpc", "session", "sys", "core", "daemon"]),
 ];
