@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 
-use super::config::Config;
+use super::config::{Config, Durability};
 use super::paths::{Mode, Paths};
 use crate::core::engine::EngineName;
 use crate::core::name::KernelName;
@@ -44,6 +44,7 @@ pub(super) fn settings(config: &Config, paths: &Paths) -> anyhow::Result<Setting
         system_paths: config.sandbox.system_paths.clone(),
         worker_user,
         orphan_grace: config.daemon.orphan_grace,
+        power_safe: config.daemon.durability == Durability::Power,
         python: config.python.command.clone(),
         worker_binary: worker_binary()?,
         worker_sockets: paths.workers_runtime(),

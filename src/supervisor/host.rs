@@ -115,6 +115,11 @@ impl Host {
         self.now_ms() - self.used_at_ms.get()
     }
 
+    /// What events call a kernel: its name; system-wide also its owner, for names are unique among one owner's kernels only.
+    pub fn event_name(&self, uid: u32, name: &KernelName) -> String {
+        if self.config.system_wide { format!("{uid}/{name}") } else { name.to_string() }
+    }
+
     /// The kernels that `uid` may see: its own; all of a per-user daemon.
     pub fn visible(&self, uid: u32) -> Vec<Rc<Kernel>> {
         let by_id = self.by_id.borrow();

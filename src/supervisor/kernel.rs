@@ -55,6 +55,8 @@ pub struct Kernel {
     pub generation: u32,
     /// Milliseconds since 1970.
     pub created_at_ms: i64,
+    /// What its events call it.
+    pub event_name: String,
     /// What it keeps on disk.
     pub records: Records,
     pub(super) view: RefCell<View>,

@@ -109,7 +109,7 @@ impl Supervisor {
             Err(error) => {
                 tracing::error!(kernel = %row.spec.name, %error, "the kernel's history is damaged");
                 host.events.publish(
-                    row.spec.name.as_str(),
+                    &host.event_name(row.uid, &row.spec.name),
                     "kernel_damaged",
                     serde_json::json!({ "error": error.message }),
                 );
@@ -163,7 +163,7 @@ impl Supervisor {
         if worker.epoch != row.epoch {
             return Err(Error::refused("the worker is of an old epoch").reason("epoch"));
         }
-        let tools = self.tools(&row.spec, loaded.mcp.clone());
+        let tools = self.tools(row, loaded.mcp.clone());
         let (reporter, reports) = mpsc::unbounded_channel();
         // The attempt that the task will give it: the one after the last.
         let record: StateRecord = serde_json::from_str(&row.state_json).unwrap_or_default();

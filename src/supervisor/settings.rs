@@ -39,6 +39,8 @@ pub struct Settings {
     pub worker_user: Option<(u32, u32)>,
     /// A worker whose daemon is gone lives this long.
     pub orphan_grace: Duration,
+    /// Whether acknowledged changes must survive a loss of power.
+    pub power_safe: bool,
     /// The Python interpreter.
     pub python: PathBuf,
     /// The worker's executable.

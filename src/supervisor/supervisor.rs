@@ -194,7 +194,7 @@ impl Supervisor {
         let loaded = Loaded::empty();
         let kernel = self.open(&row, record, loaded, |_| None);
         host.events.publish(
-            spec.name.as_str(),
+            &kernel.event_name,
             "kernel_created",
             serde_json::json!({ "id": id.to_string(), "by": actor.to_string() }),
         );
@@ -219,6 +219,7 @@ impl Supervisor {
             epoch: row.epoch,
             generation: row.generation,
             created_at_ms: row.created_at_ms,
+            event_name: host.event_name(row.uid, &row.spec.name),
             records: Records::new(row.id, row.epoch, &host.catalog, &host.store),
             view: std::cell::RefCell::new(View {
                 state: record.life.state.clone(),
@@ -237,7 +238,7 @@ impl Supervisor {
         let taken_over = adopted(&kernel);
         let tools = match &taken_over {
             Some((_, channel)) => Rc::clone(&channel.tools),
-            None => self.tools(&row.spec, loaded.mcp),
+            None => self.tools(row, loaded.mcp),
         };
         let (adopted, channel) = match taken_over {
             Some((adopted, channel)) => (Some(adopted), (channel.reporter, channel.reports)),
@@ -252,10 +253,11 @@ impl Supervisor {
         kernel
     }
 
-    pub(super) fn tools(&self, spec: &KernelSpec, mcp: Vec<(String, crate::core::info::McpTransport)>) -> Rc<Tools> {
+    pub(super) fn tools(&self, row: &KernelRow, mcp: Vec<(String, crate::core::info::McpTransport)>) -> Rc<Tools> {
         let config = &self.host.config;
         Tools::new(
-            spec.name.clone(),
+            row.spec.name.clone(),
+            self.host.event_name(row.uid, &row.spec.name),
             std::sync::Arc::clone(&config.mcp_allowed),
             config.mcp_launch.clone(),
             mcp,
@@ -293,11 +295,7 @@ impl Supervisor {
         };
         host.catalog.remove_kernel(kernel.id, Notes { events: Vec::new(), audit: vec![audit] }).await?;
         host.catalog.remove_kernel_files(kernel.id).await?;
-        host.events.publish(
-            kernel.spec.name.as_str(),
-            "kernel_removed",
-            serde_json::json!({ "by": actor.to_string() }),
-        );
+        host.events.publish(&kernel.event_name, "kernel_removed", serde_json::json!({ "by": actor.to_string() }));
         Ok(())
     }
 

@@ -20,7 +20,7 @@ use crate::rpc::worker_link::{DynamicTool, WorkerLink};
 
 /// A kernel's servers.
 pub struct Tools {
-    kernel: KernelName,
+    event_name: String,
     servers: Rc<McpServers>,
     wanted: RefCell<Vec<(String, McpTransport)>>,
     events: Rc<Events>,
@@ -31,13 +31,14 @@ impl Tools {
     /// The servers that were registered; none of them runs yet.
     pub fn new(
         kernel: KernelName,
+        event_name: String,
         allow: Arc<AllowList>,
         launch: Launch,
         wanted: Vec<(String, McpTransport)>,
         events: Rc<Events>,
     ) -> Rc<Self> {
-        let servers = Rc::new(McpServers::new(kernel.clone(), allow, launch));
-        Rc::new(Tools { kernel, servers, wanted: RefCell::new(wanted), events, follower: RefCell::new(None) })
+        let servers = Rc::new(McpServers::new(kernel, allow, launch));
+        Rc::new(Tools { event_name, servers, wanted: RefCell::new(wanted), events, follower: RefCell::new(None) })
     }
 
     /// Where events go.
@@ -88,7 +89,7 @@ impl Tools {
         for (name, transport) in self.wanted.borrow().iter().filter(|(name, _)| !running.contains(name)) {
             if let Err(error) = self.servers.start(name, transport) {
                 let detail = serde_json::json!({ "server": name, "error": error.message, "hint": error.hint });
-                self.events.publish(self.kernel.as_str(), "mcp_not_started", detail);
+                self.events.publish(&self.event_name, "mcp_not_started", detail);
             }
         }
         self.follow(link);

@@ -226,6 +226,7 @@ pub(super) async fn start(
     if kernel.spec.engine == EngineName::Python {
         document.engine_settings.python = vec![interpreter(&host.config.python)?];
     }
+    document.power_safe = host.config.power_safe;
     document.orphan_grace_ms = host.config.orphan_grace.as_millis() as u64;
     let launched = launch::start(&document, &identity.secret, &host.config.worker_binary, Stdio::inherit()).await;
     let launched = match launched {

@@ -68,6 +68,9 @@ pub struct LaunchDocument {
     pub orphan_grace_ms: u64,
     /// Output held while no daemon listens, bytes.
     pub output_buffer_bytes: usize,
+    /// Whether saved state must survive a loss of power: every save then waits for the disk.
+    #[serde(default)]
+    pub power_safe: bool,
 }
 
 impl LaunchDocument {
@@ -91,6 +94,7 @@ impl LaunchDocument {
             socket,
             orphan_grace_ms: u64::try_from(limits::ORPHAN_GRACE.as_millis()).unwrap_or(u64::MAX),
             output_buffer_bytes: limits::OUTPUT_BUFFER_BYTES,
+            power_safe: false,
         }
     }
 

@@ -111,7 +111,6 @@ fn limits(raw: &RawLimits, faults: &mut Faults) -> Limits {
     ] {
         faults.range("limits", key, value as u64, 1..=most as u64);
     }
-    faults.range("limits", "events_kept", raw.events_kept, 1000..=10_000_000);
     Limits {
         kernels: raw.kernels,
         kernels_per_user: raw.kernels_per_user,
@@ -119,7 +118,6 @@ fn limits(raw: &RawLimits, faults: &mut Faults) -> Limits {
         clients: raw.clients,
         executions_in_flight: raw.executions_in_flight,
         executions_queued: raw.executions_queued,
-        events_kept: raw.events_kept,
     }
 }
 
@@ -170,7 +168,6 @@ fn daemon(raw: &RawDaemon, faults: &mut Faults) -> Daemon {
     for (key, duration) in durations {
         faults.unless(duration.is_none_or(|duration| duration <= LONGEST), || too_long("daemon", key));
     }
-    faults.range("daemon", "db_threads", u64::from(raw.db_threads), 1..=64);
     if let Err(e) = tracing_subscriber::EnvFilter::try_new(&raw.log_level) {
         let hint = "error, warn, info, debug, trace, or one per module, for example \"info,ryokan::rpc=debug\"";
         faults.add(Fault::new(&["daemon", "log_level"], e.to_string()).hint(hint));
@@ -182,7 +179,6 @@ fn daemon(raw: &RawDaemon, faults: &mut Faults) -> Daemon {
         log_format: raw.log_format,
         log_level: raw.log_level.clone(),
         idle_exit: raw.idle_exit.0,
-        db_threads: raw.db_threads,
     }
 }
 

@@ -85,8 +85,6 @@ pub struct Limits {
     pub executions_in_flight: usize,
     /// Executions that wait in one kernel.
     pub executions_queued: usize,
-    /// Events kept in the catalog.
-    pub events_kept: u64,
 }
 
 /// `[sandbox]`.
@@ -119,8 +117,6 @@ pub struct Daemon {
     pub log_level: String,
     /// A daemon that was started on demand ends after this long without work; `None`: never.
     pub idle_exit: Option<Duration>,
-    /// Threads for the kernels' databases.
-    pub db_threads: u32,
 }
 
 impl Daemon {
@@ -283,7 +279,6 @@ impl From<&Config> for RawConfig {
                 clients: limits.clients,
                 executions_in_flight: limits.executions_in_flight,
                 executions_queued: limits.executions_queued,
-                events_kept: limits.events_kept,
             },
             sandbox: RawSandbox {
                 system_paths: sandbox.system_paths.clone(),
@@ -299,7 +294,6 @@ impl From<&Config> for RawConfig {
                 log_format: daemon.log_format,
                 log_level: daemon.log_level.clone(),
                 idle_exit: Wait(daemon.idle_exit),
-                db_threads: daemon.db_threads,
             },
             engines: RawEngines { python: RawPython { command: python.command.to_string_lossy().into_owned() } },
             mcp: RawMcp {

@@ -63,7 +63,6 @@ pub(super) struct RawLimits {
     pub(super) clients: usize,
     pub(super) executions_in_flight: usize,
     pub(super) executions_queued: usize,
-    pub(super) events_kept: u64,
 }
 
 impl Default for RawLimits {
@@ -75,7 +74,6 @@ impl Default for RawLimits {
             clients: limits::CLIENTS,
             executions_in_flight: 1000,
             executions_queued: limits::EXECUTIONS_QUEUED,
-            events_kept: limits::EVENTS_KEPT,
         }
     }
 }
@@ -113,7 +111,6 @@ pub(super) struct RawDaemon {
     pub(super) log_format: LogFormat,
     pub(super) log_level: String,
     pub(super) idle_exit: Wait,
-    pub(super) db_threads: u32,
 }
 
 impl Default for RawDaemon {
@@ -125,7 +122,6 @@ impl Default for RawDaemon {
             log_format: LogFormat::Text,
             log_level: "info".into(),
             idle_exit: Wait(Some(std::time::Duration::from_secs(900))),
-            db_threads: 2,
         }
     }
 }

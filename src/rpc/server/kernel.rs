@@ -478,7 +478,7 @@ impl kernel::Server for KernelServer {
         self.may(Right::Read)?;
         let params = params.get()?;
         let follower = self.connection.supervisor.host().events.follow(params.get_since());
-        let name = self.kernel.spec.name.as_str().to_owned();
+        let name = self.kernel.event_name.clone();
         let following = tokio::task::spawn_local(follow(follower, params.get_sink()?, move |kernel| kernel == name));
         results.get().set_subscription(new_client(Subscription(following)));
         Ok(())

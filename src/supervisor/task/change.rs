@@ -96,7 +96,7 @@ impl Task {
 
     fn changed(&self, version: u64, kind: &'static str, detail: serde_json::Value) {
         self.kernel.view.borrow_mut().version = version;
-        self.host.events.publish(self.kernel.spec.name.as_str(), kind, detail);
+        self.host.events.publish(&self.kernel.event_name, kind, detail);
     }
 
     /// Appends what an agent or a person said.

@@ -109,7 +109,7 @@ impl WorkerListener for Listener {
         if let Some(kernel) = self.kernel() {
             let text = String::from_utf8_lossy(&data[..data.len().min(limits::BACKGROUND_SHOWN_BYTES)]).into_owned();
             let detail = serde_json::json!({ "stream": stream, "bytes": data.len(), "text": text });
-            self.events.publish(kernel.spec.name.as_str(), "background_output", detail);
+            self.events.publish(&kernel.event_name, "background_output", detail);
         }
     }
 

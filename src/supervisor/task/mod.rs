@@ -315,7 +315,7 @@ impl Task {
     fn publish(&self, kind: &'static str) {
         let view = self.kernel.view.borrow();
         let detail = serde_json::json!({ "state": view.state.name(), "reason": view.state.reason(), "worker_pid": view.worker_pid });
-        self.host.events.publish(self.kernel.spec.name.as_str(), kind, detail);
+        self.host.events.publish(&self.kernel.event_name, kind, detail);
     }
 
     fn arm_idle(&mut self) {

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use super::{Item, Permit, Report, Task};
 use crate::catalog::state::Begun;
 use crate::core::error::{Error, Result};
-use crate::core::exec::{ExecEnd, ExecRequest, OutputEvent};
+use crate::core::exec::{ExecEnd, ExecRequest, ExecStatus, OutputEvent};
 use crate::core::ids::ExecId;
 use crate::core::kernel::{CrashCause, Event, State};
 use crate::core::limits;
@@ -157,7 +157,7 @@ impl Task {
                     if let Err(error) = starting.await
                         && error.code != crate::core::error::ErrorCode::Lost
                     {
-                        let end = ExecEnd { err: error.message, ..ExecEnd::lost("") };
+                        let end = ExecEnd { status: ExecStatus::Refused, ..ExecEnd::lost(error.message) };
                         let _ = reporter.send(Report::Ended { exec, end });
                     }
                 });
@@ -233,6 +233,7 @@ impl Task {
                 }
             }
         };
+        let lost = end.status == ExecStatus::Lost;
         if let Some(output) = &end.output {
             execution.output.push_event(OutputEvent::Structured(output.clone())).await;
         }
@@ -240,6 +241,11 @@ impl Task {
             self.acknowledge(exec);
         }
         self.used();
+        if lost {
+            // The worker is ending: nothing more is handed to it. Its own end, which is on its way, is the next step.
+            self.link_lost(self.life.attempt);
+            return;
+        }
         self.step(Event::ExecutionEnded { exec }).await;
         self.rearm_idle();
     }
@@ -279,7 +285,7 @@ impl Task {
                     end.status.name()
                 );
                 self.host.events.publish(
-                    self.kernel.spec.name.as_str(),
+                    &self.kernel.event_name,
                     "journal_failed",
                     serde_json::json!({ "exec": execution.id.0, "error": error.message }),
                 );
@@ -305,7 +311,7 @@ impl Task {
             if execution.id == exec {
                 self.end(&execution, ExecEnd::lost(cause.to_string())).await;
                 self.host.events.publish(
-                    self.kernel.spec.name.as_str(),
+                    &self.kernel.event_name,
                     "execution_lost",
                     serde_json::json!({ "exec": exec.0, "cause": cause.to_string() }),
                 );

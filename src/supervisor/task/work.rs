@@ -65,7 +65,7 @@ impl Task {
         if !report.not_restored.is_empty() {
             let names: Vec<_> = report.not_restored.iter().map(|m| format!("{} ({})", m.key, m.reason)).collect();
             self.host.events.publish(
-                self.kernel.spec.name.as_str(),
+                &self.kernel.event_name,
                 "state_not_restored",
                 serde_json::json!({ "entries": names }),
             );
@@ -169,7 +169,7 @@ impl Task {
         if !jobs.is_empty() {
             let names: Vec<_> = jobs.iter().map(|job| format!("{}: {}", job.id, job.command)).collect();
             let detail = serde_json::json!({ "jobs": names });
-            self.host.events.publish(self.kernel.spec.name.as_str(), "jobs_killed", detail);
+            self.host.events.publish(&self.kernel.event_name, "jobs_killed", detail);
         }
         self.operating = false;
         let cause = current.cause.unwrap_or(CrashCause::Killed);

@@ -77,7 +77,10 @@ fn start() -> Result<i32> {
 }
 
 fn serve(document: LaunchDocument, init: Init, sockets: Sockets, daemon_uid: u32) -> Result<i32> {
-    let db = EngineDb::open(&init.engine_db_path(), Durability::Process)?;
+    let db = EngineDb::open(
+        &init.engine_db_path(),
+        if document.power_safe { Durability::Power } else { Durability::Process },
+    )?;
     let spool_folder = init.kernel_dir();
     let program = engines::program(document.engine, &document.engine_settings, &document.name)?;
     let children = watch_children().map_err(internal("watch processes"))?;
