@@ -4,6 +4,8 @@
 mod cli;
 mod daemon;
 mod embedded;
+mod faults;
+mod foreign;
 mod generated;
 mod licences;
 mod mcp;

@@ -1,0 +1,239 @@
+//! `kill -9` of the daemon at every kind of moment: the next one has all that was acknowledged, and nothing more.
+
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use ryokan::core::engine::EngineName;
+use ryokan::core::exec::{ExecRequest, ExecStatus, OutputEvent};
+use ryokan::core::ids::ExecId;
+
+use super::{Bystander, inits, remove_all};
+use crate::support::{Host, User, eventually, kernel, out, spec, users};
+
+/// A host with a neighbour whose worker is live and has a secret to keep.
+fn host(user: User) -> (Host, Vec<u32>) {
+    let host = Host::start_as(user);
+    let workers = host.with(async |client| {
+        out(&kernel(&client, "neighbour", EngineName::Kaish).await, "y=mine").await;
+        host.workers()
+    });
+    (host, workers)
+}
+
+fn the_neighbour_is_well(host: &Host, workers: &[u32]) {
+    assert!(workers.iter().all(|pid| Host::is_alive(*pid)), "the neighbour's worker lives on\n{}", host.log());
+    host.with(async |client| {
+        let (neighbour, _) = client.open_kernel("neighbour").await.expect("still there");
+        assert_eq!(out(&neighbour, "echo $y").await, "mine");
+    });
+}
+
+#[test]
+fn a_daemon_killed_at_rest_or_as_it_starts_a_worker() {
+    for user in users() {
+        let (mut host, neighbour) = host(user);
+        let bystander = Bystander::new();
+        // From at once to when it is surely ready.
+        for (round, delay_ms) in [0, 5, 20, 60, 120, 250, 1500].into_iter().enumerate() {
+            let name = format!("k{round}");
+            host.with(async |client| {
+                let shell = kernel(&client, &name, EngineName::Kaish).await;
+                let starting = tokio::task::spawn_local(async move { shell.start().await });
+                tokio::time::sleep(Duration::from_millis(delay_ms)).await;
+                host.signal(Signal::SIGKILL);
+                let _ = starting.await;
+            });
+            host.restart();
+            the_neighbour_is_well(&host, &neighbour);
+            host.with(async |client| {
+                let (shell, info) = client.open_kernel(&name).await.expect("it was acknowledged");
+                assert!(["created", "stopped", "ready", "crashed"].contains(&info.state.as_str()), "{info:?}");
+                assert_eq!(out(&shell, "echo works").await, "works");
+                client.remove_kernel(&name, 0).await.expect("removed");
+            });
+            // A worker that the killed daemon never recorded learns that nobody comes, or is ended: none may stay.
+            let only = || host.workers().len() == neighbour.len();
+            super::until("the end of half-started workers", only);
+        }
+        bystander.check();
+        remove_all(&host);
+    }
+}
+
+#[test]
+fn a_daemon_killed_at_work_or_before_a_reader() {
+    for user in users() {
+        let (mut host, neighbour) = host(user);
+        let bystander = Bystander::new();
+        let (busy, streaming) = host.with(async |client| {
+            let shell = kernel(&client, "busy", EngineName::Kaish).await;
+            out(&shell, "x=before").await;
+            let busy = shell.run(&ExecRequest::code("sleep 2; x=after; echo end")).await.expect("accepted").exec();
+            let queued = shell.run(&ExecRequest::code("echo queued")).await.expect("accepted").exec();
+            assert_eq!(queued, ExecId(busy.0 + 1));
+            let shell = kernel(&client, "streaming", EngineName::Python).await;
+            let code = "import time\nfor i in range(200):\n    print('%05d' % i, 'x' * 994)\n    time.sleep(0.01)";
+            let streaming = shell.run(&ExecRequest::code(code)).await.expect("accepted");
+            let mut seen = 0;
+            let lost = streaming
+                .output(0, async |event| {
+                    if let OutputEvent::Stdout(data) = &event {
+                        seen += data.len();
+                    }
+                    if seen > 20_000 {
+                        host.signal(Signal::SIGKILL);
+                    }
+                    Ok(())
+                })
+                .await;
+            assert!(lost.is_err(), "the reader hears of it");
+            (busy, streaming.exec())
+        });
+        host.restart();
+        the_neighbour_is_well(&host, &neighbour);
+        host.with(async |client| {
+            let (shell, _) = client.open_kernel("busy").await.expect("there");
+            let result = shell.execution(busy).await.expect("known").result().await.expect("a result");
+            assert_eq!((result.end.status, &result.stdout[..]), (ExecStatus::Done, &b"end\n"[..]), "{result:?}");
+            assert_eq!(out(&shell, "echo $x").await, "after");
+            // What waited was acknowledged too: it has an end, whichever.
+            let queued = shell.execution(ExecId(busy.0 + 1)).await.expect("known").result().await.expect("a result");
+            assert!([ExecStatus::Done, ExecStatus::Lost].contains(&queued.end.status), "{queued:?}");
+            let (shell, _) = client.open_kernel("streaming").await.expect("there");
+            let execution = shell.execution(streaming).await.expect("known");
+            let mut text = Vec::new();
+            execution
+                .output(0, async |event| {
+                    if let OutputEvent::Stdout(data) = event {
+                        text.extend(data);
+                    }
+                    Ok(())
+                })
+                .await
+                .expect("the whole of it");
+            let lines: Vec<&str> = std::str::from_utf8(&text).unwrap().lines().collect();
+            assert_eq!(lines.len(), 200, "no line is lost, none comes twice");
+            assert!(
+                lines.iter().enumerate().all(|(i, line)| line.starts_with(&format!("{i:05} x")) && line.len() == 1000)
+            );
+            assert_eq!(execution.result().await.expect("a result").end.status, ExecStatus::Done);
+        });
+        bystander.check();
+        remove_all(&host);
+    }
+}
+
+#[test]
+fn a_daemon_killed_as_it_creates_or_removes() {
+    let (mut host, neighbour) = host(User::Own);
+    let bystander = Bystander::new();
+    // Something to copy, and to delete, for a while.
+    let source = host.path("source");
+    for folder in 0..20 {
+        let folder = source.join(folder.to_string());
+        std::fs::create_dir_all(&folder).unwrap();
+        for file in 0..50 {
+            std::fs::write(folder.join(file.to_string()), "content").unwrap();
+        }
+    }
+    let kernels = host.data().join("kernels");
+    let folders = || std::fs::read_dir(&kernels).unwrap().count();
+    let (mut finished, mut cut) = (0, 0);
+    for delay_ms in [0, 2, 5, 10, 20, 40, 80, 160, 3000] {
+        let key = format!("after {delay_ms}");
+        let acknowledged = host.with(async |client| {
+            let mut wanted = spec("new", EngineName::Kaish);
+            wanted.from_dir = Some(source.clone());
+            let create = async { client.create_kernel(&wanted, &key).await.is_ok() };
+            let strike = async {
+                tokio::time::sleep(Duration::from_millis(delay_ms)).await;
+                host.signal(Signal::SIGKILL);
+            };
+            tokio::join!(create, strike).0
+        });
+        host.restart();
+        the_neighbour_is_well(&host, &neighbour);
+        let there = host.with(async |client| {
+            let there = match client.open_kernel("new").await {
+                Ok((shell, _)) => {
+                    assert_eq!(
+                        out(&shell, "cat /workspace/19/49 /workspace/0/0").await,
+                        "contentcontent",
+                        "it is whole"
+                    );
+                    true
+                }
+                Err(error) => {
+                    assert_eq!(error.code, ryokan::core::error::ErrorCode::NotFound, "{error}");
+                    assert_eq!(folders(), 1, "nothing of it is left");
+                    false
+                }
+            };
+            assert!(there || !acknowledged, "an acknowledged kernel is there");
+            // The same key once more: that kernel, or now a first one.
+            client.create_kernel(&spec("new", EngineName::Kaish), &key).await.expect("made or found");
+            there
+        });
+        finished += u32::from(there);
+        cut += u32::from(!there);
+        let removed = host.with(async |client| {
+            let (shell, _) = client.open_kernel("new").await.expect("there");
+            shell.start().await.expect("starts");
+            let remove = async { client.remove_kernel("new", 0).await.is_ok() };
+            let strike = async {
+                tokio::time::sleep(Duration::from_millis(delay_ms)).await;
+                host.signal(Signal::SIGKILL);
+            };
+            tokio::join!(remove, strike).0
+        });
+        host.restart();
+        the_neighbour_is_well(&host, &neighbour);
+        host.with(async |client| match client.open_kernel("new").await {
+            Ok((shell, _)) => {
+                assert!(!removed, "an acknowledged removal is undone");
+                assert_eq!(out(&shell, "echo works").await, "works");
+                client.remove_kernel("new", 0).await.expect("removed");
+            }
+            Err(_) => assert_eq!(folders(), 1, "nothing of it is left\n{}", host.log()),
+        });
+        assert_eq!(inits(&host).len(), 1, "only the neighbour's\n{}", host.log());
+        assert!(!host.kernel_socket("new").exists(), "its socket is gone");
+    }
+    assert!(finished > 0 && cut > 0, "the moments differ: {finished} whole, {cut} cut");
+    bystander.check();
+    remove_all(&host);
+}
+
+#[test]
+fn a_daemon_killed_over_and_over_never_loses_the_last_word() {
+    let mut host = Host::start();
+    for round in 0..5 {
+        host.with(async |client| {
+            let shell = match round {
+                0 => kernel(&client, "k", EngineName::Kaish).await,
+                _ => client.open_kernel("k").await.expect("there").0,
+            };
+            if round > 0 {
+                assert_eq!(out(&shell, "echo $n").await, format!("{}", round - 1));
+            }
+            out(&shell, &format!("n={round}")).await;
+            let sequence = shell.message("user", &format!("round {round}")).await.expect("said");
+            assert_eq!(shell.info().await.expect("info").version, sequence + 1);
+        });
+        host.restart();
+    }
+    host.with(async |client| {
+        let (shell, _) = client.open_kernel("k").await.expect("there");
+        let mut said = Vec::new();
+        let keep = async |entry: ryokan::core::info::JournalEntry| {
+            if entry.kind == "message" {
+                said.push(entry.text);
+            }
+            Ok(())
+        };
+        shell.each_journal_entry(0, 0, keep).await.expect("the journal");
+        assert_eq!(said, (0..5).map(|round| format!("user: round {round}")).collect::<Vec<_>>());
+        eventually("it is at rest", || async { shell.info().await.expect("info").state == "ready" }).await;
+    });
+    remove_all(&host);
+}

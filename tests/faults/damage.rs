@@ -1,0 +1,139 @@
+//! Damaged databases: refused by name, untouched, and of no consequence for anybody else.
+
+use std::fs;
+use std::path::PathBuf;
+
+use ryokan::core::engine::EngineName;
+use ryokan::core::error::ErrorCode;
+use ryokan::core::exec::ExecRequest;
+
+use crate::support::{Host, eventually, kernel, out, run, users};
+
+/// Overwrites the beginning and some of the middle of a file, whose size stays; gives its new content.
+fn damage(path: &PathBuf) -> Vec<u8> {
+    let mut bytes = fs::read(path).unwrap();
+    let middle = bytes.len() / 2;
+    for at in (0..100).chain(middle..(middle + 200).min(bytes.len())) {
+        if at < bytes.len() {
+            bytes[at] ^= 0x5a;
+        }
+    }
+    fs::write(path, &bytes).unwrap();
+    for journal in ["-wal", "-shm"] {
+        let mut name = path.clone().into_os_string();
+        name.push(journal);
+        let _ = fs::remove_file(PathBuf::from(name));
+    }
+    bytes
+}
+
+/// Two kernels whose workers have ended in order, and a stopped daemon.
+fn stopped(user: crate::support::User) -> (Host, PathBuf, PathBuf) {
+    let mut host = Host::start_as(user);
+    let ids = host.with(async |client| {
+        let mut ids = Vec::new();
+        for name in ["bad", "good"] {
+            let shell = kernel(&client, name, EngineName::Kaish).await;
+            out(&shell, &format!("x={name}; echo file > /workspace/file")).await;
+            ids.push(shell.info().await.expect("info").id.to_string());
+        }
+        ids
+    });
+    host.signal(nix::sys::signal::Signal::SIGTERM);
+    assert!(host.wait().success());
+    let folder = |id: &String| host.data().join("kernels").join(id);
+    let (bad, good) = (folder(&ids[0]), folder(&ids[1]));
+    assert!(bad.is_dir() && good.is_dir(), "{bad:?}");
+    (host, bad, good)
+}
+
+#[test]
+fn a_damaged_catalog_stops_the_start_and_is_named() {
+    for user in users() {
+        let (mut host, bad, _) = stopped(user);
+        let catalog = host.data().join("catalog.db");
+        let whole = fs::read(&catalog).unwrap();
+        let damaged = damage(&catalog);
+        let state = fs::read(bad.join("state.db")).unwrap();
+        host.spawn();
+        let status = host.wait();
+        assert!(!status.success() && status.code().is_some(), "it refuses, it does not crash: {status}");
+        let log = host.log();
+        assert!(log.contains("catalog.db") && log.contains("damaged"), "{log}");
+        assert!(!log.contains("panicked"), "{log}");
+        assert_eq!(fs::read(&catalog).unwrap(), damaged, "the damaged file is as it was");
+        assert_eq!(fs::read(bad.join("state.db")).unwrap(), state, "other data is untouched");
+        assert!(bad.join("workspace/file").exists(), "a kernel of a catalog that cannot be read is no orphan");
+        // The owner's copy put back, everything is there.
+        fs::write(&catalog, whole).unwrap();
+        host.launch();
+        host.with(async |client| {
+            let (shell, _) = client.open_kernel("bad").await.expect("there");
+            assert_eq!(out(&shell, "echo $x").await, "bad");
+        });
+    }
+}
+
+#[test]
+fn a_damaged_journal_concerns_one_kernel() {
+    let (mut host, bad, _) = stopped(crate::support::User::Own);
+    let damaged = damage(&bad.join("state.db"));
+    for _ in 0..2 {
+        host.launch();
+        host.with(async |client| {
+            let listed = client.list_kernels(&Default::default()).await.expect("the list works");
+            assert_eq!(listed.len(), 2);
+            let (shell, info) = client.open_kernel("bad").await.expect("it is known");
+            assert!(info.state == "crashed" && !info.state_reason.is_empty(), "{info:?}");
+            let error = shell.run(&ExecRequest::code("echo no")).await.err().expect("it does not run");
+            assert!([ErrorCode::Corrupt, ErrorCode::Unavailable].contains(&error.code), "{error:?}");
+            let error = shell.message("user", "text").await.err().expect("nothing is written");
+            assert!([ErrorCode::Corrupt, ErrorCode::Unavailable].contains(&error.code), "{error:?}");
+            let error = shell.each_journal_entry(0, 0, async |_| Ok(())).await.err().expect("nothing is read");
+            assert!(error.code == ErrorCode::Corrupt && error.message.contains("state.db"), "{error:?}");
+            let (good, _) = client.open_kernel("good").await.expect("there");
+            assert_eq!(out(&good, "echo $x").await, "good");
+        });
+        host.kill();
+    }
+    assert_eq!(fs::read(bad.join("state.db")).unwrap(), damaged, "the damaged file is as it was");
+    assert!(bad.join("workspace/file").exists(), "its files are still there");
+    host.launch();
+    host.with(async |client| client.remove_kernel("bad", 0).await.expect("it can be removed"));
+    assert!(!bad.exists());
+}
+
+#[test]
+fn damaged_engine_state_fails_the_start_and_is_named() {
+    for user in users() {
+        let (mut host, bad, _) = stopped(user);
+        let damaged = damage(&bad.join("engine.db"));
+        host.launch();
+        host.with(async |client| {
+            let (shell, _) = client.open_kernel("bad").await.expect("it is known");
+            let error = shell.start().await.expect_err("its state cannot be loaded");
+            assert_eq!(error.code, ErrorCode::Corrupt, "{error:?}\n{}", host.log());
+            assert!(error.message.contains("engine.db"), "{error:?}");
+            let (good, _) = client.open_kernel("good").await.expect("there");
+            assert_eq!(out(&good, "echo $x").await, "good");
+            let result = shell.run(&ExecRequest::code("echo no")).await;
+            match result {
+                Err(error) => assert!([ErrorCode::Corrupt, ErrorCode::Unavailable].contains(&error.code), "{error:?}"),
+                Ok(running) => {
+                    let end = running.result().await.expect("an end").end;
+                    assert!(end.code != 0 && end.err.contains("engine.db"), "{end:?}");
+                }
+            }
+            assert_eq!(run(&good, "echo still").await.stdout, b"still\n");
+            eventually("it does not try for ever", || async {
+                let info = shell.info().await.expect("info");
+                info.state == "crashed" || info.state == "stopped"
+            })
+            .await;
+        });
+        assert!(host.workers().len() <= 2, "only the good kernel's");
+        assert_eq!(fs::read(bad.join("engine.db")).unwrap(), damaged, "the damaged file is as it was");
+        assert!(bad.join("workspace/file").exists());
+        host.with(async |client| client.remove_kernel("bad", 0).await.expect("it can be removed"));
+    }
+}

@@ -1,0 +1,444 @@
+"""A client that knows ryokan by its schema file alone: calls every method of every interface and checks what comes back.
+
+client.py CONTROL_SOCKET KERNEL_SOCKETS FOLDER: the last is a folder of the host that a kernel may be given.
+The daemon allows an MCP server `s` (tests/mcp/server.py ok).
+"""
+
+import asyncio
+import json
+import pathlib
+import sys
+import traceback
+
+import capnp
+
+capnp.remove_import_hook()
+ryokan = capnp.load("schema/ryokan.capnp", imports=["schema"])
+
+# Interfaces that a client implements, and one without methods.
+OURS = ["OutputCallback", "KernelInfoSink", "EventSink", "JournalSink"]
+THEIRS = ["Host", "Kernel", "Execution", "BlobReader", "BlobWriter", "Lease"]
+SERVER = str(pathlib.Path("tests/mcp/server.py").absolute())
+called = set()
+
+
+def methods(interface):
+    return set(getattr(ryokan, interface).schema.method_names)
+
+
+def call(interface, capability, method, *args, **kwargs):
+    """Calls a method and notes it."""
+    assert method in methods(interface), f"{interface} has no {method}"
+    called.add((interface, method))
+    return getattr(capability, method)(*args, **kwargs)
+
+
+class Caller:
+    """One capability: attributes are its methods, noted when called."""
+
+    def __init__(self, interface, capability):
+        self.interface, self.cap = interface, capability
+
+    def __getattr__(self, method):
+        return lambda *args, **kwargs: call(self.interface, self.cap, method, *args, **kwargs)
+
+
+async def refused(promise, code, reason=None):
+    """The call must fail with that code of the schema's `ErrorCode`; gives the error's fields."""
+    try:
+        answer = await promise
+    except capnp.KjException as error:
+        lines = [line for line in str(error).splitlines() if "ryokan:" in line]
+        assert lines, f"no machine-readable error in {error}"
+        told = json.JSONDecoder().raw_decode(lines[0].split("ryokan:", 1)[1])[0]
+        assert set(told) <= set(ryokan.Error.schema.fieldnames), told
+        assert told["code"] in ryokan.ErrorCode.schema.enumerants, told
+        assert told["code"] == code, f"{told}, not {code}"
+        assert reason is None or told["reason"] == reason, told
+        assert told["message"]
+        return told
+    raise AssertionError(f"expected {code}, got {answer}")
+
+
+async def eventually(what, holds):
+    for _ in range(600):
+        if holds():
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"it never came: {what}")
+
+
+class Output(ryokan.OutputCallback.Server):
+    def __init__(self):
+        self.stdout, self.stderr, self.displays, self.structured = b"", b"", [], []
+        self.codes, self.ids, self.truncated = [], set(), 0
+
+    async def onOutput(self, execId, event, **_):
+        called.add(("OutputCallback", "onOutput"))
+        self.ids.add(execId)
+        kind = event.which()
+        assert not self.codes, f"{kind} after the last event"
+        if kind == "stdout":
+            self.stdout += event.stdout
+        elif kind == "stderr":
+            self.stderr += event.stderr
+        elif kind == "exitCode":
+            self.codes.append(event.exitCode)
+        elif kind == "display":
+            self.displays.append((event.display.mime, bytes(event.display.data)))
+        elif kind == "structured":
+            self.structured.append(event.structured.to_dict())
+        elif kind == "truncated":
+            self.truncated += event.truncated
+
+
+class Infos(ryokan.KernelInfoSink.Server):
+    def __init__(self):
+        self.infos = []
+
+    async def next(self, info, **_):
+        called.add(("KernelInfoSink", "next"))
+        self.infos.append(info.to_dict())
+
+
+class Events(ryokan.EventSink.Server):
+    def __init__(self):
+        self.events = []
+
+    async def event(self, event, **_):
+        called.add(("EventSink", "event"))
+        self.events.append(event.to_dict())
+
+    def kinds(self):
+        return [event["kind"] for event in self.events]
+
+
+class Journal(ryokan.JournalSink.Server):
+    def __init__(self):
+        self.entries = []
+
+    async def entry(self, entry, **_):
+        called.add(("JournalSink", "entry"))
+        self.entries.append(entry.to_dict())
+
+
+async def connect(path):
+    stream = await capnp.AsyncIoStream.create_unix_connection(path=str(path))
+    return capnp.TwoPartyClient(stream)
+
+
+async def result_of(kernel, exec_id):
+    execution = Caller("Execution", (await kernel.execution(exec_id)).execution)
+    return (await execution.result()).result
+
+
+async def out(kernel, code):
+    """Runs code that must succeed; its output."""
+    result = await result_of(kernel, (await kernel.execute(code)).execId)
+    assert result.ok and str(result.status) == "done" and result.code == 0, f"{code!r}: {result}"
+    return bytes(result.stdout).decode()
+
+
+async def the_host(host):
+    await refused(host.ping(), "refused")  # `hello` comes first.
+    await refused(host.hello(0, "foreign"), "unsupported")
+    hello = await host.hello(ryokan.wireVersion, "foreign 1.0")
+    assert hello.wireVersion == ryokan.wireVersion and hello.host.id and "kaish" in hello.host.engines
+    ping = await host.ping()
+    assert ping.hostId == hello.host.id and ping.serverTimeMs > 1_600_000_000_000
+    abilities = (await host.abilities()).abilities
+    assert len(abilities) > 3 and all(ability.name for ability in abilities)
+    await refused(host.openKernel("nobody"), "notFound")
+    await refused(host.createKernel({"name": "../up"}, ""), "invalidArgument")
+    await refused(host.createKernel({"name": "shell", "engine": "perl"}, ""), "invalidArgument")
+    sink = Events()
+    subscription = (await host.events(0, sink)).subscription
+    made = await host.createKernel({"name": "shell", "engine": "kaish", "labels": [{"key": "a", "value": "b"}]}, "once")
+    again = await host.createKernel({"name": "shell", "engine": "kaish", "labels": [{"key": "a", "value": "b"}]}, "once")
+    assert made.info.id == again.info.id and made.info.spec.name == "shell" and made.info.state == "created"
+    await refused(host.createKernel({"name": "shell", "engine": "kaish"}, ""), "alreadyExists")
+    python = await host.createKernel({"name": "py", "engine": "python"}, "")
+    opened = await host.openKernel(made.info.id)
+    assert opened.info.id == made.info.id
+    every, labelled, none = Infos(), Infos(), Infos()
+    await host.listKernels({}, every)
+    await host.listKernels({"labels": [{"key": "a", "value": "b"}]}, labelled)
+    await host.listKernels({"prefix": "zz"}, none)
+    await eventually("the list", lambda: len(every.infos) == 2 and labelled.infos)
+    assert [info["spec"]["name"] for info in every.infos] == ["py", "shell"], every.infos
+    assert [info["spec"]["name"] for info in labelled.infos] == ["shell"] and not none.infos
+    await eventually("events", lambda: len(sink.events) >= 3)
+    assert [e["sequence"] for e in sink.events] == sorted(e["sequence"] for e in sink.events)
+    del subscription
+    # Pipelined: one round trip.
+    pipelined = host.createKernel({"name": "piped", "engine": "kaish"}, "")
+    started = await Caller("Kernel", pipelined.kernel).execute("echo piped")
+    assert started.execId > 0
+    await refused(host.removeKernel("piped", 77), "conflict")
+    await host.removeKernel("piped", 0)
+    await refused(host.openKernel("piped"), "notFound")
+    return Caller("Kernel", made.kernel), Caller("Kernel", python.kernel)
+
+
+async def executions(kernel):
+    assert await out(kernel, "x=5; echo $x") == "5\n"
+    callback = Output()
+    exec_id = (await kernel.executeStreaming("echo out; echo err >&2; exit 4", callback)).execId
+    await eventually("the last event", lambda: callback.codes)
+    assert (callback.stdout, callback.stderr, callback.codes, callback.ids) == (b"out\n", b"err\n", [4], {exec_id})
+    failed = await result_of(kernel, exec_id)
+    assert (str(failed.status), failed.code, failed.ok, failed.execId) == ("failed", 4, False, exec_id)
+    ran = await kernel.run({"code": "cat", "stdin": b"first ", "stdinOpen": True, "env": [{"key": "A", "value": "b"}]})
+    execution = Caller("Execution", ran.execution)
+    await execution.stdin(b"second ")
+    await execution.stdin(b"third")
+    await execution.closeStdin()
+    result = (await execution.result()).result
+    assert bytes(result.stdout) == b"first second third" and result.durationUs > 0
+    replay = Output()
+    await execution.output(6, replay)
+    # What was sent is handled here in tasks of their own.
+    await eventually("the last event", lambda: replay.codes)
+    assert replay.stdout == b"second third" and replay.codes == [0], (replay.stdout, replay.codes)
+    same = await kernel.run({"code": "echo once", "key": "k"})
+    assert (await kernel.run({"code": "echo once", "key": "k"})).execId == same.execId
+    await Caller("Execution", same.execution).result()
+    late = await kernel.run({"code": "sleep 30", "timeoutMs": 200})
+    assert str((await Caller("Execution", late.execution).result()).result.status) == "timeout"
+    for stop in ["interrupt", "cancel"]:
+        ran = await kernel.run({"code": "sleep 30"})
+        execution = Caller("Execution", ran.execution)
+        await (kernel.interrupt(ran.execId) if stop == "interrupt" else execution.cancel())
+        result = (await execution.result()).result
+        assert str(result.status) == "interrupted", result
+    await refused(kernel.interrupt(999_999), "notFound")
+    await refused(kernel.execution(999_999), "notFound")
+    await refused(kernel.run({"code": "echo", "expectedVersion": 1}), "conflict")
+    stale = await kernel.check("if true; then")
+    assert str(stale.status) == "incomplete"
+    assert str((await kernel.check("echo whole")).status) == "complete"
+    completion = await kernel.complete("ech", 3)
+    assert completion.start == 0 and "echo" in completion.matches, completion
+    assert list((await kernel.jobs()).jobs) == []
+    await out(kernel, "sleep 20 &")
+    jobs = (await kernel.jobs()).jobs
+    assert len(jobs) == 1 and "sleep" in jobs[0].command, jobs
+
+
+VALUES = [
+    {"null": None},
+    {"bool": True},
+    {"int": -(2**63)},
+    {"float": 1.5},
+    {"string": "é\n"},
+    {"bytes": b"\x00\xff"},
+    {"array": [{"int": 1}, {"string": "1"}, {"null": None}]},
+    {"object": [{"key": "b", "value": {"int": 1}}, {"key": "a", "value": {"array": []}}]},
+]
+
+
+async def variables(shell, python):
+    for kernel in [shell, python]:
+        for value in VALUES:
+            await kernel.setVar("v", value, 0)
+            got = (await kernel.getVar("v")).value
+            expected = ryokan.Value.new_message(**value).to_dict()
+            assert got.to_dict() == expected, f"{got.to_dict()}, not {expected}"
+    await python.setVar("big", {"bigInt": "1" + "0" * 40}, 0)
+    assert (await python.getVar("big")).value.bigInt == "1" + "0" * 40
+    assert await out(python, "print(big == 10**40, v)") == "True {'b': 1, 'a': []}\n"
+    assert {"v", "big"} <= set((await python.listVars()).names)
+    described = {var.name: var for var in (await python.describeVars()).vars}
+    assert described["big"].type == "int", described
+    await refused(python.getVar("nowhere"), "notFound")
+    await refused(python.setVar("v", {"int": 1}, 1), "conflict")
+    await refused(python.setVar("not a name", {"int": 1}, 0), "invalidArgument")
+
+
+async def of_python(python):
+    ran = await python.run({"code": "20 + 22"})
+    result = (await Caller("Execution", ran.execution).result()).result
+    assert result.hasData and result.data.int == 42, result
+    nothing = await python.run({"code": "x = None"})
+    assert not (await Caller("Execution", nothing.execution).result()).result.hasData
+    await out(python, "kept = [1, 2]\nimport threading\nlock = threading.Lock()")
+    missed = []
+    for _ in range(200):
+        missed = (await python.missed()).missed
+        if missed:
+            break
+        await asyncio.sleep(0.05)
+    assert [entry.key for entry in missed] == ["var/lock"] and missed[0].reason, missed
+    taken = await python.snapshot()
+    assert [entry.key for entry in taken.missed] == ["var/lock"] and len(taken.data) > 0
+    await out(python, "kept = 'gone'")
+    await python.restore(taken.data, 0)
+    assert await out(python, "print(kept)") == "[1, 2]\n"
+    await refused(python.restore(b"no snapshot", 0), "invalidArgument")
+    assert await out(python, "print(kept)") == "[1, 2]\n"
+
+
+async def files(kernel, other, folder):
+    (folder / "seen").write_text("from the host")
+    await kernel.mount("/given", str(folder), True, 0)
+    assert await out(kernel, "cat /given/seen; echo back > /given/back") == "from the host"
+    assert (folder / "back").read_text() == "back\n"
+    mounts = [mount.to_dict() for mount in (await kernel.listMounts()).mounts]
+    assert {"path": "/given", "source": str(folder), "writable": True} in mounts, mounts
+    await refused(kernel.mount("/proc/x", str(folder), False, 0), "invalidArgument")
+    await refused(kernel.mount("/gone", str(folder / "nothing"), False, 0), "notFound")
+    await kernel.unmount("/given", 0)
+    assert not (await kernel.listMounts()).mounts
+    # Blobs: whole, and in pieces; readable by whom they were given to, and by nobody else.
+    small = (await kernel.writeBlob(b"small")).hash
+    assert len(small) == 64 and (await kernel.readBlob(small)).data == b"small"
+    writer = Caller("BlobWriter", (await kernel.newBlob()).blob)
+    piece = bytes(range(256)) * 1024
+    for _ in range(8):
+        await writer.write(piece)
+    done = await writer.finish()
+    assert done.bytes == 8 * len(piece)
+    await refused(other.readBlob(done.hash), "notFound")
+    await refused(other.openBlob(done.hash), "notFound")
+    await kernel.grantBlob(done.hash, other.cap)
+    reader = Caller("BlobReader", (await other.openBlob(done.hash)).blob)
+    assert (await reader.size()).bytes == done.bytes
+    got, end = b"", False
+    while not end:
+        read = await reader.read(len(got), 1 << 20)
+        assert read.end or len(read.data) > 0, "no progress"
+        got, end = got + read.data, read.end
+    assert got == piece * 8
+    await refused(kernel.readBlob("zz"), "invalidArgument")
+
+
+async def tools(kernel, typed):
+    names = {tool.name for tool in (await kernel.listTools()).tools}
+    assert "echo" in names, names
+    positional = (await kernel.callTool("echo", {"array": [{"string": "by"}, {"string": "tool"}]})).result
+    assert positional.ok and bytes(positional.stdout) == b"by tool\n", positional
+    await refused(kernel.registerMcp("other", {"stdio": {"command": "/bin/sh"}}, 0), "refused")
+    await kernel.registerMcp("s", {"stdio": {"command": "python3", "args": [SERVER, "ok"]}}, 0)
+    servers = []
+    for _ in range(400):
+        servers = (await kernel.listMcpServers()).servers
+        if servers[0].tools:
+            break
+        await asyncio.sleep(0.05)
+    assert [server.name for server in servers] == ["s"] and servers[0].tools > 3, servers
+    offered = [tool for tool in (await kernel.listTools()).tools if tool.source.startswith("mcp") and tool.name.endswith("add")]
+    assert len(offered) == 1 and "number" in offered[0].schemaJson, [t.name for t in (await kernel.listTools()).tools]
+    args = {"object": [{"key": "a", "value": {"int": 2}}, {"key": "b", "value": {"int": 3}}]}
+    assert (await kernel.callTool(offered[0].name, args)).result.ok
+    # Numbers stay numbers on their way to the server.
+    await typed.registerMcp("s", {"stdio": {"command": "python3", "args": [SERVER, "ok"]}}, 0)
+    for _ in range(400):
+        if (await typed.listMcpServers()).servers[0].tools:
+            break
+        await asyncio.sleep(0.05)
+    assert "5" in await out(typed, "print(tools.s.add(a=2, b=3))")
+    await typed.unregisterMcp("s", 0)
+    await kernel.unregisterMcp("s", 0)
+    assert not (await kernel.listMcpServers()).servers
+    await refused(kernel.unregisterMcp("s", 0), "notFound")
+
+
+async def holding(host, shell, kernels, folder):
+    # Fewer rights, here and at a socket.
+    weak = Caller("Kernel", (await shell.attenuate(["read"], "reader")).kernel)
+    assert [str(right) for right in (await weak.info()).info.rights] == ["read"]
+    await refused(weak.execute("echo no"), "refused", "rights")
+    path = (await shell.publish(["read", "execute"], "window")).path
+    assert path == str(kernels / "window.sock")
+    window = Caller("Kernel", (await connect(path)).bootstrap().cast_as(ryokan.Kernel))
+    assert await out(window, "echo through") == "through\n"
+    await refused(window.remove(0), "refused", "rights")
+    await shell.unpublish("window")
+    assert not pathlib.Path(path).exists()
+    await refused(shell.unpublish("window"), "notFound")
+    own = Caller("Kernel", (await connect(kernels / "shell.sock")).bootstrap().cast_as(ryokan.Kernel))
+    assert (await own.info()).info.spec.name == "shell"
+    # A lease, taken up again by its token, keeps others out.
+    held = await shell.lease("me", 60_000, b"")
+    lease = Caller("Lease", held.lease)
+    mine = Caller("Kernel", (await lease.kernel()).kernel)
+    assert await out(mine, "echo mine") == "mine\n"
+    await refused(shell.execute("echo no"), "busy", "lease")
+    assert (await lease.renew(120_000)).expiresAtMs > held.expiresAtMs
+    again = await shell.lease("me", 60_000, held.token)
+    assert again.token == held.token
+    await lease.release()
+    assert await out(shell, "echo free") == "free\n"
+
+
+async def history(host, shell):
+    sink = Events()
+    subscription = (await shell.events(0, sink)).subscription
+    sequence = (await shell.message("user", "what a person said")).sequence
+    journal, one = Journal(), Journal()
+    await shell.journal(0, 0, journal)
+    await shell.journal(sequence - 1, 1, one)
+    await eventually("the journal", lambda: one.entries and journal.entries[-1]["sequence"] >= sequence)
+    assert [entry["text"] for entry in one.entries] == ["user: what a person said"], one.entries
+    assert one.entries[0]["kind"] == "message", one.entries
+    texts = [entry["text"] for entry in journal.entries]
+    assert "x=5; echo $x" in texts and "user: what a person said" in texts
+    numbers = [entry["sequence"] for entry in journal.entries]
+    assert numbers == sorted(set(numbers)) and numbers[-1] == sequence == (await shell.info()).info.version - 1
+    await shell.stop(True)
+    assert (await shell.info()).info.state == "stopped"
+    await shell.start()
+    assert (await shell.info()).info.state == "ready"
+    await eventually("events of the kernel", lambda: len(sink.events) >= 2)
+    before = len(sink.events)
+    del subscription
+    await host.ping()
+    await shell.stop(False)
+    await asyncio.sleep(0.3)
+    assert len(sink.events) <= before + 1, "a dropped subscription goes on"
+    assert await out(shell, "echo $x") == "5\n"
+
+
+async def main():
+    socket, kernels, folder = sys.argv[1], pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3])
+    client = await connect(socket)
+    host = Caller("Host", client.bootstrap().cast_as(ryokan.Host))
+    shell, python = await the_host(host)
+    await executions(shell)
+    await variables(shell, python)
+    await of_python(python)
+    await files(shell, python, folder)
+    await tools(shell, python)
+    await holding(host, shell, kernels, folder)
+    await history(host, shell)
+    version = (await python.info()).info.version
+    await refused(python.remove(version - 1), "conflict")
+    await python.remove(version)
+    await refused(host.openKernel("py"), "notFound")
+    await host.removeKernel("shell", 0)
+    empty = Infos()
+    await host.listKernels({}, empty)
+    assert not empty.infos
+    wanted = {(interface, method) for interface in THEIRS + OURS for method in methods(interface)}
+    missing = sorted(wanted - called)
+    assert not missing, f"never called: {missing}"
+    # An interface that this file does not know must not stay untested.
+    known = set(THEIRS + OURS + ["Subscription"])
+    text = pathlib.Path("schema/ryokan.capnp").read_text()
+    interfaces = {line.split()[1] for line in text.splitlines() if line.startswith("interface ")}
+    assert interfaces == known, interfaces ^ known
+    assert len(methods("Host")) == 8 and len(methods("Kernel")) == 39
+    print(f"called {len(wanted)} methods")
+
+
+async def bounded():
+    async with capnp.kj_loop():
+        await asyncio.wait_for(main(), 120)
+
+
+if __name__ == "__main__":
+    try:
+        asyncio.run(bounded())
+    except BaseException:
+        traceback.print_exc()
+        sys.exit(1)

@@ -1,0 +1,80 @@
+//! A client in another language, made from the schema file alone, drives every method (`client.py`).
+
+use std::path::Path;
+use std::process::Command;
+
+use ryokan::core::engine::EngineName;
+use ryokan::core::info::McpTransport;
+use ryokan::core::value::Value;
+
+use crate::support::{Host, eventually, kernel, users};
+
+fn allow_server(host: &Host) {
+    let server = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mcp/server.py");
+    host.configure(&format!("[mcp.servers.s]\ncommand = \"python3\"\nargs = [{server:?}, \"ok\"]\n"));
+}
+
+#[test]
+fn a_client_of_another_language_drives_every_method() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let python = root.join("target/python/bin/python");
+    assert!(python.exists(), "{} is missing: scripts/check makes it, with pycapnp in it", python.display());
+    for user in users() {
+        let mut host = Host::prepare(user);
+        allow_server(&host);
+        host.launch();
+        let folder = host.path("home").join("given");
+        std::fs::create_dir(&folder).unwrap();
+        // The script itself runs as whoever runs the tests, and both write there.
+        std::fs::set_permissions(&folder, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+        let ran = Command::new(&python)
+            .arg(root.join("tests/foreign/client.py"))
+            .args([host.socket(), host.path("run").join("ryokan/kernels"), folder])
+            .current_dir(root)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&ran.stdout).into_owned() + &String::from_utf8_lossy(&ran.stderr);
+        assert!(ran.status.success(), "{user:?}: {said}\ndaemon:\n{}", host.log());
+        assert!(said.contains("called 63 methods"), "{said}");
+    }
+}
+
+/// As the configuration's example says: a kernel asks for a server by its name alone.
+#[test]
+fn a_server_is_asked_for_by_its_name() {
+    let mut host = Host::prepare(crate::support::User::Own);
+    allow_server(&host);
+    host.launch();
+    host.with(async |client| {
+        let shell = kernel(&client, "k", EngineName::Kaish).await;
+        let by_name = McpTransport::Stdio { command: String::new(), args: Vec::new(), env: Vec::new() };
+        shell.register_mcp("s", &by_name, 0).await.expect("allowed by its name");
+        assert_eq!(shell.mcp_servers().await.expect("servers").len(), 1);
+    });
+    host.ok(&["create", "by-cli"]);
+    host.ok(&["mcp", "add", "by-cli", "s"]);
+}
+
+/// What `listTools` names, `callTool` calls, with the types that the caller gave, whatever the engine.
+#[test]
+fn a_tool_of_a_server_gets_its_numbers_as_numbers() {
+    let mut host = Host::prepare(crate::support::User::Own);
+    allow_server(&host);
+    host.launch();
+    let server = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mcp/server.py").display().to_string();
+    let transport = McpTransport::Stdio { command: "python3".into(), args: vec![server, "ok".into()], env: Vec::new() };
+    host.with(async |client| {
+        for engine in [EngineName::Kaish, EngineName::Python] {
+            let shell = kernel(&client, engine.name(), engine).await;
+            shell.register_mcp("s", &transport, 0).await.expect("allowed");
+            let connected = async || shell.mcp_servers().await.expect("servers")[0].tools > 3;
+            eventually("the server is connected", connected).await;
+            let name = "s__add";
+            assert!(shell.tools().await.expect("tools").iter().any(|tool| tool.name == name), "{engine:?}");
+            let args = Value::Object(vec![("a".into(), Value::Int(2)), ("b".into(), Value::Int(3))]);
+            let result = shell.tool(name, &args).await.expect("accepted");
+            let said = format!("{} {:?}", String::from_utf8_lossy(&result.stdout), result.end);
+            assert!(result.end.code == 0 && said.contains('5'), "{engine:?}: 2 + 3 is {said}");
+        }
+    });
+}
