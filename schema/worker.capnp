@@ -42,6 +42,11 @@ interface Worker {
   usage @13 () -> (memoryBytes :UInt64, pids :UInt32, cpuUs :UInt64, workspaceBytes :UInt64);
   stop @14 (graceMs :UInt64) -> ();
   # Saves, ends the engine, exits. The answer comes when the state is saved.
+
+  stateHeads @15 () -> (heads :List(StateHead));
+  # What engine.db holds now, by key: the daemon cannot open it while the worker lives.
+  stateEntry @16 (key :Text, offset :UInt64) -> (metaJson :Data, size :UInt64, data :Data);
+  # At most 1 MiB of an entry's body from `offset`.
 }
 
 interface Supervisor {
@@ -99,6 +104,14 @@ struct Report {
   missedJson @5 :Data;        # the last `missed` frame; empty: there was none
   restoredEntries @6 :UInt32;
   notRestoredJson @7 :Data;   # a list as in `missed`: state entries of engine.db that the engine could not build again
+}
+
+struct StateHead {
+  key @0 :Text;
+  metaJson @1 :Data;
+  digest @2 :Data;            # BLAKE3 of the body
+  size @3 :UInt64;
+  execId @4 :UInt64;          # which execution changed it last; 0: none
 }
 
 struct Known { execId @0 :UInt64; running @1 :Bool; }

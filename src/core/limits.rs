@@ -40,6 +40,24 @@ pub const OUTPUT_INLINE_BYTES: usize = 16 << 10;
 pub const CHUNK_BYTES: usize = 1 << 20;
 /// Output that a worker holds while no daemon listens, bytes; then the code waits.
 pub const OUTPUT_BUFFER_BYTES: usize = 4 << 20;
+/// Executions that a worker remembers because their end was not acknowledged; one more is `Busy`.
+pub const EXECUTIONS_UNACKNOWLEDGED: usize = 8;
+/// What jobs write between executions and nobody has taken yet, bytes; then they wait.
+pub const BACKGROUND_BUFFER_BYTES: usize = 256 << 10;
+/// Frames on their way from init to an engine that does not read them, bytes; one more ends it.
+pub const ENGINE_QUEUE_BYTES: usize = 64 << 20;
+/// Calls of dynamic tools that one engine has open at once.
+pub const TOOL_CALLS: usize = 64;
+/// Requests that one engine has open at once.
+pub const ENGINE_REQUESTS: usize = 64;
+/// An engine's list of jobs or of what it does not capture, bytes.
+pub const ENGINE_LIST_BYTES: usize = 4 << 20;
+/// Calls of the daemon that wait for init's event loop.
+pub const WORKER_CALLS: usize = 256;
+/// Connections that a worker's private socket has open at once.
+pub const WORKER_CONNECTIONS: usize = 8;
+/// Descriptors that a worker holds for calls that were announced and have not come.
+pub const WORKER_DESCRIPTORS: usize = 16;
 /// Output event queue of one client's callback, chunks in flight.
 pub const OUTPUT_IN_FLIGHT: usize = 8;
 /// One value in its JSON form, bytes; larger data is a blob.
@@ -87,6 +105,14 @@ pub const WORKER_ADOPT: Duration = Duration::from_secs(10);
 pub const INTERRUPT_GRACE: Duration = Duration::from_secs(5);
 /// A worker that was asked to end saves and exits within this, or is killed.
 pub const WORKER_STOP: Duration = Duration::from_secs(10);
+/// An engine must answer a request other than code within this, or is killed.
+pub const ENGINE_ANSWER: Duration = Duration::from_secs(60);
+/// An engine that closed its control socket must have ended within this, or is killed.
+pub const ENGINE_HANG_UP: Duration = Duration::from_secs(3);
+/// A worker whose engine died waits this long for its daemon to take the last news.
+pub const WORKER_LINGER: Duration = Duration::from_secs(5);
+/// A worker looks for the first time at what it uses after code has run this long.
+pub const WATCH_INTERVAL: Duration = Duration::from_millis(20);
 /// A worker must answer a call of its daemon within this.
 pub const WORKER_CALL: Duration = Duration::from_secs(120);
 /// The daemon's orderly stop.

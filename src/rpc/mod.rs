@@ -7,4 +7,5 @@ pub mod server;
 pub mod server_socket;
 pub mod worker_link;
 pub mod worker_proof;
+pub mod worker_service;
 pub mod worker_socket;

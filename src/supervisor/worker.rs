@@ -2,15 +2,10 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
-use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::rc::Rc;
-
-use nix::sys::signal::Signal;
-use nix::unistd::Pid;
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
 
 use super::host::Host;
 use super::kernel::Kernel;
@@ -34,44 +29,41 @@ pub struct Started {
     pub process: WorkerProcess,
 }
 
-/// The init process of a worker, by descriptor: never mistaken for another that took over its number.
+/// The init process of a worker, counted while it is there.
 pub struct WorkerProcess {
     /// Which worker.
     pub id: WorkerId,
-    /// Its number on this host.
-    pub pid: u32,
-    pidfd: AsyncFd<OwnedFd>,
+    process: launch::WorkerProcess,
     socket: PathBuf,
     live: Rc<Cell<usize>>,
 }
 
 impl WorkerProcess {
-    fn open(id: WorkerId, pid: u32, socket: PathBuf, live: &Rc<Cell<usize>>) -> io::Result<Self> {
-        let pidfd = sys::pidfd::open(Pid::from_raw(pid.cast_signed()))?;
-        let pidfd = sys::ready::watch(pidfd, Interest::READABLE)?;
+    fn count(id: WorkerId, process: launch::WorkerProcess, socket: PathBuf, live: &Rc<Cell<usize>>) -> Self {
         live.set(live.get() + 1);
-        Ok(WorkerProcess { id, pid, pidfd, socket, live: Rc::clone(live) })
+        WorkerProcess { id, process, socket, live: Rc::clone(live) }
     }
 
     /// Waits for its end.
     pub async fn ended(&self) {
-        // An error means that the descriptor cannot be polled, which only happens when the run time is ending.
-        let _ = self.pidfd.readable().await;
+        if let Err(error) = self.process.ended().await {
+            tracing::warn!(worker = %self.id, %error, "a worker's process cannot be watched");
+        }
     }
 
     /// Ends it and, with it, every process of its PID namespace.
     pub fn kill(&self) {
-        if let Err(error) = sys::pidfd::signal(self.pidfd.as_fd(), Signal::SIGKILL) {
-            tracing::debug!(pid = self.pid, %error, "a worker could not be killed: it has ended");
-        }
+        self.process.kill();
     }
 }
 
 impl Drop for WorkerProcess {
     fn drop(&mut self) {
         self.live.set(self.live.get() - 1);
-        // It unlinks its socket itself, unless it was killed.
-        let _ = std::fs::remove_file(&self.socket);
+        // It unlinks its sockets itself, unless it was killed.
+        for path in [self.socket.clone(), crate::rpc::worker_socket::descriptor_path(&self.socket)] {
+            let _ = std::fs::remove_file(path);
+        }
     }
 }
 
@@ -188,7 +180,7 @@ pub(super) async fn start(
         worker: id,
         kernel: kernel.id,
         epoch: kernel.epoch,
-        build: launch::build(&host.config.worker_binary)?,
+        build: launch::BUILD.to_owned(),
         secret: host.random(),
     };
     let mut row = WorkerRow {
@@ -202,30 +194,21 @@ pub(super) async fn start(
         socket: socket.clone(),
     };
     host.catalog.put_worker(row.clone()).await?;
-    let document = LaunchDocument {
-        worker: id,
-        kernel: kernel.id,
-        kernel_name: kernel.spec.name.clone(),
-        epoch: kernel.epoch,
-        build: identity.build.clone(),
-        secret: identity.secret,
-        engine: kernel.spec.engine,
-        python: host.config.python.clone(),
-        plan: plan(host, kernel, mounts)?,
-        socket: socket.clone(),
-        orphan_grace_ms: host.config.orphan_grace.as_millis() as u64,
-    };
-    let launched = match launch::start(&document, &host.config.worker_binary).await {
+    let plan = plan(host, kernel, mounts)?;
+    let mut document = LaunchDocument::new(&identity, kernel.spec.name.clone(), kernel.spec.engine, plan, socket.clone());
+    document.engine_settings.python = vec![host.config.python.display().to_string()];
+    document.orphan_grace_ms = host.config.orphan_grace.as_millis() as u64;
+    let launched = launch::start(&document, &identity.secret, &host.config.worker_binary, Stdio::inherit()).await;
+    let launched = match launched {
         Ok(launched) => launched,
         Err(error) => {
             host.workers.forget(id).await;
             return Err(error);
         }
     };
-    let opened = WorkerProcess::open(id, launched.pid, socket.clone(), &host.workers.live);
-    let process = opened.map_err(|error| Error::lost(format!("the worker ended as it started: {error}")))?;
-    row.pid = launched.pid;
-    row.start_ticks = sys::process::start_ticks(launched.pid).unwrap_or(0);
+    row.pid = launched.process.pid;
+    row.start_ticks = sys::process::start_ticks(row.pid).unwrap_or(0);
+    let process = WorkerProcess::count(id, launched.process, socket.clone(), &host.workers.live);
     // On its way while the worker is attached to; an error shows up when it is forgotten.
     let recording = tokio::task::spawn_local(host.catalog.put_worker(row));
     let attached = WorkerLink::attach(&socket, &identity, listener).await;
@@ -253,8 +236,9 @@ pub(super) async fn adopt(host: &Rc<Host>, row: &WorkerRow, listener: Rc<Listene
     let identity =
         WorkerIdentity { worker: row.id, kernel: row.kernel, epoch: row.epoch, build: row.build.clone(), secret };
     let (link, report) = WorkerLink::attach(&row.socket, &identity, listener).await?;
-    let process = WorkerProcess::open(row.id, report.pid, row.socket.clone(), &host.workers.live)
+    let process = launch::WorkerProcess::find(report.pid)
         .map_err(|error| Error::lost(format!("the worker ended as it was adopted: {error}")))?;
+    let process = WorkerProcess::count(row.id, process, row.socket.clone(), &host.workers.live);
     Ok(Started { link, report, process })
 }
 
@@ -262,13 +246,18 @@ pub(super) async fn adopt(host: &Rc<Host>, row: &WorkerRow, listener: Rc<Listene
 pub(super) async fn end_orphan(host: &Rc<Host>, row: &WorkerRow) {
     if row.pid != 0
         && row.start_ticks != 0
-        && let Ok(process) = WorkerProcess::open(row.id, row.pid, row.socket.clone(), &host.workers.live)
+        && let Ok(process) = launch::WorkerProcess::find(row.pid)
+        // Looked at after the descriptor was opened: so the descriptor is of that very process.
         && sys::process::start_ticks(row.pid).is_some_and(|ticks| ticks == row.start_ticks)
     {
         tracing::info!(worker = %row.id, pid = row.pid, "ending a worker that could not be adopted");
         process.kill();
-        process.ended().await;
+        if let Err(error) = process.ended().await {
+            tracing::warn!(worker = %row.id, %error, "a worker's process cannot be watched");
+        }
     }
-    let _ = std::fs::remove_file(&row.socket);
+    for path in [row.socket.clone(), crate::rpc::worker_socket::descriptor_path(&row.socket)] {
+        let _ = std::fs::remove_file(path);
+    }
     host.workers.forget(row.id).await;
 }

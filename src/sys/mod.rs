@@ -17,9 +17,9 @@ pub mod net;
 pub mod pidfd;
 pub mod process;
 pub mod random;
-pub mod ready;
 pub mod socket;
 pub mod sqlite_vfs;
+pub mod watched;
 
 /// Turns the C convention (negative, errno) into a result.
 fn checked(returned: libc::c_long) -> io::Result<libc::c_long> {

@@ -3,6 +3,7 @@
 #[cfg(feature = "kaish")]
 pub mod embedded;
 pub mod engines;
+pub mod init;
 pub mod launch;
 pub mod probe;
 pub mod wire;
@@ -11,6 +12,7 @@ pub mod wire;
 pub fn main() {
     let mut arguments = std::env::args().skip(1);
     match arguments.next().as_deref() {
+        Some("init") => init::entry::main(),
         Some("probe") => probe::main(arguments.collect()),
         _ => {
             eprintln!(

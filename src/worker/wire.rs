@@ -306,6 +306,17 @@ impl Decoder {
     /// # Errors
     /// See [`FrameError`].
     pub fn next<T: for<'de> Deserialize<'de>>(&mut self) -> Result<Option<(T, Vec<u8>)>, FrameError> {
+        match self.next_raw()? {
+            Some((json, tail)) => Ok(Some((serde_json::from_slice(json)?, tail.to_vec()))),
+            None => Ok(None),
+        }
+    }
+
+    /// The next whole frame as it came: its JSON part, not looked into, and its tail. `None` until more bytes come.
+    ///
+    /// # Errors
+    /// [`FrameError::TooLarge`].
+    pub fn next_raw(&mut self) -> Result<Option<(&[u8], &[u8])>, FrameError> {
         let rest = &self.bytes[self.taken..];
         let Some((header, body)) = rest.split_at_checked(HEADER) else {
             return Ok(None);
@@ -321,11 +332,26 @@ impl Decoder {
         if body.len() < json + tail {
             return Ok(None);
         }
-        let frame = serde_json::from_slice(&body[..json])?;
-        let tail_bytes = body[json..json + tail].to_vec();
         self.taken += HEADER + json + tail;
-        Ok(Some((frame, tail_bytes)))
+        let (json, rest) = body.split_at(json);
+        Ok(Some((json, &rest[..tail])))
     }
+}
+
+/// Appends a frame whose JSON part is there already.
+///
+/// # Errors
+/// [`FrameError::TooLarge`] if a part breaks its limit.
+pub fn encode_raw(json: &[u8], tail: &[u8], out: &mut Vec<u8>) -> Result<(), FrameError> {
+    if json.len() > limits::FRAME_JSON_BYTES || tail.len() > limits::FRAME_TAIL_BYTES {
+        return Err(FrameError::TooLarge { json: json.len(), tail: tail.len() });
+    }
+    out.reserve(HEADER + json.len() + tail.len());
+    out.extend_from_slice(&(json.len() as u32).to_le_bytes());
+    out.extend_from_slice(&(tail.len() as u32).to_le_bytes());
+    out.extend_from_slice(json);
+    out.extend_from_slice(tail);
+    Ok(())
 }
 
 #[cfg(test)]

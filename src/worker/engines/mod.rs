@@ -1,4 +1,79 @@
-//! The engines, one folder each; all keep `docs/engine-contract.md`.
+//! The engines, one folder each; all keep `docs/engine-contract.md`. Here: how each is started.
 
 #[cfg(feature = "kaish")]
 pub mod kaish;
+pub mod python;
+
+use serde::{Deserialize, Serialize};
+
+use crate::core::engine::EngineName;
+#[cfg(not(feature = "kaish"))]
+use crate::core::error::Error;
+use crate::core::error::Result;
+use crate::core::name::KernelName;
+use crate::sandbox::EngineProgram;
+
+/// Where programs are found inside.
+const PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin";
+
+/// What the daemon's configuration says of engines.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EngineSettings {
+    /// The Python interpreter and its first arguments, as found inside.
+    pub python: Vec<String>,
+}
+
+impl Default for EngineSettings {
+    fn default() -> Self {
+        EngineSettings { python: vec![String::from("/usr/bin/python3")] }
+    }
+}
+
+/// The program of an engine, with the environment of the contract.
+///
+/// # Errors
+/// `Unsupported` if this build or host does not have it.
+pub fn program(engine: EngineName, settings: &EngineSettings, kernel: &KernelName) -> Result<EngineProgram> {
+    let env = environment(kernel);
+    match engine {
+        EngineName::Kaish => kaish_program(env),
+        EngineName::Python => python::program(settings, env),
+    }
+}
+
+fn environment(kernel: &KernelName) -> Vec<(String, String)> {
+    [
+        ("HOME", "/workspace"),
+        ("PATH", PATH),
+        ("LANG", "C.UTF-8"),
+        ("TMPDIR", "/tmp"),
+        ("USER", "guest"),
+        ("RYOKAN_KERNEL", kernel.as_str()),
+    ]
+    .map(|(name, value)| (name.to_owned(), value.to_owned()))
+    .into()
+}
+
+#[cfg(feature = "kaish")]
+fn kaish_program(env: Vec<(String, String)>) -> Result<EngineProgram> {
+    // Part of this very program: a fork saves the exec, the loading and the linking.
+    Ok(EngineProgram::Call { entry: run_kaish, env })
+}
+
+#[cfg(not(feature = "kaish"))]
+fn kaish_program(_: Vec<(String, String)>) -> Result<EngineProgram> {
+    Err(Error::unsupported("this build has no kaish").hint("build ryokan with the feature `kaish`"))
+}
+
+/// Becomes the kaish engine: its descriptors are 1, 2 and 3, its variables those of the environment.
+#[cfg(feature = "kaish")]
+fn run_kaish() -> ! {
+    use crate::sys::process::adopt;
+
+    let setup = kaish::Setup { vars: std::env::vars().collect(), ..kaish::Setup::default() };
+    match (adopt(3), adopt(1), adopt(2)) {
+        (Ok(control), Ok(stdout), Ok(stderr)) => kaish::main_forked(control, stdout, stderr, setup),
+        _ => crate::sys::process::exit_now(71),
+    }
+}
+

@@ -1,0 +1,441 @@
+//! Init's side of the link: answers the handshake, turns calls into plain [`WorkerCall`]s, and speaks to the daemon.
+//!
+//! One [`WorkerServer`] serves one connection. It decides nothing but who may speak: before a proven `attach` nothing but
+//! `challenge` answers. Everything else goes to init's event loop, which also refuses calls of a connection that a newer one
+//! replaced.
+
+mod daemon;
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use tokio::sync::{mpsc, oneshot};
+
+use crate::catalog::{Entry, EntryHead};
+use crate::core::error::{Error, Result};
+use crate::core::ids::ExecId;
+use crate::core::limits;
+use crate::rpc::schema::worker_capnp::{report, worker};
+use crate::rpc::worker_link::{StateChunk, WorkerUsage};
+use crate::rpc::worker_proof::{PROOF_BYTES, Role, WorkerIdentity};
+
+pub use daemon::{Daemon, Delivered, Delivery, Finish, ToolAnswer};
+
+/// Where a call's answer goes.
+pub type Answer<T> = oneshot::Sender<Result<T>>;
+
+/// A call of the daemon, with the number of its connection.
+#[derive(Debug)]
+pub struct WorkerCall {
+    /// Which connection it came over.
+    pub connection: u64,
+    /// What is wanted.
+    pub what: Call,
+}
+
+/// What the daemon may want of init.
+#[derive(Debug)]
+pub enum Call {
+    /// Become the worker's daemon.
+    Attach {
+        /// How to reach it. Dropping it closes its connection.
+        daemon: Daemon,
+        /// The report goes there.
+        answer: Answer<Report>,
+    },
+    /// The connection closed.
+    Gone,
+    /// Start an execution.
+    Start(Start, Answer<()>),
+    /// More standard input.
+    Stdin {
+        /// For which execution.
+        exec: ExecId,
+        /// The bytes.
+        data: Vec<u8>,
+        /// Whether that was all.
+        end: bool,
+        /// Answered when the pipe took it.
+        answer: Answer<()>,
+    },
+    /// Interrupt an execution.
+    Interrupt(ExecId, Answer<()>),
+    /// Forget an execution that ended.
+    Acknowledge(ExecId, Answer<()>),
+    /// One request frame without `id`; the answer is the `reply` frame.
+    Request(Vec<u8>, Answer<Vec<u8>>),
+    /// A `dynamic_tools` frame.
+    DynamicTools(Vec<u8>, Answer<()>),
+    /// Replace the engine's state: the entries follow.
+    LoadBegin(Answer<()>),
+    /// One chunk of an entry.
+    LoadEntry(StateChunk, Answer<()>),
+    /// No more entries; the answer is the engine's `reply` frame.
+    LoadEnd(Answer<Vec<u8>>),
+    /// Mount something.
+    Bind(Bind, Answer<()>),
+    /// Take a mount away.
+    Unbind(String, Answer<()>),
+    /// What is used now.
+    Usage(Answer<WorkerUsage>),
+    /// The stored state entries without their bodies.
+    Heads(Answer<Vec<EntryHead>>),
+    /// A stored state entry.
+    Entry(String, Answer<Option<Entry>>),
+    /// Save and end; answered when the state is saved.
+    Stop {
+        /// For the exit that follows, milliseconds.
+        grace_ms: u64,
+        /// Where the answer goes.
+        answer: Answer<()>,
+    },
+}
+
+impl Call {
+    /// Answers with an error.
+    pub fn refuse(self, error: Error) {
+        match self {
+            Call::Gone => {}
+            Call::Attach { answer, .. } => drop(answer.send(Err(error))),
+            Call::Request(_, answer) | Call::LoadEnd(answer) => drop(answer.send(Err(error))),
+            Call::Usage(answer) => drop(answer.send(Err(error))),
+            Call::Heads(answer) => drop(answer.send(Err(error))),
+            Call::Entry(_, answer) => drop(answer.send(Err(error))),
+            Call::Start(_, answer)
+            | Call::Stdin { answer, .. }
+            | Call::Interrupt(_, answer)
+            | Call::Acknowledge(_, answer)
+            | Call::DynamicTools(_, answer)
+            | Call::LoadBegin(answer)
+            | Call::LoadEntry(_, answer)
+            | Call::Bind(_, answer)
+            | Call::Unbind(_, answer)
+            | Call::Stop { answer, .. } => drop(answer.send(Err(error))),
+        }
+    }
+}
+
+/// An execution to start.
+#[derive(Debug)]
+pub struct Start {
+    /// Its number.
+    pub exec: ExecId,
+    /// An `exec` or `call` frame without `id`.
+    pub request_json: Vec<u8>,
+    /// Standard input that is there at once.
+    pub stdin: Vec<u8>,
+    /// More follows.
+    pub stdin_open: bool,
+    /// Whether there is any.
+    pub has_stdin: bool,
+    /// 0: none.
+    pub timeout_ms: u64,
+    /// How much output to keep until the end is acknowledged.
+    pub output_kept_bytes: u64,
+}
+
+/// A mount to make.
+#[derive(Debug)]
+pub struct Bind {
+    /// Where the engine sees it.
+    pub path: String,
+    /// Where the host has it.
+    pub source: String,
+    /// Whether the engine may change it.
+    pub writable: bool,
+    /// Not 0: the detached mount that came under that number.
+    pub token: u64,
+}
+
+/// What a daemon is told when it attaches.
+#[derive(Debug, Clone, Default)]
+pub struct Report {
+    /// Engine by name.
+    pub engine: String,
+    /// Its version.
+    pub engine_version: String,
+    /// Layers in force.
+    pub sandbox: Vec<String>,
+    /// Known executions and whether they run.
+    pub executions: Vec<(ExecId, bool)>,
+    /// The last `jobs` frame.
+    pub jobs_json: Vec<u8>,
+    /// The last `missed` frame.
+    pub missed_json: Vec<u8>,
+    /// Entries given to the engine at start.
+    pub restored_entries: u32,
+    /// Those that it could not build: a JSON list.
+    pub not_restored_json: Vec<u8>,
+}
+
+/// Serves one connection.
+pub struct WorkerServer {
+    connection: u64,
+    identity: Rc<WorkerIdentity>,
+    calls: mpsc::Sender<WorkerCall>,
+    handshake: RefCell<Handshake>,
+    proven: Rc<Cell<bool>>,
+    /// Goes to the event loop with the attached daemon.
+    close: RefCell<Option<oneshot::Sender<()>>>,
+}
+
+/// How far a connection is.
+enum Handshake {
+    Silent,
+    Challenged { nonce: [u8; PROOF_BYTES], counter_nonce: [u8; PROOF_BYTES] },
+    Attached,
+}
+
+impl WorkerServer {
+    /// A server for connection number `connection`, whose calls go to `calls`. The connection ends when `close` is dropped.
+    pub fn new(
+        connection: u64,
+        identity: Rc<WorkerIdentity>,
+        calls: mpsc::Sender<WorkerCall>,
+        close: oneshot::Sender<()>,
+    ) -> Self {
+        WorkerServer {
+            connection,
+            identity,
+            calls,
+            handshake: RefCell::new(Handshake::Silent),
+            proven: Rc::new(Cell::new(false)),
+            close: RefCell::new(Some(close)),
+        }
+    }
+
+    /// Whether the peer has proven that it is the daemon; to be looked at later.
+    pub fn proven(&self) -> Rc<Cell<bool>> {
+        self.proven.clone()
+    }
+
+    async fn call<T>(&self, what: impl FnOnce(Answer<T>) -> Call) -> Result<T, capnp::Error> {
+        let attached = matches!(*self.handshake.borrow(), Handshake::Attached);
+        if !attached {
+            return Err(to_capnp(Error::refused("nothing answers before `attach`").reason("worker_identity")));
+        }
+        self.forward(what).await
+    }
+
+    async fn forward<T>(&self, what: impl FnOnce(Answer<T>) -> Call) -> Result<T, capnp::Error> {
+        let (answer, answered) = oneshot::channel();
+        let call = WorkerCall { connection: self.connection, what: what(answer) };
+        let ending = || to_capnp(Error::lost("the execution or the worker ended under the call"));
+        // Room at once, usually: then nothing is awaited and calls keep their order.
+        match self.calls.try_send(call) {
+            Ok(()) => {}
+            Err(mpsc::error::TrySendError::Full(call)) => self.calls.send(call).await.map_err(|_| ending())?,
+            Err(mpsc::error::TrySendError::Closed(_)) => return Err(ending()),
+        }
+        answered.await.map_err(|_| ending())?.map_err(to_capnp)
+    }
+}
+
+/// An error as it crosses the link.
+fn to_capnp(error: Error) -> capnp::Error {
+    capnp::Error::failed(error.to_line())
+}
+
+fn random() -> Result<[u8; PROOF_BYTES], capnp::Error> {
+    let mut bytes = [0; PROOF_BYTES];
+    getrandom::fill(&mut bytes).map_err(|e| capnp::Error::failed(format!("no random bytes: {e}")))?;
+    Ok(bytes)
+}
+
+type Done = Result<(), capnp::Error>;
+
+impl worker::Server for WorkerServer {
+    async fn challenge(self: Rc<Self>, params: worker::ChallengeParams, mut results: worker::ChallengeResults) -> Done {
+        let nonce: [u8; PROOF_BYTES] = params
+            .get()?
+            .get_nonce()?
+            .try_into()
+            .map_err(|_| to_capnp(Error::invalid(format!("a nonce has {PROOF_BYTES} bytes"))))?;
+        if !matches!(*self.handshake.borrow(), Handshake::Silent) {
+            return Err(to_capnp(Error::refused("one challenge for each connection").reason("worker_identity")));
+        }
+        let counter_nonce = random()?;
+        *self.handshake.borrow_mut() = Handshake::Challenged { nonce, counter_nonce };
+        let mut results = results.get();
+        results.set_proof(&self.identity.proof(Role::Worker, &nonce, &counter_nonce));
+        results.set_counter_nonce(&counter_nonce);
+        let mut told = results.init_identity();
+        told.set_worker_id(self.identity.worker.to_string());
+        told.set_kernel_id(self.identity.kernel.to_string());
+        told.set_epoch(self.identity.epoch.0);
+        told.set_build(&self.identity.build);
+        Ok(())
+    }
+
+    async fn attach(self: Rc<Self>, params: worker::AttachParams, mut results: worker::AttachResults) -> Done {
+        let params = params.get()?;
+        // Whatever comes of it, a counter nonce is good for one answer.
+        let challenged = std::mem::replace(&mut *self.handshake.borrow_mut(), Handshake::Silent);
+        let proven = match challenged {
+            Handshake::Challenged { nonce, counter_nonce } => {
+                self.identity.verify(Role::Daemon, &counter_nonce, &nonce, params.get_proof()?)
+            }
+            Handshake::Silent | Handshake::Attached => false,
+        };
+        if !proven {
+            return Err(to_capnp(Error::refused("the proof is wrong").reason("worker_identity")));
+        }
+        let close = self.close.borrow_mut().take();
+        let daemon = Daemon::new(params.get_supervisor()?, close);
+        *self.handshake.borrow_mut() = Handshake::Attached;
+        self.proven.set(true);
+        let told = self.forward(|answer| Call::Attach { daemon, answer }).await?;
+        write_report(results.get().init_report(), &told)
+    }
+
+    async fn start(self: Rc<Self>, params: worker::StartParams, _: worker::StartResults) -> Done {
+        let exec = params.get()?.get_exec()?;
+        let start = Start {
+            exec: ExecId(exec.get_exec_id()),
+            request_json: exec.get_request_json()?.to_vec(),
+            stdin: exec.get_stdin()?.to_vec(),
+            stdin_open: exec.get_stdin_open(),
+            has_stdin: exec.get_has_stdin(),
+            timeout_ms: exec.get_timeout_ms(),
+            output_kept_bytes: exec.get_output_kept_bytes(),
+        };
+        self.call(|answer| Call::Start(start, answer)).await
+    }
+
+    async fn stdin(self: Rc<Self>, params: worker::StdinParams, _: worker::StdinResults) -> Done {
+        let params = params.get()?;
+        let (exec, data, end) = (ExecId(params.get_exec_id()), params.get_data()?.to_vec(), params.get_end());
+        if data.len() > limits::CHUNK_BYTES {
+            return Err(to_capnp(Error::invalid("a piece of standard input is too large")));
+        }
+        self.call(|answer| Call::Stdin { exec, data, end, answer }).await
+    }
+
+    async fn interrupt(self: Rc<Self>, params: worker::InterruptParams, _: worker::InterruptResults) -> Done {
+        let exec = ExecId(params.get()?.get_exec_id());
+        self.call(|answer| Call::Interrupt(exec, answer)).await
+    }
+
+    async fn acknowledge(self: Rc<Self>, params: worker::AcknowledgeParams, _: worker::AcknowledgeResults) -> Done {
+        let exec = ExecId(params.get()?.get_exec_id());
+        self.call(|answer| Call::Acknowledge(exec, answer)).await
+    }
+
+    async fn request(self: Rc<Self>, params: worker::RequestParams, mut results: worker::RequestResults) -> Done {
+        let json = params.get()?.get_json()?.to_vec();
+        let reply = self.call(|answer| Call::Request(json, answer)).await?;
+        results.get().set_json(&reply);
+        Ok(())
+    }
+
+    async fn dynamic_tools(self: Rc<Self>, params: worker::DynamicToolsParams, _: worker::DynamicToolsResults) -> Done {
+        let json = params.get()?.get_json()?.to_vec();
+        self.call(|answer| Call::DynamicTools(json, answer)).await
+    }
+
+    async fn load_begin(self: Rc<Self>, _: worker::LoadBeginParams, _: worker::LoadBeginResults) -> Done {
+        self.call(Call::LoadBegin).await
+    }
+
+    async fn load_entry(self: Rc<Self>, params: worker::LoadEntryParams) -> Done {
+        let params = params.get()?;
+        let chunk = StateChunk {
+            key: params.get_key()?.to_string()?,
+            meta_json: params.get_meta_json()?.to_vec(),
+            data: params.get_data()?.to_vec(),
+            more: params.get_more(),
+        };
+        self.call(|answer| Call::LoadEntry(chunk, answer)).await
+    }
+
+    async fn load_end(self: Rc<Self>, _: worker::LoadEndParams, mut results: worker::LoadEndResults) -> Done {
+        let missed = self.call(Call::LoadEnd).await?;
+        results.get().set_missed_json(&missed);
+        Ok(())
+    }
+
+    async fn bind(self: Rc<Self>, params: worker::BindParams, _: worker::BindResults) -> Done {
+        let params = params.get()?;
+        let bind = Bind {
+            path: params.get_path()?.to_string()?,
+            source: params.get_source()?.to_string()?,
+            writable: params.get_writable(),
+            token: params.get_token(),
+        };
+        self.call(|answer| Call::Bind(bind, answer)).await
+    }
+
+    async fn unbind(self: Rc<Self>, params: worker::UnbindParams, _: worker::UnbindResults) -> Done {
+        let path = params.get()?.get_path()?.to_string()?;
+        self.call(|answer| Call::Unbind(path, answer)).await
+    }
+
+    async fn usage(self: Rc<Self>, _: worker::UsageParams, mut results: worker::UsageResults) -> Done {
+        let usage = self.call(Call::Usage).await?;
+        let mut results = results.get();
+        results.set_memory_bytes(usage.memory_bytes);
+        results.set_pids(usage.pids);
+        results.set_cpu_us(usage.cpu_us);
+        results.set_workspace_bytes(usage.workspace_bytes);
+        Ok(())
+    }
+
+    async fn state_heads(self: Rc<Self>, _: worker::StateHeadsParams, mut results: worker::StateHeadsResults) -> Done {
+        let heads = self.call(Call::Heads).await?;
+        let mut list = results.get().init_heads(heads.len() as u32);
+        for (i, head) in heads.iter().enumerate() {
+            let mut one = list.reborrow().get(i as u32);
+            one.set_key(&head.key);
+            one.set_meta_json(head.meta_json.as_bytes());
+            one.set_digest(head.digest.as_bytes());
+            one.set_size(head.size);
+            one.set_exec_id(head.exec);
+        }
+        Ok(())
+    }
+
+    async fn state_entry(
+        self: Rc<Self>,
+        params: worker::StateEntryParams,
+        mut results: worker::StateEntryResults,
+    ) -> Done {
+        let params = params.get()?;
+        let (key, offset) = (params.get_key()?.to_string()?, params.get_offset());
+        let entry = self.call(|answer| Call::Entry(key, answer)).await?;
+        let Some(entry) = entry else {
+            return Err(to_capnp(Error::not_found("there is no state entry of that key")));
+        };
+        let start = usize::try_from(offset).unwrap_or(usize::MAX).min(entry.body.len());
+        let end = entry.body.len().min(start.saturating_add(limits::CHUNK_BYTES));
+        let mut results = results.get();
+        results.set_meta_json(entry.meta_json.as_bytes());
+        results.set_size(entry.body.len() as u64);
+        results.set_data(&entry.body[start..end]);
+        Ok(())
+    }
+
+    async fn stop(self: Rc<Self>, params: worker::StopParams, _: worker::StopResults) -> Done {
+        let grace_ms = params.get()?.get_grace_ms();
+        self.call(|answer| Call::Stop { grace_ms, answer }).await
+    }
+}
+
+fn write_report(mut to: report::Builder<'_>, told: &Report) -> Done {
+    to.set_engine(&told.engine);
+    to.set_engine_version(&told.engine_version);
+    let mut lines = to.reborrow().init_sandbox(told.sandbox.len() as u32);
+    for (i, line) in told.sandbox.iter().enumerate() {
+        lines.set(i as u32, line);
+    }
+    let mut known = to.reborrow().init_executions(told.executions.len() as u32);
+    for (i, (exec, running)) in told.executions.iter().enumerate() {
+        let mut one = known.reborrow().get(i as u32);
+        one.set_exec_id(exec.0);
+        one.set_running(*running);
+    }
+    to.set_jobs_json(&told.jobs_json);
+    to.set_missed_json(&told.missed_json);
+    to.set_restored_entries(told.restored_entries);
+    to.set_not_restored_json(&told.not_restored_json);
+    Ok(())
+}

@@ -1,0 +1,192 @@
+//! The attached daemon as init sees it: calls out, their answers back as [`Delivered`].
+
+use futures::FutureExt;
+use futures::future::LocalBoxFuture;
+
+use tokio::sync::oneshot;
+
+use crate::core::exec::{ExecStatus, Stream};
+use crate::core::ids::ExecId;
+use crate::rpc::schema::worker_capnp::{OutputStream, supervisor};
+use crate::rpc::worker_link::WorkerCause;
+
+/// A call to the daemon on its way.
+pub type Delivery = LocalBoxFuture<'static, Delivered>;
+
+/// A call to the daemon that came back.
+#[derive(Debug)]
+pub enum Delivered {
+    /// Room for more output. `false`: the link is broken.
+    Output(bool),
+    /// Room for more output of jobs.
+    Background,
+    /// The list of jobs arrived.
+    Jobs,
+    /// The list of what is not captured arrived.
+    Missed,
+    /// An end, or the last word, arrived.
+    Notice,
+    /// A dynamic tool answered.
+    Tool {
+        /// The engine's number for the call.
+        call: u64,
+        /// What came of it.
+        answer: ToolAnswer,
+    },
+}
+
+/// What came of a dynamic tool's call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ToolAnswer {
+    /// Its result.
+    Done {
+        /// The value in its JSON form.
+        value_json: Vec<u8>,
+        /// For people.
+        text: String,
+    },
+    /// It failed.
+    Failed(String),
+}
+
+/// The end of an execution as it goes to the daemon.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finish {
+    /// How it ended.
+    pub status: ExecStatus,
+    /// Exit code.
+    pub code: i32,
+    /// One line.
+    pub err: String,
+    /// The engine's `end` frame; empty: there was none.
+    pub frame_json: Vec<u8>,
+    /// Wall time.
+    pub duration_us: u64,
+    /// Written in all.
+    pub output_bytes: u64,
+}
+
+/// The way to the attached daemon.
+pub struct Daemon {
+    client: supervisor::Client,
+    /// Dropped with it, which closes the connection.
+    _close: Option<oneshot::Sender<()>>,
+}
+
+impl std::fmt::Debug for Daemon {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Daemon")
+    }
+}
+
+impl Daemon {
+    pub(super) fn new(client: supervisor::Client, close: Option<oneshot::Sender<()>>) -> Self {
+        Daemon { client, _close: close }
+    }
+
+    /// Sends output; `None`: there is room for more already.
+    pub fn output(&self, exec: ExecId, offset: u64, stream: Stream, data: &[u8]) -> Option<Delivery> {
+        let mut request = self.client.output_request();
+        let mut call = request.get();
+        call.set_exec_id(exec.0);
+        call.set_offset(offset);
+        call.set_stream(to_wire_stream(stream));
+        call.set_data(data);
+        streaming(request.send())
+    }
+
+    /// Sends an engine's `display` or `structured` frame; `None`: there is room for more already.
+    pub fn event(&self, exec: ExecId, json: &[u8], tail: &[u8]) -> Option<Delivery> {
+        let mut request = self.client.event_request();
+        let mut call = request.get();
+        call.set_exec_id(exec.0);
+        call.set_json(json);
+        call.set_tail(tail);
+        streaming(request.send())
+    }
+
+    /// Sends an end.
+    pub fn ended(&self, exec: ExecId, finish: &Finish) -> Delivery {
+        let mut request = self.client.ended_request();
+        request.get().set_exec_id(exec.0);
+        let mut end = request.get().init_end();
+        end.set_status(finish.status.name());
+        end.set_code(finish.code);
+        end.set_err(&finish.err);
+        end.set_frame_json(&finish.frame_json);
+        end.set_duration_us(finish.duration_us);
+        end.set_output_bytes(finish.output_bytes);
+        request.send().promise.map(|_| Delivered::Notice).boxed_local()
+    }
+
+    /// Sends a `tool_call` frame. Dropping the delivery cancels the call.
+    pub fn tool_call(&self, exec: ExecId, call: u64, json: &[u8]) -> Delivery {
+        let mut request = self.client.tool_call_request();
+        request.get().set_exec_id(exec.0);
+        request.get().set_json(json);
+        let promise = request.send().promise;
+        let decoded = async move {
+            let answer = promise.await?;
+            let answer = answer.get()?;
+            let text = answer.get_text()?.to_string()?;
+            Ok::<_, capnp::Error>(match answer.get_ok() {
+                true => ToolAnswer::Done { value_json: answer.get_value_json()?.to_vec(), text },
+                false => ToolAnswer::Failed(text),
+            })
+        };
+        decoded
+            .map(move |answer| {
+                let failed = |_| ToolAnswer::Failed("the daemon went away during the call".into());
+                Delivered::Tool { call, answer: answer.unwrap_or_else(failed) }
+            })
+            .boxed_local()
+    }
+
+    /// Sends a `jobs` frame.
+    pub fn jobs(&self, json: &[u8]) -> Delivery {
+        let mut request = self.client.jobs_request();
+        request.get().set_json(json);
+        request.send().promise.map(|_| Delivered::Jobs).boxed_local()
+    }
+
+    /// Sends a `missed` frame.
+    pub fn missed(&self, json: &[u8]) -> Delivery {
+        let mut request = self.client.missed_request();
+        request.get().set_json(json);
+        request.send().promise.map(|_| Delivered::Missed).boxed_local()
+    }
+
+    /// Sends what jobs wrote.
+    pub fn background(&self, stream: Stream, data: &[u8]) -> Delivery {
+        let mut request = self.client.background_request();
+        request.get().set_stream(to_wire_stream(stream));
+        request.get().set_data(data);
+        request.send().promise.map(|_| Delivered::Background).boxed_local()
+    }
+
+    /// Sends the last word.
+    pub fn dying(&self, cause: &WorkerCause) -> Delivery {
+        let mut request = self.client.dying_request();
+        let mut told = request.get().init_cause();
+        told.set_kind(cause.kind());
+        told.set_status(cause.status());
+        told.set_detail(cause.detail());
+        request.send().promise.map(|_| Delivered::Notice).boxed_local()
+    }
+}
+
+/// A streaming call's promise stands for room in the window; usually there is some at once.
+fn streaming(mut promise: capnp::capability::Promise<(), capnp::Error>) -> Option<Delivery> {
+    match (&mut promise).now_or_never() {
+        Some(Ok(())) => None,
+        Some(Err(_)) => Some(async { Delivered::Output(false) }.boxed_local()),
+        None => Some(promise.map(|sent| Delivered::Output(sent.is_ok())).boxed_local()),
+    }
+}
+
+fn to_wire_stream(stream: Stream) -> OutputStream {
+    match stream {
+        Stream::Stdout => OutputStream::Stdout,
+        Stream::Stderr => OutputStream::Stderr,
+    }
+}

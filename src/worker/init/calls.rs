@@ -1,0 +1,130 @@
+//! The daemon's calls, each to where it is handled.
+
+use std::path::Path;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::enclosure::MountSource;
+use super::{Life, Worker};
+use crate::core::error::{Error, Result};
+use crate::core::limits;
+use crate::rpc::worker_service::{Answer, Bind, Call, Report, ToolAnswer, WorkerCall};
+
+impl Worker {
+    pub(super) fn on_call(&mut self, call: WorkerCall) {
+        let WorkerCall { connection, what } = call;
+        match what {
+            Call::Attach { daemon, answer } => {
+                let lost = self.outbox.attach(connection, daemon, &mut self.ledger);
+                self.lose_tools(lost);
+                self.orphan_at = None;
+                reply(answer, Ok(self.report()));
+            }
+            Call::Gone => {
+                if self.outbox.connection() == Some(connection) {
+                    self.on_detached();
+                }
+            }
+            // Newest attach wins: the one before may still be talking.
+            other if self.outbox.connection() != Some(connection) => {
+                other.refuse(Error::refused("another daemon has attached").reason("worker_replaced"));
+            }
+            other => self.on_attached_call(other),
+        }
+    }
+
+    fn on_attached_call(&mut self, call: Call) {
+        match call {
+            Call::Attach { .. } | Call::Gone => {}
+            Call::Start(start, answer) => reply(answer, self.start(start)),
+            Call::Stdin { exec, data, end, answer } => match self.stdin(exec) {
+                Ok(stdin) => stdin.take(data, end, answer),
+                Err(error) => reply(answer, Err(error)),
+            },
+            Call::Interrupt(exec, answer) => reply(answer, self.interrupt(exec)),
+            Call::Acknowledge(exec, answer) => {
+                self.ledger.acknowledge(exec);
+                reply(answer, Ok(()));
+                if self.run.is_none() {
+                    self.state.tidy();
+                }
+            }
+            Call::Request(json, answer) => self.request(&json, answer),
+            Call::DynamicTools(json, answer) => reply(answer, self.dynamic_tools(&json)),
+            Call::LoadBegin(answer) => reply(answer, self.load_begin()),
+            Call::LoadEntry(chunk, answer) => self.load_entry(&chunk, answer),
+            Call::LoadEnd(answer) => self.load_end(answer),
+            Call::Bind(bind, answer) => reply(answer, self.bind(bind)),
+            Call::Unbind(path, answer) => reply(answer, self.enclosure.unbind(Path::new(&path))),
+            Call::Usage(answer) => reply(answer, Ok(self.enclosure.usage())),
+            Call::Heads(answer) => reply(answer, self.state.heads().map_err(Error::from)),
+            Call::Entry(key, answer) => reply(answer, self.state.entry(&key).map_err(Error::from)),
+            Call::Stop { grace_ms, answer } => {
+                let grace = Duration::from_millis(grace_ms).min(limits::WORKER_STOP);
+                self.stop(grace, Some(answer));
+            }
+        }
+    }
+
+    fn report(&self) -> Report {
+        let (jobs, missed) = self.outbox.lists();
+        let (engine, engine_version) = match &self.engine {
+            Some(engine) => (engine.engine.clone(), engine.version.clone()),
+            None => (self.settings.engine.name().to_owned(), String::new()),
+        };
+        Report {
+            engine,
+            engine_version,
+            sandbox: self.enclosure.layers(),
+            executions: self.ledger.list(),
+            jobs_json: jobs.to_vec(),
+            missed_json: missed.to_vec(),
+            restored_entries: self.restored_entries,
+            not_restored_json: serde_json::to_vec(&self.not_restored).unwrap_or_default(),
+        }
+    }
+
+    /// The daemon is gone: what runs goes on.
+    fn on_detached(&mut self) {
+        let lost = self.outbox.detach();
+        self.lose_tools(lost);
+        if self.loading.is_some() {
+            self.break_load("the daemon went away during a load");
+        }
+        if matches!(self.life, Life::Serving) {
+            self.orphan_at = Some(Instant::now() + self.settings.orphan_grace);
+        }
+    }
+
+    fn lose_tools(&mut self, calls: Vec<u64>) {
+        for call in calls {
+            self.on_tool_answer(call, &ToolAnswer::Failed("the daemon went away during the call".into()));
+        }
+    }
+
+    fn dynamic_tools(&mut self, json: &[u8]) -> Result<()> {
+        match &self.life {
+            Life::Serving => self.control.send(json, &[], None).map_err(Error::internal),
+            Life::Starting(_) | Life::Stopping(_) | Life::Leaving(_) => Err(Error::unavailable("the worker is ending")),
+        }
+    }
+
+    fn bind(&mut self, bind: Bind) -> Result<()> {
+        let Bind { path, source, writable, token } = bind;
+        let source = match token {
+            0 => MountSource::Path(source.into()),
+            token => {
+                let tree = self.descriptors.take(token);
+                let tree = tree.ok_or_else(|| Error::invalid("the mount's descriptor did not come"))?;
+                MountSource::Tree(tree, source.into())
+            }
+        };
+        self.enclosure.bind(Path::new(&path), source, writable)
+    }
+}
+
+fn reply<T>(answer: Answer<T>, outcome: Result<T>) {
+    // Whoever asked may have gone.
+    let _ = answer.send(outcome);
+}

@@ -1,0 +1,248 @@
+//! The engine's control socket: frames in, frames out, both bounded. Never waits: what does not go at once is queued.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::task::{Context, Poll, ready};
+
+use nix::sys::socket::{MsgFlags, recv};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use super::frames::{self, EngineEvent};
+use crate::core::limits;
+use crate::sys::socket::send_with_fds;
+use crate::sys::watched::{Watched, watch};
+use crate::worker::wire::{self, Decoder, FrameError};
+
+/// Read at once, bytes.
+const SCRATCH_BYTES: usize = 64 << 10;
+
+/// A frame that came from the engine.
+#[derive(Debug, PartialEq)]
+pub struct Frame {
+    /// What init acts on.
+    pub event: EngineEvent,
+    /// The JSON part as it came.
+    pub json: Vec<u8>,
+    /// The tail.
+    pub tail: Vec<u8>,
+}
+
+/// A frame on its way to the engine.
+struct Outgoing {
+    bytes: Vec<u8>,
+    sent: usize,
+    descriptor: Option<OwnedFd>,
+}
+
+/// The engine's control socket.
+pub struct Control {
+    socket: AsyncFd<Watched>,
+    decoder: Decoder,
+    scratch: Box<[u8]>,
+    out: VecDeque<Outgoing>,
+    out_bytes: usize,
+    /// The engine closed its end.
+    ended: bool,
+}
+
+impl Control {
+    /// Takes over a socket.
+    ///
+    /// # Errors
+    /// If it cannot be watched.
+    pub fn new(socket: UnixStream) -> io::Result<Self> {
+        socket.set_nonblocking(true)?;
+        Ok(Control {
+            socket: watch(socket, Interest::READABLE | Interest::WRITABLE)?,
+            decoder: Decoder::default(),
+            scratch: vec![0; SCRATCH_BYTES].into_boxed_slice(),
+            out: VecDeque::new(),
+            out_bytes: 0,
+            ended: false,
+        })
+    }
+
+    /// Queues a frame that has no number; `descriptor` goes with its first byte.
+    ///
+    /// # Errors
+    /// What the engine did wrong: it does not read.
+    pub fn send(&mut self, json: &[u8], tail: &[u8], descriptor: Option<OwnedFd>) -> Result<(), String> {
+        let mut bytes = Vec::new();
+        wire::encode_raw(json, tail, &mut bytes).map_err(|e| e.to_string())?;
+        self.queue(bytes, descriptor)
+    }
+
+    /// Queues a request frame and puts its number in. `json` is an object without `id`.
+    ///
+    /// # Errors
+    /// As [`Self::send`], and if `json` is no object.
+    pub fn request(&mut self, id: u64, json: &[u8], descriptor: Option<OwnedFd>) -> Result<(), String> {
+        let fields = json.strip_prefix(b"{").filter(|rest| rest.len() > 1).ok_or("a request that is no object")?;
+        let mut whole = format!("{{\"id\":{id},").into_bytes();
+        whole.extend_from_slice(fields);
+        self.send(&whole, &[], descriptor)
+    }
+
+    fn queue(&mut self, bytes: Vec<u8>, descriptor: Option<OwnedFd>) -> Result<(), String> {
+        if self.ended {
+            return Ok(());
+        }
+        self.out_bytes += bytes.len();
+        if self.out_bytes > limits::ENGINE_QUEUE_BYTES {
+            return Err(format!("{} bytes of frames that the engine does not read", self.out_bytes));
+        }
+        self.out.push_back(Outgoing { bytes, sent: 0, descriptor });
+        self.flush();
+        Ok(())
+    }
+
+    /// Bytes that wait for the engine to read.
+    pub fn queued_bytes(&self) -> usize {
+        self.out_bytes
+    }
+
+    /// Sends what goes without waiting.
+    fn flush(&mut self) {
+        while let Some(first) = self.out.front_mut() {
+            let raw = first.descriptor.as_ref().map(|fd| [fd.as_raw_fd()]);
+            let fds = raw.as_ref().map_or(&[][..], |one| &one[..]);
+            match send_with_fds(self.socket.get_ref().as_fd(), &first.bytes[first.sent..], fds) {
+                Ok(sent) => {
+                    first.descriptor = None;
+                    first.sent += sent;
+                    self.out_bytes -= sent;
+                    if first.sent == first.bytes.len() {
+                        self.out.pop_front();
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                // The engine hung up; its exit is what counts.
+                Err(_) => {
+                    self.out.clear();
+                    self.out_bytes = 0;
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Goes on sending once there is room. Never ready.
+    pub fn poll_flush(&mut self, cx: &mut Context<'_>) {
+        while !self.out.is_empty() {
+            let Poll::Ready(Ok(mut guard)) = self.socket.poll_write_ready(cx) else { return };
+            guard.clear_ready();
+            self.flush();
+        }
+    }
+
+    /// Reads what is there; ready if something came or the engine hung up.
+    pub fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        while !self.ended {
+            let Ok(mut guard) = ready!(self.socket.poll_read_ready(cx)) else {
+                self.ended = true;
+                break;
+            };
+            match recv(guard.get_inner().as_raw_fd(), &mut self.scratch, MsgFlags::MSG_DONTWAIT) {
+                Ok(0) => self.ended = true,
+                Ok(n) => {
+                    if n < self.scratch.len() {
+                        guard.clear_ready();
+                    }
+                    self.decoder.feed(&self.scratch[..n]);
+                    return Poll::Ready(());
+                }
+                Err(nix::errno::Errno::EAGAIN) => guard.clear_ready(),
+                Err(nix::errno::Errno::EINTR) => {}
+                Err(_) => self.ended = true,
+            }
+        }
+        Poll::Pending
+    }
+
+    /// Reads what an ended engine left, without waiting, up to one largest frame and what the socket holds.
+    pub fn read_rest(&mut self) {
+        let mut room = limits::FRAME_JSON_BYTES + limits::FRAME_TAIL_BYTES;
+        while !self.ended && room > 0 {
+            match recv(self.socket.as_raw_fd(), &mut self.scratch, MsgFlags::MSG_DONTWAIT) {
+                Ok(0) => self.ended = true,
+                Ok(n) => {
+                    room = room.saturating_sub(n);
+                    self.decoder.feed(&self.scratch[..n]);
+                }
+                Err(nix::errno::Errno::EINTR) => {}
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// The next whole frame.
+    ///
+    /// # Errors
+    /// What is wrong with it. Nothing after it can be read.
+    pub fn next(&mut self) -> Result<Option<Frame>, String> {
+        match self.decoder.next_raw().map_err(|e: FrameError| e.to_string())? {
+            Some((json, tail)) => {
+                Ok(Some(Frame { event: frames::read(json)?, json: json.to_vec(), tail: tail.to_vec() }))
+            }
+            None => Ok(None),
+        }
+    }
+
+    /// Whether the engine closed its end.
+    pub fn has_ended(&self) -> bool {
+        self.ended
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+
+    fn pair() -> (Control, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().expect("a socket pair");
+        (Control::new(ours).expect("a control socket"), theirs)
+    }
+
+    #[tokio::test]
+    async fn a_request_gets_its_number() {
+        let (mut control, mut engine) = pair();
+        control.request(7, br#"{"op":"vars"}"#, None).expect("sent");
+        let mut bytes = [0; 64];
+        let n = engine.read(&mut bytes).expect("read");
+        assert_eq!(&bytes[8..n], br#"{"id":7,"op":"vars"}"#);
+        assert!(control.request(8, b"{}", None).is_err(), "no request is empty");
+        assert!(control.request(8, b"[]", None).is_err());
+        assert!(control.request(8, b"{", None).is_err());
+    }
+
+    #[tokio::test]
+    async fn an_engine_that_does_not_read_is_bounded() {
+        let (mut control, _engine) = pair();
+        let json = vec![b'x'; limits::FRAME_JSON_BYTES];
+        let sent = (0..8).take_while(|_| control.send(&json, &[], None).is_ok()).count();
+        assert!((3..5).contains(&sent), "{sent}");
+    }
+
+    #[tokio::test]
+    async fn frames_come_out_whole() {
+        let (mut control, mut engine) = pair();
+        let mut bytes = Vec::new();
+        wire::encode_raw(br#"{"ev":"reply","id":1,"ok":true}"#, b"tail", &mut bytes).expect("encodes");
+        engine.write_all(&bytes[..10]).expect("written");
+        std::future::poll_fn(|cx| control.poll_read(cx)).await;
+        assert_eq!(control.next(), Ok(None));
+        engine.write_all(&bytes[10..]).expect("written");
+        std::future::poll_fn(|cx| control.poll_read(cx)).await;
+        let frame = control.next().expect("a frame").expect("whole");
+        assert_eq!(frame.event, EngineEvent::Reply { id: 1, ok: true });
+        assert_eq!(frame.tail, b"tail");
+        engine.write_all(&[0xff; 8]).expect("written");
+        std::future::poll_fn(|cx| control.poll_read(cx)).await;
+        assert!(control.next().is_err());
+    }
+}

@@ -1,0 +1,84 @@
+//! What init needs of the sandbox around the engine. `sandbox::Init` is the real one; tests bring one without a sandbox.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+
+use crate::core::error::Result;
+use crate::rpc::worker_link::{WorkerCause, WorkerUsage};
+
+/// A started engine.
+#[derive(Debug)]
+pub struct EngineParts {
+    /// Its process.
+    pub pid: i32,
+    /// Readable once it has ended.
+    pub pidfd: OwnedFd,
+    /// Its control socket.
+    pub control: UnixStream,
+    /// What it writes to 1.
+    pub stdout: OwnedFd,
+    /// What it writes to 2.
+    pub stderr: OwnedFd,
+}
+
+/// How the engine's process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exit {
+    /// By itself, with this status.
+    Status(i32),
+    /// By this signal.
+    Signal(i32),
+}
+
+/// What the watch over memory and workspace found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Watch {
+    /// Within the limits; to be called again.
+    Within {
+        /// After this.
+        next: Duration,
+    },
+    /// A limit is broken: the engine has to go.
+    Beyond(WorkerCause),
+}
+
+/// Where a mount comes from.
+#[derive(Debug)]
+pub enum MountSource {
+    /// A path of the host's tree.
+    Path(PathBuf),
+    /// A detached mount, and the path that it shows.
+    Tree(OwnedFd, PathBuf),
+}
+
+/// The sandbox around one engine.
+pub trait Enclosure {
+    /// The layers in force, one line each.
+    fn layers(&self) -> Vec<String>;
+    /// Sends a signal to the engine's process.
+    fn signal(&mut self, signal: Signal);
+    /// Kills everything but init.
+    fn kill_all(&mut self);
+    /// Collects ended processes; gives the engine's exit if it is among them.
+    fn reap(&mut self) -> Option<Exit>;
+    /// Why the engine ended, as far as the sandbox knows better than its exit says.
+    fn cause_of(&mut self, exit: Exit) -> WorkerCause;
+    /// Looks at memory and workspace. Called while something runs.
+    fn watch(&mut self) -> Watch;
+    /// What is used now.
+    fn usage(&mut self) -> WorkerUsage;
+    /// Mounts something.
+    ///
+    /// # Errors
+    /// What the host refuses.
+    fn bind(&mut self, path: &Path, source: MountSource, writable: bool) -> Result<()>;
+    /// Takes a mount away.
+    ///
+    /// # Errors
+    /// `NotFound`, `Busy`.
+    fn unbind(&mut self, path: &Path) -> Result<()>;
+}

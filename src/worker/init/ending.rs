@@ -1,0 +1,232 @@
+//! How a worker ends: asked to, orphaned, or because its engine is gone. Nothing here is skipped: what ran is told as lost, what
+//! waits is answered, the state is saved or left as it was.
+
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use nix::unistd::read;
+use tokio::time::Instant;
+
+use super::enclosure::Exit;
+use super::requests::By;
+use super::{Life, Worker};
+use crate::core::error::{Error, Result};
+use crate::core::limits;
+use crate::rpc::worker_link::WorkerCause;
+use crate::rpc::worker_service::Answer;
+
+/// Exit status of a worker that was asked to end.
+const STATUS_STOPPED: i32 = 0;
+/// Exit status of a worker whose engine ended by itself or was killed.
+const STATUS_ENGINE_GONE: i32 = 1;
+
+/// A stop under way.
+pub(super) struct Stopping {
+    /// The present phase must be over by then.
+    pub until: Instant,
+    phase: Phase,
+    grace: Duration,
+    /// `None`: nobody waits, the worker is an orphan.
+    answer: Option<Answer<()>>,
+}
+
+enum Phase {
+    /// An execution was told to stop.
+    Halting,
+    /// The engine gives its whole state.
+    Saving,
+    /// The engine was told to go.
+    Going,
+}
+
+/// The engine is gone.
+pub(super) struct Leaving {
+    /// The daemon has until then to take the news.
+    pub until: Instant,
+    status: i32,
+}
+
+impl Worker {
+    /// Saves and ends.
+    pub(super) fn stop(&mut self, grace: Duration, answer: Option<Answer<()>>) {
+        let refused = match (&self.life, &self.loading) {
+            (Life::Serving, None) => None,
+            (Life::Serving, Some(_)) => Some(Error::busy("the engine's state is being loaded")),
+            (Life::Starting(_) | Life::Stopping(_), _) => Some(Error::unavailable("the worker is stopping")),
+            (Life::Leaving(_), _) => Some(Error::lost("the worker's engine has ended")),
+        };
+        if let Some(error) = refused {
+            if let Some(answer) = answer {
+                let _ = answer.send(Err(error));
+            }
+            return;
+        }
+        let until = Instant::now() + limits::INTERRUPT_GRACE * 2;
+        self.life = Life::Stopping(Stopping { until, phase: Phase::Halting, grace, answer });
+        match self.run {
+            Some(_) => self.halt_for_stop(),
+            None => self.go_on_stopping(),
+        }
+    }
+
+    /// After an execution's end: if it was in the way of a stop, the state is saved now.
+    pub(super) fn go_on_stopping(&mut self) {
+        if let Life::Stopping(stopping @ Stopping { phase: Phase::Halting, .. }) = &mut self.life {
+            stopping.phase = Phase::Saving;
+            stopping.until = Instant::now() + limits::ENGINE_ANSWER;
+            let _ = self.ask(br#"{"op":"save"}"#, By::Stop);
+        }
+    }
+
+    /// The state is stored, or cannot be: then a worker that somebody watches goes on.
+    pub(super) fn on_saved(&mut self, stored: Result<()>) {
+        let Life::Stopping(stopping) = &mut self.life else { return };
+        let failed = stored.is_err();
+        let asked = stopping.answer.take().map(|answer| answer.send(stored)).is_some();
+        if failed && asked {
+            self.life = Life::Serving;
+            return;
+        }
+        stopping.phase = Phase::Going;
+        stopping.until = Instant::now() + stopping.grace;
+        if let Err(why) = self.control.send(br#"{"op":"shutdown"}"#, &[], None) {
+            self.kill(WorkerCause::Protocol(why));
+        }
+    }
+
+    /// Nobody came back for this worker.
+    pub(super) fn on_orphaned(&mut self) {
+        tracing::info!("no daemon came back: saving and ending");
+        match self.loading {
+            Some(_) => self.break_load("the daemon went away during a load"),
+            None => self.stop(limits::WORKER_STOP, None),
+        }
+    }
+
+    pub(super) fn on_life_deadline(&mut self, now: Instant) {
+        match &self.life {
+            Life::Starting(startup) if startup.until <= now => {
+                let why = Error::deadline("the engine was not ready in time").hint(self.words());
+                self.fail_start(why);
+            }
+            Life::Stopping(Stopping { until, phase, .. }) if *until <= now => match phase {
+                // It would not go by itself; its state is safe.
+                Phase::Going => self.enclosure.kill_all(),
+                Phase::Halting | Phase::Saving => self.kill(WorkerCause::Unresponsive),
+            },
+            Life::Leaving(Leaving { until, status }) if *until <= now => self.status = Some(*status),
+            Life::Starting(_) | Life::Serving | Life::Stopping(_) | Life::Leaving(_) => {}
+        }
+        if let Life::Stopping(stopping @ Stopping { phase: Phase::Going, .. }) = &mut self.life
+            && stopping.until <= now
+        {
+            stopping.until = now + limits::WORKER_LINGER;
+        }
+    }
+
+    /// Kills the engine and everything else in the sandbox; its exit is handled when it comes.
+    pub(super) fn kill(&mut self, cause: WorkerCause) {
+        if self.killed_for.is_none() && !matches!(self.life, Life::Leaving(_)) {
+            tracing::info!(%cause, "the engine is killed");
+            self.killed_for = Some(cause);
+            self.enclosure.kill_all();
+            // A request that is still open has no more time to run out of.
+            let lost = Error::lost("the engine was killed");
+            self.fail_requests(&lost);
+        }
+    }
+
+    /// Looks for ended processes; whether there were any.
+    pub(super) fn poll_exits(&mut self, cx: &mut Context<'_>) -> bool {
+        let mut ended = false;
+        if let Some(children) = &self.children {
+            while let Poll::Ready(Ok(mut guard)) = children.poll_read_ready(cx) {
+                let mut infos = [0; 1024];
+                if !matches!(read(guard.get_inner(), &mut infos), Ok(n) if n == infos.len()) {
+                    guard.clear_ready();
+                }
+                ended = true;
+            }
+        }
+        let gone = matches!(self.life, Life::Leaving(_));
+        ended |= !gone && self.exit.poll_read_ready(cx).is_ready();
+        if ended && let Some(exit) = self.enclosure.reap() {
+            self.on_engine_exit(exit);
+        }
+        ended
+    }
+
+    fn on_engine_exit(&mut self, exit: Exit) {
+        self.enclosure.kill_all();
+        self.take_last_frames();
+        let going = matches!(self.life, Life::Stopping(Stopping { phase: Phase::Going, .. }));
+        let cause = match self.killed_for.take() {
+            Some(cause) => cause,
+            None => self.enclosure.cause_of(exit),
+        };
+        if let Life::Starting(_) = self.life {
+            let why = Error::lost(format!("the engine did not start: {cause}")).hint(self.words());
+            return self.fail_start(why);
+        }
+        let lost = Error::lost(cause.to_string());
+        self.lose_run(&cause);
+        self.state.discard();
+        self.loading = None;
+        self.fail_requests(&lost);
+        let (status, linger) = match going {
+            true => (STATUS_STOPPED, Duration::ZERO),
+            false => (STATUS_ENGINE_GONE, limits::WORKER_LINGER),
+        };
+        let leaving = Life::Leaving(Leaving { until: Instant::now() + linger, status });
+        if let Life::Stopping(Stopping { answer: Some(answer), .. }) = std::mem::replace(&mut self.life, leaving) {
+            let _ = answer.send(Err(lost));
+        }
+        if !going {
+            self.outbox.dying(cause);
+        }
+        (self.orphan_at, self.watch_at) = (None, None);
+    }
+
+    /// What the engine said before it went, an execution's end perhaps.
+    fn take_last_frames(&mut self) {
+        if self.killed_for.is_some() {
+            return;
+        }
+        self.control.read_rest();
+        while let Ok(Some(frame)) = self.control.next() {
+            self.on_frame(frame);
+        }
+    }
+
+    /// The worker will never serve.
+    pub(super) fn fail_start(&mut self, why: Error) {
+        self.enclosure.kill_all();
+        if let Some(tell) = self.on_ready.take() {
+            tell(Err(why));
+        }
+        self.life = Life::Leaving(Leaving { until: Instant::now(), status: STATUS_ENGINE_GONE });
+        self.status = Some(STATUS_ENGINE_GONE);
+    }
+
+    /// What the engine wrote while it started.
+    fn words(&mut self) -> String {
+        let words = &mut self.first_words;
+        self.pipes.drain(|_, data| super::remember_end(words, data));
+        let bytes: Vec<u8> = words.iter().copied().collect();
+        match String::from_utf8_lossy(&bytes).trim() {
+            "" => String::new(),
+            said => format!("it said: {said}"),
+        }
+    }
+
+    /// Exits once the daemon has, and has confirmed, everything.
+    pub(super) fn leave_if_told(&mut self) {
+        if let Life::Leaving(Leaving { status, .. }) = &self.life
+            && self.outbox.connection().is_some()
+            && self.outbox.is_done(&self.ledger)
+            && self.ledger.is_empty()
+        {
+            self.status = Some(*status);
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! `ryokan-worker init`: from the daemon's child to PID 1 of a sandbox with an engine in it.
+//!
+//! Order matters: the sockets are made while the process still is the daemon's user; the engine is forked off while there is
+//! one thread, before the secret is read and before the runtime exists.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::rc::Rc;
+use std::time::Duration;
+
+use nix::fcntl::OFlag;
+use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::stat::Mode;
+use tokio::sync::mpsc;
+use tokio::task::LocalSet;
+
+use super::listener::{self, Descriptors, Door, Sockets};
+use super::sandboxed::Sandboxed;
+use super::{Parts, Ready, Settings, run};
+use crate::catalog::{Durability, EngineDb};
+use crate::core::error::{Error, Result};
+use crate::core::limits;
+use crate::rpc::worker_proof::PROOF_BYTES;
+use crate::sandbox::{Init, enter};
+use crate::sys::process::exit_now;
+use crate::sys::socket::peer;
+use crate::worker::engines;
+use crate::worker::launch::{LaunchDocument, ReportLine};
+
+/// Status of a worker that could not start.
+const STATUS_FAILED: i32 = 3;
+
+/// The command's entry.
+pub fn main() -> ! {
+    tracing_subscriber::fmt().with_writer(io::stderr).with_ansi(false).with_target(false).init();
+    let status = match start() {
+        Ok(status) => status,
+        Err(error) => {
+            report(&ReportLine::Failed(error));
+            STATUS_FAILED
+        }
+    };
+    exit_now(status)
+}
+
+/// Standard input without a buffer: what is not asked for is not read.
+fn stdin() -> Result<File> {
+    let duplicate = io::stdin().as_fd().try_clone_to_owned().map_err(internal("read the launch document"))?;
+    Ok(File::from(duplicate))
+}
+
+fn report(line: &ReportLine) {
+    // A daemon that has gone hears nothing.
+    let _ = line.write(&mut io::stdout().lock());
+}
+
+fn start() -> Result<i32> {
+    let document = LaunchDocument::read(&mut stdin()?)
+        .map_err(|e| Error::invalid(format!("the launch document: {e}")))?;
+    let sockets = Sockets::bind(&document.socket)
+        .map_err(|e| Error::unavailable(format!("cannot make the worker's socket {}: {e}", document.socket.display())))?;
+    // Both ends are of the daemon's user, whatever that user is called where init lives.
+    let (witness, _other_end) = UnixStream::pair().map_err(internal("a socket pair"))?;
+    let [calls, descriptors] = sockets.fds();
+    let keep = [calls, descriptors, witness.as_fd()];
+    let init = enter(&document.plan, &keep, |pid| report(&ReportLine::Pid(pid)))?;
+    let daemon_uid = peer(&witness).map_err(internal("who the daemon is"))?.uid;
+    let outcome = serve(document.clone(), init, sockets, daemon_uid);
+    Sockets::unlink(&document.socket);
+    outcome
+}
+
+fn serve(document: LaunchDocument, init: Init, sockets: Sockets, daemon_uid: u32) -> Result<i32> {
+    let db = EngineDb::open(&init.engine_db_path(), Durability::Process)?;
+    let spool_folder = init.kernel_dir();
+    let program = engines::program(document.engine, &document.engine_settings, &document.name)?;
+    let children = watch_children().map_err(internal("watch processes"))?;
+    let (enclosure, engine) = Sandboxed::start(init, document.engine, program)?;
+    let mut secret = [0; PROOF_BYTES];
+    stdin()?.read_exact(&mut secret).map_err(internal("read the secret"))?;
+    let (sender, calls) = mpsc::channel(limits::WORKER_CALLS);
+    let held = Descriptors::default();
+    let door = Door {
+        identity: Rc::new(document.identity(secret)),
+        daemon_uid,
+        calls: sender,
+        descriptors: held.clone(),
+    };
+    let settings = Settings {
+        engine: document.engine,
+        orphan_grace: Duration::from_millis(document.orphan_grace_ms),
+        output_buffer_bytes: document.output_buffer_bytes,
+        spool_folder,
+    };
+    let parts = Parts {
+        settings,
+        enclosure: Box::new(enclosure),
+        engine,
+        children: Some(children.into()),
+        db,
+        calls,
+        descriptors: held,
+        on_ready: Box::new(tell_ready),
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(internal("a runtime"))?;
+    let tasks = LocalSet::new();
+    tasks.spawn_local(async move {
+        if let Err(error) = listener::serve(sockets, door).await {
+            tracing::error!(%error, "the private socket does not work");
+        }
+    });
+    runtime.block_on(tasks.run_until(run(parts))).map_err(internal("watch the engine"))
+}
+
+fn internal<E: std::fmt::Display>(what: &str) -> impl FnOnce(E) -> Error {
+    move |error| Error::internal(format!("init cannot {what}: {error}"))
+}
+
+/// The daemon hears of it; from then on stdout belongs to nobody.
+fn tell_ready(outcome: Result<Ready>) {
+    report(&match outcome {
+        Ok(ready) => ReportLine::Ready(ready),
+        Err(error) => ReportLine::Failed(error),
+    });
+    let null = nix::fcntl::open("/dev/null", OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty());
+    if let Ok(null) = null {
+        let _ = nix::unistd::dup2_stdin(&null).and_then(|()| nix::unistd::dup2_stdout(&null));
+    }
+}
+
+/// A descriptor that is readable when a child has ended. PID 1 reaps for everyone, and has no handlers.
+fn watch_children() -> nix::Result<SignalFd> {
+    let mut ended = SigSet::empty();
+    ended.add(Signal::SIGCHLD);
+    sigprocmask(SigmaskHow::SIG_BLOCK, Some(&ended), None)?;
+    SignalFd::with_flags(&ended, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
+}

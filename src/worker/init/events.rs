@@ -1,0 +1,113 @@
+//! What the engine says, and what follows from it.
+
+use std::task::{Context, Poll};
+
+use serde_json::{Value as Json, json};
+
+use super::control::Frame;
+use super::frames::EngineEvent;
+use super::{Life, Worker};
+use crate::core::limits;
+use crate::rpc::worker_link::WorkerCause;
+use crate::rpc::worker_service::ToolAnswer;
+
+/// Decoded frames in one step before the other sources get their turn.
+const FRAMES: usize = 256;
+
+impl Worker {
+    /// Reads frames unless what they would add finds no room; whether there was something.
+    pub(super) fn poll_engine(&mut self, cx: &mut Context<'_>) -> bool {
+        let mut progressed = false;
+        for _ in 0..FRAMES {
+            if self.is_clogged() || self.killed_for.is_some() {
+                return progressed;
+            }
+            match self.control.next() {
+                Ok(Some(frame)) => self.on_frame(frame),
+                Ok(None) => match self.control.poll_read(cx) {
+                    Poll::Ready(()) => {}
+                    Poll::Pending => return progressed,
+                },
+                Err(why) => self.kill(WorkerCause::Protocol(why)),
+            }
+            progressed = true;
+        }
+        progressed
+    }
+
+    /// Whether so much waits for the daemon that the engine has to wait too.
+    fn is_clogged(&self) -> bool {
+        self.ledger.unsent_bytes() > self.settings.output_buffer_bytes + limits::FRAME_TAIL_BYTES
+    }
+
+    /// Handles a frame; one that breaks the contract ends the engine.
+    pub(super) fn on_frame(&mut self, frame: Frame) {
+        if let Err(why) = self.take_frame(frame) {
+            self.kill(WorkerCause::Protocol(why));
+        }
+    }
+
+    fn take_frame(&mut self, frame: Frame) -> Result<(), String> {
+        let Frame { event, json, tail } = frame;
+        match event {
+            EngineEvent::Ready(ready) => self.on_engine_ready(ready),
+            EngineEvent::Shown { exec } => {
+                // Late ones of an execution that is over have no place to go.
+                if let Some(run) = self.run.as_ref().filter(|run| run.exec.0 == exec) {
+                    // What was written before it comes before it.
+                    let (ledger, exec) = (&mut self.ledger, run.exec);
+                    self.pipes.drain(|stream, data| ledger.output(exec, stream, data));
+                    self.ledger.event(exec, json, tail);
+                }
+                Ok(())
+            }
+            EngineEvent::ToolCall { call, exec } => {
+                if let Some(answer) = self.outbox.call_tool(call, exec, &json)? {
+                    self.on_tool_answer(call, &answer);
+                }
+                Ok(())
+            }
+            EngineEvent::Jobs(jobs) => {
+                if !jobs.is_empty() {
+                    self.start_watch();
+                }
+                self.state.set_jobs(jobs);
+                self.outbox.set_jobs(json);
+                Ok(())
+            }
+            EngineEvent::Put { key, meta_json, more } => self.state.put(key, meta_json, &tail, more),
+            EngineEvent::Del { key } => self.state.del(key),
+            EngineEvent::Missed(missed) => {
+                self.state.set_missed(missed);
+                self.tell_missed();
+                Ok(())
+            }
+            EngineEvent::End(end) => self.on_end(end, json),
+            EngineEvent::Reply { id, ok } => self.on_reply(id, ok, json),
+        }
+    }
+
+    /// Tells the daemon what is not captured now.
+    pub(super) fn tell_missed(&mut self) {
+        let list = json!({ "ev": "missed", "entries": self.state.missed() });
+        self.outbox.set_missed(list.to_string().into_bytes());
+    }
+
+    /// Passes a tool's answer on to the engine.
+    pub(super) fn on_tool_answer(&mut self, call: u64, answer: &ToolAnswer) {
+        if matches!(self.life, Life::Leaving(_)) {
+            return;
+        }
+        let failed = |message: &str| json!({ "op": "tool_result", "call": call, "ok": false, "message": message });
+        let frame = match answer {
+            ToolAnswer::Done { value_json, text } => match serde_json::from_slice::<Json>(value_json) {
+                Ok(value) => json!({ "op": "tool_result", "call": call, "ok": true, "value": value, "text": text }),
+                Err(error) => failed(&format!("the tool's value cannot be read: {error}")),
+            },
+            ToolAnswer::Failed(message) => failed(message),
+        };
+        if let Err(why) = self.control.send(frame.to_string().as_bytes(), &[], None) {
+            self.kill(WorkerCause::Protocol(why));
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! Executions: start, timeout, interrupt, end.
+//!
+//! ```text
+//!  Running ── interrupt or timeout ──▶ Halting ── INTERRUPT_GRACE ──▶ engine killed
+//!     └────────── end ◀──────────────────┘
+//! ```
+
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use tokio::time::Instant;
+
+use super::frames::EngineEnd;
+use super::stdin::Stdin;
+use super::{Life, Worker};
+use crate::core::error::{Error, Result};
+use crate::core::exec::{CODE_INTERRUPTED, CODE_LOST, CODE_TIMEOUT, ExecStatus};
+use crate::core::ids::ExecId;
+use crate::core::limits;
+use crate::rpc::worker_link::WorkerCause;
+use crate::rpc::worker_service::{Finish, Start};
+use crate::worker::wire::{EndStatus, InterruptWay};
+
+/// The execution that runs.
+pub(super) struct Run {
+    /// Its number.
+    pub exec: ExecId,
+    request: u64,
+    started: Instant,
+    timeout: Option<Instant>,
+    timeout_ms: u64,
+    halt: Halt,
+    stdin: Option<Stdin>,
+}
+
+/// Whether it was told to stop.
+enum Halt {
+    No,
+    Halting { why: Why, again: Option<Instant>, kill: Instant },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Why {
+    Asked,
+    Timeout,
+}
+
+impl Run {
+    /// When something is due.
+    pub(super) fn nearest_deadline(&self) -> Option<Instant> {
+        match &self.halt {
+            Halt::No => self.timeout,
+            Halt::Halting { again, kill, .. } => Some(again.unwrap_or(*kill)),
+        }
+    }
+}
+
+impl Worker {
+    pub(super) fn start(&mut self, start: Start) -> Result<()> {
+        if self.ledger.knows(start.exec) {
+            return Ok(());
+        }
+        self.check_idle()?;
+        if self.ledger.is_full() {
+            return Err(Error::busy("earlier executions have not been acknowledged"));
+        }
+        let Start { exec, request_json, stdin, stdin_open, has_stdin, timeout_ms, output_kept_bytes } = start;
+        let (stdin, read_end) = match has_stdin {
+            true => {
+                let (stdin, read_end) = Stdin::open(stdin, !stdin_open)
+                    .map_err(|e| Error::internal(format!("no pipe for standard input: {e}")))?;
+                (Some(stdin), Some(read_end))
+            }
+            false => (None, None),
+        };
+        // What jobs wrote until now is not this execution's.
+        if !self.state.jobs().is_empty() {
+            let outbox = &mut self.outbox;
+            self.pipes.drain(|stream, data| outbox.background(stream, data));
+        }
+        let request = self.next_id();
+        if let Err(why) = self.control.request(request, &request_json, read_end) {
+            self.kill(WorkerCause::Protocol(why));
+            return Err(Error::lost("the engine does not take requests"));
+        }
+        let now = Instant::now();
+        self.ledger.begin(exec, usize::try_from(output_kept_bytes).unwrap_or(usize::MAX));
+        let timeout = (timeout_ms > 0).then(|| now.checked_add(Duration::from_millis(timeout_ms))).flatten();
+        self.run = Some(Run { exec, request, started: now, timeout, timeout_ms, halt: Halt::No, stdin });
+        self.start_watch();
+        Ok(())
+    }
+
+    /// Whether the engine is free.
+    pub(super) fn check_idle(&self) -> Result<()> {
+        match (&self.life, &self.run, &self.loading) {
+            (Life::Serving, None, None) => Ok(()),
+            (Life::Serving, Some(run), _) => Err(Error::busy(format!("execution {} runs", run.exec))),
+            (Life::Serving, None, Some(_)) => Err(Error::busy("the engine's state is being loaded")),
+            (Life::Starting(_), ..) => Err(Error::busy("the worker is starting")),
+            (Life::Stopping(_), ..) => Err(Error::unavailable("the worker is stopping")),
+            (Life::Leaving(_), ..) => Err(Error::lost("the worker's engine has ended")),
+        }
+    }
+
+    pub(super) fn stdin(&self, exec: ExecId) -> Result<&Stdin> {
+        match self.run.as_ref().filter(|run| run.exec == exec).map(|run| &run.stdin) {
+            Some(Some(stdin)) => Ok(stdin),
+            Some(None) => Err(Error::not_found("this execution has no standard input")),
+            None => Err(Error::not_found(format!("execution {exec} does not run"))),
+        }
+    }
+
+    pub(super) fn interrupt(&mut self, exec: ExecId) -> Result<()> {
+        match &self.run {
+            Some(run) if run.exec == exec => {
+                self.halt(Why::Asked);
+                Ok(())
+            }
+            Some(_) | None => Err(Error::not_found(format!("execution {exec} does not run"))),
+        }
+    }
+
+    /// Tells the running execution to stop; a second time, again.
+    fn halt(&mut self, why: Why) {
+        let now = Instant::now();
+        let Some(run) = &mut self.run else { return };
+        if let Halt::No = run.halt {
+            let kill = now + limits::INTERRUPT_GRACE;
+            run.halt = Halt::Halting { why, again: Some(now + limits::INTERRUPT_GRACE / 2), kill };
+        }
+        self.send_interrupt();
+    }
+
+    /// For a stop: the running execution has to go.
+    pub(super) fn halt_for_stop(&mut self) {
+        self.halt(Why::Asked);
+    }
+
+    fn send_interrupt(&mut self) {
+        let (Some(run), Some(engine)) = (&self.run, &self.engine) else { return };
+        let exec = run.exec.0;
+        self.outbox.cancel_tools(exec);
+        match engine.interrupt {
+            InterruptWay::Signal => self.enclosure.signal(Signal::SIGINT),
+            InterruptWay::Frame => {
+                let frame = format!("{{\"op\":\"interrupt\",\"exec\":{exec}}}");
+                if let Err(why) = self.control.send(frame.as_bytes(), &[], None) {
+                    self.kill(WorkerCause::Protocol(why));
+                }
+            }
+        }
+    }
+
+    pub(super) fn on_run_deadline(&mut self, now: Instant) {
+        let Some(run) = &mut self.run else { return };
+        match &mut run.halt {
+            Halt::No => {
+                if run.timeout.is_some_and(|at| at <= now) {
+                    self.halt(Why::Timeout);
+                }
+            }
+            Halt::Halting { kill, .. } if *kill <= now => self.kill(WorkerCause::Unresponsive),
+            Halt::Halting { again, .. } => {
+                if again.is_some_and(|at| at <= now) {
+                    *again = None;
+                    self.send_interrupt();
+                }
+            }
+        }
+    }
+
+    /// The engine says that the execution is over: its last output and its state come first.
+    pub(super) fn on_end(&mut self, end: EngineEnd, json: Vec<u8>) -> Result<(), String> {
+        let Some(run) = self.run.take_if(|run| run.exec.0 == end.exec && run.request == end.id) else {
+            return Err(format!("end of execution {}, which does not run", end.exec));
+        };
+        let (status, code, err) = judge(&run, end);
+        self.finish(run, Finish { status, code, err, frame_json: json, duration_us: 0, output_bytes: 0 });
+        self.go_on_stopping();
+        Ok(())
+    }
+
+    /// The engine is gone under the execution.
+    pub(super) fn lose_run(&mut self, cause: &WorkerCause) {
+        let Some(run) = self.run.take() else { return };
+        let (status, code, err) = match run.halt {
+            Halt::Halting { why: Why::Timeout, .. } => {
+                (ExecStatus::Timeout, CODE_TIMEOUT, format!("timed out after {} ms; {cause}", run.timeout_ms))
+            }
+            Halt::Halting { why: Why::Asked, .. } => {
+                (ExecStatus::Interrupted, CODE_INTERRUPTED, format!("interrupted; {cause}"))
+            }
+            Halt::No => (ExecStatus::Lost, CODE_LOST, cause.to_string()),
+        };
+        self.state.discard();
+        self.finish(run, Finish { status, code, err, frame_json: Vec::new(), duration_us: 0, output_bytes: 0 });
+    }
+
+    fn finish(&mut self, run: Run, mut finish: Finish) {
+        let (ledger, exec) = (&mut self.ledger, run.exec);
+        self.pipes.drain(|stream, data| ledger.output(exec, stream, data));
+        if let Err(error) = self.state.commit(Some(exec)) {
+            let error = Error::from(error);
+            tracing::error!(%exec, %error, "the state after an execution could not be stored");
+            if finish.err.is_empty() {
+                finish.err = format!("the state after this execution could not be stored: {error}");
+            }
+        }
+        finish.duration_us = u64::try_from(run.started.elapsed().as_micros()).unwrap_or(u64::MAX);
+        self.ledger.end(exec, finish);
+        self.outbox.cancel_tools(exec.0);
+    }
+}
+
+/// What the end means, knowing what init did.
+fn judge(run: &Run, end: EngineEnd) -> (ExecStatus, i32, String) {
+    match (&run.halt, end.status) {
+        (Halt::Halting { why: Why::Timeout, .. }, _) => {
+            (ExecStatus::Timeout, CODE_TIMEOUT, format!("timed out after {} ms", run.timeout_ms))
+        }
+        (Halt::No | Halt::Halting { why: Why::Asked, .. }, status) => {
+            let status = match status {
+                EndStatus::Done => ExecStatus::Done,
+                EndStatus::Failed => ExecStatus::Failed,
+                EndStatus::Interrupted => ExecStatus::Interrupted,
+                EndStatus::Refused => ExecStatus::Refused,
+            };
+            (status, end.code, end.err)
+        }
+    }
+}

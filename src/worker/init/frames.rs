@@ -1,0 +1,276 @@
+//! What init reads of an engine's frames: only what it acts on. Values, outputs and arguments stay the text they came as and
+//! are decoded by the daemon, so that no depth or size of them costs init anything. Pure.
+
+use serde::Deserialize;
+
+use crate::core::limits;
+use crate::worker::wire::{EndStatus, EntryMeta, InterruptWay, Job, Missed};
+
+/// Longest key of a state entry, bytes.
+const KEY_BYTES: usize = 1024;
+/// Longest `err` that is passed on, bytes.
+const ERR_BYTES: usize = 16 << 10;
+/// Longest meta data of a state entry, bytes.
+const META_BYTES: usize = 64 << 10;
+
+/// An engine's frame as init sees it.
+#[derive(Debug, Clone, PartialEq)]
+pub enum EngineEvent {
+    /// The engine is there.
+    Ready(EngineReady),
+    /// A `display` or `structured` frame of that execution.
+    Shown {
+        /// The execution.
+        exec: u64,
+    },
+    /// A dynamic tool is called.
+    ToolCall {
+        /// The engine's number for the call.
+        call: u64,
+        /// The execution; 0: none.
+        exec: u64,
+    },
+    /// The jobs that run now.
+    Jobs(Vec<Job>),
+    /// One chunk of a new or changed entry.
+    Put {
+        /// `kind/name`.
+        key: String,
+        /// One JSON object.
+        meta_json: String,
+        /// The same key goes on.
+        more: bool,
+    },
+    /// An entry is gone.
+    Del {
+        /// `kind/name`.
+        key: String,
+    },
+    /// All that is not captured now.
+    Missed(Vec<Missed>),
+    /// An execution is over.
+    End(EngineEnd),
+    /// A request is answered.
+    Reply {
+        /// Which.
+        id: u64,
+        /// Whether it was done.
+        ok: bool,
+    },
+}
+
+/// The engine's introduction.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct EngineReady {
+    /// By name.
+    pub engine: String,
+    /// Its own version.
+    pub version: String,
+    /// How it wants to be interrupted.
+    pub interrupt: InterruptWay,
+}
+
+/// The end of an execution.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct EngineEnd {
+    /// The request.
+    pub id: u64,
+    /// The execution.
+    pub exec: u64,
+    /// How.
+    pub status: EndStatus,
+    /// Exit code.
+    pub code: i32,
+    /// One line; at most 16 KiB are kept.
+    #[serde(default)]
+    pub err: String,
+}
+
+/// Reads the head of a frame.
+///
+/// # Errors
+/// What is wrong with it, in words for the crash report.
+pub fn read(json: &[u8]) -> Result<EngineEvent, String> {
+    let kind: Kind = from(json)?;
+    match kind.ev.as_str() {
+        "ready" => Ok(EngineEvent::Ready(from(json)?)),
+        "display" | "structured" => from(json).map(|Shown { exec }| EngineEvent::Shown { exec }),
+        "tool_call" => from(json).map(|ToolCall { call, exec }| EngineEvent::ToolCall { call, exec }),
+        "jobs" => {
+            bounded(json)?;
+            from(json).map(|Jobs { jobs }| EngineEvent::Jobs(jobs))
+        }
+        "put" => read_put(json),
+        "del" => {
+            let Del { key } = from(json)?;
+            check_key(&key)?;
+            Ok(EngineEvent::Del { key })
+        }
+        "missed" => {
+            bounded(json)?;
+            from(json).map(|MissedList { entries }| EngineEvent::Missed(entries))
+        }
+        "end" => {
+            let mut end: EngineEnd = from(json)?;
+            cut(&mut end.err, ERR_BYTES);
+            Ok(EngineEvent::End(end))
+        }
+        "reply" => from(json).map(|Reply { id, ok }| EngineEvent::Reply { id, ok }),
+        other => Err(format!("unknown event {:?}", other.chars().take(40).collect::<String>())),
+    }
+}
+
+fn read_put(json: &[u8]) -> Result<EngineEvent, String> {
+    let Put { key, meta, more } = from(json)?;
+    check_key(&key)?;
+    let meta_json = serde_json::to_string(&meta).map_err(|e| e.to_string())?;
+    if meta_json.len() > META_BYTES {
+        return Err(format!("meta data of {} bytes", meta_json.len()));
+    }
+    Ok(EngineEvent::Put { key, meta_json, more })
+}
+
+fn from<'a, T: Deserialize<'a>>(json: &'a [u8]) -> Result<T, String> {
+    serde_json::from_slice(json).map_err(|error| {
+        let mut text = format!("frame is not of the contract: {error}");
+        cut(&mut text, 300);
+        text
+    })
+}
+
+fn bounded(json: &[u8]) -> Result<(), String> {
+    match json.len() > limits::ENGINE_LIST_BYTES {
+        true => Err(format!("a list of {} bytes", json.len())),
+        false => Ok(()),
+    }
+}
+
+fn check_key(key: &str) -> Result<(), String> {
+    match key.is_empty() || key.len() > KEY_BYTES || key.contains('\0') {
+        true => Err(format!("state entry with a key of {} bytes", key.len())),
+        false => Ok(()),
+    }
+}
+
+/// Cuts a text at a character's edge.
+pub fn cut(text: &mut String, bytes: usize) {
+    if text.len() > bytes {
+        text.truncate(text.floor_char_boundary(bytes));
+    }
+}
+
+#[derive(Deserialize)]
+struct Kind {
+    ev: String,
+}
+
+#[derive(Deserialize)]
+struct Shown {
+    exec: u64,
+}
+
+#[derive(Deserialize)]
+struct ToolCall {
+    call: u64,
+    #[serde(default)]
+    exec: u64,
+}
+
+#[derive(Deserialize)]
+struct Jobs {
+    jobs: Vec<Job>,
+}
+
+#[derive(Deserialize)]
+struct Put {
+    key: String,
+    #[serde(default)]
+    meta: EntryMeta,
+    #[serde(default)]
+    more: bool,
+}
+
+#[derive(Deserialize)]
+struct Del {
+    key: String,
+}
+
+#[derive(Deserialize)]
+struct MissedList {
+    entries: Vec<Missed>,
+}
+
+#[derive(Deserialize)]
+struct Reply {
+    id: u64,
+    ok: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn frames_of_the_contract_are_read() {
+        let deep = format!(
+            r#"{{"ev":"end","id":1,"exec":7,"status":"done","code":0,"value":{}{}}}"#,
+            "[".repeat(100_000),
+            "]".repeat(100_000)
+        );
+        for (json, expected) in [
+            (
+                r#"{"ev":"ready","engine":"python","version":"3","interrupt":"signal"}"#,
+                EngineEvent::Ready(EngineReady {
+                    engine: "python".into(),
+                    version: "3".into(),
+                    interrupt: InterruptWay::Signal,
+                }),
+            ),
+            (r#"{"ev":"display","exec":7,"mime":"text/html"}"#, EngineEvent::Shown { exec: 7 }),
+            (r#"{"ev":"tool_call","call":1,"name":"x","args":null}"#, EngineEvent::ToolCall { call: 1, exec: 0 }),
+            (r#"{"ev":"jobs","jobs":[]}"#, EngineEvent::Jobs(vec![])),
+            (r#"{"ev":"del","key":"var/x"}"#, EngineEvent::Del { key: "var/x".into() }),
+            (r#"{"ev":"reply","id":3,"ok":false,"code":"notFound"}"#, EngineEvent::Reply { id: 3, ok: false }),
+            (
+                deep.as_str(),
+                EngineEvent::End(EngineEnd { id: 1, exec: 7, status: EndStatus::Done, code: 0, err: String::new() }),
+            ),
+        ] {
+            assert_eq!(read(json.as_bytes()), Ok(expected));
+        }
+        let put = read(br#"{"ev":"put","key":"var/x","meta":{"type":"int","summary":"42","z":[1]},"more":false}"#);
+        assert!(matches!(put, Ok(EngineEvent::Put { meta_json, .. }) if meta_json.contains("\"z\":[1]")));
+    }
+
+    #[test]
+    fn others_are_not() {
+        let long = format!(r#"{{"ev":"del","key":"{}"}}"#, "k".repeat(2000));
+        for json in [
+            "",
+            "{}",
+            "[]",
+            r#"{"ev":"nope"}"#,
+            r#"{"ev":"end","id":1}"#,
+            r#"{"ev":"del","key":""}"#,
+            r#"{"ev":"end","id":1,"exec":1,"status":"lost","code":0}"#,
+            &long,
+        ] {
+            assert!(read(json.as_bytes()).is_err(), "{json}");
+        }
+    }
+
+    #[test]
+    fn long_errors_are_cut_between_characters() {
+        let json = format!(r#"{{"ev":"end","id":1,"exec":1,"status":"failed","code":1,"err":"{}"}}"#, "é".repeat(20_000));
+        let Ok(EngineEvent::End(end)) = read(json.as_bytes()) else { panic!("an end") };
+        assert_eq!(end.err.len(), ERR_BYTES);
+    }
+
+    proptest! {
+        #[test]
+        fn garbage_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = read(&bytes);
+        }
+    }
+}

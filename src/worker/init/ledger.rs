@@ -1,0 +1,338 @@
+//! What init knows of executions: their output, events and ends, in order, until the daemon has them safely.
+//!
+//! Pure: no I/O, no clock. Each execution has a log with a cursor, the next item to send. Its first bytes are kept until the
+//! end is acknowledged, so that a daemon that comes back gets them again; later ones are dropped once they were sent.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::core::exec::Stream;
+use crate::core::ids::ExecId;
+use crate::core::limits;
+use crate::rpc::worker_service::Finish;
+
+/// Sent pieces of one stream that lie together are joined up to this, bytes: a flood of small writes must not cost more in
+/// bookkeeping than in bytes.
+const JOINED_BYTES: usize = 64 << 10;
+/// Items of one execution that are kept; a flood that alternates between the streams cannot be joined.
+const KEPT_ITEMS: usize = 16 << 10;
+
+/// One step of an execution as the daemon is to see it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Item {
+    /// Bytes of output.
+    Output {
+        /// Both streams' bytes before it.
+        offset: u64,
+        /// Which stream.
+        stream: Stream,
+        /// The bytes.
+        data: Vec<u8>,
+    },
+    /// A `display` or `structured` frame.
+    Event {
+        /// The frame.
+        json: Vec<u8>,
+        /// Its tail.
+        tail: Vec<u8>,
+    },
+    /// The end.
+    Ended(Finish),
+}
+
+impl Item {
+    fn bytes(&self) -> usize {
+        match self {
+            Item::Output { data, .. } => data.len(),
+            Item::Event { json, tail } => json.len() + tail.len(),
+            Item::Ended(_) => 0,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Entry {
+    item: Item,
+    keep: bool,
+}
+
+/// One execution.
+#[derive(Debug)]
+struct Known {
+    ended: bool,
+    log: VecDeque<Entry>,
+    /// The first item that the present daemon was not sent.
+    next: usize,
+    kept_limit: usize,
+    kept_bytes: usize,
+    unsent_bytes: usize,
+    written: u64,
+}
+
+/// All executions that init knows.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    known: BTreeMap<ExecId, Known>,
+}
+
+impl Ledger {
+    /// Whether that execution runs, or ended and was not acknowledged.
+    pub fn knows(&self, exec: ExecId) -> bool {
+        self.known.contains_key(&exec)
+    }
+
+    /// Whether no more executions can be remembered.
+    pub fn is_full(&self) -> bool {
+        self.known.len() >= limits::EXECUTIONS_UNACKNOWLEDGED
+    }
+
+    /// Notes that an execution begins.
+    pub fn begin(&mut self, exec: ExecId, kept_limit: usize) {
+        let known = Known {
+            ended: false,
+            log: VecDeque::new(),
+            next: 0,
+            kept_limit,
+            kept_bytes: 0,
+            unsent_bytes: 0,
+            written: 0,
+        };
+        self.known.insert(exec, known);
+    }
+
+    /// Adds output. Bytes beyond what is kept are dropped once they were sent.
+    pub fn output(&mut self, exec: ExecId, stream: Stream, data: &[u8]) {
+        let Some(known) = self.known.get_mut(&exec) else { return };
+        let room = match known.log.len() < KEPT_ITEMS {
+            true => known.kept_limit.saturating_sub(known.kept_bytes),
+            false => 0,
+        };
+        let (kept, rest) = data.split_at(room.min(data.len()));
+        for (piece, keep) in [(kept, true), (rest, false)] {
+            if !piece.is_empty() {
+                let item = Item::Output { offset: known.written, stream, data: piece.to_vec() };
+                known.written += piece.len() as u64;
+                known.push(item, keep);
+            }
+        }
+    }
+
+    /// Adds an event.
+    pub fn event(&mut self, exec: ExecId, json: Vec<u8>, tail: Vec<u8>) {
+        let Some(known) = self.known.get_mut(&exec) else { return };
+        let fits = known.kept_bytes + json.len() + tail.len() <= known.kept_limit && known.log.len() < KEPT_ITEMS;
+        known.push(Item::Event { json, tail }, fits);
+    }
+
+    /// Adds the end.
+    pub fn end(&mut self, exec: ExecId, finish: Finish) {
+        let Some(known) = self.known.get_mut(&exec) else { return };
+        let finish = Finish { output_bytes: known.written, ..finish };
+        known.ended = true;
+        known.push(Item::Ended(finish), true);
+    }
+
+    /// The next item to send, and of which execution: the oldest first.
+    pub fn next(&self) -> Option<(ExecId, &Item)> {
+        self.known.iter().find_map(|(exec, known)| Some((*exec, &known.log.get(known.next)?.item)))
+    }
+
+    /// Notes that the item that [`Ledger::next`] gave was sent.
+    pub fn sent(&mut self) {
+        let unsent = self.known.values_mut().find(|known| known.next < known.log.len());
+        if let Some(known) = unsent {
+            known.sent();
+        }
+    }
+
+    /// A new daemon: everything kept is to be sent again.
+    pub fn rewind(&mut self) {
+        for known in self.known.values_mut() {
+            known.next = 0;
+            known.unsent_bytes = known.log.iter().map(|entry| entry.item.bytes()).sum();
+        }
+    }
+
+    /// Forgets an execution that ended. Whether it was there.
+    pub fn acknowledge(&mut self, exec: ExecId) -> bool {
+        match self.known.get(&exec) {
+            Some(known) if known.ended => self.known.remove(&exec).is_some(),
+            Some(_) | None => false,
+        }
+    }
+
+    /// Bytes that wait to be sent.
+    pub fn unsent_bytes(&self) -> usize {
+        self.known.values().map(|known| known.unsent_bytes).sum()
+    }
+
+    /// Every execution and whether it runs.
+    pub fn list(&self) -> Vec<(ExecId, bool)> {
+        self.known.iter().map(|(exec, known)| (*exec, !known.ended)).collect()
+    }
+
+    /// Whether nothing is known: no end waits for its acknowledgement.
+    pub fn is_empty(&self) -> bool {
+        self.known.is_empty()
+    }
+}
+
+impl Known {
+    fn push(&mut self, item: Item, keep: bool) {
+        self.unsent_bytes += item.bytes();
+        if keep {
+            self.kept_bytes += item.bytes();
+        }
+        self.log.push_back(Entry { item, keep });
+    }
+
+    fn sent(&mut self) {
+        let Some(entry) = self.log.get(self.next) else { return };
+        self.unsent_bytes = self.unsent_bytes.saturating_sub(entry.item.bytes());
+        if !entry.keep {
+            self.log.remove(self.next);
+            return;
+        }
+        if self.joined().is_none() {
+            self.next += 1;
+        }
+    }
+
+    /// Joins the item just sent to the one before it, if both are output of one stream and follow one another.
+    fn joined(&mut self) -> Option<()> {
+        let before = self.next.checked_sub(1)?;
+        let (Item::Output { offset, stream, data }, true) =
+            (&self.log.get(self.next)?.item, self.log.get(before)?.keep)
+        else {
+            return None;
+        };
+        let Item::Output { offset: first, stream: same, data: joined } = &self.log.get(before)?.item else {
+            return None;
+        };
+        let follows = same == stream && first + joined.len() as u64 == *offset;
+        if !follows || joined.len() + data.len() > JOINED_BYTES {
+            return None;
+        }
+        let Item::Output { data, .. } = self.log.remove(self.next)?.item else { return None };
+        let Item::Output { data: joined, .. } = &mut self.log.get_mut(before)?.item else { return None };
+        joined.extend_from_slice(&data);
+        Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::exec::ExecStatus;
+    use proptest::prelude::*;
+
+    fn finish() -> Finish {
+        Finish {
+            status: ExecStatus::Done,
+            code: 0,
+            err: String::new(),
+            frame_json: Vec::new(),
+            duration_us: 1,
+            output_bytes: 0,
+        }
+    }
+
+    fn take_all(ledger: &mut Ledger) -> Vec<(ExecId, Item)> {
+        let mut all = Vec::new();
+        while let Some((exec, item)) = ledger.next() {
+            all.push((exec, item.clone()));
+            ledger.sent();
+        }
+        all
+    }
+
+    fn bytes_of(items: &[(ExecId, Item)], wanted: Stream) -> Vec<u8> {
+        let of = |item: &Item| match item {
+            Item::Output { stream, data, .. } if *stream == wanted => data.clone(),
+            Item::Output { .. } | Item::Event { .. } | Item::Ended(_) => Vec::new(),
+        };
+        items.iter().flat_map(|(_, item)| of(item)).collect()
+    }
+
+    #[test]
+    fn the_first_bytes_come_again_the_others_do_not() {
+        let mut ledger = Ledger::default();
+        let exec = ExecId(1);
+        ledger.begin(exec, 4);
+        ledger.output(exec, Stream::Stdout, b"abcdef");
+        ledger.end(exec, finish());
+        assert_eq!(ledger.unsent_bytes(), 6);
+        assert_eq!(bytes_of(&take_all(&mut ledger), Stream::Stdout), b"abcdef");
+        assert_eq!(ledger.unsent_bytes(), 0);
+        ledger.rewind();
+        let again = take_all(&mut ledger);
+        assert_eq!(bytes_of(&again, Stream::Stdout), b"abcd");
+        assert!(matches!(&again.last(), Some((_, Item::Ended(f))) if f.output_bytes == 6));
+        assert!(ledger.acknowledge(exec));
+        assert!(!ledger.acknowledge(exec));
+        assert!(ledger.is_empty());
+    }
+
+    #[test]
+    fn a_running_execution_is_not_forgotten() {
+        let mut ledger = Ledger::default();
+        ledger.begin(ExecId(1), 4);
+        assert!(!ledger.acknowledge(ExecId(1)));
+        assert_eq!(ledger.list(), [(ExecId(1), true)]);
+    }
+
+    #[test]
+    fn small_writes_cost_little() {
+        let mut ledger = Ledger::default();
+        ledger.begin(ExecId(1), 1 << 20);
+        for _ in 0..100_000 {
+            ledger.output(ExecId(1), Stream::Stdout, b"x");
+            ledger.sent();
+        }
+        assert!(ledger.known[&ExecId(1)].log.len() < 8);
+        for _ in 0..100_000 {
+            ledger.output(ExecId(1), Stream::Stdout, b"x");
+            ledger.output(ExecId(1), Stream::Stderr, b"x");
+            ledger.sent();
+            ledger.sent();
+        }
+        assert!(ledger.known[&ExecId(1)].log.len() <= KEPT_ITEMS);
+        assert_eq!(ledger.unsent_bytes(), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn every_byte_is_sent_once_in_order(
+            writes in prop::collection::vec((any::<bool>(), prop::collection::vec(any::<u8>(), 0..40), 0usize..4), 0..60),
+            kept in 0usize..500,
+        ) {
+            let (mut ledger, mut sent, mut all) = (Ledger::default(), Vec::new(), Vec::new());
+            ledger.begin(ExecId(7), kept);
+            for (err, data, takes) in &writes {
+                let stream = if *err { Stream::Stderr } else { Stream::Stdout };
+                ledger.output(ExecId(7), stream, data);
+                all.extend(data.iter().map(|byte| (stream, *byte)));
+                for _ in 0..*takes {
+                    if let Some((_, item)) = ledger.next() {
+                        sent.push(item.clone());
+                        ledger.sent();
+                    }
+                }
+            }
+            sent.extend(take_all(&mut ledger).into_iter().map(|(_, item)| item));
+            let flat = |items: &[Item]| {
+                let mut bytes = Vec::new();
+                for item in items {
+                    if let Item::Output { offset, stream, data } = item {
+                        assert_eq!(*offset, bytes.len() as u64);
+                        bytes.extend(data.iter().map(|byte| (*stream, *byte)));
+                    }
+                }
+                bytes
+            };
+            prop_assert_eq!(&flat(&sent), &all);
+            ledger.rewind();
+            let again: Vec<Item> = take_all(&mut ledger).into_iter().map(|(_, item)| item).collect();
+            prop_assert_eq!(&flat(&again)[..], &all[..kept.min(all.len())]);
+        }
+    }
+}

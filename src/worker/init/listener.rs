@@ -1,0 +1,195 @@
+//! The private socket and, beside it, the one for descriptors: who may connect, and one Cap'n Proto system for each.
+//!
+//! The sockets are made by the outer process, as the daemon's user and with mode 0600, before anything is given up. What
+//! connects must be of the daemon's user and is cut off unless it proves the worker's secret in time.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener as StdListener;
+use std::path::Path;
+use std::rc::Rc;
+
+use capnp_rpc::RpcSystem;
+use capnp_rpc::rpc_twoparty_capnp::Side;
+use nix::sys::stat::{Mode, umask};
+use tokio::io::{AsyncWriteExt, Interest};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::core::limits;
+use crate::rpc::schema::worker_capnp::worker;
+use crate::rpc::worker_proof::{Role, WorkerIdentity};
+use crate::rpc::worker_service::{Call, WorkerCall, WorkerServer};
+use crate::rpc::worker_socket::{self, DescriptorNote};
+use crate::sys::socket::{peer, receive_with_fds};
+
+/// Both sockets, listening.
+#[derive(Debug)]
+pub struct Sockets {
+    /// For Cap'n Proto.
+    pub calls: StdListener,
+    /// For descriptors.
+    pub descriptors: StdListener,
+}
+
+impl Sockets {
+    /// Makes both, for the calling user only. What a dead worker left there is replaced.
+    ///
+    /// # Errors
+    /// Those of `bind`.
+    pub fn bind(path: &Path) -> io::Result<Sockets> {
+        let before = umask(Mode::from_bits_truncate(0o177));
+        let listen = |path: &Path| {
+            let _ = std::fs::remove_file(path);
+            worker_socket::listen(path)
+        };
+        let bound = listen(path).and_then(|calls| Ok((calls, listen(&worker_socket::descriptor_path(path))?)));
+        umask(before);
+        let (calls, descriptors) = bound?;
+        Ok(Sockets { calls, descriptors })
+    }
+
+    /// Both descriptors, which have to survive the way into the sandbox.
+    pub fn fds(&self) -> [std::os::fd::BorrowedFd<'_>; 2] {
+        [self.calls.as_fd(), self.descriptors.as_fd()]
+    }
+
+    /// Takes the sockets' names away, as far as this user may.
+    pub fn unlink(path: &Path) {
+        let _ = std::fs::remove_file(path);
+        let _ = std::fs::remove_file(worker_socket::descriptor_path(path));
+    }
+}
+
+/// Descriptors that came and are not used yet; the oldest gives way.
+#[derive(Debug, Clone, Default)]
+pub struct Descriptors {
+    held: Rc<RefCell<VecDeque<(u64, OwnedFd)>>>,
+}
+
+impl Descriptors {
+    fn hold(&self, token: u64, descriptor: OwnedFd) {
+        let mut held = self.held.borrow_mut();
+        if held.len() >= limits::WORKER_DESCRIPTORS {
+            held.pop_front();
+        }
+        held.push_back((token, descriptor));
+    }
+
+    /// The descriptor of that token, once.
+    pub fn take(&self, token: u64) -> Option<OwnedFd> {
+        let mut held = self.held.borrow_mut();
+        let at = held.iter().position(|(of, _)| *of == token)?;
+        held.remove(at).map(|(_, descriptor)| descriptor)
+    }
+}
+
+/// Who may connect, and what for.
+pub struct Door {
+    /// Whom both ends must be.
+    pub identity: Rc<WorkerIdentity>,
+    /// The daemon's uid as init sees it.
+    pub daemon_uid: u32,
+    /// Where calls go.
+    pub calls: mpsc::Sender<WorkerCall>,
+    /// Where descriptors go.
+    pub descriptors: Descriptors,
+}
+
+/// Accepts connections until the task is dropped.
+///
+/// # Errors
+/// If the sockets cannot be watched.
+pub async fn serve(sockets: Sockets, door: Door) -> io::Result<()> {
+    let Sockets { calls, descriptors } = sockets;
+    calls.set_nonblocking(true)?;
+    descriptors.set_nonblocking(true)?;
+    let (calls, descriptors) = (UnixListener::from_std(calls)?, UnixListener::from_std(descriptors)?);
+    let (door, open) = (Rc::new(door), Rc::new(Cell::new(0usize)));
+    for connection in 1u64.. {
+        let (stream, for_calls) = tokio::select! {
+            accepted = calls.accept() => (accepted, true),
+            accepted = descriptors.accept() => (accepted, false),
+        };
+        let stream = match stream {
+            Ok((stream, _)) => stream,
+            // Out of descriptors: what is open has to close first.
+            Err(_) => {
+                tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+                continue;
+            }
+        };
+        let stranger = peer(&stream).map_or(true, |peer| peer.uid != door.daemon_uid);
+        if stranger || open.get() >= limits::WORKER_CONNECTIONS {
+            tracing::warn!(stranger, "a connection is refused");
+            continue;
+        }
+        let (door, place) = (door.clone(), Place::take(&open));
+        tokio::task::spawn_local(async move {
+            match for_calls {
+                true => serve_calls(connection, stream, &door).await,
+                false => {
+                    let taking = take_descriptor(stream, &door);
+                    let _ = tokio::time::timeout(limits::CLIENT_HELLO, taking).await;
+                }
+            }
+            drop(place);
+        });
+    }
+    Ok(())
+}
+
+/// One of the open connections.
+struct Place(Rc<Cell<usize>>);
+
+impl Place {
+    fn take(open: &Rc<Cell<usize>>) -> Place {
+        open.set(open.get() + 1);
+        Place(open.clone())
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}
+
+async fn serve_calls(connection: u64, stream: UnixStream, door: &Door) {
+    let (close, closed) = oneshot::channel();
+    let server = WorkerServer::new(connection, door.identity.clone(), door.calls.clone(), close);
+    let proven = server.proven();
+    let client: worker::Client = capnp_rpc::new_client(server);
+    let rpc = RpcSystem::new(Box::new(worker_socket::network(stream, Side::Server)), Some(client.client));
+    let unproven = async {
+        tokio::time::sleep(limits::CLIENT_HELLO).await;
+        if proven.get() {
+            std::future::pending::<()>().await;
+        }
+    };
+    tokio::select! {
+        _ = rpc => {}
+        // A newer daemon attached.
+        _ = closed => {}
+        () = unproven => {}
+    }
+    let _ = door.calls.send(WorkerCall { connection, what: Call::Gone }).await;
+}
+
+async fn take_descriptor(mut stream: UnixStream, door: &Door) -> io::Result<()> {
+    let mut bytes = [0; DescriptorNote::BYTES];
+    let receive = || receive_with_fds(&stream, &mut bytes);
+    stream.readable().await?;
+    let (n, mut fds) = stream.async_io(Interest::READABLE, receive).await?;
+    let note = DescriptorNote::from_bytes(&bytes);
+    let proven = door.identity.verify(Role::Descriptor, &note.token.to_le_bytes(), b"", &note.proof);
+    match (fds.pop(), fds.is_empty()) {
+        (Some(descriptor), true) if n == bytes.len() && proven => {
+            door.descriptors.hold(note.token, descriptor);
+            stream.write_all(&[1]).await
+        }
+        _ => Err(io::Error::from(io::ErrorKind::PermissionDenied)),
+    }
+}

@@ -1,0 +1,303 @@
+//! State into the engine: from `engine.db` when the worker starts, from the daemon for a restore.
+//!
+//! A restore replaces `engine.db` in one transaction, and only after the engine has built the state; until then the entries
+//! wait in a spool. If anything fails in between, the worker ends and `engine.db` has the former state.
+
+use std::collections::VecDeque;
+
+use serde::Deserialize;
+use serde_json::json;
+use tokio::time::Instant;
+
+use super::frames::EngineReady;
+use super::requests::By;
+use super::spool::Spool;
+use super::{Life, Ready, Worker};
+use crate::catalog::EntryHead;
+use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::info::MissedEntry;
+use crate::core::limits;
+use crate::rpc::worker_link::{StateChunk, WorkerCause};
+use crate::rpc::worker_service::Answer;
+use crate::worker::wire::Missed;
+
+/// Frames on their way to the engine beyond which a load waits, bytes.
+const QUEUED_BYTES: usize = 4 << 20;
+
+/// How far the start is.
+pub(super) struct Startup {
+    /// It must be done by then.
+    pub until: Instant,
+    phase: Phase,
+}
+
+enum Phase {
+    AwaitReady,
+    Feeding(VecDeque<EntryHead>),
+    AwaitLoaded,
+}
+
+impl Startup {
+    pub(super) fn awaiting_ready(until: Instant) -> Self {
+        Startup { until, phase: Phase::AwaitReady }
+    }
+}
+
+/// A load under way.
+pub(super) struct Loading {
+    spool: Spool,
+    /// Answers that are held until the engine has read more.
+    held: VecDeque<Answer<()>>,
+    /// The daemon's last entry has come.
+    complete: bool,
+}
+
+impl Worker {
+    /// The engine's first frame.
+    pub(super) fn on_engine_ready(&mut self, ready: EngineReady) -> std::result::Result<(), String> {
+        let Life::Starting(Startup { phase: phase @ Phase::AwaitReady, .. }) = &mut self.life else {
+            return Err("it says twice that it is ready".into());
+        };
+        if ready.engine != self.settings.engine.name() {
+            return Err(format!("it says that it is {:?}", ready.engine.chars().take(40).collect::<String>()));
+        }
+        let version: String = ready.version.chars().take(limits::IDENTIFIER_BYTES).collect();
+        let opened = self.state.set_engine(&ready.engine, &version).and_then(|()| {
+            let jobs = self.state.take_lost_jobs()?;
+            Ok((jobs, self.state.heads()?))
+        });
+        self.engine = Some(EngineReady { version, ..ready });
+        match opened {
+            Ok((jobs, heads)) => {
+                let lost = |job: crate::catalog::JobRecord| MissedEntry {
+                    key: format!("job/{}", job.id),
+                    type_name: "job".into(),
+                    reason: format!("killed when the worker before this one ended: {}", job.command),
+                };
+                self.not_restored = jobs.into_iter().map(lost).collect();
+                self.restored_entries = u32::try_from(heads.len()).unwrap_or(u32::MAX);
+                *phase = Phase::Feeding(heads.into());
+                self.begin_feeding();
+            }
+            Err(error) => self.fail_start(error.into()),
+        }
+        Ok(())
+    }
+
+    fn begin_feeding(&mut self) {
+        match self.restored_entries {
+            0 => self.serve(),
+            _ => {
+                let id = self.next_id();
+                if let Err(why) = self.control.request(id, br#"{"op":"load"}"#, None) {
+                    self.kill(WorkerCause::Protocol(why));
+                }
+            }
+        }
+    }
+
+    /// Gives the engine more of its stored state while it reads.
+    pub(super) fn feed_startup(&mut self) {
+        while self.killed_for.is_none() && self.control.queued_bytes() < QUEUED_BYTES {
+            let Life::Starting(Startup { phase: Phase::Feeding(heads), .. }) = &mut self.life else { return };
+            let Some(head) = heads.pop_front() else {
+                self.set_phase(Phase::AwaitLoaded);
+                let _ = self.ask(br#"{"op":"loaded"}"#, By::Startup);
+                return;
+            };
+            let entry = match self.state.entry(&head.key) {
+                Ok(Some(entry)) => entry,
+                Ok(None) => continue,
+                Err(error) => return self.fail_start(error.into()),
+            };
+            let meta = entry.meta_json.as_bytes();
+            for (data, more) in pieces(&entry.body) {
+                if let Err(why) = self.send_entry(&entry.key, meta, data, more) {
+                    return self.kill(WorkerCause::Protocol(why));
+                }
+            }
+        }
+    }
+
+    fn set_phase(&mut self, next: Phase) {
+        if let Life::Starting(startup) = &mut self.life {
+            startup.phase = next;
+        }
+    }
+
+    fn send_entry(&mut self, key: &str, meta: &[u8], data: &[u8], more: bool) -> std::result::Result<(), String> {
+        let key = serde_json::to_string(key).map_err(|e| e.to_string())?;
+        let mut json = format!("{{\"op\":\"entry\",\"key\":{key},\"more\":{more},\"meta\":").into_bytes();
+        json.extend_from_slice(if meta.is_empty() { b"{}" } else { meta });
+        json.push(b'}');
+        self.control.send(&json, data, None)
+    }
+
+    /// The engine has built its state at start.
+    pub(super) fn on_started(&mut self, ok: bool, json: &[u8]) -> std::result::Result<(), String> {
+        if !ok {
+            self.fail_start(failure(json));
+            return Ok(());
+        }
+        let missed = missed_of(json);
+        self.not_restored.extend(missed);
+        if let Err(error) = self.state.commit(None) {
+            self.fail_start(error.into());
+            return Ok(());
+        }
+        self.serve();
+        Ok(())
+    }
+
+    /// From here on calls are answered.
+    fn serve(&mut self) {
+        self.life = Life::Serving;
+        self.first_words.clear();
+        self.orphan_at = Some(Instant::now() + self.settings.orphan_grace);
+        let Some(engine) = &self.engine else { return };
+        let ready = Ready {
+            engine: engine.engine.clone(),
+            engine_version: engine.version.clone(),
+            sandbox: self.enclosure.layers(),
+            restored_entries: self.restored_entries,
+            not_restored: self.not_restored.clone(),
+        };
+        if let Some(tell) = self.on_ready.take() {
+            tell(Ok(ready));
+        }
+    }
+
+    pub(super) fn load_begin(&mut self) -> Result<()> {
+        self.check_idle()?;
+        let spool = Spool::create(&self.settings.spool_folder)
+            .map_err(|e| Error::internal(format!("no room to hold the state while it is loaded: {e}")))?;
+        let id = self.next_id();
+        if let Err(why) = self.control.request(id, br#"{"op":"load"}"#, None) {
+            self.kill(WorkerCause::Protocol(why));
+            return Err(Error::lost("the engine does not take requests"));
+        }
+        // From here on the engine has no state: what is not completed ends the worker.
+        self.loading = Some(Loading { spool, held: VecDeque::new(), complete: false });
+        Ok(())
+    }
+
+    pub(super) fn load_entry(&mut self, chunk: &StateChunk, answer: Answer<()>) {
+        let Some(loading) = self.loading.as_mut().filter(|loading| !loading.complete) else {
+            let _ = answer.send(Err(Error::invalid("no load has begun")));
+            return;
+        };
+        if chunk.data.len() > limits::FRAME_TAIL_BYTES {
+            let _ = answer.send(Err(Error::invalid("a chunk of state is too large")));
+            return self.break_load("a chunk of state is too large");
+        }
+        if let Err(error) = loading.spool.add(chunk) {
+            let code = match error.kind() {
+                std::io::ErrorKind::InvalidInput => ErrorCode::InvalidArgument,
+                _ => ErrorCode::Busy,
+            };
+            let _ = answer.send(Err(Error::new(code, format!("state entry {:?}: {error}", chunk.key))));
+            return self.break_load("the state to load could not be held");
+        }
+        if let Err(why) = self.send_entry(&chunk.key, &chunk.meta_json, &chunk.data, chunk.more) {
+            let _ = answer.send(Err(Error::lost("the engine does not take its state")));
+            return self.kill(WorkerCause::Protocol(why));
+        }
+        match &mut self.loading {
+            Some(loading) if self.control.queued_bytes() > QUEUED_BYTES => loading.held.push_back(answer),
+            Some(_) | None => drop(answer.send(Ok(()))),
+        }
+    }
+
+    /// Answers what was held once the engine has read enough.
+    pub(super) fn release_load(&mut self) {
+        let Some(loading) = &mut self.loading else { return };
+        if self.control.queued_bytes() <= QUEUED_BYTES {
+            for answer in loading.held.drain(..) {
+                let _ = answer.send(Ok(()));
+            }
+        }
+    }
+
+    pub(super) fn load_end(&mut self, answer: Answer<Vec<u8>>) {
+        match self.loading.as_mut().filter(|loading| !loading.complete) {
+            Some(loading) => {
+                loading.complete = true;
+                let _ = self.ask(br#"{"op":"loaded"}"#, By::Load(answer));
+            }
+            None => drop(answer.send(Err(Error::invalid("no load has begun")))),
+        }
+    }
+
+    /// The engine answered a load.
+    pub(super) fn on_loaded(&mut self, ok: bool, json: Vec<u8>, answer: Answer<Vec<u8>>) {
+        let Some(loading) = self.loading.take() else { return };
+        let replaced = match ok {
+            true => self.state.replace(loading.spool).map_err(Error::from),
+            false => Err(failure(&json)),
+        };
+        match replaced {
+            Ok(()) => {
+                let missed = serde_json::to_vec(&json!({ "entries": missed_of(&json) })).unwrap_or_default();
+                let _ = answer.send(Ok(missed));
+            }
+            Err(error) => {
+                let _ = answer.send(Err(error));
+                self.break_load("the state could not be loaded");
+            }
+        }
+    }
+
+    /// A load that cannot be completed: the engine holds half a state and has to go.
+    pub(super) fn break_load(&mut self, why: &str) {
+        self.loading = None;
+        self.kill(WorkerCause::Protocol(why.to_owned()));
+    }
+}
+
+/// A body in pieces that fit a frame's tail; an empty body is one empty piece.
+fn pieces(body: &[u8]) -> impl Iterator<Item = (&[u8], bool)> {
+    let count = body.len().div_ceil(limits::FRAME_TAIL_BYTES).max(1);
+    (0..count).map(move |i| {
+        let start = i * limits::FRAME_TAIL_BYTES;
+        (&body[start..body.len().min(start + limits::FRAME_TAIL_BYTES)], i + 1 < count)
+    })
+}
+
+fn missed_of(json: &[u8]) -> Vec<MissedEntry> {
+    #[derive(Deserialize, Default)]
+    struct Reply {
+        #[serde(default)]
+        missed: Vec<Missed>,
+    }
+    let missed = serde_json::from_slice::<Reply>(json).unwrap_or_default().missed;
+    missed.into_iter().map(|m| MissedEntry { key: m.key, type_name: m.type_name, reason: m.reason }).collect()
+}
+
+fn failure(json: &[u8]) -> Error {
+    #[derive(Deserialize, Default)]
+    struct Reply {
+        #[serde(default)]
+        code: String,
+        #[serde(default)]
+        message: String,
+        #[serde(default)]
+        hint: String,
+    }
+    let reply = serde_json::from_slice::<Reply>(json).unwrap_or_default();
+    let code = ErrorCode::from_name(&reply.code).unwrap_or(ErrorCode::Internal);
+    Error::new(code, format!("the engine could not load its state: {}", reply.message)).hint(reply.hint)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bodies_are_cut_to_fit() {
+        let cut = |n: usize| pieces(&vec![0; n]).map(|(piece, more)| (piece.len(), more)).collect::<Vec<_>>();
+        let full = limits::FRAME_TAIL_BYTES;
+        assert_eq!(cut(0), [(0, false)]);
+        assert_eq!(cut(full), [(full, false)]);
+        assert_eq!(cut(full + 1), [(full, true), (1, false)]);
+    }
+}

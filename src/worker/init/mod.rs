@@ -1,0 +1,367 @@
+//! Init: PID 1 of the worker, trusted, between the daemon and the untrusted engine.
+//!
+//! ```text
+//!  daemon ◀─ private socket ─▶ listener ─ WorkerCall ─▶ Worker ◀─ control socket, pipes ─▶ engine
+//!                                ▲                        │ outbox ── output, ends, tool calls
+//!                                └────────────────────────┘ state ─── engine.db, before an end is told
+//! ```
+//!
+//! One task owns everything ([`Worker`]): it is polled, takes what is there from every source, and settles. Handlers never
+//! wait. Whatever the engine does costs bounded memory, and breaking the contract ends it with a cause.
+//!
+//! ```text
+//!  Starting ──▶ Serving ──▶ Stopping ──▶ Leaving ──▶ (exit)
+//!     │            └── engine gone ──────▶ Leaving
+//!     └── failed ──────────────────────────────────▶ (exit)
+//! ```
+
+mod calls;
+mod control;
+pub mod enclosure;
+mod ending;
+pub mod entry;
+mod events;
+mod executions;
+mod frames;
+mod ledger;
+pub mod listener;
+mod loading;
+mod outbox;
+mod output;
+mod requests;
+pub mod sandboxed;
+mod spool;
+mod state;
+mod stdin;
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures::FutureExt;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, Sleep};
+
+use self::control::Control;
+use self::enclosure::{Enclosure, EngineParts, Watch};
+use self::ending::{Leaving, Stopping};
+use self::executions::Run;
+use self::frames::EngineReady;
+use self::ledger::Ledger;
+use self::loading::{Loading, Startup};
+use self::outbox::Outbox;
+use self::output::Pipes;
+use self::requests::Asked;
+use self::state::State;
+use crate::catalog::EngineDb;
+use crate::core::engine::EngineName;
+use crate::core::error::Error;
+use crate::core::info::MissedEntry;
+use crate::core::limits;
+use crate::rpc::worker_link::WorkerCause;
+use crate::rpc::worker_service::WorkerCall;
+use crate::sys::watched::{Watched, watch};
+
+/// Steps in one poll before other tasks get their turn.
+const STEPS: usize = 32;
+
+/// What init is told beside its sandbox.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Which engine must say that it is ready.
+    pub engine: EngineName,
+    /// Life without a daemon.
+    pub orphan_grace: Duration,
+    /// Output held while no daemon listens, bytes.
+    pub output_buffer_bytes: usize,
+    /// Where entries of a load may be spooled: the kernel's folder.
+    pub spool_folder: PathBuf,
+}
+
+/// What init reports once it serves.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Ready {
+    /// Engine by name.
+    pub engine: String,
+    /// Its version.
+    pub engine_version: String,
+    /// Layers in force.
+    pub sandbox: Vec<String>,
+    /// Entries given to it.
+    pub restored_entries: u32,
+    /// Those that it could not build.
+    pub not_restored: Vec<MissedEntry>,
+}
+
+/// Where the worker is in its life.
+enum Life {
+    /// The engine is not ready or its state is not loaded yet.
+    Starting(Startup),
+    /// Calls are answered.
+    Serving,
+    /// The state is being saved, or the engine has been told to go.
+    Stopping(Stopping),
+    /// The engine is gone; the daemon is told.
+    Leaving(Leaving),
+}
+
+/// Init's event loop.
+pub struct Worker {
+    settings: Settings,
+    enclosure: Box<dyn Enclosure>,
+    life: Life,
+    engine: Option<EngineReady>,
+    control: Control,
+    pipes: Pipes,
+    exit: AsyncFd<Watched>,
+    children: Option<AsyncFd<Watched>>,
+    calls: mpsc::Receiver<WorkerCall>,
+    descriptors: listener::Descriptors,
+    ledger: Ledger,
+    outbox: Outbox,
+    state: State,
+    run: Option<Run>,
+    loading: Option<Loading>,
+    asked: HashMap<u64, Asked>,
+    last_id: u64,
+    /// Why init killed the engine, if it did.
+    killed_for: Option<WorkerCause>,
+    /// The end of what the engine wrote while it started: why it could not.
+    first_words: VecDeque<u8>,
+    restored_entries: u32,
+    not_restored: Vec<MissedEntry>,
+    on_ready: Option<Box<dyn FnOnce(Result<Ready, Error>)>>,
+    orphan_at: Option<Instant>,
+    watch_at: Option<Instant>,
+    /// The engine closed its control socket: it must have ended by then.
+    hung_up_at: Option<Instant>,
+    sleep: Pin<Box<Sleep>>,
+    armed: Option<Instant>,
+    status: Option<i32>,
+}
+
+/// What a worker is made from.
+pub struct Parts {
+    /// Settings.
+    pub settings: Settings,
+    /// The sandbox.
+    pub enclosure: Box<dyn Enclosure>,
+    /// The engine, started.
+    pub engine: EngineParts,
+    /// Readable when a child of init's has ended: a `signalfd`.
+    pub children: Option<OwnedFd>,
+    /// The engine's state, open.
+    pub db: EngineDb,
+    /// The daemon's calls.
+    pub calls: mpsc::Receiver<WorkerCall>,
+    /// Descriptors that the daemon handed over.
+    pub descriptors: listener::Descriptors,
+    /// Called once: the worker serves, or why it never will.
+    pub on_ready: Box<dyn FnOnce(Result<Ready, Error>)>,
+}
+
+/// Runs init to its end and gives its exit status.
+///
+/// Must run on a current-thread runtime inside a `LocalSet`.
+///
+/// # Errors
+/// If the engine's descriptors cannot be watched.
+pub async fn run(parts: Parts) -> io::Result<i32> {
+    let mut worker = Worker::new(parts)?;
+    let status = std::future::poll_fn(|cx| worker.poll(cx)).await;
+    if let Err(error) = worker.state.close() {
+        tracing::warn!(%error, "the state's database does not close");
+    }
+    Ok(status)
+}
+
+impl Worker {
+    fn new(parts: Parts) -> io::Result<Worker> {
+        let Parts { settings, enclosure, engine, children, db, calls, descriptors, on_ready } = parts;
+        let watched = |fd: OwnedFd| watch(fd, Interest::READABLE);
+        Ok(Worker {
+            settings,
+            enclosure,
+            life: Life::Starting(Startup::awaiting_ready(Instant::now() + limits::WORKER_START)),
+            engine: None,
+            control: Control::new(engine.control)?,
+            pipes: Pipes::new(engine.stdout, engine.stderr)?,
+            exit: watched(engine.pidfd)?,
+            children: children.map(watched).transpose()?,
+            calls,
+            descriptors,
+            ledger: Ledger::default(),
+            outbox: Outbox::default(),
+            state: State::new(db),
+            run: None,
+            loading: None,
+            asked: HashMap::new(),
+            last_id: 0,
+            killed_for: None,
+            first_words: VecDeque::new(),
+            restored_entries: 0,
+            not_restored: Vec::new(),
+            on_ready: Some(on_ready),
+            orphan_at: None,
+            watch_at: None,
+            hung_up_at: None,
+            sleep: Box::pin(tokio::time::sleep(Duration::ZERO)),
+            armed: None,
+            status: None,
+        })
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<i32> {
+        for _ in 0..STEPS {
+            let progressed = self.step(cx);
+            self.settle(cx);
+            if let Some(status) = self.status {
+                return Poll::Ready(status);
+            }
+            if !progressed {
+                return self.wait(cx);
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    /// Takes one thing from each source; whether there was any.
+    fn step(&mut self, cx: &mut Context<'_>) -> bool {
+        let mut progressed = self.poll_engine(cx);
+        while self.takes_calls()
+            && let Poll::Ready(Some(call)) = self.calls.poll_recv(cx)
+        {
+            progressed = true;
+            self.on_call(call);
+        }
+        while let Poll::Ready(arrived) = self.outbox.poll(cx) {
+            progressed = true;
+            if let Some((call, answer)) = arrived {
+                self.on_tool_answer(call, &answer);
+            }
+        }
+        if self.takes_output()
+            && let Poll::Ready((stream, data)) = self.pipes.poll_read(cx)
+        {
+            progressed = true;
+            match (&self.run, &self.life) {
+                (Some(run), _) => self.ledger.output(run.exec, stream, data),
+                (None, Life::Starting(_)) => remember_end(&mut self.first_words, data),
+                (None, _) => self.outbox.background(stream, data),
+            }
+        }
+        progressed |= self.poll_exits(cx);
+        progressed
+    }
+
+    fn takes_output(&self) -> bool {
+        match (&self.run, &self.life) {
+            (Some(_), _) => self.outbox.takes_output(&self.ledger, self.settings.output_buffer_bytes),
+            (None, Life::Starting(_)) => true,
+            (None, _) => self.outbox.takes_background(),
+        }
+    }
+
+    /// What follows from whatever happened.
+    fn settle(&mut self, cx: &mut Context<'_>) {
+        self.feed_startup();
+        self.release_load();
+        self.control.poll_flush(cx);
+        self.note_hang_up();
+        self.outbox.push(&mut self.ledger);
+        self.leave_if_told();
+    }
+
+    /// Waits for the nearest deadline, or handles it if it has passed.
+    fn wait(&mut self, cx: &mut Context<'_>) -> Poll<i32> {
+        let nearest = self.nearest_deadline();
+        if let Some(at) = nearest {
+            if self.armed != nearest {
+                self.sleep.as_mut().reset(at);
+            }
+            if self.sleep.poll_unpin(cx).is_ready() {
+                self.on_deadline(Instant::now());
+                self.armed = None;
+                // Once more around: what the deadline did has to settle.
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+        }
+        self.armed = nearest;
+        Poll::Pending
+    }
+
+    fn nearest_deadline(&self) -> Option<Instant> {
+        let life = match &self.life {
+            Life::Starting(startup) => Some(startup.until),
+            Life::Serving => None,
+            Life::Stopping(stopping) => Some(stopping.until),
+            Life::Leaving(leaving) => Some(leaving.until),
+        };
+        let run = self.run.as_ref().and_then(Run::nearest_deadline);
+        let asked = self.asked.values().map(|asked| asked.until).min();
+        [life, run, asked, self.orphan_at, self.watch_at, self.hung_up_at].into_iter().flatten().min()
+    }
+
+    fn on_deadline(&mut self, now: Instant) {
+        let passed = |at: Option<Instant>| at.is_some_and(|at| at <= now);
+        if passed(self.watch_at) {
+            self.on_watch(now);
+        }
+        self.on_run_deadline(now);
+        if self.asked.values().any(|asked| asked.until <= now) {
+            self.kill(WorkerCause::Unresponsive);
+        }
+        if passed(self.hung_up_at) {
+            self.hung_up_at = None;
+            self.kill(WorkerCause::Protocol("it closed its control socket".into()));
+        }
+        if passed(self.orphan_at) {
+            self.orphan_at = None;
+            self.on_orphaned();
+        }
+        self.on_life_deadline(now);
+    }
+
+    fn on_watch(&mut self, now: Instant) {
+        // Between executions only jobs can use more than they did.
+        let busy = self.run.is_some() || !self.state.jobs().is_empty();
+        self.watch_at = None;
+        if busy {
+            match self.enclosure.watch() {
+                Watch::Within { next } => self.watch_at = Some(now + next),
+                Watch::Beyond(cause) => self.kill(cause),
+            }
+        }
+    }
+
+    fn note_hang_up(&mut self) {
+        let leaving = matches!(self.life, Life::Leaving(_)) || self.killed_for.is_some();
+        match self.control.has_ended() && !leaving {
+            true if self.hung_up_at.is_none() => self.hung_up_at = Some(Instant::now() + limits::ENGINE_HANG_UP),
+            true => {}
+            false => self.hung_up_at = None,
+        }
+    }
+
+    fn start_watch(&mut self) {
+        if self.watch_at.is_none() {
+            self.watch_at = Some(Instant::now() + limits::WATCH_INTERVAL);
+        }
+    }
+}
+
+/// Keeps the end of a text for an error message.
+fn remember_end(words: &mut VecDeque<u8>, data: &[u8]) {
+    const KEPT: usize = 4 << 10;
+    words.extend(&data[data.len().saturating_sub(KEPT)..]);
+    let surplus = words.len().saturating_sub(KEPT);
+    words.drain(..surplus);
+}

@@ -1,0 +1,229 @@
+//! What goes to the daemon: the ledger's items one after the other, lists by their latest value, and the engine's tool calls.
+//!
+//! Owns the attached daemon and everything on its way to it. At most one piece of output waits for room, one list of each kind
+//! is under way, and [`limits::TOOL_CALLS`] tools are called: a slow or absent daemon costs bounded memory.
+
+use std::collections::{HashMap, VecDeque};
+use std::task::{Context, Poll, ready};
+
+use futures::future::{AbortHandle, abortable};
+use futures::stream::{FuturesUnordered, StreamExt};
+use futures::FutureExt;
+
+use super::ledger::{Item, Ledger};
+use crate::core::exec::Stream;
+use crate::core::ids::ExecId;
+use crate::core::limits;
+use crate::rpc::worker_link::WorkerCause;
+use crate::rpc::worker_service::{Daemon, Delivered, Delivery, ToolAnswer};
+
+/// A list of which only the latest value matters.
+#[derive(Debug, Default)]
+struct Latest {
+    json: Vec<u8>,
+    changed: bool,
+    under_way: bool,
+}
+
+/// The last word to the daemon.
+#[derive(Debug)]
+struct LastWord {
+    cause: WorkerCause,
+    sent: bool,
+}
+
+/// Everything on its way to the daemon.
+#[derive(Default)]
+pub struct Outbox {
+    attached: Option<(u64, Daemon)>,
+    under_way: FuturesUnordered<Delivery>,
+    /// Output was sent that the daemon has no room for yet.
+    output_waits: bool,
+    background_waits: bool,
+    background: VecDeque<(Stream, Vec<u8>)>,
+    background_bytes: usize,
+    jobs: Latest,
+    missed: Latest,
+    /// The open calls of dynamic tools: of which execution, and how to cancel them.
+    tools: HashMap<u64, (u64, AbortHandle)>,
+    last_word: Option<LastWord>,
+    /// Ends and the last word that the daemon has not confirmed.
+    notices: usize,
+}
+
+impl Outbox {
+    /// A daemon attached; what was on its way to the one before is given up. Gives the tool calls that are lost with it.
+    pub fn attach(&mut self, connection: u64, daemon: Daemon, ledger: &mut Ledger) -> Vec<u64> {
+        let lost = self.detach();
+        self.attached = Some((connection, daemon));
+        ledger.rewind();
+        // The report has the lists.
+        (self.jobs.changed, self.missed.changed) = (false, false);
+        lost
+    }
+
+    /// The daemon is gone. Gives the tool calls that are lost with it.
+    pub fn detach(&mut self) -> Vec<u64> {
+        self.attached = None;
+        self.under_way = FuturesUnordered::new();
+        (self.output_waits, self.background_waits) = (false, false);
+        (self.jobs.under_way, self.missed.under_way) = (false, false);
+        self.notices = 0;
+        if let Some(word) = &mut self.last_word {
+            word.sent = false;
+        }
+        self.tools.drain().map(|(call, _)| call).collect()
+    }
+
+    /// The attached connection's number.
+    pub fn connection(&self) -> Option<u64> {
+        self.attached.as_ref().map(|(connection, _)| *connection)
+    }
+
+    /// Whether more output of an execution may be read: it can be sent now, or is within what is held for an absent daemon.
+    pub fn takes_output(&self, ledger: &Ledger, held_bytes: usize) -> bool {
+        match self.attached {
+            Some(_) => !self.output_waits && ledger.next().is_none(),
+            None => ledger.unsent_bytes() < held_bytes,
+        }
+    }
+
+    /// Whether more output of jobs may be read.
+    pub fn takes_background(&self) -> bool {
+        self.background_bytes < limits::BACKGROUND_BUFFER_BYTES
+    }
+
+    /// Takes what a job wrote while no execution ran. What is beyond the buffer pushes out the oldest.
+    pub fn background(&mut self, stream: Stream, data: &[u8]) {
+        for piece in data.chunks(limits::BACKGROUND_BUFFER_BYTES / 4) {
+            self.background_bytes += piece.len();
+            self.background.push_back((stream, piece.to_vec()));
+        }
+        while self.background_bytes > 2 * limits::BACKGROUND_BUFFER_BYTES {
+            let Some((_, oldest)) = self.background.pop_front() else { break };
+            self.background_bytes -= oldest.len();
+        }
+    }
+
+    /// The list of jobs changed.
+    pub fn set_jobs(&mut self, json: Vec<u8>) {
+        self.jobs = Latest { json, changed: true, under_way: self.jobs.under_way };
+    }
+
+    /// The list of what is not captured changed.
+    pub fn set_missed(&mut self, json: Vec<u8>) {
+        self.missed = Latest { json, changed: true, under_way: self.missed.under_way };
+    }
+
+    /// The last lists, for a report.
+    pub fn lists(&self) -> (&[u8], &[u8]) {
+        (&self.jobs.json, &self.missed.json)
+    }
+
+    /// The last word, after everything else.
+    pub fn dying(&mut self, cause: WorkerCause) {
+        self.last_word = Some(LastWord { cause, sent: false });
+    }
+
+    /// Whether the daemon has everything, the last word included.
+    pub fn is_done(&self, ledger: &Ledger) -> bool {
+        let told = self.last_word.as_ref().is_none_or(|word| word.sent);
+        told && self.notices == 0 && ledger.next().is_none()
+    }
+
+    /// Calls a dynamic tool.
+    ///
+    /// # Errors
+    /// What the engine did wrong; `Ok(Some(…))` is an answer at once.
+    pub fn call_tool(&mut self, call: u64, exec: u64, json: &[u8]) -> Result<Option<ToolAnswer>, String> {
+        if self.tools.contains_key(&call) {
+            return Err(format!("tool call {call} twice"));
+        }
+        if self.tools.len() >= limits::TOOL_CALLS {
+            return Err(format!("more than {} tool calls at once", limits::TOOL_CALLS));
+        }
+        let Some((_, daemon)) = &self.attached else {
+            return Ok(Some(ToolAnswer::Failed("no daemon is there to call the tool".into())));
+        };
+        let (delivery, cancel) = abortable(daemon.tool_call(ExecId(exec), call, json));
+        let interrupted = move |_| Delivered::Tool { call, answer: ToolAnswer::Failed("interrupted".into()) };
+        self.under_way.push(delivery.map(move |done| done.unwrap_or_else(interrupted)).boxed_local());
+        self.tools.insert(call, (exec, cancel));
+        Ok(None)
+    }
+
+    /// Cancels the tool calls of an execution; they come back as failed.
+    pub fn cancel_tools(&mut self, exec: u64) {
+        for (of, cancel) in self.tools.values() {
+            if *of == exec {
+                cancel.abort();
+            }
+        }
+    }
+
+    /// Sends what can be sent now.
+    pub fn push(&mut self, ledger: &mut Ledger) {
+        let Some((_, daemon)) = &self.attached else { return };
+        while !self.output_waits {
+            let Some((exec, item)) = ledger.next() else { break };
+            let waits = match item {
+                Item::Output { offset, stream, data } => daemon.output(exec, *offset, *stream, data),
+                Item::Event { json, tail } => daemon.event(exec, json, tail),
+                Item::Ended(finish) => {
+                    self.notices += 1;
+                    self.under_way.push(daemon.ended(exec, finish));
+                    None
+                }
+            };
+            ledger.sent();
+            if let Some(delivery) = waits {
+                self.output_waits = true;
+                self.under_way.push(delivery);
+            }
+        }
+        while !self.background_waits
+            && let Some((stream, data)) = self.background.pop_front()
+        {
+            self.background_bytes -= data.len();
+            self.background_waits = true;
+            self.under_way.push(daemon.background(stream, &data));
+        }
+        if self.jobs.changed && !self.jobs.under_way {
+            (self.jobs.changed, self.jobs.under_way) = (false, true);
+            self.under_way.push(daemon.jobs(&self.jobs.json));
+        }
+        if self.missed.changed && !self.missed.under_way {
+            (self.missed.changed, self.missed.under_way) = (false, true);
+            self.under_way.push(daemon.missed(&self.missed.json));
+        }
+        if let Some(word) = &mut self.last_word
+            && !word.sent
+            && ledger.next().is_none()
+        {
+            word.sent = true;
+            self.notices += 1;
+            self.under_way.push(daemon.dying(&word.cause));
+        }
+    }
+
+    /// Waits for something to arrive. Gives a tool's answer if it was that.
+    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<(u64, ToolAnswer)>> {
+        if self.under_way.is_empty() {
+            return Poll::Pending;
+        }
+        let Some(delivered) = ready!(self.under_way.poll_next_unpin(cx)) else { return Poll::Pending };
+        match delivered {
+            // A broken link stays blocked: the connection's own end follows.
+            Delivered::Output(arrived) => self.output_waits = !arrived,
+            Delivered::Background => self.background_waits = false,
+            Delivered::Jobs => self.jobs.under_way = false,
+            Delivered::Missed => self.missed.under_way = false,
+            Delivered::Notice => self.notices = self.notices.saturating_sub(1),
+            Delivered::Tool { call, answer } => {
+                self.tools.remove(&call);
+                return Poll::Ready(Some((call, answer)));
+            }
+        }
+        Poll::Ready(None)
+    }
+}

@@ -1,0 +1,145 @@
+//! The engine's two output pipes. Reads only when asked to: not reading is what slows the code down.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::task::{Context, Poll};
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::unistd::read;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use crate::core::exec::Stream;
+use crate::sys::watched::{Watched, watch};
+
+/// One chunk, bytes.
+const CHUNK_BYTES: usize = 256 << 10;
+/// What a pipe may hold if its size cannot be asked for.
+const PIPE_BYTES: usize = 64 << 10;
+
+struct Pipe {
+    stream: Stream,
+    /// `None`: nobody can write to it any more.
+    fd: Option<AsyncFd<Watched>>,
+    capacity: usize,
+}
+
+/// Both pipes.
+pub struct Pipes {
+    pipes: [Pipe; 2],
+    chunk: Box<[u8]>,
+}
+
+impl Pipes {
+    /// Takes over the read ends of the engine's stdout and stderr.
+    ///
+    /// # Errors
+    /// If they cannot be watched.
+    pub fn new(stdout: OwnedFd, stderr: OwnedFd) -> io::Result<Self> {
+        Ok(Pipes {
+            pipes: [Pipe::new(Stream::Stdout, stdout)?, Pipe::new(Stream::Stderr, stderr)?],
+            chunk: vec![0; CHUNK_BYTES].into_boxed_slice(),
+        })
+    }
+
+    /// Reads one chunk of either stream, stdout first.
+    pub fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<(Stream, &[u8])> {
+        for pipe in &mut self.pipes {
+            if let Poll::Ready(n) = pipe.poll_read(cx, &mut self.chunk) {
+                return Poll::Ready((pipe.stream, &self.chunk[..n]));
+            }
+        }
+        Poll::Pending
+    }
+
+    /// Takes what is in the pipes now without waiting. Bounded by what they can hold: who goes on writing meanwhile is not
+    /// waited for.
+    pub fn drain(&mut self, mut take: impl FnMut(Stream, &[u8])) {
+        for pipe in &mut self.pipes {
+            let mut left = pipe.capacity;
+            while left > 0 {
+                let n = pipe.read_now(&mut self.chunk);
+                take(pipe.stream, &self.chunk[..n]);
+                left = left.saturating_sub(n);
+                // A short read found the pipe empty.
+                if n < self.chunk.len() {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+impl Pipe {
+    fn new(stream: Stream, fd: OwnedFd) -> io::Result<Self> {
+        let flags = OFlag::from_bits_truncate(fcntl(&fd, FcntlArg::F_GETFL)?);
+        fcntl(&fd, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
+        let size = fcntl(&fd, FcntlArg::F_GETPIPE_SZ).ok();
+        let capacity = size.and_then(|size| usize::try_from(size).ok()).unwrap_or(PIPE_BYTES);
+        Ok(Pipe { stream, fd: Some(watch(fd, Interest::READABLE)?), capacity })
+    }
+
+    fn poll_read(&mut self, cx: &mut Context<'_>, chunk: &mut [u8]) -> Poll<usize> {
+        while let Some(fd) = &self.fd {
+            let mut guard = match fd.poll_read_ready(cx) {
+                Poll::Ready(Ok(guard)) => guard,
+                Poll::Ready(Err(_)) => break,
+                Poll::Pending => return Poll::Pending,
+            };
+            match read(guard.get_inner(), chunk) {
+                Ok(0) => break,
+                Ok(n) => {
+                    if n < chunk.len() {
+                        guard.clear_ready();
+                    }
+                    return Poll::Ready(n);
+                }
+                Err(Errno::EAGAIN) => guard.clear_ready(),
+                Err(Errno::EINTR) => {}
+                Err(_) => break,
+            }
+        }
+        self.fd = None;
+        Poll::Pending
+    }
+
+    fn read_now(&mut self, chunk: &mut [u8]) -> usize {
+        loop {
+            let Some(fd) = &self.fd else { return 0 };
+            match read(fd, chunk) {
+                Ok(n) => return n,
+                Err(Errno::EINTR) => {}
+                Err(_) => return 0,
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Pipe {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let number = self.fd.as_ref().map(AsRawFd::as_raw_fd);
+        f.debug_struct("Pipe").field("stream", &self.stream).field("fd", &number).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[tokio::test]
+    async fn draining_takes_what_is_there_and_no_more() {
+        let (out, mut out_end) = std::io::pipe().expect("a pipe");
+        let (err, mut err_end) = std::io::pipe().expect("a pipe");
+        let mut pipes = Pipes::new(out.into(), err.into()).expect("pipes");
+        out_end.write_all(&[b'o'; 1000]).expect("written");
+        err_end.write_all(&[b'e'; 10]).expect("written");
+        let mut seen = [0; 2];
+        pipes.drain(|stream, data| seen[stream as usize] += data.len());
+        assert_eq!(seen, [1000, 10]);
+        out_end.write_all(b"later").expect("written");
+        let (stream, data) = std::future::poll_fn(|cx| pipes.poll_read(cx).map(|(s, d)| (s, d.to_vec()))).await;
+        assert_eq!((stream, &data[..]), (Stream::Stdout, &b"later"[..]));
+    }
+}

@@ -1,0 +1,155 @@
+//! The real enclosure: `sandbox::Init` with its watches.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::enclosure::{Enclosure, EngineParts, Exit, MountSource, Watch};
+use crate::core::engine::EngineName;
+use crate::core::error::{Error, Result};
+use crate::rpc::worker_link::{WorkerCause, WorkerUsage};
+use crate::sandbox::{BindSource, EngineProgram, ExitCause, Init, MemoryWatch, SandboxError, Verdict, WorkspaceWatch};
+
+/// Longest pause between two looks.
+const SLOWEST: Duration = Duration::from_secs(5);
+
+/// One of the two watches, and when it is due.
+struct Due<W> {
+    watch: W,
+    at: Instant,
+}
+
+/// The sandbox around one engine.
+pub struct Sandboxed {
+    init: Init,
+    engine: EngineName,
+    pid: i32,
+    memory: Option<Due<MemoryWatch>>,
+    workspace: Option<Due<WorkspaceWatch>>,
+}
+
+impl Sandboxed {
+    /// Starts the engine in the sandbox. Init must have one thread.
+    ///
+    /// # Errors
+    /// The layer that failed.
+    pub fn start(
+        mut init: Init,
+        engine: EngineName,
+        program: EngineProgram,
+    ) -> Result<(Sandboxed, EngineParts), SandboxError> {
+        let process = init.spawn_engine(program)?;
+        let parts = EngineParts {
+            pid: process.pid,
+            pidfd: process.pidfd,
+            control: process.control.into(),
+            stdout: process.stdout,
+            stderr: process.stderr,
+        };
+        let now = Instant::now();
+        let memory = MemoryWatch::new(&init).map(|watch| Due { watch, at: now });
+        let limit = init.workspace_limit();
+        let workspace = init.open_workspace().ok().map(|root: OwnedFd| {
+            let watch = WorkspaceWatch::new(root, limit);
+            Due { watch, at: now }
+        });
+        Ok((Sandboxed { init, engine, pid: parts.pid, memory, workspace }, parts))
+    }
+
+    /// Whether the host kernel killed something for want of memory.
+    fn oom_killed(&self) -> bool {
+        let Some(cgroup) = self.init.cgroup_path() else { return false };
+        let events = std::fs::read_to_string(cgroup.join("engine/memory.events"))
+            .or_else(|_| std::fs::read_to_string(cgroup.join("memory.events")))
+            .unwrap_or_default();
+        let killed = events.lines().find_map(|line| line.strip_prefix("oom_kill "));
+        killed.and_then(|count| count.trim().parse::<u64>().ok()).is_some_and(|count| count > 0)
+    }
+}
+
+/// Ticks a watch that is due; when it is to be ticked next.
+fn tick<W>(due: &mut Option<Due<W>>, look: impl FnOnce(&mut W) -> Verdict, cause: WorkerCause) -> Watch {
+    let now = Instant::now();
+    let Some(due) = due else { return Watch::Within { next: SLOWEST } };
+    if due.at <= now {
+        match look(&mut due.watch) {
+            Verdict::Within { next_ms } => due.at = Instant::now() + Duration::from_millis(next_ms).min(SLOWEST),
+            Verdict::Beyond { used, limit, unit } => {
+                tracing::info!(used, limit, unit, "a limit is broken");
+                return Watch::Beyond(cause);
+            }
+        }
+    }
+    Watch::Within { next: due.at.saturating_duration_since(now) }
+}
+
+impl Enclosure for Sandboxed {
+    fn layers(&self) -> Vec<String> {
+        self.init.report().lines()
+    }
+
+    fn signal(&mut self, signal: Signal) {
+        // Init reaps it, so the number is the engine's until init has heard of its end.
+        let _ = kill(Pid::from_raw(self.pid), signal);
+    }
+
+    fn kill_all(&mut self) {
+        self.init.kill_all();
+    }
+
+    fn reap(&mut self) -> Option<Exit> {
+        let engine = self.init.reap().into_iter().find(|(pid, _)| *pid == self.pid)?;
+        Some(match engine.1 {
+            ExitCause::Exited(status) => Exit::Status(status),
+            ExitCause::Killed(signal) => Exit::Signal(signal),
+        })
+    }
+
+    fn cause_of(&mut self, exit: Exit) -> WorkerCause {
+        let killed = exit == Exit::Signal(Signal::SIGKILL as i32);
+        // Without a cgroup the limit is RLIMIT_DATA, and what Rust does when it gets no memory is abort.
+        let aborted = exit == Exit::Signal(Signal::SIGABRT as i32);
+        let no_memory = (killed && self.oom_killed())
+            || (aborted && self.engine == EngineName::Kaish && self.memory.is_some());
+        match exit {
+            Exit::Signal(_) | Exit::Status(_) if no_memory => WorkerCause::OutOfMemory,
+            Exit::Signal(signal) => WorkerCause::Signalled(signal),
+            Exit::Status(status) => WorkerCause::Exited(status),
+        }
+    }
+
+    fn watch(&mut self) -> Watch {
+        let init = &self.init;
+        let memory = tick(&mut self.memory, |watch| watch.tick(init), WorkerCause::OutOfMemory);
+        let workspace = tick(&mut self.workspace, WorkspaceWatch::tick, WorkerCause::DiskFull);
+        match (memory, workspace) {
+            (Watch::Beyond(cause), _) | (_, Watch::Beyond(cause)) => Watch::Beyond(cause),
+            (Watch::Within { next: one }, Watch::Within { next: other }) => Watch::Within { next: one.min(other) },
+        }
+    }
+
+    fn usage(&mut self) -> WorkerUsage {
+        let used = self.init.usage();
+        WorkerUsage {
+            memory_bytes: used.memory_bytes,
+            pids: used.tasks,
+            cpu_us: used.cpu_us,
+            workspace_bytes: self.workspace.as_ref().map_or(0, |due| due.watch.last_bytes()),
+        }
+    }
+
+    fn bind(&mut self, path: &Path, source: MountSource, writable: bool) -> Result<()> {
+        let source = match source {
+            MountSource::Path(path) => BindSource::Path(path),
+            MountSource::Tree(tree, shows) => BindSource::Tree { tree, shows },
+        };
+        self.init.bind(source, path, writable).map_err(Error::from)
+    }
+
+    fn unbind(&mut self, path: &Path) -> Result<()> {
+        self.init.unbind(path).map_err(Error::from)
+    }
+}

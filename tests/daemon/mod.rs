@@ -1,0 +1,279 @@
+//! The daemon as its clients see it: kernels that keep their state, whoever dies.
+
+use std::time::Duration;
+
+use ryokan::core::engine::EngineName;
+use ryokan::core::error::ErrorCode;
+use ryokan::core::exec::{ExecRequest, ExecStatus, OutputEvent};
+use ryokan::core::rights::{Right, Rights};
+use ryokan::core::value::Value;
+use ryokan::rpc::client::KernelClient;
+
+use crate::session_suite;
+use crate::support::{Host, eventually, kernel, out, run, spec, users};
+
+#[test]
+fn sessions_keep_their_state() {
+    for user in users() {
+        let host = Host::start_as(user);
+        host.with(async |client| {
+            let shell = kernel(&client, "shell", EngineName::Kaish).await;
+            assert_eq!(out(&shell, "x=5; echo $x").await, "5");
+            assert_eq!(out(&shell, "echo $x").await, "5");
+            let python = kernel(&client, "py", EngineName::Python).await;
+            let result = run(&python, "y = 20\ny + 1").await;
+            assert_eq!(result.end.value, Some(Value::Int(21)), "{:?}", result);
+            assert_eq!(out(&python, "print(y * 2)").await, "40");
+            for stopped in [&shell, &python] {
+                stopped.stop(false).await.expect("stops");
+                assert_eq!(stopped.info().await.expect("info").state, "stopped");
+            }
+            assert_eq!(out(&shell, "echo $x").await, "5", "state comes back with the next worker");
+            assert_eq!(out(&python, "print(y)").await, "20");
+        });
+    }
+}
+
+#[test]
+fn a_socket_client_is_a_session() {
+    let host = Host::start();
+    host.with(async |client| {
+        let session = kernel(&client, "one", EngineName::Kaish).await;
+        let other = kernel(&client, "two", EngineName::Kaish).await;
+        session_suite::suite(&session, &other, "/workspace").await;
+    });
+}
+
+#[test]
+fn a_killed_daemon_loses_nothing() {
+    for user in users() {
+        let mut host = Host::start_as(user);
+        let (exec, pid) = host.with(async |client| {
+            let shell = kernel(&client, "k", EngineName::Kaish).await;
+            assert_eq!(out(&shell, "x=before; echo $x").await, "before");
+            let running = shell.run(&ExecRequest::code("echo early; sleep 2; echo late; x=after")).await.expect("accepted");
+            eventually("it runs", || async { shell.info().await.expect("info").state == "busy" }).await;
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            (running.exec(), host.workers())
+        });
+        host.restart();
+        assert_eq!(host.workers(), pid, "the worker lives on");
+        host.with(async |client| {
+            let (shell, info) = client.open_kernel("k").await.expect("it is still there");
+            assert_eq!(info.state, "busy", "{}", host.log());
+            let result = shell.execution(exec).await.expect("known").result().await.expect("a result");
+            assert_eq!(result.end.status, ExecStatus::Done);
+            assert_eq!(String::from_utf8_lossy(&result.stdout), "early\nlate\n");
+            assert_eq!(out(&shell, "echo $x").await, "after");
+        });
+    }
+}
+
+#[test]
+fn a_killed_worker_is_told_and_replaced() {
+    let host = Host::start();
+    host.with(async |client| {
+        let shell = kernel(&client, "k", EngineName::Kaish).await;
+        out(&shell, "x=kept").await;
+        let running = shell.run(&ExecRequest::code("sleep 60")).await.expect("accepted");
+        eventually("it runs", || async { shell.info().await.expect("info").state == "busy" }).await;
+        for pid in host.workers() {
+            let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid as i32), nix::sys::signal::Signal::SIGKILL);
+        }
+        let result = running.result().await.expect("an end");
+        assert_eq!(result.end.status, ExecStatus::Lost, "{:?}", result.end);
+        assert_eq!(out(&shell, "echo $x").await, "kept");
+    });
+}
+
+#[test]
+fn a_stopped_daemon_ends_its_workers_and_comes_back() {
+    let mut host = Host::start();
+    host.with(async |client| {
+        let shell = kernel(&client, "k", EngineName::Kaish).await;
+        out(&shell, "x=1").await;
+    });
+    assert!(!host.workers().is_empty());
+    host.signal(nix::sys::signal::Signal::SIGTERM);
+    assert!(host.wait().success(), "{}", host.log());
+    assert!(host.workers().is_empty(), "a wanted stop ends workers");
+    host.launch();
+    host.with(async |client| {
+        let (shell, info) = client.open_kernel("k").await.expect("it is still there");
+        assert_eq!(info.state, "stopped");
+        assert_eq!(out(&shell, "echo $x").await, "1");
+    });
+}
+
+#[test]
+fn a_hangup_leaves_workers_to_the_next_daemon() {
+    let mut host = Host::start();
+    host.with(async |client| {
+        let shell = kernel(&client, "k", EngineName::Kaish).await;
+        out(&shell, "x=1").await;
+    });
+    let workers = host.workers();
+    host.signal(nix::sys::signal::Signal::SIGHUP);
+    assert!(host.wait().success(), "{}", host.log());
+    assert_eq!(host.workers(), workers);
+    host.launch();
+    host.with(async |client| {
+        let (shell, _) = client.open_kernel("k").await.expect("it is still there");
+        assert_eq!(out(&shell, "echo $x").await, "1");
+    });
+    assert_eq!(host.workers(), workers);
+}
+
+#[test]
+fn idle_kernels_are_stopped_and_started_again() {
+    let host = Host::start();
+    host.with(async |client| {
+        let mut wanted = spec("k", EngineName::Kaish);
+        wanted.idle_timeout_ms = Some(300);
+        let (shell, _) = client.create_kernel(&wanted, "").await.expect("made");
+        assert_eq!(out(&shell, "x=7; echo $x").await, "7");
+        eventually("it is stopped", || async { shell.info().await.expect("info").state == "stopped" }).await;
+        assert!(host.workers().is_empty());
+        assert_eq!(out(&shell, "echo $x").await, "7");
+    });
+}
+
+#[test]
+fn three_crashes_open_the_breaker_and_start_closes_it() {
+    let host = Host::start();
+    host.with(async |client| {
+        let python = kernel(&client, "p", EngineName::Python).await;
+        for _ in 0..3 {
+            let result = run(&python, "import os; os._exit(3)").await;
+            assert_eq!(result.end.status, ExecStatus::Lost);
+            assert!(result.end.err.contains("status 3"), "{:?}", result.end);
+        }
+        let refused = python.run(&ExecRequest::code("1")).await.err().expect("the breaker is open");
+        assert_eq!((refused.code, refused.reason.as_str()), (ErrorCode::Unavailable, "circuit_breaker"));
+        python.start().await.expect("starts");
+        assert_eq!(out(&python, "print(1)").await, "1");
+    });
+}
+
+#[test]
+fn rights_only_shrink() {
+    let host = Host::start();
+    host.with(async |client| {
+        let shell = kernel(&client, "k", EngineName::Kaish).await;
+        out(&shell, "x=1").await;
+        let reader: Rights = [Right::Read].into_iter().collect();
+        let weak = shell.attenuate(reader, "reader").await.expect("attenuated");
+        assert_eq!(weak.var("x").await.expect("may read"), Value::Int(1));
+        let refused = weak.run(&ExecRequest::code("x=2")).await.err().expect("may not execute");
+        assert_eq!((refused.code, refused.reason.as_str()), (ErrorCode::Refused, "rights"));
+        let again = weak.attenuate(Rights::ALL, "greedy").await.expect("attenuated");
+        assert!(again.put_var("x", &Value::Int(2), 0).await.is_err(), "what is lost does not come back");
+        let path = shell.publish(reader, "window").await.expect("published");
+        let window = KernelClient::connect(&path).await.expect("connects");
+        assert_eq!(window.var("x").await.expect("may read"), Value::Int(1));
+        assert!(window.stop(true).await.is_err());
+        let own = KernelClient::connect(&host.kernel_socket("k")).await.expect("the kernel's own socket");
+        assert_eq!(out(&own, "echo $x").await, "1");
+    });
+}
+
+#[test]
+fn stale_versions_conflict_and_keys_are_idempotent() {
+    let host = Host::start();
+    host.with(async |client| {
+        let (first, _) = client.create_kernel(&spec("k", EngineName::Kaish), "key").await.expect("made");
+        let (_, again) = client.create_kernel(&spec("k", EngineName::Kaish), "key").await.expect("the same");
+        assert_eq!(first.info().await.expect("info").id, again.id);
+        let taken = client.create_kernel(&spec("k", EngineName::Kaish), "").await.err().expect("the name is taken");
+        assert_eq!(taken.code, ErrorCode::AlreadyExists);
+        let version = first.info().await.expect("info").version;
+        out(&first, "x=1").await;
+        let stale = first.put_var("x", &Value::Int(2), version.max(1)).await;
+        if version > 0 {
+            assert_eq!(stale.expect_err("stale").code, ErrorCode::Conflict);
+        }
+        let now = first.info().await.expect("info").version;
+        first.put_var("x", &Value::Int(2), now).await.expect("the present version");
+        let keyed = |code: &str| ExecRequest { key: "once".into(), ..ExecRequest::code(code) };
+        let one = first.run(&keyed("echo once >> /workspace/log")).await.expect("accepted");
+        one.result().await.expect("a result");
+        let two = first.run(&keyed("echo once >> /workspace/log")).await.expect("accepted");
+        assert_eq!(one.exec(), two.exec());
+        assert_eq!(out(&first, "cat /workspace/log").await, "once");
+    });
+}
+
+#[test]
+fn a_lease_keeps_others_out() {
+    let mut host = Host::start();
+    let token = host.with(async |client| {
+        let shell = kernel(&client, "k", EngineName::Kaish).await;
+        let lease = shell.lease("agent", Duration::from_secs(600), &[]).await.expect("taken");
+        let busy = shell.run(&ExecRequest::code("echo no")).await.err().expect("leased");
+        assert_eq!((busy.code, busy.reason.as_str()), (ErrorCode::Busy, "lease"));
+        let mine = lease.kernel().await.expect("a kernel");
+        assert_eq!(out(&mine, "echo yes").await, "yes");
+        lease.token().to_vec()
+    });
+    host.restart();
+    host.with(async |client| {
+        let (shell, _) = client.open_kernel("k").await.expect("there");
+        assert!(shell.run(&ExecRequest::code("echo no")).await.is_err(), "a lease survives the daemon");
+        let lease = shell.lease("agent", Duration::from_secs(600), &token).await.expect("taken up again");
+        assert_eq!(out(&lease.kernel().await.expect("a kernel"), "echo yes").await, "yes");
+        lease.release().await.expect("released");
+        assert_eq!(out(&shell, "echo free").await, "free");
+    });
+}
+
+#[test]
+fn output_is_live_and_replays() {
+    let host = Host::start();
+    host.with(async |client| {
+        let shell = kernel(&client, "k", EngineName::Kaish).await;
+        let running = shell.run(&ExecRequest::code("for i in 1 2 3; do echo $i; sleep 0.3; done")).await.expect("accepted");
+        let started = std::time::Instant::now();
+        let mut first = None;
+        let mut seen = Vec::new();
+        running
+            .output(0, async |event| {
+                if let OutputEvent::Stdout(data) = event {
+                    first.get_or_insert_with(|| started.elapsed());
+                    seen.extend(data);
+                }
+                Ok(())
+            })
+            .await
+            .expect("delivered");
+        assert_eq!(seen, b"1\n2\n3\n");
+        assert!(first.expect("output") < started.elapsed() / 2, "the first line did not wait for the last");
+        let mut again = Vec::new();
+        let replay = shell.execution(running.exec()).await.expect("known");
+        replay
+            .output(2, async |event| {
+                if let OutputEvent::Stdout(data) = event {
+                    again.extend(data);
+                }
+                Ok(())
+            })
+            .await
+            .expect("delivered");
+        assert_eq!(again, b"2\n3\n");
+    });
+}
+
+#[test]
+fn removal_leaves_nothing() {
+    let host = Host::start();
+    host.with(async |client| {
+        let shell = kernel(&client, "gone", EngineName::Kaish).await;
+        out(&shell, "echo data > /workspace/file").await;
+        client.remove_kernel("gone", 0).await.expect("removed");
+        let missing = client.open_kernel("gone").await.err().expect("gone");
+        assert_eq!(missing.code, ErrorCode::NotFound);
+        assert!(shell.info().await.is_err() || !host.kernel_socket("gone").exists());
+    });
+    assert!(host.workers().is_empty());
+    assert_eq!(std::fs::read_dir(host.data().join("kernels")).unwrap().count(), 0);
+    assert!(!host.kernel_socket("gone").exists());
+}

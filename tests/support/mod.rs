@@ -1,0 +1,294 @@
+//! A daemon of its own for a test: temporary XDG folders, its own processes, everything gone at the end.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use ryokan::core::engine::EngineName;
+use ryokan::core::exec::{ExecRequest, ExecResult};
+use ryokan::rpc::client::{HostClient, KernelClient, run_local};
+use ryokan::rpc::convert::spec::SpecRequest;
+
+/// Somebody without any right; no such account needs to exist.
+pub const UNPRIVILEGED: u32 = 1500;
+
+/// As whom a daemon runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum User {
+    /// As whoever runs the tests: root in CI, a person elsewhere.
+    Own,
+    /// As an unprivileged uid (where the tests run as root; otherwise the same as `Own`).
+    Unprivileged,
+}
+
+/// Both, where they differ.
+pub fn users() -> Vec<User> {
+    if nix::unistd::geteuid().is_root() { vec![User::Own, User::Unprivileged] } else { vec![User::Own] }
+}
+
+/// One host: folders, and a daemon that can be killed and started again.
+pub struct Host {
+    dir: tempfile::TempDir,
+    bin: PathBuf,
+    user: User,
+    daemon: Option<Child>,
+    environment: Vec<(String, String)>,
+}
+
+impl Host {
+    /// Starts a daemon.
+    pub fn start() -> Host {
+        Host::start_as(User::Own)
+    }
+
+    /// Starts a daemon as that user.
+    pub fn start_as(user: User) -> Host {
+        let mut host = Host::prepare(user);
+        host.launch();
+        host
+    }
+
+    /// Makes folders and binaries, but starts nothing.
+    pub fn prepare(user: User) -> Host {
+        // Short, for socket paths; not below a folder that others cannot enter.
+        let dir = tempfile::Builder::new().prefix("ryk").tempdir_in("/tmp").unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let bin = dir.path().join("bin");
+        fs::create_dir(&bin).unwrap();
+        for built in [env!("CARGO_BIN_EXE_ryokand"), env!("CARGO_BIN_EXE_ryokan"), env!("CARGO_BIN_EXE_ryokan-worker")] {
+            let built = Path::new(built);
+            // Hard links are quick, but a protected or other file system refuses them.
+            let to = bin.join(built.file_name().unwrap());
+            fs::hard_link(built, &to).or_else(|_| fs::copy(built, &to).map(drop)).unwrap();
+        }
+        for folder in ["run", "config", "data", "state", "home"] {
+            let path = dir.path().join(folder);
+            fs::create_dir(&path).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
+            if user == User::Unprivileged {
+                std::os::unix::fs::chown(&path, Some(UNPRIVILEGED), Some(UNPRIVILEGED)).unwrap();
+            }
+        }
+        Host { dir, bin, user, daemon: None, environment: Vec::new() }
+    }
+
+    /// Sets a variable for the daemons that are started from now on.
+    pub fn env(&mut self, name: &str, value: &str) {
+        self.environment.retain(|(n, _)| n != name);
+        if !value.is_empty() {
+            self.environment.push((name.into(), value.into()));
+        }
+    }
+
+    /// Writes the configuration.
+    pub fn configure(&self, text: &str) {
+        let folder = self.path("config").join("ryokan");
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("config.toml"), text).unwrap();
+        if self.user == User::Unprivileged {
+            for path in [folder.clone(), folder.join("config.toml")] {
+                std::os::unix::fs::chown(path, Some(UNPRIVILEGED), Some(UNPRIVILEGED)).unwrap();
+            }
+        }
+    }
+
+    /// A folder of this host.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// The daemon's data.
+    pub fn data(&self) -> PathBuf {
+        self.path("data").join("ryokan")
+    }
+
+    /// The control socket.
+    pub fn socket(&self) -> PathBuf {
+        self.path("run").join("ryokan/ryokand.sock")
+    }
+
+    /// The socket of one kernel.
+    pub fn kernel_socket(&self, name: &str) -> PathBuf {
+        self.path("run").join(format!("ryokan/kernels/{name}.sock"))
+    }
+
+    /// A command of this host's user and folders.
+    pub fn command(&self, program: &str) -> Command {
+        let program = self.bin.join(program);
+        let mut command = if self.user == User::Unprivileged && nix::unistd::geteuid().is_root() {
+            let mut command = Command::new("setpriv");
+            let id = UNPRIVILEGED.to_string();
+            command.args(["--reuid", &id, "--regid", &id, "--clear-groups", "--"]).arg(program);
+            command
+        } else {
+            Command::new(program)
+        };
+        command
+            .env_clear()
+            .env("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin")
+            .env("HOME", self.path("home"))
+            .env("XDG_RUNTIME_DIR", self.path("run"))
+            .env("XDG_CONFIG_HOME", self.path("config"))
+            .env("XDG_DATA_HOME", self.path("data"))
+            .env("XDG_STATE_HOME", self.path("state"))
+            .env("RYOKAN_LOG", std::env::var("RYOKAN_LOG").unwrap_or_else(|_| "info".into()))
+            .envs(self.environment.iter().map(|(n, v)| (n, v)))
+            .current_dir(self.dir.path());
+        command
+    }
+
+    /// Starts the daemon and waits until it serves.
+    pub fn launch(&mut self) {
+        self.spawn();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            if let Some(status) = self.daemon.as_mut().and_then(|daemon| daemon.try_wait().unwrap()) {
+                panic!("the daemon ended with {status}:\n{}", self.log());
+            }
+            if std::os::unix::net::UnixStream::connect(self.socket()).is_ok() {
+                return;
+            }
+            assert!(Instant::now() < deadline, "the daemon does not serve:\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Starts the daemon without waiting.
+    pub fn spawn(&mut self) {
+        let log = fs::File::options().create(true).append(true).open(self.path("daemon.log")).unwrap();
+        let mut command = self.command("ryokand");
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        self.daemon = Some(command.spawn().unwrap());
+    }
+
+    /// What the daemon said.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.path("daemon.log")).unwrap_or_default()
+    }
+
+    /// The daemon's process id.
+    pub fn pid(&self) -> i32 {
+        self.daemon.as_ref().unwrap().id() as i32
+    }
+
+    /// Ends the daemon at once.
+    pub fn kill(&mut self) {
+        self.signal(nix::sys::signal::Signal::SIGKILL);
+        self.wait();
+    }
+
+    /// Sends the daemon a signal.
+    pub fn signal(&self, signal: nix::sys::signal::Signal) {
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(self.pid()), signal).unwrap();
+    }
+
+    /// Waits for the daemon's end.
+    pub fn wait(&mut self) -> std::process::ExitStatus {
+        self.daemon.take().unwrap().wait().unwrap()
+    }
+
+    /// Kills the daemon and starts another.
+    pub fn restart(&mut self) {
+        self.kill();
+        self.launch();
+    }
+
+    /// Runs the command line; no daemon is started by it.
+    pub fn cli(&self, args: &[&str]) -> Output {
+        self.command("ryokan").arg("--no-autostart").args(args).stdin(Stdio::null()).output().unwrap()
+    }
+
+    /// Runs the command line, which must succeed; gives its standard output.
+    pub fn ok(&self, args: &[&str]) -> String {
+        let output = self.cli(args);
+        assert!(
+            output.status.success(),
+            "ryokan {args:?} ended with {}\n{}{}\ndaemon:\n{}",
+            output.status,
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr),
+            self.log()
+        );
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Runs something with a connected client.
+    pub fn with<T>(&self, work: impl AsyncFnOnce(HostClient) -> T) -> T {
+        run_local(async {
+            let client = HostClient::connect(&self.socket(), "test").await.expect("the daemon answers");
+            work(client).await
+        })
+        .unwrap()
+    }
+
+    /// Whether a process of this number is there and is no zombie.
+    pub fn is_alive(pid: u32) -> bool {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
+    }
+
+    /// Every process that descends from a worker of this host: found by the binary that it runs.
+    pub fn workers(&self) -> Vec<u32> {
+        let worker = self.bin.join("ryokan-worker");
+        let mut found = Vec::new();
+        for entry in fs::read_dir("/proc").unwrap().flatten() {
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+            if fs::read_link(entry.path().join("exe")).is_ok_and(|exe| exe == worker) && Host::is_alive(pid) {
+                found.push(pid);
+            }
+        }
+        found
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        if let Some(mut daemon) = self.daemon.take() {
+            let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(daemon.id() as i32), nix::sys::signal::Signal::SIGTERM);
+            let deadline = Instant::now() + Duration::from_secs(20);
+            while Instant::now() < deadline && matches!(daemon.try_wait(), Ok(None)) {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            let _ = daemon.kill();
+            let _ = daemon.wait();
+        }
+        for pid in self.workers() {
+            let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid as i32), nix::sys::signal::Signal::SIGKILL);
+        }
+    }
+}
+
+/// A specification with defaults.
+pub fn spec(name: &str, engine: EngineName) -> SpecRequest {
+    let mut spec = SpecRequest::new(name.parse().unwrap());
+    spec.engine = Some(engine);
+    spec
+}
+
+/// Creates a kernel.
+pub async fn kernel(client: &HostClient, name: &str, engine: EngineName) -> KernelClient {
+    client.create_kernel(&spec(name, engine), "").await.expect("the kernel is made").0
+}
+
+/// Runs code to its end.
+pub async fn run(kernel: &KernelClient, code: &str) -> ExecResult {
+    kernel.run(&ExecRequest::code(code)).await.expect("accepted").result().await.expect("a result")
+}
+
+/// Runs code to its end and gives its trimmed output.
+pub async fn out(kernel: &KernelClient, code: &str) -> String {
+    let result = run(kernel, code).await;
+    assert!(result.end.code == 0, "{code:?}: {:?}\n{}", result.end, String::from_utf8_lossy(&result.stderr));
+    String::from_utf8_lossy(&result.stdout).trim().to_owned()
+}
+
+/// Waits until something holds.
+pub async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !holds().await {
+        assert!(Instant::now() < deadline, "it never came: {what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
