@@ -1,11 +1,14 @@
 //! The one test crate: a module for each behaviour. `tidy` fails on a folder that is not listed here.
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
+mod cli;
 mod daemon;
 mod embedded;
 mod generated;
+mod licences;
 mod mcp;
+mod sandbox_probes;
 mod session_suite;
 mod support;
+mod systemd;
 mod tidy;
-mod worker;

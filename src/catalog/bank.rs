@@ -9,6 +9,9 @@ use super::sqlite::{Db, Durability, Kind, Result};
 use crate::core::ids::KernelId;
 use crate::core::limits;
 
+/// New kernels whose files are not synced yet; each has three descriptors open.
+const UNSYNCED: usize = 16;
+
 /// Which database a request is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Target {
@@ -69,6 +72,9 @@ impl Bank {
     /// Makes files durable once there is nothing more urgent: they are new, and without them only their own kernel is lost.
     pub(super) fn sync_later(&mut self, files: Unsynced) {
         self.unsynced.push(files);
+        if self.unsynced.len() >= UNSYNCED {
+            self.sync_now();
+        }
     }
 
     /// Makes durable what [`Self::sync_later`] was given.

@@ -1,1 +1,293 @@
-//! later
+//! A child runs a script over all three kinds of database and is killed, or meets an error, at each labelled point in turn.
+//! Whatever happened: all that it acknowledged is there, the step that it was in is wholly there or wholly not, nothing is
+//! damaged, and start-up leaves no litter.
+
+use std::collections::HashSet;
+use std::fmt::Write as _;
+use std::path::Path;
+
+use super::state::{Begun, Direction, EntryKind, ExecBegin, ExecClose, Lease, NewConsent, NewEntry, OutputRecord};
+use super::*;
+use crate::core::engine::EngineName;
+use crate::core::exec::{ExecEnd, ExecRequest};
+use crate::core::ids::{Digest, Epoch, ExecId, HostId, KernelId, WorkerId};
+use crate::core::info::{McpTransport, MountInfo};
+use crate::core::spec::KernelSpec;
+use crate::sys::fault::tests::{crash_dir, run_child};
+use crate::sys::fault::{Steps, points};
+
+const FIRST: KernelId = KernelId::from_bytes([1; 16]);
+const SECOND: KernelId = KernelId::from_bytes([2; 16]);
+const CHILD: &str = "catalog::crash_tests::child";
+
+pub(super) fn config(dir: &Path) -> CatalogConfig {
+    let power = std::env::var_os("RYOKAN_CRASH_POWER").is_some();
+    CatalogConfig {
+        data: dir.to_owned(),
+        durability: if power { Durability::Power } else { Durability::Process },
+        fresh_host_id: HostId::from_bytes([9; 16]),
+        now_ms: 1,
+    }
+}
+
+pub(super) fn kernel(id: KernelId, name: &str) -> KernelRow {
+    KernelRow {
+        id,
+        uid: 1000,
+        spec: KernelSpec::new(name.parse().expect("a name"), EngineName::Kaish),
+        state_json: r#"{"state":"created"}"#.into(),
+        version: 1,
+        epoch: Epoch(1),
+        generation: 0,
+        created_at_ms: 10,
+        last_used_at_ms: 10,
+    }
+}
+
+fn key(key: &str) -> IdempotencyKey {
+    IdempotencyKey { scope: "create/1000".into(), key: key.into(), expires_at_ms: 1_000 }
+}
+
+pub(super) fn audit(action: &str) -> NewAudit {
+    NewAudit {
+        at_ms: 1,
+        uid: 1000,
+        client: "test".into(),
+        action: action.into(),
+        kernel: FIRST.to_string(),
+        version_before: None,
+        version_after: Some(1),
+        outcome: "done".into(),
+    }
+}
+
+fn notes(what: &str) -> Notes {
+    let event = NewEvent { at_ms: 1, kernel: "k".into(), kind: what.into(), detail_json: "{}".into() };
+    Notes { events: vec![event], audit: vec![audit(what)] }
+}
+
+fn worker() -> WorkerRow {
+    WorkerRow {
+        id: WorkerId::from_bytes([3; 16]),
+        kernel: FIRST,
+        epoch: Epoch(1),
+        build: "test".into(),
+        secret: vec![1, 2, 3],
+        pid: 42,
+        start_ticks: 7,
+        socket: "/run/x".into(),
+    }
+}
+
+fn entry(key: &str, body: Vec<u8>) -> Entry {
+    Entry { key: key.into(), meta_json: "{}".into(), body }
+}
+
+/// One step of the script; `false` beyond its end.
+async fn step(n: usize, h: &CatalogHandle) -> Result<bool, CatalogError> {
+    let state = h.state(FIRST);
+    match n {
+        0 => h.create_kernel_files(FIRST).await.map(drop)?,
+        1 => h.insert_kernel(kernel(FIRST, "one"), Some(key("a")), notes("kernel_created")).await.map(drop)?,
+        2 => {
+            let change = KernelChange { new_version: true, state_json: Some("{}".into()), ..KernelChange::default() };
+            h.update_kernel(FIRST, change, notes("kernel_changed")).await.map(drop)?;
+        }
+        3 => h.touch_kernel(FIRST, 99).await?,
+        4 => h.put_worker(worker()).await?,
+        5 => h.remember_key(key("b"), "result".into()).await?,
+        6 => h.append_events(notes("x").events).await.map(drop)?,
+        7 => h.append_audit(vec![audit("tried")]).await?,
+        8 => {
+            let request = ExecRequest { key: "k".into(), ..ExecRequest::code("1 + 1") };
+            let begun = state.begin_exec(ExecBegin { request, actor: "me".into(), at_ms: 20 }).await?;
+            assert_eq!(begun, Begun::New(ExecId(1)));
+        }
+        9 => {
+            let close = ExecClose { end: ExecEnd::lost("why"), output: OutputRecord::default(), at_ms: 30 };
+            state.end_exec(ExecId(1), close).await?;
+        }
+        10 => state.append_journal(vec![mark("one"), mark("two")]).await.map(drop)?,
+        11 => {
+            let mount = MountInfo { path: "/data".into(), source: "/srv".into(), writable: true };
+            state.put_mount(mount).await?;
+        }
+        12 => state.remove_mount("/data".into()).await.map(drop)?,
+        13 => {
+            let transport = McpTransport::Http { url: "http://x".into(), headers: Vec::new() };
+            state.put_mcp("m".into(), transport).await?;
+        }
+        14 => state.remove_mcp("m".into()).await.map(drop)?,
+        15 => state.grant_blobs(vec![Digest::from_bytes([5; 32]), Digest::from_bytes([6; 32])], 1).await?,
+        16 => state.take_lease(Lease { holder: "h".into(), epoch: Epoch(1), expires_at_ms: 500 }, 1).await?,
+        17 => state.release_lease("h".into()).await.map(drop)?,
+        18 => {
+            let (actor, subject) = ("me".into(), "net".into());
+            let consent = NewConsent { at_ms: 1, actor, subject, granted: true, detail: String::new() };
+            state.add_consent(consent).await.map(drop)?;
+        }
+        19..=21 => engine_step(n, &h.kernel_files(FIRST).engine_db)?,
+        22 => h.remove_worker(worker().id).await.map(drop)?,
+        23 => h.forget_expired_keys(2_000).await.map(drop)?,
+        24 => h.create_kernel_files(SECOND).await.map(drop)?,
+        25 => h.insert_kernel(kernel(SECOND, "two"), None, Notes::default()).await.map(drop)?,
+        26 => h.remove_kernel(SECOND, notes("kernel_removed")).await.map(drop)?,
+        27 => h.remove_kernel_files(SECOND).await?,
+        28 => old_format(&h.kernel_files(FIRST).dir)?,
+        _ => return Ok(false),
+    }
+    Ok(true)
+}
+
+fn mark(text: &str) -> NewEntry {
+    let (actor, detail_json) = ("me".into(), String::new());
+    NewEntry { kind: EntryKind::Mark, at_ms: 1, actor, text: text.into(), detail_json }
+}
+
+fn engine_step(n: usize, path: &Path) -> Result<(), CatalogError> {
+    let info = EngineInfo { name: "kaish".into(), version: "1".into(), format: 1 };
+    let db = EngineDb::open(path, Durability::Process)?;
+    match n {
+        19 => db.set_info(&info)?,
+        20 => {
+            let puts = vec![entry("var/x", vec![1]), entry("var/big", vec![7; (2 << 20) + 1])];
+            db.apply(&Changes { puts, exec: 1, ..Changes::default() }).map(drop)?;
+        }
+        _ => db.replace_all(&info, [entry("var/y", vec![2])], &[])?,
+    }
+    db.close()
+}
+
+/// Brings a database of "format 0", one without tables, to the present format.
+fn old_format(dir: &Path) -> Result<(), CatalogError> {
+    let path = dir.join("old.db");
+    if !path.exists() {
+        let conn = rusqlite::Connection::open(&path).expect("made");
+        let application = i32::from_be_bytes(*b"RyE\x01");
+        conn.pragma_update(None, "application_id", application).expect("set");
+    }
+    Db::open(Kind::Engine, &path, Durability::Process)?.close()
+}
+
+/// Everything that the databases hold, as text.
+async fn observe(h: &CatalogHandle, dir: &Path) -> String {
+    let mut seen = String::new();
+    let mut note =
+        |what: &str, value: &dyn std::fmt::Debug| writeln!(seen, "{what}: {value:?}").expect("into a string");
+    let kernels = h.kernels(None).await.expect("readable");
+    let known: HashSet<_> = kernels.iter().map(|row| row.id).collect();
+    note("kernels", &kernels);
+    note("workers", &h.workers().await.expect("readable"));
+    for k in ["a", "b"] {
+        note("key", &h.recall_key("create/1000".into(), k.into(), 5).await.expect("readable"));
+    }
+    note("events", &h.events_after(0, 100).await.expect("readable"));
+    note("audit", &h.audit_after(0, None, 100).await.expect("readable"));
+    h.verify_audit(None).await.expect("readable").expect("the chain is whole");
+    h.check().await.expect("sound");
+    // A directory is of use once its kernel is known.
+    if known.contains(&FIRST) {
+        let state = h.state(FIRST);
+        note("journal", &state.journal(Direction::After(0), 100).await.expect("readable"));
+        note("exec", &state.exec(ExecId(1)).await.expect("readable"));
+        note("running", &state.running_execs().await.expect("readable"));
+        note("mounts", &state.mounts().await.expect("readable"));
+        note("mcp", &state.mcp_servers().await.expect("readable"));
+        note("objects", &state.objects().await.expect("readable"));
+        note("lease", &state.lease().await.expect("readable"));
+        note("consents", &state.consents(0).await.expect("readable"));
+        state.check().await.expect("sound");
+        let engine = EngineDb::open(&h.kernel_files(FIRST).engine_db, Durability::Process).expect("opens");
+        note("engine", &engine.info().expect("readable"));
+        note("entries", &engine.heads().expect("readable"));
+        engine.check().expect("sound");
+        engine.close().expect("closed");
+        if dir.join("kernels").join(FIRST.to_string()).join("old.db").exists() {
+            old_format(&h.kernel_files(FIRST).dir).expect("opens again");
+        }
+    }
+    note("second", &known.contains(&SECOND));
+    seen
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a run time")
+}
+
+/// What the script leaves after each of its steps.
+fn expected() -> Vec<String> {
+    let dir = crash_dir();
+    let catalog = Catalog::open(&config(dir.path())).expect("opened");
+    let handle = catalog.handle();
+    runtime().block_on(async {
+        let mut seen = vec![observe(&handle, dir.path()).await];
+        for n in 0.. {
+            if !step(n, &handle).await.expect("no fault is armed") {
+                break;
+            }
+            seen.push(observe(&handle, dir.path()).await);
+        }
+        seen
+    })
+}
+
+#[test]
+fn child() {
+    let Some(dir) = std::env::var_os("RYOKAN_CRASH_DIR") else { return };
+    let catalog = match Catalog::open(&config(Path::new(&dir))) {
+        Ok(catalog) => catalog,
+        Err(error) => return println!("fail {error}"),
+    };
+    println!("\nack open");
+    let handle = catalog.handle();
+    runtime().block_on(async {
+        for n in 0.. {
+            match step(n, &handle).await {
+                Ok(true) => println!("ack {n}"),
+                Ok(false) => break,
+                Err(error) => return println!("fail {n} {error}"),
+            }
+        }
+    });
+}
+
+fn check_after(fault: &str, label: &str, steps: Steps, seen: &[String]) {
+    let dir = crash_dir();
+    let power: &[_] = if label.starts_with("kernel.files") { &[("RYOKAN_CRASH_POWER", "1")] } else { &[] };
+    let ran = run_child(CHILD, dir.path(), Some(fault), power);
+    let kill = fault.ends_with("=kill");
+    let harmless = !kill && fault.contains(".after_commit=");
+    assert_eq!(ran.killed, kill, "{fault}: {}", ran.all);
+    assert_eq!(ran.failed.is_some(), !kill && !harmless, "{fault}: {}", ran.all);
+    let catalog = Catalog::open(&config(dir.path())).expect("opens after the crash");
+    let handle = catalog.handle();
+    let now = runtime().block_on(async {
+        let known = handle.kernels(None).await.expect("readable").into_iter().map(|row| row.id).collect();
+        let (_, stuck) = sweep_kernels(&dir.path().join("kernels"), &known).expect("swept");
+        assert!(stuck.is_empty(), "{stuck:?}");
+        observe(&handle, dir.path()).await
+    });
+    // Acknowledged steps, not counting the opening.
+    let acked = ran.acks.len().saturating_sub(1);
+    let committed = kill && fault.contains(".after_commit=") && !ran.acks.is_empty();
+    let due: &[String] = match steps {
+        Steps::Commit if committed => &seen[acked + 1..=acked + 1],
+        Steps::Commit => &seen[acked..=acked],
+        _ => &seen[acked..seen.len().min(acked + 2)],
+    };
+    assert!(due.contains(&now), "{fault} after {acked} steps:\n{now}\nexpected:\n{due:#?}");
+    drop(catalog);
+    let litter: Vec<_> =
+        dir.path().read_dir().expect("readable").filter_map(Result::ok).map(|e| e.file_name()).collect();
+    assert!(litter.iter().all(|name| name == "catalog.db" || name == "kernels"), "{fault}: {litter:?}");
+}
+
+#[test]
+fn nothing_acknowledged_is_lost_and_nothing_half_done_is_seen() {
+    let seen = expected();
+    for (label, point) in points().filter(|(label, _)| !label.name.starts_with("store.")) {
+        for deed in ["kill", "eio", "enospc"] {
+            check_after(&format!("{point}={deed}"), label.name, label.steps, &seen);
+        }
+    }
+}

@@ -103,6 +103,8 @@ impl CatalogError {
             Some(Sqlite::DatabaseBusy | Sqlite::DatabaseLocked) => CatalogError::InUse { path },
             Some(Sqlite::DiskFull) => CatalogError::Full { path },
             Some(Sqlite::ReadOnly) => CatalogError::ReadOnly { path },
+            // Its other causes (no descriptor left, for one) are told in SQLite's words.
+            Some(Sqlite::CannotOpen) if !is_writable(&path) => CatalogError::ReadOnly { path },
             Some(Sqlite::SystemIoFailure) if source.sqlite_error().is_some_and(|e| e.extended_code == SHORT_READ) => {
                 CatalogError::Corrupt { path, why: String::from("the file is shorter than its content says") }
             }
@@ -162,6 +164,12 @@ impl CatalogError {
             }
         }
     }
+}
+
+/// Whether both a file and its directory may be written: SQLite needs both.
+fn is_writable(path: &Path) -> bool {
+    let may = |path: &Path| nix::unistd::access(path, nix::unistd::AccessFlags::W_OK).is_ok();
+    may(path) && path.parent().is_none_or(may)
 }
 
 const SHORT_READ: i32 = rusqlite::ffi::SQLITE_IOERR_SHORT_READ;

@@ -42,4 +42,6 @@ mod crash_tests;
 #[cfg(test)]
 mod damage_tests;
 #[cfg(test)]
+mod model_tests;
+#[cfg(test)]
 mod speed_tests;

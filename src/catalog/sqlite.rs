@@ -151,6 +151,7 @@ impl Db {
                     if durability == Durability::Power {
                         file.sync_all()?;
                     }
+                    fault::point("catalog.database.create")?;
                     std::fs::rename(&temp, path)
                 });
                 written.map_err(|e| CatalogError::of_io("create", path, e))?;
@@ -161,14 +162,15 @@ impl Db {
     }
 
     fn connect(path: &Path, durability: Durability) -> Result<Db> {
-        let fail = |e| match rusqlite::Error::sqlite_error_code(&e) {
-            Some(rusqlite::ErrorCode::CannotOpen) => CatalogError::ReadOnly { path: path.to_owned() },
-            _ => CatalogError::of_sqlite("open", path, e),
-        };
+        let fail = |e| CatalogError::of_sqlite("open", path, e);
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let vfs = sqlite_vfs::name().ok_or(CatalogError::Stopped)?;
         let absolute = std::path::absolute(path).map_err(|e| CatalogError::of_io("open", path, e))?;
         let conn = Connection::open_with_flags_and_vfs(&absolute, flags, vfs).map_err(fail)?;
+        // SQLite contents itself with reading where it may not write; nobody here does.
+        if conn.is_readonly("main").map_err(fail)? {
+            return Err(CatalogError::ReadOnly { path: path.to_owned() });
+        }
         let mut wal = path.as_os_str().to_owned();
         wal.push("-wal");
         let db = Db { conn, path: path.to_owned(), wal: wal.into() };
@@ -309,6 +311,7 @@ impl Db {
     /// # Errors
     /// `Corrupt` with the first thing found.
     pub fn check(&self) -> Result<()> {
+        self.check_length()?;
         let first: Option<String> =
             self.sql("check", |c| c.query_row("PRAGMA quick_check(1)", [], |row| row.get(0)).optional())?;
         match first.as_deref() {
@@ -316,6 +319,24 @@ impl Db {
             Some(why) => Err(CatalogError::Corrupt { path: self.path.clone(), why: why.trim().to_owned() }),
             None => Err(CatalogError::Corrupt { path: self.path.clone(), why: "it could not be checked".into() }),
         }
+    }
+
+    /// SQLite reads what is missing at the end as zeros. While the WAL is empty the file must hold every page.
+    fn check_length(&self) -> Result<()> {
+        if std::fs::metadata(&self.wal).is_ok_and(|meta| meta.len() > 0) {
+            return Ok(());
+        }
+        let due: u64 = self.sql("check", |c| {
+            let pages: u32 = c.query_row("PRAGMA page_count", [], |row| row.get(0))?;
+            let page: u32 = c.query_row("PRAGMA page_size", [], |row| row.get(0))?;
+            Ok(u64::from(pages) * u64::from(page))
+        })?;
+        let found = std::fs::metadata(&self.path).map_err(|e| CatalogError::of_io("check", &self.path, e))?.len();
+        if found < due {
+            let why = format!("it has {found} bytes where there were {due}");
+            return Err(CatalogError::Corrupt { path: self.path.clone(), why });
+        }
+        Ok(())
     }
 
     /// Moves the WAL's content into the database once it has grown: done between requests, never inside one.

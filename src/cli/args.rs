@@ -20,7 +20,7 @@ use super::vars::{GetArgs, SetArgs};
 
 /// Git for running computers: durable, sandboxed sessions that execute code.
 #[derive(Debug, Parser)]
-#[command(name = "ryokan", version, propagate_version = true, max_term_width = 100, arg_required_else_help = true)]
+#[command(name = "ryokan", version, max_term_width = 100, arg_required_else_help = true)]
 #[command(after_help = "Exit codes: 0 ok, 1 failure of the thing asked, 2 usage, 3 not found, 4 conflict or refused, \
                         5 unsupported here, 69 daemon unavailable. `exec` and `run` exit with the code's own status.")]
 pub struct Cli {
@@ -48,8 +48,8 @@ pub struct Options {
     /// Print JSON, in the shapes of docs/cli-json.md
     #[arg(long, global = true)]
     pub json: bool,
-    /// Colours
-    #[arg(long, global = true, value_name = "WHEN", value_enum, default_value_t)]
+    /// Colours: auto, always or never
+    #[arg(long, global = true, value_name = "WHEN", value_enum, default_value_t, hide_possible_values = true)]
     pub color: ColorChoice,
     /// Answer yes to every question
     #[arg(short = 'y', long, global = true)]

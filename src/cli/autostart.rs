@@ -3,7 +3,7 @@
 //! ```text
 //! connect ─ answers ─▶ done
 //!    └ nobody ─▶ lock ─▶ connect again ─ answers ─▶ done (another one started it)
-//!                              └ nobody ─▶ ryokand --detach ─▶ connect until the deadline ─▶ done | its log's last lines
+//!                              └ nobody ─▶ ryokand --on-demand ─▶ connect until the deadline ─▶ done | its log's last lines
 //! ```
 
 use std::fs::{File, OpenOptions};
@@ -105,8 +105,8 @@ impl Daemon {
         let log_start = log.metadata().map_err(no_log)?.len();
         let program = program();
         let mut command = Command::new(&program);
-        command.arg("--detach").stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        // Out of reach of the terminal's Ctrl-C until it has detached itself.
+        command.arg("--on-demand").stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        // Out of reach of the terminal's Ctrl-C and hang-up; it ends by itself when nobody needs it.
         command.process_group(0).current_dir("/");
         let child = command.spawn().map_err(|e| {
             Error::unavailable(format!("could not start {}: {e}", program.display()))
@@ -115,11 +115,11 @@ impl Daemon {
         Ok(Daemon { child, log: path, log_start })
     }
 
-    /// Why it will not come, if that is known. A parent that detached ends with 0.
+    /// Why it will not come, if that is known.
     fn has_failed(&mut self) -> Option<String> {
         match self.child.try_wait() {
-            Ok(Some(status)) if !status.success() => Some(format!("it ended with {status}")),
-            Ok(Some(_)) | Ok(None) => None,
+            Ok(Some(status)) => Some(format!("it ended with {status}")),
+            Ok(None) => None,
             Err(e) => Some(e.to_string()),
         }
     }

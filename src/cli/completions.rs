@@ -14,7 +14,8 @@ use super::failure::Failure;
   ryokan completions fish > ~/.config/fish/completions/ryokan.fish
   ryokan completions zsh > ~/.zfunc/_ryokan")]
 pub struct CompletionsArgs {
-    /// The shell
+    /// The shell: bash, elvish, fish, powershell or zsh
+    #[arg(hide_possible_values = true)]
     pub shell: Shell,
 }
 

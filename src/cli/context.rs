@@ -8,6 +8,7 @@ use super::failure::Failure;
 use super::paint::Paint;
 use super::{autostart, paths};
 use crate::core::info::KernelInfo;
+use crate::daemon::paths::Mode;
 use crate::rpc::client::{HostClient, KernelClient};
 
 /// The name that the daemon's journals know this program by.
@@ -55,8 +56,8 @@ impl Context {
     pub fn socket(&self) -> Result<(PathBuf, bool), Failure> {
         match &self.options.socket {
             Some(socket) => Ok((socket.clone(), false)),
-            None if self.options.system => Ok((PathBuf::from(paths::SYSTEM_SOCKET), false)),
-            None => Ok((paths::runtime_dir()?.join("ryokand.sock"), !self.options.no_autostart)),
+            None if self.options.system => Ok((paths::socket(Mode::System)?, false)),
+            None => Ok((paths::socket(Mode::User)?, !self.options.no_autostart)),
         }
     }
 

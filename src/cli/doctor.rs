@@ -39,7 +39,7 @@ pub async fn doctor(context: &Context) -> Result<(), Failure> {
         // A daemon that cannot start is what one asks a doctor about: then its program looks without serving.
         Err(Failure::Error(error)) if error.code == ErrorCode::Unavailable => {
             context.say(&format!("no daemon: {}", render::plain(&error.message)));
-            abilities_without_daemon(context).await?
+            abilities_without_daemon().await?
         }
         Err(failure) => return Err(failure),
     };
@@ -50,8 +50,9 @@ pub async fn doctor(context: &Context) -> Result<(), Failure> {
     }
 }
 
-async fn abilities_without_daemon(context: &Context) -> Result<Vec<Ability>, Failure> {
-    let mut command = daemon(context);
+async fn abilities_without_daemon() -> Result<Vec<Ability>, Failure> {
+    // What the host can do is the same for every daemon.
+    let mut command = tokio::process::Command::new(autostart::program());
     command.arg("--abilities").stdin(Stdio::null()).stderr(Stdio::inherit()).kill_on_drop(true);
     let output = tokio::time::timeout(limits::CLIENT_CALL, command.output())
         .await

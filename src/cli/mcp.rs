@@ -48,7 +48,7 @@ pub struct AddArgs {
     #[arg(long, value_name = "URL", conflicts_with_all = ["command", "env"])]
     pub url: Option<String>,
     /// Header of every request; repeatable
-    #[arg(long = "header", value_name = "K=V", value_parser = parse_pair, requires = "url")]
+    #[arg(long = "header", value_name = "K=V", value_parser = parse_pair, conflicts_with = "command")]
     pub headers: Vec<(String, String)>,
     /// Environment variable of its program; repeatable
     #[arg(long = "env", value_name = "K=V", value_parser = parse_pair)]

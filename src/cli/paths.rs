@@ -1,32 +1,17 @@
-//! Where the command line finds and leaves its files. The daemon's side of the same rules is its own.
+//! Where the command line finds the daemon and leaves its own files.
 
 use std::path::{Component, Path, PathBuf};
 
-use std::os::unix::fs::MetadataExt;
-
 use crate::core::error::{Error, Result};
+use crate::daemon::paths::{Mode, Paths};
 
-/// Socket of the system-wide daemon.
-pub const SYSTEM_SOCKET: &str = "/run/ryokan/ryokand.sock";
-
-/// Folder of the per-user daemon's sockets.
+/// Socket of the user's own daemon, or of the system-wide one: where the daemon itself says that it listens.
 ///
 /// # Errors
-/// If neither `XDG_RUNTIME_DIR` nor `/run/user/<uid>` can be used.
-pub fn runtime_dir() -> Result<PathBuf> {
-    if let Some(folder) = absolute("XDG_RUNTIME_DIR") {
-        return Ok(folder.join("ryokan"));
-    }
-    let uid = nix::unistd::getuid().as_raw();
-    let usual = PathBuf::from(format!("/run/user/{uid}"));
-    match std::fs::metadata(&usual) {
-        Ok(folder) if folder.is_dir() && folder.uid() == uid => Ok(usual.join("ryokan")),
-        Ok(_) | Err(_) => Err(Error::unavailable(format!(
-            "there is no place for the daemon's socket: XDG_RUNTIME_DIR is not set and {} is not yours",
-            usual.display()
-        ))
-        .hint("set XDG_RUNTIME_DIR to a folder of mode 0700 that is yours, or name a socket with --socket")),
-    }
+/// If there is no place for it.
+pub fn socket(mode: Mode) -> Result<PathBuf> {
+    let paths = Paths::of_process(mode).map_err(|e| Error::unavailable(e.to_string()))?;
+    Ok(paths.control_socket())
 }
 
 /// Folder for what the command line itself keeps: histories and the log of a daemon that it started.

@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use sd_notify::NotifyState;
 use tokio::net::UnixListener;
 
-use crate::rpc::server_socket;
+use crate::rpc::worker_socket;
 
 /// The control socket: inherited from the service manager, or made here.
 ///
@@ -30,7 +30,7 @@ fn make_socket(path: &Path, mode: u32) -> anyhow::Result<UnixListener> {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
         _ => {}
     }
-    let listener: StdListener = server_socket::bind(path)?;
+    let listener: StdListener = worker_socket::listen(path)?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
     listener.set_nonblocking(true)?;
     Ok(UnixListener::from_std(listener)?)

@@ -4,7 +4,6 @@ pub mod client;
 pub mod convert;
 pub mod schema;
 pub mod server;
-pub mod server_socket;
 pub mod worker_link;
 pub mod worker_proof;
 pub mod worker_service;

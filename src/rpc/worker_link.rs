@@ -10,6 +10,7 @@
 
 mod calls;
 mod descriptors;
+mod state;
 mod supervisor;
 mod types;
 

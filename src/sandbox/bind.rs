@@ -19,6 +19,7 @@ use nix::unistd::{UnlinkatFlags, unlinkat};
 use super::child::Wanted;
 use super::init::{BindSource, EngineTree, Init};
 use super::layer::{Layer, SandboxError, failed};
+use super::plan::PlannedMount;
 use super::{protect, staging, tree};
 use crate::core::limits;
 use crate::core::spec::check_inside_path;
@@ -43,6 +44,10 @@ enum LiveSource {
 }
 
 impl LiveBind {
+    pub(super) fn planned(&self) -> PlannedMount {
+        PlannedMount { inside: self.inside.clone(), source: self.resolved.clone(), writable: self.writable }
+    }
+
     pub(super) fn wanted(&self, staging: Option<&OwnedFd>) -> Wanted {
         let source = match (&self.source, staging) {
             (LiveSource::Path(path), _) => path.clone(),

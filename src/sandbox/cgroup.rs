@@ -40,12 +40,20 @@ pub(super) struct Cgroup {
 /// # Errors
 /// If `base` is not ours to make children in. A controller that is missing is no error: the fields say which are there.
 pub(super) fn prepare(base: &Path, name: &str, limits: &KernelLimits) -> io::Result<Cgroup> {
+    // A folder that is no cgroup must not be filled with folders that are none either.
+    std::fs::metadata(base.join("cgroup.procs"))?;
     let path = base.join(name);
+    prepare_at(base, &path, limits).inspect_err(|_| {
+        let _ = remove(&path);
+    })
+}
+
+fn prepare_at(base: &Path, path: &Path, limits: &KernelLimits) -> io::Result<Cgroup> {
     let engine = path.join("engine");
     let [memory, pids, cpu] = ["memory", "pids", "cpu"].map(|controller| enable(base, controller));
-    std::fs::create_dir_all(&path)?;
+    std::fs::create_dir_all(path)?;
     let [memory, pids, cpu] =
-        [("memory", memory), ("pids", pids), ("cpu", cpu)].map(|(name, above)| above && enable(&path, name));
+        [("memory", memory), ("pids", pids), ("cpu", cpu)].map(|(name, above)| above && enable(path, name));
     for part in ["init", "engine"] {
         std::fs::create_dir_all(path.join(part))?;
     }
@@ -57,7 +65,7 @@ pub(super) fn prepare(base: &Path, name: &str, limits: &KernelLimits) -> io::Res
     let kill = OpenOptions::new().write(true).open(engine.join("cgroup.kill")).ok();
     let memory_current = File::open(engine.join("memory.current")).ok();
     write(&path.join("init"), "cgroup.procs", "0")?;
-    Ok(Cgroup { path, memory, pids, cpu, procs: procs.into(), kill, memory_current })
+    Ok(Cgroup { path: path.to_owned(), memory, pids, cpu, procs: procs.into(), kill, memory_current })
 }
 
 /// Removes a kernel's cgroup once its processes are gone; how long that takes is up to the host kernel, hence the result.

@@ -45,7 +45,6 @@ type Step = Result<(), SandboxError>;
 /// The first layer that the host refuses and the plan does not let go.
 pub(super) fn confine(plan: &SandboxPlan, by: ByCgroup, report: &mut SandboxReport) -> Step {
     settle(plan, report, Layer::Rlimits, rlimits(plan, by))?;
-    settle(plan, report, Layer::Cpu, processors(plan, by))?;
     report.enforced(Layer::Memory, memory_words(plan, by));
     report.enforced(Layer::Pids, pids_words(plan, by));
     let keyring = caps::new_session_keyring().map(|()| String::from("own session keyring, empty"));
@@ -86,7 +85,9 @@ fn rlimits(plan: &SandboxPlan, by: ByCgroup) -> Result<String, String> {
     use Resource::*;
     let limits = &plan.limits;
     let mut wanted = vec![
-        (RLIMIT_CORE, 0),
+        // 1, not 0: no file is that small, and it is the one value at which the host kernel does not start a host's core
+        // handler either, which would run as root over what the code inside left behind.
+        (RLIMIT_CORE, 1),
         (RLIMIT_NOFILE, u64::from(limits.open_files)),
         (RLIMIT_NPROC, u64::from(limits.pids) + INIT_TASKS),
         (RLIMIT_FSIZE, limits.workspace_bytes),
@@ -123,13 +124,20 @@ fn pids_words(plan: &SandboxPlan, by: ByCgroup) -> String {
     format!("{}, by {}", plan.limits.pids, if by.pids { "cgroup" } else { "rlimit" })
 }
 
-/// Without a cgroup: as many whole processors as the limit needs, spread over the host's by process id.
-fn processors(plan: &SandboxPlan, by: ByCgroup) -> Result<String, String> {
+/// Without a cgroup: as many whole processors as the limit needs, spread over the host's at random. Init's work, just before
+/// untrusted code runs: the sandbox is built faster on all of them.
+///
+/// # Errors
+/// If the host refuses and the plan does not let it go.
+pub(super) fn limit_processors(plan: &SandboxPlan, by: ByCgroup, engine: Pid, report: &mut SandboxReport) -> Step {
+    settle(plan, report, Layer::Cpu, processors(plan, by, engine))
+}
+
+fn processors(plan: &SandboxPlan, by: ByCgroup, engine: Pid) -> Result<String, String> {
     if by.cpu {
         return Ok(format!("{}.{:03}, by cgroup", plan.limits.cpu_milli / 1000, plan.limits.cpu_milli % 1000));
     }
-    let this = Pid::from_raw(0);
-    let allowed = sched_getaffinity(this).map_err(|error| format!("cannot read the affinity: {error}"))?;
+    let allowed = sched_getaffinity(engine).map_err(|error| format!("cannot read the affinity: {error}"))?;
     let all: Vec<usize> = (0..CpuSet::count()).filter(|cpu| allowed.is_set(*cpu).unwrap_or(false)).collect();
     let count = plan.whole_cpus().min(all.len());
     let first = usize::from(crate::sys::random::bytes::<1>()[0]);
@@ -137,7 +145,10 @@ fn processors(plan: &SandboxPlan, by: ByCgroup) -> Result<String, String> {
     for i in 0..count {
         chosen.set(all[(first + i) % all.len()]).map_err(|error| error.to_string())?;
     }
-    sched_setaffinity(this, &chosen).map_err(|error| format!("cannot set the affinity: {error}"))?;
+    sched_setaffinity(engine, &chosen).map_err(|error| format!("cannot set the affinity: {error}"))?;
+    if sched_getaffinity(engine) != Ok(chosen) {
+        return Err("the affinity did not hold".into());
+    }
     Ok(format!("{count} of {} processors, by affinity", all.len()))
 }
 

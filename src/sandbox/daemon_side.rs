@@ -1,34 +1,16 @@
-//! What the daemon itself does for sandboxes: finds the cgroup it may divide, prepares mounts that only root can, finds programs.
+//! What the daemon itself does for sandboxes: finds the cgroup that it may divide, and programs.
 
 use std::fs;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use super::layer::SandboxError;
-use super::plan::RunAs;
-use super::staging;
-
 /// Folders of programs that kernels see too.
 const PROGRAM_FOLDERS: [&str; 4] = ["/usr/local/bin", "/usr/bin", "/bin", "/opt/bin"];
-/// Where cgroup v2 is mounted: alone, or beside version 1.
-const CGROUP_ROOTS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
-
-/// The source as a detached mount on which the worker's user owns what its owner owns. Needs root.
-///
-/// # Errors
-/// If the source is missing or its file system cannot map owners.
-pub fn detach(source: &Path, run_as: RunAs) -> Result<OwnedFd, SandboxError> {
-    staging::mapped(source, run_as)
-}
 
 /// The cgroup v2 folder in which this daemon may make children, if there is one: below its own cgroup, if that is its own to
 /// divide (`Delegate=yes` in the unit, or root).
 pub fn delegated_cgroup() -> Option<PathBuf> {
-    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let own = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
-    let root = CGROUP_ROOTS.iter().map(Path::new).find(|root| root.join("cgroup.procs").is_file())?;
-    let own = root.join(own.trim_start_matches('/'));
+    let own = super::abilities::own_cgroup()?;
     let euid = nix::unistd::geteuid();
     if !euid.is_root() && fs::metadata(&own).ok()?.uid() != euid.as_raw() {
         return None;
@@ -38,7 +20,7 @@ pub fn delegated_cgroup() -> Option<PathBuf> {
         fs::create_dir(&base).ok()?;
     }
     // A group that holds processes cannot hand its controllers down: the daemon goes into a leaf of its own.
-    if own != *root {
+    if own.join("cgroup.type").is_file() {
         let leaf = own.join("daemon");
         let moved = fs::create_dir_all(&leaf).and_then(|()| fs::write(leaf.join("cgroup.procs"), "0"));
         if let Err(error) = moved {

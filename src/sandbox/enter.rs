@@ -43,6 +43,8 @@ pub(super) struct Outer {
     pub staged: bool,
     /// Limits by cgroup, if there are.
     pub cgroup: Option<Cgroup>,
+    /// Why there is none, though one was to be.
+    pub no_cgroup: Option<String>,
     /// Protected folders without symbolic links.
     pub protected: Vec<PathBuf>,
     /// The planned sources without symbolic links, in the plan's order.
@@ -71,6 +73,7 @@ pub fn enter(plan: &SandboxPlan, keep: &[BorrowedFd<'_>], report_pid: impl FnOnc
         host_namespaces: namespaces()?,
         staged: false,
         cgroup: None,
+        no_cgroup: None,
         protected: Vec::new(),
         sources: Vec::new(),
     };
@@ -124,7 +127,7 @@ impl Outer {
         match cgroup::prepare(base, &name, &self.plan.limits) {
             Ok(cgroup) => self.cgroup = Some(cgroup),
             // Limits then come from rlimits and the watchdog, and the report says so.
-            Err(error) => eprintln!("ryokan-worker: no cgroup below {}: {error}", base.display()),
+            Err(error) => self.no_cgroup = Some(format!("{}: {error}", base.display())),
         }
     }
 

@@ -109,6 +109,7 @@ pub struct Init {
     pub(super) report: SandboxReport,
     pub(super) staging: Option<OwnedFd>,
     pub(super) cgroup: Option<Cgroup>,
+    pub(super) no_cgroup: Option<String>,
     pub(super) protected: Vec<PathBuf>,
     pub(super) sources: Vec<PathBuf>,
     pub(super) live: Vec<LiveBind>,
@@ -120,7 +121,7 @@ pub struct Init {
 impl Init {
     /// The first thing that PID 1 does.
     pub(super) fn begin(outer: Outer) -> Result<Init, SandboxError> {
-        let Outer { plan, mut report, host_namespaces, staged, cgroup, protected, sources } = outer;
+        let Outer { plan, mut report, host_namespaces, staged, cgroup, no_cgroup, protected, sources } = outer;
         set_name("ryokan-init");
         mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_SLAVE, None::<&str>)
             .map_err(failed(Layer::MountNs, "cannot make the mounts our own"))?;
@@ -128,7 +129,7 @@ impl Init {
         set_dumpable(false).map_err(failed(Layer::PidNs, "cannot hide init"))?;
         left_behind(&plan, &host_namespaces, &mut report)?;
         umask(Mode::from_bits_truncate(0o022));
-        setrlimit(Resource::RLIMIT_CORE, 0, 0).map_err(failed(Layer::Rlimits, "cannot forbid core files"))?;
+        setrlimit(Resource::RLIMIT_CORE, 1, 1).map_err(failed(Layer::Rlimits, "cannot forbid core files"))?;
         if matches!(report.status(Layer::UtsNs), Some(LayerStatus::Enforced { .. })) {
             sethostname(&plan.hostname).map_err(failed(Layer::UtsNs, "cannot set the host name"))?;
         }
@@ -153,6 +154,7 @@ impl Init {
             report,
             staging,
             cgroup,
+            no_cgroup,
             protected,
             sources,
             live: Vec::new(),

@@ -188,7 +188,12 @@ impl SandboxError {
 impl From<SandboxError> for Error {
     fn from(error: SandboxError) -> Self {
         let reason = format!("sandbox-{}", error.layer);
-        Error::new(ErrorCode::Unsupported, error.to_string()).hint(error.hint).reason(reason)
+        let code = match error.layer {
+            // Mostly a path or a user that cannot be, which another request can put right.
+            Layer::PivotRoot | Layer::RunAs | Layer::IdMap | Layer::Rlimits => ErrorCode::Refused,
+            _ => ErrorCode::Unsupported,
+        };
+        Error::new(code, error.to_string()).hint(error.hint).reason(reason)
     }
 }
 

@@ -31,11 +31,12 @@ mod verify;
 mod watch_memory;
 mod watch_workspace;
 
-pub use daemon_side::{delegated_cgroup, detach, find_program};
+pub use daemon_side::{delegated_cgroup, find_program};
 pub use enter::enter;
 pub use init::{BindSource, EngineProcess, EngineProgram, ExitCause, Init};
 pub use layer::{Layer, LayerReport, LayerStatus, SandboxError, SandboxReport};
 pub use plan::{PlannedMount, RunAs, SandboxPlan};
+pub use staging::mapped as mapped_tree;
 pub use usage::Usage;
 pub use watch_memory::MemoryWatch;
 pub use watch_workspace::WorkspaceWatch;

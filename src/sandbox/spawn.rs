@@ -12,11 +12,12 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use nix::sys::wait::waitpid;
 use nix::unistd::{Pid, pipe2};
 
+use super::bind::LiveBind;
 use super::child::{Child, WORD_BYTES, Wanted, Word};
 use super::confine::ByCgroup;
 use super::init::{EngineProcess, EngineProgram, EngineTree, Init, proc_file};
 use super::layer::{Layer, SandboxError, SandboxReport, failed};
-use super::{staging, verify};
+use super::{confine, staging, verify};
 use crate::core::limits;
 use crate::sys::namespace::{Forked, fork};
 use crate::sys::pidfd;
@@ -44,10 +45,13 @@ impl Init {
         enlarge_pipe(&stdout, PIPE_BYTES);
         enlarge_pipe(&stderr, PIPE_BYTES);
         let mounts = self.wanted();
+        // What came later is part of what the child holds its tree against.
+        let mut plan = self.plan.clone();
+        plan.mounts.extend(self.live.iter().map(LiveBind::planned));
         let pid = match fork().map_err(failed(Layer::PidNs, "cannot start the engine's process"))? {
             Forked::Parent(pid) => pid,
             Forked::Child => Child {
-                plan: &self.plan,
+                plan: &plan,
                 by: self.by_cgroup(),
                 cgroup_procs: self.cgroup.as_ref().map(|cgroup| &cgroup.procs),
                 mounts,
@@ -83,6 +87,13 @@ impl Init {
             Some((Word::Ready(report), _)) => report,
             other => return Err(unexpected(other)),
         };
+        let mut in_force = in_force;
+        confine::limit_processors(&self.plan, self.by_cgroup(), pid, &mut in_force)?;
+        if let Some(why) = &self.no_cgroup {
+            let words =
+                format!("{} MiB, by rlimit and watchdog; no cgroup: {why}", self.plan.limits.memory_bytes >> 20);
+            in_force.enforced(Layer::Memory, words);
+        }
         self.look_again(pid, &in_force)?;
         let mut tree = tree.into_iter();
         match (tree.next(), tree.next()) {

@@ -71,11 +71,22 @@ pub(super) fn hang(root: std::os::fd::BorrowedFd<'_>, name: &str, tree: &OwnedFd
     attach(tree.as_fd(), target.as_fd())
 }
 
-/// A detached tree of that source on which `run_as` owns what the source's owner owns.
-pub(super) fn mapped(source: &Path, run_as: RunAs) -> Result<OwnedFd, SandboxError> {
+/// A detached tree of that source on which `run_as` owns what the source's owner owns: what a daemon that is root sends for
+/// [`BindSource::Tree`](super::BindSource). Forks a child that does nothing.
+///
+/// # Errors
+/// If the source is missing, or its file system cannot map owners.
+pub fn mapped(source: &Path, run_as: RunAs) -> Result<OwnedFd, SandboxError> {
     let tree = clone_tree(AT_FDCWD, source, true)
         .map_err(failed(Layer::IdMap, format_args!("cannot open {source:?}")))
-        .map_err(|error| error.hint("make sure that the path exists"))?;
+        .map_err(|error| {
+            let weak = error.cause.contains("EPERM") || error.cause.contains("not permitted");
+            error.hint(if weak {
+                "ryokan is root without CAP_SYS_ADMIN: run it as an ordinary user, or give its container that capability"
+            } else {
+                "make sure that the path exists"
+            })
+        })?;
     let owner = std::fs::metadata(source).map_err(failed(Layer::IdMap, format_args!("cannot look at {source:?}")))?;
     if (owner.uid(), owner.gid()) == (run_as.uid, run_as.gid) {
         return Ok(tree);

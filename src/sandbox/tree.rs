@@ -42,10 +42,11 @@ const SYSTEM: [&str; 8] = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", 
 /// Devices: those without state.
 const DEVICES: [&str; 5] = ["null", "zero", "full", "random", "urandom"];
 /// Parts of `/proc` that tell about the host or change it.
-const PROC_COVERED: [&str; 18] = [
+const PROC_COVERED: [&str; 19] = [
     "acpi",
     "asound",
     "bus",
+    "cmdline",
     "config.gz",
     "driver",
     "fs",
@@ -69,6 +70,8 @@ const SCRATCH: &str = ".scratch";
 const ROOT_SIZE: &str = "8m";
 const ROOT_FILES: &str = "8192";
 
+/// A symbolic link: where, and to what.
+type Link = (PathBuf, PathBuf);
 type Step<T> = Result<T, SandboxError>;
 
 fn fail<E: std::fmt::Display>(what: impl std::fmt::Display) -> impl FnOnce(E) -> SandboxError {
@@ -124,7 +127,7 @@ pub(super) fn source(dir: BorrowedFd<'_>, path: &Path, inside: &Path, writable: 
 }
 
 /// The host's folders as mounts and as links, in the forms that the host has.
-fn system_folders() -> Step<(Vec<Hanging>, Vec<(PathBuf, PathBuf)>)> {
+fn system_folders() -> Step<(Vec<Hanging>, Vec<Link>)> {
     let (mut mounts, mut links) = (Vec::new(), Vec::new());
     for path in SYSTEM.map(Path::new) {
         match std::fs::symlink_metadata(path) {

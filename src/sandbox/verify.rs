@@ -65,7 +65,7 @@ pub(super) fn judge(
         return wrong(Layer::Descriptors, format!("descriptor {stray} is open"));
     }
     judge_mounts(plan, &seen.mounts)?;
-    for layer in [Layer::Landlock, Layer::LandlockScope, Layer::Rlimits, Layer::Memory, Layer::Pids, Layer::Cpu] {
+    for layer in [Layer::Landlock, Layer::LandlockScope, Layer::Rlimits, Layer::Memory, Layer::Pids] {
         if report.status(layer).is_none() {
             return wrong(layer, "nobody has set it up");
         }

@@ -374,14 +374,6 @@ impl Records {
     pub async fn journal(&self, after: u64, most: usize) -> Result<Vec<JournalEntry>> {
         Ok(self.state.journal(Direction::After(after), most).await?)
     }
-
-    /// The engine's state as it was last saved, read from `engine.db`.
-    ///
-    /// # Errors
-    /// `corrupt` names the file.
-    pub fn engine_db(&self) -> std::path::PathBuf {
-        self.catalog.kernel_files(self.id).engine_db
-    }
 }
 
 /// What identifies a holder in the database: the hash of the token, then the name for people.

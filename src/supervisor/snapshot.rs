@@ -4,7 +4,6 @@ use std::rc::Rc;
 
 use super::command::Change;
 use super::kernel::Kernel;
-use crate::catalog::{Durability, EngineDb};
 use crate::core::error::{Error, Result};
 use crate::core::info::MissedEntry;
 use crate::core::limits;
@@ -12,47 +11,36 @@ use crate::core::state::{EngineState, StateEntry, StateError};
 use crate::rpc::worker_link::StateChunk;
 use crate::session::StateSnapshot;
 
-/// Takes the engine's state between two executions.
+/// Takes the engine's state between two executions: saved by the engine, read from `engine.db` through its owner, the worker.
 ///
 /// # Errors
 /// `refused` if it is larger than one message holds, `corrupt` if `engine.db` is damaged.
 pub async fn take(kernel: &Rc<Kernel>) -> Result<StateSnapshot> {
-    let path = kernel.records.engine_db();
-    let engine = kernel.spec.engine;
-    let (data, missed) = kernel
+    let engine = kernel.spec.engine.name();
+    let mut state = kernel
         .with_worker(None, move |link| async move {
             link.save().await?;
-            // Read while this operation holds the worker: nothing else changes the state meanwhile.
-            let read = tokio::task::spawn_blocking(move || read(&path, engine.name()));
-            read.await.map_err(|error| Error::internal(error.to_string()))?
+            let heads = link.state_heads().await?;
+            let bytes: u64 = heads.iter().map(|head| head.size + (head.key.len() + head.meta_json.len()) as u64).sum();
+            if bytes > limits::STATE_INLINE_BYTES as u64 {
+                return Err(Error::refused(format!("the state of {bytes} bytes is larger than {}", limits::STATE_INLINE_BYTES))
+                    .reason("state_size")
+                    .hint("take a checkpoint, which has no such limit"));
+            }
+            let mut state = EngineState { engine: engine.to_owned(), ..EngineState::default() };
+            // Nothing changes the state meanwhile: this operation holds the worker.
+            for head in heads {
+                let entry = link.state_entry(&head.key).await?;
+                let meta = serde_json::from_str(&entry.meta_json).unwrap_or_default();
+                state.entries.insert(entry.key, StateEntry { meta, body: entry.body });
+            }
+            Ok(state)
         })
         .await?;
-    Ok(StateSnapshot { data, missed })
-}
-
-fn read(path: &std::path::Path, engine: &str) -> Result<(Vec<u8>, Vec<MissedEntry>)> {
-    let db = EngineDb::open(path, Durability::Process)?;
-    let mut state = EngineState { engine: engine.to_owned(), ..EngineState::default() };
-    let mut bytes = 0;
-    db.entries::<Error>(|head, piece, _more| {
-        bytes += piece.len() + head.key.len() + head.meta_json.len();
-        if bytes > limits::STATE_INLINE_BYTES {
-            return Err(Error::refused(format!("the state is larger than {} bytes", limits::STATE_INLINE_BYTES))
-                .reason("state_size")
-                .hint("take a checkpoint, which has no such limit"));
-        }
-        let entry = state.entries.entry(head.key.clone()).or_insert_with(|| StateEntry {
-            meta: serde_json::from_str(&head.meta_json).unwrap_or_default(),
-            body: Vec::new(),
-        });
-        entry.body.extend_from_slice(piece);
-        Ok(())
-    })?;
-    state.missed = db.missed()?;
-    state.version = db.info()?.map(|info| info.version).unwrap_or_default();
-    db.close()?;
+    let missed = kernel.view().missed;
+    state.missed.clone_from(&missed);
     let data = state.pack().map_err(|error| Error::refused(error.to_string()).reason("state_size"))?;
-    Ok((data, state.missed))
+    Ok(StateSnapshot { data, missed })
 }
 
 /// Puts an engine's state back; gives what could not be built again.

@@ -114,7 +114,7 @@ impl Workers {
     /// `unsupported` where the file system refuses such a mount.
     pub(super) fn detach(&self, host: &Host, uid: u32, source: &Path) -> Result<Option<OwnedFd>> {
         match run_as(host, uid)? {
-            Some(run_as) if run_as.map_root => Ok(Some(crate::sandbox::detach(source, run_as)?)),
+            Some(run_as) if run_as.map_root => Ok(Some(crate::sandbox::mapped_tree(source, run_as)?)),
             _ => Ok(None),
         }
     }

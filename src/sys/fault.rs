@@ -59,6 +59,7 @@ const fn label(name: &'static str, steps: Steps, doc: &'static str) -> Label {
 pub const LABELS: &[Label] = &[
     label("catalog.audit.append", Steps::Commit, "adds lines to the audit log"),
     label("catalog.data.dir", Steps::Dir, "makes the directory of all kernels"),
+    label("catalog.database.create", Steps::One, "gives a new, empty database its name"),
     label("catalog.events.append", Steps::Commit, "adds events and drops the oldest"),
     label("catalog.host.first", Steps::Commit, "gives the host its identity, once"),
     label("catalog.kernel.insert", Steps::Commit, "makes a kernel known"),
@@ -237,6 +238,44 @@ pub(crate) mod tests {
         let result = work();
         HERE.set(None);
         result
+    }
+
+    /// A directory for crash tests: in memory where there is such a place, since what a process's death leaves does not depend
+    /// on the device, and hundreds of runs would wait for it.
+    pub(crate) fn crash_dir() -> tempfile::TempDir {
+        tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a temporary directory")
+    }
+
+    /// What became of a child that ran one test of this binary with a fault armed.
+    pub(crate) struct Ran {
+        /// What it printed after `ack `, in order.
+        pub(crate) acks: Vec<String>,
+        /// What it printed after `fail `.
+        pub(crate) failed: Option<String>,
+        /// Whether it was killed.
+        pub(crate) killed: bool,
+        /// Everything it printed.
+        pub(crate) all: String,
+    }
+
+    /// Runs the test `name` of this binary in a process of its own, with a directory and perhaps a fault. The test finds the
+    /// directory in `RYOKAN_CRASH_DIR`; in an ordinary run that is not set and the test has nothing to do.
+    pub(crate) fn run_child(name: &str, dir: &Path, fault: Option<&str>, extra: &[(&str, &str)]) -> Ran {
+        let mut command = std::process::Command::new(std::env::current_exe().expect("this binary"));
+        command.args(["--exact", name, "--nocapture", "--test-threads=1"]);
+        command.env("RYOKAN_CRASH_DIR", dir).env_remove(VARIABLE).envs(extra.iter().copied());
+        if let Some(fault) = fault {
+            command.env(VARIABLE, fault);
+        }
+        let output = command.output().expect("this binary runs");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        // The harness prints before the first line of the test and does not end its own.
+        let after =
+            |word: &str| text.lines().filter_map(|l| l.split_once(word).map(|(_, rest)| rest.to_owned())).collect();
+        let failed: Vec<String> = after("fail ");
+        let killed = std::os::unix::process::ExitStatusExt::signal(&output.status) == Some(libc::SIGKILL);
+        assert!(killed || output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+        Ran { acks: after("ack "), failed: failed.into_iter().next(), killed, all: text.clone() }
     }
 
     fn sources(dir: &Path, found: &mut Vec<(String, String)>) {

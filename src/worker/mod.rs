@@ -6,6 +6,7 @@ pub mod engines;
 pub mod init;
 pub mod launch;
 pub mod probe;
+mod probe_exercise;
 pub mod wire;
 
 /// The worker's entry: the first argument says as what it was started.

@@ -9,6 +9,7 @@
 //! | `--plan JSON` | the plan, or `@FILE`; without it, default limits and a temporary kernel folder |
 //! | `--timeout SECONDS` | kills the program (status 124); 60 without it |
 //! | `--bind PATH=SOURCE[:rw]` | a live mount, made just after the start |
+//! | `--exercise SOURCE` | tries init's powers instead (`probe_exercise`) |
 
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,7 +25,7 @@ use serde::Serialize;
 
 use crate::sandbox::{
     BindSource, EngineProgram, Init, MemoryWatch, RunAs, SandboxError, SandboxPlan, SandboxReport, Verdict,
-    WorkspaceWatch, enter,
+    WorkspaceWatch, enter, mapped_tree,
 };
 use crate::sys::namespace::{Forked, fork};
 use crate::sys::process::{exit_now, set_parent_death_signal};
@@ -46,6 +47,7 @@ struct Options {
     plan: Option<SandboxPlan>,
     timeout: Duration,
     binds: Vec<(PathBuf, PathBuf, bool)>,
+    exercise: Option<PathBuf>,
     argv: Vec<String>,
 }
 
@@ -66,6 +68,7 @@ fn parse(arguments: Vec<String>) -> Result<Options, String> {
         plan: None,
         timeout: Duration::from_secs(60),
         binds: Vec::new(),
+        exercise: None,
         argv: Vec::new(),
     };
     let mut rest = arguments.into_iter();
@@ -80,6 +83,7 @@ fn parse(arguments: Vec<String>) -> Result<Options, String> {
                 options.timeout = Duration::from_secs(seconds);
             }
             "--bind" => options.binds.push(read_bind(&value()?)?),
+            "--exercise" => options.exercise = Some(value()?.into()),
             "--" => options.argv = rest.by_ref().collect(),
             other => return Err(format!("there is no option {other:?}; see `ryokan-worker probe -- PROGRAM`")),
         }
@@ -144,16 +148,22 @@ fn temporary_kernel() -> std::io::Result<PathBuf> {
 /// Starts the outer process and waits for init, which becomes our child.
 fn run(options: &Options, plan: &SandboxPlan) -> std::io::Result<i32> {
     let (pid_out, pid_in) = pipe2(OFlag::O_CLOEXEC)?;
+    // What a daemon that is root would send later.
+    let sent = match (&options.exercise, plan.run_as.filter(|_| Uid::effective().is_root())) {
+        (Some(source), Some(run_as)) => Some(mapped_tree(source, run_as).map_err(std::io::Error::other)?),
+        _ => None,
+    };
     match fork()? {
         Forked::Child => {
             drop(pid_out);
             let report = |pid: i32| {
                 let _ = nix::unistd::write(&pid_in, &pid.to_le_bytes());
             };
-            match enter(plan, &[pid_in.as_fd()], report) {
+            let keep: Vec<_> = sent.iter().map(AsFd::as_fd).chain([pid_in.as_fd()]).collect();
+            match enter(plan, &keep, report) {
                 Ok(init) => {
                     drop(pid_in);
-                    exit_now(inside(options, init));
+                    exit_now(inside(options, init, sent));
                 }
                 Err(error) => {
                     tell(options, &Outcome::failed(&error));
@@ -183,9 +193,18 @@ fn code(status: WaitStatus) -> i32 {
 }
 
 /// Init's part.
-fn inside(options: &Options, mut init: Init) -> i32 {
+fn inside(options: &Options, mut init: Init, sent: Option<OwnedFd>) -> i32 {
     // A probe whose caller has gone has nobody to tell.
     let _ = set_parent_death_signal(Some(Signal::SIGKILL));
+    if let Some(source) = &options.exercise {
+        return match super::probe_exercise::run(&mut init, source, sent) {
+            Ok(()) => 0,
+            Err(error) => {
+                eprintln!("{error}");
+                1
+            }
+        };
+    }
     let env = [
         ("HOME", "/workspace"),
         ("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"),

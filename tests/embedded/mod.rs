@@ -1,5 +1,8 @@
 //! The kernel in this process, and the engine contract as kaish keeps it.
 
+mod contract;
+mod measure;
+
 use ryokan::session::Session;
 use ryokan::worker::embedded::EmbeddedKernel;
 

@@ -118,11 +118,16 @@ impl Link {
         promise.await.map_err(|e| self.failure(e))
     }
 
+    /// Whether the connection has ended.
+    pub fn is_lost(&self) -> bool {
+        self.driver.is_finished()
+    }
+
     /// The error of a failed call. Whatever a dead connection says means the same: it is dead.
     pub fn failure(&self, exception: capnp::Error) -> Error {
         let error = from_capnp(exception);
         match error.code {
-            ErrorCode::Internal if self.driver.is_finished() => lost_connection(&error.message),
+            ErrorCode::Internal if self.is_lost() => lost_connection(&error.message),
             ErrorCode::Internal
             | ErrorCode::InvalidArgument
             | ErrorCode::NotFound

@@ -49,7 +49,8 @@ impl ExecutionClient {
         request.get().set_from(from);
         request.get().set_callback(capnp_rpc::new_client(inlet));
         let call = request.send().promise;
-        feed.pump(async { self.link.wait(call).await.map(drop) }, async |(_, event)| take(event).await).await
+        feed.pump(&self.link, async { self.link.wait(call).await.map(drop) }, async |(_, event)| take(event).await)
+            .await
     }
 
     /// Stops it. Waits behind input that the code has not read: then interrupt through the kernel.

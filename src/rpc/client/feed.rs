@@ -62,9 +62,12 @@ fn detached() -> capnp::Error {
 }
 
 impl<T> Feed<T> {
-    /// Gives every item to `take` until `call` ends; then what had arrived before. An error of `take` ends the feed.
+    /// Gives every item to `take` until `call` has ended and the daemon has let go of the inlet. The answer alone is not
+    /// the end: calls of one stream are dispatched one after another, so it overtakes items that were sent before it.
+    /// An error of `take` ends the feed.
     pub async fn pump<R>(
         mut self,
+        link: &Link,
         call: impl Future<Output = Result<R>>,
         mut take: impl AsyncFnMut(T) -> Result<()>,
     ) -> Result<R> {
@@ -73,13 +76,17 @@ impl<T> Feed<T> {
             tokio::select! {
                 biased;
                 Some(item) = self.queue.recv() => Self::give(item, &mut take).await?,
-                answer = &mut call => break answer,
+                answer = &mut call => break answer?,
             }
         };
-        while let Ok(item) = self.queue.try_recv() {
+        let silent = |_| Error::deadline("the daemon answered and keeps the callback");
+        while let Some(item) = tokio::time::timeout(limits::CLIENT_CALL, self.queue.recv()).await.map_err(silent)? {
             Self::give(item, &mut take).await?;
         }
-        answer
+        match link.is_lost() {
+            true => Err(lost_connection("not everything had arrived")),
+            false => Ok(answer),
+        }
     }
 
     async fn give(item: Item<T>, take: &mut impl AsyncFnMut(T) -> Result<()>) -> Result<()> {

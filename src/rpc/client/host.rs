@@ -9,7 +9,7 @@ use tokio::net::UnixStream;
 use super::connection::{Link, answer, connect_stream, fields};
 use super::feed::{Events, feed};
 use super::kernel::KernelClient;
-use crate::core::error::Result;
+use crate::core::error::{Error, Result};
 use crate::core::info::{Ability, HostInfo, KernelFilter, KernelInfo};
 use crate::core::limits;
 use crate::rpc::convert::spec::{SpecRequest, write_spec_request};
@@ -50,7 +50,11 @@ impl HostClient {
         let mut request = cap.hello_request();
         request.get().set_wire_version(wire::WIRE_VERSION);
         request.get().set_client(client);
-        let response = link.call_within(deadline, request.send().promise).await?;
+        let greeted = tokio::time::timeout(deadline, link.wait(request.send().promise)).await;
+        let response = greeted.map_err(|_| {
+            Error::unavailable(format!("the daemon did not greet in {deadline:?}"))
+                .hint("it is overloaded or hangs: see its log")
+        })??;
         let info = answer(info::read_host_info(fields(fields(response.get())?.get_host())?))?;
         Ok(HostClient { cap, link, info })
     }
@@ -102,7 +106,7 @@ impl HostClient {
         info::write_kernel_filter(request.get().init_filter(), filter);
         request.get().set_sink(capnp_rpc::new_client(inlet));
         let call = request.send().promise;
-        feed.pump(async { self.link.wait(call).await.map(drop) }, each).await
+        feed.pump(&self.link, async { self.link.wait(call).await.map(drop) }, each).await
     }
 
     /// The kernels that `filter` admits, in order of name.

@@ -214,7 +214,7 @@ impl KernelClient {
         request.get().set_limit(limit);
         request.get().set_sink(capnp_rpc::new_client(inlet));
         let call = request.send().promise;
-        feed.pump(async { self.link.wait(call).await.map(drop) }, each).await
+        feed.pump(&self.link, async { self.link.wait(call).await.map(drop) }, each).await
     }
 
     /// Appends to the journal what an agent or a person said; gives the entry's sequence number.

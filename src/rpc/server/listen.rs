@@ -195,6 +195,8 @@ impl Published {
             _ => {}
         }
         let listener = worker_socket::listen(path)?;
+        listener.set_nonblocking(true)?;
+        let listener = UnixListener::from_std(listener)?;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
         if self.config.system_wide {
             std::os::unix::fs::chown(path, Some(kernel.uid), None)?;

@@ -1,6 +1,5 @@
 //! The calls of an attached link, each with plain types and a deadline.
 
-use std::collections::VecDeque;
 use std::future::Future;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -10,18 +9,15 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
 
 use super::descriptors;
-use super::supervisor::{decode_missed, encode_value};
+use super::supervisor::encode_value;
 use super::types::from_capnp;
-use super::{CodeCheck, Completions, DynamicTool, StateChunk, WorkerExec, WorkerLink, WorkerUsage};
+use super::{CodeCheck, Completions, DynamicTool, WorkerExec, WorkerLink, WorkerUsage};
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::exec::Work;
 use crate::core::ids::ExecId;
-use crate::core::info::{MissedEntry, ToolInfo, VarInfo};
+use crate::core::info::{ToolInfo, VarInfo};
 use crate::core::limits;
 use crate::core::value::Value;
-
-/// State chunks on their way at once; Cap'n Proto's own window bounds their bytes.
-const CHUNKS_IN_FLIGHT: usize = 64;
 
 impl WorkerLink {
     /// Starts an execution. The request is on its way when this returns; the future tells whether the worker took it.
@@ -184,37 +180,6 @@ impl WorkerLink {
         answered(request.send().promise).await.map(drop)
     }
 
-    /// Replaces the engine's whole state. Gives what it could not build. If this fails after its beginning the worker ends,
-    /// and `engine.db` holds the former state.
-    ///
-    /// # Errors
-    /// `Busy` while an execution runs; the first error of `chunks`.
-    pub async fn load(&self, chunks: impl IntoIterator<Item = Result<StateChunk>>) -> Result<Vec<MissedEntry>> {
-        answered(self.client.load_begin_request().send().promise).await?;
-        let mut sent = VecDeque::with_capacity(CHUNKS_IN_FLIGHT);
-        for chunk in chunks {
-            let chunk = chunk?;
-            let mut request = self.client.load_entry_request();
-            let mut entry = request.get();
-            entry.set_key(&chunk.key);
-            entry.set_meta_json(&chunk.meta_json);
-            entry.set_data(&chunk.data);
-            entry.set_more(chunk.more);
-            sent.push_back(request.send());
-            if sent.len() >= CHUNKS_IN_FLIGHT
-                && let Some(oldest) = sent.pop_front()
-            {
-                answered(oldest).await?;
-            }
-        }
-        for promise in sent {
-            answered(promise).await?;
-        }
-        let answer = answered(self.client.load_end_request().send().promise).await?;
-        let missed = answer.get().and_then(|r| r.get_missed_json()).map_err(|e| from_capnp(&e))?;
-        Ok(decode_missed(missed))
-    }
-
     /// Makes `source` visible at `path`. With `mount`, a detached mount, `source` is only shown.
     ///
     /// # Errors
@@ -290,7 +255,7 @@ impl WorkerLink {
     }
 }
 
-async fn answered<T>(promise: impl Future<Output = capnp::Result<T>>) -> Result<T> {
+pub(super) async fn answered<T>(promise: impl Future<Output = capnp::Result<T>>) -> Result<T> {
     bounded(limits::WORKER_CALL, async { promise.await.map_err(|e| from_capnp(&e)) }).await
 }
 

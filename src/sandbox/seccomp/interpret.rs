@@ -15,9 +15,9 @@ impl Call {
         match offset {
             0 => self.number,
             4 => self.arch,
-            16..=63 if offset % 4 == 0 => {
+            16..=63 if offset.is_multiple_of(4) => {
                 let argument = self.arguments[(offset as usize - 16) / 8];
-                if offset % 8 == 0 { argument as u32 } else { (argument >> 32) as u32 }
+                if offset.is_multiple_of(8) { argument as u32 } else { (argument >> 32) as u32 }
             }
             _ => panic!("read at {offset}"),
         }

@@ -56,6 +56,7 @@ pub struct Backend {
     next_call: AtomicU64,
     watching: AtomicBool,
     seen: Mutex<Vec<SourceText>>,
+    scripts: Arc<AtomicBool>,
 }
 
 /// Largest file that is looked at for function definitions.
@@ -81,7 +82,13 @@ impl Backend {
             next_call: AtomicU64::new(1),
             watching: AtomicBool::new(false),
             seen: Mutex::default(),
+            scripts: Arc::default(),
         }
+    }
+
+    /// Becomes true when a `.kai` script is read, whose redirects nobody looked at.
+    pub fn scripts_read(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.scripts)
     }
 
     /// The MCP tools there are now.
@@ -199,11 +206,15 @@ fn tool_info(tool: &DynamicTool) -> ToolInfo {
 impl KernelBackend for Backend {
     async fn read(&self, path: &Path, range: Option<ReadRange>) -> BackendResult<Vec<u8>> {
         let whole = range.is_none();
+        if path.extension().is_some_and(|extension| extension == "kai") {
+            self.scripts.store(true, Ordering::Relaxed);
+        }
         let bytes = self.files.read(path, range).await?;
         if whole && bytes.len() <= SOURCE_BYTES && self.watching.load(Ordering::Relaxed) {
             let mut seen = lock(&self.seen);
             if seen.len() < SOURCES_KEPT
                 && let Ok(text) = std::str::from_utf8(&bytes)
+                && (text.contains("()") || text.contains("function "))
             {
                 seen.push(text.to_owned());
             }

@@ -9,20 +9,19 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use kaish_kernel::ast::Value as Kv;
-use kaish_kernel::interpreter::{ExecResult, OutputData as KaishOutput, OutputNode as KaishNode};
+use kaish_kernel::interpreter::ExecResult;
 use kaish_kernel::scheduler::{JobStatus, PipeReader};
-use kaish_kernel::tools::{ParamSchema, ToolSchema};
 use kaish_kernel::{ExecuteOptions, Kernel, KernelConfig, KernelError, parser};
-use serde_json::{Value as Json, json};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::backend::{Backend, ToolCall};
+use super::calls::{json_schema, literal_argv, output_data};
 use super::program::{self, Completeness, Found};
 use super::state::{Change, Entry, State};
-use super::tools::{EXTERNAL, INSIDE, Order, SESSION, Shared, Wrapped, can_alias};
+use super::tools::{CALL, HIDDEN, INSIDE, Order, SESSION, Shared, Wrapped, can_alias};
 use super::{Outlet, complete, values};
-use crate::core::exec::{CODE_INTERRUPTED, OutputData, OutputNode};
+use crate::core::exec::{CODE_INTERRUPTED, OutputData};
 use crate::core::info::{ToolInfo, VarInfo};
 use crate::core::limits;
 use crate::core::value::Value;
@@ -131,11 +130,12 @@ impl KaishEngine {
         stderr: std::os::fd::OwnedFd,
         calls: mpsc::UnboundedSender<ToolCall>,
     ) -> Result<Self, SetupError> {
+        let backend = Arc::new(Backend::new(calls));
         let shared = Arc::new(Shared::new(
             Outlet::new(stdout).map_err(SetupError::Outlet)?,
             Outlet::new(stderr).map_err(SetupError::Outlet)?,
+            backend.scripts_read(),
         ));
-        let backend = Arc::new(Backend::new(calls));
         let vars: HashMap<String, Kv> =
             setup.vars.iter().map(|(name, value)| (name.clone(), Kv::String(value.clone()))).collect();
         let config = KernelConfig::default()
@@ -179,6 +179,32 @@ impl KaishEngine {
             only_merges =
                 found.merges_stderr && !found.redirects_stderr && !self.redirects_in_functions && !self.sources;
         }
+        let outcome = self.run(code, execution, only_merges).await;
+        if let Some(found) = found {
+            let sources = self.backend.take_sources();
+            self.state.saw_program(code, &found, &sources, &self.session, outcome.status).await;
+        }
+        outcome
+    }
+
+    /// Calls a tool by name with literal arguments: an object gives flags, an array operands.
+    ///
+    /// # Errors
+    /// If the arguments are neither or hold what kaish cannot.
+    pub async fn call(&mut self, name: &str, args: &Value, execution: Execution<'_>) -> Result<Outcome, String> {
+        let known =
+            self.builtins.contains(name) || self.session.has_function(name).await || self.backend.has_tool(name);
+        if !known || name.starts_with(HIDDEN) {
+            return Err(format!("there is no tool {name:?}"));
+        }
+        let schema = self.session.tool_schemas().into_iter().find(|schema| schema.name == name);
+        let argv = literal_argv(args, schema.as_ref())?;
+        self.shared.order(Order::Call { name: name.to_owned(), argv });
+        let outcome = self.run(CALL, execution, false).await;
+        Ok(outcome)
+    }
+
+    async fn run(&mut self, code: &str, execution: Execution<'_>, only_merges: bool) -> Outcome {
         self.shared.begin(only_merges);
         let mut options = ExecuteOptions::new();
         if !execution.env.is_empty() {
@@ -197,34 +223,7 @@ impl KaishEngine {
             }
         };
         let result = self.cancellable(running, &execution.cancel).await;
-        let outcome = self.end(result, &execution.cancel).await;
-        if let Some(found) = found {
-            let sources = self.backend.take_sources();
-            self.state.saw_program(code, &found, &sources, &self.session, outcome.status).await;
-        }
-        outcome
-    }
-
-    /// Calls a tool by name with literal arguments: an object gives flags, an array operands.
-    ///
-    /// # Errors
-    /// If the arguments are neither or hold what kaish cannot.
-    pub async fn call(&mut self, name: &str, args: &Value, execution: Execution<'_>) -> Result<Outcome, String> {
-        let known =
-            self.builtins.contains(name) || self.session.has_function(name).await || self.backend.has_tool(name);
-        if !known || name == EXTERNAL || name == INSIDE {
-            return Err(format!("there is no tool {name:?}"));
-        }
-        let schema = self.session.tool_schemas().into_iter().find(|schema| schema.name == name);
-        let argv = literal_argv(args, schema.as_ref())?;
-        self.shared.begin(false);
-        let session = Arc::clone(&self.session);
-        let running = async { session.execute_argv(name, &argv).await };
-        let result = self.cancellable(running, &execution.cancel).await;
-        if let Ok(result) = &result {
-            self.shared.leftover(result);
-        }
-        Ok(self.end(result, &execution.cancel).await)
+        self.end(result, &execution.cancel).await
     }
 
     async fn cancellable<T>(&self, running: impl Future<Output = T>, cancel: &CancellationToken) -> T {
@@ -360,7 +359,7 @@ impl KaishEngine {
             .session
             .tool_schemas()
             .into_iter()
-            .filter(|schema| schema.name != EXTERNAL && schema.name != INSIDE)
+            .filter(|schema| !schema.name.starts_with(HIDDEN))
             .map(|schema| ToolInfo {
                 schema_json: json_schema(&schema).to_string(),
                 name: schema.name,
@@ -387,7 +386,7 @@ impl KaishEngine {
                 names.extend(self.session.list_vars().await.into_iter().map(|(name, _)| name));
             }
             complete::Kind::Command => {
-                names.extend(self.builtins.iter().filter(|name| !name.starts_with("__ryokan")).cloned());
+                names.extend(self.builtins.iter().filter(|name| !name.starts_with(HIDDEN)).cloned());
                 names.extend(self.state.functions().map(str::to_owned));
                 names.extend(self.state.aliases().map(str::to_owned));
                 names.extend(complete::KEYWORDS.iter().map(|keyword| (*keyword).to_owned()));
@@ -472,7 +471,7 @@ impl KaishEngine {
 
     /// Replaces the session's state by these entries; gives what could not be.
     pub async fn load(&mut self, entries: Vec<Entry>) -> Vec<Missed> {
-        self.session.jobs().cleanup().await;
+        self.session.cancel_all_jobs().await;
         self.session = self.base.fork_for_background(CancellationToken::new(), SESSION).await;
         self.aliased.clear();
         self.shared.inside_changed.store(true, Ordering::Relaxed);
@@ -541,130 +540,4 @@ fn is_variable_name(name: &str) -> bool {
     name.len() <= limits::IDENTIFIER_BYTES
         && name.starts_with(|c: char| c.is_alphabetic() || c == '_')
         && name.chars().all(|c| c.is_alphanumeric() || c == '_')
-}
-
-/// Arguments of a call as kaish's literal words.
-fn literal_argv(args: &Value, schema: Option<&ToolSchema>) -> Result<Vec<Kv>, String> {
-    let literal = |value: &Value| values::to_kaish(value).map_err(|error| error.to_string());
-    match args {
-        Value::Null => Ok(Vec::new()),
-        Value::Array(items) => items.iter().map(literal).collect(),
-        Value::Object(fields) => {
-            let params = schema.map(|schema| schema.params.as_slice()).unwrap_or_default();
-            let mut argv = Vec::new();
-            let mut operands: Vec<(usize, Vec<Kv>)> = Vec::new();
-            for (name, value) in fields {
-                let place = params.iter().position(|param| param.positional && param.name == *name);
-                if let Some(place) = place {
-                    let words = match value {
-                        Value::Array(items) => items.iter().map(literal).collect::<Result<_, _>>()?,
-                        Value::Null => Vec::new(),
-                        other => vec![literal(other)?],
-                    };
-                    operands.push((place, words));
-                } else {
-                    flag(name, value, &mut argv)?;
-                }
-            }
-            operands.sort_by_key(|(place, _)| *place);
-            if !operands.is_empty() {
-                argv.push(Kv::String("--".into()));
-            }
-            argv.extend(operands.into_iter().flat_map(|(_, words)| words));
-            Ok(argv)
-        }
-        _ => Err("arguments are an object (named) or an array (positional)".into()),
-    }
-}
-
-fn flag(name: &str, value: &Value, argv: &mut Vec<Kv>) -> Result<(), String> {
-    if name.is_empty() || name.starts_with('-') || name.contains('=') {
-        return Err(format!("{:?} cannot be the name of an argument", values::one_line(name)));
-    }
-    let dashes = if name.chars().count() == 1 { "-" } else { "--" };
-    match value {
-        Value::Null | Value::Bool(false) => {}
-        Value::Bool(true) => argv.push(Kv::String(format!("{dashes}{name}"))),
-        Value::Array(items) => {
-            for item in items {
-                flag(name, item, argv)?;
-            }
-        }
-        Value::Object(_) => {
-            let json = value.to_plain_json().to_string();
-            argv.push(Kv::String(format!("--{name}={json}")));
-        }
-        other => {
-            let text = match other {
-                Value::String(text) => text.clone(),
-                Value::Int(i) => i.to_string(),
-                Value::Float(f) => f.to_string(),
-                _ => return Err(format!("the argument {name} has no text form")),
-            };
-            if dashes == "-" {
-                argv.push(Kv::String(format!("-{name}")));
-                argv.push(Kv::String(text));
-            } else {
-                argv.push(Kv::String(format!("--{name}={text}")));
-            }
-        }
-    }
-    Ok(())
-}
-
-/// A tool's parameters as a JSON schema.
-fn json_schema(schema: &ToolSchema) -> Json {
-    let property = |param: &ParamSchema| {
-        let kind = match param.param_type.as_str() {
-            "int" => "integer",
-            "float" => "number",
-            "bool" | "boolean" => "boolean",
-            "array" => "array",
-            "object" => "object",
-            _ => "string",
-        };
-        let mut property = json!({ "type": kind });
-        if param.repeatable {
-            property = json!({ "type": "array", "items": property });
-        }
-        if !param.description.is_empty() {
-            property["description"] = param.description.clone().into();
-        }
-        if let Some(default) = &param.default {
-            property["default"] = values::from_kaish(default).to_plain_json();
-        }
-        if param.positional {
-            property["x-positional"] = true.into();
-        }
-        property
-    };
-    let properties: serde_json::Map<String, Json> =
-        schema.params.iter().map(|param| (param.name.clone(), property(param))).collect();
-    let required: Vec<&str> = schema.params.iter().filter(|p| p.required).map(|p| p.name.as_str()).collect();
-    json!({ "type": "object", "properties": properties, "required": required })
-}
-
-fn output_data(output: &KaishOutput) -> OutputData {
-    OutputData {
-        headers: output.headers.clone().unwrap_or_default(),
-        root: output.root.iter().map(output_node).collect(),
-    }
-}
-
-fn output_node(node: &KaishNode) -> OutputNode {
-    use kaish_kernel::interpreter::EntryType;
-    let entry_type = match node.entry_type {
-        EntryType::File => "file",
-        EntryType::Directory => "directory",
-        EntryType::Executable => "executable",
-        EntryType::Symlink => "symlink",
-        _ => "text",
-    };
-    OutputNode {
-        name: node.name.clone(),
-        entry_type: entry_type.into(),
-        text: node.text.clone().unwrap_or_default(),
-        cells: node.cells.clone(),
-        children: node.children.iter().map(output_node).collect(),
-    }
 }

@@ -2,7 +2,7 @@
 //!
 //! kaish runs a command's output through 10 MiB rings and hands it on when the command has ended: lossy and late. Where the
 //! output is the session's own, the child gets the pipe itself; in a pipeline, its output is passed on while it runs.
-//! Captured output (`$(…)`, `> file`, background jobs) stays kaish's business.
+//! Captured output (`$(…)`, `> file`) is kept whole or the command fails. Background jobs stay kaish's business.
 
 use std::io;
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ pub enum Target {
     Session(Stdio),
     /// The next pipeline stage.
     Stage,
-    /// Kept, at most [`KEPT_BYTES`], for kaish to redirect.
+    /// Kept for kaish to capture or redirect: all of it, or the command fails.
     Kept,
 }
 
@@ -55,8 +55,13 @@ pub struct Run {
     pub kill_grace: Duration,
 }
 
-/// Standard error that is kept for a redirect, bytes; more is counted and reported.
+/// Standard output that is captured (`$(…)`, `> file`), bytes. kaish copies it up to three times, so much more would not
+/// fit the memory of a kernel. Its own limit is 10 MiB.
+const CAPTURED_BYTES: usize = 64 << 20;
+/// Standard error that is kept for a redirect, bytes.
 const KEPT_BYTES: usize = 16 << 20;
+/// Exit code of a command whose output was larger than can be captured; kaish's own for the same.
+const CODE_TRUNCATED: i64 = 3;
 const COPY_BYTES: usize = 64 << 10;
 
 /// Runs the command to its end.
@@ -115,11 +120,17 @@ async fn drive(child: &mut Child, mut run: Run, shared: Option<tokio::net::unix:
     let group = child.id().and_then(|pid| i32::try_from(pid).ok()).map(Pid::from_raw);
     let stage = run.stage.take();
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
-    let mut kept = Kept::default();
+    let captures = matches!(run.stdout, Target::Kept);
+    let mut captured = Kept::at_most(CAPTURED_BYTES);
+    let mut kept = Kept::at_most(KEPT_BYTES);
     let status = {
         let streams = async {
             match (shared, stdout, stderr) {
                 (Some(both), _, _) => pass_on(both, stage).await,
+                (None, Some(out), Some(err)) if captures => {
+                    tokio::join!(captured.take(out), kept.take(err));
+                }
+                (None, Some(out), None) if captures => captured.take(out).await,
                 (None, Some(out), Some(err)) => {
                     tokio::join!(pass_on(out, stage), kept.take(err));
                 }
@@ -145,32 +156,50 @@ async fn drive(child: &mut Child, mut run: Run, shared: Option<tokio::net::unix:
             130
         }
     };
-    let mut result = ExecResult::success(String::new()).with_code(code);
+    let mut result = ExecResult::success_text_or_bytes(captured.bytes).with_code(code);
+    if captured.full {
+        result.code = CODE_TRUNCATED;
+    }
     result.err = kept.text(&run.name);
+    if captured.full {
+        result.err.push_str(&format!(
+            "{}: output truncated: more than {} MiB cannot be captured; let the command write the file itself\n",
+            run.name,
+            CAPTURED_BYTES >> 20
+        ));
+    }
     result
 }
 
-/// Standard error kept for a redirect.
-#[derive(Default)]
+/// Output kept for kaish.
 struct Kept {
     bytes: Vec<u8>,
-    lost: u64,
+    most: usize,
+    full: bool,
 }
 
 impl Kept {
+    fn at_most(most: usize) -> Self {
+        Kept { bytes: Vec::new(), most, full: false }
+    }
+
+    /// Keeps what comes; when it is full, hangs up, and the command finds its pipe broken.
     async fn take(&mut self, mut from: impl AsyncRead + Unpin) {
         let mut buffer = vec![0; COPY_BYTES];
         while let Ok(n @ 1..) = from.read(&mut buffer).await {
-            let room = KEPT_BYTES.saturating_sub(self.bytes.len()).min(n);
+            let room = (self.most - self.bytes.len()).min(n);
             self.bytes.extend(&buffer[..room]);
-            self.lost += (n - room) as u64;
+            if room < n {
+                self.full = true;
+                return;
+            }
         }
     }
 
     fn text(self, name: &str) -> String {
         let mut text = String::from_utf8_lossy(&self.bytes).into_owned();
-        if self.lost > 0 {
-            text.push_str(&format!("\n{name}: standard error truncated: {} more bytes were not kept\n", self.lost));
+        if self.full {
+            text.push_str(&format!("\n{name}: standard error truncated: more than {} MiB\n", self.most >> 20));
         }
         text
     }

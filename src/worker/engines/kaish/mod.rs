@@ -11,9 +11,12 @@
 //! session's own output (see `tools::SESSION`). Everything runs on one thread with a large stack.
 
 mod backend;
+mod calls;
+mod command;
 mod complete;
 mod engine;
 mod external;
+mod link;
 mod outlet;
 mod program;
 mod serve;

@@ -11,33 +11,28 @@
 //! Nothing here polls on a clock: each wait is for a frame, a tool call, a job's end or the execution itself.
 
 use std::cell::Cell;
-use std::collections::VecDeque;
-use std::fs::{File, OpenOptions};
-use std::io::{self, IoSlice, IoSliceMut};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use futures::FutureExt;
 use kaish_kernel::scheduler::pipe_stream;
-use nix::fcntl::OFlag;
-use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 use serde_json::{Value as Json, json};
-use tokio::io::Interest;
-use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::engine::{Execution, KaishEngine, Outcome, STACK_BYTES, Setup, Stdin};
+use super::link::{Link, Stop, WAITING};
 use super::program::Completeness;
 use super::state::{Change, Entry};
 use super::{Backend, ENGINE, ToolAnswer, ToolCall, VERSION};
 use crate::core::error::ErrorCode;
 use crate::core::limits;
 use crate::core::value::Value;
-use crate::worker::wire::{Decoder, EndStatus, Event, FrameError, InterruptWay, Job, Missed, Reply, Request, encode};
+use crate::worker::wire::{EndStatus, Event, FrameError, InterruptWay, Job, Missed, Reply, Request};
 
 /// The engine was asked to end, or init is gone.
 pub const EXIT_OK: i32 = 0;
@@ -110,138 +105,6 @@ fn serve_here(control: OwnedFd, stdout: OwnedFd, stderr: OwnedFd, setup: &Setup)
     });
     runtime.shutdown_background();
     code
-}
-
-/// Why serving ends, other than by request.
-#[derive(Debug)]
-enum Stop {
-    /// The peer is gone.
-    HungUp,
-    /// The peer broke the contract.
-    Protocol,
-    /// kaish panicked.
-    Poisoned,
-}
-
-impl From<FrameError> for Stop {
-    fn from(_: FrameError) -> Self {
-        Stop::Protocol
-    }
-}
-
-impl From<io::Error> for Stop {
-    fn from(_: io::Error) -> Self {
-        Stop::HungUp
-    }
-}
-
-/// Frames over the control socket, with the descriptors that come along.
-struct Link {
-    socket: UnixStream,
-    decoder: Decoder,
-    fds: VecDeque<File>,
-    buffer: Vec<u8>,
-    /// Requests that came while they could not be served.
-    waiting: VecDeque<(Request, Vec<u8>)>,
-    out: Vec<u8>,
-}
-
-const READ_BYTES: usize = 64 << 10;
-/// Requests that may wait for an execution's end.
-const WAITING: usize = 1024;
-
-impl Link {
-    fn new(control: OwnedFd) -> io::Result<Self> {
-        // External commands must never hold the control socket.
-        nix::fcntl::fcntl(&control, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::FD_CLOEXEC))?;
-        let socket = std::os::unix::net::UnixStream::from(control);
-        socket.set_nonblocking(true)?;
-        Ok(Link {
-            socket: UnixStream::from_std(socket)?,
-            decoder: Decoder::default(),
-            fds: VecDeque::new(),
-            buffer: vec![0; READ_BYTES],
-            waiting: VecDeque::new(),
-            out: Vec::new(),
-        })
-    }
-
-    /// The next request; `None` at the end. Safe to drop and call again.
-    async fn next(&mut self) -> Result<Option<(Request, Vec<u8>)>, Stop> {
-        loop {
-            if let Some(frame) = self.decoder.next()? {
-                return Ok(Some(frame));
-            }
-            self.socket.readable().await?;
-            let (socket, buffer) = (&self.socket, &mut self.buffer);
-            let (n, fds) = match socket.try_io(Interest::READABLE, || receive(socket.as_raw_fd(), buffer)) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
-                received => received?,
-            };
-            self.fds.extend(fds);
-            if n == 0 {
-                return Ok(None);
-            }
-            self.decoder.feed(&self.buffer[..n]);
-        }
-    }
-
-    fn put(&mut self, event: &Event, tail: &[u8]) -> Result<(), FrameError> {
-        encode(event, tail, &mut self.out)
-    }
-
-    /// Sends what was put.
-    async fn send(&mut self) -> io::Result<()> {
-        let mut sent = 0;
-        while sent < self.out.len() {
-            let (socket, rest) = (&self.socket, &self.out[sent..]);
-            match socket.try_io(Interest::WRITABLE, || send_now(socket.as_raw_fd(), rest)) {
-                Ok(n) => sent += n,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.socket.writable().await?,
-                Err(error) => return Err(error),
-            }
-        }
-        self.out.clear();
-        self.out.shrink_to(READ_BYTES * 4);
-        Ok(())
-    }
-}
-
-fn send_now(fd: RawFd, bytes: &[u8]) -> io::Result<usize> {
-    loop {
-        match sendmsg::<()>(fd, &[IoSlice::new(bytes)], &[], MsgFlags::MSG_NOSIGNAL, None) {
-            Err(nix::errno::Errno::EINTR) => {}
-            done => return Ok(done?),
-        }
-    }
-}
-
-/// Reads bytes and descriptors.
-///
-/// A received descriptor is a bare number, which safe code cannot own; so it is opened again by its number and then
-/// closed. That suits pipes and files, which is what standard input is; init passes no sockets.
-fn receive(fd: RawFd, buffer: &mut [u8]) -> io::Result<(usize, Vec<File>)> {
-    let mut space = nix::cmsg_space!([RawFd; 4]);
-    loop {
-        let mut slices = [IoSliceMut::new(buffer)];
-        let message = match recvmsg::<()>(fd, &mut slices, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC) {
-            Err(nix::errno::Errno::EINTR) => continue,
-            done => done?,
-        };
-        let mut files = Vec::new();
-        for control in message.cmsgs()? {
-            if let ControlMessageOwned::ScmRights(numbers) = control {
-                for number in numbers {
-                    let path = format!("/proc/self/fd/{number}");
-                    let opened = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path);
-                    // The number is ours alone: nobody else knows it.
-                    let _ = nix::unistd::close(number);
-                    files.push(opened?);
-                }
-            }
-        }
-        return Ok((message.bytes, files));
-    }
 }
 
 /// Runs from the first frame to the last.

@@ -97,6 +97,7 @@ struct Initial {
     exported: Vec<String>,
     options: Vec<(&'static str, u64)>,
     cwd: PathBuf,
+    prev_cwd: Option<PathBuf>,
     positional: (String, Vec<String>),
 }
 
@@ -131,6 +132,7 @@ impl State {
             options: options(&inside.scope, &inside.output_limit),
             positional: inside.scope.save_positional(),
             cwd: inside.cwd,
+            prev_cwd: inside.prev_cwd,
         });
     }
 
@@ -351,7 +353,9 @@ impl State {
         if initial.is_none_or(|initial| initial.cwd != inside.cwd) {
             entries.push(path("cwd", &inside.cwd));
         }
-        if let Some(prev) = &inside.prev_cwd {
+        if let Some(prev) = &inside.prev_cwd
+            && initial.is_none_or(|initial| initial.prev_cwd != inside.prev_cwd)
+        {
             entries.push(path("prev_cwd", prev));
         }
         let positional = inside.scope.save_positional();

@@ -15,28 +15,29 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
-use kaish_kernel::ast::{Arg, Command, Expr, Value as Kv};
+use kaish_kernel::ast::Value as Kv;
 use kaish_kernel::dispatch::PipelinePosition;
-use kaish_kernel::interpreter::{
-    ControlFlow, ExecResult, OutputData, Scope, apply_output_format, structured_boundary_error, value_to_text_sink,
-};
+use kaish_kernel::interpreter::{ExecResult, OutputData, Scope, apply_output_format};
 use kaish_kernel::output_limit::OutputLimitConfig;
 use kaish_kernel::scheduler::JobId;
-use kaish_kernel::tools::{
-    ExecContext, RefusedFlag, Tool, ToolArgs, ToolCtx, ToolRegistry, ToolSchema, resolve_in_path,
-};
+use kaish_kernel::tools::{ExecContext, RefusedFlag, Tool, ToolArgs, ToolCtx, ToolRegistry, ToolSchema};
 use kaish_types::ToolFlow;
 
-use super::external::{self, Run, Target};
+use super::command::{External, delegate};
 use super::outlet::Outlet;
 
 /// Stands for "the session itself" where kaish has a background job's number: it makes kaish keep track of whether a
 /// command's output is the session's output. No such job exists.
 pub const SESSION: JobId = JobId(u64::MAX);
+/// How the names of hidden tools begin.
+pub const HIDDEN: &str = "__ryokan-";
 /// Name of the hidden tool that runs external commands.
 pub const EXTERNAL: &str = "__ryokan-external";
 /// Name of the hidden tool that reads and writes the session's inside.
 pub const INSIDE: &str = "__ryokan-inside";
+
+/// Name of the hidden tool that calls a command with literal words.
+pub const CALL: &str = "__ryokan-call";
 
 /// What the tools share with the engine.
 pub struct Shared {
@@ -49,6 +50,7 @@ pub struct Shared {
     pub inside_changed: AtomicBool,
     inside: Mutex<Option<Inside>>,
     order: Mutex<Option<Order>>,
+    scripts_read: Arc<AtomicBool>,
 }
 
 /// What is known about the running execution.
@@ -89,6 +91,13 @@ pub enum Order {
     },
     /// Replace the session's inside.
     Replace(Box<Inside>),
+    /// Call a command with literal words.
+    Call {
+        /// The command.
+        name: String,
+        /// Its words.
+        argv: Vec<Kv>,
+    },
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -103,7 +112,7 @@ const STRUCTURED_BYTES: usize = 1 << 20;
 
 impl Shared {
     /// Shares these two outlets.
-    pub fn new(stdout: Outlet, stderr: Outlet) -> Self {
+    pub fn new(stdout: Outlet, stderr: Outlet, scripts_read: Arc<AtomicBool>) -> Self {
         Shared {
             stdout,
             stderr,
@@ -111,6 +120,7 @@ impl Shared {
             inside_changed: AtomicBool::new(true),
             inside: Mutex::default(),
             order: Mutex::default(),
+            scripts_read,
         }
     }
 
@@ -129,6 +139,16 @@ impl Shared {
     /// The structured form of the last output, if it had one.
     pub fn take_output(&self) -> Option<OutputData> {
         lock(&self.now).last_output.take()
+    }
+
+    /// Whatever comes now has no structured form.
+    pub fn forget_output(&self) {
+        lock(&self.now).last_output = None;
+    }
+
+    /// Whether standard error that does not go to the session goes where standard output goes.
+    pub fn only_merges(&self) -> bool {
+        lock(&self.now).only_merges && !self.scripts_read.load(Ordering::Relaxed)
     }
 
     /// What [`Order::Look`] found.
@@ -167,7 +187,7 @@ impl Shared {
     }
 
     /// Writes a tool's output and takes it out of the result.
-    async fn publish(&self, result: &mut ExecResult, ctx: &ExecContext) {
+    pub async fn publish(&self, result: &mut ExecResult, ctx: &ExecContext) {
         if session_stdout(ctx) {
             let text;
             let bytes: &[u8] = match result.out_bytes() {
@@ -202,14 +222,14 @@ impl Shared {
     }
 
     /// Writes what no tool of ours wrote, so that it stays in order.
-    async fn flush(&self, ctx: &ExecContext) {
+    pub async fn flush(&self, ctx: &ExecContext) {
         self.stdout.flush(&ctx.cancel).await;
         self.stderr.flush(&ctx.cancel).await;
     }
 }
 
 /// Whether this command's standard output is the session's.
-fn session_stdout(ctx: &ExecContext) -> bool {
+pub fn session_stdout(ctx: &ExecContext) -> bool {
     ctx.background_job == Some(SESSION)
         && ctx.background_stream_output
         && ctx.pipe_stdout.is_none()
@@ -217,7 +237,7 @@ fn session_stdout(ctx: &ExecContext) -> bool {
 }
 
 /// Whether this command's standard error is the session's.
-fn session_stderr(ctx: &ExecContext) -> bool {
+pub fn session_stderr(ctx: &ExecContext) -> bool {
     ctx.background_job == Some(SESSION) && ctx.background_stream_stderr
 }
 
@@ -266,6 +286,7 @@ impl Wrapped {
         }
         tools.register(External { shared: Arc::clone(shared) });
         tools.register(InsideTool { shared: Arc::clone(shared) });
+        tools.register(Call { shared: Arc::clone(shared) });
     }
 }
 
@@ -312,10 +333,17 @@ impl Tool for Wrapped {
             if self.name == "kaish-last" {
                 self.give_back_last_text(ctx);
             }
-            streamed = stream_files(&self.name, &args, ctx, &self.shared).await;
+            streamed = stream_files(&self.name, &args, ctx, &self.shared).await.map(ToolFlow::Normal);
+            if self.name == "exec"
+                && let Some(name) = args.positional_text(0)
+            {
+                // kaish would replace this very process.
+                let flow = delegate(&None, &name, &args, ctx).await;
+                streamed = Some(ToolFlow::Exit(flow.into_result()));
+            }
         }
         let mut flow = match streamed {
-            Some(result) => ToolFlow::Normal(result),
+            Some(flow) => flow,
             None => self.inner.execute_flow(args, tool_ctx).await,
         };
         if self.changes {
@@ -423,220 +451,6 @@ async fn stream_file(path: &Path, mut limit: u64, ctx: &ExecContext, shared: &Sh
     Ok(())
 }
 
-/// Runs external commands. Hidden aliases lead here: `ls` is an alias of `__ryokan-external ls`.
-struct External {
-    shared: Arc<Shared>,
-}
-
-impl External {
-    async fn run(&self, args: &ToolArgs, ctx: &mut ExecContext) -> ToolFlow {
-        let Some(name) = args.positional_text(0) else {
-            return ToolFlow::Normal(ExecResult::failure(2, "no command"));
-        };
-        let argv = match argv(args) {
-            Ok(argv) => argv,
-            Err(message) => return ToolFlow::Normal(ExecResult::failure(1, format!("{name}: {message}"))),
-        };
-        let hidden = ctx.aliases.remove(&name);
-        let flow = self.run_named(&name, argv, args, ctx).await;
-        if let Some(hidden) = hidden {
-            ctx.aliases.entry(name).or_insert(hidden);
-        }
-        flow
-    }
-
-    async fn run_named(&self, name: &str, argv: Vec<String>, args: &ToolArgs, ctx: &mut ExecContext) -> ToolFlow {
-        // A function of that name came after the alias.
-        let is_function = match &ctx.dispatcher {
-            Some(dispatcher) => dispatcher.has_function(name).await,
-            None => false,
-        };
-        let path = ctx.scope.get("PATH").map(kaish_kernel::interpreter::value_to_string).unwrap_or_default();
-        let executable = if is_function { None } else { find(name, &path, ctx) };
-        let cwd = ctx.backend.resolve_real_path(&ctx.cwd);
-        let streams = session_stdout(ctx) || staged(ctx);
-        let (Some(executable), Some(cwd), true) = (executable.clone(), cwd, streams) else {
-            // kaish's own way: functions, captured output, background jobs, and its own words for what is not there.
-            return delegate(&executable.filter(|_| !name.contains('/')), name, args, ctx).await;
-        };
-        let env = match environment(&ctx.scope) {
-            Ok(env) => env,
-            Err(message) => return ToolFlow::Normal(ExecResult::failure(1, format!("{name}: {message}"))),
-        };
-        self.shared.flush(ctx).await;
-        let stdout = if staged(ctx) {
-            Target::Stage
-        } else {
-            match self.shared.stdout.stdio() {
-                Ok(stdio) => Target::Session(stdio),
-                Err(error) => return ToolFlow::Normal(ExecResult::failure(126, format!("{name}: {error}"))),
-            }
-        };
-        let stderr = match self.stderr_target(ctx) {
-            Ok(target) => target,
-            Err(error) => return ToolFlow::Normal(ExecResult::failure(126, format!("{name}: {error}"))),
-        };
-        lock(&self.shared.now).last_output = None;
-        let run = Run {
-            name: name.to_owned(),
-            executable,
-            argv,
-            cwd,
-            env,
-            stdin_prefix: ctx.stdin.take(),
-            stdin_pipe: ctx.pipe_stdin.take(),
-            stdout,
-            stderr,
-            stage: if staged(ctx) { ctx.pipe_stdout.take() } else { None },
-            cancel: ctx.cancel.clone(),
-            kill_grace: ctx.kill_grace,
-        };
-        let mut result = external::run(run).await;
-        if session_stderr(ctx) && !result.err.is_empty() {
-            // Words of our own: the child's went past us.
-            self.shared.publish(&mut result, ctx).await;
-        }
-        ToolFlow::Normal(result)
-    }
-
-    fn stderr_target(&self, ctx: &ExecContext) -> std::io::Result<Target> {
-        if session_stderr(ctx) {
-            return Ok(Target::Session(self.shared.stderr.stdio()?));
-        }
-        // Elsewhere, or where standard output goes? kaish does not say which; the program does.
-        if !lock(&self.shared.now).only_merges {
-            return Ok(Target::Kept);
-        }
-        Ok(if staged(ctx) { Target::Stage } else { Target::Session(self.shared.stdout.stdio()?) })
-    }
-}
-
-/// Whether this command itself, not something around it, writes into a pipeline.
-fn staged(ctx: &ExecContext) -> bool {
-    ctx.pipe_stdout.is_some()
-        && ctx.background_job == Some(SESSION)
-        && matches!(ctx.pipeline_position, PipelinePosition::First | PipelinePosition::Middle)
-}
-
-fn find(name: &str, path: &str, ctx: &ExecContext) -> Option<PathBuf> {
-    use std::os::unix::fs::PermissionsExt;
-    if !name.contains('/') {
-        return resolve_in_path(name, path).map(PathBuf::from);
-    }
-    let real = if Path::new(name).is_absolute() {
-        PathBuf::from(name)
-    } else {
-        ctx.backend.resolve_real_path(&ctx.cwd)?.join(name)
-    };
-    let meta = std::fs::metadata(&real).ok()?;
-    (meta.is_file() && meta.permissions().mode() & 0o111 != 0).then_some(real)
-}
-
-fn argv(args: &ToolArgs) -> Result<Vec<String>, String> {
-    let mut argv = Vec::with_capacity(args.positional.len());
-    for (i, value) in args.positional.iter().enumerate().skip(1) {
-        if let Some(raw) = args.positional_raw.get(&i) {
-            argv.push(raw.clone());
-            continue;
-        }
-        if let Some(message) = structured_boundary_error("a command argument", value) {
-            return Err(message);
-        }
-        argv.push(value_to_text_sink(value).map_err(|error| error.to_string())?);
-    }
-    Ok(argv)
-}
-
-fn environment(scope: &Scope) -> Result<Vec<(String, String)>, String> {
-    let exported = scope.exported_vars();
-    if let Some(message) = kaish_kernel::interpreter::structured_export_error(&exported) {
-        return Err(message);
-    }
-    exported
-        .into_iter()
-        .map(|(name, value)| match value_to_text_sink(&value) {
-            Ok(text) => Ok((name, text)),
-            Err(error) => Err(error.to_string()),
-        })
-        .collect()
-}
-
-/// Runs the command kaish's own way; by its path where there is one, so that no alias leads back here.
-async fn delegate(executable: &Option<PathBuf>, name: &str, args: &ToolArgs, ctx: &mut ExecContext) -> ToolFlow {
-    let Some(dispatcher) = ctx.dispatcher.clone() else {
-        return ToolFlow::Normal(ExecResult::failure(1, format!("{name}: no dispatcher")));
-    };
-    let words = args.positional.iter().enumerate().skip(1);
-    let command = Command {
-        name: executable.as_ref().and_then(|path| path.to_str()).unwrap_or(name).to_owned(),
-        args: words.map(|(i, value)| word(value, args.positional_raw.get(&i), executable.is_some())).collect(),
-        redirects: Vec::new(),
-    };
-    match dispatcher.dispatch_flow(&command, ctx).await {
-        Ok(ControlFlow::Exit { code, mut result }) => {
-            result.code = code;
-            ToolFlow::Exit(result)
-        }
-        Ok(flow) => ToolFlow::Normal(flow.into_absorbed_result()),
-        Err(error) => ToolFlow::Normal(ExecResult::failure(1, format!("{name}: {error:#}"))),
-    }
-}
-
-/// A word as an argument: literal for a program, classified as the parser would for a function.
-fn word(value: &Kv, raw: Option<&String>, literal: bool) -> Arg {
-    let Kv::String(text) = value else {
-        return Arg::Positional(match raw {
-            Some(raw) => Expr::NumericLiteral { value: value.clone(), raw: raw.clone() },
-            None => Expr::Literal(value.clone()),
-        });
-    };
-    let positional = || Arg::Positional(Expr::Literal(value.clone()));
-    if literal {
-        return positional();
-    }
-    if text == "--" {
-        return Arg::DoubleDash;
-    }
-    if let Some(long) = text.strip_prefix("--") {
-        return match long.split_once('=') {
-            Some((key, text)) => Arg::Named { key: key.to_owned(), value: Expr::Literal(Kv::String(text.to_owned())) },
-            None => Arg::LongFlag(long.to_owned()),
-        };
-    }
-    match text.strip_prefix('-') {
-        Some(short) if short.starts_with(|c: char| c.is_ascii_alphabetic()) => Arg::ShortFlag(short.to_owned()),
-        _ => positional(),
-    }
-}
-
-#[async_trait]
-impl Tool for External {
-    fn name(&self) -> &str {
-        EXTERNAL
-    }
-
-    fn schema(&self) -> ToolSchema {
-        ToolSchema::new(EXTERNAL, "Runs an external command").with_raw_argv().with_owned_output()
-    }
-
-    fn validate(&self, _args: &ToolArgs) -> Vec<kaish_kernel::validator::ValidationIssue> {
-        Vec::new()
-    }
-
-    async fn execute(&self, args: ToolArgs, ctx: &mut dyn ToolCtx) -> ExecResult {
-        self.execute_flow(args, ctx).await.into_result()
-    }
-
-    async fn execute_flow(&self, args: ToolArgs, ctx: &mut dyn ToolCtx) -> ToolFlow {
-        let Some(ctx) = ctx.as_any_mut().downcast_mut::<ExecContext>() else {
-            return ToolFlow::Normal(ExecResult::failure(1, "no execution context"));
-        };
-        // `--json` among the words is the command's own.
-        ctx.output_format = None;
-        self.run(&args, ctx).await
-    }
-}
-
 /// Reads and writes what no public call of kaish reaches: aliases, options, positional parameters, export marks.
 struct InsideTool {
     shared: Arc<Shared>,
@@ -656,7 +470,8 @@ impl Tool for InsideTool {
         let Some(ctx) = ctx.as_any_mut().downcast_mut::<ExecContext>() else {
             return ExecResult::failure(1, "no execution context");
         };
-        match lock(&self.shared.order).take() {
+        let order = lock(&self.shared.order).take();
+        match order {
             // A user who types the hidden name changes nothing.
             None => return ExecResult::failure(127, format!("command not found: {INSIDE}")),
             Some(Order::Look) => {
@@ -680,6 +495,10 @@ impl Tool for InsideTool {
                     ctx.aliases.entry(name.clone()).or_insert_with(|| format!("{EXTERNAL} {name}"));
                 }
             }
+            Some(call @ Order::Call { .. }) => {
+                self.shared.order(call);
+                return ExecResult::failure(127, format!("command not found: {INSIDE}"));
+            }
             Some(Order::Replace(inside)) => {
                 ctx.scope = inside.scope;
                 ctx.aliases = inside.aliases;
@@ -697,6 +516,41 @@ fn result_mut(flow: &mut ToolFlow) -> &mut ExecResult {
     match flow {
         ToolFlow::Normal(result) | ToolFlow::Exit(result) => result,
         other => unreachable!("kaish =0.18.1 has no other way for a tool to end: {other:?}"),
+    }
+}
+
+/// Calls a command with literal words inside a program of its own, so that a call has what a program has: standard input,
+/// environment, live output.
+struct Call {
+    shared: Arc<Shared>,
+}
+
+#[async_trait]
+impl Tool for Call {
+    fn name(&self) -> &str {
+        CALL
+    }
+
+    fn schema(&self) -> ToolSchema {
+        ToolSchema::new(CALL, "Calls a command with literal words").with_raw_argv().with_owned_output()
+    }
+
+    async fn execute(&self, args: ToolArgs, ctx: &mut dyn ToolCtx) -> ExecResult {
+        self.execute_flow(args, ctx).await.into_result()
+    }
+
+    async fn execute_flow(&self, _args: ToolArgs, ctx: &mut dyn ToolCtx) -> ToolFlow {
+        let order = lock(&self.shared.order).take();
+        match (order, ctx.as_any_mut().downcast_mut::<ExecContext>()) {
+            (Some(Order::Call { name, argv }), Some(ctx)) => {
+                let mut words = ToolArgs::new();
+                words.positional.push(Kv::String(name.clone()));
+                words.positional.extend(argv);
+                delegate(&None, &name, &words, ctx).await
+            }
+            // A user who types the hidden name calls nothing.
+            _ => ToolFlow::Normal(ExecResult::failure(127, format!("command not found: {CALL}"))),
+        }
     }
 }
 

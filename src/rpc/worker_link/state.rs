@@ -1,0 +1,101 @@
+//! The engine's state over the link: into the engine as a whole, out of `engine.db` by entry.
+
+use std::collections::VecDeque;
+
+use super::calls::answered;
+use super::supervisor::decode_missed;
+use super::types::from_capnp;
+use super::{StateChunk, WorkerLink};
+use crate::catalog::{Entry, EntryHead};
+use crate::core::error::{Error, Result};
+use crate::core::ids::Digest;
+use crate::core::info::MissedEntry;
+use crate::core::limits;
+
+/// State chunks on their way at once; Cap'n Proto's own window bounds their bytes.
+const CHUNKS_IN_FLIGHT: usize = 64;
+
+impl WorkerLink {
+    /// Replaces the engine's whole state. Gives what it could not build. If this fails after its beginning the worker ends,
+    /// and `engine.db` holds the former state.
+    ///
+    /// # Errors
+    /// `Busy` while an execution runs; the first error of `chunks`.
+    pub async fn load(&self, chunks: impl IntoIterator<Item = Result<StateChunk>>) -> Result<Vec<MissedEntry>> {
+        answered(self.client.load_begin_request().send().promise).await?;
+        let mut sent = VecDeque::with_capacity(CHUNKS_IN_FLIGHT);
+        for chunk in chunks {
+            let chunk = chunk?;
+            let mut request = self.client.load_entry_request();
+            let mut entry = request.get();
+            entry.set_key(&chunk.key);
+            entry.set_meta_json(&chunk.meta_json);
+            entry.set_data(&chunk.data);
+            entry.set_more(chunk.more);
+            sent.push_back(request.send());
+            if sent.len() >= CHUNKS_IN_FLIGHT
+                && let Some(oldest) = sent.pop_front()
+            {
+                answered(oldest).await?;
+            }
+        }
+        for promise in sent {
+            answered(promise).await?;
+        }
+        let answer = answered(self.client.load_end_request().send().promise).await?;
+        let missed = answer.get().and_then(|r| r.get_missed_json()).map_err(|e| from_capnp(&e))?;
+        Ok(decode_missed(missed))
+    }
+
+    /// What `engine.db` holds now, by key, without bodies: as of the last end of an execution.
+    ///
+    /// # Errors
+    /// `Corrupt` if the database is.
+    pub async fn state_heads(&self) -> Result<Vec<EntryHead>> {
+        let answer = answered(self.client.state_heads_request().send().promise).await?;
+        let decode = || -> capnp::Result<Vec<EntryHead>> {
+            let head = |head: crate::rpc::schema::worker_capnp::state_head::Reader<'_>| {
+                let digest = <[u8; 32]>::try_from(head.get_digest()?);
+                Ok(EntryHead {
+                    key: head.get_key()?.to_string()?,
+                    meta_json: String::from_utf8_lossy(head.get_meta_json()?).into_owned(),
+                    digest: Digest::from_bytes(digest.map_err(|_| capnp::Error::failed("a digest has 32 bytes".into()))?),
+                    size: head.get_size(),
+                    exec: head.get_exec_id(),
+                })
+            };
+            answer.get()?.get_heads()?.iter().map(head).collect()
+        };
+        decode().map_err(|e| from_capnp(&e))
+    }
+
+    /// One entry of `engine.db`.
+    ///
+    /// # Errors
+    /// `NotFound`; `Conflict` if it changed while it was read.
+    pub async fn state_entry(&self, key: &str) -> Result<Entry> {
+        let mut entry = Entry { key: key.to_owned(), meta_json: String::new(), body: Vec::new() };
+        loop {
+            let mut request = self.client.state_entry_request();
+            request.get().set_key(key);
+            request.get().set_offset(entry.body.len() as u64);
+            let answer = answered(request.send().promise).await?;
+            let piece = answer.get().map_err(|e| from_capnp(&e))?;
+            let meta_json = String::from_utf8_lossy(piece.get_meta_json().map_err(|e| from_capnp(&e))?).into_owned();
+            let data = piece.get_data().map_err(|e| from_capnp(&e))?;
+            let (size, first) = (piece.get_size(), entry.body.is_empty());
+            if size > limits::STATE_BYTES || (!first && meta_json != entry.meta_json) {
+                return Err(Error::conflict(format!("state entry {key:?} changed while it was read")));
+            }
+            entry.meta_json = meta_json;
+            entry.body.extend_from_slice(data);
+            match (entry.body.len() as u64).cmp(&size) {
+                std::cmp::Ordering::Equal => return Ok(entry),
+                std::cmp::Ordering::Less if !data.is_empty() => {}
+                std::cmp::Ordering::Less | std::cmp::Ordering::Greater => {
+                    return Err(Error::conflict(format!("state entry {key:?} changed while it was read")));
+                }
+            }
+        }
+    }
+}

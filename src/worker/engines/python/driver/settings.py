@@ -1,0 +1,90 @@
+"""State beside the namespace: working directory, import path, environment, compiler flags, random generator.
+
+Each is an entry of its own when it differs from what the engine started with.
+"""
+import os
+import sys
+
+from _ryokan import run
+
+_start = {}
+
+
+def install():
+    """Remembers how the engine started."""
+    _start["cwd"] = os.getcwd()
+    _start["path"] = list(sys.path)
+    _start["env"] = dict(os.environ)
+
+
+def reset():
+    """Back to how the engine started, for a load."""
+    try:
+        os.chdir(_start["cwd"])
+    except OSError:
+        pass
+    sys.path[:] = _start["path"]
+    if dict(os.environ) != _start["env"]:
+        os.environ.clear()
+        os.environ.update(_start["env"])
+    run.future_flags = 0
+
+
+def current():
+    """{key: (plain object, type)} of everything that differs from the start."""
+    found = {}
+    try:
+        cwd = os.getcwd()
+        if cwd != _start["cwd"]:
+            found["cwd"] = (cwd, "path")
+    except OSError:  # the directory was removed
+        pass
+    if sys.path != _start["path"]:
+        found["sys/path"] = ([path for path in sys.path if type(path) is str], "paths")
+    if os.environ._data != _start_data():
+        env, was = dict(os.environ), _start["env"]
+        for name in env.keys() | was.keys():
+            if env.get(name) != was.get(name):
+                found["env/" + name] = (env.get(name), "text")
+    if run.future_flags:
+        found["opt/future"] = (run.future_flags, "flags")
+    random = sys.modules.get("random")
+    if random is not None and hasattr(random, "getstate"):
+        found["random/python"] = (random.getstate(), "generator state")
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        found["random/numpy"] = (numpy_random.get_state(), "generator state")
+    return found
+
+
+def _start_data():
+    if "data" not in _start:
+        _start["data"] = {os.environ.encodekey(k): os.environ.encodevalue(v) for k, v in _start["env"].items()}
+    return _start["data"]
+
+
+def is_setting(key):
+    return key in ("cwd", "sys/path", "opt/future") or key.startswith(("env/", "random/"))
+
+
+def apply(key, value):
+    """Restores one setting. Raises what goes wrong."""
+    if key == "cwd":
+        os.chdir(value)
+    elif key == "sys/path":
+        sys.path[:] = value
+    elif key == "opt/future":
+        run.future_flags = int(value)
+    elif key == "random/python":
+        import random
+
+        random.setstate(value)
+    elif key == "random/numpy":
+        import numpy.random
+
+        numpy.random.set_state(value)
+    elif key.startswith("env/"):
+        if value is None:
+            os.environ.pop(key[4:], None)
+        else:
+            os.environ[key[4:]] = value

@@ -1,0 +1,109 @@
+//! Starting the daemon when none answers. The daemon here is a script that counts its starts and lends the fake's socket.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use super::command_line::parts;
+use super::fake::Fake;
+
+/// A folder with the program, a `ryokand` that is `script`, and folders of its own for everything else.
+struct Installed {
+    folder: tempfile::TempDir,
+}
+
+impl Installed {
+    fn new(script: &str) -> Installed {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        // A link would be resolved to the folder of the real daemon.
+        std::fs::copy(env!("CARGO_BIN_EXE_ryokan"), at("ryokan")).unwrap();
+        std::fs::write(at("ryokand"), format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(at("ryokand"), std::fs::Permissions::from_mode(0o700)).unwrap();
+        std::fs::create_dir(at("run")).unwrap();
+        std::fs::set_permissions(at("run"), std::fs::Permissions::from_mode(0o700)).unwrap();
+        Installed { folder }
+    }
+
+    fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.path().join("run/ryokan/ryokand.sock")
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(self.path().join("ryokan"));
+        command.args(args).env("XDG_RUNTIME_DIR", self.path().join("run")).env("XDG_STATE_HOME", self.path().join("state"));
+        command.env_remove("RYOKAN_SOCKET").env("HOME", self.path()).env("COUNT", self.path().join("count"));
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+}
+
+#[test]
+fn command_lines_at_the_same_time_start_one_daemon() {
+    let fake = Fake::start();
+    let script = "echo started $1 >> \"$COUNT\"\nsleep 0.3\nln -s \"$FAKE\" \"$XDG_RUNTIME_DIR/ryokan/ryokand.sock\"\nsleep 1";
+    let installed = Installed::new(script);
+    let start = || installed.command(&["ls", "-q"]).env("FAKE", &fake.socket).spawn().unwrap();
+    let children: Vec<_> = (0..4).map(|_| start()).collect();
+    for child in children {
+        assert_eq!(parts(child.wait_with_output().unwrap()), (0, "demo\n".into(), String::new()));
+    }
+    assert_eq!(std::fs::read_to_string(installed.path().join("count")).unwrap(), "started --on-demand\n");
+}
+
+#[test]
+fn a_socket_that_a_dead_daemon_left_is_no_daemon() {
+    let fake = Fake::start();
+    let installed = Installed::new("ln -sf \"$FAKE\" \"$XDG_RUNTIME_DIR/ryokan/ryokand.sock\"\nsleep 1");
+    let folder = installed.socket().parent().unwrap().to_owned();
+    std::fs::create_dir(&folder).unwrap();
+    std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o700)).unwrap();
+    drop(std::os::unix::net::UnixListener::bind(installed.socket()).unwrap());
+    let output = installed.command(&["ls", "-q"]).env("FAKE", &fake.socket).output().unwrap();
+    assert_eq!(parts(output), (0, "demo\n".into(), String::new()));
+}
+
+#[test]
+fn a_daemon_that_does_not_start_shows_the_end_of_its_log() {
+    let installed = Installed::new("echo 'an old line' >&2; echo 'config.toml:3: no such key' >&2; exit 3");
+    let (exit, _, stderr) = parts(installed.command(&["ls"]).output().unwrap());
+    assert_eq!(exit, 69);
+    assert!(stderr.contains("ended with exit status: 3") && stderr.contains("  config.toml:3: no such key"), "{stderr}");
+    assert!(stderr.contains("hint: the whole log: "), "{stderr}");
+    // The next start shows its own lines only.
+    std::fs::write(installed.path().join("ryokand"), "#!/bin/sh\necho new >&2\nexit 1\n").unwrap();
+    let (_, _, stderr) = parts(installed.command(&["ls"]).output().unwrap());
+    assert!(stderr.contains("  new") && !stderr.contains("config.toml"), "{stderr}");
+}
+
+#[test]
+fn no_daemon_is_started_unasked() {
+    let installed = Installed::new("echo started >> \"$COUNT\"");
+    let socket = installed.path().join("elsewhere.sock");
+    for args in [vec!["ls", "--no-autostart"], vec!["ls", "--socket", socket.to_str().unwrap()]] {
+        assert_eq!(parts(installed.command(&args).output().unwrap()).0, 69, "{args:?}");
+    }
+    assert!(!installed.path().join("count").exists());
+}
+
+#[test]
+fn the_doctor_looks_also_where_no_daemon_starts() {
+    let script = "[ \"$1\" = --abilities ] || exit 1
+echo '[{\"name\":\"landlock\",\"present\":false,\"required\":true,\"detail\":\"none\",\"hint\":\"a newer kernel\"}]'";
+    let installed = Installed::new(script);
+    let (exit, stdout, _) = parts(installed.command(&["doctor"]).output().unwrap());
+    assert_eq!(exit, 5);
+    assert!(stdout.contains("landlock  MISSING"), "{stdout}");
+}
+
+#[test]
+fn the_configuration_is_checked_by_the_daemons_own_program() {
+    let installed = Installed::new("echo \"$@\"; [ \"$1\" = --show-config ] || exit 1");
+    let run = |args: &[&str]| parts(installed.command(args).output().unwrap());
+    assert_eq!(run(&["config", "check", "x.toml"]), (1, "--check-config x.toml\n".into(), String::new()));
+    assert_eq!(run(&["config", "show"]), (0, "--show-config\n".into(), String::new()));
+}

@@ -1,0 +1,181 @@
+//! The program itself against the fake: output, exit codes, errors.
+
+use std::io::Write;
+use std::process::{Command, Output, Stdio};
+
+use super::fake::Fake;
+
+/// The program with the fake's socket and no other environment that matters.
+pub fn ryokan(fake: &Fake, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ryokan"));
+    command.args(args).env("RYOKAN_SOCKET", &fake.socket).env("XDG_STATE_HOME", fake.socket.parent().unwrap());
+    command.env_remove("RUST_LOG").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Exit code, stdout, stderr.
+pub fn parts(output: Output) -> (i32, String, String) {
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+fn run(fake: &Fake, args: &[&str]) -> (i32, String, String) {
+    parts(ryokan(fake, args).output().unwrap())
+}
+
+fn run_with_input(fake: &Fake, args: &[&str], input: &[u8]) -> (i32, String, String) {
+    let mut child = ryokan(fake, args).stdin(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(input).unwrap();
+    parts(child.wait_with_output().unwrap())
+}
+
+#[test]
+fn output_goes_where_it_belongs_and_the_code_is_the_codes_own() {
+    let fake = Fake::start();
+    for (code, exit, stdout, stderr) in [
+        ("say hello", 0, "hello\n", ""),
+        ("both", 0, "out\nout\n", "err\n"),
+        ("fail 7", 7, "", "failed\n"),
+        ("fail 256", 1, "", "failed\n"),
+        ("fail -1", 255, "", "failed\n"),
+        ("broken", 1, "", "error: it broke\n"),
+        ("value", 0, "42\n", ""),
+    ] {
+        assert_eq!(run(&fake, &["exec", "demo", code]), (exit, stdout.into(), stderr.into()), "{code}");
+    }
+    let (exit, stdout, stderr) = run(&fake, &["exec", "demo", "lost"]);
+    assert_eq!((exit, stdout.as_str()), (137, "before\n"));
+    assert!(stderr.contains("the worker ended under execution 8: killed by signal 9"), "{stderr}");
+    let (exit, _, stderr) = run(&fake, &["exec", "demo", "late", "--timeout", "1s"]);
+    assert_eq!(exit, 124);
+    assert!(stderr.contains("ran out of time"), "{stderr}");
+}
+
+#[test]
+fn json_is_one_object() {
+    let fake = Fake::start();
+    let (exit, stdout, _) = run(&fake, &["exec", "demo", "value", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!((exit, &json["value"], &json["status"], &json["exec"]), (0, &42.into(), &"done".into(), &1.into()));
+    let (exit, stdout, stderr) = run(&fake, &["exec", "demo", "fail 3", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!((exit, &json["code"], &json["stderr"], stderr.as_str()), (3, &3.into(), &"failed\n".into(), ""));
+}
+
+#[test]
+fn code_comes_from_arguments_files_and_standard_input() {
+    let fake = Fake::start();
+    let file = fake.socket.with_file_name("code.py");
+    std::fs::write(&file, "say from a file\n").unwrap();
+    let file = file.to_str().unwrap();
+    assert_eq!(run(&fake, &["exec", "demo", "-f", file]).1, "from a file\n");
+    assert_eq!(run_with_input(&fake, &["exec", "demo", "-"], b"say piped").1, "piped\n");
+    let input = vec![b'z'; 1 << 20];
+    assert_eq!(run_with_input(&fake, &["exec", "demo", "cat", "--stdin"], &input).1.as_bytes(), input);
+    for args in [vec!["exec", "demo"], vec!["exec", "demo", "-", "--stdin"], vec!["exec", "demo", "-f", "/nowhere"]] {
+        let (exit, _, stderr) = run(&fake, &args);
+        assert_eq!(exit, 2, "{args:?}: {stderr}");
+        assert!(stderr.starts_with("error: ") && stderr.contains("\nhint: "), "{stderr}");
+    }
+}
+
+#[test]
+fn errors_have_their_exit_codes_and_hints() {
+    let fake = Fake::start();
+    assert_eq!(
+        run(&fake, &["exec", "none", "say x"]),
+        (3, String::new(), "error: there is no kernel none\nhint: ryokan ls lists them\n".into())
+    );
+    assert_eq!(run(&fake, &["new", "demo"]).0, 4);
+    assert_eq!(run(&fake, &["new", "-bad-"]).0, 2);
+    assert_eq!(run(&fake, &["new", "x", "--memory", "much"]).0, 2);
+    assert_eq!(run(&fake, &["jobs"]).0, 2);
+    assert_eq!(run(&fake, &["exec", "demo", "--attach", "99"]).0, 3);
+    assert_eq!(run(&fake, &["get", "demo", "nothing"]).0, 3);
+    assert_eq!(run(&fake, &["ls", "--socket", "/nowhere/d.sock"]).0, 69);
+    assert_eq!(run(&fake, &["exec", "demo", "hang up"]).0, 69);
+}
+
+#[test]
+fn removal_asks_or_needs_yes() {
+    let fake = Fake::start();
+    let (exit, _, stderr) = run(&fake, &["rm", "demo"]);
+    assert_eq!(exit, 2);
+    assert!(stderr.contains("--yes"), "{stderr}");
+    assert!(!fake.log.has("remove demo"));
+    assert_eq!(run(&fake, &["rm", "demo", "--yes"]), (0, "removed demo\n".into(), String::new()));
+    assert_eq!(run(&fake, &["rm", "demo", "--yes"]).0, 3);
+}
+
+#[test]
+fn a_throw_away_kernel_is_removed_however_it_ends() {
+    let fake = Fake::start();
+    let file = fake.socket.with_file_name("code.py");
+    std::fs::write(&file, "value").unwrap();
+    assert_eq!(run(&fake, &["run", "say hi"]).1, "hi\n");
+    assert_eq!(run(&fake, &["run", "-f", file.to_str().unwrap()]).1, "42\n", "the extension chose python");
+    assert_eq!(run(&fake, &["run", "fail 9"]).0, 9);
+    let lines = fake.log.lines();
+    let made: Vec<&str> = lines.iter().filter_map(|l| l.strip_prefix("create run-")).collect();
+    let removed: Vec<&str> = lines.iter().filter_map(|l| l.strip_prefix("remove run-")).collect();
+    assert_eq!((made.len(), removed.len()), (3, 3), "{lines:?}");
+    assert!(made.iter().all(|line| line.ends_with("[(\"ryokan\", \"run\")]")), "{made:?}");
+}
+
+#[test]
+fn state_is_listed_and_changed() {
+    let fake = Fake::start();
+    assert_eq!(run(&fake, &["set", "demo", "x", "{\"a\": [1, 2.5]}"]).0, 0);
+    assert_eq!(run(&fake, &["set", "demo", "x", "not json"]).0, 2);
+    assert_eq!(run(&fake, &["set", "demo", "n", "-5"]).0, 0);
+    assert_eq!(run_with_input(&fake, &["set", "demo", "s", "-"], b"\"text\"").0, 0);
+    assert_eq!(run(&fake, &["get", "demo", "s"]).1, "text\n");
+    let (_, stdout, _) = run(&fake, &["get", "demo", "x", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!(json["tagged"]["o"][0][1][0]["i"], "1");
+    assert!(run(&fake, &["vars", "demo"]).1.starts_with("NAME  TYPE  VALUE\nn     any   -5\n"));
+    assert_eq!(run(&fake, &["mounts", "demo"]).1, "PATH   MODE  SOURCE\n/data  rw    /srv/data\n");
+    assert_eq!(run(&fake, &["mount", "demo", "/data", "src", "--rw"]).0, 0);
+    let source = std::env::current_dir().unwrap().join("src");
+    assert!(fake.log.has(&format!("mount /data {} true", source.display())), "{:?}", fake.log.lines());
+    assert!(run(&fake, &["tools", "demo"]).1.contains("counts …"));
+    assert_eq!(run(&fake, &["tools", "demo", "call", "wc", "[\"a\"]"]).1, "wc [\"a\"]\n");
+    assert_eq!(run(&fake, &["tools", "demo", "call", "wc", "3"]).0, 2);
+    assert_eq!(run(&fake, &["message", "demo", "--role", "user", "hello"]).0, 0);
+    assert!(fake.log.has("message user hello"));
+    assert_eq!(run(&fake, &["stop", "demo", "--force"]).0, 0);
+    assert!(fake.log.has("stop true"));
+}
+
+#[test]
+fn blobs_go_in_and_out() {
+    let fake = Fake::start();
+    let file = fake.socket.with_file_name("in");
+    let data: Vec<u8> = (0..3 << 20).map(|i| (i / 3) as u8).collect();
+    std::fs::write(&file, &data).unwrap();
+    let (exit, hash, _) = run(&fake, &["blob", "put", "demo", file.to_str().unwrap()]);
+    assert_eq!((exit, hash.trim()), (0, blake3::hash(&data).to_hex().as_str()));
+    assert_eq!(ryokan(&fake, &["blob", "get", "demo", hash.trim()]).output().unwrap().stdout, data);
+    let out = fake.socket.with_file_name("out");
+    assert_eq!(run(&fake, &["blob", "get", "demo", hash.trim(), "-o", out.to_str().unwrap()]).0, 0);
+    assert_eq!(std::fs::read(&out).unwrap(), data);
+    assert_eq!(run(&fake, &["blob", "get", "demo", "xyz"]).0, 2);
+}
+
+#[test]
+fn the_doctor_fails_where_kernels_cannot_run() {
+    let fake = Fake::start();
+    let (exit, stdout, _) = run(&fake, &["doctor"]);
+    assert_eq!(exit, 5);
+    assert!(stdout.contains("userns    MISSING  looked"), "{stdout}");
+    assert!(stdout.contains("hint: userns (kernels cannot run without it): install userns"), "{stdout}");
+}
+
+#[test]
+fn completions_are_made_for_every_shell() {
+    let fake = Fake::start();
+    for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
+        let (exit, stdout, _) = run(&fake, &["completions", shell]);
+        assert!(exit == 0 && stdout.contains("unmount"), "{shell}");
+    }
+}

@@ -1,0 +1,317 @@
+//! Executions: streams, order, back-pressure, interrupt, timeout, input, tools, death.
+
+use std::time::{Duration, Instant};
+
+use ryokan::core::error::ErrorCode;
+use ryokan::core::exec::{ExecRequest, ExecStatus, OutputEvent, Work};
+use ryokan::core::ids::ExecId;
+use ryokan::core::value::Value;
+use ryokan::rpc::worker_link::{WorkerCause, WorkerExec};
+
+use super::code;
+use super::fake::{Fake, Plan};
+use super::listener::{Recorder, local};
+
+#[test]
+fn output_comes_in_order_and_before_the_end() {
+    local(async {
+        let fake = Fake::start().await;
+        let seen = Recorder::new();
+        let (link, report) = fake.attach(&seen).await.unwrap();
+        assert_eq!((report.engine.as_str(), report.engine_version.as_str()), ("python", "fake 1"));
+        assert_eq!(report.pid, std::process::id());
+        link.start(code(1, "out(b'a' * 3_000_000); err(b'b' * 70_000); out(b'c'); value = {'i': '7'}")).await.unwrap();
+        let end = seen.end(1).await;
+        assert_eq!((end.status, end.code, end.value), (ExecStatus::Done, 0, Some(Value::Int(7))));
+        assert_eq!(seen.out(1).len(), 3_000_001);
+        assert!(seen.out(1).ends_with('c'));
+        assert_eq!(seen.err(1), "b".repeat(70_000));
+        assert_eq!(seen.seen.borrow().ends[&ExecId(1)].1, 3_070_001);
+        link.acknowledge(ExecId(1)).await.unwrap();
+    });
+}
+
+#[test]
+fn what_an_engine_shows_stays_between_its_output() {
+    local(async {
+        let fake = Fake::start().await;
+        let seen = Recorder::new();
+        let (link, _) = fake.attach(&seen).await.unwrap();
+        let program = r#"
+out(b'before')
+send({"ev": "display", "exec": current, "mime": "text/html"}, b"<b>")
+send({"ev": "structured", "exec": current, "output": {"headers": ["h"], "root": []}})
+send({"ev": "display", "exec": 99, "mime": "of/another"}, b"")
+raise ValueError("no")
+"#;
+        link.start(code(1, program)).await.unwrap();
+        let end = seen.end(1).await;
+        assert_eq!((end.status, end.code, end.err.as_str()), (ExecStatus::Failed, 1, "ValueError('no')"));
+        let seen = seen.seen.borrow();
+        assert_eq!(seen.events.len(), 2);
+        assert_eq!(seen.events[0].1, OutputEvent::Display { mime: "text/html".into(), data: b"<b>".to_vec() });
+        assert!(matches!(&seen.events[1].1, OutputEvent::Structured(data) if data.headers == ["h"]));
+    });
+}
+
+#[test]
+fn a_tool_of_the_engine_is_called_by_name() {
+    local(async {
+        let fake = Fake::start().await;
+        let seen = Recorder::new();
+        let (link, _) = fake.attach(&seen).await.unwrap();
+        let args = Value::Array(vec![Value::Int(1), Value::Null]);
+        let what = Work::Call { name: "t".into(), args: args.clone() };
+        let request = ExecRequest { what, ..ExecRequest::default() };
+        link.start(WorkerExec { exec: ExecId(5), request, output_kept: 0 }).await.unwrap();
+        assert_eq!(seen.end(5).await.value, Some(args));
+    });
+}
+
+#[test]
+fn a_slow_reader_slows_the_code() {
+    local(async {
+        let fake = Fake::start().await;
+        let seen = Recorder::new();
+        let (link, _) = fake.attach(&seen).await.unwrap();
+        // The code notes how far it got.
+        let mark = fake.folder.path().join("mark");
+        let program = format!("for i in range(64):\n out(b'x' * (1 << 20))\n open({mark:?}, 'w').write(str(i))");
+        seen.stalled.set(true);
+        seen.counting.set(true);
+        link.start(code(1, &program)).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(700)).await;
+        let far: u32 = std::fs::read_to_string(&mark).unwrap_or_default().parse().unwrap_or(0);
+        assert!(far < 16, "the code wrote {far} MiB to a reader that does not read");
+        seen.resume();
+        seen.end(1).await;
+        assert_eq!(seen.counted.get(), 64 << 20, "nothing is lost");
+    });
+}
+
+#[test]
+fn one_execution_runs_at_a_time() {
+    local(async {
+        let fake = Fake::start().await;
+        let seen = Recorder::new();
+        let (link, _) = fake.attach(&seen).await.unwrap();
+        link.start(code(1, "time.sleep(0.3)")).await.unwrap();
+        assert_eq!(link.start(code(2, "1")).await.unwrap_err().code, ErrorCode::Busy);
+        assert_eq!(link.vars().await.unwrap_err().code, ErrorCode::Busy);
+        // The same again is no second start.
+        link.start(code(1, "out(b'never')")).await.unwrap();
+        seen.end(1).await;
+        link.start(code(1, "out(b'never')")).await.unwrap();
+        assert_eq!(seen.out(1), "");
+        // Eight ends that nobody acknowledges are all that is remembered.
+        for exec in 2..=8 {
+            link.start(code(exec, "1")).await.unwrap();
+            seen.end(exec).await;
+        }
+        assert_eq!(link.start(code(9, "1")).await.unwrap_err().code, ErrorCode::Busy);
+        link.acknowledge(ExecId(1)).await.unwrap();
+        link.start(code(9, "1")).await.unwrap();
+        seen.end(9).await;
+    });
+}
+
+#[test]
+fn an_interrupt_stops_the_code_and_not_the_engine() {
+    local(async {
+        let fake = Fake::start().await;
+        let seen = Recorder::new();
+        let (link, _) = fake.attach(&seen).await.unwrap();
+        assert_eq!(link.interrupt(ExecId(1)).await.unwrap_err().code, ErrorCode::NotFound);
+        link.start(code(1, "out(b'on')\ntime.sleep(30)")).await.unwrap();
+        seen.until("output", |s| (s.chunks > 0).then_some(())).await;
+        let asked = Instant::now();
+        link.interrupt(ExecId(1)).await.unwrap();
+        let end = seen.end(1).await;
+        assert_eq!((end.status, end.code), (ExecStatus::Interrupted, 130));
+        assert!(asked.elapsed() < Duration::from_secs(2));
+        link.start(code(2, "out(b'still here')")).await.unwrap();
+        seen.end(2).await;
+        assert_eq!(seen.out(2), "still here");
+    });
+}
+
+#[test]
+fn time_runs_out() {
+    local(async {
+        let fake = Fake::start().await;
+        let seen = Recorder::new();
+        let (link, _) = fake.attach(&seen).await.unwrap();
+        let mut exec = code(1, "time.sleep(30)");
+        exec.request.timeout_ms = 150;
+        link.start(exec).await.unwrap();
+        let end = seen.end(1).await;
+        assert_eq!((end.status, end.code), (ExecStatus::Timeout, 124));
+        assert_eq!(end.err, "timed out after 150 ms");
+        assert!(end.duration_us >= 150_000);
+        link.start(code(2, "out(b'ok')")).await.unwrap();
+        seen.end(2).await;
+    });
+}
+
+#[test]
+fn code_that_will_not_stop_takes_its_engine_with_it() {
+    local(async {
+        let mut fake = Fake::start().await;
+        let seen = Recorder::new();
+        let (link, _) = fake.attach(&seen).await.unwrap();
+        let stubborn = "signal.signal(signal.SIGINT, signal.SIG_IGN)\nout(b'no')\ntime.sleep(60)";
+        link.start(code(1, stubborn)).await.unwrap();
+        seen.until("output", |s| (s.chunks > 0).then_some(())).await;
+        link.interrupt(ExecId(1)).await.unwrap();
+        assert_eq!(seen.cause().await, WorkerCause::Unresponsive);
+        let end = seen.end(1).await;
+        assert_eq!((end.status, end.code), (ExecStatus::Interrupted, 130));
+        assert_eq!(seen.out(1), "no");
+        link.acknowledge(ExecId(1)).await.unwrap();
+        assert_eq!(fake.status().await, 1);
+    });
+}
+
+#[test]
+fn a_killed_engine_loses_the_execution_and_says_so() {
+    local(async {
+        let mut fake = Fake::start().await;
+        let seen = Recorder::new();
+        let (link, _) = fake.attach(&seen).await.unwrap();
+        link.start(code(1, "out(b'last words'); os.kill(os.getpid(), 9)")).await.unwrap();
+        let end = seen.end(1).await;
+        assert_eq!((end.status, end.code), (ExecStatus::Lost, 137));
+        assert_eq!(seen.out(1), "last words");
+        assert_eq!(seen.cause().await, WorkerCause::Signalled(9));
+        assert_eq!(link.start(code(2, "1")).await.unwrap_err().code, ErrorCode::Lost);
+        link.acknowledge(ExecId(1)).await.unwrap();
+        seen.gone().await;
+        assert_eq!(fake.status().await, 1);
+    });
+}
+
+#[test]
+fn an_engine_that_exits_after_its_end_has_ended_the_execution() {
+    local(async {
+        let mut fake = Fake::start().await;
+        let seen = Recorder::new();
+        let (link, _) = fake.attach(&seen).await.unwrap();
+        let program = "send({'ev':'end','id':frame['id'],'exec':current,'status':'done','code':0}); os._exit(5)";
+        link.start(code(1, program)).await.unwrap();
+        assert_eq!(seen.end(1).await.status, ExecStatus::Done);
+        assert_eq!(seen.cause().await, WorkerCause::Exited(5));
+        drop(link);
+        fake.status().await;
+    });
+}
+
+#[test]
+fn a_broken_limit_ends_the_engine() {
+    local(async {
+        let fake = Fake::start().await;
+        let seen = Recorder::new();
+        let (link, _) = fake.attach(&seen).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert_eq!(fake.notes.borrow().watched, 0, "nothing is watched while nothing runs");
+        link.start(code(1, "time.sleep(30)")).await.unwrap();
+        fake.notes.borrow_mut().beyond = Some(WorkerCause::OutOfMemory);
+        assert_eq!(seen.cause().await, WorkerCause::OutOfMemory);
+        assert_eq!(seen.end(1).await.err, "the kernel's memory limit was reached");
+    });
+}
+
+#[test]
+fn standard_input_is_the_executions_own() {
+    local(async {
+        let fake = Fake::start().await;
+        let seen = Recorder::new();
+        let (link, _) = fake.attach(&seen).await.unwrap();
+        let mut exec = code(1, "out(sys.stdin.buffer.raw.read(5)); out(os.read(0, 100)); out(b'|'); out(os.read(0, 100))");
+        exec.request.stdin = b"hello".to_vec();
+        exec.request.stdin_open = true;
+        let started = link.start(exec);
+        link.stdin(ExecId(1), b" live", false).await.unwrap();
+        started.await.unwrap();
+        seen.until("live input", |s| s.out.get(&ExecId(1)).filter(|o| o[0].ends_with(b"|")).map(drop)).await;
+        link.stdin(ExecId(1), b"", true).await.unwrap();
+        seen.end(1).await;
+        assert_eq!(seen.out(1), "hello live|");
+        assert_eq!(link.stdin(ExecId(1), b"x", true).await.unwrap_err().code, ErrorCode::NotFound);
+        // Larger than the pipe, all at once, and code that reads it late.
+        let mut exec = code(2, "time.sleep(0.1)\nn = 0\nwhile True:\n d = os.read(0, 1 << 20)\n n += len(d)\n if not d: break\nout(str(n).encode())");
+        exec.request.stdin = vec![b'x'; 4 << 20];
+        link.start(exec).await.unwrap();
+        seen.end(2).await;
+        assert_eq!(seen.out(2), (4 << 20).to_string());
+        // Code that never reads costs nobody anything.
+        let mut exec = code(3, "out(b'done')");
+        exec.request.stdin = vec![b'x'; 4 << 20];
+        exec.request.stdin_open = true;
+        link.start(exec).await.unwrap();
+        let more = link.stdin(ExecId(3), b"more", false).await;
+        assert!(more.is_err(), "the execution ended before its input was read");
+        seen.end(3).await;
+    });
+}
+
+#[test]
+fn the_engine_calls_tools_of_the_daemon() {
+    local(async {
+        let fake = Fake::start().await;
+        let seen = Recorder::new();
+        let (link, _) = fake.attach(&seen).await.unwrap();
+        let program = r#"
+good = tool("srv__good", {"o": [["a", {"i": "1"}]]})
+bad = tool("bad", None, 2)
+out(json.dumps([good["ok"], good["value"], good["text"], bad["ok"], bad["message"]]).encode())
+"#;
+        link.start(code(1, program)).await.unwrap();
+        seen.end(1).await;
+        assert_eq!(seen.out(1), r#"[true, {"o": [["a", {"i": "1"}]]}, "srv__good called", false, "not today"]"#);
+        assert_eq!(seen.seen.borrow().tool_calls[0].0, ExecId(1));
+    });
+}
+
+#[test]
+fn an_interrupt_cancels_tool_calls() {
+    local(async {
+        let fake = Fake::start().await;
+        let seen = Recorder::new();
+        let (link, _) = fake.attach(&seen).await.unwrap();
+        seen.tools_hang.set(true);
+        link.start(code(1, "tool('slow', None)")).await.unwrap();
+        seen.until("the call", |s| (!s.tool_calls.is_empty()).then_some(())).await;
+        link.interrupt(ExecId(1)).await.unwrap();
+        assert_eq!(seen.end(1).await.status, ExecStatus::Interrupted);
+        seen.until("the cancellation", |s| (s.tool_calls_dropped == 1).then_some(())).await;
+        // One that catches the interrupt is told that its call failed.
+        let program = r#"
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+answer = tool('slow', None, 7)
+out(json.dumps(answer['message']).encode())
+"#;
+        link.start(code(2, program)).await.unwrap();
+        seen.until("the second call", |s| (s.tool_calls.len() == 2).then_some(())).await;
+        link.interrupt(ExecId(2)).await.unwrap();
+        seen.end(2).await;
+        assert_eq!(seen.out(2), "\"interrupted\"");
+    });
+}
+
+#[test]
+fn what_jobs_write_between_executions_is_background() {
+    local(async {
+        let fake = Fake::with(Plan { prelude: "import threading".into(), ..Plan::default() }).await;
+        let seen = Recorder::new();
+        let (link, _) = fake.attach(&seen).await.unwrap();
+        let program = r#"
+send({"ev": "jobs", "jobs": [{"id": "1", "command": "sleep 60"}]})
+threading.Timer(0.2, lambda: out(b"from a job")).start()
+"#;
+        link.start(code(1, program)).await.unwrap();
+        seen.end(1).await;
+        seen.until("background output", |s| (s.background == b"from a job").then_some(())).await;
+        assert_eq!(seen.seen.borrow().jobs.last().unwrap()[0].command, "sleep 60");
+        assert_eq!(seen.out(1), "");
+    });
+}

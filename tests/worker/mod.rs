@@ -1,0 +1,17 @@
+//! The worker: init between daemon and engine.
+
+mod executions;
+mod fake;
+mod hostile;
+mod listener;
+mod real;
+mod reattach;
+mod state;
+
+use ryokan::core::exec::ExecRequest;
+use ryokan::core::ids::ExecId;
+use ryokan::rpc::worker_link::WorkerExec;
+
+fn code(exec: u64, code: &str) -> WorkerExec {
+    WorkerExec { exec: ExecId(exec), request: ExecRequest::code(code), output_kept: 1 << 20 }
+}
