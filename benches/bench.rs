@@ -49,6 +49,9 @@ struct Args {
     /// An interpreter that has ipykernel and jupyter_client; without it those peers are left out
     #[arg(long)]
     ipykernel: Option<PathBuf>,
+    /// Another build of the daemon, its worker beside it
+    #[arg(long, value_name = "RYOKAND", default_value = env!("CARGO_BIN_EXE_ryokand"))]
+    daemon: PathBuf,
     /// `cargo bench` says this to every benchmark
     #[arg(long, hide = true)]
     bench: bool,
@@ -59,6 +62,7 @@ struct Args {
 /// What a benchmark is given.
 struct World {
     quick: bool,
+    daemon: PathBuf,
     python: PathBuf,
     ipykernel: Option<PathBuf>,
 }
@@ -105,7 +109,12 @@ fn run(args: &Args) -> anyhow::Result<bool> {
     for name in &args.names {
         anyhow::ensure!(BENCHES.iter().any(|(known, _)| known == name), "no benchmark {name:?}: see --list");
     }
-    let world = World { quick: args.quick, python: args.python.clone(), ipykernel: args.ipykernel.clone() };
+    let world = World {
+        quick: args.quick,
+        daemon: args.daemon.clone(),
+        python: args.python.clone(),
+        ipykernel: args.ipykernel.clone(),
+    };
     if let Some(folder) = &args.trace {
         return trace::trace(&world, folder).map(|()| true);
     }

@@ -21,6 +21,7 @@ const ANSWER: Duration = Duration::from_secs(60);
 
 /// A running daemon. Dropping it ends it, its workers and its folders.
 pub struct Daemon {
+    program: PathBuf,
     root: PathBuf,
     child: Option<Child>,
 }
@@ -39,7 +40,7 @@ impl Daemon {
             world.python.display().to_string()
         );
         std::fs::write(root.join("config/ryokan/config.toml"), config)?;
-        let mut daemon = Daemon { root, child: None };
+        let mut daemon = Daemon { program: world.daemon.clone(), root, child: None };
         daemon.start_again()?;
         Ok(daemon)
     }
@@ -48,7 +49,7 @@ impl Daemon {
     pub fn start_again(&mut self) -> anyhow::Result<Duration> {
         let log = std::fs::File::options().create(true).append(true).open(self.log())?;
         let begun = Instant::now();
-        let child = Command::new(env!("CARGO_BIN_EXE_ryokand"))
+        let child = Command::new(&self.program)
             .env("XDG_RUNTIME_DIR", self.root.join("run"))
             .env("XDG_DATA_HOME", self.root.join("data"))
             .env("XDG_CONFIG_HOME", self.root.join("config"))
