@@ -1,8 +1,12 @@
-//! Hashes the sources: daemon and worker of one build know each other by it, and those of two builds do not.
+//! Hashes the sources: daemon and worker of one build know each other by it, and those of two builds do not. Packs the
+//! Python driver into one JSON object.
 
+use std::env;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::{fs, io};
+
+const DRIVER: &str = "src/worker/engines/python/driver";
 
 fn main() -> io::Result<()> {
     let mut hasher = DefaultHasher::new();
@@ -11,7 +15,8 @@ fn main() -> io::Result<()> {
         add(Path::new(root), &mut hasher)?;
     }
     println!("cargo::rustc-env=RYOKAN_SOURCES={:016x}", hasher.finish());
-    Ok(())
+    let out = PathBuf::from(env::var_os("OUT_DIR").ok_or(io::ErrorKind::NotFound)?);
+    fs::write(out.join("python_driver.json"), pack(Path::new(DRIVER))?)
 }
 
 fn add(path: &Path, hasher: &mut DefaultHasher) -> io::Result<()> {
@@ -20,7 +25,37 @@ fn add(path: &Path, hasher: &mut DefaultHasher) -> io::Result<()> {
         fs::read(path)?.hash(hasher);
         return Ok(());
     }
-    let mut inside = fs::read_dir(path)?.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>()?;
+    inside(path)?.iter().try_for_each(|path| add(path, hasher))
+}
+
+fn inside(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut inside = fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>()?;
     inside.sort();
-    inside.iter().try_for_each(|path| add(path, hasher))
+    Ok(inside)
+}
+
+/// `{"module": "source", …}` of every module but the one that reads the others.
+fn pack(folder: &Path) -> io::Result<String> {
+    let mut modules = Vec::new();
+    for path in inside(folder)? {
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        if path.extension().is_some_and(|e| e == "py") && name != "bootstrap" {
+            modules.push(format!("{}:{}", quoted(&name), quoted(&fs::read_to_string(&path)?)));
+        }
+    }
+    Ok(format!("{{{}}}", modules.join(",")))
+}
+
+/// A JSON string.
+fn quoted(text: &str) -> String {
+    let mut quoted = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => quoted.extend(['\\', c]),
+            c if c < ' ' => quoted.push_str(&format!("\\u{:04x}", c as u32)),
+            c => quoted.push(c),
+        }
+    }
+    quoted.push('"');
+    quoted
 }

@@ -12,3 +12,4 @@ mod session_suite;
 mod support;
 mod systemd;
 mod tidy;
+mod worker;

@@ -90,8 +90,8 @@ async fn daemon(args: &Args, config: Config, paths: Paths) -> anyhow::Result<()>
     let recovered = supervisor.recover().await.map_err(anyhow::Error::new)?;
     republish(&supervisor, &published).await;
     tracing::info!(?recovered, "recovered");
-    let listener = service::control_socket(&paths.control_socket(), paths.socket_mode())?;
-    let serving = serve(listener, supervisor.clone(), published, serve_config);
+    let socket = service::control_socket(&paths.control_socket(), paths.socket_mode())?;
+    let serving = serve(socket.listener, supervisor.clone(), published, serve_config);
     service::notify(&[NotifyState::Ready]);
     let ending = tokio::select! {
         () = serving => unreachable!("serving never ends"),
@@ -105,7 +105,7 @@ async fn daemon(args: &Args, config: Config, paths: Paths) -> anyhow::Result<()>
     if drained.is_err() {
         tracing::warn!(drain = ?config.daemon.drain, "some workers did not end in time; the next daemon takes them over");
     }
-    if ending == Ending::Stop {
+    if ending == Ending::Stop && socket.own {
         // Another daemon that starts right now makes its own.
         let _ = std::fs::remove_file(paths.control_socket());
     }

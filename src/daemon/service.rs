@@ -15,13 +15,21 @@ use crate::rpc::worker_socket;
 ///
 /// # Errors
 /// If somebody else has it, or it cannot be made.
-pub(super) fn control_socket(path: &Path, mode: u32) -> anyhow::Result<UnixListener> {
+pub(super) fn control_socket(path: &Path, mode: u32) -> anyhow::Result<ControlSocket> {
     let mut inherited = listenfd::ListenFd::from_env();
     if let Some(listener) = inherited.take_unix_listener(0).context("the service manager's socket")? {
         listener.set_nonblocking(true)?;
-        return Ok(UnixListener::from_std(listener)?);
+        return Ok(ControlSocket { listener: UnixListener::from_std(listener)?, own: false });
     }
-    make_socket(path, mode).with_context(|| format!("control socket {}", path.display()))
+    let listener = make_socket(path, mode).with_context(|| format!("control socket {}", path.display()))?;
+    Ok(ControlSocket { listener, own: true })
+}
+
+/// The socket that clients connect to.
+pub(super) struct ControlSocket {
+    pub listener: UnixListener,
+    /// Made here; else the service manager's, which keeps it for the next daemon.
+    pub own: bool,
 }
 
 fn make_socket(path: &Path, mode: u32) -> anyhow::Result<UnixListener> {

@@ -9,15 +9,18 @@ mod daemon;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
+use capnp_rpc::RpcSystem;
+use capnp_rpc::rpc_twoparty_capnp::Side;
+use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::catalog::{Entry, EntryHead};
 use crate::core::error::{Error, Result};
 use crate::core::ids::ExecId;
 use crate::core::limits;
 use crate::rpc::schema::worker_capnp::{report, worker};
-use crate::rpc::worker_link::{StateChunk, WorkerUsage};
+use crate::rpc::worker_link::{StateChunk, StateEntry, StateHead, WorkerUsage};
 use crate::rpc::worker_proof::{PROOF_BYTES, Role, WorkerIdentity};
+use crate::rpc::worker_socket;
 
 pub use daemon::{Daemon, Delivered, Delivery, Finish, ToolAnswer};
 
@@ -79,9 +82,9 @@ pub enum Call {
     /// What is used now.
     Usage(Answer<WorkerUsage>),
     /// The stored state entries without their bodies.
-    Heads(Answer<Vec<EntryHead>>),
+    Heads(Answer<Vec<StateHead>>),
     /// A stored state entry.
-    Entry(String, Answer<Option<Entry>>),
+    Entry(String, Answer<Option<StateEntry>>),
     /// Save and end; answered when the state is saved.
     Stop {
         /// For the exit that follows, milliseconds.
@@ -168,8 +171,8 @@ pub struct Report {
     pub not_restored_json: Vec<u8>,
 }
 
-/// Serves one connection.
-pub struct WorkerServer {
+/// What one connection is answered by.
+struct WorkerServer {
     connection: u64,
     identity: Rc<WorkerIdentity>,
     calls: mpsc::Sender<WorkerCall>,
@@ -187,8 +190,7 @@ enum Handshake {
 }
 
 impl WorkerServer {
-    /// A server for connection number `connection`, whose calls go to `calls`. The connection ends when `close` is dropped.
-    pub fn new(
+    fn new(
         connection: u64,
         identity: Rc<WorkerIdentity>,
         calls: mpsc::Sender<WorkerCall>,
@@ -202,11 +204,6 @@ impl WorkerServer {
             proven: Rc::new(Cell::new(false)),
             close: RefCell::new(Some(close)),
         }
-    }
-
-    /// Whether the peer has proven that it is the daemon; to be looked at later.
-    pub fn proven(&self) -> Rc<Cell<bool>> {
-        self.proven.clone()
     }
 
     async fn call<T>(&self, what: impl FnOnce(Answer<T>) -> Call) -> Result<T, capnp::Error> {
@@ -389,7 +386,7 @@ impl worker::Server for WorkerServer {
             one.set_meta_json(head.meta_json.as_bytes());
             one.set_digest(head.digest.as_bytes());
             one.set_size(head.size);
-            one.set_exec_id(head.exec);
+            one.set_exec_id(head.exec.map_or(0, |exec| exec.0));
         }
         Ok(())
     }
@@ -418,6 +415,34 @@ impl worker::Server for WorkerServer {
         let grace_ms = params.get()?.get_grace_ms();
         self.call(|answer| Call::Stop { grace_ms, answer }).await
     }
+}
+
+/// Serves one connection to its end: the peer's, the event loop's (a newer daemon attached), or that of its patience with a
+/// peer that proves nothing.
+pub async fn serve_connection(
+    connection: u64,
+    stream: UnixStream,
+    identity: Rc<WorkerIdentity>,
+    calls: mpsc::Sender<WorkerCall>,
+) {
+    let (close, closed) = oneshot::channel();
+    let server = WorkerServer::new(connection, identity, calls.clone(), close);
+    let proven = server.proven.clone();
+    let client: worker::Client = capnp_rpc::new_client(server);
+    let rpc = RpcSystem::new(Box::new(worker_socket::network(stream, Side::Server)), Some(client.client));
+    let unproven = async {
+        tokio::time::sleep(limits::CLIENT_HELLO).await;
+        if proven.get() {
+            std::future::pending::<()>().await;
+        }
+    };
+    tokio::select! {
+        _ = rpc => {}
+        _ = closed => {}
+        () = unproven => {}
+    }
+    // An event loop that is gone does not care.
+    let _ = calls.send(WorkerCall { connection, what: Call::Gone }).await;
 }
 
 fn write_report(mut to: report::Builder<'_>, told: &Report) -> Done {

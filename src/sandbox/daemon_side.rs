@@ -7,29 +7,29 @@ use std::path::{Path, PathBuf};
 /// Folders of programs that kernels see too.
 const PROGRAM_FOLDERS: [&str; 4] = ["/usr/local/bin", "/usr/bin", "/bin", "/opt/bin"];
 
-/// The cgroup v2 folder in which this daemon may make children, if there is one: below its own cgroup, if that is its own to
-/// divide (`Delegate=yes` in the unit, or root).
+/// The part of a unit's cgroup that the service manager put the daemon in (`DelegateSubgroup=`): a group that holds processes
+/// cannot hand its controllers down, so the daemon must not be where kernels' groups are made.
+const OWN_LEAF: &str = "daemon";
+
+/// The cgroup v2 folder in which this daemon may make children, if there is one. Controllers are handed down only in a unit
+/// whose daemon is in a leaf of its own; elsewhere the groups only serve to end a kernel's processes as one.
 pub fn delegated_cgroup() -> Option<PathBuf> {
     let own = super::abilities::own_cgroup()?;
+    let in_leaf = own.file_name().is_some_and(|name| name == OWN_LEAF);
+    let unit = if in_leaf { own.parent()?.to_owned() } else { own };
     let euid = nix::unistd::geteuid();
-    if !euid.is_root() && fs::metadata(&own).ok()?.uid() != euid.as_raw() {
+    if !euid.is_root() && fs::metadata(&unit).ok()?.uid() != euid.as_raw() {
         return None;
     }
-    let base = own.join("ryokan");
+    let base = unit.join("ryokan");
     if !base.is_dir() {
         fs::create_dir(&base).ok()?;
     }
-    // A group that holds processes cannot hand its controllers down: the daemon goes into a leaf of its own.
-    if own.join("cgroup.type").is_file() {
-        let leaf = own.join("daemon");
-        let moved = fs::create_dir_all(&leaf).and_then(|()| fs::write(leaf.join("cgroup.procs"), "0"));
-        if let Err(error) = moved {
-            tracing::debug!(%error, group = %own.display(), "the daemon stays in its cgroup; no controllers for kernels");
+    if in_leaf {
+        for controller in ["memory", "pids", "cpu"] {
+            // One that is not there is not used; `show` says which limits are in force.
+            let _ = fs::write(unit.join("cgroup.subtree_control"), format!("+{controller}"));
         }
-    }
-    for controller in ["memory", "pids", "cpu"] {
-        // One that is not there is not used; `show` says which limits are in force.
-        let _ = fs::write(own.join("cgroup.subtree_control"), format!("+{controller}"));
     }
     Some(base)
 }

@@ -49,7 +49,7 @@ pub enum Command {
     /// Journal and queue an execution.
     Run(Box<ExecRequest>, Actor, Reply<Rc<Execution>>),
     /// Interrupt an execution, or take it out of the queue.
-    Interrupt(ExecId, Reply<()>),
+    Interrupt(ExecId, Actor, Reply<()>),
     /// Run an operation on the worker when its turn comes. With a change: journalled under that text.
     Operate(Option<(Change, String)>, Operation, Reply<()>),
     /// Add a mount.

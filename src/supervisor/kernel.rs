@@ -148,8 +148,8 @@ impl Kernel {
     ///
     /// # Errors
     /// `notFound` if there never was one of that number.
-    pub async fn interrupt(&self, exec: ExecId) -> Result<()> {
-        self.ask(|reply| Command::Interrupt(exec, reply)).await
+    pub async fn interrupt(&self, exec: ExecId, actor: Actor) -> Result<()> {
+        self.ask(|reply| Command::Interrupt(exec, actor, reply)).await
     }
 
     /// More standard input for a running execution.

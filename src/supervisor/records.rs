@@ -1,6 +1,6 @@
 //! What one kernel keeps on disk, as its task needs it: journal, executions, mounts, servers, lease, blob grants.
 //!
-//! The kernel's version is the number of its newest journal entry: every change from outside appends one, so the version needs
+//! The kernel's version is one more than the number of its newest journal entry (so a new kernel is at 1, and 0 can mean "any"): every change from outside appends one, so the version needs
 //! no record of its own and cannot disagree with the history.
 
 use std::collections::BTreeMap;
@@ -66,7 +66,7 @@ pub struct Loaded {
 impl Loaded {
     /// What a kernel begins with that was just made.
     pub fn empty() -> Self {
-        Loaded { version: 0, executions: 0, running: Vec::new(), mounts: Vec::new(), mcp: Vec::new(), lease: None }
+        Loaded { version: version_after(0), executions: 0, running: Vec::new(), mounts: Vec::new(), mcp: Vec::new(), lease: None }
     }
 }
 
@@ -96,7 +96,7 @@ impl Records {
         let (running, mounts) = (state.running_execs(), state.mounts());
         let (mcp, lease) = (state.mcp_servers(), state.lease());
         Ok(Loaded {
-            version: newest.await?.first().map_or(0, |entry| entry.sequence),
+            version: version_after(newest.await?.first().map_or(0, |entry| entry.sequence)),
             executions: executions.await?,
             running: running.await?,
             mounts: mounts.await?,
@@ -222,12 +222,12 @@ impl Records {
         numbers.first().copied().ok_or_else(|| Error::internal("the journal gave no number"))
     }
 
-    /// Appends a mark; gives its number.
+    /// Appends a mark; gives the version with it.
     ///
     /// # Errors
     /// The database's.
     pub async fn mark(&self, actor: &Actor, text: &str, at_ms: i64) -> Result<u64> {
-        self.append(EntryKind::Mark, actor, text, String::new(), at_ms).await
+        Ok(version_after(self.append(EntryKind::Mark, actor, text, String::new(), at_ms).await?))
     }
 
     /// Appends a message; gives its number.
@@ -374,6 +374,11 @@ impl Records {
     pub async fn journal(&self, after: u64, most: usize) -> Result<Vec<JournalEntry>> {
         Ok(self.state.journal(Direction::After(after), most).await?)
     }
+}
+
+/// The version of a kernel whose newest journal entry has this number.
+pub fn version_after(sequence: u64) -> u64 {
+    sequence + 1
 }
 
 /// What identifies a holder in the database: the hash of the token, then the name for people.

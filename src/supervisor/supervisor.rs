@@ -77,9 +77,15 @@ impl Supervisor {
                 .hint("take another name, or open that kernel"));
         }
         self.host.creating.borrow_mut().insert(name.clone(), ());
-        let made = self.make(spec, from_dir, (!key.is_empty()).then(|| (scope, key.to_owned())), actor).await;
-        self.host.creating.borrow_mut().remove(&name);
-        made
+        // In a task of its own: a client that leaves meanwhile must leave nothing half made.
+        let (this, from_dir, actor) = (self.clone(), from_dir.map(Path::to_owned), actor.clone());
+        let key = (!key.is_empty()).then(|| (scope, key.to_owned()));
+        let making = tokio::task::spawn_local(async move {
+            let made = this.make(spec, from_dir.as_deref(), key, &actor).await;
+            this.host.creating.borrow_mut().remove(&name);
+            made
+        });
+        making.await.map_err(|error| Error::internal(error.to_string()))?
     }
 
     fn check_spec(&self, spec: &KernelSpec, actor: &Actor) -> Result<()> {
@@ -262,6 +268,13 @@ impl Supervisor {
     /// # Errors
     /// `conflict`, `busy` (leased), and those of the catalog.
     pub async fn remove(&self, kernel: &Rc<Kernel>, change: Change) -> Result<()> {
+        // In a task of its own: a client that leaves meanwhile must leave nothing half removed.
+        let (this, kernel) = (self.clone(), Rc::clone(kernel));
+        let removing = tokio::task::spawn_local(async move { this.remove_whole(&kernel, change).await });
+        removing.await.map_err(|error| Error::internal(error.to_string()))?
+    }
+
+    async fn remove_whole(&self, kernel: &Rc<Kernel>, change: Change) -> Result<()> {
         let host = &self.host;
         let (actor, version) = (change.actor.clone(), kernel.view().version);
         kernel.remove(change).await?;

@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::rc::Rc;
+use std::time::Duration;
 
 use super::host::Host;
 use super::kernel::Kernel;
@@ -42,6 +43,11 @@ impl WorkerProcess {
     fn count(id: WorkerId, process: launch::WorkerProcess, socket: PathBuf, live: &Rc<Cell<usize>>) -> Self {
         live.set(live.get() + 1);
         WorkerProcess { id, process, socket, live: Rc::clone(live) }
+    }
+
+    /// Its number on this host.
+    pub fn pid(&self) -> u32 {
+        self.process.pid
     }
 
     /// Waits for its end.
@@ -236,8 +242,15 @@ pub(super) async fn adopt(host: &Rc<Host>, row: &WorkerRow, listener: Rc<Listene
     let identity =
         WorkerIdentity { worker: row.id, kernel: row.kernel, epoch: row.epoch, build: row.build.clone(), secret };
     let (link, report) = WorkerLink::attach(&row.socket, &identity, listener).await?;
-    let process = launch::WorkerProcess::find(report.pid)
-        .map_err(|error| Error::lost(format!("the worker ended as it was adopted: {error}")))?;
+    if row.pid == 0 {
+        // The daemon was killed before it recorded the process, so before the worker was given any work: it can go.
+        link.stop(Duration::ZERO).await?;
+        return Err(Error::lost("the worker's process was never recorded"));
+    }
+    let found = launch::WorkerProcess::find(row.pid).ok();
+    let process = found
+        .filter(|_| sys::process::start_ticks(row.pid) == Some(row.start_ticks))
+        .ok_or_else(|| Error::lost("the worker ended as it was adopted"))?;
     let process = WorkerProcess::count(row.id, process, row.socket.clone(), &host.workers.live);
     Ok(Started { link, report, process })
 }

@@ -35,7 +35,10 @@ impl Installed {
 
     fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(self.path().join("ryokan"));
-        command.args(args).env("XDG_RUNTIME_DIR", self.path().join("run")).env("XDG_STATE_HOME", self.path().join("state"));
+        command
+            .args(args)
+            .env("XDG_RUNTIME_DIR", self.path().join("run"))
+            .env("XDG_STATE_HOME", self.path().join("state"));
         command.env_remove("RYOKAN_SOCKET").env("HOME", self.path()).env("COUNT", self.path().join("count"));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
@@ -45,7 +48,8 @@ impl Installed {
 #[test]
 fn command_lines_at_the_same_time_start_one_daemon() {
     let fake = Fake::start();
-    let script = "echo started $1 >> \"$COUNT\"\nsleep 0.3\nln -s \"$FAKE\" \"$XDG_RUNTIME_DIR/ryokan/ryokand.sock\"\nsleep 1";
+    let script =
+        "echo started $1 >> \"$COUNT\"\nsleep 0.3\nln -s \"$FAKE\" \"$XDG_RUNTIME_DIR/ryokan/ryokand.sock\"\nsleep 1";
     let installed = Installed::new(script);
     let start = || installed.command(&["ls", "-q"]).env("FAKE", &fake.socket).spawn().unwrap();
     let children: Vec<_> = (0..4).map(|_| start()).collect();
@@ -72,7 +76,10 @@ fn a_daemon_that_does_not_start_shows_the_end_of_its_log() {
     let installed = Installed::new("echo 'an old line' >&2; echo 'config.toml:3: no such key' >&2; exit 3");
     let (exit, _, stderr) = parts(installed.command(&["ls"]).output().unwrap());
     assert_eq!(exit, 69);
-    assert!(stderr.contains("ended with exit status: 3") && stderr.contains("  config.toml:3: no such key"), "{stderr}");
+    assert!(
+        stderr.contains("ended with exit status: 3") && stderr.contains("  config.toml:3: no such key"),
+        "{stderr}"
+    );
     assert!(stderr.contains("hint: the whole log: "), "{stderr}");
     // The next start shows its own lines only.
     std::fs::write(installed.path().join("ryokand"), "#!/bin/sh\necho new >&2\nexit 1\n").unwrap();

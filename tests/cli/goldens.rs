@@ -28,6 +28,22 @@ fn golden(name: &str, text: &str) {
     assert!(kept == text, "{name} differs; RYOKAN_BLESS=1 writes it anew. Now:\n{text}");
 }
 
+/// Indented, keys in order of the alphabet: a feature of some dependency decides in which order they are otherwise.
+fn sorted(json: &serde_json::Value) -> String {
+    fn sort(json: &serde_json::Value) -> serde_json::Value {
+        match json {
+            serde_json::Value::Object(fields) => {
+                let fields: std::collections::BTreeMap<_, _> =
+                    fields.iter().map(|(k, v)| (k.clone(), sort(v))).collect();
+                fields.into_iter().collect()
+            }
+            serde_json::Value::Array(items) => items.iter().map(sort).collect(),
+            other => other.clone(),
+        }
+    }
+    format!("{:#}\n", sort(json))
+}
+
 #[test]
 fn help() {
     let mut cli = Cli::command();
@@ -89,7 +105,7 @@ fn kernels() {
     golden("kernel.txt", &render::kernel(&busy_kernel(), Rights::ALL, NOW_MS, Paint::OFF));
     let few: Rights = [Right::Read, Right::Execute].into_iter().collect();
     golden("kernel-crashed.txt", &render::kernel(&crashed, few, NOW_MS, Paint::OFF));
-    golden("kernel.json", &format!("{:#}\n", json::kernel_with_rights(&busy_kernel(), few)));
+    golden("kernel.json", &sorted(&json::kernel_with_rights(&busy_kernel(), few)));
 }
 
 #[test]
@@ -113,7 +129,7 @@ fn lists() {
         schema_json: "{\"type\":\"object\"}".into(),
     }];
     golden("tools.txt", &render::tools(&tools, Paint::OFF));
-    golden("tools.json", &format!("{:#}\n", json::tools(&tools)));
+    golden("tools.json", &sorted(&json::tools(&tools)));
     let server = |name: &str, state: &str, tools, error: &str| McpInfo {
         name: name.into(),
         state: state.into(),
@@ -166,7 +182,7 @@ fn journals_and_events() {
     let text = |full| entries.iter().map(|e| render::journal_entry(e, full, Paint::OFF)).collect::<String>();
     golden("journal.txt", &text(false));
     golden("journal-full.txt", &text(true));
-    golden("journal.json", &format!("{:#}\n", json::journal_entry(&entries[2])));
+    golden("journal.json", &sorted(&json::journal_entry(&entries[2])));
     let event = Event {
         sequence: 7,
         at_ms: NOW_MS,
@@ -175,7 +191,7 @@ fn journals_and_events() {
         detail_json: "{\"signal\":9}".into(),
     };
     golden("event.txt", &render::event(&event, Paint::OFF));
-    golden("event.json", &format!("{:#}\n", json::event(&event)));
+    golden("event.json", &sorted(&json::event(&event)));
 }
 
 #[test]
@@ -187,7 +203,7 @@ fn results() {
         stderr: vec![0xff, b'x'],
         truncated_bytes: 0,
     };
-    golden("result.json", &format!("{:#}\n", json::exec_result(&result(Some(Value::Int(42))))));
+    golden("result.json", &sorted(&json::exec_result(&result(Some(Value::Int(42))))));
     for (value, text) in [
         (None, None),
         (Some(Value::Null), None),

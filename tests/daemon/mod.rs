@@ -6,6 +6,7 @@ use ryokan::core::engine::EngineName;
 use ryokan::core::error::ErrorCode;
 use ryokan::core::exec::{ExecRequest, ExecStatus, OutputEvent};
 use ryokan::core::rights::{Right, Rights};
+use ryokan::core::spec::AllowedPath;
 use ryokan::core::value::Value;
 use ryokan::rpc::client::KernelClient;
 
@@ -38,9 +39,16 @@ fn sessions_keep_their_state() {
 fn a_socket_client_is_a_session() {
     let host = Host::start();
     host.with(async |client| {
-        let session = kernel(&client, "one", EngineName::Kaish).await;
-        let other = kernel(&client, "two", EngineName::Kaish).await;
-        session_suite::suite(&session, &other, "/workspace").await;
+        let shared = host.path("shared");
+        std::fs::create_dir(&shared).unwrap();
+        let give = |name: &str| {
+            let mut wanted = spec(name, EngineName::Kaish);
+            wanted.paths = vec![AllowedPath { path: shared.clone(), writable: true }];
+            wanted
+        };
+        let (session, _) = client.create_kernel(&give("one"), "").await.expect("made");
+        let (other, _) = client.create_kernel(&give("two"), "").await.expect("made");
+        session_suite::suite(&session, &other, shared.to_str().unwrap()).await;
     });
 }
 
@@ -148,6 +156,10 @@ fn three_crashes_open_the_breaker_and_start_closes_it() {
             assert_eq!(result.end.status, ExecStatus::Lost);
             assert!(result.end.err.contains("status 3"), "{:?}", result.end);
         }
+        eventually("the breaker opens", || async {
+            python.info().await.expect("info").state_reason.contains("breaker")
+        })
+        .await;
         let refused = python.run(&ExecRequest::code("1")).await.err().expect("the breaker is open");
         assert_eq!((refused.code, refused.reason.as_str()), (ErrorCode::Unavailable, "circuit_breaker"));
         python.start().await.expect("starts");
@@ -188,10 +200,9 @@ fn stale_versions_conflict_and_keys_are_idempotent() {
         assert_eq!(taken.code, ErrorCode::AlreadyExists);
         let version = first.info().await.expect("info").version;
         out(&first, "x=1").await;
-        let stale = first.put_var("x", &Value::Int(2), version.max(1)).await;
-        if version > 0 {
-            assert_eq!(stale.expect_err("stale").code, ErrorCode::Conflict);
-        }
+        assert_eq!(version, 1, "a new kernel is at 1: 0 means any");
+        let stale = first.put_var("x", &Value::Int(2), version).await;
+        assert_eq!(stale.expect_err("stale").code, ErrorCode::Conflict);
         let now = first.info().await.expect("info").version;
         first.put_var("x", &Value::Int(2), now).await.expect("the present version");
         let keyed = |code: &str| ExecRequest { key: "once".into(), ..ExecRequest::code(code) };

@@ -72,7 +72,11 @@ impl Engine {
             }
             if self.events.is_empty() {
                 let mut buffer = [0; 65536];
-                let n = self.socket.read(&mut buffer).expect("answers in time");
+                let n = match self.socket.read(&mut buffer) {
+                    // A child of the engine ended, which is in this very process.
+                    Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+                    read => read.expect("answers in time"),
+                };
                 assert!(n > 0, "the engine hung up");
                 self.decoder.feed(&buffer[..n]);
             }
@@ -117,21 +121,29 @@ impl Engine {
         }
     }
 
+    /// What standard output holds now; standard error is thrown away.
     pub fn output(&mut self) -> String {
-        use nix::fcntl::{FcntlArg, OFlag, fcntl};
-        fcntl(&self.stdout, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).expect("sets");
-        let mut bytes = Vec::new();
-        let mut buffer = [0; 65536];
-        while let Ok(n @ 1..) = self.stdout.read(&mut buffer) {
-            bytes.extend(&buffer[..n]);
+        if let Some(stderr) = &mut self.stderr {
+            drain(stderr);
         }
-        fcntl(&self.stdout, FcntlArg::F_SETFL(OFlag::empty())).expect("sets");
-        String::from_utf8(bytes).expect("text")
+        String::from_utf8(drain(&mut self.stdout)).expect("text")
     }
 
     fn exit(mut self) -> i32 {
         self.thread.take().expect("once").join().expect("serve never panics")
     }
+}
+
+fn drain(pipe: &mut std::io::PipeReader) -> Vec<u8> {
+    use nix::fcntl::{FcntlArg, OFlag, fcntl};
+    fcntl(&*pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).expect("sets");
+    let mut bytes = Vec::new();
+    let mut buffer = [0; 65536];
+    while let Ok(n @ 1..) = pipe.read(&mut buffer) {
+        bytes.extend(&buffer[..n]);
+    }
+    fcntl(&*pipe, FcntlArg::F_SETFL(OFlag::empty())).expect("sets");
+    bytes
 }
 
 fn keys(events: &[Event]) -> Vec<String> {

@@ -6,6 +6,7 @@ mod hostile;
 mod listener;
 mod real;
 mod reattach;
+mod speed;
 mod state;
 
 use ryokan::core::exec::ExecRequest;

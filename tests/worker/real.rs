@@ -3,15 +3,17 @@
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::unistd::Uid;
 use ryokan::core::engine::EngineName;
-use ryokan::core::error::Result;
+use ryokan::core::error::{ErrorCode, Result};
 use ryokan::core::exec::ExecStatus;
 use ryokan::core::ids::{Epoch, ExecId, KernelId, WorkerId};
-use ryokan::rpc::worker_link::{WorkerIdentity, WorkerLink, WorkerReport};
-use ryokan::sandbox::{RunAs, SandboxPlan};
+use ryokan::core::value::Value;
+use ryokan::rpc::worker_link::{WorkerCause, WorkerIdentity, WorkerLink, WorkerReport};
+use ryokan::sandbox::{PlannedMount, RunAs, SandboxPlan};
+use ryokan::worker::init::enclosure::Exit;
 use ryokan::worker::launch::{BUILD, Launch, LaunchDocument, start};
 
 use super::code;
@@ -79,25 +81,215 @@ pub fn binary() -> PathBuf {
     PathBuf::from(env!("CARGO_BIN_EXE_ryokan-worker"))
 }
 
+async fn served(kernel: &Kernel) -> (Running, WorkerLink, Rc<Recorder>, WorkerReport) {
+    let running = kernel.launch().await.unwrap_or_else(|error| panic!("{error}: {} ({})", error.hint, kernel.log()));
+    let seen = Recorder::new();
+    let (link, report) = kernel.attach(seen.clone()).await.unwrap();
+    (running, link, seen, report)
+}
+
 #[test]
-fn a_kaish_worker_runs_code() {
+fn a_kaish_worker_runs_code_and_keeps_its_state() {
     local(async {
         let kernel = Kernel::new(EngineName::Kaish);
-        let began = Instant::now();
-        let launch = kernel.launch().await.unwrap();
-        println!("launch: {:?}", began.elapsed());
-        let recorder = Recorder::new();
-        let (link, report) = kernel.attach(recorder.clone()).await.unwrap();
-        println!("launch + attach: {:?}", began.elapsed());
-        assert_eq!(report.engine, "kaish");
-        assert_eq!(report.pid, launch.0.process.pid);
-        link.start(code(1, "echo hi; echo oops >&2; x=42")).await.unwrap();
-        let end = recorder.end(1).await;
-        assert_eq!((end.status, end.code), (ExecStatus::Done, 0));
-        assert_eq!(recorder.out(1), "hi\n");
+        let (running, link, seen, report) = served(&kernel).await;
+        assert_eq!((report.engine.as_str(), report.pid), ("kaish", running.0.process.pid));
+        assert!(report.sandbox.len() > 10, "{:?}", report.sandbox);
+        link.start(code(1, "x=42; echo hi; echo oops >&2; echo file > f.txt")).await.unwrap();
+        let end = seen.end(1).await;
+        assert_eq!((end.status, end.code), (ExecStatus::Done, 0), "{}", end.err);
+        assert_eq!((seen.out(1).as_str(), seen.err(1).as_str()), ("hi\n", "oops\n"));
+        assert_eq!(std::fs::read_to_string(kernel.dir().join("workspace/f.txt")).unwrap(), "file\n");
         link.acknowledge(ExecId(1)).await.unwrap();
-        link.stop(Duration::from_secs(2)).await.unwrap();
-        recorder.gone().await;
-        launch.0.process.ended().await.unwrap();
+        let usage = link.usage().await.unwrap();
+        assert!(usage.memory_bytes > 1 << 20 && usage.pids > 0, "{usage:?}");
+        // Killed, not stopped: the state of the last end is what counts.
+        running.0.process.kill();
+        seen.gone().await;
+        assert_eq!(running.0.process.ended().await.unwrap(), Some(Exit::Signal(9)));
+
+        let (running, link, seen, report) = served(&kernel).await;
+        assert!(report.restored_entries >= 1, "{report:?}");
+        assert_eq!(link.get_var("x").await.unwrap(), Value::Int(42));
+        link.start(code(2, "echo $x")).await.unwrap();
+        seen.end(2).await;
+        assert_eq!(seen.out(2), "42\n");
+        link.stop(Duration::from_secs(5)).await.unwrap();
+        seen.gone().await;
+        assert_eq!(running.0.process.ended().await.unwrap(), Some(Exit::Status(0)));
+        assert!(!kernel.document.socket.exists() || Uid::effective().is_root(), "the socket's name is gone");
     });
+}
+
+#[test]
+fn a_python_worker_runs_code_and_keeps_its_state() {
+    local(async {
+        let kernel = Kernel::new(EngineName::Python);
+        let (running, link, seen, report) = served(&kernel).await;
+        assert_eq!(report.engine, "python");
+        link.start(code(1, "import os, sys\nx = [1, 2]\nprint('hi')\nprint('oops', file=sys.stderr)\nos.getcwd()")).await.unwrap();
+        let end = seen.end(1).await;
+        assert_eq!((end.status, end.value), (ExecStatus::Done, Some(Value::String("/workspace".into()))), "{}", end.err);
+        assert_eq!(seen.out(1), "hi\n");
+        link.start(code(2, "while True: pass")).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        link.interrupt(ExecId(2)).await.unwrap();
+        assert_eq!(seen.end(2).await.status, ExecStatus::Interrupted);
+        let mut exec = code(3, "print(input() + input())");
+        exec.request.stdin = b"a\nb\n".to_vec();
+        link.start(exec).await.unwrap();
+        seen.end(3).await;
+        assert_eq!(seen.out(3), "ab\n");
+        link.start(code(4, "import os; os.kill(os.getpid(), 9)")).await.unwrap();
+        assert_eq!(seen.end(4).await.status, ExecStatus::Lost);
+        assert_eq!(seen.cause().await, WorkerCause::Signalled(9));
+        for exec in 1..=4 {
+            link.acknowledge(ExecId(exec)).await.unwrap();
+        }
+        running.0.process.ended().await.unwrap();
+
+        let (_running, link, seen, _) = served(&kernel).await;
+        link.start(code(5, "print(x)")).await.unwrap();
+        seen.end(5).await;
+        assert_eq!(seen.out(5), "[1, 2]\n");
+    });
+}
+
+#[test]
+fn a_worker_outlives_its_daemon() {
+    local(async {
+        let kernel = Kernel::new(EngineName::Kaish);
+        let (_running, link, first, _) = served(&kernel).await;
+        link.start(code(1, "echo one; sleep 0.5; echo two")).await.unwrap();
+        first.until("output", |s| (s.chunks > 0).then_some(())).await;
+        drop(link);
+        let second = Recorder::new();
+        let (link, report) = kernel.attach(second.clone()).await.unwrap();
+        assert_eq!(report.executions, [(ExecId(1), true)]);
+        second.end(1).await;
+        assert_eq!(second.out(1), "one\ntwo\n");
+        link.acknowledge(ExecId(1)).await.unwrap();
+    });
+}
+
+#[test]
+fn an_orphaned_worker_ends_by_itself() {
+    local(async {
+        let mut kernel = Kernel::new(EngineName::Kaish);
+        kernel.document.orphan_grace_ms = 200;
+        let running = kernel.launch().await.unwrap();
+        assert_eq!(running.0.process.ended().await.unwrap(), Some(Exit::Status(0)));
+    });
+}
+
+#[test]
+fn memory_beyond_the_limit_ends_the_engine_with_that_cause() {
+    for (engine, program) in [
+        (EngineName::Python, "x = []\nwhile True: x.append(bytearray(8 << 20))"),
+        (EngineName::Kaish, "cat /dev/zero | wc -c"),
+    ] {
+        local(async move {
+            let mut kernel = Kernel::new(engine);
+            kernel.document.plan.limits.memory_bytes = 128 << 20;
+            let (_running, link, seen, _) = served(&kernel).await;
+            link.start(code(1, program)).await.unwrap();
+            let end = seen.end(1).await;
+            // Python may get a MemoryError first; what must not happen is that it goes on.
+            match end.status {
+                ExecStatus::Lost => assert_eq!(seen.cause().await, WorkerCause::OutOfMemory, "{engine}"),
+                ExecStatus::Failed => assert!(end.err.contains("Memory"), "{engine}: {}", end.err),
+                other => panic!("{engine}: {other:?}"),
+            }
+        });
+    }
+}
+
+#[test]
+fn damaged_state_is_reported_by_the_launch() {
+    local(async {
+        let kernel = Kernel::new(EngineName::Kaish);
+        std::fs::write(kernel.dir().join("engine.db"), vec![1; 8192]).unwrap();
+        let error = kernel.launch().await.map(drop).unwrap_err();
+        assert_eq!(error.code, ErrorCode::Corrupt, "{error}");
+        assert!(error.message.contains("engine.db"), "{error}");
+    });
+}
+
+#[test]
+fn a_layer_that_fails_is_reported_by_the_launch() {
+    local(async {
+        let mut kernel = Kernel::new(EngineName::Kaish);
+        let nowhere = PathBuf::from("/nowhere/at/all");
+        kernel.document.plan.mounts = vec![PlannedMount { inside: "/data".into(), source: nowhere, writable: false }];
+        let error = kernel.launch().await.map(drop).unwrap_err();
+        assert_eq!(error.code, ErrorCode::Unsupported, "{error}");
+        assert!(error.reason.starts_with("sandbox-") && !error.hint.is_empty(), "{error:?}");
+        kernel.document.plan.mounts.clear();
+        kernel.document.build = "another".into();
+        let error = kernel.launch().await.map(drop).unwrap_err();
+        assert!(error.message.contains("another"), "{error}");
+    });
+}
+
+#[test]
+fn a_live_mount_appears_and_goes() {
+    local(async {
+        let kernel = Kernel::new(EngineName::Kaish);
+        let (_running, link, seen, _) = served(&kernel).await;
+        let host = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(host.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        std::fs::write(host.path().join("f"), "from outside\n").unwrap();
+        link.bind("/data/in".as_ref(), host.path(), false, None).await.unwrap();
+        link.start(code(1, "cat /data/in/f; echo x > /data/in/g")).await.unwrap();
+        seen.end(1).await;
+        assert_eq!(seen.out(1), "from outside\n");
+        assert!(!host.path().join("g").exists());
+        link.unbind("/data/in".as_ref()).await.unwrap();
+        link.start(code(2, "cat /data/in/f")).await.unwrap();
+        assert_eq!(seen.end(2).await.status, ExecStatus::Failed);
+        // ryokan's own folders are never given.
+        assert!(link.bind("/data/own".as_ref(), kernel.dir(), true, None).await.is_err());
+    });
+}
+
+#[test]
+fn the_secret_is_nowhere_inside() {
+    local(async {
+        let kernel = Kernel::new(EngineName::Python);
+        let (_running, link, seen, _) = served(&kernel).await;
+        let program = r#"
+import glob
+found = []
+for name in glob.glob("/proc/[0-9]*/environ") + glob.glob("/proc/[0-9]*/cmdline") + ["/proc/self/maps"]:
+    try:
+        found.append(open(name, "rb").read())
+    except OSError:
+        pass
+import os
+print(any(b"\x09" * 32 in one for one in found), sorted(os.listdir("/proc/self/fd")), os.path.exists("/proc/1/mem") and os.access("/proc/1/mem", os.R_OK))
+"#;
+        link.start(code(1, program)).await.unwrap();
+        let end = seen.end(1).await;
+        assert_eq!(end.status, ExecStatus::Done, "{}", end.err);
+        assert!(seen.out(1).starts_with("False ['0', '1', '2', '3'"), "{}", seen.out(1));
+    });
+}
+
+/// The same as nobody in particular: root's test runs itself again as uid 1500.
+#[test]
+fn an_unprivileged_daemon_can_do_it_too() {
+    if !Uid::effective().is_root() {
+        return;
+    }
+    let program = std::env::current_exe().unwrap();
+    let run = std::process::Command::new("setpriv")
+        .args(["--reuid", "1500", "--regid", "1500", "--clear-groups"])
+        .arg(&program)
+        .args(["worker::real", "--skip", "unprivileged", "--skip", "memory"])
+        .env("TMPDIR", "/tmp")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&run.stdout);
+    assert!(run.status.success(), "{text}\n{}", String::from_utf8_lossy(&run.stderr));
+    assert!(text.contains("a_python_worker_runs_code_and_keeps_its_state ... ok"), "{text}");
 }

@@ -9,6 +9,7 @@ use crate::core::rights::{Right, Rights};
 use crate::rpc::convert::exec::write_exec_result;
 use crate::rpc::convert::{read_data, to_capnp};
 use crate::rpc::schema::ryokan_capnp::execution;
+use crate::supervisor::command::Actor;
 use crate::supervisor::execution::Execution;
 use crate::supervisor::kernel::Kernel;
 
@@ -17,6 +18,7 @@ pub(super) struct ExecutionServer {
     pub kernel: Rc<Kernel>,
     pub execution: Rc<Execution>,
     pub rights: Rights,
+    pub actor: Actor,
 }
 
 impl execution::Server for ExecutionServer {
@@ -46,7 +48,7 @@ impl execution::Server for ExecutionServer {
         _results: execution::CancelResults,
     ) -> capnp::Result<()> {
         require(self.rights, Right::Execute).map_err(to_capnp)?;
-        self.kernel.interrupt(self.execution.id).await.map_err(to_capnp)
+        self.kernel.interrupt(self.execution.id, self.actor.clone()).await.map_err(to_capnp)
     }
 
     async fn stdin(self: Rc<Self>, params: execution::StdinParams) -> capnp::Result<()> {

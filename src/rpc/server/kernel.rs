@@ -51,7 +51,8 @@ impl KernelServer {
     }
 
     fn execution_client(&self, execution: Rc<Execution>) -> execution::Client {
-        new_client(ExecutionServer { kernel: Rc::clone(&self.kernel), execution, rights: self.rights })
+        let actor = self.actor.clone();
+        new_client(ExecutionServer { kernel: Rc::clone(&self.kernel), execution, rights: self.rights, actor })
     }
 
     fn digest(text: capnp::Result<capnp::text::Reader<'_>>) -> Result<Digest> {
@@ -97,7 +98,7 @@ impl kernel::Server for KernelServer {
         _results: kernel::InterruptResults,
     ) -> capnp::Result<()> {
         self.may(Right::Execute)?;
-        self.kernel.interrupt(ExecId(params.get()?.get_exec_id())).await.map_err(to_capnp)
+        self.kernel.interrupt(ExecId(params.get()?.get_exec_id()), self.actor.clone()).await.map_err(to_capnp)
     }
 
     async fn get_var(

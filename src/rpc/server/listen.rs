@@ -76,13 +76,17 @@ async fn pause_after(error: &io::Error) {
     tokio::time::sleep(limits::RESTART_BACKOFF_FIRST).await;
 }
 
+/// The uid on whose behalf a peer acts. Where only one user may connect, root acts for that user: it could become it anyway.
 fn admit(stream: &UnixStream, allowed: Option<u32>) -> Option<u32> {
     let uid = stream.peer_cred().ok()?.uid();
-    if allowed.is_some_and(|allowed| allowed != uid) {
-        tracing::warn!(uid, "a connection of another user was refused");
-        return None;
+    match allowed {
+        None => Some(uid),
+        Some(allowed) if uid == allowed || uid == 0 => Some(allowed),
+        Some(_) => {
+            tracing::warn!(uid, "a connection of another user was refused");
+            None
+        }
     }
-    Some(uid)
 }
 
 async fn greet(stream: UnixStream, supervisor: Supervisor, published: Rc<Published>, config: Rc<ServeConfig>) {

@@ -5,10 +5,9 @@ use std::collections::VecDeque;
 use super::calls::answered;
 use super::supervisor::decode_missed;
 use super::types::from_capnp;
-use super::{StateChunk, WorkerLink};
-use crate::catalog::{Entry, EntryHead};
+use super::{StateChunk, StateEntry, StateHead, WorkerLink};
 use crate::core::error::{Error, Result};
-use crate::core::ids::Digest;
+use crate::core::ids::{Digest, ExecId};
 use crate::core::info::MissedEntry;
 use crate::core::limits;
 
@@ -51,17 +50,17 @@ impl WorkerLink {
     ///
     /// # Errors
     /// `Corrupt` if the database is.
-    pub async fn state_heads(&self) -> Result<Vec<EntryHead>> {
+    pub async fn state_heads(&self) -> Result<Vec<StateHead>> {
         let answer = answered(self.client.state_heads_request().send().promise).await?;
-        let decode = || -> capnp::Result<Vec<EntryHead>> {
+        let decode = || -> capnp::Result<Vec<StateHead>> {
             let head = |head: crate::rpc::schema::worker_capnp::state_head::Reader<'_>| {
                 let digest = <[u8; 32]>::try_from(head.get_digest()?);
-                Ok(EntryHead {
+                Ok(StateHead {
                     key: head.get_key()?.to_string()?,
                     meta_json: String::from_utf8_lossy(head.get_meta_json()?).into_owned(),
                     digest: Digest::from_bytes(digest.map_err(|_| capnp::Error::failed("a digest has 32 bytes".into()))?),
                     size: head.get_size(),
-                    exec: head.get_exec_id(),
+                    exec: Some(head.get_exec_id()).filter(|exec| *exec != 0).map(ExecId),
                 })
             };
             answer.get()?.get_heads()?.iter().map(head).collect()
@@ -73,8 +72,8 @@ impl WorkerLink {
     ///
     /// # Errors
     /// `NotFound`; `Conflict` if it changed while it was read.
-    pub async fn state_entry(&self, key: &str) -> Result<Entry> {
-        let mut entry = Entry { key: key.to_owned(), meta_json: String::new(), body: Vec::new() };
+    pub async fn state_entry(&self, key: &str) -> Result<StateEntry> {
+        let mut entry = StateEntry { key: key.to_owned(), meta_json: String::new(), body: Vec::new() };
         loop {
             let mut request = self.client.state_entry_request();
             request.get().set_key(key);

@@ -2,7 +2,7 @@
 
 use crate::core::error::{Error, Result};
 use crate::core::exec::{ExecEnd, ExecRequest, OutputEvent, Stream};
-use crate::core::ids::ExecId;
+use crate::core::ids::{Digest, ExecId};
 use crate::core::info::MissedEntry;
 use crate::core::value::Value;
 
@@ -189,6 +189,32 @@ pub struct StateChunk {
     pub data: Vec<u8>,
     /// The same key goes on in the next chunk.
     pub more: bool,
+}
+
+/// A state entry without its body.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StateHead {
+    /// `kind/name`.
+    pub key: String,
+    /// The entry's meta data, one JSON object.
+    pub meta_json: String,
+    /// BLAKE3 of the body.
+    pub digest: Digest,
+    /// Length of the body, bytes.
+    pub size: u64,
+    /// Which execution changed it last.
+    pub exec: Option<ExecId>,
+}
+
+/// A whole state entry.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StateEntry {
+    /// `kind/name`.
+    pub key: String,
+    /// The entry's meta data, one JSON object.
+    pub meta_json: String,
+    /// The engine's own encoding.
+    pub body: Vec<u8>,
 }
 
 /// What a worker uses now.

@@ -9,6 +9,7 @@ use crate::core::limits;
 use crate::core::spec::check_inside_path;
 use crate::supervisor::command::{Actor, Change};
 use crate::supervisor::lease::{self, Lease};
+use crate::supervisor::records::version_after;
 
 impl Task {
     /// The allowed paths of the specification and the mounts added since.
@@ -102,7 +103,7 @@ impl Task {
     pub(super) async fn message(&mut self, actor: &Actor, role: &str, text: &str) -> Result<u64> {
         self.admit(actor, 0)?;
         let sequence = self.kernel.records.message(actor, role, text, self.host.now_ms()).await?;
-        self.kernel.view.borrow_mut().version = sequence;
+        self.kernel.view.borrow_mut().version = version_after(sequence);
         Ok(sequence)
     }
 

@@ -177,8 +177,8 @@ impl Task {
             Command::Run(request, actor, reply) => {
                 let _ = reply.send(self.accept(*request, actor).await);
             }
-            Command::Interrupt(exec, reply) => {
-                let _ = reply.send(self.interrupt(exec).await);
+            Command::Interrupt(exec, actor, reply) => {
+                let _ = reply.send(self.interrupt(exec, &actor).await);
             }
             Command::Operate(change, operation, reply) => {
                 let _ = reply.send(self.operate(change, operation).await);

@@ -191,7 +191,8 @@ impl Task {
     }
 
     /// Interrupts the running execution or takes a queued one out.
-    pub(super) async fn interrupt(&mut self, exec: ExecId) -> Result<()> {
+    pub(super) async fn interrupt(&mut self, exec: ExecId, actor: &Actor) -> Result<()> {
+        self.admit(actor, 0)?;
         let queued = self.queue.iter().position(|item| matches!(item, Item::Execution(e) if e.id == exec));
         if let Some(at) = queued {
             if let Some(Item::Execution(execution)) = self.queue.remove(at) {

@@ -60,7 +60,7 @@ impl Task {
             view.sandbox = report.sandbox;
             view.missed = report.missed;
             view.jobs = report.jobs;
-            view.worker_pid = Some(report.pid);
+            view.worker_pid = Some(process.pid());
         }
         if !report.not_restored.is_empty() {
             let names: Vec<_> = report.not_restored.iter().map(|m| format!("{} ({})", m.key, m.reason)).collect();

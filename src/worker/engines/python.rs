@@ -1,61 +1,40 @@
-//! How the Python engine is started: the host's CPython, in isolated mode, with the driver's modules in a sealed memory file.
+//! How the Python engine is started: the host's CPython with the driver's sources, which never touch a disk.
+//!
+//! `python3 -I -c BOOTSTRAP` reads the driver's modules, one JSON object `{"name": "source"}`, from descriptor 4.
 
 use std::fs::File;
 use std::io::{Seek, Write};
 use std::os::fd::OwnedFd;
 
-use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use super::EngineSettings;
 use crate::core::error::{Error, Result};
 use crate::sandbox::EngineProgram;
 
-/// Reads the modules from descriptor 4 and starts the driver.
+/// The text after `-c`.
 const BOOTSTRAP: &str = include_str!("python/driver/bootstrap.py");
+/// Every other module of the driver.
+const DRIVER: &str = include_str!(concat!(env!("OUT_DIR"), "/python_driver.json"));
 
-macro_rules! modules {
-    ($($name:literal),* $(,)?) => {
-        /// The driver's modules by name.
-        const MODULES: &[(&str, &str)] = &[$(($name, include_str!(concat!("python/driver/", $name, ".py")))),*];
-    };
-}
-
-modules![
-    "answers", "brief", "complete", "definitions", "dynamic", "effects", "entries", "execute", "functions", "gate", "groups",
-    "jobs", "main", "privacy", "restore", "rich", "run", "schema", "settings", "shell", "state", "streams", "trace", "values",
-    "wire",
-];
-
-/// The interpreter with the driver's first file; the rest comes through descriptor 4.
+/// The program of the engine.
 ///
 /// # Errors
-/// `Unsupported` if there is no interpreter.
+/// `InvalidArgument` without an interpreter in the settings.
 pub fn program(settings: &EngineSettings, env: Vec<(String, String)>) -> Result<EngineProgram> {
-    let (interpreter, arguments) = settings
-        .python
-        .split_first()
-        .ok_or_else(|| Error::invalid("engines.python.command is empty").hint("name the interpreter in the configuration"))?;
-    let interpreter = crate::sandbox::find_program(interpreter.as_ref()).ok_or_else(|| {
-        Error::unsupported(format!("there is no Python interpreter {interpreter:?} that kernels could see"))
-            .reason("python")
-            .hint("install python3 below /usr, or name another interpreter in engines.python.command")
-    })?;
-    let mut argv = vec![interpreter.display().to_string()];
-    argv.extend(arguments.iter().cloned());
-    argv.extend(["-I", "-c", BOOTSTRAP].map(str::to_owned));
-    let modules = modules_file().map_err(|error| Error::internal(format!("the Python driver's file: {error}")))?;
-    Ok(EngineProgram::Exec { argv, env, extra_fd: Some(modules) })
+    if settings.python.is_empty() {
+        return Err(Error::invalid("no Python interpreter is set").hint("set `python` in the configuration"));
+    }
+    let argv = settings.python.iter().cloned().chain(["-I", "-c", BOOTSTRAP].map(str::to_owned)).collect();
+    let driver = driver().map_err(|e| Error::internal(format!("cannot hold the Python driver in memory: {e}")))?;
+    Ok(EngineProgram::Exec { argv, env, extra_fd: Some(driver) })
 }
 
-/// All modules as one JSON object in a file that nobody can change.
-fn modules_file() -> std::io::Result<OwnedFd> {
-    let sources: std::collections::BTreeMap<&str, &str> = MODULES.iter().copied().collect();
-    let mut file = File::from(memfd_create(c"ryokan-python", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?);
-    file.write_all(&serde_json::to_vec(&sources)?)?;
+/// The driver as an unnamed file, to be read from its beginning.
+fn driver() -> std::io::Result<OwnedFd> {
+    let mut file = File::from(memfd_create(c"ryokan-driver", MFdFlags::MFD_CLOEXEC)?);
+    file.write_all(DRIVER.as_bytes())?;
     file.rewind()?;
-    let seals = SealFlag::F_SEAL_WRITE | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL;
-    fcntl(&file, FcntlArg::F_ADD_SEALS(seals))?;
     Ok(file.into())
 }
 
@@ -64,15 +43,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_module_of_the_driver_is_shipped() {
-        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/worker/engines/python/driver");
-        let mut there: Vec<String> = std::fs::read_dir(folder)
-            .expect("the driver's folder")
-            .filter_map(|entry| Some(entry.ok()?.path().file_stem()?.to_str()?.to_owned()))
-            .filter(|name| name != "bootstrap" && !name.starts_with("__"))
-            .collect();
-        there.sort();
-        let listed: Vec<&str> = MODULES.iter().map(|(name, _)| *name).collect();
-        assert_eq!(there, listed);
+    fn the_driver_is_whole() {
+        let modules: serde_json::Map<String, serde_json::Value> = serde_json::from_str(DRIVER).expect("one object");
+        assert!(modules.contains_key("main") && !modules.contains_key("bootstrap"));
+        let mut text = String::new();
+        std::io::Read::read_to_string(&mut File::from(driver().expect("a file")), &mut text).expect("readable");
+        assert_eq!(text, DRIVER);
     }
 }

@@ -7,8 +7,11 @@ use tokio::time::Instant;
 
 use super::enclosure::MountSource;
 use super::{Life, Worker};
+use crate::catalog::{Entry, EntryHead};
 use crate::core::error::{Error, Result};
+use crate::core::ids::ExecId;
 use crate::core::limits;
+use crate::rpc::worker_link::{StateEntry, StateHead};
 use crate::rpc::worker_service::{Answer, Bind, Call, Report, ToolAnswer, WorkerCall};
 
 impl Worker {
@@ -58,8 +61,8 @@ impl Worker {
             Call::Bind(bind, answer) => reply(answer, self.bind(bind)),
             Call::Unbind(path, answer) => reply(answer, self.enclosure.unbind(Path::new(&path))),
             Call::Usage(answer) => reply(answer, Ok(self.enclosure.usage())),
-            Call::Heads(answer) => reply(answer, self.state.heads().map_err(Error::from)),
-            Call::Entry(key, answer) => reply(answer, self.state.entry(&key).map_err(Error::from)),
+            Call::Heads(answer) => reply(answer, self.heads()),
+            Call::Entry(key, answer) => reply(answer, self.entry(&key)),
             Call::Stop { grace_ms, answer } => {
                 let grace = Duration::from_millis(grace_ms).min(limits::WORKER_STOP);
                 self.stop(grace, Some(answer));
@@ -108,6 +111,22 @@ impl Worker {
             Life::Serving => self.control.send(json, &[], None).map_err(Error::internal),
             Life::Starting(_) | Life::Stopping(_) | Life::Leaving(_) => Err(Error::unavailable("the worker is ending")),
         }
+    }
+
+    fn heads(&self) -> Result<Vec<StateHead>> {
+        let head = |head: EntryHead| StateHead {
+            key: head.key,
+            meta_json: head.meta_json,
+            digest: head.digest,
+            size: head.size,
+            exec: Some(head.exec).filter(|exec| *exec != 0).map(ExecId),
+        };
+        Ok(self.state.heads()?.into_iter().map(head).collect())
+    }
+
+    fn entry(&self, key: &str) -> Result<Option<StateEntry>> {
+        let whole = |entry: Entry| StateEntry { key: entry.key, meta_json: entry.meta_json, body: entry.body };
+        Ok(self.state.entry(key)?.map(whole))
     }
 
     fn bind(&mut self, bind: Bind) -> Result<()> {

@@ -20,6 +20,9 @@ const STATUS_STOPPED: i32 = 0;
 /// Exit status of a worker whose engine ended by itself or was killed.
 const STATUS_ENGINE_GONE: i32 = 1;
 
+/// Time for the last answers to be written.
+const LAST_ANSWERS: Duration = Duration::from_millis(20);
+
 /// A stop under way.
 pub(super) struct Stopping {
     /// The present phase must be over by then.
@@ -43,6 +46,8 @@ enum Phase {
 pub(super) struct Leaving {
     /// The daemon has until then to take the news.
     pub until: Instant,
+    /// It has taken them: only the last answers are still being written.
+    told: bool,
     status: i32,
 }
 
@@ -114,7 +119,7 @@ impl Worker {
                 Phase::Going => self.enclosure.kill_all(),
                 Phase::Halting | Phase::Saving => self.kill(WorkerCause::Unresponsive),
             },
-            Life::Leaving(Leaving { until, status }) if *until <= now => self.status = Some(*status),
+            Life::Leaving(Leaving { until, status, .. }) if *until <= now => self.status = Some(*status),
             Life::Starting(_) | Life::Serving | Life::Stopping(_) | Life::Leaving(_) => {}
         }
         if let Life::Stopping(stopping @ Stopping { phase: Phase::Going, .. }) = &mut self.life
@@ -174,10 +179,10 @@ impl Worker {
         self.loading = None;
         self.fail_requests(&lost);
         let (status, linger) = match going {
-            true => (STATUS_STOPPED, Duration::ZERO),
+            true => (STATUS_STOPPED, LAST_ANSWERS),
             false => (STATUS_ENGINE_GONE, limits::WORKER_LINGER),
         };
-        let leaving = Life::Leaving(Leaving { until: Instant::now() + linger, status });
+        let leaving = Life::Leaving(Leaving { until: Instant::now() + linger, told: going, status });
         if let Life::Stopping(Stopping { answer: Some(answer), .. }) = std::mem::replace(&mut self.life, leaving) {
             let _ = answer.send(Err(lost));
         }
@@ -204,7 +209,7 @@ impl Worker {
         if let Some(tell) = self.on_ready.take() {
             tell(Err(why));
         }
-        self.life = Life::Leaving(Leaving { until: Instant::now(), status: STATUS_ENGINE_GONE });
+        self.life = Life::Leaving(Leaving { until: Instant::now(), told: true, status: STATUS_ENGINE_GONE });
         self.status = Some(STATUS_ENGINE_GONE);
     }
 
@@ -219,14 +224,15 @@ impl Worker {
         }
     }
 
-    /// Exits once the daemon has, and has confirmed, everything.
+    /// Exits soon once the daemon has, and has confirmed, everything.
     pub(super) fn leave_if_told(&mut self) {
-        if let Life::Leaving(Leaving { status, .. }) = &self.life
+        if let Life::Leaving(leaving @ Leaving { told: false, .. }) = &mut self.life
             && self.outbox.connection().is_some()
             && self.outbox.is_done(&self.ledger)
             && self.ledger.is_empty()
         {
-            self.status = Some(*status);
+            leaving.told = true;
+            leaving.until = Instant::now() + LAST_ANSWERS;
         }
     }
 }

@@ -19,7 +19,8 @@ impl Worker {
     pub(super) fn poll_engine(&mut self, cx: &mut Context<'_>) -> bool {
         let mut progressed = false;
         for _ in 0..FRAMES {
-            if self.is_clogged() || self.killed_for.is_some() {
+            let gone = self.killed_for.is_some() || matches!(self.life, Life::Leaving(_));
+            if gone || self.is_clogged() {
                 return progressed;
             }
             match self.control.next() {

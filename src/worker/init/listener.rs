@@ -11,17 +11,15 @@ use std::os::unix::net::UnixListener as StdListener;
 use std::path::Path;
 use std::rc::Rc;
 
-use capnp_rpc::RpcSystem;
-use capnp_rpc::rpc_twoparty_capnp::Side;
+use nix::sys::socket::Backlog;
 use nix::sys::stat::{Mode, umask};
 use tokio::io::{AsyncWriteExt, Interest};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 use crate::core::limits;
-use crate::rpc::schema::worker_capnp::worker;
 use crate::rpc::worker_proof::{Role, WorkerIdentity};
-use crate::rpc::worker_service::{Call, WorkerCall, WorkerServer};
+use crate::rpc::worker_service::{WorkerCall, serve_connection};
 use crate::rpc::worker_socket::{self, DescriptorNote};
 use crate::sys::socket::{peer, receive_with_fds};
 
@@ -104,6 +102,8 @@ pub struct Door {
 /// If the sockets cannot be watched.
 pub async fn serve(sockets: Sockets, door: Door) -> io::Result<()> {
     let Sockets { calls, descriptors } = sockets;
+    // Who listens is noted at `listen`: from here on whoever connects sees init, not the outer process.
+    nix::sys::socket::listen(&calls, Backlog::MAXCONN)?;
     calls.set_nonblocking(true)?;
     descriptors.set_nonblocking(true)?;
     let (calls, descriptors) = (UnixListener::from_std(calls)?, UnixListener::from_std(descriptors)?);
@@ -129,7 +129,7 @@ pub async fn serve(sockets: Sockets, door: Door) -> io::Result<()> {
         let (door, place) = (door.clone(), Place::take(&open));
         tokio::task::spawn_local(async move {
             match for_calls {
-                true => serve_calls(connection, stream, &door).await,
+                true => serve_connection(connection, stream, door.identity.clone(), door.calls.clone()).await,
                 false => {
                     let taking = take_descriptor(stream, &door);
                     let _ = tokio::time::timeout(limits::CLIENT_HELLO, taking).await;
@@ -155,27 +155,6 @@ impl Drop for Place {
     fn drop(&mut self) {
         self.0.set(self.0.get() - 1);
     }
-}
-
-async fn serve_calls(connection: u64, stream: UnixStream, door: &Door) {
-    let (close, closed) = oneshot::channel();
-    let server = WorkerServer::new(connection, door.identity.clone(), door.calls.clone(), close);
-    let proven = server.proven();
-    let client: worker::Client = capnp_rpc::new_client(server);
-    let rpc = RpcSystem::new(Box::new(worker_socket::network(stream, Side::Server)), Some(client.client));
-    let unproven = async {
-        tokio::time::sleep(limits::CLIENT_HELLO).await;
-        if proven.get() {
-            std::future::pending::<()>().await;
-        }
-    };
-    tokio::select! {
-        _ = rpc => {}
-        // A newer daemon attached.
-        _ = closed => {}
-        () = unproven => {}
-    }
-    let _ = door.calls.send(WorkerCall { connection, what: Call::Gone }).await;
 }
 
 async fn take_descriptor(mut stream: UnixStream, door: &Door) -> io::Result<()> {

@@ -218,17 +218,21 @@ impl Worker {
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<i32> {
+        let mut progressed = true;
         for _ in 0..STEPS {
-            let progressed = self.step(cx);
+            progressed = self.step(cx);
             self.settle(cx);
             if let Some(status) = self.status {
                 return Poll::Ready(status);
             }
             if !progressed {
-                return self.wait(cx);
+                break;
             }
         }
-        cx.waker().wake_by_ref();
+        // Deadlines hold however much there is to do.
+        if self.await_deadline(cx) || progressed {
+            cx.waker().wake_by_ref();
+        }
         Poll::Pending
     }
 
@@ -279,23 +283,20 @@ impl Worker {
         self.leave_if_told();
     }
 
-    /// Waits for the nearest deadline, or handles it if it has passed.
-    fn wait(&mut self, cx: &mut Context<'_>) -> Poll<i32> {
+    /// Waits for the nearest deadline, or handles it if it has passed; then there is something to settle.
+    fn await_deadline(&mut self, cx: &mut Context<'_>) -> bool {
         let nearest = self.nearest_deadline();
-        if let Some(at) = nearest {
-            if self.armed != nearest {
-                self.sleep.as_mut().reset(at);
-            }
-            if self.sleep.poll_unpin(cx).is_ready() {
-                self.on_deadline(Instant::now());
-                self.armed = None;
-                // Once more around: what the deadline did has to settle.
-                cx.waker().wake_by_ref();
-                return Poll::Pending;
-            }
+        let Some(at) = nearest else { return false };
+        if self.armed != nearest {
+            self.sleep.as_mut().reset(at);
+            self.armed = nearest;
         }
-        self.armed = nearest;
-        Poll::Pending
+        let passed = self.sleep.poll_unpin(cx).is_ready();
+        if passed {
+            self.armed = None;
+            self.on_deadline(Instant::now());
+        }
+        passed
     }
 
     fn nearest_deadline(&self) -> Option<Instant> {

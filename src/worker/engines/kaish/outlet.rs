@@ -68,6 +68,7 @@ impl Outlet {
                 match self.write_now(bytes) {
                     Ok(n) => bytes = &bytes[n..],
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                     // Nobody reads any more; neither will anybody read the rest.
                     Err(_) => return,
                 }
@@ -121,6 +122,7 @@ impl Outlet {
                         () = cancel.cancelled() => return bytes.len(),
                     }
                 }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 // Nobody reads any more.
                 Err(_) => return bytes.len(),
             }
