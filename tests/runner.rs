@@ -7,6 +7,7 @@ mod embedded;
 mod generated;
 mod licences;
 mod mcp;
+mod python_driver;
 mod sandbox_probes;
 mod session_suite;
 mod support;

@@ -130,7 +130,7 @@ impl<'a> Target<'a> {
         match self {
             Target::Stdout(out) => out.flush().map_err(Failure::of_output),
             Target::File { path, temporary, file } => {
-                file.sync_all().and_then(|()| std::fs::rename(&*temporary, &*path)).map_err(|e| unwritable(path, e))
+                file.sync_all().and_then(|()| std::fs::rename(&*temporary, *path)).map_err(|e| unwritable(path, e))
             }
         }
     }

@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value as Json};
 
+use super::error::Error;
 use super::info::MissedEntry;
 use super::limits;
 
@@ -82,6 +83,18 @@ pub enum StateError {
         /// Whose it must be.
         wanted: String,
     },
+}
+
+impl From<StateError> for Error {
+    fn from(error: StateError) -> Self {
+        match &error {
+            StateError::OtherEngine { .. } => Error::refused(error.to_string()).reason("engine"),
+            StateError::Magic | StateError::Version(_) | StateError::TooLarge { .. } => {
+                Error::invalid(error.to_string())
+            }
+            StateError::Checksum | StateError::Malformed(_) => Error::corrupt(error.to_string()),
+        }
+    }
 }
 
 impl EngineState {

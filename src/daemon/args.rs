@@ -18,8 +18,8 @@ pub(super) struct Args {
     #[arg(long, exclusive = true)]
     pub abilities: bool,
     /// Check a configuration file (default: the one in use), and end
-    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "")]
-    pub check_config: Option<PathBuf>,
+    #[arg(long, value_name = "FILE")]
+    pub check_config: Option<Option<PathBuf>>,
     /// Print the configuration in effect, every key, and end
     #[arg(long)]
     pub show_config: bool,

@@ -37,7 +37,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     }
     let paths = Paths::of_process(mode)?;
     if let Some(file) = &args.check_config {
-        return check_config(if file.as_os_str().is_empty() { paths.config_file() } else { file.clone() }.as_path());
+        return check_config(&file.clone().unwrap_or_else(|| paths.config_file()));
     }
     let config = Config::load(&paths)?;
     if args.show_config {

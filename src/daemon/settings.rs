@@ -20,8 +20,12 @@ use crate::supervisor::settings::Settings;
 pub(super) fn settings(config: &Config, paths: &Paths) -> anyhow::Result<Settings> {
     let worker_user = worker_user(config)?;
     let rules = config.sandbox.path_rules.clone();
-    let home = std::env::var_os("HOME").map(PathBuf::from);
-    let forbids = move |path: &Path| rules.forbids(path, home.as_deref()).map(str::to_owned);
+    let own_uid = nix::unistd::geteuid().as_raw();
+    let own_home = std::env::var_os("HOME").map(PathBuf::from);
+    let forbids = move |path: &Path, uid: u32| {
+        let home = if uid == own_uid { own_home.clone() } else { home_of(uid) };
+        rules.forbids(path, home.as_deref()).map(str::to_owned)
+    };
     let mut mcp_launch = Launch::of_process(paths.runtime_dir().display().to_string());
     if let Some((uid, gid)) = worker_user {
         mcp_launch.account = Some(Account { uid, gid });
@@ -58,6 +62,10 @@ fn defaults(config: &Config) -> KernelSpec {
     spec.net = config.defaults.net;
     spec.idle_timeout_ms = config.defaults.idle_timeout.map_or(0, |timeout| timeout.as_millis() as u64);
     spec
+}
+
+fn home_of(uid: u32) -> Option<PathBuf> {
+    nix::unistd::User::from_uid(uid.into()).ok().flatten().map(|user| user.dir)
 }
 
 /// Only a daemon that is root needs another account for its workers.

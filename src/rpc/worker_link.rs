@@ -32,8 +32,8 @@ use crate::worker::wire::Missed;
 pub use crate::rpc::worker_proof::WorkerIdentity;
 pub use crate::worker::wire::DynamicTool;
 pub use types::{
-    CodeCheck, Completions, Job, StateChunk, StateEntry, StateHead, WorkerCause, WorkerExec, WorkerListener, WorkerReport,
-    WorkerUsage,
+    CodeCheck, Completions, Job, StateChunk, StateEntry, StateHead, WorkerCause, WorkerExec, WorkerListener,
+    WorkerReport, WorkerUsage,
 };
 
 /// A live, proven connection to one worker.

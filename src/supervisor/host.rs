@@ -68,13 +68,11 @@ impl Host {
     }
 
     /// Milliseconds since 1970.
-    #[expect(clippy::unused_self, reason = "the clock belongs to the host: a simulated one has another")]
     pub fn now_ms(&self) -> i64 {
         sys::clock::now_ms()
     }
 
     /// Random bytes.
-    #[expect(clippy::unused_self, reason = "as now_ms")]
     pub fn random<const N: usize>(&self) -> [u8; N] {
         sys::random::bytes()
     }
@@ -180,16 +178,21 @@ impl Host {
     ///
     /// # Errors
     /// `invalidArgument`, `notFound`, `refused` with the rule.
-    pub fn check_source(&self, _uid: u32, source: &Path) -> Result<PathBuf> {
+    pub fn check_source(&self, uid: u32, source: &Path) -> Result<PathBuf> {
         let shown = source.display();
         if !source.is_absolute() {
             return Err(Error::invalid(format!("source {shown} must be absolute")));
         }
-        let real = source.canonicalize().map_err(|error| match error.kind() {
-            std::io::ErrorKind::NotFound => Error::not_found(format!("there is no {shown} on this host")),
-            _ => Error::refused(format!("{shown}: {error}")).reason("source"),
-        })?;
-        if let Some(rule) = (self.config.forbids)(&real) {
+        // For another user the daemon must not tell what there is: the worker opens the path with that user's rights.
+        let real = match source.canonicalize() {
+            Ok(real) => real,
+            Err(_) if uid != nix::unistd::geteuid().as_raw() => source.to_owned(),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return Err(Error::not_found(format!("there is no {shown} on this host")));
+            }
+            Err(error) => return Err(Error::refused(format!("{shown}: {error}")).reason("source")),
+        };
+        if let Some(rule) = (self.config.forbids)(&real, uid) {
             return Err(Error::refused(format!("{shown} may not be given to a kernel"))
                 .reason("deny_paths")
                 .hint(format!("the rule {rule:?} of sandbox.deny_paths in the configuration forbids it")));

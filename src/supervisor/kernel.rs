@@ -134,7 +134,7 @@ impl Kernel {
             return Ok(Rc::clone(live));
         }
         match self.records.find(id).await? {
-            Found::Ended(kept, end) => Ok(Execution::ended(id, kept, end)),
+            Found::Ended(kept, end) => Ok(Execution::ended(id, kept, *end)),
             Found::Running => {
                 // It ended between the two looks, or its worker is being adopted.
                 let live = self.executions.borrow().get(&id).cloned();

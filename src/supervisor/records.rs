@@ -39,7 +39,7 @@ pub struct StateRecord {
 #[derive(Debug)]
 pub enum Found {
     /// It ended.
-    Ended(Kept, ExecEnd),
+    Ended(Kept, Box<ExecEnd>),
     /// It has no end yet.
     Running,
     /// There is none of that number.
@@ -66,7 +66,14 @@ pub struct Loaded {
 impl Loaded {
     /// What a kernel begins with that was just made.
     pub fn empty() -> Self {
-        Loaded { version: version_after(0), executions: 0, running: Vec::new(), mounts: Vec::new(), mcp: Vec::new(), lease: None }
+        Loaded {
+            version: version_after(0),
+            executions: 0,
+            running: Vec::new(),
+            mounts: Vec::new(),
+            mcp: Vec::new(),
+            lease: None,
+        }
     }
 }
 
@@ -206,7 +213,7 @@ impl Records {
             *rest = left;
             chunks.extend(chunk.chunks(limits::CHUNK_BYTES).map(|piece| (stream, piece.to_vec())));
         }
-        Ok(Found::Ended(Kept { chunks, truncated_bytes: output.truncated_bytes }, end))
+        Ok(Found::Ended(Kept { chunks, truncated_bytes: output.truncated_bytes }, Box::new(end)))
     }
 
     async fn kept_bytes(&self, kept: state::Kept) -> Result<Vec<u8>> {

@@ -1,12 +1,15 @@
 //! What the supervisor needs to know of the configuration and of the paths; the daemon fills it in once.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::core::spec::KernelSpec;
 use crate::mcp::Launch;
 use crate::mcp::allow::AllowList;
+
+/// Names the rule that forbids giving a host path to a kernel of this uid, if one does.
+pub type PathRule = Box<dyn Fn(&Path, u32) -> Option<String>>;
 
 /// Settings of one daemon; constant while it runs.
 pub struct Settings {
@@ -29,7 +32,7 @@ pub struct Settings {
     /// Whether kernels may ask for the host's network.
     pub net_host_allowed: bool,
     /// Says which rule forbids giving this host path to a kernel, if one does.
-    pub forbids: Box<dyn Fn(&std::path::Path) -> Option<String>>,
+    pub forbids: PathRule,
     /// More host paths that every kernel sees, read-only.
     pub system_paths: Vec<PathBuf>,
     /// Uid and gid that workers run under where the daemon is root and the kernel is root's.

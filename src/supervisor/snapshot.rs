@@ -7,7 +7,7 @@ use super::kernel::Kernel;
 use crate::core::error::{Error, Result};
 use crate::core::info::MissedEntry;
 use crate::core::limits;
-use crate::core::state::{EngineState, StateEntry, StateError};
+use crate::core::state::{EngineState, StateEntry};
 use crate::rpc::worker_link::StateChunk;
 use crate::session::StateSnapshot;
 
@@ -23,9 +23,12 @@ pub async fn take(kernel: &Rc<Kernel>) -> Result<StateSnapshot> {
             let heads = link.state_heads().await?;
             let bytes: u64 = heads.iter().map(|head| head.size + (head.key.len() + head.meta_json.len()) as u64).sum();
             if bytes > limits::STATE_INLINE_BYTES as u64 {
-                return Err(Error::refused(format!("the state of {bytes} bytes is larger than {}", limits::STATE_INLINE_BYTES))
-                    .reason("state_size")
-                    .hint("take a checkpoint, which has no such limit"));
+                return Err(Error::refused(format!(
+                    "the state of {bytes} bytes is larger than {}",
+                    limits::STATE_INLINE_BYTES
+                ))
+                .reason("state_size")
+                .hint("take a checkpoint, which has no such limit"));
             }
             let mut state = EngineState { engine: engine.to_owned(), ..EngineState::default() };
             // Nothing changes the state meanwhile: this operation holds the worker.
@@ -48,10 +51,7 @@ pub async fn take(kernel: &Rc<Kernel>) -> Result<StateSnapshot> {
 /// # Errors
 /// `invalidArgument` if the bytes are no state, `refused` if they are another engine's; the kernel is untouched then.
 pub async fn put_back(kernel: &Rc<Kernel>, change: Change, data: &[u8]) -> Result<Vec<MissedEntry>> {
-    let state = EngineState::unpack_of(data, kernel.spec.engine.name()).map_err(|error| match error {
-        StateError::OtherEngine { .. } => Error::refused(error.to_string()).reason("engine"),
-        error => Error::invalid(error.to_string()).hint("give what `snapshot` gave, whole"),
-    })?;
+    let state = EngineState::unpack_of(data, kernel.spec.engine.name())?;
     let chunks: Vec<Result<StateChunk>> =
         state.entries.into_iter().flat_map(|(key, entry)| chunks(key, entry)).collect();
     kernel

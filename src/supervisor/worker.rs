@@ -12,6 +12,7 @@ use super::host::Host;
 use super::kernel::Kernel;
 use super::task::Listener;
 use crate::catalog::{CatalogHandle, WorkerRow};
+use crate::core::engine::EngineName;
 use crate::core::error::{Error, Result};
 use crate::core::ids::{KernelId, WorkerId};
 use crate::core::info::MountInfo;
@@ -45,6 +46,11 @@ impl WorkerProcess {
         WorkerProcess { id, process, socket, live: Rc::clone(live) }
     }
 
+    /// Its private socket.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
     /// Its number on this host.
     pub fn pid(&self) -> u32 {
         self.process.pid
@@ -66,10 +72,13 @@ impl WorkerProcess {
 impl Drop for WorkerProcess {
     fn drop(&mut self) {
         self.live.set(self.live.get() - 1);
-        // It unlinks its sockets itself, unless it was killed.
-        for path in [self.socket.clone(), crate::rpc::worker_socket::descriptor_path(&self.socket)] {
-            let _ = std::fs::remove_file(path);
-        }
+    }
+}
+
+/// Removes what a worker that has ended may have left: it unlinks its sockets itself, unless it was killed.
+fn clear(socket: &Path) {
+    for path in [socket.to_owned(), crate::rpc::worker_socket::descriptor_path(socket)] {
+        let _ = std::fs::remove_file(path);
     }
 }
 
@@ -97,7 +106,8 @@ impl Workers {
     }
 
     /// Forgets a worker that has ended.
-    pub(super) async fn forget(&self, id: WorkerId) {
+    pub(super) async fn forget(&self, id: WorkerId, socket: &Path) {
+        clear(socket);
         if let Err(error) = self.catalog.remove_worker(id).await {
             tracing::warn!(worker = %id, %error, "a worker that ended is still in the catalog; the next start removes it");
         }
@@ -172,6 +182,16 @@ fn plan(host: &Host, kernel: &Kernel, mounts: Vec<MountInfo>) -> Result<SandboxP
     Ok(plan)
 }
 
+/// The Python interpreter as kernels see it.
+fn interpreter(command: &Path) -> Result<String> {
+    let found = crate::sandbox::find_program(command).ok_or_else(|| {
+        Error::unsupported(format!("there is no Python interpreter {} that kernels could see", command.display()))
+            .reason("python")
+            .hint("install python3 below /usr, or name another interpreter in engines.python.command")
+    })?;
+    Ok(found.display().to_string())
+}
+
 /// Starts a worker and attaches to it. Recorded before it exists, so that a daemon that is killed meanwhile leaves none behind.
 pub(super) async fn start(
     host: &Rc<Host>,
@@ -201,14 +221,17 @@ pub(super) async fn start(
     };
     host.catalog.put_worker(row.clone()).await?;
     let plan = plan(host, kernel, mounts)?;
-    let mut document = LaunchDocument::new(&identity, kernel.spec.name.clone(), kernel.spec.engine, plan, socket.clone());
-    document.engine_settings.python = vec![host.config.python.display().to_string()];
+    let mut document =
+        LaunchDocument::new(&identity, kernel.spec.name.clone(), kernel.spec.engine, plan, socket.clone());
+    if kernel.spec.engine == EngineName::Python {
+        document.engine_settings.python = vec![interpreter(&host.config.python)?];
+    }
     document.orphan_grace_ms = host.config.orphan_grace.as_millis() as u64;
     let launched = launch::start(&document, &identity.secret, &host.config.worker_binary, Stdio::inherit()).await;
     let launched = match launched {
         Ok(launched) => launched,
         Err(error) => {
-            host.workers.forget(id).await;
+            host.workers.forget(id, &socket).await;
             return Err(error);
         }
     };
@@ -226,7 +249,7 @@ pub(super) async fn start(
         Err(error) => {
             process.kill();
             process.ended().await;
-            host.workers.forget(id).await;
+            host.workers.forget(id, &socket).await;
             Err(error)
         }
     }
@@ -269,8 +292,5 @@ pub(super) async fn end_orphan(host: &Rc<Host>, row: &WorkerRow) {
             tracing::warn!(worker = %row.id, %error, "a worker's process cannot be watched");
         }
     }
-    for path in [row.socket.clone(), crate::rpc::worker_socket::descriptor_path(&row.socket)] {
-        let _ = std::fs::remove_file(path);
-    }
-    host.workers.forget(row.id).await;
+    host.workers.forget(row.id, &row.socket).await;
 }

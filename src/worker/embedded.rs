@@ -27,7 +27,7 @@ use crate::core::exec::{
 use crate::core::ids::{Digest, ExecId};
 use crate::core::info::{MissedEntry, MountInfo, ToolInfo, VarInfo};
 use crate::core::limits;
-use crate::core::state::{EngineState, StateEntry, StateError};
+use crate::core::state::{EngineState, StateEntry};
 use crate::core::value::Value;
 use crate::session::{OutputSink, Session, StateSnapshot};
 
@@ -66,18 +66,6 @@ struct Peer {
 impl From<RequestError> for Error {
     fn from(error: RequestError) -> Self {
         Error::invalid(error.to_string())
-    }
-}
-
-impl From<StateError> for Error {
-    fn from(error: StateError) -> Self {
-        match &error {
-            StateError::OtherEngine { .. } => Error::refused(error.to_string()).reason("engine"),
-            StateError::Magic | StateError::Version(_) | StateError::TooLarge { .. } => {
-                Error::invalid(error.to_string())
-            }
-            StateError::Checksum | StateError::Malformed(_) => Error::corrupt(error.to_string()),
-        }
     }
 }
 
@@ -517,7 +505,7 @@ impl Peer {
             Err(_) => return Err(gone()),
         }
         loop {
-            match decoder.next::<Event>() {
+            match decoder.frame::<Event>() {
                 Ok(Some((event, tail))) => self.take(event, tail),
                 Ok(None) => return Ok(()),
                 Err(error) => return Err(Error::internal(format!("the engine broke the contract: {error}"))),

@@ -72,7 +72,13 @@ pub struct LaunchDocument {
 
 impl LaunchDocument {
     /// A document with the limits of this release.
-    pub fn new(identity: &WorkerIdentity, name: KernelName, engine: EngineName, plan: SandboxPlan, socket: PathBuf) -> Self {
+    pub fn new(
+        identity: &WorkerIdentity,
+        name: KernelName,
+        engine: EngineName,
+        plan: SandboxPlan,
+        socket: PathBuf,
+    ) -> Self {
         LaunchDocument {
             worker: identity.worker,
             kernel: identity.kernel,

@@ -284,6 +284,9 @@ pub fn encode<T: Serialize>(frame: &T, tail: &[u8], out: &mut Vec<u8>) -> Result
     Ok(())
 }
 
+/// The JSON part and the tail of a frame.
+pub type RawFrame<'a> = (&'a [u8], &'a [u8]);
+
 /// Cuts a byte stream into frames.
 #[derive(Debug, Default)]
 pub struct Decoder {
@@ -305,8 +308,8 @@ impl Decoder {
     ///
     /// # Errors
     /// See [`FrameError`].
-    pub fn next<T: for<'de> Deserialize<'de>>(&mut self) -> Result<Option<(T, Vec<u8>)>, FrameError> {
-        match self.next_raw()? {
+    pub fn frame<T: for<'de> Deserialize<'de>>(&mut self) -> Result<Option<(T, Vec<u8>)>, FrameError> {
+        match self.raw_frame()? {
             Some((json, tail)) => Ok(Some((serde_json::from_slice(json)?, tail.to_vec()))),
             None => Ok(None),
         }
@@ -316,7 +319,7 @@ impl Decoder {
     ///
     /// # Errors
     /// [`FrameError::TooLarge`].
-    pub fn next_raw(&mut self) -> Result<Option<(&[u8], &[u8])>, FrameError> {
+    pub fn raw_frame(&mut self) -> Result<Option<RawFrame<'_>>, FrameError> {
         let rest = &self.bytes[self.taken..];
         let Some((header, body)) = rest.split_at_checked(HEADER) else {
             return Ok(None);
@@ -374,7 +377,7 @@ mod tests {
         let mut decoder = Decoder::default();
         decoder.feed(&u32::MAX.to_le_bytes());
         decoder.feed(&0u32.to_le_bytes());
-        assert!(matches!(decoder.next::<Event>(), Err(FrameError::TooLarge { .. })));
+        assert!(matches!(decoder.frame::<Event>(), Err(FrameError::TooLarge { .. })));
         let mut out = Vec::new();
         assert!(encode(&Request::Shutdown, &vec![0; limits::FRAME_TAIL_BYTES + 1], &mut out).is_err());
         assert!(out.is_empty());
@@ -395,7 +398,7 @@ mod tests {
             let mut seen = Vec::new();
             for piece in bytes.chunks(cut) {
                 decoder.feed(piece);
-                while let Some((frame, got)) = decoder.next::<Request>().map_err(|e| TestCaseError::fail(e.to_string()))? {
+                while let Some((frame, got)) = decoder.frame::<Request>().map_err(|e| TestCaseError::fail(e.to_string()))? {
                     prop_assert_eq!(&got, &tail);
                     seen.push(frame);
                 }
@@ -407,7 +410,7 @@ mod tests {
         fn garbage_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
             let mut decoder = Decoder::default();
             decoder.feed(&bytes);
-            while let Ok(Some(_)) = decoder.next::<Event>() {}
+            while let Ok(Some(_)) = decoder.frame::<Event>() {}
         }
     }
 }

@@ -59,7 +59,8 @@ fn a_killed_daemon_loses_nothing() {
         let (exec, pid) = host.with(async |client| {
             let shell = kernel(&client, "k", EngineName::Kaish).await;
             assert_eq!(out(&shell, "x=before; echo $x").await, "before");
-            let running = shell.run(&ExecRequest::code("echo early; sleep 2; echo late; x=after")).await.expect("accepted");
+            let running =
+                shell.run(&ExecRequest::code("echo early; sleep 2; echo late; x=after")).await.expect("accepted");
             eventually("it runs", || async { shell.info().await.expect("info").state == "busy" }).await;
             tokio::time::sleep(Duration::from_millis(200)).await;
             (running.exec(), host.workers())
@@ -242,7 +243,8 @@ fn output_is_live_and_replays() {
     let host = Host::start();
     host.with(async |client| {
         let shell = kernel(&client, "k", EngineName::Kaish).await;
-        let running = shell.run(&ExecRequest::code("for i in 1 2 3; do echo $i; sleep 0.3; done")).await.expect("accepted");
+        let running =
+            shell.run(&ExecRequest::code("for i in 1 2 3; do echo $i; sleep 0.3; done")).await.expect("accepted");
         let started = std::time::Instant::now();
         let mut first = None;
         let mut seen = Vec::new();
@@ -287,4 +289,34 @@ fn removal_leaves_nothing() {
     assert!(host.workers().is_empty());
     assert_eq!(std::fs::read_dir(host.data().join("kernels")).unwrap().count(), 0);
     assert!(!host.kernel_socket("gone").exists());
+}
+
+#[test]
+fn the_command_line_speaks_to_the_daemon() {
+    for user in users() {
+        let host = Host::start_as(user);
+        host.ok(&["new", "demo"]);
+        assert_eq!(host.ok(&["exec", "demo", "x=3; echo $x"]), "3\n");
+        assert_eq!(host.ok(&["run", "--engine", "python", "print(6 * 7)"]), "42\n");
+        assert_eq!(host.cli(&["exec", "demo", "exit 7"]).status.code(), Some(7), "the code's own status");
+        assert_eq!(host.cli(&["show", "nobody"]).status.code(), Some(3), "not found");
+        assert_eq!(host.cli(&["new", "demo"]).status.code(), Some(4), "conflict");
+        assert_eq!(host.cli(&["new", "../x"]).status.code(), Some(2), "usage");
+        let listed: serde_json::Value = serde_json::from_str(&host.ok(&["ls", "--json"])).expect("JSON");
+        assert!(listed.to_string().contains("\"demo\""), "{listed}");
+        let refused = host.cli(&["rm", "demo"]);
+        assert!(!refused.status.success(), "without a terminal it needs --yes");
+        host.ok(&["rm", "--yes", "demo"]);
+    }
+}
+
+#[test]
+fn a_wrong_configuration_is_refused_by_name() {
+    let mut host = Host::prepare(crate::support::User::Own);
+    host.configure("[defaults]\nmemroy = \"1G\"\n");
+    host.env("RYOKAN_LOG", "warn");
+    host.spawn();
+    assert!(!host.wait().success());
+    let log = host.log();
+    assert!(log.contains("memroy") && log.contains("memory"), "the key and the nearest one: {log}");
 }

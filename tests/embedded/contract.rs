@@ -67,7 +67,7 @@ impl Engine {
             if let Some(event) = self.events.pop_front() {
                 return event;
             }
-            while let Some(event) = self.decoder.next().expect("keeps the contract") {
+            while let Some(event) = self.decoder.frame().expect("keeps the contract") {
                 self.events.push_back(event);
             }
             if self.events.is_empty() {

@@ -14,7 +14,7 @@ import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from engine import DEADLINE_S, Engine, Result, as_value  # noqa: E402
+from engine import Engine, Result, as_value  # noqa: E402
 
 
 class Case(unittest.TestCase):
@@ -78,6 +78,14 @@ class Start(Own):
         with open(os.path.join(self.engine.cwd, "mine.py"), "w") as file:
             file.write("answer = 42\n")
         self.assertEqual(self.value_of("import mine; mine.answer"), 42)
+
+    def test_modules_of_the_workspace_do_not_replace_the_drivers(self):
+        for name in ("traceback", "linecache", "tokenize", "select", "json"):
+            with open(os.path.join(self.engine.cwd, name + ".py"), "w") as file:
+                file.write("raise SystemExit(9)\n")
+        result = self.engine.run("1/0")
+        self.assertEqual((result.end["status"], result.end["err"]), ("failed", "ZeroDivisionError: division by zero"))
+        self.assertIn(b"line 1, in <module>", result.err)
 
     def test_eof_ends_with_0(self):
         self.engine.sock.shutdown(2)
@@ -439,6 +447,12 @@ class Interrupts(Case):
                 self.interrupted(code)
         self.assertEqual(self.value_of("1 + 1"), 2)
 
+    def test_finalizers_do_not_swallow_it(self):
+        code = "class D:\n    def __del__(self):\n        for i in range(100000): pass\nwhile True: D()"
+        for _ in range(5):
+            self.interrupted(code)
+        self.assertIs(self.value_of("import sys; sys.gettrace() is None"), True)
+
     def test_traceback_shows_where(self):
         result = self.interrupted("import time\ndef nap():\n    time.sleep(60)\nnap()")
         self.assertIn(b"in nap", result.err)
@@ -455,6 +469,13 @@ class Interrupts(Case):
             os.kill(self.engine.pid, signal.SIGINT)
         time.sleep(0.1)
         self.assertEqual(self.value_of("2 + 2"), 4)
+
+    def test_an_interrupt_while_the_code_is_compiled_is_not_lost(self):
+        code = "x = [" + "1 + 2j * 3," * 200000 + "]\nimport time; time.sleep(60)"
+        self.engine.begin(code)
+        time.sleep(0.3)
+        os.kill(self.engine.pid, signal.SIGINT)
+        self.assertEqual(self.engine.finish(timeout=40).end["status"], "interrupted")
 
     def test_code_may_catch_it(self):
         self.engine.begin("import time\ntry:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    caught = 'yes'\ncaught")

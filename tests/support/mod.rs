@@ -57,7 +57,8 @@ impl Host {
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let bin = dir.path().join("bin");
         fs::create_dir(&bin).unwrap();
-        for built in [env!("CARGO_BIN_EXE_ryokand"), env!("CARGO_BIN_EXE_ryokan"), env!("CARGO_BIN_EXE_ryokan-worker")] {
+        for built in [env!("CARGO_BIN_EXE_ryokand"), env!("CARGO_BIN_EXE_ryokan"), env!("CARGO_BIN_EXE_ryokan-worker")]
+        {
             let built = Path::new(built);
             // Hard links are quick, but a protected or other file system refuses them.
             let to = bin.join(built.file_name().unwrap());
@@ -246,7 +247,10 @@ impl Host {
 impl Drop for Host {
     fn drop(&mut self) {
         if let Some(mut daemon) = self.daemon.take() {
-            let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(daemon.id() as i32), nix::sys::signal::Signal::SIGTERM);
+            let _ = nix::sys::signal::kill(
+                nix::unistd::Pid::from_raw(daemon.id() as i32),
+                nix::sys::signal::Signal::SIGTERM,
+            );
             let deadline = Instant::now() + Duration::from_secs(20);
             while Instant::now() < deadline && matches!(daemon.try_wait(), Ok(None)) {
                 std::thread::sleep(Duration::from_millis(20));
@@ -286,7 +290,7 @@ pub async fn out(kernel: &KernelClient, code: &str) -> String {
 
 /// Waits until something holds.
 pub async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + Duration::from_secs(90);
     while !holds().await {
         assert!(Instant::now() < deadline, "it never came: {what}");
         tokio::time::sleep(Duration::from_millis(20)).await;

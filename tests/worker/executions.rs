@@ -226,7 +226,8 @@ fn standard_input_is_the_executions_own() {
         let fake = Fake::start().await;
         let seen = Recorder::new();
         let (link, _) = fake.attach(&seen).await.unwrap();
-        let mut exec = code(1, "out(sys.stdin.buffer.raw.read(5)); out(os.read(0, 100)); out(b'|'); out(os.read(0, 100))");
+        let mut exec =
+            code(1, "out(sys.stdin.buffer.raw.read(5)); out(os.read(0, 100)); out(b'|'); out(os.read(0, 100))");
         exec.request.stdin = b"hello".to_vec();
         exec.request.stdin_open = true;
         let started = link.start(exec);
@@ -238,7 +239,10 @@ fn standard_input_is_the_executions_own() {
         assert_eq!(seen.out(1), "hello live|");
         assert_eq!(link.stdin(ExecId(1), b"x", true).await.unwrap_err().code, ErrorCode::NotFound);
         // Larger than the pipe, all at once, and code that reads it late.
-        let mut exec = code(2, "time.sleep(0.1)\nn = 0\nwhile True:\n d = os.read(0, 1 << 20)\n n += len(d)\n if not d: break\nout(str(n).encode())");
+        let mut exec = code(
+            2,
+            "time.sleep(0.1)\nn = 0\nwhile True:\n d = os.read(0, 1 << 20)\n n += len(d)\n if not d: break\nout(str(n).encode())",
+        );
         exec.request.stdin = vec![b'x'; 4 << 20];
         link.start(exec).await.unwrap();
         seen.end(2).await;

@@ -152,7 +152,10 @@ for i in range(700): send({'ev': 'put', 'key': 'var/huge', 'meta': {}, 'more': i
         link.stop(Duration::from_secs(5)).await.unwrap();
         fake.status().await;
         let state = fake.state();
-        assert_eq!(state.iter().map(|(key, body)| (key.as_str(), body.len())).collect::<Vec<_>>(), [("var/same", 1 << 20)]);
+        assert_eq!(
+            state.iter().map(|(key, body)| (key.as_str(), body.len())).collect::<Vec<_>>(),
+            [("var/same", 1 << 20)]
+        );
     });
 }
 

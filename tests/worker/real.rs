@@ -127,9 +127,16 @@ fn a_python_worker_runs_code_and_keeps_its_state() {
         let kernel = Kernel::new(EngineName::Python);
         let (running, link, seen, report) = served(&kernel).await;
         assert_eq!(report.engine, "python");
-        link.start(code(1, "import os, sys\nx = [1, 2]\nprint('hi')\nprint('oops', file=sys.stderr)\nos.getcwd()")).await.unwrap();
+        link.start(code(1, "import os, sys\nx = [1, 2]\nprint('hi')\nprint('oops', file=sys.stderr)\nos.getcwd()"))
+            .await
+            .unwrap();
         let end = seen.end(1).await;
-        assert_eq!((end.status, end.value), (ExecStatus::Done, Some(Value::String("/workspace".into()))), "{}", end.err);
+        assert_eq!(
+            (end.status, end.value),
+            (ExecStatus::Done, Some(Value::String("/workspace".into()))),
+            "{}",
+            end.err
+        );
         assert_eq!(seen.out(1), "hi\n");
         link.start(code(2, "while True: pass")).await.unwrap();
         tokio::time::sleep(Duration::from_millis(100)).await;

@@ -107,7 +107,8 @@ fn only_the_daemon_that_knows_the_secret_is_served() {
         let fake = Fake::start().await;
         let good = Recorder::new();
         let (link, _) = fake.attach(&good).await.unwrap();
-        let changes: [(&str, fn(&mut WorkerIdentity)); 5] = [
+        type Change = fn(&mut WorkerIdentity);
+    let changes: [(&str, Change); 5] = [
             ("worker_identity", |i| i.secret[0] ^= 1),
             ("worker_identity", |i| i.worker = WorkerId::from_bytes([9; 16])),
             ("worker_identity", |i| i.kernel = KernelId::from_bytes([9; 16])),

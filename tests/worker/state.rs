@@ -29,7 +29,9 @@ fn state_survives_a_kill_right_after_the_end() {
         link.start(code(2, "send({'ev': 'del', 'key': 'var/gone'}); put('var/x', b'3')")).await.unwrap();
         seen.end(2).await;
         // The third does not end: nothing of it is stored.
-        link.start(code(3, "put('var/x', b'never'); send({'ev': 'del', 'key': 'var/big'}); os._exit(1)")).await.unwrap();
+        link.start(code(3, "put('var/x', b'never'); send({'ev': 'del', 'key': 'var/big'}); os._exit(1)"))
+            .await
+            .unwrap();
         seen.end(3).await;
         assert_eq!(seen.cause().await, WorkerCause::Exited(1));
         drop(link);
@@ -153,7 +155,9 @@ fn a_load_replaces_everything() {
         }
         let missed = link.load(chunks).await.unwrap();
         assert_eq!(missed.iter().map(|m| m.key.as_str()).collect::<Vec<_>>(), ["odd/z"]);
-        link.start(code(2, "out(json.dumps([[k, len(b)] for k, (m, b) in sorted(entries.items())]).encode())")).await.unwrap();
+        link.start(code(2, "out(json.dumps([[k, len(b)] for k, (m, b) in sorted(entries.items())]).encode())"))
+            .await
+            .unwrap();
         seen.end(2).await;
         assert_eq!(seen.out(2), r#"[["odd/z", 0], ["var/large", 41943040], ["var/new", 3]]"#);
         let body = link.state_entry("var/large").await.unwrap().body;

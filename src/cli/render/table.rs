@@ -40,7 +40,8 @@ impl Table {
             cells.chain([self.headings.get(column).map_or(0, |heading| heading.len())]).max().unwrap_or(0)
         };
         let widths: Vec<usize> = (0..self.headings.len()).map(width).collect();
-        let heading = self.headings.iter().map(|text| ((*text).to_owned(), Some(Paint::head as Painter))).collect();
+        let heading: Vec<_> =
+            self.headings.iter().map(|text| ((*text).to_owned(), Some(Paint::head as Painter))).collect();
         let mut text = line(&heading, &widths, paint);
         for row in &self.rows {
             text.push_str(&line(row, &widths, paint));
@@ -53,7 +54,7 @@ fn one_line(text: &str) -> String {
     plain(text).replace(['\n', '\t'], " ")
 }
 
-fn line(cells: &Vec<(String, Option<Painter>)>, widths: &[usize], paint: Paint) -> String {
+fn line(cells: &[(String, Option<Painter>)], widths: &[usize], paint: Paint) -> String {
     let last = cells.iter().rposition(|(cell, _)| !cell.is_empty()).unwrap_or(0);
     let mut text = String::new();
     for (i, (cell, painter)) in cells.iter().enumerate().take(last + 1) {

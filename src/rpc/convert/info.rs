@@ -210,6 +210,7 @@ fn parsed<T: std::str::FromStr<Err: std::fmt::Display>>(text: String) -> Result<
 }
 
 #[cfg(test)]
+#[expect(clippy::unit_arg, reason = "`infallible` turns a writer that cannot fail into one that the checks take")]
 mod tests {
     use super::*;
     use crate::rpc::convert::testing::{

@@ -118,6 +118,7 @@ fn write_job(mut builder: wire::job::Builder<'_>, job: &Job) {
 }
 
 #[cfg(test)]
+#[expect(clippy::unit_arg, reason = "`infallible` turns a writer that cannot fail into one that the checks take")]
 mod tests {
     use super::*;
     use crate::rpc::convert::testing::{check_round_trip, infallible};

@@ -100,6 +100,7 @@ pub fn write_mcp_info(mut builder: wire::mcp_info::Builder<'_>, server: &McpInfo
 }
 
 #[cfg(test)]
+#[expect(clippy::unit_arg, reason = "`infallible` turns a writer that cannot fail into one that the checks take")]
 mod tests {
     use super::*;
     use crate::rpc::convert::testing::{any_transport, check_round_trip, infallible};

@@ -285,8 +285,12 @@ mod tests {
         assert!(refused(|s| s.set_net("all")));
         assert!(refused(|s| s.set_image("a\0")));
         assert!(refused(|s| s.set_from_dir("relative")));
-        assert!(refused(|s| drop(s.reborrow().init_paths(limits::MOUNTS as u32 + 1))));
-        assert!(refused(|s| drop(s.reborrow().init_labels(limits::LABELS as u32 + 1))));
+        assert!(refused(|s| {
+            s.reborrow().init_paths(limits::MOUNTS as u32 + 1);
+        }));
+        assert!(refused(|s| {
+            s.reborrow().init_labels(limits::LABELS as u32 + 1);
+        }));
         assert!(refused(|s| {
             let mut path = s.reborrow().init_paths(1).get(0);
             path.set_path("/a");

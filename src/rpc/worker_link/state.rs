@@ -58,7 +58,9 @@ impl WorkerLink {
                 Ok(StateHead {
                     key: head.get_key()?.to_string()?,
                     meta_json: String::from_utf8_lossy(head.get_meta_json()?).into_owned(),
-                    digest: Digest::from_bytes(digest.map_err(|_| capnp::Error::failed("a digest has 32 bytes".into()))?),
+                    digest: Digest::from_bytes(
+                        digest.map_err(|_| capnp::Error::failed("a digest has 32 bytes".into()))?,
+                    ),
                     size: head.get_size(),
                     exec: Some(head.get_exec_id()).filter(|exec| *exec != 0).map(ExecId),
                 })

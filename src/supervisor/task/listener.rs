@@ -61,8 +61,7 @@ impl Listener {
     async fn execution(&self, exec: ExecId) -> Option<Rc<Execution>> {
         let mut bound = self.kernel.subscribe();
         let kernel = bound.wait_for(|kernel| kernel.strong_count() > 0).await.ok()?.upgrade()?;
-        let execution = kernel.executions.borrow().get(&exec).cloned();
-        execution
+        kernel.executions.borrow().get(&exec).cloned()
     }
 
     fn report(&self, report: Report) {

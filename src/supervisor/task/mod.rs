@@ -398,7 +398,7 @@ impl Task {
         if let Some(current) = &self.current {
             current.process.kill();
             let _ = tokio::time::timeout(limits::WORKER_STOP, current.process.ended()).await;
-            self.host.workers.forget(current.process.id).await;
+            self.host.workers.forget(current.process.id, current.process.socket()).await;
         }
         self.kernel.link.borrow_mut().take();
         if let Some((execution, _)) = self.running.take() {

@@ -147,7 +147,7 @@ impl Task {
                 let permit = self.permit_to_run()?;
                 let Some(Item::Execution(execution)) = self.queue.pop_front() else { return None };
                 let exec = execution.id;
-                let Some(request) = execution.take_request() else { return None };
+                let request = execution.take_request()?;
                 let output_kept = request.output_limit_bytes.min(limits::OUTPUT_KEPT_MOST_BYTES);
                 let starting = link.start(WorkerExec { exec, request, output_kept });
                 self.running = Some((execution, permit));

@@ -157,7 +157,7 @@ impl Task {
                 break;
             }
         }
-        self.host.workers.forget(current.process.id).await;
+        self.host.workers.forget(current.process.id, current.process.socket()).await;
         self.tools.detach();
         let jobs = {
             let mut view = self.kernel.view.borrow_mut();

@@ -76,4 +76,3 @@ fn run_kaish() -> ! {
         _ => crate::sys::process::exit_now(71),
     }
 }
-

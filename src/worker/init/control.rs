@@ -184,7 +184,7 @@ impl Control {
     /// # Errors
     /// What is wrong with it. Nothing after it can be read.
     pub fn next(&mut self) -> Result<Option<Frame>, String> {
-        match self.decoder.next_raw().map_err(|e: FrameError| e.to_string())? {
+        match self.decoder.raw_frame().map_err(|e: FrameError| e.to_string())? {
             Some((json, tail)) => {
                 Ok(Some(Frame { event: frames::read(json)?, json: json.to_vec(), tail: tail.to_vec() }))
             }

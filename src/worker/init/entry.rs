@@ -58,10 +58,11 @@ fn report(line: &ReportLine) {
 }
 
 fn start() -> Result<i32> {
-    let document = LaunchDocument::read(&mut stdin()?)
-        .map_err(|e| Error::invalid(format!("the launch document: {e}")))?;
-    let sockets = Sockets::bind(&document.socket)
-        .map_err(|e| Error::unavailable(format!("cannot make the worker's socket {}: {e}", document.socket.display())))?;
+    let document =
+        LaunchDocument::read(&mut stdin()?).map_err(|e| Error::invalid(format!("the launch document: {e}")))?;
+    let sockets = Sockets::bind(&document.socket).map_err(|e| {
+        Error::unavailable(format!("cannot make the worker's socket {}: {e}", document.socket.display()))
+    })?;
     // Both ends are of the daemon's user, whatever that user is called where init lives.
     let (witness, _other_end) = UnixStream::pair().map_err(internal("a socket pair"))?;
     let [calls, descriptors] = sockets.fds();
@@ -83,12 +84,8 @@ fn serve(document: LaunchDocument, init: Init, sockets: Sockets, daemon_uid: u32
     stdin()?.read_exact(&mut secret).map_err(internal("read the secret"))?;
     let (sender, calls) = mpsc::channel(limits::WORKER_CALLS);
     let held = Descriptors::default();
-    let door = Door {
-        identity: Rc::new(document.identity(secret)),
-        daemon_uid,
-        calls: sender,
-        descriptors: held.clone(),
-    };
+    let door =
+        Door { identity: Rc::new(document.identity(secret)), daemon_uid, calls: sender, descriptors: held.clone() };
     let settings = Settings {
         engine: document.engine,
         orphan_grace: Duration::from_millis(document.orphan_grace_ms),

@@ -262,7 +262,8 @@ mod tests {
 
     #[test]
     fn long_errors_are_cut_between_characters() {
-        let json = format!(r#"{{"ev":"end","id":1,"exec":1,"status":"failed","code":1,"err":"{}"}}"#, "é".repeat(20_000));
+        let json =
+            format!(r#"{{"ev":"end","id":1,"exec":1,"status":"failed","code":1,"err":"{}"}}"#, "é".repeat(20_000));
         let Ok(EngineEvent::End(end)) = read(json.as_bytes()) else { panic!("an end") };
         assert_eq!(end.err.len(), ERR_BYTES);
     }

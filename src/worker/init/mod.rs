@@ -111,6 +111,9 @@ enum Life {
     Leaving(Leaving),
 }
 
+/// Told once how the start went.
+type OnReady = Box<dyn FnOnce(Result<Ready, Error>)>;
+
 /// Init's event loop.
 pub struct Worker {
     settings: Settings,
@@ -136,7 +139,7 @@ pub struct Worker {
     first_words: VecDeque<u8>,
     restored_entries: u32,
     not_restored: Vec<MissedEntry>,
-    on_ready: Option<Box<dyn FnOnce(Result<Ready, Error>)>>,
+    on_ready: Option<OnReady>,
     orphan_at: Option<Instant>,
     watch_at: Option<Instant>,
     /// The engine closed its control socket: it must have ended by then.

@@ -6,9 +6,9 @@
 use std::collections::{HashMap, VecDeque};
 use std::task::{Context, Poll, ready};
 
+use futures::FutureExt;
 use futures::future::{AbortHandle, abortable};
 use futures::stream::{FuturesUnordered, StreamExt};
-use futures::FutureExt;
 
 use super::ledger::{Item, Ledger};
 use crate::core::exec::Stream;

@@ -112,8 +112,8 @@ impl Enclosure for Sandboxed {
         let killed = exit == Exit::Signal(Signal::SIGKILL as i32);
         // Without a cgroup the limit is RLIMIT_DATA, and what Rust does when it gets no memory is abort.
         let aborted = exit == Exit::Signal(Signal::SIGABRT as i32);
-        let no_memory = (killed && self.oom_killed())
-            || (aborted && self.engine == EngineName::Kaish && self.memory.is_some());
+        let no_memory =
+            (killed && self.oom_killed()) || (aborted && self.engine == EngineName::Kaish && self.memory.is_some());
         match exit {
             Exit::Signal(_) | Exit::Status(_) if no_memory => WorkerCause::OutOfMemory,
             Exit::Signal(signal) => WorkerCause::Signalled(signal),

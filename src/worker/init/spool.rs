@@ -5,8 +5,8 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use crate::catalog::Entry;
 use crate::catalog::CatalogError;
+use crate::catalog::Entry;
 use crate::core::limits;
 use crate::rpc::worker_link::StateChunk;
 
@@ -72,7 +72,11 @@ impl Spool {
     pub fn into_entries(self) -> Result<impl Iterator<Item = Entry>, CatalogError> {
         let Spool { file, folder, open, entries, .. } = self;
         let failed = |error: io::Error| {
-            CatalogError::File(crate::sys::fs::FsError { op: "read spooled state", path: folder.clone(), source: error })
+            CatalogError::File(crate::sys::fs::FsError {
+                op: "read spooled state",
+                path: folder.clone(),
+                source: error,
+            })
         };
         if open.is_some() {
             return Err(failed(io::Error::from(io::ErrorKind::UnexpectedEof)));
@@ -135,8 +139,8 @@ fn read_part(file: &mut impl Read) -> io::Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::catalog::{EngineDb, EngineInfo};
     use crate::catalog::Durability;
+    use crate::catalog::{EngineDb, EngineInfo};
 
     fn chunk(key: &str, data: &[u8], more: bool) -> StateChunk {
         StateChunk { key: key.into(), meta_json: b"{}".to_vec(), data: data.to_vec(), more }

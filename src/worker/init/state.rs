@@ -6,8 +6,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::catalog::{Changes, EngineDb, EngineInfo, Entry, EntryHead, JobRecord};
 use crate::catalog::CatalogError;
+use crate::catalog::{Changes, EngineDb, EngineInfo, Entry, EntryHead, JobRecord};
 use crate::core::ids::ExecId;
 use crate::core::info::MissedEntry;
 use crate::core::limits;
@@ -184,10 +184,8 @@ impl State {
 
     /// Takes the list of what is not captured.
     pub fn set_missed(&mut self, missed: Vec<Missed>) {
-        self.missed = missed
-            .into_iter()
-            .map(|m| MissedEntry { key: m.key, type_name: m.type_name, reason: m.reason })
-            .collect();
+        self.missed =
+            missed.into_iter().map(|m| MissedEntry { key: m.key, type_name: m.type_name, reason: m.reason }).collect();
         self.missed_changed = true;
     }
 

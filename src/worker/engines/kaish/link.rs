@@ -79,7 +79,7 @@ impl Link {
     /// If the peer breaks the contract or the socket fails.
     pub async fn next(&mut self) -> Result<Option<(Request, Vec<u8>)>, Stop> {
         loop {
-            if let Some(frame) = self.decoder.next()? {
+            if let Some(frame) = self.decoder.frame()? {
                 return Ok(Some(frame));
             }
             self.socket.readable().await?;

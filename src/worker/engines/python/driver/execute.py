@@ -22,6 +22,7 @@ class _Setting:
 
     def __enter__(self):
         gate.install()
+        gate.arm()
         streams.renew()
         if self.has_input:
             streams.give_input(wire.descriptors.pop(0))
@@ -39,6 +40,7 @@ class _Setting:
 
     def __exit__(self, *_):
         rich.current_exec = None
+        gate.disarm()
         if forked:
             return
         gate.install()

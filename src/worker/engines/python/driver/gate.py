@@ -3,14 +3,17 @@
 Owns the SIGINT handler. The gate is open only while user code runs; a frame that is being sent or received holds the
 interrupt back until it is whole. Never raises while the gate is closed: an interrupt between executions is ignored.
 
-    closed ──enter──▶ open ──SIGINT──▶ KeyboardInterrupt in user code
-                       │ hold ──SIGINT──▶ pending ──release──▶ KeyboardInterrupt
+    closed ──arm──▶ armed ──guard──▶ open ──SIGINT──▶ KeyboardInterrupt in user code
+       │ ignored      │ pending         │ hold ──SIGINT──▶ pending ──release──▶ KeyboardInterrupt
+
+Armed: an execution was taken, but its code does not run yet; an interrupt now hits it as soon as it does.
 """
 import _signal  # `signal` would load `enum`
+import sys
 from _thread import get_ident
 from time import perf_counter
 
-is_open = False
+is_open = armed = False
 held = 0
 pending = False
 main_thread = get_ident()
@@ -22,6 +25,7 @@ _ONE_S = 0.001
 def _on_sigint(signum, frame):
     global pending, _raised_at
     if not is_open:
+        pending = armed
         return
     if held:
         pending = True
@@ -33,10 +37,48 @@ def _on_sigint(signum, frame):
     raise KeyboardInterrupt
 
 
+def _on_unraisable(unraisable):
+    """An interrupt that hit a `__del__` or a weak reference's callback: the interpreter swallows it there. Raises it
+    again at the next line outside."""
+    if unraisable.exc_type is KeyboardInterrupt and is_open and get_ident() == main_thread and not sys.gettrace():
+        sys._getframe(1).f_trace = _raise_again
+        sys.settrace(_raise_again)
+    else:
+        sys.__unraisablehook__(unraisable)
+
+
+def _raise_again(frame, event, argument):
+    global pending, _raised_at
+    sys.settrace(None)
+    frame.f_trace = None
+    if is_open and held:
+        pending = True
+    elif is_open:
+        _raised_at = perf_counter()
+        raise KeyboardInterrupt
+
+
 def install():
-    """Puts the handler back, whatever user code did to it."""
+    """Puts the handlers back, whatever user code did to them."""
     if _signal.getsignal(2) is not _on_sigint:
         _signal.signal(2, _on_sigint)
+    if sys.unraisablehook is sys.__unraisablehook__:
+        sys.unraisablehook = _on_unraisable
+
+
+def arm():
+    """An execution begins: from here on an interrupt is meant for it."""
+    global armed, pending
+    pending = False
+    armed = True
+
+
+def disarm():
+    """The execution's code is over."""
+    global armed, pending
+    armed = pending = False
+    if sys.gettrace() is _raise_again:
+        sys.settrace(None)
 
 
 def guard(function, *args):
@@ -45,9 +87,11 @@ def guard(function, *args):
     result, error = None, None
     try:
         try:
-            pending = False
             held = 0
             is_open = True
+            if pending:
+                pending = False
+                raise KeyboardInterrupt
             result = function(*args)
             is_open = False
         except BaseException as caught:

@@ -138,8 +138,13 @@ def _call(function, args, kwargs):
 
 def failure(error):
     """The outcome of an exception; its traceback goes to stderr. Loops in `__str__` can be interrupted."""
+    gate.disarm()
     if isinstance(error, SystemExit):
         return _exit(error)
+    try:
+        trace.warm()  # with the gate closed: an interrupted import leaves half a module
+    except Exception:
+        pass  # `describe` does without
     described, late = gate.guard(trace.describe, error)
     if late is not None:
         described = (type(error).__name__ + "\n", type(error).__name__)

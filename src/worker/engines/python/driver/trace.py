@@ -31,7 +31,7 @@ def remember(name, source):
         if cache is not None:
             cache.pop(oldest, None)
     linecache = sys.modules.get("linecache")
-    if linecache is not None:
+    if hasattr(linecache, "cache"):  # an interrupted import leaves a part of it
         _enter(linecache, name, source)
 
 
@@ -43,7 +43,14 @@ def _enter(linecache, name, source):
 
 
 def warm():
-    """Loads what tracebacks need; code may call this itself through `traceback` and `inspect`."""
+    """Loads what tracebacks need; a module of that name in the workspace is not it."""
+    if "traceback" not in sys.modules:
+        was = list(sys.path)
+        sys.path[:] = [path for path in was if path]
+        try:
+            import traceback  # noqa: F401 (with linecache)
+        finally:
+            sys.path[:] = was
     import linecache
     import traceback
 

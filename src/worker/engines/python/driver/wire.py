@@ -16,6 +16,8 @@ _FD_MIN = 100
 
 _sock = None
 _buffer = bytearray()
+# Reused: a fresh buffer for each call would make the allocator ask the kernel for memory each time.
+_landing = memoryview(bytearray(1 << 17))
 _posted = []
 _posted_bytes = 0
 _lock = allocate_lock()
@@ -147,14 +149,14 @@ def buffered():
 def receive():
     """The next frame: (dict, tail). Blocks; call with the gate closed or held."""
     while len(_buffer) < 8:
-        _fill(65536)
+        _fill()
     json_len = int.from_bytes(_buffer[:4], "little")
     tail_len = int.from_bytes(_buffer[4:8], "little")
     if json_len > JSON_MAX or tail_len > TAIL_MAX:
         raise Malformed(f"frame of {json_len} + {tail_len} bytes breaks the limits")
     end = 8 + json_len + tail_len
     while len(_buffer) < end:
-        _fill(min(max(end - len(_buffer), 65536), 1 << 20))
+        _fill()
     try:
         text = _buffer[8 : 8 + json_len].decode()
         frame, stop = scan(text)
@@ -168,17 +170,17 @@ def receive():
     return frame, tail
 
 
-def _fill(size):
-    data, ancillary, _flags, _peer = _sock.recvmsg(size, 128, _socket.MSG_CMSG_CLOEXEC)
+def _fill():
+    size, ancillary, _flags, _peer = _sock.recvmsg_into([_landing], 128, _socket.MSG_CMSG_CLOEXEC)
     for level, kind, raw in ancillary:
         if level == _socket.SOL_SOCKET and kind == _socket.SCM_RIGHTS:
             for at in range(0, len(raw) - 3, 4):
                 descriptors.append(int.from_bytes(raw[at : at + 4], "little"))
-    if not data:
+    if not size:
         if _buffer:
             raise Malformed("the control socket ended inside a frame")
         raise Gone("the control socket is closed")
-    _buffer.extend(data)
+    _buffer.extend(_landing[:size])
 
 
 def number(frame, name):
