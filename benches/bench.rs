@@ -1,0 +1,140 @@
+//! Measures a daemon of its own against other ways to do the same on the same machine, in the same run.
+//!
+//! ```text
+//! bench.rs     which benchmarks, in what order
+//!  ├ latency.rs   round trips, new kernel to first result, variables
+//!  ├ stream.rs    throughput, a slow client
+//!  ├ scale.rs     memory, idle cost, many clients, restart, many kernels
+//!  ├ trace.rs     where the time of one execution goes
+//!  ├ daemon.rs    the daemon under test     peers.rs   bubblewrap, ipykernel
+//!  └ process.rs   /proc                     report.rs  the table
+//! ```
+//! `scripts/bench` builds it and brings what it needs.
+
+mod daemon;
+mod latency;
+mod peers;
+mod process;
+mod report;
+mod scale;
+mod stream;
+mod trace;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::daemon::Daemon;
+use crate::report::Report;
+
+/// Measures ryokan on this machine
+#[derive(Debug, Parser)]
+struct Args {
+    /// Fewer repetitions: minutes become seconds, and the figures coarse
+    #[arg(long)]
+    quick: bool,
+    /// In place of measuring: where the time of one execution goes, into this folder
+    #[arg(long, value_name = "FOLDER")]
+    trace: Option<PathBuf>,
+    /// Also as JSON, into this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Names of benchmarks
+    #[arg(long)]
+    list: bool,
+    /// The interpreter of the python engine and of the peers
+    #[arg(long, default_value = "/usr/bin/python3")]
+    python: PathBuf,
+    /// An interpreter that has ipykernel and jupyter_client; without it those peers are left out
+    #[arg(long)]
+    ipykernel: Option<PathBuf>,
+    /// Another build of the daemon, its worker beside it
+    #[arg(long, value_name = "RYOKAND", default_value = env!("CARGO_BIN_EXE_ryokand"))]
+    daemon: PathBuf,
+    /// `cargo bench` says this to every benchmark
+    #[arg(long, hide = true)]
+    bench: bool,
+    /// What to measure; nothing: everything
+    names: Vec<String>,
+}
+
+/// What a benchmark is given.
+struct World {
+    quick: bool,
+    daemon: PathBuf,
+    python: PathBuf,
+    ipykernel: Option<PathBuf>,
+}
+
+impl World {
+    /// So many repetitions, or fewer if it is to be quick.
+    fn times(&self, full: usize, quick: usize) -> usize {
+        if self.quick { quick } else { full }
+    }
+}
+
+type Bench = fn(&World, &mut Report) -> anyhow::Result<()>;
+
+const BENCHES: &[(&str, Bench)] = &[
+    ("roundtrip", latency::roundtrip),
+    ("start", latency::start),
+    ("vars", latency::vars),
+    ("stream", stream::throughput),
+    ("slow-client", stream::slow_client),
+    ("worker-memory", scale::worker_memory),
+    ("clients", scale::clients),
+    ("restart", scale::restart),
+    ("idle", scale::idle),
+    ("kernels", scale::kernels),
+];
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    match run(&args) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> anyhow::Result<bool> {
+    if args.list {
+        BENCHES.iter().for_each(|(name, _)| println!("{name}"));
+        return Ok(true);
+    }
+    for name in &args.names {
+        anyhow::ensure!(BENCHES.iter().any(|(known, _)| known == name), "no benchmark {name:?}: see --list");
+    }
+    let world = World {
+        quick: args.quick,
+        daemon: args.daemon.clone(),
+        python: args.python.clone(),
+        ipykernel: args.ipykernel.clone(),
+    };
+    if let Some(folder) = &args.trace {
+        return trace::trace(&world, folder).map(|()| true);
+    }
+    let mut report = Report::new(&world);
+    let mut all_ran = true;
+    for (name, bench) in BENCHES {
+        if !args.names.is_empty() && !args.names.iter().any(|wanted| wanted == name) {
+            continue;
+        }
+        eprintln!("{name} …");
+        report.section(name);
+        if let Err(error) = bench(&world, &mut report) {
+            eprintln!("{name} failed: {error:#}");
+            report.failed(&format!("{error:#}"));
+            all_ran = false;
+        }
+    }
+    print!("{}", report.table());
+    if let Some(file) = &args.json {
+        std::fs::write(file, report.json())?;
+    }
+    Ok(all_ran)
+}

@@ -1,0 +1,164 @@
+//! The daemon under test: its own folders, its own sockets, nobody else's processes.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use ryokan::core::engine::EngineName;
+use ryokan::core::exec::{ExecRequest, ExecResult};
+use ryokan::core::name::KernelName;
+use ryokan::rpc::client::{HostClient, KernelClient};
+use ryokan::rpc::convert::spec::SpecRequest;
+use ryokan::session::Session as _;
+
+use crate::World;
+
+/// A daemon must answer within this; generous, for a busy machine.
+const ANSWER: Duration = Duration::from_secs(60);
+
+/// A running daemon. Dropping it ends it, its workers and its folders.
+pub struct Daemon {
+    program: PathBuf,
+    root: PathBuf,
+    child: Option<Child>,
+}
+
+impl Daemon {
+    /// Starts one with folders of its own and waits until it answers.
+    pub fn start(world: &World) -> anyhow::Result<Daemon> {
+        // Short: socket paths have 108 bytes.
+        let root = tempfile::Builder::new().prefix("rb").tempdir_in("/tmp")?.keep();
+        for folder in ["run", "data", "config/ryokan"] {
+            std::fs::create_dir_all(root.join(folder))?;
+        }
+        set_private(&root.join("run"))?;
+        let config = format!(
+            "[engines.python]\ncommand = {:?}\n[daemon]\norphan_grace = \"1m\"\nlog_level = \"warn\"\n",
+            world.python.display().to_string()
+        );
+        std::fs::write(root.join("config/ryokan/config.toml"), config)?;
+        let mut daemon = Daemon { program: world.daemon.clone(), root, child: None };
+        daemon.start_again()?;
+        Ok(daemon)
+    }
+
+    /// Starts the daemon on the folders that are there; gives the time until it answered.
+    pub fn start_again(&mut self) -> anyhow::Result<Duration> {
+        let log = std::fs::File::options().create(true).append(true).open(self.log())?;
+        let begun = Instant::now();
+        let child = Command::new(&self.program)
+            .env("XDG_RUNTIME_DIR", self.root.join("run"))
+            .env("XDG_DATA_HOME", self.root.join("data"))
+            .env("XDG_CONFIG_HOME", self.root.join("config"))
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()
+            .context("ryokand")?;
+        self.child = Some(child);
+        let socket = self.socket();
+        ryokan::rpc::client::run_local(async {
+            loop {
+                match HostClient::connect(&socket, "bench").await {
+                    Ok(_) => return Ok(begun.elapsed()),
+                    Err(error) if begun.elapsed() > ANSWER => {
+                        let log = std::fs::read_to_string(self.log()).unwrap_or_default();
+                        anyhow::bail!("the daemon does not answer: {error}; its log:\n{log}");
+                    }
+                    Err(_) => tokio::time::sleep(Duration::from_millis(1)).await,
+                }
+            }
+        })?
+    }
+
+    fn log(&self) -> PathBuf {
+        self.root.join("log")
+    }
+
+    /// The control socket.
+    pub fn socket(&self) -> PathBuf {
+        self.root.join("run/ryokan/ryokand.sock")
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().map_or(0, Child::id)
+    }
+
+    /// Ends the daemon with a signal and waits. `SIGHUP` leaves its workers to the next one, `SIGINT` ends them too.
+    pub fn end(&mut self, signal: Signal) -> anyhow::Result<Duration> {
+        let begun = Instant::now();
+        if let Some(mut child) = self.child.take() {
+            kill(Pid::from_raw(child.id() as i32), signal)?;
+            child.wait()?;
+        }
+        Ok(begun.elapsed())
+    }
+
+    /// Does something with a connection of its own.
+    pub fn with<T>(&self, work: impl AsyncFnOnce(HostClient) -> anyhow::Result<T>) -> anyhow::Result<T> {
+        let socket = self.socket();
+        ryokan::rpc::client::run_local(async {
+            let host = HostClient::connect(&socket, "bench").await?;
+            work(host).await
+        })?
+    }
+
+    /// As it logged so far.
+    pub fn log_text(&self) -> String {
+        std::fs::read_to_string(self.log()).unwrap_or_default()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let log = self.log_text();
+        if !log.is_empty() {
+            let most = log.lines().count().saturating_sub(20);
+            eprintln!("  the daemon logged:");
+            log.lines().skip(most).for_each(|line| eprintln!("    {line}"));
+        }
+        if let Err(error) = self.end(Signal::SIGINT) {
+            eprintln!("  the daemon did not end: {error}");
+        }
+        let _ = std::fs::remove_dir_all(&self.root);
+    }
+}
+
+fn set_private(folder: &Path) -> std::io::Result<()> {
+    std::fs::set_permissions(folder, std::os::unix::fs::PermissionsExt::from_mode(0o700))
+}
+
+/// A new kernel with the daemon's defaults.
+pub async fn create(host: &HostClient, name: &str, engine: EngineName) -> anyhow::Result<KernelClient> {
+    let mut spec = SpecRequest::new(name.parse::<KernelName>()?);
+    spec.engine = Some(engine);
+    Ok(host.create_kernel(&spec, "").await?.0)
+}
+
+/// Runs code that must end well.
+pub async fn run(kernel: &KernelClient, code: &str) -> anyhow::Result<ExecResult> {
+    let result = kernel.execute(ExecRequest::code(code)).await?;
+    anyhow::ensure!(result.end.code == 0, "{code:?} ended with {}: {}", result.end.code, result.end.err);
+    Ok(result)
+}
+
+/// The process of a kernel's worker, from the event that told of it.
+pub async fn worker_pid(host: &HostClient, name: &str) -> anyhow::Result<u32> {
+    let mut events = host.events(0).await?;
+    let found = tokio::time::timeout(ANSWER, async {
+        loop {
+            let event = events.next().await?;
+            if event.kernel != name || !matches!(&*event.kind, "kernel_ready" | "kernel_adopted") {
+                continue;
+            }
+            let detail: serde_json::Value = serde_json::from_str(&event.detail_json)?;
+            if let Some(pid) = detail["worker_pid"].as_u64() {
+                return Ok(u32::try_from(pid)?);
+            }
+        }
+    });
+    found.await.context("no event told of the worker")?
+}
