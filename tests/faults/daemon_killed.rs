@@ -167,7 +167,13 @@ fn a_daemon_killed_as_it_creates_or_removes() {
                 }
                 Err(error) => {
                     assert_eq!(error.code, ryokan::core::error::ErrorCode::NotFound, "{error}");
-                    assert_eq!(folders().len(), 1, "nothing of it is left after {delay_ms} ms: {:?}\n{}", folders(), host.log());
+                    assert_eq!(
+                        folders().len(),
+                        1,
+                        "nothing of it is left after {delay_ms} ms: {:?}\n{}",
+                        folders(),
+                        host.log()
+                    );
                     false
                 }
             };
