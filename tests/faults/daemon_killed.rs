@@ -137,7 +137,9 @@ fn a_daemon_killed_as_it_creates_or_removes() {
         }
     }
     let kernels = host.data().join("kernels");
-    let folders = || std::fs::read_dir(&kernels).unwrap().count();
+    let folders = || -> Vec<String> {
+        std::fs::read_dir(&kernels).unwrap().flatten().map(|entry| entry.file_name().into_string().unwrap()).collect()
+    };
     let (mut finished, mut cut) = (0, 0);
     for delay_ms in [0, 2, 5, 10, 20, 40, 80, 160, 3000] {
         let key = format!("after {delay_ms}");
@@ -165,7 +167,13 @@ fn a_daemon_killed_as_it_creates_or_removes() {
                 }
                 Err(error) => {
                     assert_eq!(error.code, ryokan::core::error::ErrorCode::NotFound, "{error}");
-                    assert_eq!(folders(), 1, "nothing of it is left");
+                    assert_eq!(
+                        folders().len(),
+                        1,
+                        "nothing of it is left after {delay_ms} ms: {:?}\n{}",
+                        folders(),
+                        host.log()
+                    );
                     false
                 }
             };
@@ -194,7 +202,7 @@ fn a_daemon_killed_as_it_creates_or_removes() {
                 assert_eq!(out(&shell, "echo works").await, "works");
                 client.remove_kernel("new", 0).await.expect("removed");
             }
-            Err(_) => assert_eq!(folders(), 1, "nothing of it is left\n{}", host.log()),
+            Err(_) => assert_eq!(folders().len(), 1, "{delay_ms} ms: {:?} is left\n{}", folders(), host.log()),
         });
         assert_eq!(inits(&host).len(), 1, "only the neighbour's\n{}", host.log());
         assert!(!host.kernel_socket("new").exists(), "its socket is gone");
@@ -235,5 +243,34 @@ fn a_daemon_killed_over_and_over_never_loses_the_last_word() {
         assert_eq!(said, (0..5).map(|round| format!("user: round {round}")).collect::<Vec<_>>());
         eventually("it is at rest", || async { shell.info().await.expect("info").state == "ready" }).await;
     });
+    remove_all(&host);
+}
+
+/// A daemon may die between the end of an execution in its journal and its word to the worker, any number of times.
+#[test]
+fn a_worker_taken_over_again_and_again_goes_on() {
+    let mut host = Host::start();
+    host.with(async |client| out(&kernel(&client, "k", EngineName::Kaish).await, "n=0").await);
+    let worker = host.workers();
+    for round in 1..=10 {
+        host.kill();
+        host.env(ryokan::sys::fault::VARIABLE, "state.exec.end.after_commit=kill");
+        host.launch();
+        let exec = host.with(async |client| {
+            let (shell, _) = client.open_kernel("k").await.expect("there");
+            let running = shell.run(&ExecRequest::code(format!("n={round}; echo $n"))).await.expect("accepted");
+            assert!(running.result().await.is_err(), "round {round}: the daemon did not die");
+            running.exec()
+        });
+        host.env(ryokan::sys::fault::VARIABLE, "");
+        host.restart();
+        host.with(async |client| {
+            let (shell, _) = client.open_kernel("k").await.expect("there");
+            let result = shell.execution(exec).await.expect("known").result().await.expect("a result");
+            assert_eq!(result.end.status, ExecStatus::Done, "round {round}: {:?}", result.end);
+            assert_eq!(out(&shell, "echo $n").await, round.to_string(), "round {round}");
+        });
+        assert_eq!(host.workers(), worker, "round {round}: it was taken over");
+    }
     remove_all(&host);
 }

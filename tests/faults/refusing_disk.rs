@@ -6,7 +6,7 @@ use ryokan::core::exec::{ExecRequest, ExecStatus};
 use ryokan::rpc::client::KernelClient;
 use ryokan::sys::fault;
 
-use super::{Bystander, remove_all};
+use super::{Bystander, remove_all, temporary_objects};
 use crate::support::{Host, User, kernel, out, spec};
 
 fn is_clear(point: &str, error: &Error) {
@@ -58,7 +58,7 @@ async fn meet(host: &Host, label: &str, point: &str, k: &KernelClient, client: &
         | "kernel.files.state"
         | "kernel.files.engine"
         | "kernel.files.sync" => {
-            twice(point, async || client.create_kernel(&spec("new", EngineName::Kaish), "key").await.map(drop)).await;
+            twice(point, async || client.create_kernel(&spec("new", EngineName::Kaish), point).await.map(drop)).await;
             let (new, _) = client.open_kernel("new").await.expect("there");
             assert_eq!(out(&new, "echo whole").await, "whole", "{point}");
             client.remove_kernel("new", 0).await.expect("removed");
@@ -77,8 +77,8 @@ async fn meet(host: &Host, label: &str, point: &str, k: &KernelClient, client: &
             let blob = format!("{point} ").repeat(4000).into_bytes();
             let digest = twice(point, async || k.put_blob(&blob).await).await;
             assert_eq!(k.blob(digest).await.expect("readable"), blob, "{point}");
-            let tmp = host.data().join("store/tmp");
-            assert_eq!(std::fs::read_dir(tmp).into_iter().flatten().count(), 0, "{point}: a temporary file stays");
+            let left = temporary_objects(host);
+            assert!(left.is_empty(), "{point}: {left:?}");
         }
     }
 }
