@@ -1,6 +1,6 @@
 @0xb6a8d1c5e04f3b92;
-# Between the daemon and a worker's init, over the worker's private socket. Not public: both ends are of the same build, or
-# the handshake fails. JSON texts are frames of docs/engine-contract.md: init checks their size and reads of them only what it
+# Between the daemon and a worker's init, over the worker's private socket. Not public, but a daemon that was upgraded adopts the
+# workers of the former build: it changes by additions only. JSON texts are frames of docs/engine-contract.md: init checks their size and reads of them only what it
 # acts on; the daemon decodes values.
 
 interface Worker {

@@ -87,9 +87,9 @@ fn a_damaged_journal_concerns_one_kernel() {
             assert!(info.state == "crashed" && !info.state_reason.is_empty(), "{info:?}");
             let error = shell.run(&ExecRequest::code("echo no")).await.err().expect("it does not run");
             assert!([ErrorCode::Corrupt, ErrorCode::Unavailable].contains(&error.code), "{error:?}");
-            let error = shell.message("user", "text").await.err().expect("nothing is written");
+            let error = shell.message("user", "text").await.expect_err("nothing is written");
             assert!([ErrorCode::Corrupt, ErrorCode::Unavailable].contains(&error.code), "{error:?}");
-            let error = shell.each_journal_entry(0, 0, async |_| Ok(())).await.err().expect("nothing is read");
+            let error = shell.each_journal_entry(0, 0, async |_| Ok(())).await.expect_err("nothing is read");
             assert!(error.code == ErrorCode::Corrupt && error.message.contains("state.db"), "{error:?}");
             let (good, _) = client.open_kernel("good").await.expect("there");
             assert_eq!(out(&good, "echo $x").await, "good");
