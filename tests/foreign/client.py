@@ -433,7 +433,7 @@ async def main():
 
 async def bounded():
     async with capnp.kj_loop():
-        await asyncio.wait_for(main(), 120)
+        await asyncio.wait_for(main(), 400)
 
 
 if __name__ == "__main__":

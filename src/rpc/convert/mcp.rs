@@ -21,10 +21,8 @@ pub fn read_mcp_transport(reader: wire::mcp_transport::Reader<'_>) -> Result<Mcp
             if args.iter().any(|arg| arg.contains('\0')) {
                 return Err(Error::invalid("argument of an MCP server holds a NUL byte"));
             }
+            // An empty one asks for the configured server of that name.
             let command = read_name(stdio.get_command(), "command of an MCP server")?;
-            if command.is_empty() {
-                return Err(Error::invalid("MCP server without a command"));
-            }
             Ok(McpTransport::Stdio {
                 command,
                 args,

@@ -17,8 +17,14 @@ impl Task {
         let mounts = self.all_mounts();
         tokio::task::spawn_local(async move {
             let outcome = worker::start(&host, &kernel, attempt, mounts, listener).await;
-            // A task that has ended meanwhile drops the outcome, which ends the worker.
-            let _ = reporter.send(Report::Started { attempt, outcome });
+            // A task that has ended meanwhile wants no worker any more.
+            if let Err(unheard) = reporter.send(Report::Started { attempt, outcome })
+                && let Report::Started { outcome: Ok(started), .. } = unheard.0
+            {
+                started.process.kill();
+                started.process.ended().await;
+                host.workers.forget(started.process.id, started.process.socket()).await;
+            }
         });
     }
 
@@ -35,7 +41,11 @@ impl Task {
                     self.stop_worker();
                 }
             }
-            Ok(started) => started.process.kill(),
+            Ok(started) => {
+                started.process.kill();
+                started.process.ended().await;
+                self.host.workers.forget(started.process.id, started.process.socket()).await;
+            }
             Err(error) => {
                 tracing::warn!(kernel = %self.kernel.spec.name, %error, "a worker could not be started");
                 self.host.workers.remember_error(self.kernel.id, &error);
