@@ -142,9 +142,10 @@ impl Report {
         let head = ["benchmark", "what", "p50 or figure", "p99", "n", "target", "note"].map(str::to_owned);
         let mut lines = vec![head];
         for row in &self.rows {
-            let target = row.target.as_ref().map_or(String::new(), |(text, met)| {
-                format!("{text}: {}", if *met { "met" } else { "**missed**" })
-            });
+            let target = row
+                .target
+                .as_ref()
+                .map_or(String::new(), |(text, met)| format!("{text}: {}", if *met { "met" } else { "**missed**" }));
             lines.push([
                 row.section.clone(),
                 row.what.clone(),

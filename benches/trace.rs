@@ -45,7 +45,18 @@ pub fn trace(world: &World, folder: &Path) -> anyhow::Result<()> {
         }
         perf.end()?;
         let text = Command::new("perf")
-            .args(["report", "--stdio", "--no-children", "-g", "none", "--percent-limit", "0.5", "-s", "comm,dso,symbol", "-i"])
+            .args([
+                "report",
+                "--stdio",
+                "--no-children",
+                "-g",
+                "none",
+                "--percent-limit",
+                "0.5",
+                "-s",
+                "comm,dso,symbol",
+                "-i",
+            ])
             .arg(&data)
             .output()?;
         std::fs::write(folder.join("perf.txt"), text.stdout)?;

@@ -53,8 +53,8 @@ pub struct AddArgs {
     /// Environment variable of its program; repeatable
     #[arg(long = "env", value_name = "K=V", value_parser = parse_pair)]
     pub env: Vec<(String, String)>,
-    /// Its program and the program's arguments
-    #[arg(last = true, value_name = "COMMAND", required_unless_present = "url")]
+    /// Its program and the program's arguments; without them and --url, the configured server of that name
+    #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<String>,
 }
 
@@ -65,7 +65,7 @@ impl AddArgs {
             (None, Some((command, args))) => {
                 Ok(McpTransport::Stdio { command: command.clone(), args: args.to_vec(), env: self.env.clone() })
             }
-            (None, None) => Err(Failure::usage("there is no server to reach", "give --url URL, or -- COMMAND")),
+            (None, None) => Ok(McpTransport::Stdio { command: String::new(), args: Vec::new(), env: Vec::new() }),
         }
     }
 }

@@ -39,7 +39,19 @@ impl Task {
             link.bind(Path::new(&mount.path), Path::new(&mount.source), mount.writable, detached).await?;
         }
         let text = format!("mounted {} at {} ({})", mount.source, mount.path, if mount.writable { "rw" } else { "ro" });
-        let version = self.kernel.records.put_mount(&change.actor, &text, mount.clone(), self.host.now_ms()).await?;
+        let recorded = self.kernel.records.put_mount(&change.actor, &text, mount.clone(), self.host.now_ms()).await;
+        let version = match recorded {
+            Ok(version) => version,
+            Err(error) => {
+                // What is not recorded must not be there: the caller may try again.
+                if let Some(link) = self.link()
+                    && let Err(stuck) = link.unbind(Path::new(&mount.path)).await
+                {
+                    tracing::warn!(path = mount.path, error = %stuck, "a mount that was not recorded stays until the worker ends");
+                }
+                return Err(error);
+            }
+        };
         self.changed(version, "kernel_mounted", serde_json::json!({ "path": mount.path, "source": mount.source }));
         self.mounts.push(mount);
         Ok(())
@@ -56,14 +68,15 @@ impl Task {
                 Error::not_found(format!("nothing is mounted at {path}"))
             });
         };
-        if let Some(link) = self.link() {
-            link.unbind(Path::new(path)).await?;
-        }
         let text = format!("unmounted {path}");
         let version = self.kernel.records.remove_mount(&change.actor, &text, path, self.host.now_ms()).await?;
         self.changed(version, "kernel_unmounted", serde_json::json!({ "path": path }));
         self.mounts.remove(at);
-        Ok(())
+        // Recorded first: if the live worker keeps it (something inside uses it), it goes with that worker.
+        match self.link() {
+            Some(link) => link.unbind(Path::new(path)).await,
+            None => Ok(()),
+        }
     }
 
     /// Adds an MCP server: only one that the configuration allows.

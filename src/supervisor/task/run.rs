@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use super::{Item, Permit, Report, Task};
 use crate::catalog::state::Begun;
-use crate::core::error::{Error, Result};
+use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::exec::{ExecEnd, ExecRequest, ExecStatus, OutputEvent};
 use crate::core::ids::ExecId;
 use crate::core::kernel::{CrashCause, Event, State};
@@ -155,7 +155,7 @@ impl Task {
                 tokio::task::spawn_local(async move {
                     // A worker that is gone is reported by its own end; any other refusal ends the execution here.
                     if let Err(error) = starting.await
-                        && error.code != crate::core::error::ErrorCode::Lost
+                        && error.code != ErrorCode::Lost
                     {
                         let end = ExecEnd { status: ExecStatus::Refused, ..ExecEnd::lost(error.message) };
                         let _ = reporter.send(Report::Ended { exec, end });
@@ -268,6 +268,11 @@ impl Task {
             outcome = self.kernel.records.end(execution.id, &end, &kept, self.host.now_ms()).await;
             match &outcome {
                 Ok(()) => break,
+                // A former daemon journalled it and was ended before it could acknowledge: the journal has it.
+                Err(error) if error.code == ErrorCode::Conflict => {
+                    outcome = Ok(());
+                    break;
+                }
                 Err(error) => tracing::error!(exec = %execution.id, %error, attempt, "an end could not be journalled"),
             }
             tokio::time::sleep(limits::RESTART_BACKOFF_FIRST * attempt).await;
