@@ -4,7 +4,7 @@
 //! args ─▶ context (options, terminal, connection; starts the daemon) ─▶ one file per command family ─▶ render ─▶ stdout
 //! ```
 //! What is printed is made by pure functions in `render` (for people) and `json` (for programs, described in
-//! `docs/cli-json.md`). A command ends with a [`Failure`](failure::Failure) or well; `exit` alone knows the exit codes.
+//! `docs/cli-json.md`). A command ends with a [`failure::Failure`] or well; `exit` alone knows the exit codes.
 
 pub mod args;
 mod autostart;

@@ -1,6 +1,6 @@
 //! Init's side of the link: answers the handshake, turns calls into plain [`WorkerCall`]s, and speaks to the daemon.
 //!
-//! One [`WorkerServer`] serves one connection. It decides nothing but who may speak: before a proven `attach` nothing but
+//! One `WorkerServer` serves one connection. It decides nothing but who may speak: before a proven `attach` nothing but
 //! `challenge` answers. Everything else goes to init's event loop, which also refuses calls of a connection that a newer one
 //! replaced.
 

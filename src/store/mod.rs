@@ -3,7 +3,7 @@
 //! An object is written to a temporary file while it is hashed, synced, renamed to its address, and its directory synced;
 //! only then is the address given out. It is never changed, only removed by garbage collection. Whatever is read is checked
 //! against its address before the last byte of it is given ([`Reader`]), or before the first (ranges). Everything here
-//! blocks: the daemon calls it by way of [`StoreHandle`]. Where objects are is known to [`layout`] alone.
+//! blocks: the daemon calls it by way of [`StoreHandle`]. Where objects are is known to `layout` alone.
 
 mod error;
 mod handle;

@@ -120,7 +120,7 @@ pub struct KaishEngine {
 impl KaishEngine {
     /// Begins a session whose output goes to the two pipes and whose dynamic tool calls go to `calls`.
     ///
-    /// Needs a current-thread tokio runtime around it, on a thread with [`STACK_BYTES`] of stack.
+    /// Needs a current-thread tokio runtime around it, on a thread with `STACK_BYTES` of stack.
     ///
     /// # Errors
     /// See [`SetupError`].
