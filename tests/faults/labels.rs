@@ -148,7 +148,7 @@ async fn check(client: &HostClient, host: &Host, what: &str, round: usize, done:
     let left = temporary_objects(host);
     assert!(left.is_empty(), "{what}: {left:?}");
     assert_eq!(out(&k, &format!("x={round}; echo $x")).await, round.to_string(), "{what}");
-    if round % 4 == 0 {
+    if round.is_multiple_of(4) {
         // What a worker remembers of many daemons is the matter of another test.
         k.stop(true).await.expect("stops");
     }

@@ -51,7 +51,7 @@ fn a_server_is_asked_for_by_its_name() {
         shell.register_mcp("s", &by_name, 0).await.expect("allowed by its name");
         assert_eq!(shell.mcp_servers().await.expect("servers").len(), 1);
     });
-    host.ok(&["create", "by-cli"]);
+    host.ok(&["new", "by-cli"]);
     host.ok(&["mcp", "add", "by-cli", "s"]);
 }
 
