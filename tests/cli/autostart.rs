@@ -16,8 +16,12 @@ impl Installed {
     fn new(script: &str) -> Installed {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
-        // A link would be resolved to the folder of the real daemon.
-        std::fs::copy(env!("CARGO_BIN_EXE_ryokan"), at("ryokan")).unwrap();
+        // Not a symbolic link: it would be resolved to the folder of the real daemon. By `cp`, so that no test that forks meanwhile
+        // holds it open for writing: the program would be "busy".
+        let copied = Command::new("cp").args(["--link", env!("CARGO_BIN_EXE_ryokan")]).arg(at("ryokan")).status();
+        let copied = copied.unwrap().success()
+            || Command::new("cp").arg(env!("CARGO_BIN_EXE_ryokan")).arg(at("ryokan")).status().unwrap().success();
+        assert!(copied, "the program is copied");
         std::fs::write(at("ryokand"), format!("#!/bin/sh\n{script}\n")).unwrap();
         std::fs::set_permissions(at("ryokand"), std::fs::Permissions::from_mode(0o700)).unwrap();
         std::fs::create_dir(at("run")).unwrap();
