@@ -201,7 +201,7 @@ fn a_daemon_killed_at_any_step_of_an_operation() {
         if outcome.is_ok() && !has_died(&host) {
             missed.insert(point.clone());
         } else {
-            until("the death of the daemon", || has_died(&host));
+            until(&format!("death at {point} after {outcome:?}"), || has_died(&host));
             passed.insert(label.name);
         }
         host.kill();
