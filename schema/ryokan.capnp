@@ -145,7 +145,11 @@ interface OutputCallback {
 }
 
 interface KernelInfoSink { next @0 (info :KernelInfo) -> stream; }
-interface EventSink { event @0 (event :Event) -> stream; }
+interface EventSink {
+  event @0 (event :Event) -> stream;
+  caughtUp @1 () -> ();
+  # Called once: every event that had happened when you subscribed has been told.
+}
 interface JournalSink { entry @0 (entry :JournalEntry) -> stream; }
 
 interface Subscription {}

@@ -84,6 +84,7 @@ struct Exec {
   hasStdin @4 :Bool;
   timeoutMs @5 :UInt64;       # 0: none
   outputKeptBytes @6 :UInt64; # how much output init keeps for a daemon that comes back
+  acknowledged @7 :List(UInt64); # earlier executions, as by `acknowledge`
 }
 
 struct End {

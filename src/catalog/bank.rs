@@ -1,7 +1,8 @@
 //! The databases of one thread: opened on use, closed when their kernel stops.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use super::error::CatalogError;
 use super::files::Unsynced;
@@ -11,6 +12,9 @@ use crate::core::limits;
 
 /// New kernels whose files are not synced yet; each has three descriptors open.
 const UNSYNCED: usize = 16;
+
+/// After so many commits somebody looks how large the WALs are.
+const LOOK_EVERY: u32 = 64;
 
 /// Which database a request is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -29,12 +33,18 @@ pub(super) struct Bank {
     kernels: PathBuf,
     durability: Durability,
     unsynced: Vec<Unsynced>,
+    /// Databases that were written since they were last looked after.
+    untidy: HashSet<Target>,
+    /// Commits since the thread was last asked to look after them.
+    unlooked: u32,
+    last_write: Option<Instant>,
 }
 
 impl Bank {
     /// A set without databases; those of kernels are in `kernels/<id>/` and open on use.
     pub(super) fn new(kernels: PathBuf, durability: Durability) -> Bank {
-        Bank { open: HashMap::new(), uses: 0, kernels, durability, unsynced: Vec::new() }
+        let (untidy, unlooked, last_write) = (HashSet::new(), 0, None);
+        Bank { open: HashMap::new(), uses: 0, kernels, durability, unsynced: Vec::new(), untidy, unlooked, last_write }
     }
 
     /// Puts the host's own database in the set.
@@ -82,6 +92,47 @@ impl Bank {
         for files in self.unsynced.drain(..) {
             // Nobody was promised this. A device that fails here fails at the next write as well, and there it is told.
             let _ = files.sync();
+        }
+    }
+
+    /// Whether the database is open.
+    pub(super) fn is_open(&self, target: Target) -> bool {
+        self.open.contains_key(&target)
+    }
+
+    /// Notes a commit.
+    pub(super) fn wrote(&mut self, target: Target) {
+        self.untidy.insert(target);
+        self.unlooked += 1;
+        self.last_write = Some(Instant::now());
+    }
+
+    /// Whether so much was written that somebody should look after the WALs; says so once.
+    pub(super) fn needs_a_look(&mut self) -> bool {
+        let needed = self.unlooked >= LOOK_EVERY;
+        if needed {
+            self.unlooked = 0;
+        }
+        needed
+    }
+
+    /// Whether anything was written since the last quiet moment.
+    pub(super) fn is_untidy(&self) -> bool {
+        !self.untidy.is_empty()
+    }
+
+    /// Moves WALs that have grown into their databases: which waits for the device, so it is done once nothing was written for
+    /// `quiet`, unless one has grown beyond measure.
+    pub(super) fn tidy(&mut self, quiet: Duration) {
+        let now_quiet = !quiet.is_zero() && self.last_write.is_none_or(|at| at.elapsed() >= quiet);
+        let most = if now_quiet { limits::WAL_BYTES } else { limits::WAL_MOST_BYTES };
+        for target in &self.untidy {
+            if let Some((db, _)) = self.open.get(target) {
+                db.tidy(most);
+            }
+        }
+        if now_quiet {
+            self.untidy.clear();
         }
     }
 

@@ -54,6 +54,11 @@ impl Unsynced {
     }
 }
 
+/// How often a directory in which something still appears is emptied again.
+const REMOVE_TRIES: u32 = 25;
+/// The pause between those.
+const REMOVE_PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
+
 /// Makes the directory with two empty databases and an empty workspace. After a failure nothing is left.
 pub(super) fn create(kernels: &Path, id: KernelId, durability: Durability) -> Result<(KernelFiles, Unsynced)> {
     let files = KernelFiles::of(kernels, id);
@@ -111,8 +116,17 @@ pub(super) fn remove(kernels: &Path, id: KernelId) -> Result<()> {
 }
 
 fn remove_hidden(hidden: &Path) -> Result<()> {
-    let remove = fault::point("kernel.files.remove").and_then(|()| std::fs::remove_dir_all(hidden));
-    remove.map_err(|e| CatalogError::of_io("remove", hidden, e))
+    let remove = || fault::point("kernel.files.remove").and_then(|()| std::fs::remove_dir_all(hidden));
+    let mut removed = remove();
+    for _ in 0..REMOVE_TRIES {
+        // Who wrote here was killed with the daemon before this one, and may take a moment to be gone.
+        if !removed.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::DirectoryNotEmpty) {
+            break;
+        }
+        std::thread::sleep(REMOVE_PAUSE);
+        removed = remove();
+    }
+    removed.map_err(|e| CatalogError::of_io("remove", hidden, e))
 }
 
 /// Removes what crashes left below `kernels/`: directories of no known kernel and removals that were not finished. Gives

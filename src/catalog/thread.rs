@@ -3,30 +3,45 @@
 //! Requests that wait at the same moment for the same database share a transaction: one commit for all of them. Each has a
 //! savepoint of its own, so one that fails takes nothing from the others. A reply is given after the commit only.
 //!
+//! A small request that finds the thread at rest is done by its caller, at once: to wake a thread, and to be woken by it, costs
+//! more than the commit. A disk that turns out to be slow is left to the thread for a while.
+//!
 //! ```text
-//! caller ── Job ──▶ bounded queue ──▶ thread: take what is there ─▶ by database ─▶ BEGIN · work · COMMIT ─▶ replies ─▶ tidy
+//! caller ── Job ──▶ bounded queue ──▶ thread: take what is there ─▶ by database ─▶ BEGIN · work · COMMIT ─▶ replies
 //!    ▲                                                                                                   │
 //!    └────────────────────────────────────── oneshot ◀──────────────────────────────────────────────────┘
 //! ```
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
 use super::bank::{Bank, Target};
 use super::error::CatalogError;
-use super::sqlite::{Db, Result, after_commit};
+use super::sqlite::{Db, Durability, Result, after_commit};
 use crate::core::limits;
+
+/// A thread tidies when nothing was written for so long.
+const QUIET: Duration = Duration::from_millis(20);
+/// A request that took its caller longer than this was slowed by the disk.
+const CALLER_PATIENCE: Duration = Duration::from_millis(2);
+/// For so long callers then leave everything to the thread.
+const CALLERS_KEEP_OFF: Duration = Duration::from_secs(10);
 
 enum Job {
     /// Reads or writes one database.
     Inside(Target, Inside),
     /// Works on the set of databases itself, outside of any transaction.
     Outside(Box<dyn FnOnce(&mut Bank) + Send>),
+    /// Callers have written themselves: look after the databases once there is time.
+    Tidy,
     /// Ends the thread after what came before.
     Stop,
 }
@@ -102,6 +117,45 @@ impl<T> Future for Pending<T> {
 #[derive(Debug, Clone)]
 pub(super) struct Queue {
     jobs: SyncSender<Job>,
+    desk: Arc<Desk>,
+}
+
+/// What a thread and its callers share.
+#[derive(Debug)]
+struct Desk {
+    bank: Mutex<Bank>,
+    /// Requests that were queued and are not answered yet: while there are any, a new one queues too, so order holds.
+    waiting: AtomicUsize,
+    /// Until when the thread does everything, because a caller met a slow disk.
+    slow_until: Mutex<Option<Instant>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Work that panics is caught under the lock.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Desk {
+    /// The databases, if the thread is at rest and this one is open.
+    fn at_rest(&self, target: Target) -> Option<MutexGuard<'_, Bank>> {
+        let bank = (self.waiting.load(Ordering::Acquire) == 0).then(|| self.bank.try_lock().ok()).flatten()?;
+        // Waiting for the device is never a caller's business.
+        if self.waiting.load(Ordering::Acquire) > 0 || bank.durability() == Durability::Power || !bank.is_open(target) {
+            return None;
+        }
+        let mut slow = lock(&self.slow_until);
+        if slow.is_some_and(|until| Instant::now() < until) {
+            return None;
+        }
+        *slow = None;
+        Some(bank)
+    }
+
+    fn took(&self, time: Duration) {
+        if time > CALLER_PATIENCE {
+            *lock(&self.slow_until) = Some(Instant::now() + CALLERS_KEEP_OFF);
+        }
+    }
 }
 
 impl Queue {
@@ -115,8 +169,18 @@ impl Queue {
         work: impl FnOnce(&Db) -> Result<T> + Send + 'static,
     ) -> Pending<T> {
         let (sender, receiver) = oneshot::channel();
-        let work = Box::new(Request { work: Some(work), done: None, sender });
-        Pending(self.send(Job::Inside(target, Inside { label, work })).map(|()| receiver).map_err(Some))
+        let job = Inside { label, work: Box::new(Request { work: Some(work), done: None, sender }) };
+        if let Some(mut bank) = self.desk.at_rest(target) {
+            let began = Instant::now();
+            run_group(&mut bank, target, vec![job]);
+            self.desk.took(began.elapsed());
+            if bank.needs_a_look() {
+                // A queue that is full leads to a look as well.
+                let _ = self.send(Job::Tidy);
+            }
+            return Pending(Ok(receiver));
+        }
+        Pending(self.send(Job::Inside(target, job)).map(|()| receiver).map_err(Some))
     }
 
     /// Runs `work` on the set of databases, outside of any transaction.
@@ -133,15 +197,20 @@ impl Queue {
     }
 
     fn send(&self, job: Job) -> Result<()> {
-        self.jobs.try_send(job).map_err(|error| match error {
-            TrySendError::Full(_) => CatalogError::Busy,
-            TrySendError::Disconnected(_) => CatalogError::Stopped,
+        self.desk.waiting.fetch_add(1, Ordering::AcqRel);
+        self.jobs.try_send(job).map_err(|error| {
+            self.desk.waiting.fetch_sub(1, Ordering::AcqRel);
+            match error {
+                TrySendError::Full(_) => CatalogError::Busy,
+                TrySendError::Disconnected(_) => CatalogError::Stopped,
+            }
         })
     }
 
     /// Ends the thread once it has done what is queued. Blocks while the queue is full.
     pub(super) fn stop(&self) {
-        // If it has ended already, there is nothing to do.
+        // Who asks later is told that it has stopped. If it has ended already, there is nothing to do.
+        self.desk.waiting.fetch_add(1, Ordering::AcqRel);
         let _ = self.jobs.send(Job::Stop);
     }
 }
@@ -152,21 +221,35 @@ impl Queue {
 /// The operating system gives no thread.
 pub(super) fn start(name: &str, bank: Bank) -> std::io::Result<(Queue, JoinHandle<()>)> {
     let (jobs, queue) = sync_channel(limits::DATABASE_REQUESTS);
-    let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || serve(&queue, bank))?;
-    Ok((Queue { jobs }, thread))
+    let (waiting, slow_until) = (AtomicUsize::new(0), Mutex::new(None));
+    let desk = Arc::new(Desk { bank: Mutex::new(bank), waiting, slow_until });
+    let own = Arc::clone(&desk);
+    let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || serve(&queue, &own))?;
+    Ok((Queue { jobs, desk }, thread))
 }
 
-fn serve(queue: &Receiver<Job>, mut bank: Bank) {
+/// The next request; meanwhile what can wait for a quiet moment is done.
+fn next_job(queue: &Receiver<Job>, desk: &Desk) -> Option<Job> {
+    if let Ok(job) = queue.try_recv() {
+        return Some(job);
+    }
+    lock(&desk.bank).sync_now();
+    loop {
+        if !lock(&desk.bank).is_untidy() {
+            return queue.recv().ok();
+        }
+        match queue.recv_timeout(QUIET) {
+            Ok(job) => return Some(job),
+            Err(RecvTimeoutError::Timeout) => lock(&desk.bank).tidy(QUIET),
+            Err(RecvTimeoutError::Disconnected) => return None,
+        }
+    }
+}
+
+fn serve(queue: &Receiver<Job>, desk: &Desk) {
     let mut going = true;
-    while going {
-        let first = match queue.try_recv() {
-            Ok(job) => job,
-            Err(_) => {
-                bank.sync_now();
-                let Ok(job) = queue.recv() else { break };
-                job
-            }
-        };
+    while going && let Some(first) = next_job(queue, desk) {
+        let mut bank = lock(&desk.bank);
         let mut groups: Vec<(Target, Vec<Inside>)> = Vec::new();
         let mut next = Some(first);
         let mut taken = 0;
@@ -182,6 +265,7 @@ fn serve(queue: &Receiver<Job>, mut bank: Bank) {
                     // A panic is a defect of ours; it ends this request, not the thread that everyone needs.
                     let _ = catch_unwind(AssertUnwindSafe(|| work(&mut bank)));
                 }
+                Job::Tidy => {}
                 Job::Stop => going = false,
             }
             taken += 1;
@@ -190,20 +274,33 @@ fn serve(queue: &Receiver<Job>, mut bank: Bank) {
             }
         }
         run_groups(&mut bank, &mut groups);
+        if bank.needs_a_look() {
+            bank.tidy(Duration::ZERO);
+        }
+        if going {
+            desk.waiting.fetch_sub(taken, Ordering::AcqRel);
+        } else {
+            bank.close_all();
+        }
     }
-    bank.close_all();
+    lock(&desk.bank).close_all();
 }
 
 fn run_groups(bank: &mut Bank, groups: &mut Vec<(Target, Vec<Inside>)>) {
-    for (target, mut group) in groups.drain(..) {
-        match bank.db(target) {
-            Ok(db) => {
-                let failed = transact(db, &mut group).err();
-                answer(group, failed.as_ref());
-                db.tidy();
-            }
-            Err(error) => answer(group, Some(&error)),
+    groups.drain(..).for_each(|(target, group)| run_group(bank, target, group));
+}
+
+fn run_group(bank: &mut Bank, target: Target, mut group: Vec<Inside>) {
+    let writes = group.iter().any(|job| job.label.is_some());
+    match bank.db(target) {
+        Ok(db) => {
+            let failed = transact(db, &mut group).err();
+            answer(group, failed.as_ref());
         }
+        Err(error) => answer(group, Some(&error)),
+    }
+    if writes {
+        bank.wrote(target);
     }
 }
 

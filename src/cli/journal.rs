@@ -13,7 +13,7 @@ use super::failure::Failure;
 use super::{exit, json, render};
 use crate::core::info::{Event, JournalEntry};
 use crate::core::limits;
-use crate::rpc::client::{Events, KernelClient};
+use crate::rpc::client::KernelClient;
 
 /// `ryokan journal`
 #[derive(Debug, Args)]
@@ -58,9 +58,6 @@ pub struct EventsArgs {
     #[arg(long)]
     pub follow: bool,
 }
-
-/// Past events come without a pause; a pause of this length means that there are no more of them.
-const NO_MORE_PAST: Duration = Duration::from_millis(300);
 
 /// Shows a journal.
 pub async fn journal(context: &Context, args: JournalArgs) -> Result<(), Failure> {
@@ -166,12 +163,8 @@ pub async fn events(context: &Context, args: EventsArgs) -> Result<(), Failure> 
         };
         return until_signal(&mut signals, follow).await;
     }
-    past(context, &mut events).await
-}
-
-async fn past(context: &Context, events: &mut Events) -> Result<(), Failure> {
-    while let Ok(event) = tokio::time::timeout(NO_MORE_PAST, events.next()).await {
-        print_event(context, &event?)?;
+    while let Some(event) = events.next_past().await? {
+        print_event(context, &event)?;
     }
     Ok(())
 }

@@ -166,8 +166,10 @@ pub const STATE_THREADS: usize = 2;
 pub const STATE_DATABASES_OPEN: usize = 1024;
 /// Databases up to this size are checked whole whenever they are opened, bytes.
 pub const DATABASE_CHECKED_BYTES: u64 = 1 << 20;
-/// A write-ahead log beyond this is moved into its database between requests, bytes.
+/// A write-ahead log beyond this is moved into its database in the next quiet moment, bytes.
 pub const WAL_BYTES: u64 = 2 << 20;
+/// Beyond this it is moved even while requests wait, bytes.
+pub const WAL_MOST_BYTES: u64 = 16 << 20;
 /// Rows of one page of a journal, of events or of the audit log.
 pub const PAGE_ROWS: usize = 1000;
 /// Objects whose content was checked that the store remembers.

@@ -14,6 +14,7 @@ mod state;
 mod supervisor;
 mod types;
 
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -42,6 +43,8 @@ pub struct WorkerLink {
     socket: PathBuf,
     identity: WorkerIdentity,
     connection: JoinHandle<()>,
+    /// Ends that the journal has, to be told with the next start.
+    acknowledged: RefCell<Vec<ExecId>>,
 }
 
 impl Drop for WorkerLink {
@@ -84,7 +87,8 @@ impl WorkerLink {
         let unavailable = |error| Error::unavailable(format!("worker's socket {}: {error}", socket.display()));
         let stream = worker_socket::connect(socket).await.map_err(unavailable)?;
         let pid = stream.peer_cred().map_err(unavailable)?.pid().unwrap_or(0);
-        let mut rpc = RpcSystem::new(Box::new(worker_socket::network(stream, Side::Client)), None);
+        let network = worker_socket::network(stream, Side::Client).map_err(unavailable)?;
+        let mut rpc = RpcSystem::new(Box::new(network), None);
         let client: worker::Client = rpc.bootstrap(Side::Server);
         let gone = listener.clone();
         let connection = tokio::task::spawn_local(async move {
@@ -94,7 +98,8 @@ impl WorkerLink {
             gone.disconnected();
         });
         // From here on, dropping the link closes the connection on every path.
-        let link = WorkerLink { client, socket: socket.to_owned(), identity: identity.clone(), connection };
+        let (socket, identity) = (socket.to_owned(), identity.clone());
+        let link = WorkerLink { client, socket, identity, connection, acknowledged: RefCell::default() };
         let report = link.handshake(listener, pid.unsigned_abs()).await?;
         Ok((link, report))
     }

@@ -135,6 +135,8 @@ pub struct Start {
     pub timeout_ms: u64,
     /// How much output to keep until the end is acknowledged.
     pub output_kept_bytes: u64,
+    /// Earlier executions to forget.
+    pub acknowledged: Vec<ExecId>,
 }
 
 /// A mount to make.
@@ -295,6 +297,7 @@ impl worker::Server for WorkerServer {
             has_stdin: exec.get_has_stdin(),
             timeout_ms: exec.get_timeout_ms(),
             output_kept_bytes: exec.get_output_kept_bytes(),
+            acknowledged: exec.get_acknowledged()?.iter().map(ExecId).collect(),
         };
         self.call(|answer| Call::Start(start, answer)).await
     }
@@ -429,7 +432,11 @@ pub async fn serve_connection(
     let server = WorkerServer::new(connection, identity, calls.clone(), close);
     let proven = server.proven.clone();
     let client: worker::Client = capnp_rpc::new_client(server);
-    let rpc = RpcSystem::new(Box::new(worker_socket::network(stream, Side::Server)), Some(client.client));
+    let network = match worker_socket::network(stream, Side::Server) {
+        Ok(network) => network,
+        Err(error) => return tracing::warn!(%error, "a connection cannot be watched"),
+    };
+    let rpc = RpcSystem::new(Box::new(network), Some(client.client));
     let unproven = async {
         tokio::time::sleep(limits::CLIENT_HELLO).await;
         if proven.get() {

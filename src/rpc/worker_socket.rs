@@ -9,9 +9,10 @@ use std::path::{Path, PathBuf};
 use capnp_rpc::{rpc_twoparty_capnp::Side, twoparty::VatNetwork};
 use futures::io::{BufReader, BufWriter};
 use tokio::net::UnixStream;
-use tokio_util::compat::{TokioAsyncReadCompatExt, TokioAsyncWriteCompatExt};
 
 use crate::core::limits;
+use crate::rpc::arrival::Arrival;
+use crate::rpc::wire;
 use crate::rpc::worker_proof::PROOF_BYTES;
 
 /// Longest path that `sockaddr_un` holds with its terminating zero.
@@ -89,15 +90,18 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
 }
 
 /// The two-party network over a connected socket, buffered and bounded.
-pub fn network(stream: UnixStream, side: Side) -> VatNetwork<impl futures::AsyncRead + Unpin + 'static> {
-    let (read, write) = stream.into_split();
+///
+/// # Errors
+/// If the socket cannot be watched.
+pub fn network(stream: UnixStream, side: Side) -> io::Result<VatNetwork<impl futures::AsyncRead + Unpin + 'static>> {
+    let (read, write) = wire::halves(stream)?;
     let mut options = capnp::message::ReaderOptions::new();
     options.traversal_limit_in_words(Some(limits::MESSAGE_WORDS));
-    let read = BufReader::with_capacity(BUFFER_BYTES, read.compat());
-    let write = BufWriter::with_capacity(BUFFER_BYTES, write.compat_write());
+    let read = Arrival::new(BufReader::with_capacity(BUFFER_BYTES, read));
+    let write = BufWriter::with_capacity(BUFFER_BYTES, write);
     let mut network = VatNetwork::new(read, write, side, options);
     network.set_window_size(WINDOW_BYTES);
-    network
+    Ok(network)
 }
 
 #[cfg(test)]

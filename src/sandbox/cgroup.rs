@@ -21,7 +21,7 @@ const CPU_PERIOD_US: u64 = 100_000;
 /// A kernel's cgroup, by the files of it that init needs.
 #[derive(Debug)]
 pub(super) struct Cgroup {
-    /// The folder, for the daemon to remove.
+    /// The folder.
     pub path: PathBuf,
     /// Whether it limits memory.
     pub memory: bool,
@@ -35,20 +35,23 @@ pub(super) struct Cgroup {
     memory_current: Option<File>,
 }
 
-/// Makes a kernel's cgroup below `base` and enters its `init` part.
+/// Makes a kernel's cgroup at `path`, sets its limits and moves the process `pid` into its `init` part.
+///
+/// To move a process takes the host kernel some milliseconds: the daemon does it while the worker's program is being loaded.
 ///
 /// # Errors
-/// If `base` is not ours to make children in. A controller that is missing is no error: the fields say which are there.
-pub(super) fn prepare(base: &Path, name: &str, limits: &KernelLimits) -> io::Result<Cgroup> {
+/// If the folder above is not ours to make children in; then nothing is left of it. A controller that is missing is no error:
+/// what is made is without that limit.
+pub fn establish(path: &Path, limits: &KernelLimits, pid: u32) -> io::Result<()> {
+    let base = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
     // A folder that is no cgroup must not be filled with folders that are none either.
     std::fs::metadata(base.join("cgroup.procs"))?;
-    let path = base.join(name);
-    prepare_at(base, &path, limits).inspect_err(|_| {
-        let _ = remove(&path);
+    establish_at(base, path, limits, pid).inspect_err(|_| {
+        let _ = remove(path);
     })
 }
 
-fn prepare_at(base: &Path, path: &Path, limits: &KernelLimits) -> io::Result<Cgroup> {
+fn establish_at(base: &Path, path: &Path, limits: &KernelLimits, pid: u32) -> io::Result<()> {
     let engine = path.join("engine");
     let [memory, pids, cpu] = ["memory", "pids", "cpu"].map(|controller| enable(base, controller));
     std::fs::create_dir_all(path)?;
@@ -57,15 +60,42 @@ fn prepare_at(base: &Path, path: &Path, limits: &KernelLimits) -> io::Result<Cgr
     for part in ["init", "engine"] {
         std::fs::create_dir_all(path.join(part))?;
     }
-    let memory = memory && set_memory(&engine, limits.memory_bytes).is_ok();
-    let pids = pids && write(&engine, "pids.max", &limits.pids.to_string()).is_ok();
-    let quota_us = CPU_PERIOD_US * u64::from(limits.cpu_milli) / 1000;
-    let cpu = cpu && write(&engine, "cpu.max", &format!("{quota_us} {CPU_PERIOD_US}")).is_ok();
+    // One that cannot be set is seen by `open`, and made up for by other means.
+    if memory {
+        let _ = set_memory(&engine, limits.memory_bytes);
+    }
+    if pids {
+        let _ = write(&engine, "pids.max", &limits.pids.to_string());
+    }
+    if cpu {
+        let quota_us = CPU_PERIOD_US * u64::from(limits.cpu_milli) / 1000;
+        let _ = write(&engine, "cpu.max", &format!("{quota_us} {CPU_PERIOD_US}"));
+    }
+    write(&path.join("init"), "cgroup.procs", &pid.to_string())
+}
+
+/// Opens what init needs of an established cgroup.
+///
+/// # Errors
+/// If it is not there, or not the caller's to use.
+pub(super) fn open(path: &Path) -> io::Result<Cgroup> {
+    let engine = path.join("engine");
+    let limited = |file: &str| std::fs::read_to_string(engine.join(file)).is_ok_and(|limit| is_limit(&limit));
     let procs = OpenOptions::new().write(true).open(engine.join("cgroup.procs"))?;
-    let kill = OpenOptions::new().write(true).open(engine.join("cgroup.kill")).ok();
-    let memory_current = File::open(engine.join("memory.current")).ok();
-    write(&path.join("init"), "cgroup.procs", "0")?;
-    Ok(Cgroup { path: path.to_owned(), memory, pids, cpu, procs: procs.into(), kill, memory_current })
+    Ok(Cgroup {
+        path: path.to_owned(),
+        memory: limited("memory.max"),
+        pids: limited("pids.max"),
+        cpu: limited("cpu.max"),
+        procs: procs.into(),
+        kill: OpenOptions::new().write(true).open(engine.join("cgroup.kill")).ok(),
+        memory_current: File::open(engine.join("memory.current")).ok(),
+    })
+}
+
+/// Whether a limit's file holds one.
+fn is_limit(text: &str) -> bool {
+    text.starts_with(|first: char| first.is_ascii_digit())
 }
 
 /// Removes a kernel's cgroup once its processes are gone; how long that takes is up to the host kernel, hence the result.
@@ -95,14 +125,15 @@ fn enable(folder: &Path, controller: &str) -> bool {
         && (has("cgroup.subtree_control") || write(folder, "cgroup.subtree_control", &format!("+{controller}")).is_ok())
 }
 
+/// The limit itself comes last: it is there only if all that belongs to it is.
 fn set_memory(engine: &Path, bytes: u64) -> io::Result<()> {
-    write(engine, "memory.max", &bytes.to_string())?;
     // Absent where the host has no swap accounting; the limit holds either way.
     match write(engine, "memory.swap.max", "0") {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    write(engine, "memory.oom.group", "1")
+    write(engine, "memory.oom.group", "1")?;
+    write(engine, "memory.max", &bytes.to_string())
 }
 
 fn write(folder: &Path, file: &str, text: &str) -> io::Result<()> {
@@ -155,14 +186,15 @@ mod tests {
     fn limits_are_written() {
         let base = fake("cpu memory pids");
         let limits = KernelLimits { memory_bytes: 1 << 29, cpu_milli: 1500, pids: 77, ..KernelLimits::default() };
-        let cgroup = prepare(base.path(), "k", &limits).expect("prepared");
+        establish(&base.path().join("k"), &limits, 42).expect("established");
+        let cgroup = open(&base.path().join("k")).expect("opened");
         assert!(cgroup.memory && cgroup.pids && cgroup.cpu);
         assert_eq!(read(&base, "k/engine/memory.max"), "536870912");
         assert_eq!(read(&base, "k/engine/memory.swap.max"), "0");
         assert_eq!(read(&base, "k/engine/memory.oom.group"), "1");
         assert_eq!(read(&base, "k/engine/pids.max"), "77");
         assert_eq!(read(&base, "k/engine/cpu.max"), "150000 100000");
-        assert_eq!(read(&base, "k/init/cgroup.procs"), "0");
+        assert_eq!(read(&base, "k/init/cgroup.procs"), "42");
         assert_eq!(cgroup.memory_bytes(), Some(4096));
         assert!(cgroup.kill());
         assert_eq!(read(&base, "k/engine/cgroup.kill"), "1");
@@ -171,7 +203,8 @@ mod tests {
     #[test]
     fn a_missing_controller_is_seen() {
         let base = fake("pids");
-        let cgroup = prepare(base.path(), "k", &KernelLimits::default()).expect("prepared");
+        establish(&base.path().join("k"), &KernelLimits::default(), 42).expect("established");
+        let cgroup = open(&base.path().join("k")).expect("opened");
         assert!(!cgroup.memory && cgroup.pids && !cgroup.cpu);
         assert_eq!(read(&base, "k/engine/memory.max"), "");
     }
@@ -179,6 +212,6 @@ mod tests {
     #[test]
     fn a_folder_that_is_no_cgroup_is_refused() {
         let base = tempfile::tempdir().expect("temporary folder");
-        assert!(prepare(base.path(), "k", &KernelLimits::default()).is_err());
+        assert!(establish(&base.path().join("k"), &KernelLimits::default(), 42).is_err());
     }
 }

@@ -122,12 +122,15 @@ impl Outer {
     }
 
     fn prepare_cgroup(&mut self) {
-        let Some(base) = &self.plan.cgroup_base else { return };
-        let name = format!("kernel-{}", std::process::id());
-        match cgroup::prepare(base, &name, &self.plan.limits) {
+        let Some(path) = &self.plan.cgroup else { return };
+        let established = match self.plan.cgroup_established {
+            true => Ok(()),
+            false => cgroup::establish(path, &self.plan.limits, std::process::id()),
+        };
+        match established.and_then(|()| cgroup::open(path)) {
             Ok(cgroup) => self.cgroup = Some(cgroup),
             // Limits then come from rlimits and the watchdog, and the report says so.
-            Err(error) => self.no_cgroup = Some(format!("{}: {error}", base.display())),
+            Err(error) => self.no_cgroup = Some(format!("{}: {error}", path.display())),
         }
     }
 

@@ -38,7 +38,7 @@ macro_rules! layers {
 }
 
 layers! {
-    RunAs "run-as" false "a daemon that runs as root needs an unprivileged user for kernels: set `run_as` in the configuration";
+    RunAs "run-as" false "a daemon that runs as root needs an unprivileged user for kernels: set `sandbox.worker_user` in the configuration";
     IdMap "id-map" false "the file system cannot map owners: put the folder on ext4, XFS, Btrfs or tmpfs, or give it to the user that kernels run as";
     UserNs "user-ns" false "allow user namespaces: `sysctl user.max_user_namespaces=15000`; on Ubuntu install ryokan's AppArmor profile or set `kernel.apparmor_restrict_unprivileged_userns=0`; in a container allow `unshare` and `clone` in its seccomp profile";
     MountNs "mount-ns" false "allow mount namespaces: `sysctl user.max_mnt_namespaces=15000`";

@@ -60,9 +60,12 @@ pub struct SandboxPlan {
     pub kernel_dir: PathBuf,
     /// What the kernel calls its host.
     pub hostname: String,
-    /// A cgroup v2 folder that the daemon may make children in.
+    /// The cgroup v2 folder to make, below one that the daemon may make children in; the daemon removes it.
     #[serde(default)]
-    pub cgroup_base: Option<PathBuf>,
+    pub cgroup: Option<PathBuf>,
+    /// Whether the daemon has made it already, with the limits, and moved the outer process there.
+    #[serde(default)]
+    pub cgroup_established: bool,
     /// Folders that no mount may show, even if it lies above them: the daemon's data, sockets and settings. The kernel's own
     /// folder is always among them.
     #[serde(default)]
@@ -80,7 +83,8 @@ impl SandboxPlan {
             run_as: None,
             kernel_dir: kernel_dir.into(),
             hostname: String::from("kernel"),
-            cgroup_base: None,
+            cgroup: None,
+            cgroup_established: false,
             protected: Vec::new(),
         }
     }

@@ -18,7 +18,9 @@ use crate::core::limits;
 pub struct Events {
     catalog: CatalogHandle,
     queue: mpsc::Sender<NewEvent>,
-    newest: watch::Receiver<u64>,
+    /// How many events the catalog took, or refused.
+    written: watch::Receiver<u64>,
+    published: Cell<u64>,
     dropped: Cell<u64>,
     now_ms: fn() -> i64,
 }
@@ -27,9 +29,9 @@ impl Events {
     /// Starts the task that writes events. Must run inside a `LocalSet`.
     pub fn start(catalog: CatalogHandle, now_ms: fn() -> i64) -> Rc<Self> {
         let (queue, waiting) = mpsc::channel(limits::EVENTS_BEHIND);
-        let (number, newest) = watch::channel(0);
-        tokio::task::spawn_local(write(catalog.clone(), waiting, number));
-        Rc::new(Events { catalog, queue, newest, dropped: Cell::new(0), now_ms })
+        let (count, written) = watch::channel(0);
+        tokio::task::spawn_local(write(catalog.clone(), waiting, count));
+        Rc::new(Events { catalog, queue, written, published: Cell::new(0), dropped: Cell::new(0), now_ms })
     }
 
     /// Publishes an event; `kernel` is empty for one of the host's own.
@@ -41,33 +43,34 @@ impl Events {
             detail_json: detail.to_string(),
         };
         let dropped = self.dropped.get();
-        if dropped > 0
-            && self.queue.try_send(event("", "events_dropped", serde_json::json!({ "count": dropped }))).is_ok()
-        {
+        let offer = |event| {
+            let queued = self.queue.try_send(event).is_ok();
+            self.published.set(self.published.get() + u64::from(queued));
+            queued
+        };
+        if dropped > 0 && offer(event("", "events_dropped", serde_json::json!({ "count": dropped }))) {
             self.dropped.set(0);
         }
-        if self.queue.try_send(event(kernel, kind, detail)).is_err() {
+        if !offer(event(kernel, kind, detail)) {
             self.dropped.set(self.dropped.get() + 1);
         }
     }
 
     /// Follows the events after number `since`.
     pub fn follow(self: &Rc<Self>, since: u64) -> Follower {
-        Follower { events: Rc::clone(self), newest: self.newest.clone(), at: since }
+        let past = Past::Queued { published: self.published.get() };
+        Follower { events: Rc::clone(self), written: self.written.clone(), at: since, past }
     }
 }
 
-async fn write(catalog: CatalogHandle, mut waiting: mpsc::Receiver<NewEvent>, number: watch::Sender<u64>) {
+async fn write(catalog: CatalogHandle, mut waiting: mpsc::Receiver<NewEvent>, count: watch::Sender<u64>) {
     let mut batch = Vec::new();
     while waiting.recv_many(&mut batch, limits::DATABASE_BATCH).await > 0 {
-        match catalog.append_events(std::mem::take(&mut batch)).await {
-            Ok(events) => {
-                if let Some(newest) = events.last() {
-                    number.send_replace(newest.sequence);
-                }
-            }
-            Err(error) => tracing::error!(%error, "events could not be written"),
+        let taken = batch.len() as u64;
+        if let Err(error) = catalog.append_events(std::mem::take(&mut batch)).await {
+            tracing::error!(%error, "events could not be written");
         }
+        count.send_modify(|count| *count += taken);
     }
 }
 
@@ -75,24 +78,64 @@ async fn write(catalog: CatalogHandle, mut waiting: mpsc::Receiver<NewEvent>, nu
 #[derive(Debug)]
 pub struct Follower {
     events: Rc<Events>,
-    newest: watch::Receiver<u64>,
+    written: watch::Receiver<u64>,
     at: u64,
+    past: Past,
+}
+
+/// How far a subscriber is with what had happened when it came.
+#[derive(Debug, Clone, Copy)]
+enum Past {
+    /// So many events had been published; the last of them may still be on their way to the catalog.
+    Queued { published: u64 },
+    /// The past ends with this number.
+    Until(u64),
+    /// It has been told.
+    Told,
+}
+
+/// What a subscriber hears.
+#[derive(Debug)]
+pub enum Heard {
+    /// Events, at least one.
+    Page(EventPage),
+    /// All that had happened when it came has been told. Comes once.
+    CaughtUp,
 }
 
 impl Follower {
-    /// The next page: waits until there is something.
+    /// The next page, or the end of the past: waits until there is something.
     ///
     /// # Errors
     /// The catalog's.
-    pub async fn next(&mut self) -> Result<EventPage> {
+    pub async fn next(&mut self) -> Result<Heard> {
+        if let Past::Queued { published } = self.past
+            && self.written.wait_for(|written| *written >= published).await.is_err()
+        {
+            return std::future::pending().await;
+        }
         loop {
-            self.newest.mark_unchanged();
+            if let Past::Until(end) = self.past
+                && self.at >= end
+            {
+                self.past = Past::Told;
+                return Ok(Heard::CaughtUp);
+            }
+            self.written.mark_unchanged();
             let page = self.events.catalog.events_after(self.at, limits::PAGE_ROWS).await?;
+            if let Past::Queued { .. } = self.past {
+                self.past = Past::Until(page.newest);
+            }
             if let Some(last) = page.events.last() {
                 self.at = last.sequence;
-                return Ok(page);
+                return Ok(Heard::Page(page));
             }
-            if self.newest.changed().await.is_err() {
+            if !matches!(self.past, Past::Told) {
+                // What the past was to end with has been dropped meanwhile.
+                self.at = self.at.max(page.newest);
+                continue;
+            }
+            if self.written.changed().await.is_err() {
                 return std::future::pending().await;
             }
         }

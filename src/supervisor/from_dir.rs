@@ -46,6 +46,8 @@ fn restore_mode(workspace: &Path) -> Result<()> {
 
 async fn run(command: &mut Command) -> Result<String> {
     command.kill_on_drop(true).stdin(std::process::Stdio::null());
+    // A daemon that is killed leaves nobody behind who writes into a folder that the next one removes.
+    crate::sys::process::end_with_parent(command.as_std_mut());
     let program = command.as_std().get_program().to_string_lossy().into_owned();
     let failed = |why: String| {
         Error::unavailable(format!("{program} failed: {why}"))

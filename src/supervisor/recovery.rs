@@ -71,6 +71,8 @@ impl Supervisor {
             done.damaged += part.damaged;
         }
         self.sweep(&known).await;
+        let workers: Vec<_> = host.catalog.workers().await?.iter().map(|worker| worker.id).collect();
+        host.workers.sweep_cgroups(&workers).await;
         host.events.publish("", "host_started", serde_json::json!(done));
         Ok(done)
     }
@@ -97,7 +99,7 @@ impl Supervisor {
         }
     }
 
-    async fn recover_kernel(&self, row: KernelRow, worker: Option<WorkerRow>) -> Recovered {
+    pub(super) async fn recover_kernel(&self, row: KernelRow, worker: Option<WorkerRow>) -> Recovered {
         let host = self.host();
         let mut done = Recovered::default();
         let mut record: StateRecord = serde_json::from_str(&row.state_json).unwrap_or_default();

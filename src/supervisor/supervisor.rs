@@ -293,7 +293,15 @@ impl Supervisor {
             version_after: None,
             outcome: "done".into(),
         };
-        host.catalog.remove_kernel(kernel.id, Notes { events: Vec::new(), audit: vec![audit] }).await?;
+        if let Err(error) =
+            host.catalog.remove_kernel(kernel.id, Notes { events: Vec::new(), audit: vec![audit] }).await
+        {
+            // It is still there, with all it had: so it must stay usable.
+            if let Ok(Some(row)) = host.catalog.kernel(kernel.id).await {
+                self.recover_kernel(row, None).await;
+            }
+            return Err(error.into());
+        }
         host.catalog.remove_kernel_files(kernel.id).await?;
         host.events.publish(&kernel.event_name, "kernel_removed", serde_json::json!({ "by": actor.to_string() }));
         Ok(())

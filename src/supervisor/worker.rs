@@ -6,7 +6,6 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::rc::Rc;
-use std::time::Duration;
 
 use super::host::Host;
 use super::kernel::Kernel;
@@ -20,6 +19,13 @@ use crate::rpc::worker_link::{WorkerIdentity, WorkerLink, WorkerReport};
 use crate::sandbox::plan::{PlannedMount, RunAs, SandboxPlan};
 use crate::sys;
 use crate::worker::launch::{self, LaunchDocument};
+
+/// What the names of workers' cgroups begin with.
+const CGROUP_PREFIX: &str = "worker-";
+/// How often a cgroup that is still in use is tried again.
+const CGROUP_TRIES: u32 = 25;
+/// The pause between those.
+const CGROUP_PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
 
 /// A worker that is up and attached.
 pub struct Started {
@@ -82,17 +88,35 @@ fn clear(socket: &Path) {
     }
 }
 
+/// A worker's cgroup.
+fn cgroup(base: &Path, worker: WorkerId) -> PathBuf {
+    base.join(format!("{CGROUP_PREFIX}{worker}"))
+}
+
+/// The host kernel may need a moment to let go of the last process.
+async fn remove_cgroup(path: &Path) {
+    for _ in 0..CGROUP_TRIES {
+        match crate::sandbox::cgroup::remove(path) {
+            Ok(()) => return,
+            Err(error) => tracing::debug!(path = %path.display(), %error, "a cgroup is still in use"),
+        }
+        tokio::time::sleep(CGROUP_PAUSE).await;
+    }
+    tracing::warn!(path = %path.display(), "a worker's cgroup could not be removed; the next start of the daemon tries again");
+}
+
 /// What the workers of a host share.
 pub struct Workers {
     live: Rc<Cell<usize>>,
     most: usize,
     catalog: CatalogHandle,
     errors: RefCell<HashMap<KernelId, Error>>,
+    cgroup_base: Option<PathBuf>,
 }
 
 impl Workers {
-    pub(super) fn new(most: usize, catalog: CatalogHandle) -> Self {
-        Workers { live: Rc::default(), most, catalog, errors: RefCell::default() }
+    pub(super) fn new(most: usize, catalog: CatalogHandle, cgroup_base: Option<PathBuf>) -> Self {
+        Workers { live: Rc::default(), most, catalog, errors: RefCell::default(), cgroup_base }
     }
 
     /// How many there are now.
@@ -108,8 +132,23 @@ impl Workers {
     /// Forgets a worker that has ended.
     pub(super) async fn forget(&self, id: WorkerId, socket: &Path) {
         clear(socket);
+        if let Some(base) = &self.cgroup_base {
+            remove_cgroup(&cgroup(base, id)).await;
+        }
         if let Err(error) = self.catalog.remove_worker(id).await {
             tracing::warn!(worker = %id, %error, "a worker that ended is still in the catalog; the next start removes it");
+        }
+    }
+
+    /// Removes the cgroups of workers that no catalog knows any more.
+    pub(super) async fn sweep_cgroups(&self, known: &[WorkerId]) {
+        let Some(base) = &self.cgroup_base else { return };
+        for entry in std::fs::read_dir(base).into_iter().flatten().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let worker = name.strip_prefix(CGROUP_PREFIX).and_then(|id| id.parse::<WorkerId>().ok());
+            if worker.is_some_and(|worker| !known.contains(&worker)) {
+                remove_cgroup(&entry.path()).await;
+            }
         }
     }
 
@@ -153,7 +192,7 @@ fn run_as(host: &Host, uid: u32) -> Result<Option<RunAs>> {
     Ok(Some(RunAs { uid, gid, map_root: true }))
 }
 
-fn plan(host: &Host, kernel: &Kernel, mounts: Vec<MountInfo>) -> Result<SandboxPlan> {
+fn plan(host: &Host, kernel: &Kernel, worker: WorkerId, mounts: Vec<MountInfo>) -> Result<SandboxPlan> {
     let spec = &kernel.spec;
     let files = host.catalog.kernel_files(kernel.id);
     let mut plan = SandboxPlan::new(files.dir);
@@ -161,7 +200,7 @@ fn plan(host: &Host, kernel: &Kernel, mounts: Vec<MountInfo>) -> Result<SandboxP
     plan.limits = spec.limits;
     plan.hostname = spec.name.as_str().to_owned();
     plan.run_as = run_as(host, kernel.uid)?;
-    plan.cgroup_base.clone_from(&host.config.cgroup_base);
+    plan.cgroup = host.config.cgroup_base.as_deref().map(|base| cgroup(base, worker));
     plan.protected.clone_from(&host.config.protected);
     plan.degraded = spec
         .degraded
@@ -220,7 +259,7 @@ pub(super) async fn start(
         socket: socket.clone(),
     };
     host.catalog.put_worker(row.clone()).await?;
-    let plan = plan(host, kernel, mounts)?;
+    let plan = plan(host, kernel, id, mounts)?;
     let mut document =
         LaunchDocument::new(&identity, kernel.spec.name.clone(), kernel.spec.engine, plan, socket.clone());
     if kernel.spec.engine == EngineName::Python {
@@ -228,7 +267,13 @@ pub(super) async fn start(
     }
     document.power_safe = host.config.power_safe;
     document.orphan_grace_ms = host.config.orphan_grace.as_millis() as u64;
-    let launched = launch::start(&document, &identity.secret, &host.config.worker_binary, Stdio::inherit()).await;
+    let record = async |pid| {
+        row.pid = pid;
+        row.start_ticks = sys::process::start_ticks(pid).unwrap_or(0);
+        Ok(host.catalog.put_worker(row).await?)
+    };
+    let launched =
+        launch::start(&document, &identity.secret, &host.config.worker_binary, Stdio::inherit(), record).await;
     let launched = match launched {
         Ok(launched) => launched,
         Err(error) => {
@@ -236,15 +281,8 @@ pub(super) async fn start(
             return Err(error);
         }
     };
-    row.pid = launched.process.pid;
-    row.start_ticks = sys::process::start_ticks(row.pid).unwrap_or(0);
     let process = WorkerProcess::count(id, launched.process, socket.clone(), &host.workers.live);
-    // On its way while the worker is attached to; an error shows up when it is forgotten.
-    let recording = tokio::task::spawn_local(host.catalog.put_worker(row));
     let attached = WorkerLink::attach(&socket, &identity, listener).await;
-    if let Ok(Err(error)) = recording.await {
-        tracing::warn!(worker = %id, %error, "a worker's process could not be recorded");
-    }
     match attached {
         Ok((link, report)) => Ok(Started { link, report, process }),
         Err(error) => {
@@ -261,16 +299,15 @@ pub(super) async fn start(
 /// # Errors
 /// Why it was not adopted.
 pub(super) async fn adopt(host: &Rc<Host>, row: &WorkerRow, listener: Rc<Listener>) -> Result<Started> {
+    if row.pid == 0 {
+        // The daemon was killed before it recorded the process, so before it gave it its secret: it ends by itself.
+        return Err(Error::lost("the worker was not started"));
+    }
     let secret =
         <[u8; 32]>::try_from(row.secret.as_slice()).map_err(|_| Error::corrupt("a worker's secret is damaged"))?;
     let identity =
         WorkerIdentity { worker: row.id, kernel: row.kernel, epoch: row.epoch, build: row.build.clone(), secret };
     let (link, report) = WorkerLink::attach(&row.socket, &identity, listener).await?;
-    if row.pid == 0 {
-        // The daemon was killed before it recorded the process, so before the worker was given any work: it can go.
-        link.stop(Duration::ZERO).await?;
-        return Err(Error::lost("the worker's process was never recorded"));
-    }
     let found = launch::WorkerProcess::find(row.pid).ok();
     let process = found
         .filter(|_| sys::process::start_ticks(row.pid) == Some(row.start_ticks))

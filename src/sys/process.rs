@@ -34,6 +34,19 @@ pub fn set_parent_death_signal(signal: Option<nix::sys::signal::Signal>) -> io::
     set(libc::PR_SET_PDEATHSIG, signal.map_or(0, |signal| signal as u64))
 }
 
+/// Makes the process that `command` will start end by `SIGKILL` when the thread that starts it ends.
+pub fn end_with_parent(command: &mut std::process::Command) {
+    use std::os::unix::process::CommandExt as _;
+    let parent = std::process::id();
+    let prepare = move || {
+        set_parent_death_signal(Some(nix::sys::signal::Signal::SIGKILL))?;
+        // It may have ended before that.
+        if std::os::unix::process::parent_id() == parent { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
+    };
+    // SAFETY: between fork and exec it calls prctl and getppid only, and allocates nothing: an error of a kind alone has no box.
+    unsafe { command.pre_exec(prepare) };
+}
+
 /// The name that `ps` shows; cut at 15 bytes.
 pub fn set_name(name: &str) {
     let mut buffer = [0u8; 16];

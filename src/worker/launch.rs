@@ -20,7 +20,7 @@ use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Interest, Lines};
-use tokio::process::{Child, ChildStdout, Command};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 use super::engines::EngineSettings;
 use super::init::Ready;
@@ -130,11 +130,11 @@ impl LaunchDocument {
         Ok(document)
     }
 
-    fn to_bytes(&self, secret: &[u8; PROOF_BYTES]) -> Result<Vec<u8>> {
+    fn to_bytes(&self) -> Result<Vec<u8>> {
         let json = serde_json::to_vec(self).map_err(|e| Error::internal(format!("encode the launch document: {e}")))?;
         let length = u32::try_from(json.len()).ok().filter(|length| *length as usize <= DOCUMENT_BYTES);
         let length = length.ok_or_else(|| Error::invalid("the launch document is too large"))?;
-        Ok([&length.to_le_bytes(), &json[..], secret].concat())
+        Ok([&length.to_le_bytes()[..], &json].concat())
     }
 }
 
@@ -213,21 +213,43 @@ impl WorkerProcess {
 
 /// Starts a worker and waits until it serves. What was started is killed if that fails.
 ///
-/// `stderr` is where init's own messages go.
+/// `stderr` is where init's own messages go. `record` is called with init's process as soon as there is one. Init gets its
+/// secret, without which it serves nobody and ends, only when that is done: so none is left whom nobody knows.
 ///
 /// # Errors
-/// What the worker reports: `Unsupported` with reason `sandbox-LAYER`, `Corrupt` for its state, …; `Deadline` after
+/// That of `record`. What the worker reports: `Unsupported` with reason `sandbox-LAYER`, `Corrupt` for its state, …; `Deadline` after
 /// [`limits::WORKER_START`] and a little; `Unavailable` if the program cannot be run.
 pub async fn start(
     document: &LaunchDocument,
     secret: &[u8; PROOF_BYTES],
     worker_binary: &Path,
     stderr: Stdio,
+    record: impl AsyncFnOnce(u32) -> Result<()>,
 ) -> Result<Launch> {
-    let bytes = document.to_bytes(secret)?;
     let mut outer = spawn(worker_binary, stderr)?;
     let mut init = None;
-    let starting = talk(&mut outer, &bytes, &mut init);
+    let mut document = document.clone();
+    let starting = async {
+        document.plan.cgroup_established = establish_cgroup(&document.plan, outer.id()).await;
+        let bytes = document.to_bytes()?;
+        let (mut stdin, mut lines) = pipes(&mut outer)?;
+        // A worker that cannot read says why on its stdout.
+        let _ = stdin.write_all(&bytes).await;
+        let pid = match next_line(&mut lines).await? {
+            Some(ReportLine::Pid(pid)) => pid,
+            other => return unready(other),
+        };
+        let pid = u32::try_from(pid).map_err(|_| Error::internal("the worker reported no process"))?;
+        init = Some(WorkerProcess::find(pid).map_err(|_| lost())?);
+        record(pid).await?;
+        // As above.
+        let _ = stdin.write_all(secret).await;
+        drop(stdin);
+        match next_line(&mut lines).await? {
+            Some(ReportLine::Ready(ready)) => Ok(ready),
+            other => unready(other),
+        }
+    };
     let outcome = match tokio::time::timeout(limits::WORKER_START + Duration::from_secs(2), starting).await {
         Ok(outcome) => outcome,
         Err(_) => Err(Error::deadline("the worker was not ready in time")),
@@ -267,30 +289,36 @@ fn spawn(worker_binary: &Path, stderr: Stdio) -> Result<Child> {
         })
 }
 
-async fn talk(outer: &mut Child, document: &[u8], init: &mut Option<WorkerProcess>) -> Result<Ready> {
-    let lost = |what: &str| Error::internal(format!("the worker ended before it {what}"));
-    let (mut stdin, stdout) = match (outer.stdin.take(), outer.stdout.take()) {
-        (Some(stdin), Some(stdout)) => (stdin, stdout),
-        _ => return Err(Error::internal("the worker has no pipes")),
-    };
-    let mut lines = BufReader::new(stdout).lines();
-    // A worker that cannot read says why on its stdout.
-    let _ = stdin.write_all(document).await;
-    drop(stdin);
-    loop {
-        match next_line(&mut lines).await? {
-            Some(ReportLine::Pid(pid)) => {
-                let pid = u32::try_from(pid).map_err(|_| Error::internal("the worker reported no process"))?;
-                *init = Some(WorkerProcess::find(pid).map_err(|_| lost("was ready"))?);
-            }
-            Some(ReportLine::Ready(ready)) => return Ok(ready),
-            Some(ReportLine::Failed(error)) => return Err(error),
-            None => return Err(lost("was ready")),
-        }
+/// Makes the worker's cgroup while its program is being loaded. Where that fails, the worker tries, and reports why not.
+async fn establish_cgroup(plan: &SandboxPlan, pid: Option<u32>) -> bool {
+    let (Some(path), Some(pid), limits) = (plan.cgroup.clone(), pid, plan.limits) else { return false };
+    let established = tokio::task::spawn_blocking(move || crate::sandbox::cgroup::establish(&path, &limits, pid));
+    established.await.is_ok_and(|established| established.is_ok())
+}
+
+type Reports = Lines<BufReader<ChildStdout>>;
+
+fn pipes(outer: &mut Child) -> Result<(ChildStdin, Reports)> {
+    match (outer.stdin.take(), outer.stdout.take()) {
+        (Some(stdin), Some(stdout)) => Ok((stdin, BufReader::new(stdout).lines())),
+        _ => Err(Error::internal("the worker has no pipes")),
     }
 }
 
-async fn next_line(lines: &mut Lines<BufReader<ChildStdout>>) -> Result<Option<ReportLine>> {
+fn lost() -> Error {
+    Error::internal("the worker ended before it was ready")
+}
+
+/// What it means that a line is not the one that was to come.
+fn unready<T>(line: Option<ReportLine>) -> Result<T> {
+    Err(match line {
+        Some(ReportLine::Failed(error)) => error,
+        Some(_) => Error::internal("the worker's reports come in a wrong order"),
+        None => lost(),
+    })
+}
+
+async fn next_line(lines: &mut Reports) -> Result<Option<ReportLine>> {
     let strange = |what: String| Error::internal(format!("the worker's report: {what}"));
     let Some(line) = lines.next_line().await.map_err(|e| strange(e.to_string()))? else { return Ok(None) };
     if line.len() > LINE_BYTES {
@@ -323,7 +351,7 @@ mod tests {
 
     #[test]
     fn a_document_is_read_to_its_last_byte_and_no_further() {
-        let bytes = document().to_bytes(&[0xa5; 32]).expect("encodes");
+        let bytes = [document().to_bytes().expect("encodes"), vec![0xa5; 32]].concat();
         let mut rest = &bytes[..];
         assert_eq!(LaunchDocument::read(&mut rest).expect("reads"), document());
         assert_eq!(rest, [0xa5; 32]);
@@ -332,7 +360,7 @@ mod tests {
     #[test]
     fn a_document_of_another_build_is_refused() {
         let other = LaunchDocument { build: "0.0.1+other".into(), ..document() };
-        let bytes = other.to_bytes(&[0; 32]).expect("encodes");
+        let bytes = other.to_bytes().expect("encodes");
         let error = LaunchDocument::read(&mut &bytes[..]).expect_err("refused");
         assert!(error.to_string().contains("0.0.1+other"), "{error}");
     }

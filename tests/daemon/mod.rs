@@ -276,6 +276,39 @@ fn output_is_live_and_replays() {
 }
 
 #[test]
+fn a_stop_waits_for_what_was_asked_before_it_unless_forced() {
+    let host = Host::start();
+    host.with(async |client| {
+        let shell = kernel(&client, "k", EngineName::Kaish).await;
+        let ask = async |code: &str| shell.run(&ExecRequest::code(code)).await.expect("accepted");
+        for before in ["created", "stopped", "ready"] {
+            if before == "ready" {
+                out(&shell, "echo up").await;
+            }
+            let (first, second) = (ask("sleep 0.2; x=1").await, ask("x=2; echo $x").await);
+            let stop = async { shell.stop(false).await.expect("stops") };
+            let after = async {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                ask("echo after").await.result().await.expect("a result")
+            };
+            let ((), after) = tokio::time::timeout(Duration::from_secs(60), futures::future::join(stop, after))
+                .await
+                .unwrap_or_else(|_| panic!("a stop of a kernel that was {before} is answered"));
+            assert_eq!(first.result().await.expect("a result").end.status, ExecStatus::Done);
+            assert_eq!(second.result().await.expect("a result").stdout, b"2\n");
+            assert_eq!(after.stdout, b"after\n", "what came after the stop starts the kernel again");
+            let forced = [ask("sleep 30").await, ask("echo never").await];
+            tokio::time::timeout(Duration::from_secs(60), shell.stop(true)).await.expect("in time").expect("stops");
+            assert_eq!(shell.info().await.expect("info").state, "stopped", "nothing queued starts it again");
+            for forced in forced {
+                let end = forced.result().await.expect("a result").end;
+                assert_eq!(end.status, ExecStatus::Interrupted, "{end:?}");
+            }
+        }
+    });
+}
+
+#[test]
 fn removal_leaves_nothing() {
     let host = Host::start();
     host.with(async |client| {

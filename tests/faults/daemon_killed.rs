@@ -124,7 +124,6 @@ fn a_daemon_killed_at_work_or_before_a_reader() {
 }
 
 #[test]
-#[ignore = "known gap: the copy for --from-dir may outlive a killed daemon for a moment and write into what the next start removes"]
 fn a_daemon_killed_as_it_creates_or_removes() {
     let (mut host, neighbour) = host(User::Own);
     let bystander = Bystander::new();

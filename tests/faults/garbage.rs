@@ -112,7 +112,6 @@ fn bytes_that_are_no_messages_hurt_nobody() {
 
 /// What a client announces takes no memory before it comes.
 #[test]
-#[ignore = "known gap: the Cap'n Proto reader takes memory for what a message announces, before it arrives"]
 fn announced_messages_take_no_memory() {
     let host = Host::start();
     host.with(async |client| out(&kernel(&client, "k", EngineName::Kaish).await, "x=kept").await);

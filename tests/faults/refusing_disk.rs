@@ -100,7 +100,6 @@ const LABELS: &[&str] = &[
 ];
 
 #[test]
-#[ignore = "known gap: a keyed creation whose commit failed is remembered as made"]
 fn a_full_or_failing_disk_is_told_and_survived() {
     let mut host = Host::prepare(User::Unprivileged);
     host.configure("[daemon]\ndurability = \"power\"\n");

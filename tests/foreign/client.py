@@ -104,10 +104,16 @@ class Infos(ryokan.KernelInfoSink.Server):
 class Events(ryokan.EventSink.Server):
     def __init__(self):
         self.events = []
+        self.caught_up = 0
 
     async def event(self, event, **_):
         called.add(("EventSink", "event"))
+        assert not self.caught_up or event.sequence > self.caught_up
         self.events.append(event.to_dict())
+
+    async def caughtUp(self, **_):
+        called.add(("EventSink", "caughtUp"))
+        self.caught_up = self.events[-1]["sequence"] if self.events else 0
 
     def kinds(self):
         return [event["kind"] for event in self.events]

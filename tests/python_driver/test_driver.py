@@ -477,6 +477,15 @@ class Interrupts(Case):
         os.kill(self.engine.pid, signal.SIGINT)
         self.assertEqual(self.engine.finish(timeout=40).end["status"], "interrupted")
 
+    def test_an_interrupt_before_the_code_is_read_is_for_it(self):
+        for _ in range(5):
+            os.kill(self.engine.pid, signal.SIGSTOP)
+            self.engine.begin("import time; time.sleep(60)")
+            os.kill(self.engine.pid, signal.SIGINT)
+            os.kill(self.engine.pid, signal.SIGCONT)
+            self.assertEqual(self.engine.finish(timeout=20).end["status"], "interrupted")
+            self.assertEqual(self.value_of("2 + 2"), 4)
+
     def test_code_may_catch_it(self):
         self.engine.begin("import time\ntry:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    caught = 'yes'\ncaught")
         self.engine.interrupt()

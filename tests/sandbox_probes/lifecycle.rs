@@ -211,13 +211,12 @@ fn a_cgroup_holds_the_engine_and_is_killed_as_one() {
     };
     std::fs::create_dir(&base).expect("made");
     let home = Starter::Own.home();
-    let plan = home.plan(json!({"cgroup_base": &base}));
+    let plan = home.plan(json!({"cgroup": base.join("worker-x")}));
     // The engine stands in the engine's part, init in its own; a tree of processes ends with one write.
     let script = "grep 0:: /proc/self/cgroup; (setsid sleep 77 &); sleep 77";
     let ran = Starter::Own.probe(&["--timeout", "1", "--plan", &plan], &["/bin/sh", "-c", script]);
-    let kernel =
-        std::fs::read_dir(&base).expect("there").flatten().map(|entry| entry.path()).find(|path| path.is_dir());
-    let kernel = kernel.expect("a cgroup for the kernel");
+    let kernel = base.join("worker-x");
+    assert!(kernel.is_dir(), "a cgroup for the kernel");
     let mut removed = ryokan::sandbox::cgroup::remove(&kernel);
     for _ in 0..100 {
         if removed.is_ok() {
@@ -236,7 +235,7 @@ fn a_cgroup_holds_the_engine_and_is_killed_as_one() {
 fn a_cgroup_that_is_not_ours_shows_in_the_report() {
     for starter in Starter::all() {
         let home = starter.home();
-        let plan = home.plan(json!({"cgroup_base": home.path("none")}));
+        let plan = home.plan(json!({"cgroup": home.path("none").join("worker-x")}));
         let report = report(&starter.probe(&["--json", "--plan", &plan], &["/bin/true"]));
         let layers = report["report"]["layers"].as_array().expect("layers");
         let memory = layers.iter().find(|each| each["layer"] == "memory").expect("reported");

@@ -51,7 +51,7 @@ impl Kernel {
 
     pub async fn launch(&self) -> Result<Running> {
         let log = std::fs::File::create(self.folder.path().join("worker.log")).unwrap();
-        start(&self.document, &self.identity.secret, &binary(), Stdio::from(log)).await.map(Running)
+        start(&self.document, &self.identity.secret, &binary(), Stdio::from(log), async |_| Ok(())).await.map(Running)
     }
 
     /// What the worker's init said.

@@ -128,7 +128,7 @@ fn only_the_daemon_that_knows_the_secret_is_served() {
 
 async fn raw_client(fake: &Fake) -> worker::Client {
     let stream = worker_socket::connect(&fake.socket()).await.unwrap();
-    let mut rpc = RpcSystem::new(Box::new(worker_socket::network(stream, Side::Client)), None);
+    let mut rpc = RpcSystem::new(Box::new(worker_socket::network(stream, Side::Client).unwrap()), None);
     let client = rpc.bootstrap(Side::Server);
     tokio::task::spawn_local(rpc);
     client

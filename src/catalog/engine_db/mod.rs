@@ -291,7 +291,7 @@ impl EngineDb {
 
     /// Keeps the write-ahead log short. To be called between executions, when nobody waits.
     pub fn tidy(&self) {
-        self.db.tidy();
+        self.db.tidy(limits::WAL_BYTES);
     }
 
     /// Checks every page and every body.

@@ -13,11 +13,11 @@ use capnp::capability::FromClientHook;
 use capnp_rpc::{RpcSystem, rpc_twoparty_capnp, twoparty};
 use tokio::net::UnixStream;
 use tokio::task::{JoinHandle, LocalSet};
-use tokio_util::compat::{TokioAsyncReadCompatExt, TokioAsyncWriteCompatExt};
 
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::limits;
 use crate::rpc::convert::{from_capnp, reader_options};
+use crate::rpc::wire::halves;
 
 /// Runs a future that uses clients: a runtime of this thread alone and a [`LocalSet`]. Blocking reads that still wait
 /// when the future ends (standard input, for example) are left behind.
@@ -76,11 +76,14 @@ impl Drop for Link {
 
 impl Link {
     /// Starts the protocol on a connected stream; gives the peer's bootstrap capability.
-    pub fn start<C: FromClientHook>(stream: UnixStream) -> (Rc<Link>, C) {
-        let (read, write) = stream.into_split();
+    ///
+    /// # Errors
+    /// `unavailable` if the socket cannot be watched.
+    pub fn start<C: FromClientHook>(stream: UnixStream) -> Result<(Rc<Link>, C)> {
+        let (read, write) = halves(stream).map_err(|e| Error::unavailable(format!("the connection: {e}")))?;
         let mut network = twoparty::VatNetwork::new(
-            futures::io::BufReader::new(read.compat()),
-            futures::io::BufWriter::new(write.compat_write()),
+            futures::io::BufReader::new(read),
+            futures::io::BufWriter::new(write),
             rpc_twoparty_capnp::Side::Client,
             reader_options(),
         );
@@ -92,7 +95,7 @@ impl Link {
                 tracing::debug!(%error, "connection ended");
             }
         });
-        (Rc::new(Link { driver }), bootstrap)
+        Ok((Rc::new(Link { driver }), bootstrap))
     }
 
     /// Waits for an answer that the daemon gives without waiting for code that runs.

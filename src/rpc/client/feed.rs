@@ -97,16 +97,22 @@ impl<T> Feed<T> {
     }
 }
 
+/// What a subscriber is told.
+pub(super) enum Told {
+    Event(Event),
+    CaughtUp,
+}
+
 /// Events of a host or of one kernel: the past first, then as they happen. Dropping it ends the subscription.
 pub struct Events {
-    feed: Feed<Event>,
+    feed: Feed<Told>,
     link: Rc<Link>,
     taken: Cell<Option<oneshot::Sender<()>>>,
     _subscription: wire::subscription::Client,
 }
 
 impl Events {
-    pub(super) fn new(feed: Feed<Event>, link: Rc<Link>, subscription: wire::subscription::Client) -> Self {
+    pub(super) fn new(feed: Feed<Told>, link: Rc<Link>, subscription: wire::subscription::Client) -> Self {
         Events { feed, link, taken: Cell::new(None), _subscription: subscription }
     }
 
@@ -116,6 +122,25 @@ impl Events {
     /// # Errors
     /// [`ErrorCode::Unavailable`](crate::core::error::ErrorCode::Unavailable) once the connection is lost.
     pub async fn next(&mut self) -> Result<Event> {
+        loop {
+            if let Told::Event(event) = self.told().await? {
+                return Ok(event);
+            }
+        }
+    }
+
+    /// The next event of those that had happened when the subscription began; `None` once, after the last of them.
+    ///
+    /// # Errors
+    /// As [`Self::next`].
+    pub async fn next_past(&mut self) -> Result<Option<Event>> {
+        Ok(match self.told().await? {
+            Told::Event(event) => Some(event),
+            Told::CaughtUp => None,
+        })
+    }
+
+    async fn told(&mut self) -> Result<Told> {
         if let Some(taken) = self.taken.take() {
             let _ = taken.send(());
         }
@@ -151,13 +176,21 @@ impl wire::kernel_info_sink::Server for Inlet<KernelInfo> {
     }
 }
 
-impl wire::event_sink::Server for Inlet<Event> {
+impl wire::event_sink::Server for Inlet<Told> {
     fn event(
         self: Rc<Self>,
         params: wire::event_sink::EventParams,
     ) -> impl Future<Output = capnp::Result<()>> + 'static {
         let read = params.get().and_then(|p| p.get_event());
-        self.put(read.map_err(malformed).and_then(info::read_event))
+        self.put(read.map_err(malformed).and_then(info::read_event).map(Told::Event))
+    }
+
+    fn caught_up(
+        self: Rc<Self>,
+        _params: wire::event_sink::CaughtUpParams,
+        _results: wire::event_sink::CaughtUpResults,
+    ) -> impl Future<Output = capnp::Result<()>> + 'static {
+        self.put(Ok(Told::CaughtUp))
     }
 }
 

@@ -46,7 +46,7 @@ impl HostClient {
     /// # Errors
     /// As [`HostClient::connect`].
     pub async fn greet(stream: UnixStream, client: &str, deadline: Duration) -> Result<HostClient> {
-        let (link, cap) = Link::start::<wire::host::Client>(stream);
+        let (link, cap) = Link::start::<wire::host::Client>(stream)?;
         let mut request = cap.hello_request();
         request.get().set_wire_version(wire::WIRE_VERSION);
         request.get().set_client(client);

@@ -10,12 +10,12 @@ use super::execution::ExecutionClient;
 use super::feed::{Events, feed};
 use super::lease::LeaseClient;
 use crate::core::error::{Error, Result};
-use crate::core::exec::ExecRequest;
+use crate::core::exec::{ExecRequest, ExecResult};
 use crate::core::ids::{Digest, ExecId};
 use crate::core::info::{Job, JournalEntry, KernelInfo};
 use crate::core::limits;
 use crate::core::rights::Rights;
-use crate::rpc::convert::exec::write_exec_request;
+use crate::rpc::convert::exec::{read_exec_result, write_exec_request};
 use crate::rpc::convert::rights::{rights_len, write_rights};
 use crate::rpc::convert::{info, listing, read_name};
 use crate::rpc::schema::ryokan_capnp as wire;
@@ -37,7 +37,7 @@ impl KernelClient {
     /// # Errors
     /// As [`HostClient::connect`](super::HostClient::connect).
     pub async fn connect(socket: &Path) -> Result<KernelClient> {
-        let (link, cap) = Link::start(connect_stream(socket, limits::CLIENT_HELLO).await?);
+        let (link, cap) = Link::start(connect_stream(socket, limits::CLIENT_HELLO).await?)?;
         Ok(KernelClient { cap, link })
     }
 
@@ -64,6 +64,22 @@ impl KernelClient {
         let response = fields(response.get())?;
         let cap = fields(response.get_execution())?;
         Ok(ExecutionClient::new(cap, ExecId(response.get_exec_id()), self.link.clone()))
+    }
+
+    /// Runs code and waits for its end, in one round trip: the daemon is asked for the result of an execution that it is
+    /// still being asked to start.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub async fn run_to_end(&self, request: &ExecRequest) -> Result<ExecResult> {
+        request.check().map_err(|e| Error::invalid(e.to_string()))?;
+        let mut call = self.cap.run_request();
+        write_exec_request(call.get().init_request(), request)?;
+        // Kept until the end: who drops a call gives it up.
+        let started = call.send();
+        let ended = started.pipeline.get_execution().result_request().send().promise;
+        let response = self.link.wait(ended).await?;
+        answer(read_exec_result(fields(fields(response.get())?.get_result())?))
     }
 
     /// An execution by its number, also one that ended long ago.

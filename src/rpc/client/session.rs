@@ -11,7 +11,7 @@ use crate::session::{OutputSink, Session, StateSnapshot};
 #[async_trait::async_trait(?Send)]
 impl Session for KernelClient {
     async fn execute(&self, request: ExecRequest) -> Result<ExecResult> {
-        self.run(&request).await?.result().await
+        self.run_to_end(&request).await
     }
 
     async fn execute_streaming(&self, request: ExecRequest, sink: &dyn OutputSink) -> Result<ExecResult> {

@@ -100,7 +100,11 @@ async fn greet(stream: UnixStream, supervisor: Supervisor, published: Rc<Publish
         Rc::new(Connection { supervisor, published, uid, config, kernels: RefCell::new(CapabilityServerSet::new()) });
     let server = Rc::new(HostServer { connection, client: RefCell::new(None) });
     let host: wire::host::Client = capnp_rpc::new_client_from_rc(Rc::clone(&server));
-    let rpc = RpcSystem::new(Box::new(worker_socket::network(stream, Side::Server)), Some(host.client));
+    let network = match worker_socket::network(stream, Side::Server) {
+        Ok(network) => network,
+        Err(error) => return tracing::warn!(%error, "a client's connection cannot be watched"),
+    };
+    let rpc = RpcSystem::new(Box::new(network), Some(host.client));
     let silent = async {
         tokio::time::sleep(limits::CLIENT_HELLO).await;
         if server.client.borrow().is_some() {
@@ -229,8 +233,9 @@ impl Published {
         }
         let actor = Actor { uid: connection.uid, client: format!("published {name}"), lease: Vec::new() };
         kernel.records.publish(name.as_str(), Some(rights), &actor, crate::sys::clock::now_ms()).await?;
-        self.listen(&path, kernel, rights, actor, false)
+        self.listen(&path, kernel, rights, actor.clone(), false)
             .map_err(|error| Error::unavailable(format!("{} cannot be served: {error}", path.display())))?;
+        self.audit(kernel, &actor, "kernel.publish").await;
         Ok(path)
     }
 
@@ -254,7 +259,12 @@ impl Published {
         kernel.records.publish(name, None, actor, crate::sys::clock::now_ms()).await?;
         self.sockets.borrow_mut().remove(&path);
         let _ = std::fs::remove_file(&path);
+        self.audit(kernel, actor, "kernel.unpublish").await;
         Ok(())
+    }
+
+    async fn audit(&self, kernel: &Rc<Kernel>, actor: &Actor, action: &str) {
+        self.supervisor.host().audit(actor, action, &kernel.id.to_string(), (None, None), "done").await;
     }
 }
 
@@ -287,7 +297,14 @@ async fn serve_kernel(
             kernels: RefCell::new(CapabilityServerSet::new()),
         });
         let client = connection.kernel_client(&kernel, rights, Actor { uid, ..actor.clone() });
-        let rpc = RpcSystem::new(Box::new(worker_socket::network(stream, Side::Server)), Some(client.client));
+        let network = match worker_socket::network(stream, Side::Server) {
+            Ok(network) => network,
+            Err(error) => {
+                tracing::warn!(%error, "a connection to a kernel's socket cannot be watched");
+                continue;
+            }
+        };
+        let rpc = RpcSystem::new(Box::new(network), Some(client.client));
         tokio::task::spawn_local(async move {
             let _counted = counted;
             if let Err(error) = rpc.await {

@@ -8,7 +8,7 @@ use crate::rpc::convert::info::write_event;
 use crate::rpc::convert::output::write_output_event;
 use crate::rpc::convert::to_capnp;
 use crate::rpc::schema::ryokan_capnp::{event_sink, output_callback, subscription};
-use crate::supervisor::events::Follower;
+use crate::supervisor::events::{Follower, Heard};
 use crate::supervisor::output::Reader;
 
 /// A running subscription; ends when the client drops it.
@@ -37,7 +37,12 @@ pub(super) async fn pump(exec: ExecId, mut reader: Reader, callback: output_call
 pub(super) async fn follow(mut follower: Follower, sink: event_sink::Client, wanted: impl Fn(&str) -> bool) {
     loop {
         let page = match follower.next().await {
-            Ok(page) => page,
+            Ok(Heard::Page(page)) => page,
+            Ok(Heard::CaughtUp) => {
+                // An older client does not know the word and needs not.
+                drop(sink.caught_up_request().send().promise.await);
+                continue;
+            }
             Err(error) => {
                 tracing::warn!(%error, "a subscription ended");
                 return;

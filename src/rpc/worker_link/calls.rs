@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::rc::Rc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -18,6 +19,9 @@ use crate::core::ids::ExecId;
 use crate::core::info::{ToolInfo, VarInfo};
 use crate::core::limits;
 use crate::core::value::Value;
+
+/// How long an acknowledgement waits for a start to go with.
+const ACKNOWLEDGED_WITHIN: Duration = Duration::from_millis(5);
 
 impl WorkerLink {
     /// Starts an execution. The request is on its way when this returns; the future tells whether the worker took it.
@@ -52,6 +56,11 @@ impl WorkerLink {
         wire.set_has_stdin(stdin);
         wire.set_timeout_ms(wanted.timeout_ms);
         wire.set_output_kept_bytes(exec.output_kept);
+        let acknowledged = self.acknowledged.take();
+        let mut list = wire.init_acknowledged(acknowledged.len() as u32);
+        for (i, exec) in acknowledged.iter().enumerate() {
+            list.set(i as u32, exec.0);
+        }
         let promise = request.send().promise;
         Ok(async move { promise.await.map(drop) })
     }
@@ -85,6 +94,34 @@ impl WorkerLink {
         let mut request = self.client.interrupt_request();
         request.get().set_exec_id(exec.0);
         answered(request.send().promise).await.map(drop)
+    }
+
+    /// Lets the worker forget an execution when it is next told something: with the next start, or after a moment. Saves a
+    /// message and its answer for each execution where they follow one another.
+    pub fn acknowledge_later(self: &Rc<Self>, exec: ExecId) {
+        let first = {
+            let mut waiting = self.acknowledged.borrow_mut();
+            waiting.push(exec);
+            waiting.len() == 1
+        };
+        if first {
+            let link = Rc::downgrade(self);
+            tokio::task::spawn_local(async move {
+                tokio::time::sleep(ACKNOWLEDGED_WITHIN).await;
+                if let Some(link) = link.upgrade() {
+                    link.acknowledge_now().await;
+                }
+            });
+        }
+    }
+
+    /// Tells what [`Self::acknowledge_later`] was given.
+    async fn acknowledge_now(&self) {
+        for exec in self.acknowledged.take() {
+            if let Err(error) = self.acknowledge(exec).await {
+                tracing::debug!(%exec, %error, "acknowledge");
+            }
+        }
     }
 
     /// Tells the worker that an execution's end is safe: it forgets it.
@@ -231,6 +268,7 @@ impl WorkerLink {
     /// # Errors
     /// Those of saving.
     pub async fn stop(&self, grace: Duration) -> Result<()> {
+        self.acknowledge_now().await;
         let mut request = self.client.stop_request();
         request.get().set_grace_ms(u64::try_from(grace.as_millis()).unwrap_or(u64::MAX));
         bounded(grace.saturating_add(limits::WORKER_STOP), async {

@@ -52,7 +52,8 @@ impl Task {
                 return Err(error);
             }
         };
-        self.changed(version, "kernel_mounted", serde_json::json!({ "path": mount.path, "source": mount.source }));
+        let detail = serde_json::json!({ "path": mount.path, "source": mount.source, "writable": mount.writable });
+        self.changed(&change.actor, version, ("kernel_mounted", "kernel.mount"), detail).await;
         self.mounts.push(mount);
         Ok(())
     }
@@ -70,7 +71,8 @@ impl Task {
         };
         let text = format!("unmounted {path}");
         let version = self.kernel.records.remove_mount(&change.actor, &text, path, self.host.now_ms()).await?;
-        self.changed(version, "kernel_unmounted", serde_json::json!({ "path": path }));
+        let detail = serde_json::json!({ "path": path });
+        self.changed(&change.actor, version, ("kernel_unmounted", "kernel.unmount"), detail).await;
         self.mounts.remove(at);
         // Recorded first: if the live worker keeps it (something inside uses it), it goes with that worker.
         match self.link() {
@@ -87,7 +89,8 @@ impl Task {
         let written = self.kernel.records.put_mcp(&change.actor, &text, &name, transport, self.host.now_ms()).await;
         match written {
             Ok(version) => {
-                self.changed(version, "mcp_registered", serde_json::json!({ "server": name }));
+                let detail = serde_json::json!({ "server": name });
+                self.changed(&change.actor, version, ("mcp_registered", "kernel.mcp_register"), detail).await;
                 Ok(())
             }
             Err(error) => {
@@ -103,13 +106,16 @@ impl Task {
         let text = format!("unregistered MCP server {name}");
         let version = self.kernel.records.remove_mcp(&change.actor, &text, name, self.host.now_ms()).await?;
         self.tools.unregister(name);
-        self.changed(version, "mcp_unregistered", serde_json::json!({ "server": name }));
+        let detail = serde_json::json!({ "server": name });
+        self.changed(&change.actor, version, ("mcp_unregistered", "kernel.mcp_unregister"), detail).await;
         Ok(())
     }
 
-    fn changed(&self, version: u64, kind: &'static str, detail: serde_json::Value) {
-        self.kernel.view.borrow_mut().version = version;
-        self.host.events.publish(&self.kernel.event_name, kind, detail);
+    /// What a kernel may reach has changed: an event, and a line of the audit log.
+    async fn changed(&self, actor: &Actor, version: u64, names: (&'static str, &str), detail: serde_json::Value) {
+        let before = std::mem::replace(&mut self.kernel.view.borrow_mut().version, version);
+        self.host.events.publish(&self.kernel.event_name, names.0, detail);
+        self.host.audit(actor, names.1, &self.kernel.id.to_string(), (Some(before), Some(version)), "done").await;
     }
 
     /// Appends what an agent or a person said.

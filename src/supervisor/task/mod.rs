@@ -42,6 +42,8 @@ pub(super) use listener::Listener;
 enum Item {
     Execution(Rc<Execution>),
     Operation(Operation),
+    /// A stop that waits for what was asked before it.
+    Stop(Reply<()>),
 }
 
 /// What the worker and the task's own helpers say. At most a handful exist at a time: one worker, one execution, one
@@ -264,11 +266,15 @@ impl Task {
         let mut pending = VecDeque::from([event]);
         while let Some(event) = pending.pop_front() {
             let before = std::mem::discriminant(&self.life.state);
+            let was_busy = matches!(self.life.state, State::Busy { .. });
             let actions = self.life.step(event, self.host.now_ms());
             let changed = before != std::mem::discriminant(&self.life.state);
             if changed {
                 self.show_state();
-                if !matches!(self.life.state, State::Busy { .. }) {
+                // Executions begin and end in the journal; to a new daemon a kernel with a worker is a kernel with a worker.
+                let work = matches!(self.life.state, State::Busy { .. })
+                    || was_busy && matches!(self.life.state, State::Ready);
+                if !work {
                     self.save_life().await;
                 }
             }
@@ -365,19 +371,26 @@ impl Task {
             let _ = reply.send(Err(error));
             return;
         }
+        if mode == StopMode::WhenIdle && !self.queue.is_empty() {
+            self.queue.push_back(Item::Stop(reply));
+            return;
+        }
+        if mode != StopMode::WhenIdle {
+            self.end_queued("the kernel was stopped before it ran").await;
+        }
         self.stopping.push(reply);
         let reason = if mode == StopMode::Daemon { StopReason::Daemon } else { StopReason::Asked };
         self.backoff_at = None;
         self.step(Event::StopAsked { reason, force: mode != StopMode::WhenIdle }).await;
-        self.answer_stopped();
+        if !self.life.has_worker() {
+            self.answer_stopped();
+        }
     }
 
-    /// Answers those who wait for the worker's end, if there is none now.
+    /// Answers those who wait for the worker's end. What was queued meanwhile may have begun the next worker already.
     fn answer_stopped(&mut self) {
-        if !self.life.has_worker() {
-            for reply in self.stopping.drain(..) {
-                let _ = reply.send(Ok(()));
-            }
+        for reply in self.stopping.drain(..) {
+            let _ = reply.send(Ok(()));
         }
     }
 

@@ -7,7 +7,7 @@ use crate::catalog::state::Begun;
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::exec::{ExecEnd, ExecRequest, ExecStatus, OutputEvent};
 use crate::core::ids::ExecId;
-use crate::core::kernel::{CrashCause, Event, State};
+use crate::core::kernel::{CrashCause, Event, State, StopReason};
 use crate::core::limits;
 use crate::rpc::worker_link::WorkerExec;
 use crate::supervisor::command::{Actor, Operation};
@@ -131,6 +131,11 @@ impl Task {
         }
         let link = self.link()?;
         match self.queue.front()? {
+            Item::Stop(_) => {
+                let Some(Item::Stop(reply)) = self.queue.pop_front() else { return None };
+                self.stopping.push(reply);
+                Some(Event::StopAsked { reason: StopReason::Asked, force: false })
+            }
             Item::Operation(_) => {
                 let Some(Item::Operation(operation)) = self.queue.pop_front() else { return None };
                 self.operating = true;
@@ -229,7 +234,7 @@ impl Task {
                 let known = self.kernel.executions.borrow().get(&exec).cloned();
                 match known {
                     Some(execution) if !execution.is_finished() => execution,
-                    _ => return self.acknowledge(exec),
+                    _ => return self.acknowledge(exec, false),
                 }
             }
         };
@@ -238,7 +243,7 @@ impl Task {
             execution.output.push_event(OutputEvent::Structured(output.clone())).await;
         }
         if self.end(&execution, end).await {
-            self.acknowledge(exec);
+            self.acknowledge(exec, lost);
         }
         self.used();
         if lost {
@@ -250,8 +255,12 @@ impl Task {
         self.rearm_idle();
     }
 
-    fn acknowledge(&self, exec: ExecId) {
-        if let Some(link) = self.link() {
+    /// Tells the worker that the journal has it: at leisure, unless the worker waits for that before it goes.
+    fn acknowledge(&self, exec: ExecId, now: bool) {
+        let Some(link) = self.link() else { return };
+        if !now {
+            link.acknowledge_later(exec);
+        } else {
             tokio::task::spawn_local(async move {
                 if let Err(error) = link.acknowledge(exec).await {
                     tracing::debug!(%exec, %error, "acknowledge");
@@ -342,6 +351,23 @@ impl Task {
                     self.end(&execution, end).await;
                 }
                 Item::Operation(operation) => operation(Err(error.clone())).await,
+                Item::Stop(reply) => self.stopping.push(reply),
+            }
+        }
+        if !self.life.has_worker() {
+            self.answer_stopped();
+        }
+    }
+
+    /// Takes everything out of the queue: it is not wanted any more.
+    pub(super) async fn end_queued(&mut self, why: &str) {
+        while let Some(item) = self.queue.pop_front() {
+            match item {
+                Item::Execution(execution) => {
+                    self.end(&execution, never_ran(why)).await;
+                }
+                Item::Operation(operation) => operation(Err(Error::unavailable(why))).await,
+                Item::Stop(reply) => self.stopping.push(reply),
             }
         }
     }

@@ -57,6 +57,9 @@ impl Run {
 
 impl Worker {
     pub(super) fn start(&mut self, start: Start) -> Result<()> {
+        for exec in &start.acknowledged {
+            self.ledger.acknowledge(*exec);
+        }
         if self.ledger.knows(start.exec) {
             return Ok(());
         }
@@ -64,7 +67,8 @@ impl Worker {
         if self.ledger.is_full() {
             return Err(Error::busy("earlier executions have not been acknowledged"));
         }
-        let Start { exec, request_json, stdin, stdin_open, has_stdin, timeout_ms, output_kept_bytes } = start;
+        let Start { exec, request_json, stdin, stdin_open, has_stdin, timeout_ms, output_kept_bytes, acknowledged } =
+            start;
         let (stdin, read_end) = match has_stdin {
             true => {
                 let (stdin, read_end) = Stdin::open(stdin, !stdin_open)
@@ -88,6 +92,10 @@ impl Worker {
         let timeout = (timeout_ms > 0).then(|| now.checked_add(Duration::from_millis(timeout_ms))).flatten();
         self.run = Some(Run { exec, request, started: now, timeout, timeout_ms, halt: Halt::No, stdin });
         self.start_watch();
+        if !acknowledged.is_empty() {
+            // While the engine works anyway.
+            self.state.tidy();
+        }
         Ok(())
     }
 

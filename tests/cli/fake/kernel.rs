@@ -299,10 +299,13 @@ impl Drop for FakeSubscription {
     }
 }
 
-/// Three events of the past at once, then one every 50 ms.
+/// Three events of the past at once, the end of the past, then one every 50 ms.
 pub fn send_events(sink: wire::event_sink::Client, since: u64, log: &Log) -> wire::subscription::Client {
     let task = tokio::task::spawn_local(async move {
         for sequence in since + 1.. {
+            if sequence == 4 {
+                let _ = sink.caught_up_request().send().promise.await;
+            }
             if sequence > 3 {
                 let pause = if sequence == 4 { Duration::from_millis(700) } else { Duration::from_millis(50) };
                 tokio::time::sleep(pause).await;

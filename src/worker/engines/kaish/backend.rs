@@ -19,6 +19,7 @@ use kaish_kernel::{
 use kaish_types::PathAccess;
 use serde_json::Value as Json;
 use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
 
 use super::values;
 use crate::core::value::Value;
@@ -124,28 +125,67 @@ impl Backend {
         std::mem::take(&mut *lock(&self.seen))
     }
 
-    async fn call(&self, name: &str, args: ToolArgs, ctx: &mut dyn ToolCtx) -> ToolResult {
-        let cancel = ctx.as_any().downcast_ref::<ExecContext>().map(|ctx| ctx.cancel.clone()).unwrap_or_default();
+    /// Calls a dynamic tool with arguments as they are, outside of any program.
+    ///
+    /// # Errors
+    /// What the tool, or the lack of somebody who could call it, says.
+    pub async fn ask(
+        &self,
+        name: &str,
+        args: Value,
+        cancel: &CancellationToken,
+    ) -> Result<(Value, String), Unanswered> {
         let call = self.next_call.fetch_add(1, Ordering::Relaxed);
         let (sender, answer) = oneshot::channel();
         lock(&self.waiting).insert(call, sender);
-        let request = ToolCall { call, name: name.to_owned(), args: named_arguments(args) };
+        let request = ToolCall { call, name: name.to_owned(), args };
         if self.calls.send(request).is_err() {
             lock(&self.waiting).remove(&call);
-            return ToolResult::failure(1, format!("{name}: nobody takes tool calls here"));
+            return Err(Unanswered::Failed("nobody takes tool calls here".into()));
         }
         tokio::select! {
             answer = answer => match answer {
-                Ok(ToolAnswer::Done(value, text)) => tool_done(&value, text),
-                Ok(ToolAnswer::Failed(message)) => ToolResult::failure(1, format!("{name}: {message}")),
-                Err(_) => ToolResult::failure(1, format!("{name}: the call was given up")),
+                Ok(ToolAnswer::Done(value, text)) => Ok((value, text)),
+                Ok(ToolAnswer::Failed(message)) => Err(Unanswered::Failed(message)),
+                Err(_) => Err(Unanswered::Failed("the call was given up".into())),
             },
             () = cancel.cancelled() => {
                 lock(&self.waiting).remove(&call);
-                ToolResult::failure(130, format!("{name}: interrupted"))
+                Err(Unanswered::Interrupted)
             }
         }
     }
+
+    async fn call(&self, name: &str, args: ToolArgs, ctx: &mut dyn ToolCtx) -> ToolResult {
+        let cancel = ctx.as_any().downcast_ref::<ExecContext>().map(|ctx| ctx.cancel.clone()).unwrap_or_default();
+        match self.ask(name, named_arguments(args), &cancel).await {
+            Ok((value, text)) => tool_done(&value, text),
+            Err(Unanswered::Failed(message)) => ToolResult::failure(1, format!("{name}: {message}")),
+            Err(Unanswered::Interrupted) => ToolResult::failure(130, format!("{name}: interrupted")),
+        }
+    }
+}
+
+/// Why a dynamic tool gave no answer.
+#[derive(Debug)]
+pub enum Unanswered {
+    /// It says so.
+    Failed(String),
+    /// The execution was interrupted.
+    Interrupted,
+}
+
+/// What a tool's answer looks like on standard output: its text, or its value where it has no text.
+pub fn shown(value: &Value, text: String) -> String {
+    let mut text = match (text.is_empty(), value) {
+        (false, _) | (true, Value::Null) => text,
+        (true, Value::String(s)) => s.clone(),
+        (true, other) => other.to_plain_json().to_string(),
+    };
+    if !text.is_empty() && !text.ends_with('\n') {
+        text.push('\n');
+    }
+    text
 }
 
 /// A tool's answer: its text on standard output, its value as structured data where it has more than text.
@@ -154,17 +194,7 @@ fn tool_done(value: &Value, text: String) -> ToolResult {
         Value::Null | Value::String(_) => None,
         other => Some(other.to_plain_json()),
     };
-    let text = match (text.is_empty(), value) {
-        (false, _) => text,
-        (true, Value::Null) => text,
-        (true, Value::String(s)) => s.clone(),
-        (true, other) => other.to_plain_json().to_string(),
-    };
-    let mut text = text;
-    if !text.is_empty() && !text.ends_with('\n') {
-        text.push('\n');
-    }
-    let mut result = ToolResult::success(text);
+    let mut result = ToolResult::success(shown(value, text));
     result.data = data;
     result
 }

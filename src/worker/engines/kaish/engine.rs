@@ -15,7 +15,7 @@ use kaish_kernel::{ExecuteOptions, Kernel, KernelConfig, KernelError, parser};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::backend::{Backend, ToolCall};
+use super::backend::{Backend, ToolCall, Unanswered, shown};
 use super::calls::{json_schema, literal_argv, output_data};
 use super::program::{self, Completeness, Found};
 use super::state::{Change, Entry, State};
@@ -172,7 +172,11 @@ impl KaishEngine {
 
     /// Runs a program to its end. All its output is in the pipes when this returns.
     pub async fn execute(&mut self, code: &str, execution: Execution<'_>) -> Outcome {
-        let found = parser::parse(code).ok().map(|program| program::walk(&program));
+        let found = if self.is_known_command(code) {
+            Some(Found::default())
+        } else {
+            parser::parse(code).ok().map(|program| program::walk(&program))
+        };
         let mut only_merges = false;
         if let Some(found) = &found {
             self.prepare(found).await;
@@ -197,10 +201,41 @@ impl KaishEngine {
         if !known || name.starts_with(HIDDEN) {
             return Err(format!("there is no tool {name:?}"));
         }
+        if self.backend.has_tool(name) {
+            return self.call_dynamic(name, args, &execution.cancel).await;
+        }
         let schema = self.session.tool_schemas().into_iter().find(|schema| schema.name == name);
         let argv = literal_argv(args, schema.as_ref())?;
         self.shared.order(Order::Call { name: name.to_owned(), argv });
         let outcome = self.run(CALL, execution, false).await;
+        Ok(outcome)
+    }
+
+    /// Calls a tool of an MCP server. Not through kaish's words, which would make text of numbers.
+    async fn call_dynamic(&self, name: &str, args: &Value, cancel: &CancellationToken) -> Result<Outcome, String> {
+        if !matches!(args, Value::Null | Value::Object(_)) {
+            return Err(format!("tool {name:?} takes named arguments"));
+        }
+        self.shared.begin(false);
+        let outcome = match self.backend.ask(name, args.clone(), cancel).await {
+            Ok((value, text)) => {
+                self.shared.stdout.write(shown(&value, text).as_bytes(), cancel).await;
+                let value = Some(value).filter(|value| !matches!(value, Value::Null | Value::String(_)));
+                Outcome { status: EndStatus::Done, code: 0, err: String::new(), value, output: None }
+            }
+            Err(Unanswered::Failed(message)) => {
+                let message = format!("{name}: {message}");
+                self.shared.stderr.write(format!("{}\n", message.trim_end()).as_bytes(), cancel).await;
+                let err = values::one_line(message.trim_end());
+                Outcome { status: EndStatus::Failed, code: 1, err, value: None, output: None }
+            }
+            Err(Unanswered::Interrupted) => {
+                let (status, code) = (EndStatus::Interrupted, CODE_INTERRUPTED);
+                Outcome { status, code, err: "interrupted".into(), value: None, output: None }
+            }
+        };
+        self.shared.stdout.flush(cancel).await;
+        self.shared.stderr.flush(cancel).await;
         Ok(outcome)
     }
 
@@ -269,6 +304,11 @@ impl KaishEngine {
         self.shared.stderr.flush(cancel).await;
         let output = self.shared.take_output().as_ref().map(output_data);
         Outcome { output, ..outcome }
+    }
+
+    /// Whether the program is one command for which nothing has to be made ready.
+    fn is_known_command(&self, code: &str) -> bool {
+        program::plain_command(code).is_some_and(|name| self.builtins.contains(name) || self.aliased.contains(name))
     }
 
     /// Makes ready for a program: external commands it names get their hidden aliases.

@@ -45,6 +45,16 @@ pub fn walk(program: &Program) -> Found {
     found
 }
 
+/// The command of a program that is one command and nothing more: a name and words of plain characters. Nothing is to be found
+/// in such a program but that name, so it need not be parsed twice.
+pub fn plain_command(code: &str) -> Option<&str> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b" _./:,@%+-".contains(&byte);
+    let name = code.split(' ').next()?;
+    let first = name.bytes().next()?;
+    let known = first.is_ascii_lowercase() && !RUNNERS.contains(&name) && name != "source";
+    (known && code.bytes().all(plain)).then_some(name)
+}
+
 /// Builtins whose words name a command to run.
 const RUNNERS: [&str; 7] = ["timeout", "env", "exec", "spawn", "command", "xargs", "alias"];
 

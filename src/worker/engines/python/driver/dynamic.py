@@ -97,6 +97,11 @@ def announce(listed):
             _announced[tool["name"]] = tool
 
 
+def announced(name):
+    """Whether there is a tool of that name now."""
+    return name in _announced
+
+
 def _call(name, arguments):
     global _last_call
     if not wire.alive():

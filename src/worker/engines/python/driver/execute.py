@@ -108,9 +108,11 @@ def call(frame, tail):
 
 
 def _resolve(name):
-    """A callable of `__main__`, or `module.function` of one that can be imported."""
+    """A callable of `__main__`, a tool of an MCP server, or `module.function` of one that can be imported."""
     found = None
     if type(name) is str and name:
+        if name not in run.namespace and dynamic.announced(name):
+            return dynamic.tools[name]
         first, *rest = name.split(".")
         found = run.namespace.get(first)
         if found is None and rest:

@@ -4,9 +4,10 @@ Owns the SIGINT handler. The gate is open only while user code runs; a frame tha
 interrupt back until it is whole. Never raises while the gate is closed: an interrupt between executions is ignored.
 
     closed ──arm──▶ armed ──guard──▶ open ──SIGINT──▶ KeyboardInterrupt in user code
-       │ ignored      │ pending         │ hold ──SIGINT──▶ pending ──release──▶ KeyboardInterrupt
+       │ early        │ pending         │ hold ──SIGINT──▶ pending ──release──▶ KeyboardInterrupt
 
-Armed: an execution was taken, but its code does not run yet; an interrupt now hits it as soon as it does.
+Closed: init interrupts what it has sent. If a frame has come or lies unread, the interrupt is for that one (early); if
+none does, the execution that it was for is over, and it is ignored. Armed: an execution was taken, but its code does not run yet; an interrupt now hits it as soon as it does.
 """
 import _signal  # `signal` would load `enum`
 import sys
@@ -14,6 +15,15 @@ from _thread import get_ident
 from time import perf_counter
 
 is_open = armed = False
+early = False
+received = False
+
+
+def has_unread():
+    """Whether the control socket holds bytes; `wire` knows."""
+    return False
+
+
 held = 0
 pending = False
 main_thread = get_ident()
@@ -23,9 +33,12 @@ _ONE_S = 0.001
 
 
 def _on_sigint(signum, frame):
-    global pending, _raised_at
+    global pending, early, _raised_at
     if not is_open:
-        pending = armed
+        if armed:
+            pending = True
+        else:
+            early = received or has_unread()
         return
     if held:
         pending = True
@@ -68,9 +81,15 @@ def install():
 
 def arm():
     """An execution begins: from here on an interrupt is meant for it."""
-    global armed, pending
-    pending = False
+    global armed, pending, early
     armed = True
+    pending, early = early, False
+
+
+def between():
+    """A frame was dealt with: what comes now, if anything, is not read yet."""
+    global early, received
+    early = received = False
 
 
 def disarm():

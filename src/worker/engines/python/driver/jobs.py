@@ -41,6 +41,9 @@ def _children():
                     continue
             with open(f"/proc/{pid}/cmdline", "rb") as file:
                 command = file.read(4096)
+            if not command:
+                # On its way out a process loses its memory, and with it these two, a moment before it is a zombie.
+                os.readlink(f"/proc/{pid}/exe")
         except (OSError, IndexError):
             continue
         text = command.rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "replace")

@@ -67,6 +67,7 @@ def _serve(handlers):
     while True:
         if jobs.known() and not wire.buffered():
             _watch_jobs()
+        gate.between()
         frame, tail = wire.receive()
         op = frame.get("op")
         handler = handlers.get(op) if type(op) is str else None

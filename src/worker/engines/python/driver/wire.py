@@ -170,8 +170,22 @@ def receive():
     return frame, tail
 
 
+def _has_unread():
+    """For an interrupt that comes while nothing runs."""
+    if _buffer:
+        return True
+    try:
+        return bool(_sock.recv(1, _socket.MSG_PEEK | _socket.MSG_DONTWAIT))
+    except OSError:
+        return False
+
+
+gate.has_unread = _has_unread
+
+
 def _fill():
     size, ancillary, _flags, _peer = _sock.recvmsg_into([_landing], 128, _socket.MSG_CMSG_CLOEXEC)
+    gate.received = True
     for level, kind, raw in ancillary:
         if level == _socket.SOL_SOCKET and kind == _socket.SCM_RIGHTS:
             for at in range(0, len(raw) - 3, 4):
