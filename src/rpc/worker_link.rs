@@ -157,6 +157,7 @@ fn refused(error: capnp::Error) -> Error {
 
 fn decode_report(report: report::Reader<'_>, pid: u32) -> capnp::Result<WorkerReport> {
     let sandbox = report.get_sandbox()?.iter().map(|line| Ok(line?.to_string()?)).collect::<capnp::Result<_>>()?;
+    let mounts = report.get_mounts()?.iter().map(|path| Ok(path?.to_string()?)).collect::<capnp::Result<_>>()?;
     let executions = report.get_executions()?.iter().map(|known| (ExecId(known.get_exec_id()), known.get_running()));
     let not_restored: Vec<Missed> = serde_json::from_slice(report.get_not_restored_json()?).unwrap_or_default();
     Ok(WorkerReport {
@@ -166,6 +167,7 @@ fn decode_report(report: report::Reader<'_>, pid: u32) -> capnp::Result<WorkerRe
         executions: executions.collect(),
         jobs: supervisor::decode_jobs(report.get_jobs_json()?),
         missed: supervisor::decode_missed(report.get_missed_json()?),
+        mounts,
         restored_entries: report.get_restored_entries(),
         not_restored: supervisor::missed_entries(not_restored),
         pid,

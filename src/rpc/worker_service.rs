@@ -167,6 +167,8 @@ pub struct Report {
     pub jobs_json: Vec<u8>,
     /// The last `missed` frame.
     pub missed_json: Vec<u8>,
+    /// Mounts that were made since the start.
+    pub mounts: Vec<String>,
     /// Entries given to the engine at start.
     pub restored_entries: u32,
     /// Those that it could not build: a JSON list.
@@ -458,6 +460,10 @@ fn write_report(mut to: report::Builder<'_>, told: &Report) -> Done {
     let mut lines = to.reborrow().init_sandbox(told.sandbox.len() as u32);
     for (i, line) in told.sandbox.iter().enumerate() {
         lines.set(i as u32, line);
+    }
+    let mut mounts = to.reborrow().init_mounts(told.mounts.len() as u32);
+    for (i, path) in told.mounts.iter().enumerate() {
+        mounts.set(i as u32, path);
     }
     let mut known = to.reborrow().init_executions(told.executions.len() as u32);
     for (i, (exec, running)) in told.executions.iter().enumerate() {

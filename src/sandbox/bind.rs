@@ -120,6 +120,11 @@ impl Init {
         Ok(())
     }
 
+    /// The paths inside that [`Self::bind`] made.
+    pub fn bound(&self) -> impl Iterator<Item = &Path> {
+        self.live.iter().map(|bind| bind.inside.as_path())
+    }
+
     fn taken(&self, inside: &Path) -> bool {
         let planned = self.plan.mounts.iter().map(|mount| &mount.inside);
         planned.chain(self.live.iter().map(|live| &live.inside)).any(|taken| taken == inside)

@@ -1,8 +1,7 @@
 //! Limits by cgroup v2, where a folder of it is delegated to the daemon.
 //!
 //! ```text
-//!  <base>/<name>/          made and removed by the daemon's side
-//!     ├ init/              the outer process and init: no limits, so that init outlives what it watches
+//!  <base>/<name>/          made by the outer process, removed by the daemon
 //!     └ engine/            everything untrusted: memory, processes, processors; killed as one
 //! ```
 //!
@@ -12,6 +11,8 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+
+use nix::unistd::Pid;
 
 use crate::core::spec::KernelLimits;
 
@@ -29,73 +30,41 @@ pub(super) struct Cgroup {
     pub pids: bool,
     /// Whether it limits processors.
     pub cpu: bool,
-    /// Takes a process in: written by the process itself.
-    pub procs: OwnedFd,
+    /// Takes processes in.
+    procs: OwnedFd,
     kill: Option<File>,
     memory_current: Option<File>,
 }
 
-/// Makes a kernel's cgroup at `path`, sets its limits and moves the process `pid` into its `init` part.
-///
-/// To move a process takes the host kernel some milliseconds: the daemon does it while the worker's program is being loaded.
+/// Makes a kernel's cgroup at `path` with its limits. Init stays where the daemon is: no limit ends who watches them.
 ///
 /// # Errors
 /// If the folder above is not ours to make children in; then nothing is left of it. A controller that is missing is no error:
 /// what is made is without that limit.
-pub fn establish(path: &Path, limits: &KernelLimits, pid: u32) -> io::Result<()> {
+pub(super) fn establish(path: &Path, limits: &KernelLimits) -> io::Result<Cgroup> {
     let base = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
     // A folder that is no cgroup must not be filled with folders that are none either.
     std::fs::metadata(base.join("cgroup.procs"))?;
-    establish_at(base, path, limits, pid).inspect_err(|_| {
+    establish_at(base, path, limits).inspect_err(|_| {
         let _ = remove(path);
     })
 }
 
-fn establish_at(base: &Path, path: &Path, limits: &KernelLimits, pid: u32) -> io::Result<()> {
+fn establish_at(base: &Path, path: &Path, limits: &KernelLimits) -> io::Result<Cgroup> {
     let engine = path.join("engine");
     let [memory, pids, cpu] = ["memory", "pids", "cpu"].map(|controller| enable(base, controller));
     std::fs::create_dir_all(path)?;
     let [memory, pids, cpu] =
         [("memory", memory), ("pids", pids), ("cpu", cpu)].map(|(name, above)| above && enable(path, name));
-    for part in ["init", "engine"] {
-        std::fs::create_dir_all(path.join(part))?;
-    }
-    // One that cannot be set is seen by `open`, and made up for by other means.
-    if memory {
-        let _ = set_memory(&engine, limits.memory_bytes);
-    }
-    if pids {
-        let _ = write(&engine, "pids.max", &limits.pids.to_string());
-    }
-    if cpu {
-        let quota_us = CPU_PERIOD_US * u64::from(limits.cpu_milli) / 1000;
-        let _ = write(&engine, "cpu.max", &format!("{quota_us} {CPU_PERIOD_US}"));
-    }
-    write(&path.join("init"), "cgroup.procs", &pid.to_string())
-}
-
-/// Opens what init needs of an established cgroup.
-///
-/// # Errors
-/// If it is not there, or not the caller's to use.
-pub(super) fn open(path: &Path) -> io::Result<Cgroup> {
-    let engine = path.join("engine");
-    let limited = |file: &str| std::fs::read_to_string(engine.join(file)).is_ok_and(|limit| is_limit(&limit));
+    std::fs::create_dir_all(&engine)?;
+    let memory = memory && set_memory(&engine, limits.memory_bytes).is_ok();
+    let pids = pids && write(&engine, "pids.max", &limits.pids.to_string()).is_ok();
+    let quota_us = CPU_PERIOD_US * u64::from(limits.cpu_milli) / 1000;
+    let cpu = cpu && write(&engine, "cpu.max", &format!("{quota_us} {CPU_PERIOD_US}")).is_ok();
     let procs = OpenOptions::new().write(true).open(engine.join("cgroup.procs"))?;
-    Ok(Cgroup {
-        path: path.to_owned(),
-        memory: limited("memory.max"),
-        pids: limited("pids.max"),
-        cpu: limited("cpu.max"),
-        procs: procs.into(),
-        kill: OpenOptions::new().write(true).open(engine.join("cgroup.kill")).ok(),
-        memory_current: File::open(engine.join("memory.current")).ok(),
-    })
-}
-
-/// Whether a limit's file holds one.
-fn is_limit(text: &str) -> bool {
-    text.starts_with(|first: char| first.is_ascii_digit())
+    let kill = OpenOptions::new().write(true).open(engine.join("cgroup.kill")).ok();
+    let memory_current = File::open(engine.join("memory.current")).ok();
+    Ok(Cgroup { path: path.to_owned(), memory, pids, cpu, procs: procs.into(), kill, memory_current })
 }
 
 /// Removes a kernel's cgroup once its processes are gone; how long that takes is up to the host kernel, hence the result.
@@ -103,16 +72,13 @@ fn is_limit(text: &str) -> bool {
 /// # Errors
 /// `EBUSY` while a process is left.
 pub fn remove(path: &Path) -> io::Result<()> {
-    for part in ["engine", "init"] {
-        match std::fs::remove_dir(path.join(part)) {
+    for folder in [&path.join("engine"), path] {
+        match std::fs::remove_dir(folder) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
     }
-    match std::fs::remove_dir(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
+    Ok(())
 }
 
 /// Makes a controller available to the children of a folder.
@@ -141,6 +107,15 @@ fn write(folder: &Path, file: &str, text: &str) -> io::Result<()> {
 }
 
 impl Cgroup {
+    /// Takes a process in. The host kernel may need 20 ms for that, for it waits until all processors have taken note: the process
+    /// itself goes on meanwhile.
+    ///
+    /// # Errors
+    /// What the host kernel refuses.
+    pub(super) fn take(&self, pid: Pid) -> nix::Result<()> {
+        nix::unistd::write(&self.procs, pid.to_string().as_bytes()).map(drop)
+    }
+
     /// Kills everything in the engine's part; false if the host kernel is too old for that.
     pub(super) fn kill(&self) -> bool {
         self.kill.as_ref().is_some_and(|mut file| file.write_all(b"1").is_ok())
@@ -163,7 +138,7 @@ mod tests {
     /// A folder that looks like a delegated cgroup. A plain one cannot make the files of its children, so they are there.
     fn fake(controllers: &str) -> tempfile::TempDir {
         let base = tempfile::tempdir().expect("temporary folder");
-        for folder in ["", "k", "k/init", "k/engine"] {
+        for folder in ["", "k", "k/engine"] {
             let folder = base.path().join(folder);
             std::fs::create_dir_all(&folder).expect("created");
             for file in ["cgroup.procs", "cgroup.kill", "cgroup.subtree_control", "pids.max", "cpu.max"] {
@@ -186,15 +161,15 @@ mod tests {
     fn limits_are_written() {
         let base = fake("cpu memory pids");
         let limits = KernelLimits { memory_bytes: 1 << 29, cpu_milli: 1500, pids: 77, ..KernelLimits::default() };
-        establish(&base.path().join("k"), &limits, 42).expect("established");
-        let cgroup = open(&base.path().join("k")).expect("opened");
+        let cgroup = establish(&base.path().join("k"), &limits).expect("established");
         assert!(cgroup.memory && cgroup.pids && cgroup.cpu);
         assert_eq!(read(&base, "k/engine/memory.max"), "536870912");
         assert_eq!(read(&base, "k/engine/memory.swap.max"), "0");
         assert_eq!(read(&base, "k/engine/memory.oom.group"), "1");
         assert_eq!(read(&base, "k/engine/pids.max"), "77");
         assert_eq!(read(&base, "k/engine/cpu.max"), "150000 100000");
-        assert_eq!(read(&base, "k/init/cgroup.procs"), "42");
+        cgroup.take(Pid::from_raw(42)).expect("taken");
+        assert_eq!(read(&base, "k/engine/cgroup.procs"), "42");
         assert_eq!(cgroup.memory_bytes(), Some(4096));
         assert!(cgroup.kill());
         assert_eq!(read(&base, "k/engine/cgroup.kill"), "1");
@@ -203,8 +178,7 @@ mod tests {
     #[test]
     fn a_missing_controller_is_seen() {
         let base = fake("pids");
-        establish(&base.path().join("k"), &KernelLimits::default(), 42).expect("established");
-        let cgroup = open(&base.path().join("k")).expect("opened");
+        let cgroup = establish(&base.path().join("k"), &KernelLimits::default()).expect("established");
         assert!(!cgroup.memory && cgroup.pids && !cgroup.cpu);
         assert_eq!(read(&base, "k/engine/memory.max"), "");
     }
@@ -212,6 +186,6 @@ mod tests {
     #[test]
     fn a_folder_that_is_no_cgroup_is_refused() {
         let base = tempfile::tempdir().expect("temporary folder");
-        assert!(establish(&base.path().join("k"), &KernelLimits::default(), 42).is_err());
+        assert!(establish(&base.path().join("k"), &KernelLimits::default()).is_err());
     }
 }

@@ -69,8 +69,6 @@ pub(super) struct Wanted {
 pub(super) struct Child<'a> {
     pub plan: &'a SandboxPlan,
     pub by: ByCgroup,
-    /// Takes the child into the engine's cgroup.
-    pub cgroup_procs: Option<&'a OwnedFd>,
     /// Outermost first.
     pub mounts: Vec<Wanted>,
     pub protected: &'a [PathBuf],
@@ -102,14 +100,11 @@ impl Child<'_> {
     }
 
     fn become_engine(self) -> Result<Infallible, SandboxError> {
-        let Child { plan, by, cgroup_procs, mounts, protected, program, report, stdout, stderr, control } = self;
+        let Child { plan, by, mounts, protected, program, report, stdout, stderr, control } = self;
         set_name("ryokan-engine");
         let _ = setsid();
         reset_signals().map_err(failed(Layer::Descriptors, "cannot reset signals"))?;
         unmap_shared_files().map_err(failed(Layer::Descriptors, "cannot let go of init's shared memory"))?;
-        if let Some(procs) = cgroup_procs {
-            nix::unistd::write(procs, b"0").map_err(failed(Layer::Memory, "cannot enter the cgroup"))?;
-        }
         let hanging = mounts.into_iter().map(|wanted| open(wanted, protected)).collect::<Result<Vec<_>, _>>()?;
         let tree = tree::build(plan, hanging)?;
         say(report.as_raw_fd(), &Word::Tree, &[tree.namespace.as_raw_fd(), tree.scratch.as_raw_fd()])?;

@@ -11,12 +11,18 @@ const PROGRAM_FOLDERS: [&str; 4] = ["/usr/local/bin", "/usr/bin", "/bin", "/opt/
 /// cannot hand its controllers down, so the daemon must not be where kernels' groups are made.
 const OWN_LEAF: &str = "daemon";
 
-/// The cgroup v2 folder in which this daemon may make children, if there is one. Controllers are handed down only in a unit
-/// whose daemon is in a leaf of its own; elsewhere the groups only serve to end a kernel's processes as one.
+/// The cgroup v2 folder in which this daemon may make children with limits, if there is one: in a unit whose daemon is in a leaf
+/// of its own, and that was given controllers. A group without limits would be of no use: a kernel's processes end with their
+/// init anyway, and to move one into it costs up to 20 ms.
 pub fn delegated_cgroup() -> Option<PathBuf> {
     let own = super::abilities::own_cgroup()?;
-    let in_leaf = own.file_name().is_some_and(|name| name == OWN_LEAF);
-    let unit = if in_leaf { own.parent()?.to_owned() } else { own };
+    let unit = own.parent().filter(|_| own.file_name().is_some_and(|name| name == OWN_LEAF))?.to_owned();
+    let controllers = fs::read_to_string(unit.join("cgroup.controllers")).ok()?;
+    let wanted =
+        ["memory", "pids", "cpu"].map(|name| (name, controllers.split_whitespace().any(|there| there == name)));
+    if wanted.iter().all(|(_, there)| !there) {
+        return None;
+    }
     let euid = nix::unistd::geteuid();
     if !euid.is_root() && fs::metadata(&unit).ok()?.uid() != euid.as_raw() {
         return None;
@@ -25,11 +31,9 @@ pub fn delegated_cgroup() -> Option<PathBuf> {
     if !base.is_dir() {
         fs::create_dir(&base).ok()?;
     }
-    if in_leaf {
-        for controller in ["memory", "pids", "cpu"] {
-            // One that is not there is not used; `show` says which limits are in force.
-            let _ = fs::write(unit.join("cgroup.subtree_control"), format!("+{controller}"));
-        }
+    for (controller, _) in wanted.iter().filter(|(_, there)| *there) {
+        // One that cannot be handed down is not used; `show` says which limits are in force.
+        let _ = fs::write(unit.join("cgroup.subtree_control"), format!("+{controller}"));
     }
     Some(base)
 }

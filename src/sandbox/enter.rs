@@ -123,11 +123,7 @@ impl Outer {
 
     fn prepare_cgroup(&mut self) {
         let Some(path) = &self.plan.cgroup else { return };
-        let established = match self.plan.cgroup_established {
-            true => Ok(()),
-            false => cgroup::establish(path, &self.plan.limits, std::process::id()),
-        };
-        match established.and_then(|()| cgroup::open(path)) {
+        match cgroup::establish(path, &self.plan.limits) {
             Ok(cgroup) => self.cgroup = Some(cgroup),
             // Limits then come from rlimits and the watchdog, and the report says so.
             Err(error) => self.no_cgroup = Some(format!("{}: {error}", path.display())),

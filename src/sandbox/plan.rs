@@ -63,9 +63,6 @@ pub struct SandboxPlan {
     /// The cgroup v2 folder to make, below one that the daemon may make children in; the daemon removes it.
     #[serde(default)]
     pub cgroup: Option<PathBuf>,
-    /// Whether the daemon has made it already, with the limits, and moved the outer process there.
-    #[serde(default)]
-    pub cgroup_established: bool,
     /// Folders that no mount may show, even if it lies above them: the daemon's data, sockets and settings. The kernel's own
     /// folder is always among them.
     #[serde(default)]
@@ -84,7 +81,6 @@ impl SandboxPlan {
             kernel_dir: kernel_dir.into(),
             hostname: String::from("kernel"),
             cgroup: None,
-            cgroup_established: false,
             protected: Vec::new(),
         }
     }

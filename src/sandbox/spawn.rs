@@ -53,7 +53,6 @@ impl Init {
             Forked::Child => Child {
                 plan: &plan,
                 by: self.by_cgroup(),
-                cgroup_procs: self.cgroup.as_ref().map(|cgroup| &cgroup.procs),
                 mounts,
                 protected: &self.protected,
                 program,
@@ -66,7 +65,11 @@ impl Init {
         };
         drop((theirs, stdout_inside, stderr_inside, control_inside, program));
         let started = pidfd::open(pid).map_err(failed(Layer::PidNs, "cannot watch the engine's process"));
-        match started.and_then(|pidfd| self.talk(pid, &ours).map(|()| pidfd)) {
+        // While the child makes its tree. It runs nothing before it is told to.
+        let limited = self.cgroup.as_ref().map_or(Ok(()), |cgroup| cgroup.take(pid));
+        let limited = limited.map_err(failed(Layer::Memory, "cannot move the engine into its cgroup"));
+        match started.and_then(|pidfd| limited.map(|()| pidfd)).and_then(|pidfd| self.talk(pid, &ours).map(|()| pidfd))
+        {
             Ok(pidfd) => Ok(EngineProcess { pid: pid.as_raw(), pidfd, control, stdout, stderr }),
             Err(error) => {
                 let _ = nix::sys::signal::kill(pid, Signal::SIGKILL);

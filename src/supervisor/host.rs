@@ -49,7 +49,7 @@ pub type DoorKeeper = Box<dyn Fn(&Rc<Kernel>, bool)>;
 impl Host {
     pub(super) fn new(config: Settings, catalog: CatalogHandle, store: StoreHandle, events: Rc<Events>) -> Rc<Self> {
         let in_flight = Arc::new(Semaphore::new(config.executions_in_flight));
-        let workers = Workers::new(config.workers, catalog.clone(), config.cgroup_base.clone());
+        let workers = Workers::new(config.workers, catalog.clone(), catalog.host_id(), config.cgroup_base.clone());
         Rc::new(Host {
             config,
             catalog,

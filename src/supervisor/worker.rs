@@ -13,15 +13,13 @@ use super::task::Listener;
 use crate::catalog::{CatalogHandle, WorkerRow};
 use crate::core::engine::EngineName;
 use crate::core::error::{Error, Result};
-use crate::core::ids::{KernelId, WorkerId};
+use crate::core::ids::{HostId, KernelId, WorkerId};
 use crate::core::info::MountInfo;
 use crate::rpc::worker_link::{WorkerIdentity, WorkerLink, WorkerReport};
 use crate::sandbox::plan::{PlannedMount, RunAs, SandboxPlan};
 use crate::sys;
 use crate::worker::launch::{self, LaunchDocument};
 
-/// What the names of workers' cgroups begin with.
-const CGROUP_PREFIX: &str = "worker-";
 /// How often a cgroup that is still in use is tried again.
 const CGROUP_TRIES: u32 = 25;
 /// The pause between those.
@@ -88,9 +86,27 @@ fn clear(socket: &Path) {
     }
 }
 
-/// A worker's cgroup.
-fn cgroup(base: &Path, worker: WorkerId) -> PathBuf {
-    base.join(format!("{CGROUP_PREFIX}{worker}"))
+/// Where a daemon's workers have their cgroups. Two daemons may share the folder: what a name begins with says whose it is.
+#[derive(Debug)]
+struct Cgroups {
+    base: PathBuf,
+    prefix: String,
+}
+
+impl Cgroups {
+    fn of(&self, worker: WorkerId) -> PathBuf {
+        self.base.join(format!("{}{worker}", self.prefix))
+    }
+
+    async fn sweep(&self, known: &[WorkerId]) {
+        for entry in std::fs::read_dir(&self.base).into_iter().flatten().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let worker = name.strip_prefix(&self.prefix).and_then(|id| id.parse::<WorkerId>().ok());
+            if worker.is_some_and(|worker| !known.contains(&worker)) {
+                remove_cgroup(&entry.path()).await;
+            }
+        }
+    }
 }
 
 /// The host kernel may need a moment to let go of the last process.
@@ -111,12 +127,13 @@ pub struct Workers {
     most: usize,
     catalog: CatalogHandle,
     errors: RefCell<HashMap<KernelId, Error>>,
-    cgroup_base: Option<PathBuf>,
+    cgroups: Option<Cgroups>,
 }
 
 impl Workers {
-    pub(super) fn new(most: usize, catalog: CatalogHandle, cgroup_base: Option<PathBuf>) -> Self {
-        Workers { live: Rc::default(), most, catalog, errors: RefCell::default(), cgroup_base }
+    pub(super) fn new(most: usize, catalog: CatalogHandle, host: HostId, cgroup_base: Option<PathBuf>) -> Self {
+        let cgroups = cgroup_base.map(|base| Cgroups { base, prefix: format!("worker-{host}-") });
+        Workers { live: Rc::default(), most, catalog, errors: RefCell::default(), cgroups }
     }
 
     /// How many there are now.
@@ -132,23 +149,18 @@ impl Workers {
     /// Forgets a worker that has ended.
     pub(super) async fn forget(&self, id: WorkerId, socket: &Path) {
         clear(socket);
-        if let Some(base) = &self.cgroup_base {
-            remove_cgroup(&cgroup(base, id)).await;
+        if let Some(cgroups) = &self.cgroups {
+            remove_cgroup(&cgroups.of(id)).await;
         }
         if let Err(error) = self.catalog.remove_worker(id).await {
             tracing::warn!(worker = %id, %error, "a worker that ended is still in the catalog; the next start removes it");
         }
     }
 
-    /// Removes the cgroups of workers that no catalog knows any more.
+    /// Removes the cgroups of this daemon's workers that the catalog does not know any more.
     pub(super) async fn sweep_cgroups(&self, known: &[WorkerId]) {
-        let Some(base) = &self.cgroup_base else { return };
-        for entry in std::fs::read_dir(base).into_iter().flatten().flatten() {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            let worker = name.strip_prefix(CGROUP_PREFIX).and_then(|id| id.parse::<WorkerId>().ok());
-            if worker.is_some_and(|worker| !known.contains(&worker)) {
-                remove_cgroup(&entry.path()).await;
-            }
+        if let Some(cgroups) = &self.cgroups {
+            cgroups.sweep(known).await;
         }
     }
 
@@ -200,7 +212,7 @@ fn plan(host: &Host, kernel: &Kernel, worker: WorkerId, mounts: Vec<MountInfo>) 
     plan.limits = spec.limits;
     plan.hostname = spec.name.as_str().to_owned();
     plan.run_as = run_as(host, kernel.uid)?;
-    plan.cgroup = host.config.cgroup_base.as_deref().map(|base| cgroup(base, worker));
+    plan.cgroup = host.workers.cgroups.as_ref().map(|cgroups| cgroups.of(worker));
     plan.protected.clone_from(&host.config.protected);
     plan.degraded = spec
         .degraded
@@ -331,4 +343,25 @@ pub(super) async fn end_orphan(host: &Rc<Host>, row: &WorkerRow) {
         }
     }
     host.workers.forget(row.id, &row.socket).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Plain folders do here: what is removed is empty folders, by name.
+    #[tokio::test]
+    async fn only_its_own_cgroups_of_unknown_workers_are_swept() {
+        let base = tempfile::tempdir().expect("a folder");
+        let of = |host: &str| Cgroups { base: base.path().to_owned(), prefix: format!("worker-{host}-") };
+        let (own, other) = (of("aa"), of("bb"));
+        let [known, unknown] = [WorkerId::from_bytes([1; 16]), WorkerId::from_bytes([2; 16])];
+        let stay = [own.of(known), other.of(unknown), base.path().join("worker-aa-no-id"), base.path().join("else")];
+        for folder in stay.iter().chain([&own.of(unknown)]) {
+            std::fs::create_dir_all(folder.join("engine")).expect("made");
+        }
+        own.sweep(&[known]).await;
+        assert!(stay.iter().all(|folder| folder.join("engine").is_dir()));
+        assert!(!own.of(unknown).exists());
+    }
 }

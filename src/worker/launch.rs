@@ -226,12 +226,10 @@ pub async fn start(
     stderr: Stdio,
     record: impl AsyncFnOnce(u32) -> Result<()>,
 ) -> Result<Launch> {
+    let bytes = document.to_bytes()?;
     let mut outer = spawn(worker_binary, stderr)?;
     let mut init = None;
-    let mut document = document.clone();
     let starting = async {
-        document.plan.cgroup_established = establish_cgroup(&document.plan, outer.id()).await;
-        let bytes = document.to_bytes()?;
         let (mut stdin, mut lines) = pipes(&mut outer)?;
         // A worker that cannot read says why on its stdout.
         let _ = stdin.write_all(&bytes).await;
@@ -287,13 +285,6 @@ fn spawn(worker_binary: &Path, stderr: Stdio) -> Result<Child> {
             Error::unavailable(format!("cannot run {}: {e}", worker_binary.display()))
                 .hint("ryokan-worker is installed beside ryokand")
         })
-}
-
-/// Makes the worker's cgroup while its program is being loaded. Where that fails, the worker tries, and reports why not.
-async fn establish_cgroup(plan: &SandboxPlan, pid: Option<u32>) -> bool {
-    let (Some(path), Some(pid), limits) = (plan.cgroup.clone(), pid, plan.limits) else { return false };
-    let established = tokio::task::spawn_blocking(move || crate::sandbox::cgroup::establish(&path, &limits, pid));
-    established.await.is_ok_and(|established| established.is_ok())
 }
 
 type Reports = Lines<BufReader<ChildStdout>>;

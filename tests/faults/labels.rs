@@ -167,7 +167,6 @@ fn has_died(host: &Host) -> bool {
 }
 
 #[test]
-#[ignore = "takes minutes and stops at a step that is not understood yet; run it alone"]
 fn a_daemon_killed_at_any_step_of_an_operation() {
     let began = Instant::now();
     let mut host = durable();

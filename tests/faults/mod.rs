@@ -122,6 +122,13 @@ fn nothing_is_left(host: &Host) {
     until("the end of every worker", || host.workers().is_empty());
     let left: Vec<_> = fs::read_dir(host.data().join("kernels")).unwrap().flatten().map(|e| e.path()).collect();
     assert!(left.is_empty(), "{left:?}\n{}", host.log());
+    if let Some(base) = ryokan::sandbox::delegated_cgroup() {
+        let own = host.with(async |client| format!("worker-{}-", client.ping().await.expect("it answers").0));
+        let of_host = |name: &String| name.starts_with(&own);
+        let cgroups =
+            || fs::read_dir(&base).into_iter().flatten().flatten().map(|e| e.file_name().into_string().unwrap());
+        assert!(cgroups().all(|name| !of_host(&name)), "cgroups are left: {:?}", cgroups().collect::<Vec<_>>());
+    }
     for folder in ["kernels", "workers"] {
         let sockets = fs::read_dir(host.path("run").join("ryokan").join(folder)).into_iter().flatten().flatten();
         let sockets: Vec<_> = sockets.map(|e| e.path()).collect();

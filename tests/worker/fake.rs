@@ -89,6 +89,10 @@ impl Enclosure for Bare {
         self.notes.borrow_mut().binds.push((path.to_owned(), source, writable));
         Ok(())
     }
+    fn bound(&self) -> Vec<String> {
+        self.notes.borrow().binds.iter().map(|(path, ..)| path.display().to_string()).collect()
+    }
+
     fn unbind(&mut self, path: &Path) -> Result<()> {
         let mut notes = self.notes.borrow_mut();
         let at = notes.binds.iter().position(|(bound, ..)| bound == path);

@@ -50,6 +50,8 @@ pub struct WorkerReport {
     pub jobs: Vec<Job>,
     /// What the state does not capture now.
     pub missed: Vec<MissedEntry>,
+    /// Paths inside that were mounted since the engine was started.
+    pub mounts: Vec<String>,
     /// State entries that the engine was given when the worker started.
     pub restored_entries: u32,
     /// Those of them that the engine could not build again.

@@ -107,9 +107,21 @@ impl Task {
         {
             self.running = Some((execution, permit));
         }
+        let mounted = adopted.started.report.mounts.clone();
         self.take_on(attempt, adopted.started);
+        self.unmount_unrecorded(&mounted).await;
         self.tell_tools();
         self.dispatch().await;
+    }
+
+    /// Takes away what a former daemon mounted, or was about to unmount, as it was killed: what is recorded holds.
+    async fn unmount_unrecorded(&self, mounted: &[String]) {
+        let Some(link) = self.link() else { return };
+        for path in mounted.iter().filter(|path| self.mounts.iter().all(|mount| mount.path != **path)) {
+            if let Err(error) = link.unbind(std::path::Path::new(path)).await {
+                tracing::warn!(path, %error, "a mount that is not recorded stays until the worker ends");
+            }
+        }
     }
 
     /// Tells the engine which MCP tools there are.

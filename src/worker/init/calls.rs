@@ -83,6 +83,7 @@ impl Worker {
             executions: self.ledger.list(),
             jobs_json: jobs.to_vec(),
             missed_json: missed.to_vec(),
+            mounts: self.enclosure.bound(),
             restored_entries: self.restored_entries,
             not_restored_json: serde_json::to_vec(&self.not_restored).unwrap_or_default(),
         }

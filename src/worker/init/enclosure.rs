@@ -76,6 +76,8 @@ pub trait Enclosure {
     /// # Errors
     /// What the host refuses.
     fn bind(&mut self, path: &Path, source: MountSource, writable: bool) -> Result<()>;
+    /// The paths inside that [`Self::bind`] made.
+    fn bound(&self) -> Vec<String>;
     /// Takes a mount away.
     ///
     /// # Errors

@@ -149,6 +149,10 @@ impl Enclosure for Sandboxed {
         self.init.bind(source, path, writable).map_err(Error::from)
     }
 
+    fn bound(&self) -> Vec<String> {
+        self.init.bound().map(|path| path.display().to_string()).collect()
+    }
+
     fn unbind(&mut self, path: &Path) -> Result<()> {
         self.init.unbind(path).map_err(Error::from)
     }
