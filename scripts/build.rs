@@ -34,12 +34,12 @@ fn inside(folder: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(inside)
 }
 
-/// `{"module": "source", …}` of every module but the one that reads the others.
+/// `{"module": "source", …}` of every module but those that make the others into a driver.
 fn pack(folder: &Path) -> io::Result<String> {
     let mut modules = Vec::new();
     for path in inside(folder)? {
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        if path.extension().is_some_and(|e| e == "py") && name != "bootstrap" {
+        if path.extension().is_some_and(|e| e == "py") && name != "bootstrap" && name != "compile" {
             modules.push(format!("{}:{}", quoted(&name), quoted(&fs::read_to_string(&path)?)));
         }
     }

@@ -46,6 +46,7 @@ pub(super) fn settings(config: &Config, paths: &Paths) -> anyhow::Result<Setting
         orphan_grace: config.daemon.orphan_grace,
         power_safe: config.daemon.durability == Durability::Power,
         python: config.python.command.clone(),
+        cache: paths.data_dir().join("cache"),
         worker_binary: worker_binary()?,
         worker_sockets: paths.workers_runtime(),
         protected: paths.own_dirs().iter().map(|dir| dir.to_path_buf()).collect(),

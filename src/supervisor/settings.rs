@@ -43,6 +43,8 @@ pub struct Settings {
     pub power_safe: bool,
     /// The Python interpreter.
     pub python: PathBuf,
+    /// Folder for what can be made again.
+    pub cache: PathBuf,
     /// The worker's executable.
     pub worker_binary: PathBuf,
     /// Folder of the workers' private sockets.

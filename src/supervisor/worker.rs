@@ -243,6 +243,20 @@ fn interpreter(command: &Path) -> Result<String> {
     Ok(found.display().to_string())
 }
 
+/// The Python driver compiled for an interpreter: without it a start takes longer.
+async fn compiled_driver(host: &Host, interpreter: &str) -> Option<PathBuf> {
+    let (cache, interpreter) = (host.config.cache.clone(), PathBuf::from(interpreter));
+    let compiling = tokio::task::spawn_blocking(move || crate::worker::engines::python::compiled(&cache, &interpreter));
+    match compiling.await {
+        Ok(Ok(path)) => Some(path),
+        Ok(Err(error)) => {
+            tracing::warn!(%error, "the Python driver is not compiled ahead of time");
+            None
+        }
+        Err(_) => None,
+    }
+}
+
 /// Starts a worker and attaches to it. Recorded before it exists, so that a daemon that is killed meanwhile leaves none behind.
 pub(super) async fn start(
     host: &Rc<Host>,
@@ -275,7 +289,9 @@ pub(super) async fn start(
     let mut document =
         LaunchDocument::new(&identity, kernel.spec.name.clone(), kernel.spec.engine, plan, socket.clone());
     if kernel.spec.engine == EngineName::Python {
-        document.engine_settings.python = vec![interpreter(&host.config.python)?];
+        let interpreter = interpreter(&host.config.python)?;
+        document.engine_settings.python_compiled = compiled_driver(host, &interpreter).await;
+        document.engine_settings.python = vec![interpreter];
     }
     document.power_safe = host.config.power_safe;
     document.orphan_grace_ms = host.config.orphan_grace.as_millis() as u64;

@@ -1,11 +1,13 @@
 """Starts the driver as init does, and speaks the engine contract with it. Every wait has a deadline."""
 import array
+import functools
 import json
 import os
 import select
 import signal
 import socket
 import struct
+import subprocess
 import tempfile
 import time
 
@@ -18,10 +20,23 @@ DEADLINE_S = 20
 def driver_modules():
     modules = {}
     for name in sorted(os.listdir(DRIVER)):
-        if name.endswith(".py") and name != "bootstrap.py":
+        if name.endswith(".py") and name not in ("bootstrap.py", "compile.py"):
             with open(os.path.join(DRIVER, name), encoding="utf-8") as file:
                 modules[name[:-3]] = file.read()
     return json.dumps(modules).encode()
+
+
+@functools.cache
+def compiled_driver(python=PYTHON):
+    """As the daemon makes it."""
+    with open(os.path.join(DRIVER, "compile.py"), encoding="utf-8") as file:
+        arguments = [python, "-I", "-S", "-c", file.read()]
+    return subprocess.run(arguments, input=driver_modules(), stdout=subprocess.PIPE, check=True).stdout
+
+
+def driver_image(compiled):
+    """What the engine reads from descriptor 4."""
+    return len(compiled).to_bytes(8, "little") + compiled + driver_modules()
 
 
 def bootstrap():
@@ -69,7 +84,7 @@ class Result:
 
 
 class Engine:
-    def __init__(self, python=PYTHON, state=None, modules=None):
+    def __init__(self, python=PYTHON, state=None, image=None):
         self.cwd = tempfile.mkdtemp(prefix="ryokan-driver-")
         ours, theirs = socket.socketpair()
         out_r, out_w = os.pipe()
@@ -97,7 +112,7 @@ class Engine:
         self.buffer, self.status, self.saved, self.number = bytearray(), None, {}, 0
         self.parts = {}
         self.missed = []
-        view = memoryview(modules or driver_modules())
+        view = memoryview(image or driver_image(compiled_driver(python)))
         while view:
             view = view[os.write(src_w, view) :]
         os.close(src_w)

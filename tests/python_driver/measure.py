@@ -12,7 +12,7 @@ import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from engine import Engine, Result, driver_modules  # noqa: E402
+from engine import Engine, Result, compiled_driver, driver_image  # noqa: E402
 
 
 def spread(times, unit=1e6):
@@ -49,9 +49,9 @@ def echo():
 
 
 def main():
-    modules, times = driver_modules(), []
+    image, times = driver_image(compiled_driver()), []
     for _ in range(20):
-        with Engine(modules=modules) as engine:
+        with Engine(image=image) as engine:
             times.append(engine.start_ms / 1000)
     print("start to ready         ", spread(times, 1e3), "ms")
     echo()

@@ -14,7 +14,7 @@ import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from engine import Engine, Result, as_value  # noqa: E402
+from engine import Engine, compiled_driver, driver_image, Result, as_value  # noqa: E402
 
 
 class Case(unittest.TestCase):
@@ -78,6 +78,13 @@ class Start(Own):
         with open(os.path.join(self.engine.cwd, "mine.py"), "w") as file:
             file.write("answer = 42\n")
         self.assertEqual(self.value_of("import mine; mine.answer"), 42)
+
+    def test_without_a_compiled_driver_it_starts_from_the_sources(self):
+        compiled = compiled_driver()
+        for useless in (b"", b"other" + compiled, compiled[:-100]):
+            with Engine(image=driver_image(useless)) as engine:
+                self.assertEqual(engine.run("2 + 2").value, 4)
+                self.assertIn(b"ZeroDivisionError", engine.run("1 / 0").err)
 
     def test_modules_of_the_workspace_do_not_replace_the_drivers(self):
         for name in ("traceback", "linecache", "tokenize", "select", "json"):

@@ -4,6 +4,8 @@
 pub mod kaish;
 pub mod python;
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 
 use crate::core::engine::EngineName;
@@ -21,23 +23,39 @@ const PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin
 pub struct EngineSettings {
     /// The Python interpreter and its first arguments, as found inside.
     pub python: Vec<String>,
+    /// The Python driver compiled for that interpreter, a file of the daemon's; without it the engine starts from the sources.
+    #[serde(default)]
+    pub python_compiled: Option<PathBuf>,
 }
 
 impl Default for EngineSettings {
     fn default() -> Self {
-        EngineSettings { python: vec![String::from("/usr/bin/python3")] }
+        EngineSettings { python: vec![String::from("/usr/bin/python3")], python_compiled: None }
     }
 }
 
-/// The program of an engine, with the environment of the contract.
+impl EngineSettings {
+    /// Reads what only the daemon's user may read; to be called before init becomes another. Empty where there is none.
+    pub fn read_compiled(&self) -> Vec<u8> {
+        // One that cannot be read costs a slower start, no more.
+        self.python_compiled.as_deref().and_then(|path| python::read_compiled(path).ok()).unwrap_or_default()
+    }
+}
+
+/// The program of an engine, with the environment of the contract. `compiled`: what [`EngineSettings::read_compiled`] gave.
 ///
 /// # Errors
 /// `Unsupported` if this build or host does not have it.
-pub fn program(engine: EngineName, settings: &EngineSettings, kernel: &KernelName) -> Result<EngineProgram> {
+pub fn program(
+    engine: EngineName,
+    settings: &EngineSettings,
+    compiled: &[u8],
+    kernel: &KernelName,
+) -> Result<EngineProgram> {
     let env = environment(kernel);
     match engine {
         EngineName::Kaish => kaish_program(env),
-        EngineName::Python => python::program(settings, env),
+        EngineName::Python => python::program(settings, compiled, env),
     }
 }
 

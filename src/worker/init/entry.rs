@@ -67,22 +67,23 @@ fn start() -> Result<i32> {
     let (witness, other_end) = UnixStream::pair().map_err(internal("a socket pair"))?;
     // `enter` closes what is not kept; nobody may be left who thinks that it is open.
     drop(other_end);
+    let compiled = document.engine_settings.read_compiled();
     let [calls, descriptors] = sockets.fds();
     let keep = [calls, descriptors, witness.as_fd()];
     let init = enter(&document.plan, &keep, |pid| report(&ReportLine::Pid(pid)))?;
     let daemon_uid = peer(&witness).map_err(internal("who the daemon is"))?.uid;
-    let outcome = serve(document.clone(), init, sockets, daemon_uid);
+    let outcome = serve(document.clone(), init, sockets, daemon_uid, &compiled);
     Sockets::unlink(&document.socket);
     outcome
 }
 
-fn serve(document: LaunchDocument, init: Init, sockets: Sockets, daemon_uid: u32) -> Result<i32> {
+fn serve(document: LaunchDocument, init: Init, sockets: Sockets, daemon_uid: u32, compiled: &[u8]) -> Result<i32> {
     let db = EngineDb::open(
         &init.engine_db_path(),
         if document.power_safe { Durability::Power } else { Durability::Process },
     )?;
     let spool_folder = init.kernel_dir();
-    let program = engines::program(document.engine, &document.engine_settings, &document.name)?;
+    let program = engines::program(document.engine, &document.engine_settings, compiled, &document.name)?;
     let children = watch_children().map_err(internal("watch processes"))?;
     let (enclosure, engine) = Sandboxed::start(init, document.engine, program)?;
     let mut secret = [0; PROOF_BYTES];

@@ -17,6 +17,7 @@ from time import perf_counter
 is_open = armed = False
 early = False
 received = False
+_FOR_RECEIVED, _FOR_UNREAD = 1, 2
 
 
 def has_unread():
@@ -38,7 +39,7 @@ def _on_sigint(signum, frame):
         if armed:
             pending = True
         else:
-            early = received or has_unread()
+            early = _FOR_UNREAD if has_unread() else _FOR_RECEIVED if received else False
         return
     if held:
         pending = True
@@ -83,13 +84,15 @@ def arm():
     """An execution begins: from here on an interrupt is meant for it."""
     global armed, pending, early
     armed = True
-    pending, early = early, False
+    pending, early = bool(early), False
 
 
 def between():
-    """A frame was dealt with: what comes now, if anything, is not read yet."""
+    """A frame was dealt with, and with it an interrupt that came for it too late."""
     global early, received
-    early = received = False
+    received = False
+    if early is not _FOR_UNREAD:
+        early = False
 
 
 def disarm():

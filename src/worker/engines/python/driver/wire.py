@@ -184,8 +184,10 @@ gate.has_unread = _has_unread
 
 
 def _fill():
-    size, ancillary, _flags, _peer = _sock.recvmsg_into([_landing], 128, _socket.MSG_CMSG_CLOEXEC)
+    # Until the flag is set the bytes lie unread: at no moment can an interrupt for what comes be taken for a late one.
+    _sock.recv(1, _socket.MSG_PEEK)
     gate.received = True
+    size, ancillary, _flags, _peer = _sock.recvmsg_into([_landing], 128, _socket.MSG_CMSG_CLOEXEC)
     for level, kind, raw in ancillary:
         if level == _socket.SOL_SOCKET and kind == _socket.SCM_RIGHTS:
             for at in range(0, len(raw) - 3, 4):

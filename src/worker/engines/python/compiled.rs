@@ -1,0 +1,138 @@
+//! The driver compiled once for each interpreter: compiling its sources takes Python longer than all the rest of a start.
+//!
+//! The interpreter itself compiles them, outside of any sandbox: it is the host's own, and the sources are ours. The result is kept
+//! as `python-driver-<key>` in the daemon's cache folder; the key covers the sources and the interpreter's file, so an upgrade
+//! of either makes another. Format: the interpreter's magic number, then a marshalled dictionary from module name to marshalled
+//! code. The bootstrap compares the number and compiles the sources if it differs.
+
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use super::DRIVER;
+
+/// Reads the sources from standard input; writes the result to standard output.
+const COMPILE: &str = include_str!("driver/compile.py");
+/// What the cached files' names begin with.
+const PREFIX: &str = "python-driver-";
+/// A compiled driver beyond this is none, bytes.
+const MOST_BYTES: u64 = 8 << 20;
+/// More of them than this are leftovers of former versions.
+const KEPT: usize = 8;
+
+/// The compiled driver for an interpreter, made if it is not there. Blocks: up to some hundred milliseconds the first time.
+///
+/// # Errors
+/// Why there is none; the engine then starts from the sources.
+pub fn compiled(cache: &Path, interpreter: &Path) -> std::io::Result<PathBuf> {
+    let path = cache.join(format!("{PREFIX}{}", key(interpreter)?));
+    if path.is_file() {
+        return Ok(path);
+    }
+    let code = compile(interpreter)?;
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(cache)?;
+    forget_former(cache);
+    // Whole or not at all: others read it at any moment.
+    let temporary = cache.join(format!(".{PREFIX}{}-{:?}", std::process::id(), std::thread::current().id()));
+    let written = std::fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&temporary)
+        .and_then(|mut file| file.write_all(&code).and_then(|()| file.sync_all()))
+        .and_then(|()| std::fs::rename(&temporary, &path));
+    if let Err(error) = written {
+        let _ = std::fs::remove_file(&temporary);
+        return Err(error);
+    }
+    Ok(path)
+}
+
+/// Reads a compiled driver.
+///
+/// # Errors
+/// The file's, and if it is too large to be one.
+pub fn read(path: &Path) -> std::io::Result<Vec<u8>> {
+    let mut code = Vec::new();
+    std::fs::File::open(path)?.take(MOST_BYTES + 1).read_to_end(&mut code)?;
+    if code.len() as u64 > MOST_BYTES {
+        return Err(std::io::Error::other("it is too large"));
+    }
+    Ok(code)
+}
+
+fn key(interpreter: &Path) -> std::io::Result<String> {
+    let resolved = std::fs::canonicalize(interpreter)?;
+    let meta = resolved.metadata()?;
+    let mut hash = blake3::Hasher::new();
+    hash.update(DRIVER.as_bytes()).update(COMPILE.as_bytes());
+    hash.update(resolved.as_os_str().as_encoded_bytes());
+    for number in [meta.ino() as i64, meta.size() as i64, meta.mtime(), meta.mtime_nsec()] {
+        hash.update(&number.to_le_bytes());
+    }
+    Ok(hash.finalize().to_hex()[..32].to_owned())
+}
+
+fn compile(interpreter: &Path) -> std::io::Result<Vec<u8>> {
+    let mut command = Command::new(interpreter);
+    command.args(["-I", "-S", "-c", COMPILE]).env_clear().current_dir("/");
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    crate::sys::process::end_with_parent(&mut command);
+    let mut child = command.spawn()?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // One that does not read ends, and says so by its status.
+        let _ = stdin.write_all(DRIVER.as_bytes());
+    }
+    let output = child.wait_with_output()?;
+    if !output.status.success() || output.stdout.is_empty() || output.stdout.len() as u64 > MOST_BYTES {
+        return Err(std::io::Error::other(format!("{} does not compile the driver", interpreter.display())));
+    }
+    Ok(output.stdout)
+}
+
+fn forget_former(cache: &Path) {
+    let found: Vec<PathBuf> = std::fs::read_dir(cache)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter(|entry| entry.file_name().to_string_lossy().trim_start_matches('.').starts_with(PREFIX))
+        .map(|entry| entry.path())
+        .collect();
+    if found.len() >= KEPT {
+        // They are made again when they are needed.
+        found.iter().for_each(|path| drop(std::fs::remove_file(path)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PYTHON: &str = "/usr/bin/python3";
+
+    #[test]
+    fn it_is_compiled_once_and_again_when_it_is_gone() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let cache = folder.path().join("cache");
+        let path = compiled(&cache, Path::new(PYTHON)).expect("compiled");
+        let code = read(&path).expect("read");
+        assert!(code.len() > 10_000);
+        std::fs::write(&path, "kept as it is").expect("written");
+        assert_eq!(compiled(&cache, Path::new(PYTHON)).expect("there"), path);
+        assert_eq!(read(&path).expect("read"), b"kept as it is");
+        std::fs::remove_file(&path).expect("removed");
+        compiled(&cache, Path::new(PYTHON)).expect("compiled");
+        assert_eq!(read(&path).expect("read"), code);
+        assert_eq!(std::fs::read_dir(&cache).expect("a folder").count(), 1, "nothing else is left");
+    }
+
+    #[test]
+    fn what_is_no_python_gives_an_error() {
+        let folder = tempfile::tempdir().expect("a folder");
+        assert!(compiled(folder.path(), Path::new("/bin/false")).is_err());
+        assert!(compiled(folder.path(), Path::new("/nowhere/python3")).is_err());
+        assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 0);
+    }
+}
