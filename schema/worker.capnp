@@ -94,6 +94,7 @@ struct End {
   frameJson @3 :Data;         # the engine's `end` frame with `value` and `output`; empty: the engine gave none
   durationUs @4 :UInt64;
   outputBytes @5 :UInt64;     # written in all
+  last @6 :Bool;              # the engine is gone with it: this worker takes no more work
 }
 
 struct Report {
@@ -104,7 +105,7 @@ struct Report {
   jobsJson @4 :Data;          # the last `jobs` frame; empty: there was none
   missedJson @5 :Data;        # the last `missed` frame; empty: there was none
   restoredEntries @6 :UInt32;
-  mounts @8 :List(Text);      # paths inside that `bind` made since the engine was started
+  mounts @8 :List(Text);      # paths inside at which something of the host's is mounted
   notRestoredJson @7 :Data;   # a list as in `missed`: state entries of engine.db that the engine could not build again
 }
 

@@ -110,14 +110,14 @@ async fn step(n: usize, h: &CatalogHandle) -> Result<bool, CatalogError> {
         10 => state.append_journal(vec![mark("one"), mark("two")]).await.map(drop)?,
         11 => {
             let mount = MountInfo { path: "/data".into(), source: "/srv".into(), writable: true };
-            state.put_mount(mount).await?;
+            state.put_mount(mount, mark("m")).await?;
         }
-        12 => state.remove_mount("/data".into()).await.map(drop)?,
+        12 => state.remove_mount("/data".into(), mark("m")).await.map(drop)?,
         13 => {
             let transport = McpTransport::Http { url: "http://x".into(), headers: Vec::new() };
-            state.put_mcp("m".into(), transport).await?;
+            state.put_mcp("m".into(), transport, mark("m")).await?;
         }
-        14 => state.remove_mcp("m".into()).await.map(drop)?,
+        14 => state.remove_mcp("m".into(), mark("m")).await.map(drop)?,
         15 => state.grant_blobs(vec![Digest::from_bytes([5; 32]), Digest::from_bytes([6; 32])], 1).await?,
         16 => state.take_lease(Lease { holder: "h".into(), epoch: Epoch(1), expires_at_ms: 500 }, 1).await?,
         17 => state.release_lease("h".into()).await.map(drop)?,

@@ -3,7 +3,7 @@
 //! Requests that wait at the same moment for the same database share a transaction: one commit for all of them. Each has a
 //! savepoint of its own, so one that fails takes nothing from the others. A reply is given after the commit only.
 //!
-//! A small request that finds the thread at rest is done by its caller, at once: to wake a thread, and to be woken by it, costs
+//! A small write that finds the thread at rest is done by its caller, at once: to wake a thread, and to be woken by it, costs
 //! more than the commit. A disk that turns out to be slow is left to the thread for a while.
 //!
 //! ```text
@@ -170,6 +170,18 @@ impl Queue {
     ) -> Pending<T> {
         let (sender, receiver) = oneshot::channel();
         let job = Inside { label, work: Box::new(Request { work: Some(work), done: None, sender }) };
+        Pending(self.send(Job::Inside(target, job)).map(|()| receiver).map_err(Some))
+    }
+
+    /// As [`Self::run`], for a write that takes no longer than waking a thread: it may be done at once, by the caller.
+    pub(super) fn run_small<T: Send + 'static>(
+        &self,
+        target: Target,
+        label: &'static str,
+        work: impl FnOnce(&Db) -> Result<T> + Send + 'static,
+    ) -> Pending<T> {
+        let (sender, receiver) = oneshot::channel();
+        let job = Inside { label: Some(label), work: Box::new(Request { work: Some(work), done: None, sender }) };
         if let Some(mut bank) = self.desk.at_rest(target) {
             let began = Instant::now();
             run_group(&mut bank, target, vec![job]);

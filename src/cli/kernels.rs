@@ -110,7 +110,13 @@ pub async fn start(context: &Context, args: NameArgs) -> Result<(), Failure> {
 /// Ends a kernel's worker.
 pub async fn stop(context: &Context, args: StopArgs) -> Result<(), Failure> {
     let (kernel, _) = context.kernel(&args.name).await?;
+    // Afterwards there is no engine that could name them.
+    let missed = kernel.missed().await.unwrap_or_default();
     kernel.stop(args.force).await?;
+    if !missed.is_empty() {
+        let names: Vec<String> = missed.iter().map(|entry| format!("{} ({})", entry.key, entry.reason)).collect();
+        context.say(&format!("not kept: {}", render::plain(&names.join(", "))));
+    }
     report(context, &kernel.info().await?)
 }
 

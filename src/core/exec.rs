@@ -27,6 +27,18 @@ pub struct ExecRequest {
     pub expected_version: u64,
 }
 
+impl ExecRequest {
+    /// About what it takes to write it down, bytes.
+    pub fn memory_bytes(&self) -> usize {
+        let work = match &self.what {
+            Work::Code(code) => code.len(),
+            Work::Call { name, args } => name.len() + args.bytes_up_to(usize::MAX),
+        };
+        let env: usize = self.env.iter().map(|(name, value)| name.len() + value.len()).sum();
+        work + self.stdin.len() + env + self.key.len()
+    }
+}
+
 /// What an execution runs.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Work {
@@ -188,6 +200,25 @@ pub struct OutputData {
     /// Rows.
     #[serde(default)]
     pub root: Vec<OutputNode>,
+}
+
+impl OutputData {
+    /// About what it takes of memory, bytes.
+    pub fn memory_bytes(&self) -> usize {
+        let mut bytes = texts(&self.headers);
+        // Not recursive: a tree may be deep.
+        let mut nodes: Vec<&OutputNode> = self.root.iter().collect();
+        while let Some(node) = nodes.pop() {
+            bytes += size_of::<OutputNode>() + node.name.len() + node.entry_type.len() + node.text.len();
+            bytes += texts(&node.cells);
+            nodes.extend(&node.children);
+        }
+        bytes
+    }
+}
+
+fn texts(texts: &[String]) -> usize {
+    texts.iter().map(|text| size_of::<String>() + text.len()).sum()
 }
 
 /// A row or tree node of [`OutputData`].

@@ -26,12 +26,15 @@ pub const STDIN_INLINE_BYTES: usize = 8 << 20;
 pub const EXECUTIONS_QUEUED: usize = 256;
 /// Finished executions whose handles a kernel's task keeps in memory.
 pub const EXECUTIONS_REMEMBERED: usize = 64;
+/// Output of a finished execution whose handle is kept in memory, bytes; of larger ones the journal is asked.
+pub const OUTPUT_REMEMBERED_BYTES: u64 = 64 << 10;
 /// Requests waiting for one kernel's task; one more is `Busy`.
 pub const KERNEL_REQUESTS: usize = 1024;
 /// Output that the journal keeps of one execution by default, bytes; what is beyond is counted, not kept.
 pub const OUTPUT_KEPT_BYTES: u64 = 4 << 20;
-/// Output that the journal may be asked to keep of one execution, bytes.
-pub const OUTPUT_KEPT_MOST_BYTES: u64 = 64 << 20;
+/// Output that the journal may be asked to keep of one execution, bytes: a result with it is one message, and still one that
+/// every reader takes.
+pub const OUTPUT_KEPT_MOST_BYTES: u64 = 48 << 20;
 /// Output of background jobs that one event shows, bytes.
 pub const BACKGROUND_SHOWN_BYTES: usize = 4096;
 /// Output of one execution that sits in the journal's row itself; more becomes an object in the store.
@@ -70,6 +73,13 @@ pub const VALUE_ITEMS: usize = 1_000_000;
 pub const OUTPUT_COLUMNS: usize = 4096;
 /// JSON part of a frame between init and engine, bytes.
 pub const FRAME_JSON_BYTES: usize = 16 << 20;
+/// Values, rows, cells and fields in the JSON part of one frame: a text of 16 MiB could hold so many that they would take
+/// hundreds of MiB.
+pub const FRAME_PARTS: usize = 500_000;
+/// Bytes of a `display`'s media type.
+pub const MEDIA_TYPE_BYTES: usize = 255;
+/// Pieces of output that a running execution keeps for its journal; what comes in more of them counts as beyond its limit.
+pub const OUTPUT_KEPT_ITEMS: usize = 64 << 10;
 /// Tail of a frame between init and engine, bytes.
 pub const FRAME_TAIL_BYTES: usize = 1 << 20;
 /// One Cap'n Proto message, in 8-byte words (64 MiB): the reader's limit.
@@ -160,6 +170,10 @@ pub const DEFAULT_IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 pub const DATABASE_REQUESTS: usize = 4096;
 /// Requests that share one transaction.
 pub const DATABASE_BATCH: usize = 64;
+/// A write up to this is small: whoever wants it may do it himself when the database's thread is at rest, bytes.
+pub const SMALL_WRITE_BYTES: usize = 64 << 10;
+/// Text of one page of a journal, bytes; a page has one entry at least.
+pub const JOURNAL_PAGE_BYTES: usize = 1 << 20;
 /// Threads for the kernels' state databases.
 pub const STATE_THREADS: usize = 2;
 /// State databases that one thread keeps open; beyond, the least recently used one is closed.

@@ -43,6 +43,32 @@ pub enum Value {
     },
 }
 
+impl Value {
+    /// About what it takes to write it down, bytes; what is beyond `most` is not counted.
+    pub fn bytes_up_to(&self, most: usize) -> usize {
+        let (mut bytes, mut rest) = (0, vec![self]);
+        while let Some(value) = rest.pop() {
+            bytes += 8;
+            match value {
+                Value::Null | Value::Bool(_) | Value::Int(_) | Value::Float(_) => {}
+                Value::String(text) | Value::BigInt(text) => bytes += text.len(),
+                Value::Bytes(data) => bytes += data.len() * 2,
+                Value::Blob(blob) => bytes += 64 + blob.id.len() + blob.content_type.len(),
+                Value::Opaque { type_name, repr } => bytes += type_name.len() + repr.len(),
+                Value::Array(items) => rest.extend(items.iter().take(most)),
+                Value::Object(fields) => {
+                    bytes += fields.iter().take(most).map(|(name, _)| name.len()).sum::<usize>();
+                    rest.extend(fields.iter().take(most).map(|(_, value)| value));
+                }
+            }
+            if bytes > most {
+                break;
+            }
+        }
+        bytes
+    }
+}
+
 /// Names a stored blob and what it holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlobRef {

@@ -167,7 +167,7 @@ pub struct Report {
     pub jobs_json: Vec<u8>,
     /// The last `missed` frame.
     pub missed_json: Vec<u8>,
-    /// Mounts that were made since the start.
+    /// Paths inside at which something of the host's is mounted.
     pub mounts: Vec<String>,
     /// Entries given to the engine at start.
     pub restored_entries: u32,

@@ -109,25 +109,35 @@ impl Init {
     /// # Errors
     /// If nothing was mounted there by `bind`.
     pub fn unbind(&mut self, inside: &Path) -> Result<(), SandboxError> {
-        let Some(at) = self.live.iter().position(|bind| bind.inside == inside) else {
-            return Err(refused(format!("{inside:?} is no mount that was added later"), "list the mounts"));
-        };
+        let live = self.live.iter().position(|bind| bind.inside == inside);
+        if live.is_none() && !self.planned().any(|planned| planned == inside) {
+            return Err(refused(format!("nothing is mounted at {inside:?}"), "list the mounts"));
+        }
         if let Some(engine) = &self.engine {
-            let identity = self.live[at].identity;
+            // The code inside cannot mount, so at a planned place is what was planned.
+            let identity = live.map(|at| self.live[at].identity);
             in_engine_tree(engine, || Ok(move || detach_inside(inside, identity)))?;
         }
-        self.live.remove(at);
+        match live {
+            Some(at) => drop(self.live.remove(at)),
+            None => self.unbound.push(inside.to_owned()),
+        }
         Ok(())
     }
 
-    /// The paths inside that [`Self::bind`] made.
+    /// The paths inside at which something of the host's is mounted.
     pub fn bound(&self) -> impl Iterator<Item = &Path> {
-        self.live.iter().map(|bind| bind.inside.as_path())
+        self.planned().chain(self.live.iter().map(|bind| bind.inside.as_path()))
+    }
+
+    /// Of the mounts that the engine was started with, those that are still there.
+    fn planned(&self) -> impl Iterator<Item = &Path> {
+        let planned = self.plan.mounts.iter().map(|mount| mount.inside.as_path());
+        planned.filter(|inside| !self.unbound.iter().any(|gone| gone == inside))
     }
 
     fn taken(&self, inside: &Path) -> bool {
-        let planned = self.plan.mounts.iter().map(|mount| &mount.inside);
-        planned.chain(self.live.iter().map(|live| &live.inside)).any(|taken| taken == inside)
+        self.bound().any(|taken| taken == inside)
     }
 
     /// Keeps a detached mount in the staging tree, where it lasts as long as init.
@@ -187,7 +197,7 @@ fn attach_inside(mount: OwnedFd, inside: &Path, covers: &[PathBuf]) -> Result<(u
     let covered = with_covers(&root, &bare, covers);
     if covered.is_err() {
         // Better no mount than one that shows too much.
-        detach_inside(inside, identity)?;
+        detach_inside(inside, Some(identity))?;
     }
     covered.map(|()| identity)
 }
@@ -219,10 +229,11 @@ fn identity(fd: BorrowedFd<'_>) -> Result<(u64, u64), SandboxError> {
 }
 
 /// In N2: lets the mount go, if what is there is what was mounted.
-fn detach_inside(inside: &Path, expected: (u64, u64)) -> Result<(), SandboxError> {
+fn detach_inside(inside: &Path, expected: Option<(u64, u64)>) -> Result<(), SandboxError> {
     let root = open_root()?;
     let found = tree::find(root.as_fd(), inside).map_err(fail(format_args!("cannot open {inside:?} inside")))?;
-    if identity(found.as_fd())? != expected {
+    let there = identity(found.as_fd())?;
+    if expected.is_some_and(|expected| expected != there) {
         return Err(refused(
             format!("{inside:?} inside is no longer what was mounted there"),
             "restart the kernel's worker",

@@ -113,6 +113,8 @@ pub struct Init {
     pub(super) protected: Vec<PathBuf>,
     pub(super) sources: Vec<PathBuf>,
     pub(super) live: Vec<LiveBind>,
+    /// Planned mounts that were taken away since.
+    pub(super) unbound: Vec<PathBuf>,
     pub(super) live_count: u64,
     pub(super) engine: Option<EngineTree>,
     kernel_dir: OwnedFd,
@@ -158,6 +160,7 @@ impl Init {
             protected,
             sources,
             live: Vec::new(),
+            unbound: Vec::new(),
             live_count: 0,
             engine: None,
             kernel_dir,

@@ -34,6 +34,8 @@ pub struct Host {
     pub workers: Workers,
     pub(super) by_id: RefCell<HashMap<KernelId, Rc<Kernel>>>,
     pub(super) by_name: RefCell<BTreeMap<(u32, KernelName), KernelId>>,
+    /// Names of sockets that were published beside the kernels' own.
+    pub(crate) published: RefCell<std::collections::HashSet<(u32, String)>>,
     pub(super) creating: RefCell<BTreeMap<(u32, KernelName), ()>>,
     /// Called when a kernel's door opens (`true`) or closes: whoever serves its socket.
     pub(super) doors: RefCell<Option<DoorKeeper>>,
@@ -59,6 +61,7 @@ impl Host {
             by_id: RefCell::default(),
             by_name: RefCell::default(),
             creating: RefCell::default(),
+            published: RefCell::default(),
             doors: RefCell::new(None),
             stopping: Cell::new(false),
             in_flight,

@@ -15,9 +15,13 @@ use std::rc::Rc;
 use tokio::sync::Notify;
 
 use crate::core::exec::{ExecEnd, OutputEvent, Stream};
+use crate::core::limits;
 
 /// Bytes beyond the kept prefix that wait for readers.
 const WINDOW_BYTES: usize = 2 << 20;
+
+/// What any rich output takes at least.
+const EVENT_BYTES: usize = 128;
 
 /// One execution's output.
 #[derive(Debug)]
@@ -56,8 +60,10 @@ struct Item {
 impl Item {
     fn bytes(&self) -> usize {
         match &self.event {
-            OutputEvent::Stdout(data) | OutputEvent::Stderr(data) | OutputEvent::Display { data, .. } => data.len(),
-            OutputEvent::Structured(_) => 256,
+            OutputEvent::Stdout(data) | OutputEvent::Stderr(data) => data.len(),
+            // What they take of memory, so that none is free.
+            OutputEvent::Display { mime, data } => EVENT_BYTES + mime.len() + data.len(),
+            OutputEvent::Structured(output) => EVENT_BYTES + output.memory_bytes(),
             OutputEvent::Truncated(_) | OutputEvent::ExitCode(_) => 0,
         }
     }
@@ -131,7 +137,8 @@ impl Output {
             if data.is_empty() || inner.end.is_some() {
                 return;
             }
-            // A worker keeps only so much for a new daemon: what is missing between counts as truncated.
+            // A worker keeps only so much for a new daemon: what is missing between counts as truncated, and ends what is kept.
+            inner.kept_closed |= offset > inner.written;
             inner.written = inner.written.max(offset + known as u64);
             inner.append(stream_event(stream, data));
         }
@@ -238,7 +245,8 @@ impl Inner {
         let item = Item { offset: self.written, event };
         self.written += item.stream_bytes();
         let room = self.keep_limit - self.kept_bytes;
-        if self.kept_closed || room == 0 {
+        let rich_and_large = item.stream_bytes() == 0 && item.bytes() as u64 > room;
+        if self.kept_closed || room == 0 || rich_and_large || self.kept.len() >= limits::OUTPUT_KEPT_ITEMS {
             return self.append_to_window(item);
         }
         let (kept, rest) = split(item, room);

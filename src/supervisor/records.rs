@@ -46,6 +46,14 @@ pub enum Found {
     Nothing,
 }
 
+fn new_entry(kind: EntryKind, actor: &Actor, text: &str, detail_json: String, at_ms: i64) -> NewEntry {
+    NewEntry { kind, at_ms, actor: actor.to_string(), text: text.to_owned(), detail_json }
+}
+
+fn new_mark(actor: &Actor, text: &str, at_ms: i64) -> NewEntry {
+    new_entry(EntryKind::Mark, actor, text, String::new(), at_ms)
+}
+
 /// What a task begins with.
 #[derive(Debug)]
 pub struct Loaded {
@@ -189,6 +197,14 @@ impl Records {
         Ok(state::Kept::Object { digest, bytes })
     }
 
+    /// How much output of an execution was to be kept, bytes; 0: as the configuration says.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn output_limit(&self, exec: ExecId) -> Result<u64> {
+        Ok(self.state.exec(exec).await?.map_or(0, |record| record.request.output_limit_bytes))
+    }
+
     /// An execution from the journal.
     ///
     /// # Errors
@@ -224,7 +240,7 @@ impl Records {
     }
 
     async fn append(&self, kind: EntryKind, actor: &Actor, text: &str, detail_json: String, at_ms: i64) -> Result<u64> {
-        let entry = NewEntry { kind, at_ms, actor: actor.to_string(), text: text.to_owned(), detail_json };
+        let entry = new_entry(kind, actor, text, detail_json, at_ms);
         let numbers = self.state.append_journal(vec![entry]).await?;
         numbers.first().copied().ok_or_else(|| Error::internal("the journal gave no number"))
     }
@@ -251,8 +267,7 @@ impl Records {
     /// # Errors
     /// The database's.
     pub async fn put_mount(&self, actor: &Actor, text: &str, mount: MountInfo, at_ms: i64) -> Result<u64> {
-        self.state.put_mount(mount).await?;
-        self.mark(actor, text, at_ms).await
+        Ok(version_after(self.state.put_mount(mount, new_mark(actor, text, at_ms)).await?))
     }
 
     /// Forgets a mount; gives the version with it.
@@ -260,8 +275,7 @@ impl Records {
     /// # Errors
     /// The database's.
     pub async fn remove_mount(&self, actor: &Actor, text: &str, path: &str, at_ms: i64) -> Result<u64> {
-        self.state.remove_mount(path.to_owned()).await?;
-        self.mark(actor, text, at_ms).await
+        Ok(version_after(self.state.remove_mount(path.to_owned(), new_mark(actor, text, at_ms)).await?))
     }
 
     /// Records an MCP server; gives the version with it.
@@ -276,8 +290,7 @@ impl Records {
         transport: McpTransport,
         at_ms: i64,
     ) -> Result<u64> {
-        self.state.put_mcp(name.to_owned(), transport).await?;
-        self.mark(actor, text, at_ms).await
+        Ok(version_after(self.state.put_mcp(name.to_owned(), transport, new_mark(actor, text, at_ms)).await?))
     }
 
     /// Forgets an MCP server; gives the version with it.
@@ -285,10 +298,8 @@ impl Records {
     /// # Errors
     /// `notFound` if there is none of that name.
     pub async fn remove_mcp(&self, actor: &Actor, text: &str, name: &str, at_ms: i64) -> Result<u64> {
-        if !self.state.remove_mcp(name.to_owned()).await? {
-            return Err(Error::not_found(format!("the kernel has no MCP server {name}")));
-        }
-        self.mark(actor, text, at_ms).await
+        let removed = self.state.remove_mcp(name.to_owned(), new_mark(actor, text, at_ms)).await?;
+        removed.map(version_after).ok_or_else(|| Error::not_found(format!("the kernel has no MCP server {name}")))
     }
 
     /// Records the lease.

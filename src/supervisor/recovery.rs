@@ -10,21 +10,25 @@
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
+use futures::StreamExt as _;
 use tokio::sync::mpsc;
 
 use super::execution::Execution;
 use super::kernel::Kernel;
 use super::output::Kept;
-use super::records::{Loaded, StateRecord};
+use super::records::{Loaded, Records, StateRecord};
 use super::supervisor::{Channel, Supervisor};
 use super::task::{Adopted, Listener};
 use super::worker;
 use crate::catalog::{KernelRow, WorkerRow, sweep_kernels};
-use crate::core::error::{Error, Result};
+use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::exec::ExecEnd;
 use crate::core::ids::KernelId;
 use crate::core::kernel::{CrashCause, Restart, State};
 use crate::core::limits;
+
+/// Kernels that are brought back at the same time.
+const RECOVERED_AT_ONCE: usize = 64;
 
 /// What start-up did, for the log and for `ryokan events`.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, serde::Serialize)]
@@ -52,7 +56,10 @@ impl Supervisor {
         let known: HashSet<KernelId> = rows.iter().map(|row| row.id).collect();
         let mut done = Recovered { kernels: rows.len(), ..Recovered::default() };
         let mut workers: HashMap<KernelId, WorkerRow> = HashMap::new();
-        for worker in host.catalog.workers().await? {
+        let mut recorded = host.catalog.workers().await?;
+        // One that was recorded before it had a process never came to serve; it must not stand in the way of one that did.
+        recorded.sort_by_key(|worker| worker.pid == 0);
+        for worker in recorded {
             if known.contains(&worker.kernel) && !workers.contains_key(&worker.kernel) {
                 workers.insert(worker.kernel, worker);
             } else {
@@ -60,11 +67,16 @@ impl Supervisor {
                 done.ended += 1;
             }
         }
-        let recoveries = rows.into_iter().map(|row| {
-            let worker = workers.remove(&row.id);
-            self.recover_kernel(row, worker)
-        });
-        for part in futures::future::join_all(recoveries).await {
+        let recoveries: Vec<_> = rows
+            .into_iter()
+            .map(|row| {
+                let worker = workers.remove(&row.id);
+                self.recover_kernel(row, worker)
+            })
+            .collect();
+        // Not all at once: the databases' queues are bounded.
+        let mut recoveries = futures::stream::iter(recoveries).buffer_unordered(RECOVERED_AT_ONCE);
+        while let Some(part) = recoveries.next().await {
             done.adopted += part.adopted;
             done.ended += part.ended;
             done.lost += part.lost;
@@ -103,10 +115,10 @@ impl Supervisor {
         let host = self.host();
         let mut done = Recovered::default();
         let mut record: StateRecord = serde_json::from_str(&row.state_json).unwrap_or_default();
-        let records = super::records::Records::new(row.id, row.epoch, &host.catalog, &host.store);
+        let records = Records::new(row.id, row.epoch, &host.catalog, &host.store);
         // A kernel that was at rest has nothing open: its database stays closed until somebody uses it.
         let at_rest = worker.is_none() && !record.life.has_worker();
-        let loaded = match records.load().await {
+        let loaded = match load(&records).await {
             Ok(loaded) => loaded,
             Err(error) => {
                 tracing::error!(kernel = %row.spec.name, %error, "the kernel's history is damaged");
@@ -126,7 +138,7 @@ impl Supervisor {
             }
         };
         let taken = match worker {
-            Some(worker) => match self.take_over(&row, &worker, &loaded).await {
+            Some(worker) => match self.take_over(&row, &worker, &loaded, &records).await {
                 Ok(taken) => {
                     done.adopted = 1;
                     Some(taken)
@@ -161,7 +173,13 @@ impl Supervisor {
         done
     }
 
-    async fn take_over(&self, row: &KernelRow, worker: &WorkerRow, loaded: &Loaded) -> Result<TakenOver> {
+    async fn take_over(
+        &self,
+        row: &KernelRow,
+        worker: &WorkerRow,
+        loaded: &Loaded,
+        records: &Records,
+    ) -> Result<TakenOver> {
         if worker.epoch != row.epoch {
             return Err(Error::refused("the worker is of an old epoch").reason("epoch"));
         }
@@ -171,14 +189,27 @@ impl Supervisor {
         let record: StateRecord = serde_json::from_str(&row.state_json).unwrap_or_default();
         let listener = Rc::new(Listener::before_kernel(record.life.attempt + 1, reporter.clone(), Rc::clone(&tools)));
         let started = worker::adopt(self.host(), worker, Rc::clone(&listener)).await?;
-        let keep = self.host().config.output_kept_bytes.min(limits::OUTPUT_KEPT_MOST_BYTES);
-        let executions =
-            started.report.executions.iter().map(|(exec, runs)| (Execution::adopted(*exec, keep), *runs)).collect();
+        let mut executions = Vec::new();
+        for (exec, runs) in &started.report.executions {
+            let asked = records.output_limit(*exec).await.unwrap_or(0);
+            let keep = if asked == 0 { self.host().config.output_kept_bytes } else { asked };
+            executions.push((Execution::adopted(*exec, keep.min(limits::OUTPUT_KEPT_MOST_BYTES)), *runs));
+        }
         Ok(TakenOver {
             adopted: Adopted { started, executions },
             channel: Channel { tools, reporter, reports },
             listener,
         })
+    }
+}
+
+/// A database that is busy is not damaged.
+async fn load(records: &Records) -> Result<Loaded> {
+    loop {
+        match records.load().await {
+            Err(error) if error.code == ErrorCode::Busy => tokio::time::sleep(limits::RESTART_BACKOFF_FIRST).await,
+            loaded => return loaded,
+        }
     }
 }
 

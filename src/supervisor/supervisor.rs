@@ -71,6 +71,10 @@ impl Supervisor {
         }
         self.check_spec(&spec, actor)?;
         let name = (actor.uid, spec.name.clone());
+        if self.host.published.borrow().contains(&(actor.uid, spec.name.to_string())) {
+            return Err(Error::already_exists(format!("a kernel is published as {} already", spec.name))
+                .hint("take another name: both would have the same socket"));
+        }
         let taken = self.host.by_name.borrow().contains_key(&name) || self.host.creating.borrow().contains_key(&name);
         if taken {
             return Err(Error::already_exists(format!("there is a kernel {} already", spec.name))
@@ -94,8 +98,9 @@ impl Supervisor {
         if self.host.is_stopping() {
             return Err(Error::unavailable("the daemon is stopping"));
         }
-        let own = self.host.visible(actor.uid).len();
-        if self.host.by_id.borrow().len() >= config.kernels || own >= config.kernels_per_user {
+        let creating = self.host.creating.borrow();
+        let own = self.host.visible(actor.uid).len() + creating.keys().filter(|(uid, _)| *uid == actor.uid).count();
+        if self.host.by_id.borrow().len() + creating.len() >= config.kernels || own >= config.kernels_per_user {
             return Err(
                 Error::busy(format!("there are {own} kernels already")).hint("remove some, or raise limits.kernels")
             );
@@ -138,9 +143,9 @@ impl Supervisor {
     ) -> Result<Rc<Kernel>> {
         let (host, now) = (&self.host, self.host.now_ms());
         let id = KernelId::from_bytes(host.random());
+        let from_dir = from_dir.map(|from| host.check_source(actor.uid, from)).transpose()?;
         let files = host.catalog.create_kernel_files(id).await?;
         if let Some(from) = from_dir {
-            let from = host.check_source(actor.uid, from)?;
             if let Err(error) =
                 super::from_dir::copy(from, files.workspace.clone(), actor.uid, spec.limits.workspace_bytes).await
             {

@@ -41,15 +41,26 @@ pub struct WorkerProcess {
     pub id: WorkerId,
     process: launch::WorkerProcess,
     socket: PathBuf,
-    live: Rc<Cell<usize>>,
+    _place: Place,
+}
+
+/// One of the places that a host has for workers; taken before the launch, given back when dropped.
+struct Place(Rc<Cell<usize>>);
+
+impl Place {
+    fn take(live: &Rc<Cell<usize>>) -> Self {
+        live.set(live.get() + 1);
+        Place(Rc::clone(live))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
 }
 
 impl WorkerProcess {
-    fn count(id: WorkerId, process: launch::WorkerProcess, socket: PathBuf, live: &Rc<Cell<usize>>) -> Self {
-        live.set(live.get() + 1);
-        WorkerProcess { id, process, socket, live: Rc::clone(live) }
-    }
-
     /// Its private socket.
     pub fn socket(&self) -> &Path {
         &self.socket
@@ -70,12 +81,6 @@ impl WorkerProcess {
     /// Ends it and, with it, every process of its PID namespace.
     pub fn kill(&self) {
         self.process.kill();
-    }
-}
-
-impl Drop for WorkerProcess {
-    fn drop(&mut self) {
-        self.live.set(self.live.get() - 1);
     }
 }
 
@@ -144,6 +149,12 @@ impl Workers {
     /// Whether one more may be started.
     pub fn have_room(&self) -> bool {
         self.live.get() < self.most
+    }
+
+    /// What is said where there is no room.
+    pub(super) fn no_room(&self) -> Error {
+        Error::busy(format!("this host runs {} workers already", self.most))
+            .hint("stop a kernel, or raise limits.workers in the configuration")
     }
 
     /// Forgets a worker that has ended.
@@ -261,10 +272,13 @@ async fn compiled_driver(host: &Host, interpreter: &str) -> Option<PathBuf> {
 pub(super) async fn start(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
-    _attempt: u64,
     mounts: Vec<MountInfo>,
     listener: Rc<Listener>,
 ) -> Result<Started> {
+    if !host.workers.have_room() {
+        return Err(host.workers.no_room());
+    }
+    let place = Place::take(&host.workers.live);
     let id = WorkerId::from_bytes(host.random());
     let socket = host.config.worker_sockets.join(format!("{id}.sock"));
     let identity = WorkerIdentity {
@@ -274,6 +288,16 @@ pub(super) async fn start(
         build: launch::BUILD.to_owned(),
         secret: host.random(),
     };
+    let plan = plan(host, kernel, id, mounts)?;
+    let mut document =
+        LaunchDocument::new(&identity, kernel.spec.name.clone(), kernel.spec.engine, plan, socket.clone());
+    if kernel.spec.engine == EngineName::Python {
+        let interpreter = interpreter(&host.config.python)?;
+        document.engine_settings.python_compiled = compiled_driver(host, &interpreter).await;
+        document.engine_settings.python = vec![interpreter];
+    }
+    document.power_safe = host.config.power_safe;
+    document.orphan_grace_ms = host.config.orphan_grace.as_millis() as u64;
     let mut row = WorkerRow {
         id,
         kernel: kernel.id,
@@ -285,16 +309,6 @@ pub(super) async fn start(
         socket: socket.clone(),
     };
     host.catalog.put_worker(row.clone()).await?;
-    let plan = plan(host, kernel, id, mounts)?;
-    let mut document =
-        LaunchDocument::new(&identity, kernel.spec.name.clone(), kernel.spec.engine, plan, socket.clone());
-    if kernel.spec.engine == EngineName::Python {
-        let interpreter = interpreter(&host.config.python)?;
-        document.engine_settings.python_compiled = compiled_driver(host, &interpreter).await;
-        document.engine_settings.python = vec![interpreter];
-    }
-    document.power_safe = host.config.power_safe;
-    document.orphan_grace_ms = host.config.orphan_grace.as_millis() as u64;
     let record = async |pid| {
         row.pid = pid;
         row.start_ticks = sys::process::start_ticks(pid).unwrap_or(0);
@@ -309,7 +323,7 @@ pub(super) async fn start(
             return Err(error);
         }
     };
-    let process = WorkerProcess::count(id, launched.process, socket.clone(), &host.workers.live);
+    let process = WorkerProcess { id, process: launched.process, socket: socket.clone(), _place: place };
     let attached = WorkerLink::attach(&socket, &identity, listener).await;
     match attached {
         Ok((link, report)) => Ok(Started { link, report, process }),
@@ -340,7 +354,8 @@ pub(super) async fn adopt(host: &Rc<Host>, row: &WorkerRow, listener: Rc<Listene
     let process = found
         .filter(|_| sys::process::start_ticks(row.pid) == Some(row.start_ticks))
         .ok_or_else(|| Error::lost("the worker ended as it was adopted"))?;
-    let process = WorkerProcess::count(row.id, process, row.socket.clone(), &host.workers.live);
+    let (socket, place) = (row.socket.clone(), Place::take(&host.workers.live));
+    let process = WorkerProcess { id: row.id, process, socket, _place: place };
     Ok(Started { link, report, process })
 }
 

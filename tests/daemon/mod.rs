@@ -162,7 +162,7 @@ fn three_crashes_open_the_breaker_and_start_closes_it() {
         })
         .await;
         let refused = python.run(&ExecRequest::code("1")).await.err().expect("the breaker is open");
-        assert_eq!((refused.code, refused.reason.as_str()), (ErrorCode::Unavailable, "circuit_breaker"));
+        assert_eq!((refused.code, refused.reason.as_str()), (ErrorCode::Refused, "circuit_breaker"));
         python.start().await.expect("starts");
         assert_eq!(out(&python, "print(1)").await, "1");
     });
@@ -306,6 +306,64 @@ fn a_stop_waits_for_what_was_asked_before_it_unless_forced() {
             }
         }
     });
+}
+
+#[test]
+fn what_waits_behind_code_that_must_be_killed_runs_on_the_next_worker() {
+    let host = Host::start();
+    host.with(async |client| {
+        let python = kernel(&client, "p", EngineName::Python).await;
+        out(&python, "x = 'kept'").await;
+        let stubborn =
+            "import time\nwhile True:\n    try:\n        time.sleep(60)\n    except KeyboardInterrupt:\n        pass";
+        let request = ExecRequest { timeout_ms: 300, ..ExecRequest::code(stubborn) };
+        let first = python.run(&request).await.expect("accepted");
+        let second = python.run(&ExecRequest::code("print(x)")).await.expect("accepted");
+        assert_eq!(first.result().await.expect("an end").end.status, ExecStatus::Timeout);
+        let third = python.run(&ExecRequest::code("print(x, 2)")).await.expect("accepted");
+        for (waiting, said) in [(second, "kept\n"), (third, "kept 2\n")] {
+            let result = waiting.result().await.expect("an end");
+            assert_eq!((result.end.status, &*result.stdout), (ExecStatus::Done, said.as_bytes()), "{result:?}");
+        }
+    });
+}
+
+#[test]
+fn a_mount_can_be_taken_away_however_it_came() {
+    for user in users() {
+        let mut host = Host::start_as(user);
+        let given = host.path("given");
+        std::fs::create_dir(&given).unwrap();
+        std::fs::set_permissions(&given, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        std::fs::write(given.join("seen"), "seen").unwrap();
+        let source = given.display().to_string();
+        for way in ["live", "before the start", "by another daemon"] {
+            host.with(async |client| {
+                let shell = match client.open_kernel("k").await {
+                    Ok((shell, _)) => shell,
+                    Err(_) => kernel(&client, "k", EngineName::Kaish).await,
+                };
+                match way {
+                    "live" => drop(out(&shell, "echo up").await),
+                    _ => shell.stop(false).await.expect("stops"),
+                }
+                shell.mount_at("/data", &source, false, 0).await.expect("mounted");
+                assert_eq!(out(&shell, "cat /data/seen").await, "seen", "{way}");
+            });
+            if way == "by another daemon" {
+                host.restart();
+            }
+            host.with(async |client| {
+                let (shell, _) = client.open_kernel("k").await.expect("there");
+                shell.unmount_at("/data", 0).await.unwrap_or_else(|error| panic!("{way}: {error}"));
+                let after = run(&shell, "cat /data/seen").await;
+                assert_ne!(after.end.code, 0, "{way}: it is still there");
+                shell.mount_at("/data", &source, false, 0).await.expect("and once more");
+                assert_eq!(out(&shell, "cat /data/seen").await, "seen", "{way}");
+                shell.unmount_at("/data", 0).await.expect("and away again");
+            });
+        }
+    }
 }
 
 #[test]

@@ -86,9 +86,15 @@ fn a_damaged_journal_concerns_one_kernel() {
             let (shell, info) = client.open_kernel("bad").await.expect("it is known");
             assert!(info.state == "crashed" && !info.state_reason.is_empty(), "{info:?}");
             let error = shell.run(&ExecRequest::code("echo no")).await.err().expect("it does not run");
-            assert!([ErrorCode::Corrupt, ErrorCode::Unavailable].contains(&error.code), "{error:?}");
+            assert!(
+                [ErrorCode::Corrupt, ErrorCode::Unavailable, ErrorCode::Refused].contains(&error.code),
+                "{error:?}"
+            );
             let error = shell.message("user", "text").await.expect_err("nothing is written");
-            assert!([ErrorCode::Corrupt, ErrorCode::Unavailable].contains(&error.code), "{error:?}");
+            assert!(
+                [ErrorCode::Corrupt, ErrorCode::Unavailable, ErrorCode::Refused].contains(&error.code),
+                "{error:?}"
+            );
             let error = shell.each_journal_entry(0, 0, async |_| Ok(())).await.expect_err("nothing is read");
             assert!(error.code == ErrorCode::Corrupt && error.message.contains("state.db"), "{error:?}");
             let (good, _) = client.open_kernel("good").await.expect("there");
@@ -118,7 +124,10 @@ fn damaged_engine_state_fails_the_start_and_is_named() {
             assert_eq!(out(&good, "echo $x").await, "good");
             let result = shell.run(&ExecRequest::code("echo no")).await;
             match result {
-                Err(error) => assert!([ErrorCode::Corrupt, ErrorCode::Unavailable].contains(&error.code), "{error:?}"),
+                Err(error) => assert!(
+                    [ErrorCode::Corrupt, ErrorCode::Unavailable, ErrorCode::Refused].contains(&error.code),
+                    "{error:?}"
+                ),
                 Ok(running) => {
                     let end = running.result().await.expect("an end").end;
                     assert!(end.code != 0 && end.err.contains("engine.db"), "{end:?}");

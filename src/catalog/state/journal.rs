@@ -3,6 +3,7 @@
 use rusqlite::{Row, params};
 
 use super::executions::read_status;
+use crate::catalog::error::CatalogError;
 use crate::catalog::row::{signed, unsigned};
 use crate::catalog::sqlite::{Db, Result};
 use crate::core::info::JournalEntry;
@@ -77,8 +78,24 @@ pub(super) fn page(db: &Db, from: Direction, most: usize) -> Result<Vec<JournalE
         ),
     };
     db.sql("read journal", |c| {
-        c.prepare_cached(sql)?.query_map(params![signed(sequence), most.min(limits::PAGE_ROWS) as i64], read)?.collect()
+        let mut statement = c.prepare_cached(sql)?;
+        let rows = statement.query_map(params![signed(sequence), most.min(limits::PAGE_ROWS) as i64], read)?;
+        let (mut page, mut bytes) = (Vec::new(), 0);
+        for entry in rows {
+            let entry = entry?;
+            bytes += entry.text.len() + entry.err.len();
+            page.push(entry);
+            if bytes > limits::JOURNAL_PAGE_BYTES {
+                break;
+            }
+        }
+        Ok(page)
     })
+}
+
+/// Appends one entry; gives its number.
+pub(super) fn append_one(db: &Db, entry: NewEntry) -> Result<u64> {
+    append(db, &[entry])?.first().copied().ok_or(CatalogError::Stopped)
 }
 
 fn read(row: &Row<'_>) -> rusqlite::Result<JournalEntry> {

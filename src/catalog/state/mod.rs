@@ -9,8 +9,10 @@ mod output;
 use super::bank::Target;
 use super::sqlite::{Db, Result};
 use super::thread::{Pending, Queue};
+use crate::core::exec::ExecEnd;
 use crate::core::ids::{Digest, ExecId, KernelId};
 use crate::core::info::{JournalEntry, McpTransport, MountInfo};
+use crate::core::limits;
 
 pub use executions::{Begun, ExecBegin, ExecClose, ExecRecord};
 pub use grants::{Consent, NewConsent};
@@ -47,13 +49,28 @@ impl StateHandle {
         self.queue.run(Target::Kernel(self.kernel), Some(label), work)
     }
 
+    /// A write of about so many bytes: a small one may be done by the caller.
+    fn write_sized<T: Send + 'static>(
+        &self,
+        bytes: usize,
+        label: &'static str,
+        work: impl FnOnce(&Db) -> Result<T> + Send + 'static,
+    ) -> Pending<T> {
+        let target = Target::Kernel(self.kernel);
+        if bytes <= limits::SMALL_WRITE_BYTES {
+            self.queue.run_small(target, label, work)
+        } else {
+            self.queue.run(target, Some(label), work)
+        }
+    }
+
     /// Records an execution before it starts: gives it its number. A key that was used within its life gives that execution
     /// and writes nothing.
     ///
     /// # Errors
     /// The database's.
     pub fn begin_exec(&self, begin: ExecBegin) -> Pending<Begun> {
-        self.write("state.exec.begin", move |db| executions::begin(db, &begin))
+        self.write_sized(begin.request.memory_bytes(), "state.exec.begin", move |db| executions::begin(db, &begin))
     }
 
     /// The execution that was begun with this key, while keys are remembered.
@@ -69,7 +86,11 @@ impl StateHandle {
     /// # Errors
     /// `NotFound`; `Conflict` if it is closed already.
     pub fn end_exec(&self, exec: ExecId, close: ExecClose) -> Pending<()> {
-        self.write("state.exec.end", move |db| executions::end(db, exec, &close))
+        let ExecEnd { value, output, err, .. } = &close.end;
+        let value = value.as_ref().map_or(0, |value| value.bytes_up_to(limits::SMALL_WRITE_BYTES));
+        let rich = output.as_ref().map_or(0, |output| output.memory_bytes());
+        let bytes = value + rich + err.len() + close.output.inline_bytes();
+        self.write_sized(bytes, "state.exec.end", move |db| executions::end(db, exec, &close))
     }
 
     /// An execution with its request and, if it has ended, its end.
@@ -120,20 +141,26 @@ impl StateHandle {
         self.read(move |db| journal::page(db, from, most))
     }
 
-    /// Records a mount, or changes it.
+    /// Records a mount, or changes it, with its journal entry; gives that one's number.
     ///
     /// # Errors
     /// `Limit`.
-    pub fn put_mount(&self, mount: MountInfo) -> Pending<()> {
-        self.write("state.mounts.put", move |db| grants::put_mount(db, &mount))
+    pub fn put_mount(&self, mount: MountInfo, entry: NewEntry) -> Pending<u64> {
+        self.write("state.mounts.put", move |db| {
+            grants::put_mount(db, &mount)?;
+            journal::append_one(db, entry)
+        })
     }
 
-    /// Forgets a mount; says whether there was one.
+    /// Forgets a mount, with its journal entry; gives that one's number.
     ///
     /// # Errors
     /// The database's.
-    pub fn remove_mount(&self, path: String) -> Pending<bool> {
-        self.write("state.mounts.remove", move |db| grants::remove_mount(db, &path))
+    pub fn remove_mount(&self, path: String, entry: NewEntry) -> Pending<u64> {
+        self.write("state.mounts.remove", move |db| {
+            grants::remove_mount(db, &path)?;
+            journal::append_one(db, entry)
+        })
     }
 
     /// The mounts, by path.
@@ -144,20 +171,26 @@ impl StateHandle {
         self.read(grants::mounts)
     }
 
-    /// Records an MCP server, or changes it.
+    /// Records an MCP server, or changes it, with its journal entry; gives that one's number.
     ///
     /// # Errors
     /// `Limit`.
-    pub fn put_mcp(&self, name: String, transport: McpTransport) -> Pending<()> {
-        self.write("state.mcp.put", move |db| grants::put_mcp(db, &name, &transport))
+    pub fn put_mcp(&self, name: String, transport: McpTransport, entry: NewEntry) -> Pending<u64> {
+        self.write("state.mcp.put", move |db| {
+            grants::put_mcp(db, &name, &transport)?;
+            journal::append_one(db, entry)
+        })
     }
 
-    /// Forgets an MCP server; says whether there was one.
+    /// Forgets an MCP server, with its journal entry; gives that one's number, or `None` if there was no such server.
     ///
     /// # Errors
     /// The database's.
-    pub fn remove_mcp(&self, name: String) -> Pending<bool> {
-        self.write("state.mcp.remove", move |db| grants::remove_mcp(db, &name))
+    pub fn remove_mcp(&self, name: String, entry: NewEntry) -> Pending<Option<u64>> {
+        self.write("state.mcp.remove", move |db| match grants::remove_mcp(db, &name)? {
+            true => journal::append_one(db, entry).map(Some),
+            false => Ok(None),
+        })
     }
 
     /// The MCP servers, by name.

@@ -153,6 +153,12 @@ impl Default for OutputRecord {
 }
 
 impl OutputRecord {
+    /// Bytes that are in the record itself.
+    pub(super) fn inline_bytes(&self) -> usize {
+        let inline = |kept: &Kept| if let Kept::Inline(bytes) = kept { bytes.len() } else { 0 };
+        inline(&self.stdout) + inline(&self.stderr)
+    }
+
     /// Whether the runs cover exactly the kept bytes.
     pub fn is_consistent(&self) -> bool {
         self.runs.bytes_of(Stream::Stdout) == self.stdout.bytes()

@@ -86,6 +86,11 @@ pub async fn repl(context: &Context, args: ReplArgs) -> Result<(), Failure> {
     }
 }
 
+/// Whether output ends within a line.
+fn is_unfinished(output: &[u8]) -> bool {
+    output.last().is_some_and(|last| *last != b'\n')
+}
+
 impl Session<'_> {
     async fn execute(&mut self, code: &str, signals: &mut Signals) -> Result<(), Failure> {
         let execution = self.kernel.run(&ExecRequest::code(code)).await?;
@@ -94,6 +99,10 @@ impl Session<'_> {
         match drive(&self.kernel, &execution, streams, signals).await? {
             Driven::Ended { result, wrote_stderr } => {
                 self.last = exit::of_execution(result.end.code);
+                // The prompt would wipe the line.
+                if self.interactive && (is_unfinished(&result.stdout) || is_unfinished(&result.stderr)) {
+                    self.context.print("\n")?;
+                }
                 if let Some(text) = render::value_of(&result, self.info.spec.engine) {
                     self.context.print(&text)?;
                 }
@@ -123,7 +132,7 @@ impl Session<'_> {
         };
         self.last = exit::of(error.code);
         self.complain(&error);
-        if error.code == ErrorCode::Unavailable {
+        if error.code == ErrorCode::Unavailable && error.reason.is_empty() {
             (self.kernel, self.info) = self.context.kernel(&self.name).await?;
             self.context.say("connected again");
         }

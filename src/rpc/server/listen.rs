@@ -178,6 +178,9 @@ impl Published {
         self.sockets.borrow_mut().retain(|path, listening| {
             let keep = listening.kernel != kernel.id;
             if !keep {
+                if let (false, Some(name)) = (listening.own, path.file_stem().and_then(|stem| stem.to_str())) {
+                    self.supervisor.host().published.borrow_mut().remove(&(kernel.uid, name.to_owned()));
+                }
                 // Gone already is as good.
                 let _ = std::fs::remove_file(path);
             }
@@ -226,15 +229,26 @@ impl Published {
     ) -> Result<PathBuf> {
         let name: KernelName = name.parse().map_err(|error| Error::invalid(format!("{error}")))?;
         let path = self.path(kernel.uid, name.as_str());
-        let taken = self.sockets.borrow().contains_key(&path);
-        if taken || self.supervisor.host().find(kernel.uid, name.as_str()).is_ok() {
+        let host = self.supervisor.host();
+        let own = (kernel.uid, name.to_string());
+        let taken = self.sockets.borrow().contains_key(&path)
+            || host.find(kernel.uid, name.as_str()).is_ok()
+            // Reserved from here on, before anything is awaited.
+            || !host.published.borrow_mut().insert(own.clone());
+        if taken {
             return Err(Error::already_exists(format!("there is a socket {} already", path.display()))
                 .hint("take another name"));
         }
         let actor = Actor { uid: connection.uid, client: format!("published {name}"), lease: Vec::new() };
-        kernel.records.publish(name.as_str(), Some(rights), &actor, crate::sys::clock::now_ms()).await?;
-        self.listen(&path, kernel, rights, actor.clone(), false)
-            .map_err(|error| Error::unavailable(format!("{} cannot be served: {error}", path.display())))?;
+        let recorded = kernel.records.publish(name.as_str(), Some(rights), &actor, crate::sys::clock::now_ms()).await;
+        let served = recorded.and_then(|()| {
+            self.listen(&path, kernel, rights, actor.clone(), false)
+                .map_err(|error| Error::unavailable(format!("{} cannot be served: {error}", path.display())))
+        });
+        if let Err(error) = served {
+            host.published.borrow_mut().remove(&own);
+            return Err(error);
+        }
         self.audit(kernel, &actor, "kernel.publish").await;
         Ok(path)
     }
@@ -242,6 +256,7 @@ impl Published {
     /// Serves again what was published before the daemon was started.
     pub fn republish(self: &Rc<Self>, kernel: &Rc<Kernel>, published: &[(String, Rights)]) {
         for (name, rights) in published {
+            self.supervisor.host().published.borrow_mut().insert((kernel.uid, name.clone()));
             let actor = Actor { uid: kernel.uid, client: format!("published {name}"), lease: Vec::new() };
             if let Err(error) = self.listen(&self.path(kernel.uid, name), kernel, *rights, actor, false) {
                 tracing::warn!(kernel = %kernel.spec.name, name, %error, "a published socket could not be served again");
@@ -258,6 +273,7 @@ impl Published {
         }
         kernel.records.publish(name, None, actor, crate::sys::clock::now_ms()).await?;
         self.sockets.borrow_mut().remove(&path);
+        self.supervisor.host().published.borrow_mut().remove(&(kernel.uid, name.to_owned()));
         let _ = std::fs::remove_file(&path);
         self.audit(kernel, actor, "kernel.unpublish").await;
         Ok(())

@@ -47,6 +47,9 @@ impl supervisor::Server for SupervisorServer {
     async fn ended(self: Rc<Self>, params: supervisor::EndedParams, _: supervisor::EndedResults) -> Done {
         let params = params.get()?;
         let end = params.get_end()?;
+        if end.get_last() {
+            self.listener.last();
+        }
         self.listener.ended(ExecId(params.get_exec_id()), decode_end(end)?, end.get_output_bytes());
         Ok(())
     }
@@ -121,10 +124,32 @@ fn decode_event(json: &[u8], tail: &[u8]) -> Result<OutputEvent, serde_json::Err
         Display { mime: String },
         Structured { output: OutputData },
     }
+    check_parts(json)?;
     Ok(match serde_json::from_slice(json)? {
+        Frame::Display { mime } if mime.len() > limits::MEDIA_TYPE_BYTES => {
+            return Err(serde::de::Error::custom("the media type is too long"));
+        }
         Frame::Display { mime } => OutputEvent::Display { mime, data: tail.to_vec() },
         Frame::Structured { output } => OutputEvent::Structured(output),
     })
+}
+
+/// Refuses a JSON text with more than [`limits::FRAME_PARTS`] parts, before any memory is taken for them.
+fn check_parts(json: &[u8]) -> Result<(), serde_json::Error> {
+    let (mut parts, mut inside, mut escaped) = (0, false, false);
+    for byte in json {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if inside => escaped = true,
+            b'"' => inside = !inside,
+            b',' | b'[' | b'{' if !inside => parts += 1,
+            _ => {}
+        }
+    }
+    if parts <= limits::FRAME_PARTS {
+        return Ok(());
+    }
+    Err(serde::de::Error::custom(format_args!("{parts} parts; {} are the most", limits::FRAME_PARTS)))
 }
 
 fn decode_end(end: end::Reader<'_>) -> Result<ExecEnd, capnp::Error> {
@@ -159,6 +184,7 @@ fn decode_end_frame(json: &[u8], end: &mut ExecEnd) -> Result<(), Error> {
         return Ok(());
     }
     let unreadable = |why: &dyn std::fmt::Display| Error::corrupt(format!("the result's value cannot be shown: {why}"));
+    check_parts(json).map_err(|e| unreadable(&e))?;
     let frame: Frame = serde_json::from_slice(json).map_err(|e| unreadable(&e))?;
     end.output = frame.output;
     end.value = frame.value.as_ref().map(Value::from_json).transpose().map_err(|e| unreadable(&e))?;

@@ -21,6 +21,8 @@ pub trait WorkerListener {
     async fn event(&self, exec: ExecId, event: OutputEvent);
     /// The execution is over; the worker remembers it until [`super::WorkerLink::acknowledge`].
     fn ended(&self, exec: ExecId, end: ExecEnd, output_bytes: u64);
+    /// The end that follows at once is this worker's last: its engine is gone, it takes no more work.
+    fn last(&self) {}
     /// The code calls a dynamic tool. The call is dropped if the execution is interrupted. Gives the value and a text.
     async fn tool_call(&self, exec: ExecId, name: String, args: Value) -> Result<(Value, String)>;
     /// The background jobs that run now.
@@ -50,7 +52,7 @@ pub struct WorkerReport {
     pub jobs: Vec<Job>,
     /// What the state does not capture now.
     pub missed: Vec<MissedEntry>,
-    /// Paths inside that were mounted since the engine was started.
+    /// Paths inside at which something of the host's is mounted.
     pub mounts: Vec<String>,
     /// State entries that the engine was given when the worker started.
     pub restored_entries: u32,

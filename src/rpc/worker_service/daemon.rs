@@ -64,6 +64,8 @@ pub struct Finish {
     pub duration_us: u64,
     /// Written in all.
     pub output_bytes: u64,
+    /// The engine is gone with it.
+    pub last: bool,
 }
 
 /// The way to the attached daemon.
@@ -116,6 +118,7 @@ impl Daemon {
         end.set_frame_json(&finish.frame_json);
         end.set_duration_us(finish.duration_us);
         end.set_output_bytes(finish.output_bytes);
+        end.set_last(finish.last);
         request.send().promise.map(|_| Delivered::Notice).boxed_local()
     }
 

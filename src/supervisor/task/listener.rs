@@ -1,6 +1,8 @@
 //! What a worker says, passed on to the kernel's task and to the outputs that it feeds.
 
+use std::cell::Cell;
 use std::rc::{Rc, Weak};
+use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, watch};
 
@@ -27,7 +29,18 @@ pub(in crate::supervisor) struct Listener {
     reporter: mpsc::UnboundedSender<Report>,
     tools: Rc<Tools>,
     events: Rc<Events>,
+    background: Cell<Background>,
 }
+
+/// What jobs wrote that no event has told of yet.
+#[derive(Clone, Copy, Default)]
+struct Background {
+    told_at: Option<Instant>,
+    untold_bytes: usize,
+}
+
+/// The log of events is everybody's: a job that writes without end gets one event in so long.
+const BACKGROUND_EVENTS: Duration = Duration::from_secs(1);
 
 impl Listener {
     pub(in crate::supervisor) fn new(
@@ -47,7 +60,8 @@ impl Listener {
         tools: Rc<Tools>,
     ) -> Self {
         let events = Rc::clone(tools.events());
-        Listener { attempt, kernel: watch::Sender::new(Weak::new()), reporter, tools, events }
+        let (kernel, background) = (watch::Sender::new(Weak::new()), Cell::default());
+        Listener { attempt, kernel, reporter, tools, events, background }
     }
 
     pub(in crate::supervisor) fn bind(&self, kernel: &Rc<Kernel>) {
@@ -84,6 +98,10 @@ impl WorkerListener for Listener {
         }
     }
 
+    fn last(&self) {
+        self.report(Report::Last { attempt: self.attempt });
+    }
+
     fn ended(&self, exec: ExecId, end: ExecEnd, _output_bytes: u64) {
         self.report(Report::Ended { exec, end });
     }
@@ -106,9 +124,15 @@ impl WorkerListener for Listener {
     }
 
     fn background(&self, stream: Stream, data: Vec<u8>) {
+        let Background { told_at, untold_bytes } = self.background.get();
+        let bytes = untold_bytes + data.len();
+        if told_at.is_some_and(|at| at.elapsed() < BACKGROUND_EVENTS) {
+            return self.background.set(Background { told_at, untold_bytes: bytes });
+        }
+        self.background.set(Background { told_at: Some(Instant::now()), untold_bytes: 0 });
         if let Some(kernel) = self.kernel() {
             let text = String::from_utf8_lossy(&data[..data.len().min(limits::BACKGROUND_SHOWN_BYTES)]).into_owned();
-            let detail = serde_json::json!({ "stream": stream, "bytes": data.len(), "text": text });
+            let detail = serde_json::json!({ "stream": stream, "bytes": bytes, "text": text });
             self.events.publish(&kernel.event_name, "background_output", detail);
         }
     }

@@ -50,13 +50,17 @@ enum Item {
 /// operation; so the channel needs no bound of its own.
 pub(super) enum Report {
     /// A start is over.
-    Started { attempt: u64, outcome: Result<Started> },
+    Started { attempt: u64, outcome: Box<Result<Started>> },
     /// The worker says that an execution is over.
     Ended { exec: ExecId, end: ExecEnd },
+    /// The worker takes no more work.
+    Last { attempt: u64 },
     /// The worker says why it ends.
     Dying { attempt: u64, cause: CrashCause },
     /// The link is closed.
     Disconnected { attempt: u64 },
+    /// The worker was told to stop and could not save; it is ended nevertheless.
+    NotSaved { attempt: u64, error: Error },
     /// The worker's process has ended.
     Gone { attempt: u64 },
     /// The operation is over.
@@ -70,6 +74,9 @@ struct Current {
     attempt: u64,
     process: Rc<WorkerProcess>,
     cause: Option<CrashCause>,
+    not_saved: Option<Error>,
+    /// Its engine is gone: what is queued waits for the next worker.
+    leaving: bool,
 }
 
 /// One kernel's task.
@@ -81,7 +88,7 @@ pub(super) struct Task {
     reports: mpsc::UnboundedReceiver<Report>,
     reporter: mpsc::UnboundedSender<Report>,
     queue: VecDeque<Item>,
-    running: Option<(Rc<Execution>, OwnedSemaphorePermit)>,
+    running: Option<(Rc<Execution>, Option<OwnedSemaphorePermit>)>,
     permit: Permit,
     operating: bool,
     current: Option<Current>,
@@ -219,14 +226,25 @@ impl Task {
 
     async fn take_report(&mut self, report: Report) {
         match report {
-            Report::Started { attempt, outcome } => self.worker_started(attempt, outcome).await,
+            Report::Started { attempt, outcome } => self.worker_started(attempt, *outcome).await,
             Report::Ended { exec, end } => self.execution_ended(exec, end).await,
+            Report::Last { attempt } => {
+                if let Some(current) = self.current.as_mut().filter(|current| current.attempt == attempt) {
+                    current.leaving = true;
+                }
+                self.link_lost(attempt);
+            }
             Report::Dying { attempt, cause } => {
                 if let Some(current) = self.current.as_mut().filter(|current| current.attempt == attempt) {
                     current.cause.get_or_insert(cause);
                 }
             }
             Report::Disconnected { attempt } => self.link_lost(attempt),
+            Report::NotSaved { attempt, error } => {
+                if let Some(current) = self.current.as_mut().filter(|current| current.attempt == attempt) {
+                    current.not_saved = Some(error);
+                }
+            }
             Report::Gone { attempt } => self.worker_gone(attempt).await,
             Report::OperationDone { attempt } => {
                 if attempt == self.life.attempt {
@@ -240,6 +258,10 @@ impl Task {
             Report::MayRun(permit) => {
                 self.permit = Permit::Held(permit);
                 self.dispatch().await;
+                // What it was asked for may be gone: others wait for it.
+                if matches!(self.permit, Permit::Held(_)) {
+                    self.permit = Permit::None;
+                }
             }
         }
     }
@@ -383,14 +405,14 @@ impl Task {
         self.backoff_at = None;
         self.step(Event::StopAsked { reason, force: mode != StopMode::WhenIdle }).await;
         if !self.life.has_worker() {
-            self.answer_stopped();
+            self.answer_stopped(None);
         }
     }
 
     /// Answers those who wait for the worker's end. What was queued meanwhile may have begun the next worker already.
-    fn answer_stopped(&mut self) {
+    fn answer_stopped(&mut self, not_saved: Option<Error>) {
         for reply in self.stopping.drain(..) {
-            let _ = reply.send(Ok(()));
+            let _ = reply.send(not_saved.clone().map_or(Ok(()), Err));
         }
     }
 

@@ -73,13 +73,12 @@ impl Task {
         if self.life.has_worker() || self.host.workers.have_room() {
             return Ok(());
         }
-        Err(Error::busy(format!("this host runs {} workers already", self.host.config.workers))
-            .hint("stop a kernel, or raise limits.workers in the configuration"))
+        Err(self.host.workers.no_room())
     }
 
     fn breaker_error(&self) -> Error {
         let name = &self.kernel.spec.name;
-        Error::unavailable(format!("kernel {name} is held back: {}", self.life.state.reason()))
+        Error::refused(format!("kernel {name} is held back: {}", self.life.state.reason()))
             .reason("circuit_breaker")
             .hint(format!("look at `ryokan journal {name}`, then `ryokan start {name}` tries again"))
     }
@@ -126,7 +125,8 @@ impl Task {
     }
 
     async fn hand_over(&mut self) -> Option<Event> {
-        if self.operating || self.running.is_some() {
+        let leaving = self.current.as_ref().is_some_and(|current| current.leaving);
+        if self.operating || self.running.is_some() || leaving {
             return None;
         }
         let link = self.link()?;
@@ -155,7 +155,7 @@ impl Task {
                 let request = execution.take_request()?;
                 let output_kept = request.output_limit_bytes.min(limits::OUTPUT_KEPT_MOST_BYTES);
                 let starting = link.start(WorkerExec { exec, request, output_kept });
-                self.running = Some((execution, permit));
+                self.running = Some((execution, Some(permit)));
                 let reporter = self.reporter.clone();
                 tokio::task::spawn_local(async move {
                     // A worker that is gone is reported by its own end; any other refusal ends the execution here.
@@ -286,7 +286,7 @@ impl Task {
             }
             tokio::time::sleep(limits::RESTART_BACKOFF_FIRST * attempt).await;
         }
-        self.remember(execution.id);
+        self.remember(execution.id, outcome.is_ok());
         match outcome {
             Ok(()) => {
                 execution.finish(Ok(end));
@@ -310,7 +310,14 @@ impl Task {
     }
 
     /// Keeps the newest ended executions at hand; older ones come from the journal.
-    fn remember(&mut self, exec: ExecId) {
+    fn remember(&mut self, exec: ExecId, journalled: bool) {
+        let large = |execution: &Rc<Execution>| execution.output.written() > limits::OUTPUT_REMEMBERED_BYTES;
+        let mut executions = self.kernel.executions.borrow_mut();
+        if journalled && executions.get(&exec).is_some_and(large) {
+            executions.remove(&exec);
+            return;
+        }
+        drop(executions);
         self.ended.push(exec);
         if self.ended.len() > limits::EXECUTIONS_REMEMBERED {
             let oldest = self.ended.remove(0);
@@ -355,7 +362,7 @@ impl Task {
             }
         }
         if !self.life.has_worker() {
-            self.answer_stopped();
+            self.answer_stopped(None);
         }
     }
 

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use super::{Adopted, Current, Listener, Report, Task};
-use crate::core::error::{ErrorCode, Result};
+use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::ids::ExecId;
 use crate::core::kernel::{CrashCause, Event};
 use crate::core::limits;
@@ -16,10 +16,11 @@ impl Task {
         let (host, kernel, reporter) = (Rc::clone(&self.host), Rc::clone(&self.kernel), self.reporter.clone());
         let mounts = self.all_mounts();
         tokio::task::spawn_local(async move {
-            let outcome = worker::start(&host, &kernel, attempt, mounts, listener).await;
+            let outcome = Box::new(worker::start(&host, &kernel, mounts, listener).await);
             // A task that has ended meanwhile wants no worker any more.
             if let Err(unheard) = reporter.send(Report::Started { attempt, outcome })
-                && let Report::Started { outcome: Ok(started), .. } = unheard.0
+                && let Report::Started { outcome, .. } = unheard.0
+                && let Ok(started) = *outcome
             {
                 started.process.kill();
                 started.process.ended().await;
@@ -58,7 +59,7 @@ impl Task {
                     self.fail_all_queued(&error).await;
                 }
                 self.step(Event::WorkerEnded { attempt, cause }).await;
-                self.answer_stopped();
+                self.answer_stopped(None);
             }
         }
     }
@@ -87,7 +88,7 @@ impl Task {
             watched.ended().await;
             let _ = reporter.send(Report::Gone { attempt });
         });
-        self.current = Some(Current { attempt, process, cause: None });
+        self.current = Some(Current { attempt, process, cause: None, not_saved: None, leaving: false });
     }
 
     /// Takes over a worker of a former daemon.
@@ -102,10 +103,9 @@ impl Task {
         let exec: Option<ExecId> = running.as_ref().map(|execution| execution.id);
         self.step(Event::WorkerAdopted { running: exec }).await;
         let attempt = self.life.attempt;
-        if let Some(execution) = running
-            && let Ok(permit) = self.host.executions_in_flight().acquire_owned().await
-        {
-            self.running = Some((execution, permit));
+        if let Some(execution) = running {
+            // It runs already, so it needs no leave: where the limit was lowered meanwhile, it runs beyond it.
+            self.running = Some((execution, self.host.executions_in_flight().try_acquire_owned().ok()));
         }
         let mounted = adopted.started.report.mounts.clone();
         self.take_on(attempt, adopted.started);
@@ -117,7 +117,10 @@ impl Task {
     /// Takes away what a former daemon mounted, or was about to unmount, as it was killed: what is recorded holds.
     async fn unmount_unrecorded(&self, mounted: &[String]) {
         let Some(link) = self.link() else { return };
-        for path in mounted.iter().filter(|path| self.mounts.iter().all(|mount| mount.path != **path)) {
+        let known: Vec<String> = self.all_mounts().into_iter().map(|mount| mount.path).collect();
+        let system =
+            |path: &&String| self.host.config.system_paths.iter().any(|system| system.as_os_str() == path.as_str());
+        for path in mounted.iter().filter(|path| !known.contains(path) && !system(path)) {
             if let Err(error) = link.unbind(std::path::Path::new(path)).await {
                 tracing::warn!(path, %error, "a mount that is not recorded stays until the worker ends");
             }
@@ -136,12 +139,17 @@ impl Task {
         let Some(current) = &self.current else {
             return None;
         };
-        let (process, link) = (Rc::clone(&current.process), self.link());
+        let (attempt, process, link) = (current.attempt, Rc::clone(&current.process), self.link());
+        let reporter = self.reporter.clone();
         tokio::task::spawn_local(async move {
             if let Some(link) = link
                 && let Err(error) = link.stop(limits::WORKER_STOP).await
+                && error.code != ErrorCode::Lost
             {
-                tracing::debug!(%error, "a worker did not stop when asked");
+                let message =
+                    format!("the worker was stopped, but what changed since its last execution is lost: {error}");
+                let _ = reporter.send(Report::NotSaved { attempt, error: Error { message, ..error } });
+                process.kill();
             }
             if tokio::time::timeout(limits::WORKER_STOP, process.ended()).await.is_err() {
                 process.kill();
@@ -181,13 +189,17 @@ impl Task {
         }
         self.host.workers.forget(current.process.id, current.process.socket()).await;
         self.tools.detach();
-        let jobs = {
+        let (jobs, missed) = {
             let mut view = self.kernel.view.borrow_mut();
             view.sandbox.clear();
-            view.missed.clear();
             view.worker_pid = None;
-            std::mem::take(&mut view.jobs)
+            (std::mem::take(&mut view.jobs), std::mem::take(&mut view.missed))
         };
+        if !missed.is_empty() {
+            let names: Vec<_> = missed.iter().map(|entry| format!("{} ({})", entry.key, entry.reason)).collect();
+            let detail = serde_json::json!({ "entries": names });
+            self.host.events.publish(&self.kernel.event_name, "state_not_captured", detail);
+        }
         if !jobs.is_empty() {
             let names: Vec<_> = jobs.iter().map(|job| format!("{}: {}", job.id, job.command)).collect();
             let detail = serde_json::json!({ "jobs": names });
@@ -195,7 +207,11 @@ impl Task {
         }
         self.operating = false;
         let cause = current.cause.unwrap_or(CrashCause::Killed);
+        if let Some(error) = &current.not_saved {
+            let detail = serde_json::json!({ "error": error.message });
+            self.host.events.publish(&self.kernel.event_name, "state_not_saved", detail);
+        }
         self.step(Event::WorkerEnded { attempt, cause }).await;
-        self.answer_stopped();
+        self.answer_stopped(current.not_saved);
     }
 }

@@ -76,7 +76,7 @@ pub trait Enclosure {
     /// # Errors
     /// What the host refuses.
     fn bind(&mut self, path: &Path, source: MountSource, writable: bool) -> Result<()>;
-    /// The paths inside that [`Self::bind`] made.
+    /// The paths inside at which something of the host's is mounted.
     fn bound(&self) -> Vec<String>;
     /// Takes a mount away.
     ///

@@ -184,7 +184,7 @@ impl Worker {
             return Err(format!("end of execution {}, which does not run", end.exec));
         };
         let (status, code, err) = judge(&run, end);
-        self.finish(run, Finish { status, code, err, frame_json: json, duration_us: 0, output_bytes: 0 });
+        self.finish(run, Finish { status, code, err, frame_json: json, duration_us: 0, output_bytes: 0, last: false });
         self.go_on_stopping();
         Ok(())
     }
@@ -202,7 +202,10 @@ impl Worker {
             Halt::No => (ExecStatus::Lost, CODE_LOST, cause.to_string()),
         };
         self.state.discard();
-        self.finish(run, Finish { status, code, err, frame_json: Vec::new(), duration_us: 0, output_bytes: 0 });
+        self.finish(
+            run,
+            Finish { status, code, err, frame_json: Vec::new(), duration_us: 0, output_bytes: 0, last: true },
+        );
     }
 
     fn finish(&mut self, run: Run, mut finish: Finish) {

@@ -233,6 +233,7 @@ mod tests {
             frame_json: Vec::new(),
             duration_us: 1,
             output_bytes: 0,
+            last: false,
         }
     }
 

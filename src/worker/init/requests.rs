@@ -83,7 +83,9 @@ impl Worker {
                 Ok(())
             }
             By::Stop => {
-                let stored = self.store();
+                let refused =
+                    || Error::unavailable(format!("the engine could not save: {}", String::from_utf8_lossy(&json)));
+                let stored = self.store().and_then(|()| if ok { Ok(()) } else { Err(refused()) });
                 self.on_saved(stored);
                 Ok(())
             }
