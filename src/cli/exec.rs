@@ -194,7 +194,7 @@ pub fn end_error(result: &ExecResult, wrote_stderr: bool) -> Option<Error> {
         }
         ExecStatus::Lost => Some(
             Error::lost(why(&format!("the worker ended under execution {exec}")))
-                .hint("the kernel goes on from its last saved state: ryokan journal"),
+                .hint("the kernel goes on from its last saved state; `ryokan journal NAME` tells what happened"),
         ),
     }
 }

@@ -145,13 +145,12 @@ impl Supervisor {
         let id = KernelId::from_bytes(host.random());
         let from_dir = from_dir.map(|from| host.check_source(actor.uid, from)).transpose()?;
         let files = host.catalog.create_kernel_files(id).await?;
-        if let Some(from) = from_dir {
-            if let Err(error) =
+        if let Some(from) = from_dir
+            && let Err(error) =
                 super::from_dir::copy(from, files.workspace.clone(), actor.uid, spec.limits.workspace_bytes).await
-            {
-                host.catalog.remove_kernel_files(id).await?;
-                return Err(error);
-            }
+        {
+            host.catalog.remove_kernel_files(id).await?;
+            return Err(error);
         }
         let record = StateRecord::default();
         let row = KernelRow {

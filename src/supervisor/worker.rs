@@ -235,6 +235,13 @@ fn plan(host: &Host, kernel: &Kernel, worker: WorkerId, mounts: Vec<MountInfo>) 
         source: path.clone(),
         writable: false,
     });
+    // Judged again at each start: what a path leads to may have changed since it was given.
+    for mount in &mounts {
+        host.check_source(kernel.uid, Path::new(&mount.source)).map_err(|error| {
+            let hint = format!("put it back, or take it away: ryokan unmount {} {}", spec.name, mount.path);
+            if error.hint.is_empty() { error.hint(hint) } else { error }
+        })?;
+    }
     let own = mounts.into_iter().map(|mount| PlannedMount {
         inside: mount.path.into(),
         source: mount.source.into(),

@@ -54,7 +54,11 @@ impl Task {
                 // What cannot work by waiting fails now, to whoever waits for it.
                 if matches!(
                     error.code,
-                    ErrorCode::Unsupported | ErrorCode::Corrupt | ErrorCode::Refused | ErrorCode::Busy
+                    ErrorCode::Unsupported
+                        | ErrorCode::Corrupt
+                        | ErrorCode::Refused
+                        | ErrorCode::Busy
+                        | ErrorCode::NotFound
                 ) {
                     self.fail_all_queued(&error).await;
                 }
