@@ -49,7 +49,7 @@ fn megabytes_per_second((bytes, took): (u64, Duration)) -> f64 {
 pub fn throughput(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let mib = world.times(1000, 100);
     let python_code = format!("import sys\nfor _ in range({mib}): sys.stdout.write('x' * 1048576)");
-    let head = format!("head -c {mib}M /dev/zero");
+    let head = format!("head -c {} /dev/zero", mib << 20);
     let daemon = Daemon::start(world)?;
     daemon.with(async |host| {
         let py = create(&host, "py", EngineName::Python).await?;
@@ -90,12 +90,12 @@ pub fn slow_client(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let daemon = Daemon::start(world)?;
     daemon.with(async |host| {
         let shell = create(&host, "shell", EngineName::Kaish).await?;
-        run(&shell, "head -c 64M /dev/zero").await?;
+        run(&shell, "head -c 67108864 /dev/zero").await?;
         let init = worker_pid(&host, "shell").await?;
         let inside = || process::tree(init).into_iter().map(process::rss_mib).filter(|m| m.is_finite()).sum::<f64>();
         let (before, worker_before) = (process::rss_mib(daemon.pid()), inside());
         let (mut most, mut worker_most) = (before, worker_before);
-        let execution = shell.run(&ExecRequest::code("head -c 1000000M /dev/zero")).await?;
+        let execution = shell.run(&ExecRequest::code("head -c 1048576000000 /dev/zero")).await?;
         let begun = Instant::now();
         let mut bytes = 0u64;
         let reading = execution.output(0, async |event| {
