@@ -245,8 +245,7 @@ impl Inner {
         let item = Item { offset: self.written, event };
         self.written += item.stream_bytes();
         let room = self.keep_limit - self.kept_bytes;
-        let rich_and_large = item.stream_bytes() == 0 && item.bytes() as u64 > room;
-        if self.kept_closed || room == 0 || rich_and_large || self.kept.len() >= limits::OUTPUT_KEPT_ITEMS {
+        if self.kept_closed || room == 0 || self.kept.len() >= limits::OUTPUT_KEPT_ITEMS {
             return self.append_to_window(item);
         }
         let (kept, rest) = split(item, room);

@@ -155,3 +155,35 @@ proptest! {
         prop_assert!(all.ends_with(&late.0) || late.1 > 0);
     }
 }
+
+/// Untrusted code names the type of what it displays, and how many rows it has: none of that is free.
+#[test]
+fn rich_output_without_bytes_is_bounded_too() {
+    use crate::core::exec::{OutputData, OutputNode};
+    run(async {
+        let output = Output::new(1 << 20);
+        for _ in 0..2000 {
+            output.push_event(OutputEvent::Display { mime: "m".repeat(200), data: Vec::new() }).await;
+            let row = OutputNode { cells: vec![String::new(); 100], ..OutputNode::default() };
+            let rows = OutputData { headers: Vec::new(), root: vec![row] };
+            output.push_event(OutputEvent::Structured(rows)).await;
+        }
+        let inner = output.inner.borrow();
+        let held: usize = inner.kept.iter().chain(&inner.window).map(Item::bytes).sum();
+        assert!(held < (1 << 20) + (64 << 10), "{held} bytes are held");
+        assert!(inner.kept.len() < 2000, "{} pieces are kept", inner.kept.len());
+    });
+}
+
+/// What a worker dropped while no daemon was there is no part of what is kept, nor is what came after it.
+#[test]
+fn nothing_is_kept_behind_a_gap() {
+    run(async {
+        let output = Output::new(1 << 20);
+        output.push(0, Stream::Stdout, b"before".to_vec()).await;
+        output.push(100, Stream::Stdout, b"after".to_vec()).await;
+        let kept = output.kept();
+        assert_eq!(kept.chunks, [(Stream::Stdout, b"before".to_vec())]);
+        assert_eq!(kept.truncated_bytes, 99);
+    });
+}

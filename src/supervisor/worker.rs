@@ -268,7 +268,7 @@ async fn compiled_driver(host: &Host, interpreter: &str) -> Option<PathBuf> {
     match compiling.await {
         Ok(Ok(path)) => Some(path),
         Ok(Err(error)) => {
-            tracing::warn!(%error, "the Python driver is not compiled ahead of time");
+            tracing::info!(%error, "the Python driver is not compiled ahead of time: kernels start more slowly");
             None
         }
         Err(_) => None,

@@ -402,6 +402,64 @@ fn a_given_path_is_judged_again_at_each_start() {
 }
 
 #[test]
+fn a_journal_of_large_entries_is_read_to_its_end() {
+    let host = Host::start();
+    host.with(async |client| {
+        let python = kernel(&client, "p", EngineName::Python).await;
+        for i in 0..5 {
+            run(&python, &format!("{i} #{}", "x".repeat(700 << 10))).await;
+        }
+        for (limit, expected) in [(0, 5), (4, 4)] {
+            let mut sequences = Vec::new();
+            let read = python.each_journal_entry(0, limit, async |entry| {
+                sequences.push(entry.sequence);
+                Ok(())
+            });
+            read.await.expect("read");
+            assert_eq!(sequences, (1..=expected).collect::<Vec<u64>>());
+        }
+    });
+}
+
+#[test]
+fn a_permit_to_run_does_not_stay_with_a_kernel_that_has_nothing_to_run() {
+    let mut host = Host::prepare(crate::support::User::Own);
+    host.configure("[limits]\nexecutions_in_flight = 1\n");
+    host.launch();
+    host.with(async |client| {
+        let [one, two, three] = ["one", "two", "three"];
+        let (one, two) = (kernel(&client, one, EngineName::Kaish).await, kernel(&client, two, EngineName::Kaish).await);
+        let three = kernel(&client, three, EngineName::Kaish).await;
+        two.start().await.expect("starts");
+        eventually("it is ready", || async { two.info().await.expect("info").state == "ready" }).await;
+        let first = one.run(&ExecRequest::code("sleep 1")).await.expect("accepted");
+        eventually("it runs", || async { one.info().await.expect("info").state == "busy" }).await;
+        let waiting = two.run(&ExecRequest::code("echo never")).await.expect("accepted");
+        waiting.cancel().await.expect("taken out of the queue");
+        first.result().await.expect("an end");
+        let free = tokio::time::timeout(Duration::from_secs(20), run(&three, "echo free")).await;
+        assert_eq!(free.expect("the permit came back").stdout, b"free\n");
+    });
+}
+
+#[test]
+fn a_creation_that_is_refused_leaves_no_folder_and_no_name_is_taken_twice() {
+    let host = Host::start();
+    host.with(async |client| {
+        let mut wanted = spec("k", EngineName::Kaish);
+        wanted.from_dir = Some("/nowhere/at/all".into());
+        client.create_kernel(&wanted, "").await.err().expect("refused");
+        assert_eq!(std::fs::read_dir(host.data().join("kernels")).unwrap().count(), 0);
+        let shell = kernel(&client, "k", EngineName::Kaish).await;
+        shell.publish([Right::Read].into_iter().collect(), "window").await.expect("published");
+        let taken = client.create_kernel(&spec("window", EngineName::Kaish), "").await.err().expect("taken");
+        assert_eq!(taken.code, ErrorCode::AlreadyExists);
+        shell.unpublish("window").await.expect("unpublished");
+        kernel(&client, "window", EngineName::Kaish).await;
+    });
+}
+
+#[test]
 fn removal_leaves_nothing() {
     let host = Host::start();
     host.with(async |client| {

@@ -272,6 +272,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn parts_are_counted_outside_of_texts_only() {
+        let rows = |n: usize| format!("{{\"output\":{{\"root\":[{}]}}}}", vec!["{}"; n].join(","));
+        assert!(check_parts(rows(1000).as_bytes()).is_ok());
+        assert!(check_parts(rows(limits::FRAME_PARTS).as_bytes()).is_err());
+        let text = format!("{{\"value\":\"{}\\\"[[[,,,\"}}", "{,[".repeat(limits::FRAME_PARTS));
+        assert!(check_parts(text.as_bytes()).is_ok(), "what stands in a text is no part");
+    }
+
+    #[test]
     fn a_hostile_value_costs_the_value_only() {
         for (frame, value) in [
             (r#"{"ev":"end","value":null}"#.to_owned(), Some(Value::Null)),

@@ -180,15 +180,19 @@ impl Task {
         if self.current.as_ref().is_none_or(|current| current.attempt != attempt) {
             return;
         }
-        let Some(current) = self.current.take() else { return };
+        let Some(mut current) = self.current.take() else { return };
         self.kernel.link.borrow_mut().take();
-        // Ends that the link delivered before it closed come first.
+        // What the link delivered before it closed comes first: ends, and why.
         while let Ok(report) = self.reports.try_recv() {
-            if let Report::Ended { exec, end } = report {
-                self.execution_ended(exec, end).await;
-            } else {
-                let _ = self.reporter.send(report);
-                break;
+            match report {
+                Report::Ended { exec, end } => self.execution_ended(exec, end).await,
+                Report::Dying { attempt: of, cause } if of == attempt => drop(current.cause.get_or_insert(cause)),
+                Report::NotSaved { attempt: of, error } if of == attempt => current.not_saved = Some(error),
+                Report::Last { attempt: of } | Report::Disconnected { attempt: of } if of == attempt => {}
+                other => {
+                    let _ = self.reporter.send(other);
+                    break;
+                }
             }
         }
         self.host.workers.forget(current.process.id, current.process.socket()).await;

@@ -1,7 +1,8 @@
 //! The driver compiled once for each interpreter: compiling its sources takes Python longer than all the rest of a start.
 //!
-//! The interpreter itself compiles them, outside of any sandbox: it is the host's own, and the sources are ours. The result is kept
-//! as `python-driver-<key>` in the daemon's cache folder; the key covers the sources and the interpreter's file, so an upgrade
+//! The interpreter itself compiles them, outside of any sandbox. So it must be one that no kernel can have changed: the file behind
+//! all links, and every folder above it, belong to root and are root's alone to write. Of a virtual environment that is the
+//! interpreter that it was made with. For any other the engine starts from the sources. The result is kept as `python-driver-<key>` in the daemon's cache folder; the key covers the sources and the interpreter's file, so an upgrade
 //! of either makes another. Format: the interpreter's magic number, then a marshalled dictionary from module name to marshalled
 //! code. The bootstrap compares the number and compiles the sources if it differs.
 
@@ -26,11 +27,13 @@ const KEPT: usize = 8;
 /// # Errors
 /// Why there is none; the engine then starts from the sources.
 pub fn compiled(cache: &Path, interpreter: &Path) -> std::io::Result<PathBuf> {
-    let path = cache.join(format!("{PREFIX}{}", key(interpreter)?));
+    let interpreter = std::fs::canonicalize(interpreter)?;
+    let path = cache.join(format!("{PREFIX}{}", key(&interpreter)?));
     if path.is_file() {
         return Ok(path);
     }
-    let code = compile(interpreter)?;
+    check_untouched(&interpreter)?;
+    let code = compile(&interpreter)?;
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(cache)?;
     forget_former(cache);
     // Whole or not at all: others read it at any moment.
@@ -63,12 +66,25 @@ pub fn read(path: &Path) -> std::io::Result<Vec<u8>> {
     Ok(code)
 }
 
+/// Whether only root can have changed the file, and which one it is.
+fn check_untouched(file: &Path) -> std::io::Result<()> {
+    for path in file.ancestors() {
+        let meta = path.symlink_metadata()?;
+        // A sticky folder lets nobody replace what is another's.
+        let others_write = meta.mode() & 0o022 != 0 && !(meta.is_dir() && meta.mode() & 0o1000 != 0);
+        if meta.uid() != 0 || others_write || meta.is_symlink() {
+            let why = format!("{} may be changed by others than root", path.display());
+            return Err(std::io::Error::other(why));
+        }
+    }
+    Ok(())
+}
+
 fn key(interpreter: &Path) -> std::io::Result<String> {
-    let resolved = std::fs::canonicalize(interpreter)?;
-    let meta = resolved.metadata()?;
+    let meta = interpreter.metadata()?;
     let mut hash = blake3::Hasher::new();
     hash.update(DRIVER.as_bytes()).update(COMPILE.as_bytes());
-    hash.update(resolved.as_os_str().as_encoded_bytes());
+    hash.update(interpreter.as_os_str().as_encoded_bytes());
     for number in [meta.ino() as i64, meta.size() as i64, meta.mtime(), meta.mtime_nsec()] {
         hash.update(&number.to_le_bytes());
     }
@@ -126,6 +142,24 @@ mod tests {
         compiled(&cache, Path::new(PYTHON)).expect("compiled");
         assert_eq!(read(&path).expect("read"), code);
         assert_eq!(std::fs::read_dir(&cache).expect("a folder").count(), 1, "nothing else is left");
+    }
+
+    /// It would run outside of the sandbox: what a kernel may have written must not.
+    #[test]
+    fn an_interpreter_that_others_can_change_is_never_run() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let folder = tempfile::tempdir().expect("a folder");
+        let (program, ran) = (folder.path().join("python3"), folder.path().join("ran"));
+        std::fs::write(&program, format!("#!/bin/sh\ntouch {}\necho code\n", ran.display())).expect("written");
+        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o777)).expect("changed");
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).expect("changed");
+        let link = folder.path().join("linked");
+        std::os::unix::fs::symlink(&program, &link).expect("linked");
+        for interpreter in [&program, &link] {
+            let refused = compiled(&folder.path().join("cache"), interpreter).expect_err("refused");
+            assert!(refused.to_string().contains("others than root"), "{refused}");
+        }
+        assert!(!ran.exists());
     }
 
     #[test]
