@@ -128,7 +128,9 @@ fn a_stop_saves_first() {
         let mut fake = Fake::start().await;
         let seen = Recorder::new();
         let (link, _) = fake.attach(&seen).await.unwrap();
-        link.start(code(1, "entries['var/quiet'] = ({}, b'q')\ntime.sleep(30)")).await.unwrap();
+        link.start(code(1, "entries['var/quiet'] = ({}, b'q')\nout(b'on')\ntime.sleep(30)")).await.unwrap();
+        // Else the stop may come before the code's first step.
+        seen.until("output", |s| (s.chunks > 0).then_some(())).await;
         link.stop(Duration::from_secs(2)).await.unwrap();
         // Unless it has gone already.
         let refused = link.start(code(2, "1")).await.unwrap_err().code;
