@@ -125,6 +125,9 @@ interface Kernel {
   unregisterMcp @37 (name :Text, expectedVersion :UInt64 = 0) -> ();
   jobs @38 () -> (jobs :List(Job));
   # Background jobs that run now.
+  runToEnd @39 (request :ExecRequest) -> (result :ExecResult);
+  # `run` and `Execution.result` in one call: the cheapest way to run something short. Dropping the call changes nothing: the
+  # execution goes on, and its `key` or the journal leads back to it.
 }
 
 interface Execution {

@@ -14,10 +14,10 @@ interface Worker {
   # `proof`: BLAKE3 keyed with the secret over "daemon", counterNonce and nonce. A later attach replaces an earlier one. Output and ends that the
   # former daemon did not acknowledge are sent again, from their beginning, to the new one.
 
-  start @2 (exec :Exec) -> ();
-  # Queues nothing: the daemon starts one at a time (`Busy` otherwise). Its end comes as `Supervisor.ended`. An `execId` that the worker
-  # knows already (running, or ended and not acknowledged) is not started again. The answer may come as late as the first output or
-  # the end: it saves a wake-up.
+  start @2 (exec :Exec) -> (ended :Bool, end :End, output :List(Chunk));
+  # Queues nothing: the daemon starts one at a time (`Busy` otherwise). An `execId` that the worker knows already (running, or ended and
+  # not acknowledged) is not started again. What ends within a moment and wrote little is answered whole: `ended`, its end and all of its
+  # output. Otherwise the answer says that it runs, and output and end come as `Supervisor.output` and `Supervisor.ended`.
   stdin @3 (execId :UInt64, data :Data, end :Bool) -> ();
   # Returns when the engine side took it.
   interrupt @4 (execId :UInt64) -> ();
@@ -86,6 +86,8 @@ struct Exec {
   outputKeptBytes @6 :UInt64; # how much output init keeps for a daemon that comes back
   acknowledged @7 :List(UInt64); # earlier executions, as by `acknowledge`
 }
+
+struct Chunk { stream @0 :OutputStream; data @1 :Data; }
 
 struct End {
   status @0 :Text;            # core::exec::ExecStatus by name

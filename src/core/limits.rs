@@ -41,6 +41,11 @@ pub const BACKGROUND_SHOWN_BYTES: usize = 4096;
 pub const OUTPUT_INLINE_BYTES: usize = 16 << 10;
 /// One chunk of a stream, bytes.
 pub const CHUNK_BYTES: usize = 1 << 20;
+/// An execution that is over within this time, having written at most [`OUTPUT_GATHERED_BYTES`], is told in one message. So long may
+/// the first output of any other be held back.
+pub const OUTPUT_GATHERED_FOR: Duration = Duration::from_millis(2);
+/// See [`OUTPUT_GATHERED_FOR`], bytes.
+pub const OUTPUT_GATHERED_BYTES: u64 = 32 << 10;
 /// Output that a worker holds while no daemon listens, bytes; then the code waits.
 pub const OUTPUT_BUFFER_BYTES: usize = 4 << 20;
 /// Executions that a worker remembers because their end was not acknowledged; one more is `Busy`.

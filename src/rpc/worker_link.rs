@@ -43,6 +43,7 @@ pub struct WorkerLink {
     socket: PathBuf,
     identity: WorkerIdentity,
     connection: JoinHandle<()>,
+    listener: Rc<dyn WorkerListener>,
     /// Ends that the journal has, to be told with the next start.
     acknowledged: RefCell<Vec<ExecId>>,
 }
@@ -90,7 +91,7 @@ impl WorkerLink {
         let network = worker_socket::network(stream, Side::Client).map_err(unavailable)?;
         let mut rpc = RpcSystem::new(Box::new(network), None);
         let client: worker::Client = rpc.bootstrap(Side::Server);
-        let gone = listener.clone();
+        let (gone, told) = (listener.clone(), listener.clone());
         let connection = tokio::task::spawn_local(async move {
             if let Err(error) = rpc.await {
                 tracing::debug!(%error, "link to a worker closed");
@@ -99,7 +100,8 @@ impl WorkerLink {
         });
         // From here on, dropping the link closes the connection on every path.
         let (socket, identity) = (socket.to_owned(), identity.clone());
-        let link = WorkerLink { client, socket, identity, connection, acknowledged: RefCell::default() };
+        let link =
+            WorkerLink { client, socket, identity, connection, listener: told, acknowledged: RefCell::default() };
         let report = link.handshake(listener, pid.unsigned_abs()).await?;
         Ok((link, report))
     }

@@ -15,6 +15,7 @@ use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::core::error::{Error, Result};
+use crate::core::exec::Stream;
 use crate::core::ids::ExecId;
 use crate::core::limits;
 use crate::rpc::schema::worker_capnp::{report, worker};
@@ -49,7 +50,7 @@ pub enum Call {
     /// The connection closed.
     Gone,
     /// Start an execution.
-    Start(Start, Answer<()>),
+    Start(Start, Answer<Started>),
     /// More standard input.
     Stdin {
         /// For which execution.
@@ -101,11 +102,11 @@ impl Call {
             Call::Gone => {}
             Call::Attach { answer, .. } => drop(answer.send(Err(error))),
             Call::Request(_, answer) | Call::LoadEnd(answer) => drop(answer.send(Err(error))),
+            Call::Start(_, answer) => drop(answer.send(Err(error))),
             Call::Usage(answer) => drop(answer.send(Err(error))),
             Call::Heads(answer) => drop(answer.send(Err(error))),
             Call::Entry(_, answer) => drop(answer.send(Err(error))),
-            Call::Start(_, answer)
-            | Call::Stdin { answer, .. }
+            Call::Stdin { answer, .. }
             | Call::Interrupt(_, answer)
             | Call::Acknowledge(_, answer)
             | Call::DynamicTools(_, answer)
@@ -137,6 +138,15 @@ pub struct Start {
     pub output_kept_bytes: u64,
     /// Earlier executions to forget.
     pub acknowledged: Vec<ExecId>,
+}
+
+/// What became of an execution by the time its start is answered.
+#[derive(Debug)]
+pub enum Started {
+    /// Output and end follow as calls of the daemon.
+    Runs,
+    /// It is over already; this is all that it wrote.
+    Ended(Finish, Vec<(Stream, Vec<u8>)>),
 }
 
 /// A mount to make.
@@ -289,7 +299,7 @@ impl worker::Server for WorkerServer {
         write_report(results.get().init_report(), &told)
     }
 
-    async fn start(self: Rc<Self>, params: worker::StartParams, _: worker::StartResults) -> Done {
+    async fn start(self: Rc<Self>, params: worker::StartParams, mut results: worker::StartResults) -> Done {
         let exec = params.get()?.get_exec()?;
         let start = Start {
             exec: ExecId(exec.get_exec_id()),
@@ -301,7 +311,10 @@ impl worker::Server for WorkerServer {
             output_kept_bytes: exec.get_output_kept_bytes(),
             acknowledged: exec.get_acknowledged()?.iter().map(ExecId).collect(),
         };
-        self.call(|answer| Call::Start(start, answer)).await
+        if let Started::Ended(finish, output) = self.call(|answer| Call::Start(start, answer)).await? {
+            daemon::write_ended(results.get(), &finish, &output);
+        }
+        Ok(())
     }
 
     async fn stdin(self: Rc<Self>, params: worker::StdinParams, _: worker::StdinResults) -> Done {

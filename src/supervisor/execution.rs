@@ -102,16 +102,17 @@ impl Execution {
         };
         let end = end.unwrap_or_else(|| Err(Error::internal(format!("execution {} was forgotten", self.id))))?;
         let kept = self.output.kept();
-        let of = |wanted: Stream| {
-            let chunks = kept.chunks.iter().filter(|(stream, _)| *stream == wanted);
-            chunks.flat_map(|(_, data)| data.iter().copied()).collect::<Vec<u8>>()
-        };
-        Ok(ExecResult {
-            exec: self.id,
-            end,
-            stdout: of(Stream::Stdout),
-            stderr: of(Stream::Stderr),
-            truncated_bytes: kept.truncated_bytes,
-        })
+        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+        for (stream, data) in kept.chunks {
+            let whole = match stream {
+                Stream::Stdout => &mut stdout,
+                Stream::Stderr => &mut stderr,
+            };
+            match whole.is_empty() {
+                true => *whole = data,
+                false => whole.extend_from_slice(&data),
+            }
+        }
+        Ok(ExecResult { exec: self.id, end, stdout, stderr, truncated_bytes: kept.truncated_bytes })
     }
 }

@@ -209,6 +209,10 @@ async def executions(kernel):
     same = await kernel.run({"code": "echo once", "key": "k"})
     assert (await kernel.run({"code": "echo once", "key": "k"})).execId == same.execId
     await Caller("Execution", same.execution).result()
+    whole = (await kernel.runToEnd({"code": "echo whole; exit_code_is_no_command_of_ours"})).result
+    assert (bytes(whole.stdout), whole.ok, str(whole.status)) == (b"whole\n", False, "failed"), whole
+    again = (await kernel.runToEnd({"code": "echo once", "key": "k"})).result
+    assert again.execId == same.execId, "a key is an execution's, however it is asked for"
     late = await kernel.run({"code": "sleep 30", "timeoutMs": 200})
     assert str((await Caller("Execution", late.execution).result()).result.status) == "timeout"
     for stop in ["interrupt", "cancel"]:
@@ -434,7 +438,7 @@ async def main():
     text = pathlib.Path("schema/ryokan.capnp").read_text()
     interfaces = {line.split()[1] for line in text.splitlines() if line.startswith("interface ")}
     assert interfaces == known, interfaces ^ known
-    assert len(methods("Host")) == 8 and len(methods("Kernel")) == 39
+    assert len(methods("Host")) == 8 and len(methods("Kernel")) == 40
     print(f"called {len(wanted)} methods")
 
 

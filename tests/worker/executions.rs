@@ -32,6 +32,31 @@ fn output_comes_in_order_and_before_the_end() {
 }
 
 #[test]
+fn what_is_over_at_once_comes_with_the_answer_and_nothing_else_does() {
+    local(async {
+        let fake = Fake::start().await;
+        let seen = Recorder::new();
+        let (link, _) = fake.attach(&seen).await.unwrap();
+        // A busy machine may take longer than the moment for which init waits.
+        let mut at_once = 0;
+        for exec in 1..=60 {
+            link.start(code(exec, "out(b'a'); err(b'b'); value = {'i': '7'}")).await.unwrap();
+            at_once += usize::from(seen.seen.borrow().ends.contains_key(&ExecId(exec)));
+            assert_eq!(seen.end(exec).await.value, Some(Value::Int(7)));
+            assert_eq!((seen.out(exec), seen.err(exec)), ("a".into(), "b".into()));
+            assert_eq!(seen.seen.borrow().ends[&ExecId(exec)].1, 2);
+            link.acknowledge(ExecId(exec)).await.unwrap();
+        }
+        assert!(at_once > 0, "no end came with the answer to its start");
+        link.start(code(61, "out(b'first')\ntime.sleep(30)")).await.unwrap();
+        seen.until("the first output", |seen| seen.out.get(&ExecId(61)).map(|_| ())).await;
+        assert!(!seen.seen.borrow().ends.contains_key(&ExecId(61)));
+        link.interrupt(ExecId(61)).await.unwrap();
+        seen.end(61).await;
+    });
+}
+
+#[test]
 fn what_an_engine_shows_stays_between_its_output() {
     local(async {
         let fake = Fake::start().await;

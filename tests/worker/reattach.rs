@@ -53,6 +53,33 @@ fn a_daemon_that_comes_back_gets_everything_again() {
 }
 
 #[test]
+fn an_end_that_its_daemon_did_not_live_to_hear_is_told_to_the_next() {
+    local(async {
+        let fake = Fake::start().await;
+        // Replaced at every moment around the answer.
+        for (round, pause) in (1..=40).zip((0..4).cycle()) {
+            let (first, second) = (Recorder::new(), Recorder::new());
+            let (link, _) = fake.attach(&first).await.unwrap();
+            let started = tokio::task::spawn_local(link.start(code(round, "out(b'x')")));
+            tokio::time::sleep(Duration::from_micros(pause * 400)).await;
+            let (link, report) = fake.attach(&second).await.unwrap();
+            let told_before = first.seen.borrow().ends.contains_key(&ExecId(round));
+            match report.executions.iter().any(|(exec, _)| *exec == ExecId(round)) {
+                true => second.end(round).await,
+                false => {
+                    assert!(!told_before, "an end that was not acknowledged is kept");
+                    link.start(code(round, "out(b'x')")).await.unwrap();
+                    second.end(round).await
+                }
+            };
+            assert_eq!(second.out(round), "x");
+            link.acknowledge(ExecId(round)).await.unwrap();
+            let _ = started.await;
+        }
+    });
+}
+
+#[test]
 fn without_a_daemon_the_code_waits_and_nothing_is_lost() {
     local(async {
         let fake = Fake::with(Plan { output_buffer_bytes: 1 << 20, ..Plan::default() }).await;

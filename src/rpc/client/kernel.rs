@@ -66,19 +66,15 @@ impl KernelClient {
         Ok(ExecutionClient::new(cap, ExecId(response.get_exec_id()), self.link.clone()))
     }
 
-    /// Runs code and waits for its end, in one round trip: the daemon is asked for the result of an execution that it is
-    /// still being asked to start.
+    /// Runs code and waits for its end, in one round trip. Who gives up waiting does not stop it.
     ///
     /// # Errors
     /// As [`Self::run`].
     pub async fn run_to_end(&self, request: &ExecRequest) -> Result<ExecResult> {
         request.check().map_err(|e| Error::invalid(e.to_string()))?;
-        let mut call = self.cap.run_request();
+        let mut call = self.cap.run_to_end_request();
         write_exec_request(call.get().init_request(), request)?;
-        // Kept until the end: who drops a call gives it up.
-        let started = call.send();
-        let ended = started.pipeline.get_execution().result_request().send().promise;
-        let response = self.link.wait(ended).await?;
+        let response = self.link.wait(call.send().promise).await?;
         answer(read_exec_result(fields(fields(response.get())?.get_result())?))
     }
 

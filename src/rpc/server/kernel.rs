@@ -305,6 +305,17 @@ impl kernel::Server for KernelServer {
         Ok(())
     }
 
+    async fn run_to_end(
+        self: Rc<Self>,
+        params: kernel::RunToEndParams,
+        mut results: kernel::RunToEndResults,
+    ) -> capnp::Result<()> {
+        self.may(Right::Execute)?;
+        let request = read_exec_request(params.get()?.get_request()?).map_err(to_capnp)?;
+        let result = self.run_code(request).await?.result().await.map_err(to_capnp)?;
+        write_exec_result(results.get().init_result(), &result).map_err(to_capnp)
+    }
+
     async fn execution(
         self: Rc<Self>,
         params: kernel::ExecutionParams,

@@ -6,11 +6,12 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
+use capnp::capability::{Promise, Response};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
 
 use super::descriptors;
-use super::supervisor::encode_value;
+use super::supervisor::{self, encode_value};
 use super::types::from_capnp;
 use super::{CodeCheck, Completions, DynamicTool, WorkerExec, WorkerLink, WorkerUsage};
 use crate::core::error::{Error, ErrorCode, Result};
@@ -19,21 +20,27 @@ use crate::core::ids::ExecId;
 use crate::core::info::{ToolInfo, VarInfo};
 use crate::core::limits;
 use crate::core::value::Value;
+use crate::rpc::schema::worker_capnp::worker::start_results;
 
 /// How long an acknowledgement waits for a start to go with.
 const ACKNOWLEDGED_WITHIN: Duration = Duration::from_millis(5);
 
 impl WorkerLink {
-    /// Starts an execution. The request is on its way when this returns; the future tells whether the worker took it.
+    /// Starts an execution. The request is on its way when this returns; the future tells whether the worker took it. If it is
+    /// over by then, the listener was told so.
     ///
     /// # Errors
     /// `Busy` if one runs already, `Lost` if the worker ended.
     pub fn start(&self, exec: WorkerExec) -> impl Future<Output = Result<()>> + 'static {
-        let sent = self.send_start(&exec);
-        async move { bounded(limits::WORKER_CALL, async { sent?.await.map_err(|e| from_capnp(&e)).map(drop) }).await }
+        let (id, sent, listener) = (exec.exec, self.send_start(&exec), Rc::clone(&self.listener));
+        async move {
+            let answer = bounded(limits::WORKER_CALL, async { sent?.await.map_err(|e| from_capnp(&e)) }).await?;
+            let answer = answer.get().map_err(|e| from_capnp(&e))?;
+            supervisor::tell_ended(&*listener, id, answer).await.map_err(|e| from_capnp(&e))
+        }
     }
 
-    fn send_start(&self, exec: &WorkerExec) -> Result<impl Future<Output = capnp::Result<()>> + use<>> {
+    fn send_start(&self, exec: &WorkerExec) -> Result<Promise<Response<start_results::Owned>, capnp::Error>> {
         let (wanted, id) = (&exec.request, exec.exec.0);
         let stdin = wanted.stdin_open || !wanted.stdin.is_empty();
         let json = match &wanted.what {
@@ -61,8 +68,7 @@ impl WorkerLink {
         for (i, exec) in acknowledged.iter().enumerate() {
             list.set(i as u32, exec.0);
         }
-        let promise = request.send().promise;
-        Ok(async move { promise.await.map(drop) })
+        Ok(request.send().promise)
     }
 
     /// Gives an execution more standard input; returns when the code's side took it.

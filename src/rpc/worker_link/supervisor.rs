@@ -16,6 +16,7 @@ use crate::core::ids::ExecId;
 use crate::core::info::MissedEntry;
 use crate::core::limits;
 use crate::core::value::Value;
+use crate::rpc::schema::worker_capnp::worker::start_results;
 use crate::rpc::schema::worker_capnp::{OutputStream, end, supervisor};
 use crate::worker::wire::Missed;
 
@@ -46,12 +47,7 @@ impl supervisor::Server for SupervisorServer {
 
     async fn ended(self: Rc<Self>, params: supervisor::EndedParams, _: supervisor::EndedResults) -> Done {
         let params = params.get()?;
-        let end = params.get_end()?;
-        if end.get_last() {
-            self.listener.last();
-        }
-        self.listener.ended(ExecId(params.get_exec_id()), decode_end(end)?, end.get_output_bytes());
-        Ok(())
+        take_end(&*self.listener, ExecId(params.get_exec_id()), params.get_end()?)
     }
 
     async fn tool_call(
@@ -108,6 +104,28 @@ impl supervisor::Server for SupervisorServer {
         self.listener.dying(cause);
         Ok(())
     }
+}
+
+/// Tells a listener what the answer to a start says of the execution's end, as if it had come by `output` and `ended`.
+pub(super) async fn tell_ended(listener: &dyn WorkerListener, exec: ExecId, answer: start_results::Reader<'_>) -> Done {
+    if !answer.get_ended() {
+        return Ok(());
+    }
+    let mut offset = 0;
+    for chunk in answer.get_output()? {
+        let data = chunk.get_data()?;
+        listener.output(exec, offset, from_wire_stream(chunk.get_stream()?), data.to_vec()).await;
+        offset += data.len() as u64;
+    }
+    take_end(listener, exec, answer.get_end()?)
+}
+
+fn take_end(listener: &dyn WorkerListener, exec: ExecId, end: end::Reader<'_>) -> Done {
+    if end.get_last() {
+        listener.last();
+    }
+    listener.ended(exec, decode_end(end)?, end.get_output_bytes());
+    Ok(())
 }
 
 fn from_wire_stream(stream: OutputStream) -> Stream {

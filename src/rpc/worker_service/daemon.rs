@@ -7,7 +7,8 @@ use tokio::sync::oneshot;
 
 use crate::core::exec::{ExecStatus, Stream};
 use crate::core::ids::ExecId;
-use crate::rpc::schema::worker_capnp::{OutputStream, supervisor};
+use crate::rpc::schema::worker_capnp::worker::start_results;
+use crate::rpc::schema::worker_capnp::{OutputStream, end, supervisor};
 use crate::rpc::worker_link::WorkerCause;
 
 /// A call to the daemon on its way.
@@ -111,14 +112,7 @@ impl Daemon {
     pub fn ended(&self, exec: ExecId, finish: &Finish) -> Delivery {
         let mut request = self.client.ended_request();
         request.get().set_exec_id(exec.0);
-        let mut end = request.get().init_end();
-        end.set_status(finish.status.name());
-        end.set_code(finish.code);
-        end.set_err(&finish.err);
-        end.set_frame_json(&finish.frame_json);
-        end.set_duration_us(finish.duration_us);
-        end.set_output_bytes(finish.output_bytes);
-        end.set_last(finish.last);
+        write_end(request.get().init_end(), finish);
         request.send().promise.map(|_| Delivered::Notice).boxed_local()
     }
 
@@ -176,6 +170,28 @@ impl Daemon {
         told.set_detail(cause.detail());
         request.send().promise.map(|_| Delivered::Notice).boxed_local()
     }
+}
+
+/// The answer to a start when the end is known already.
+pub(super) fn write_ended(mut results: start_results::Builder<'_>, finish: &Finish, output: &[(Stream, Vec<u8>)]) {
+    results.set_ended(true);
+    write_end(results.reborrow().init_end(), finish);
+    let mut chunks = results.init_output(output.len() as u32);
+    for (i, (stream, data)) in output.iter().enumerate() {
+        let mut chunk = chunks.reborrow().get(i as u32);
+        chunk.set_stream(to_wire_stream(*stream));
+        chunk.set_data(data);
+    }
+}
+
+fn write_end(mut end: end::Builder<'_>, finish: &Finish) {
+    end.set_status(finish.status.name());
+    end.set_code(finish.code);
+    end.set_err(&finish.err);
+    end.set_frame_json(&finish.frame_json);
+    end.set_duration_us(finish.duration_us);
+    end.set_output_bytes(finish.output_bytes);
+    end.set_last(finish.last);
 }
 
 /// A streaming call's promise stands for room in the window; usually there is some at once.

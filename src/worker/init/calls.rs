@@ -19,6 +19,7 @@ impl Worker {
         let WorkerCall { connection, what } = call;
         match what {
             Call::Attach { daemon, answer } => {
+                self.forget_start();
                 let lost = self.outbox.attach(connection, daemon, &mut self.ledger);
                 self.lose_tools(lost);
                 self.orphan_at = None;
@@ -40,7 +41,7 @@ impl Worker {
     fn on_attached_call(&mut self, call: Call) {
         match call {
             Call::Attach { .. } | Call::Gone => {}
-            Call::Start(start, answer) => reply(answer, self.start(start)),
+            Call::Start(start, answer) => self.start(start, answer),
             Call::Stdin { exec, data, end, answer } => match self.stdin(exec) {
                 Ok(stdin) => stdin.take(data, end, answer),
                 Err(error) => reply(answer, Err(error)),
@@ -91,6 +92,7 @@ impl Worker {
 
     /// The daemon is gone: what runs goes on.
     fn on_detached(&mut self) {
+        self.forget_start();
         let lost = self.outbox.detach();
         self.lose_tools(lost);
         if self.loading.is_some() {

@@ -18,7 +18,7 @@ use crate::core::exec::{CODE_INTERRUPTED, CODE_LOST, CODE_TIMEOUT, ExecStatus};
 use crate::core::ids::ExecId;
 use crate::core::limits;
 use crate::rpc::worker_link::WorkerCause;
-use crate::rpc::worker_service::{Finish, Start};
+use crate::rpc::worker_service::{Answer, Finish, Start, Started};
 use crate::worker::wire::{EndStatus, InterruptWay};
 
 /// The execution that runs.
@@ -31,6 +31,14 @@ pub(super) struct Run {
     timeout_ms: u64,
     halt: Halt,
     stdin: Option<Stdin>,
+    /// The daemon's call that started it, while it may still be answered with the end.
+    unanswered: Option<Unanswered>,
+}
+
+/// A start that waits a moment for the end: what is over at once costs one message in place of three.
+struct Unanswered {
+    answer: Answer<Started>,
+    until: Instant,
 }
 
 /// Whether it was told to stop.
@@ -46,23 +54,39 @@ enum Why {
 }
 
 impl Run {
+    fn answer_runs(&mut self) {
+        if let Some(Unanswered { answer, .. }) = self.unanswered.take() {
+            let _ = answer.send(Ok(Started::Runs));
+        }
+    }
+
     /// When something is due.
     pub(super) fn nearest_deadline(&self) -> Option<Instant> {
-        match &self.halt {
+        let due = match &self.halt {
             Halt::No => self.timeout,
             Halt::Halting { again, kill, .. } => Some(again.unwrap_or(*kill)),
-        }
+        };
+        let answer = self.unanswered.as_ref().map(|start| start.until);
+        [due, answer].into_iter().flatten().min()
     }
 }
 
 impl Worker {
-    pub(super) fn start(&mut self, start: Start) -> Result<()> {
+    pub(super) fn start(&mut self, start: Start, answer: Answer<Started>) {
         for exec in &start.acknowledged {
             self.ledger.acknowledge(*exec);
         }
-        if self.ledger.knows(start.exec) {
-            return Ok(());
+        let known = self.ledger.knows(start.exec);
+        let begun = if known { Ok(()) } else { self.begin(start) };
+        match (begun, &mut self.run) {
+            (Ok(()), Some(run)) if !known => {
+                run.unanswered = Some(Unanswered { answer, until: run.started + limits::OUTPUT_GATHERED_FOR });
+            }
+            (begun, _) => drop(answer.send(begun.map(|()| Started::Runs))),
         }
+    }
+
+    fn begin(&mut self, start: Start) -> Result<()> {
         self.check_idle()?;
         if self.ledger.is_full() {
             return Err(Error::busy("earlier executions have not been acknowledged"));
@@ -90,13 +114,36 @@ impl Worker {
         let now = Instant::now();
         self.ledger.begin(exec, usize::try_from(output_kept_bytes).unwrap_or(usize::MAX));
         let timeout = (timeout_ms > 0).then(|| now.checked_add(Duration::from_millis(timeout_ms))).flatten();
-        self.run = Some(Run { exec, request, started: now, timeout, timeout_ms, halt: Halt::No, stdin });
+        self.run =
+            Some(Run { exec, request, started: now, timeout, timeout_ms, halt: Halt::No, stdin, unanswered: None });
         self.start_watch();
         if !acknowledged.is_empty() {
             // While the engine works anyway.
             self.state.tidy();
         }
         Ok(())
+    }
+
+    /// Whether output is held back for the answer to a start.
+    pub(super) fn gathers(&self) -> bool {
+        self.run.as_ref().is_some_and(|run| run.unanswered.is_some())
+    }
+
+    /// Answers a start that has more to say than one message should hold: the rest goes its own way.
+    pub(super) fn settle_start(&mut self) {
+        if let Some(run) = &mut self.run
+            && run.unanswered.is_some()
+            && !self.ledger.is_small(run.exec)
+        {
+            run.answer_runs();
+        }
+    }
+
+    /// The daemon that asked for the start is no longer there to be answered.
+    pub(super) fn forget_start(&mut self) {
+        if let Some(run) = &mut self.run {
+            run.unanswered = None;
+        }
     }
 
     /// Whether the engine is free.
@@ -162,6 +209,9 @@ impl Worker {
 
     pub(super) fn on_run_deadline(&mut self, now: Instant) {
         let Some(run) = &mut self.run else { return };
+        if run.unanswered.as_ref().is_some_and(|start| start.until <= now) {
+            run.answer_runs();
+        }
         match &mut run.halt {
             Halt::No => {
                 if run.timeout.is_some_and(|at| at <= now) {
@@ -208,7 +258,7 @@ impl Worker {
         );
     }
 
-    fn finish(&mut self, run: Run, mut finish: Finish) {
+    fn finish(&mut self, mut run: Run, mut finish: Finish) {
         let (ledger, exec) = (&mut self.ledger, run.exec);
         self.pipes.drain(|stream, data| ledger.output(exec, stream, data));
         if let Err(error) = self.state.commit(Some(exec)) {
@@ -220,6 +270,13 @@ impl Worker {
         }
         finish.duration_us = u64::try_from(run.started.elapsed().as_micros()).unwrap_or(u64::MAX);
         self.ledger.end(exec, finish);
+        if let Some(Unanswered { answer, .. }) = run.unanswered.take() {
+            // Nobody there any more: a daemon that comes back gets it all from the ledger.
+            let _ = answer.send(Ok(match self.ledger.take_whole(exec) {
+                Some((finish, output)) => Started::Ended(finish, output),
+                None => Started::Runs,
+            }));
+        }
         self.outbox.cancel_tools(exec.0);
     }
 }

@@ -144,6 +144,35 @@ impl Ledger {
         }
     }
 
+    /// Whether nothing of an execution was sent, and what there is is output that one message may hold.
+    pub fn is_small(&self, exec: ExecId) -> bool {
+        let gathers = |known: &Known| {
+            let only_output = known.log.iter().all(|entry| !matches!(entry.item, Item::Event { .. }));
+            known.next == 0 && only_output && known.written <= limits::OUTPUT_GATHERED_BYTES
+        };
+        self.known.get(&exec).is_some_and(gathers)
+    }
+
+    /// The end of an execution with all of its output, if it [is small](Ledger::is_small) and over; it counts as sent then.
+    pub fn take_whole(&mut self, exec: ExecId) -> Option<(Finish, Vec<(Stream, Vec<u8>)>)> {
+        let small = self.is_small(exec);
+        let known = self.known.get_mut(&exec).filter(|known| small && known.ended)?;
+        let mut finish = None;
+        let mut output: Vec<(Stream, Vec<u8>)> = Vec::new();
+        while let Some(entry) = known.log.get(known.next) {
+            match (&entry.item, output.last_mut()) {
+                (Item::Output { stream, data, .. }, Some((last, joined))) if last == stream => {
+                    joined.extend_from_slice(data);
+                }
+                (Item::Output { stream, data, .. }, _) => output.push((*stream, data.clone())),
+                (Item::Ended(end), _) => finish = Some(end.clone()),
+                (Item::Event { .. }, _) => {}
+            }
+            known.sent();
+        }
+        finish.map(|finish| (finish, output))
+    }
+
     /// A new daemon: everything kept is to be sent again.
     pub fn rewind(&mut self) {
         for known in self.known.values_mut() {
@@ -271,6 +300,51 @@ mod tests {
         assert!(ledger.acknowledge(exec));
         assert!(!ledger.acknowledge(exec));
         assert!(ledger.is_empty());
+    }
+
+    #[test]
+    fn what_is_small_and_over_goes_whole_and_comes_again() {
+        let mut ledger = Ledger::default();
+        ledger.begin(ExecId(1), 3);
+        ledger.output(ExecId(1), Stream::Stdout, b"ab");
+        ledger.output(ExecId(1), Stream::Stdout, b"cd");
+        ledger.output(ExecId(1), Stream::Stderr, b"e");
+        assert!(ledger.is_small(ExecId(1)));
+        assert_eq!(ledger.take_whole(ExecId(1)), None, "it still runs");
+        ledger.end(ExecId(1), finish());
+        let (end, output) = ledger.take_whole(ExecId(1)).expect("whole");
+        assert_eq!(end.output_bytes, 5);
+        assert_eq!(output, [(Stream::Stdout, b"abcd".to_vec()), (Stream::Stderr, b"e".to_vec())]);
+        assert_eq!((ledger.next(), ledger.unsent_bytes()), (None, 0));
+        ledger.rewind();
+        let again = take_all(&mut ledger);
+        assert_eq!(bytes_of(&again, Stream::Stdout), b"abc");
+        assert!(matches!(&again.last(), Some((_, Item::Ended(f))) if f.output_bytes == 5));
+    }
+
+    #[test]
+    fn what_is_large_shown_or_sent_in_part_goes_its_own_way() {
+        let mut ledger = Ledger::default();
+        for exec in 1..=3 {
+            ledger.begin(ExecId(exec), 1 << 20);
+        }
+        ledger.output(ExecId(1), Stream::Stdout, &vec![0; limits::OUTPUT_GATHERED_BYTES as usize + 1]);
+        ledger.event(ExecId(2), b"{}".to_vec(), Vec::new());
+        ledger.output(ExecId(3), Stream::Stdout, b"x");
+        while ledger.next().is_some() {
+            ledger.sent();
+        }
+        ledger.rewind();
+        while ledger.next().is_some_and(|(exec, _)| exec != ExecId(3)) {
+            ledger.sent();
+        }
+        assert!(ledger.is_small(ExecId(3)), "to the new daemon nothing was sent");
+        ledger.sent();
+        for exec in 1..=3 {
+            ledger.end(ExecId(exec), finish());
+            assert_eq!((ledger.is_small(ExecId(exec)), ledger.take_whole(ExecId(exec))), (false, None), "{exec}");
+        }
+        assert_eq!(take_all(&mut ledger).len(), 3, "the ends are still to be sent");
     }
 
     #[test]

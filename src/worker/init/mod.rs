@@ -273,7 +273,7 @@ impl Worker {
 
     fn takes_output(&self) -> bool {
         match (&self.run, &self.life) {
-            (Some(_), _) => self.outbox.takes_output(&self.ledger, self.settings.output_buffer_bytes),
+            (Some(_), _) => self.outbox.takes_output(&self.ledger, self.settings.output_buffer_bytes, self.gathers()),
             (None, Life::Starting(_)) => true,
             (None, _) => self.outbox.takes_background(),
         }
@@ -285,7 +285,9 @@ impl Worker {
         self.release_load();
         self.control.poll_flush(cx);
         self.note_hang_up();
-        self.outbox.push(&mut self.ledger);
+        self.settle_start();
+        let gathers = self.gathers();
+        self.outbox.push(&mut self.ledger, gathers);
         self.leave_if_told();
     }
 

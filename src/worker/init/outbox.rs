@@ -81,8 +81,9 @@ impl Outbox {
     }
 
     /// Whether more output of an execution may be read: it can be sent now, or is within what is held for an absent daemon.
-    pub fn takes_output(&self, ledger: &Ledger, held_bytes: usize) -> bool {
+    pub fn takes_output(&self, ledger: &Ledger, held_bytes: usize, gathers: bool) -> bool {
         match self.attached {
+            Some(_) if gathers => true,
             Some(_) => !self.output_waits && ledger.next().is_none(),
             None => ledger.unsent_bytes() < held_bytes,
         }
@@ -161,10 +162,10 @@ impl Outbox {
         }
     }
 
-    /// Sends what can be sent now.
-    pub fn push(&mut self, ledger: &mut Ledger) {
+    /// Sends what can be sent now. `gathers`: executions have to wait, the answer to a start takes them along.
+    pub fn push(&mut self, ledger: &mut Ledger, gathers: bool) {
         let Some((_, daemon)) = &self.attached else { return };
-        while !self.output_waits {
+        while !self.output_waits && !gathers {
             let Some((exec, item)) = ledger.next() else { break };
             let waits = match item {
                 Item::Output { offset, stream, data } => daemon.output(exec, *offset, *stream, data),
@@ -198,6 +199,7 @@ impl Outbox {
         }
         if let Some(word) = &mut self.last_word
             && !word.sent
+            && !gathers
             && ledger.next().is_none()
         {
             word.sent = true;
