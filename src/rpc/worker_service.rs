@@ -140,13 +140,16 @@ pub struct Start {
     pub acknowledged: Vec<ExecId>,
 }
 
+/// Pieces of output in the order in which they came.
+pub type Chunks = Vec<(Stream, Vec<u8>)>;
+
 /// What became of an execution by the time its start is answered.
 #[derive(Debug)]
 pub enum Started {
     /// Output and end follow as calls of the daemon.
     Runs,
     /// It is over already; this is all that it wrote.
-    Ended(Finish, Vec<(Stream, Vec<u8>)>),
+    Ended(Finish, Chunks),
 }
 
 /// A mount to make.

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use crate::core::exec::Stream;
 use crate::core::ids::ExecId;
 use crate::core::limits;
-use crate::rpc::worker_service::Finish;
+use crate::rpc::worker_service::{Chunks, Finish};
 
 /// Sent pieces of one stream that lie together are joined up to this, bytes: a flood of small writes must not cost more in
 /// bookkeeping than in bytes.
@@ -154,11 +154,11 @@ impl Ledger {
     }
 
     /// The end of an execution with all of its output, if it [is small](Ledger::is_small) and over; it counts as sent then.
-    pub fn take_whole(&mut self, exec: ExecId) -> Option<(Finish, Vec<(Stream, Vec<u8>)>)> {
+    pub fn take_whole(&mut self, exec: ExecId) -> Option<(Finish, Chunks)> {
         let small = self.is_small(exec);
         let known = self.known.get_mut(&exec).filter(|known| small && known.ended)?;
         let mut finish = None;
-        let mut output: Vec<(Stream, Vec<u8>)> = Vec::new();
+        let mut output = Chunks::new();
         while let Some(entry) = known.log.get(known.next) {
             match (&entry.item, output.last_mut()) {
                 (Item::Output { stream, data, .. }, Some((last, joined))) if last == stream => {
