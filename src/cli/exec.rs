@@ -234,6 +234,8 @@ async fn create_and_show(
         started = start => started?,
         code = signals.any() => return Err(Failure::Quiet(code)),
     };
+    // Should this process be killed, the daemon removes it.
+    spec.ephemeral = true;
     let name = spec.name.as_str();
     let shown = Shown { context, kernel: &kernel, name, engine: info.spec.engine, throw_away: true };
     shown.execution(&execution, request.stdin_open, signals).await

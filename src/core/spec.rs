@@ -120,6 +120,9 @@ pub struct KernelSpec {
     /// Sandbox layers that its owner agreed to do without, by name.
     pub degraded: Vec<String>,
 }
+    /// Whether it goes with the connection that made it.
+    #[serde(default)]
+    pub ephemeral: bool,
 
 /// Why a specification cannot be.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -177,6 +180,7 @@ impl KernelSpec {
             labels: Vec::new(),
             degraded: Vec::new(),
         }
+            ephemeral: false,
     }
 
     /// Idle time after which the kernel is stopped, if any.

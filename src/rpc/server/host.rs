@@ -1,6 +1,7 @@
 //! `Host`: the bootstrap of the control socket.
 
 use std::cell::RefCell;
+use std::path::PathBuf;
 use std::rc::Rc;
 
 use capnp_rpc::new_client;
@@ -11,11 +12,13 @@ use crate::core::error::{Error, Result};
 use crate::core::rights::Rights;
 use crate::rpc::convert::info::{read_kernel_filter, write_ability, write_host_info, write_kernel_info};
 use crate::rpc::convert::spec::read_spec_request;
+use crate::core::spec::KernelSpec;
 use crate::rpc::convert::{read_text, to_capnp};
 use crate::rpc::schema::ryokan_capnp::{WIRE_VERSION, host};
 use crate::supervisor::command::{Actor, Change};
 
 /// One client's door to the host.
+use crate::supervisor::kernel::Kernel;
 pub(super) struct HostServer {
     pub connection: Rc<Connection>,
     /// What the client calls itself, once it has said hello.
@@ -35,6 +38,25 @@ impl HostServer {
 
 impl host::Server for HostServer {
     async fn hello(self: Rc<Self>, params: host::HelloParams, mut results: host::HelloResults) -> capnp::Result<()> {
+impl HostServer {
+    /// Makes a kernel that goes with this connection. In a task of its own: a connection that ends meanwhile takes it with it.
+    async fn create_ephemeral(
+        &self,
+        spec: KernelSpec,
+        from_dir: Option<PathBuf>,
+        key: String,
+        actor: Actor,
+    ) -> Result<Rc<Kernel>> {
+        let connection = Rc::clone(&self.connection);
+        let making = tokio::task::spawn_local(async move {
+            let made = connection.supervisor.create(spec, from_dir.as_deref(), &key, &actor).await?;
+            connection.hold(&made, actor);
+            Ok(made)
+        });
+        making.await.map_err(|error| Error::internal(error.to_string()))?
+    }
+}
+
         let params = params.get()?;
         let asked = params.get_wire_version();
         if asked == 0 || asked > WIRE_VERSION {
@@ -65,7 +87,11 @@ impl host::Server for HostServer {
         let key = read_text(params.get_key(), "key").map_err(to_capnp)?;
         let supervisor = &self.connection.supervisor;
         let spec = request.fill(&supervisor.host().config.defaults);
-        let made = supervisor.create(spec, request.from_dir.as_deref(), &key, &actor).await.map_err(to_capnp)?;
+        let made = match spec.ephemeral {
+            false => supervisor.create(spec, request.from_dir.as_deref(), &key, &actor).await,
+            true => self.create_ephemeral(spec, request.from_dir, key, actor.clone()).await,
+        };
+        let made = made.map_err(to_capnp)?;
         let mut results = results.get();
         write_kernel_info(results.reborrow().init_info(), &made.info_without_usage(), Rights::ALL).map_err(to_capnp)?;
         results.set_kernel(self.connection.kernel_client(&made, Rights::ALL, actor));
