@@ -5,20 +5,22 @@ use std::path::PathBuf;
 use std::rc::Rc;
 
 use capnp_rpc::new_client;
+use futures::StreamExt as _;
 
 use super::Connection;
 use super::sinks::{Subscription, follow};
 use crate::core::error::{Error, Result};
+use crate::core::limits;
 use crate::core::rights::Rights;
+use crate::core::spec::KernelSpec;
 use crate::rpc::convert::info::{read_kernel_filter, write_ability, write_host_info, write_kernel_info};
 use crate::rpc::convert::spec::read_spec_request;
-use crate::core::spec::KernelSpec;
 use crate::rpc::convert::{read_text, to_capnp};
 use crate::rpc::schema::ryokan_capnp::{WIRE_VERSION, host};
 use crate::supervisor::command::{Actor, Change};
+use crate::supervisor::kernel::Kernel;
 
 /// One client's door to the host.
-use crate::supervisor::kernel::Kernel;
 pub(super) struct HostServer {
     pub connection: Rc<Connection>,
     /// What the client calls itself, once it has said hello.
@@ -36,8 +38,6 @@ impl HostServer {
     }
 }
 
-impl host::Server for HostServer {
-    async fn hello(self: Rc<Self>, params: host::HelloParams, mut results: host::HelloResults) -> capnp::Result<()> {
 impl HostServer {
     /// Makes a kernel that goes with this connection. In a task of its own: a connection that ends meanwhile takes it with it.
     async fn create_ephemeral(
@@ -57,6 +57,8 @@ impl HostServer {
     }
 }
 
+impl host::Server for HostServer {
+    async fn hello(self: Rc<Self>, params: host::HelloParams, mut results: host::HelloResults) -> capnp::Result<()> {
         let params = params.get()?;
         let asked = params.get_wire_version();
         if asked == 0 || asked > WIRE_VERSION {
@@ -122,13 +124,15 @@ impl HostServer {
         let params = params.get()?;
         let filter = read_kernel_filter(params.get_filter()?).map_err(to_capnp)?;
         let sink = params.get_sink()?;
-        for kernel in self.connection.supervisor.host().visible(actor.uid) {
-            let info = kernel.info_without_usage();
-            if filter.admits(&info.spec.name, &info.spec.labels, &info.state) {
-                let mut request = sink.next_request();
-                write_kernel_info(request.get().init_info(), &info, Rights::ALL).map_err(to_capnp)?;
-                request.send().await?;
-            }
+        let mut kernels = self.connection.supervisor.host().visible(actor.uid);
+        kernels.retain(|kernel| filter.admits(&kernel.spec.name, &kernel.spec.labels, kernel.view().state.name()));
+        // Live workers are asked what they use, several at once, for one of them may be slow to answer.
+        let infos = kernels.into_iter().map(|kernel| async move { kernel.info().await });
+        let mut infos = futures::stream::iter(infos).buffered(limits::WORKERS_ASKED);
+        while let Some(info) = infos.next().await {
+            let mut request = sink.next_request();
+            write_kernel_info(request.get().init_info(), &info, Rights::ALL).map_err(to_capnp)?;
+            request.send().await?;
         }
         Ok(())
     }
