@@ -66,7 +66,7 @@ pub struct ExecArgs {
   ryokan run -f script.py --allow-path ./data:ro
   cat data.csv | ryokan run --engine python --stdin 'import sys; len(sys.stdin.readlines())'
 
-The engine follows the file's extension or #! line, unless --engine names it.")]
+The engine follows the file's extension (.py; .sh, .kai, .kaish) or #! line, unless --engine names it.")]
 pub struct RunArgs {
     /// The code.
     #[command(flatten)]
@@ -204,7 +204,9 @@ pub async fn run(context: &Context, args: RunArgs) -> Result<(), Failure> {
     args.how.check(&args.code)?;
     let source = args.code.read()?;
     let mut spec = args.spec.request(random_name()?)?;
-    spec.engine = spec.engine.or(source.engine);
+    if spec.engine.is_none() {
+        spec.engine = source.language.engine()?;
+    }
     spec.labels.push(("ryokan".into(), "run".into()));
     let mut signals = Signals::catch()?;
     let host = context.host().await?;
