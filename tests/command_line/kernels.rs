@@ -134,3 +134,37 @@ fn the_newest_entries_of_a_journal() {
     assert_eq!(shown(&["-n", "99"]), [1, 2, 3, 4, 5]);
     assert_eq!(shown(&[]), [1, 2, 3, 4, 5]);
 }
+
+#[test]
+fn a_mounts_place_in_the_workspace_goes_with_it() {
+    for user in users() {
+        let mut host = Host::start_as(user);
+        let given = host.path("given");
+        std::fs::create_dir(&given).unwrap();
+        std::fs::set_permissions(&given, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        std::fs::write(given.join("file"), "text").unwrap();
+        let (folder, file) = (given.display().to_string(), given.join("file").display().to_string());
+        host.ok(&["new", "k"]);
+        host.ok(&["exec", "k", "mkdir -p own used"]);
+        for way in ["live", "stopped", "by another daemon"] {
+            if way != "live" {
+                host.ok(&["stop", "k"]);
+            }
+            for (path, source) in
+                [("own", &folder), ("made", &folder), ("a/b", &folder), ("a/file", &file), ("used/x", &folder)]
+            {
+                host.ok(&["mount", "k", &format!("/workspace/{path}"), source]);
+            }
+            assert_eq!(host.ok(&["exec", "k", "cat made/file a/file a/b/file used/x/file own/file"]), "text".repeat(5));
+            match way {
+                "stopped" => drop(host.ok(&["stop", "k"])),
+                "by another daemon" => host.restart(),
+                _ => {}
+            }
+            for path in ["own", "made", "a/file", "a/b", "used/x"] {
+                host.ok(&["unmount", "k", &format!("/workspace/{path}")]);
+            }
+            assert_eq!(host.ok(&["exec", "k", "find . -type d | sort; find . -type f"]), "./own\n./used\n", "{way}");
+        }
+    }
+}
