@@ -154,10 +154,11 @@ fn a_lost_connection_says_how_to_see_the_execution_again() {
     let (exit, _, stderr) = run(&fake, &["exec", "demo", "hang up later"]);
     assert_eq!(exit, 69);
     assert!(stderr.contains("; see execution 1 again: ryokan exec demo --attach 1\n"), "{stderr}");
-    // Lost before the number came.
+    // Perhaps lost before the number came.
     let (exit, _, stderr) = run(&fake, &["exec", "demo", "hang up"]);
     assert_eq!(exit, 69);
-    assert!(stderr.contains("; whether it began: ryokan journal demo --tail 1"), "{stderr}");
+    let ways = ["; whether it began: ryokan journal demo --tail 1", "; see execution 2 again"];
+    assert!(ways.iter().any(|way| stderr.contains(way)), "{stderr}");
 }
 
 #[test]
@@ -258,5 +259,39 @@ fn completions_are_made_for_every_shell() {
     for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
         let (exit, stdout, _) = run(&fake, &["completions", shell]);
         assert!(exit == 0 && stdout.contains("unmount"), "{shell}");
+    }
+}
+
+#[test]
+fn completions_know_the_kernels() {
+    let fake = Fake::start();
+    run(&fake, &["new", "other"]);
+    let complete = |words: &str| {
+        let script = format!(
+            "source <(\"$RYOKAN\" completions bash); COMP_WORDS=(\"$RYOKAN\" {words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); \
+             _ryokan_or_kernels \"$RYOKAN\" \"${{COMP_WORDS[COMP_CWORD]}}\" \"${{COMP_WORDS[COMP_CWORD-1]}}\"; echo \"${{COMPREPLY[*]}}\""
+        );
+        let mut bash = Command::new("bash");
+        bash.args(["-c", &script]).env("RYOKAN", env!("CARGO_BIN_EXE_ryokan")).env("RYOKAN_SOCKET", &fake.socket);
+        let (exit, stdout, stderr) = parts(bash.output().unwrap());
+        assert_eq!((exit, stderr.as_str()), (0, ""), "{words}");
+        stdout.trim_end().to_owned()
+    };
+    for (words, found) in [
+        ("exec ''", "demo other"),
+        ("exec d", "demo"),
+        ("mcp add o", "other"),
+        ("events ''", "demo other"),
+        ("exec --att", "--attach"),
+        ("new d", ""),
+        ("journ", "journal"),
+    ] {
+        assert_eq!(complete(words), found, "{words}");
+    }
+    for (shell, asks) in [
+        ("zsh", "':name -- Name or id of the kernel:_ryokan_kernels'"),
+        ("fish", "-n \"__fish_ryokan_using_subcommand exec\" -a \"(ryokan --no-autostart ls --quiet 2>/dev/null)\""),
+    ] {
+        assert!(run(&fake, &["completions", shell]).1.contains(asks), "{shell}");
     }
 }
