@@ -110,7 +110,7 @@ fn plain(text: &str) -> String {
     while let Some(c) = chars.next() {
         match c {
             '\x1b' => {
-                let end = chars.by_ref().skip_while(|c| "[?;0123456789".contains(*c)).next();
+                let end = chars.find(|c| !"[?;0123456789".contains(*c));
                 debug_assert!(end.is_none_or(|end| end.is_ascii_alphabetic()), "{end:?}");
             }
             c => plain.push(c),
