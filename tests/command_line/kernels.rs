@@ -75,7 +75,8 @@ fn a_throw_away_kernel_goes_with_a_client_that_is_killed() {
         wait_until("it is removed", || listed(&host).len() == 1);
         assert_eq!(listed(&host)[0]["name"], "mine");
         wait_until("its worker is gone", || host.workers().is_empty());
-        assert_eq!(std::fs::read_dir(host.data().join("kernels")).unwrap().count(), 1);
+        // Unlisted first, deleted then.
+        wait_until("its files are gone", || std::fs::read_dir(host.data().join("kernels")).unwrap().count() == 1);
     }
 }
 
