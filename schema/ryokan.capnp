@@ -272,6 +272,7 @@ struct KernelSpec {
   workspaceBytes @12 :UInt64;
   allowDegraded @13 :List(Text); # sandbox layers to do without if the host lacks them
   fromDir @14 :Text;          # copy this folder of the host into the new workspace
+  ephemeral @15 :Bool;        # removed when the connection that made it ends, and by a daemon that finds it when it starts
 }
 
 struct KernelInfo {

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 mod cli;
+mod command_line;
 mod daemon;
 mod embedded;
 mod faults;

@@ -110,7 +110,7 @@ async fn step(n: usize, h: &CatalogHandle) -> Result<bool, CatalogError> {
         10 => state.append_journal(vec![mark("one"), mark("two")]).await.map(drop)?,
         11 => {
             let mount = MountInfo { path: "/data".into(), source: "/srv".into(), writable: true };
-            state.put_mount(mount, mark("m")).await?;
+            state.put_mount(mount, 0, mark("m")).await?;
         }
         12 => state.remove_mount("/data".into(), mark("m")).await.map(drop)?,
         13 => {

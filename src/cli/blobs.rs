@@ -57,7 +57,7 @@ pub async fn blob(context: &Context, args: BlobArgs) -> Result<(), Failure> {
 }
 
 async fn put(context: &Context, name: &str, file: &Path) -> Result<(), Failure> {
-    let unreadable = |e| Failure::usage(format!("could not read {}: {e}", file.display()), "name a file of this host");
+    let unreadable = |e| Failure::of_file("read", file, &e);
     let mut from: Box<dyn Read> = match file == Path::new("-") {
         true => Box::new(std::io::stdin()),
         false => Box::new(std::fs::File::open(file).map_err(unreadable)?),
@@ -146,7 +146,10 @@ impl Drop for Target<'_> {
 }
 
 fn unwritable(path: &Path, error: std::io::Error) -> Failure {
-    Error::internal(format!("could not write {}: {error}", path.display())).into()
+    match error.kind() {
+        std::io::ErrorKind::NotFound => Failure::of_file("write", path, &error),
+        _ => Error::internal(format!("could not write {}: {error}", path.display())).into(),
+    }
 }
 
 /// A line on a terminal that says how far it is, for what is large enough to wait for.

@@ -25,8 +25,19 @@ pub struct CodeArgs {
 pub struct Source {
     /// The code.
     pub code: String,
-    /// The engine that its file's name or first line asks for.
-    pub engine: Option<EngineName>,
+    /// What its file's name or first line says.
+    pub language: Language,
+}
+
+/// The language of code, as its file's name or first line says it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Language {
+    /// They say nothing: it is for the kernel's own engine.
+    Unsaid,
+    /// That of this engine.
+    Engine(EngineName),
+    /// One that no engine speaks, in the words that say so.
+    Foreign(String),
 }
 
 impl CodeArgs {
@@ -39,18 +50,16 @@ impl CodeArgs {
     pub fn read(&self) -> Result<Source, Failure> {
         if self.reads_stdin() {
             let code = text(std::io::stdin().lock(), "standard input")?;
-            return Ok(Source { engine: engine_of_shebang(&code), code });
+            return Ok(Source { language: Language::of_first_line(&code), code });
         }
         if let Some(path) = &self.file {
             let shown = path.display();
-            let file = std::fs::File::open(path).map_err(|e| {
-                Failure::usage(format!("could not read the code from {shown}: {e}"), "name a file of this host")
-            })?;
+            let file = std::fs::File::open(path).map_err(|e| Failure::of_file("read the code from", path, &e))?;
             let code = text(file, &shown.to_string())?;
-            return Ok(Source { engine: engine_of_name(path).or_else(|| engine_of_shebang(&code)), code });
+            return Ok(Source { language: Language::of_file(path, &code), code });
         }
         match &self.code {
-            Some(code) => Ok(Source { code: code.clone(), engine: None }),
+            Some(code) => Ok(Source { code: code.clone(), language: Language::Unsaid }),
             None => Err(Failure::usage("there is no code to execute", "give CODE, -f FILE, or - for standard input")),
         }
     }
@@ -66,24 +75,52 @@ fn text(from: impl Read, what: &str) -> Result<String, Failure> {
     String::from_utf8(bytes).map_err(|e| wrong(&e))
 }
 
-fn engine_of_name(path: &Path) -> Option<EngineName> {
-    match path.extension()?.to_str()? {
-        "py" | "pyw" => Some(EngineName::Python),
-        "kai" | "kaish" => Some(EngineName::Kaish),
-        _ => None,
+impl Language {
+    /// The extension decides, and without one that is known the first line.
+    fn of_file(path: &Path, code: &str) -> Language {
+        let extension = path.extension().map(|extension| extension.to_string_lossy().into_owned());
+        match extension.as_deref() {
+            Some("py" | "pyw") => Language::Engine(EngineName::Python),
+            Some("sh" | "kai" | "kaish") => Language::Engine(EngineName::Kaish),
+            None => Language::of_first_line(code),
+            Some(extension) => match Language::of_first_line(code) {
+                Language::Unsaid => Language::Foreign(format!("the extension .{extension}")),
+                said => said,
+            },
+        }
+    }
+
+    fn of_first_line(code: &str) -> Language {
+        let Some(interpreter) = interpreter(code) else { return Language::Unsaid };
+        match interpreter.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.') {
+            "python" => Language::Engine(EngineName::Python),
+            "kaish" | "sh" => Language::Engine(EngineName::Kaish),
+            _ => Language::Foreign(format!("the first line's interpreter {interpreter}")),
+        }
+    }
+
+    /// The engine to run it with, where nobody named one.
+    ///
+    /// # Errors
+    /// For a language that no engine speaks: to try it with some engine would be a guess.
+    pub fn engine(&self) -> Result<Option<EngineName>, Failure> {
+        match self {
+            Language::Unsaid => Ok(None),
+            Language::Engine(engine) => Ok(Some(*engine)),
+            Language::Foreign(said) => {
+                let names: Vec<&str> = EngineName::ALL.iter().map(|engine| engine.name()).collect();
+                let hint = format!("if it is code of an engine, name that: --engine {}", names.join(" or --engine "));
+                Err(Failure::usage(format!("no engine goes with {said}"), hint))
+            }
+        }
     }
 }
 
-fn engine_of_shebang(code: &str) -> Option<EngineName> {
+fn interpreter(code: &str) -> Option<&str> {
     let first = code.strip_prefix("#!")?.lines().next()?;
     let mut words = first.split_whitespace();
     let program = words.next()?.rsplit('/').next()?;
-    let interpreter = if program == "env" { words.find(|word| !word.starts_with('-'))? } else { program };
-    match interpreter.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.') {
-        "python" => Some(EngineName::Python),
-        "kaish" => Some(EngineName::Kaish),
-        _ => None,
-    }
+    if program == "env" { words.find(|word| !word.starts_with('-')) } else { Some(program) }
 }
 
 #[cfg(test)]
@@ -92,24 +129,31 @@ mod tests {
 
     #[test]
     fn engines_are_found_in_names_and_first_lines() {
-        for (name, engine) in [
-            ("a.py", Some(EngineName::Python)),
-            ("dir.py/a.kai", Some(EngineName::Kaish)),
-            ("a.sh", None),
-            ("py", None),
+        let (python, kaish) = (Language::Engine(EngineName::Python), Language::Engine(EngineName::Kaish));
+        let foreign = |said: &str| Language::Foreign(said.into());
+        for (name, code, language) in [
+            ("a.py", "", python.clone()),
+            ("dir.py/a.kai", "", kaish.clone()),
+            ("a.sh", "#!/bin/bash\n", kaish.clone()),
+            ("py", "", Language::Unsaid),
+            ("py", "#!/usr/bin/python3\n", python.clone()),
+            ("a.js", "1", foreign("the extension .js")),
+            ("a.tool", "#!/usr/bin/env python3\n", python.clone()),
+            ("a.tool", "#!/usr/bin/env node\n", foreign("the first line's interpreter node")),
         ] {
-            assert_eq!(engine_of_name(Path::new(name)), engine, "{name}");
+            assert_eq!(Language::of_file(Path::new(name), code), language, "{name} {code:?}");
         }
-        for (code, engine) in [
-            ("#!/usr/bin/env python3\n1", Some(EngineName::Python)),
-            ("#!/usr/bin/env -S python3.12 -u\n1", Some(EngineName::Python)),
-            ("#!/usr/bin/python\n", Some(EngineName::Python)),
-            ("#!/usr/local/bin/kaish", Some(EngineName::Kaish)),
-            ("#!/bin/sh\n", None),
-            ("print('#!python')", None),
-            ("#!", None),
+        for (code, language) in [
+            ("#!/usr/bin/env python3\n1", python.clone()),
+            ("#!/usr/bin/env -S python3.12 -u\n1", python.clone()),
+            ("#!/usr/bin/python\n", python),
+            ("#!/usr/local/bin/kaish", kaish.clone()),
+            ("#!/bin/sh\n", kaish),
+            ("#!/usr/bin/perl\n", foreign("the first line's interpreter perl")),
+            ("print('#!python')", Language::Unsaid),
+            ("#!", Language::Unsaid),
         ] {
-            assert_eq!(engine_of_shebang(code), engine, "{code:?}");
+            assert_eq!(Language::of_first_line(code), language, "{code:?}");
         }
     }
 }

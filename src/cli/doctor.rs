@@ -66,9 +66,16 @@ async fn abilities_without_daemon() -> Result<Vec<Ability>, Failure> {
 pub async fn config(context: &Context, args: ConfigArgs) -> Result<(), Failure> {
     let mut command = daemon(context);
     match args.action {
-        ConfigAction::Check { file } => command.arg("--check-config").args(file),
+        ConfigAction::Check { file: Some(file) } => {
+            std::fs::metadata(&file).map_err(|e| Failure::of_file("check", &file, &e))?;
+            command.arg("--check-config").arg(file)
+        }
+        ConfigAction::Check { file: None } => command.arg("--check-config"),
         ConfigAction::Show => command.arg("--show-config"),
     };
+    if context.options.json {
+        command.arg("--json");
+    }
     let status = command.stdin(Stdio::null()).status().await.map_err(no_program)?;
     match status.code() {
         Some(0) => Ok(()),

@@ -3,7 +3,7 @@
 //! | what happens to the command line | what happens to the execution |
 //! |---|---|
 //! | first Ctrl-C | interrupted; its end is awaited |
-//! | second Ctrl-C | goes on; the command line leaves and says how to find it |
+//! | second Ctrl-C | its worker is ended if it does not react; the command line leaves and says how to find it |
 //! | SIGTERM, SIGHUP | goes on |
 //! | whoever reads the output leaves | interrupted, as in a pipe of the shell |
 //!
@@ -31,7 +31,7 @@ const STDIN_BYTES: usize = 64 << 10;
 pub enum Driven {
     /// The execution is over. `wrote_stderr` says whether it wrote anything to stderr meanwhile.
     Ended { result: Box<ExecResult>, wrote_stderr: bool },
-    /// Ctrl-C twice: the execution goes on.
+    /// Ctrl-C twice: its end is not waited for.
     Detached(ExecId),
     /// Nobody reads the output any more; the execution was interrupted.
     ReaderGone,

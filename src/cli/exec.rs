@@ -13,6 +13,7 @@ use crate::core::engine::EngineName;
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::exec::{ExecRequest, ExecResult, ExecStatus, Work};
 use crate::core::ids::ExecId;
+use crate::core::limits;
 use crate::core::name::KernelName;
 use crate::rpc::client::{ExecutionClient, HostClient, KernelClient};
 use crate::rpc::convert::spec::SpecRequest;
@@ -40,7 +41,7 @@ pub struct HowArgs {
   ryokan exec demo --json '1 + 1'
   ryokan exec demo --attach 7
 
-Ctrl-C interrupts the execution; a second one leaves it running.")]
+Ctrl-C interrupts the execution; a second one leaves without waiting for its end.")]
 pub struct ExecArgs {
     /// Name or id of the kernel
     pub name: String,
@@ -66,7 +67,7 @@ pub struct ExecArgs {
   ryokan run -f script.py --allow-path ./data:ro
   cat data.csv | ryokan run --engine python --stdin 'import sys; len(sys.stdin.readlines())'
 
-The engine follows the file's extension or #! line, unless --engine names it.")]
+The engine follows the file's extension (.py; .sh, .kai, .kaish) or #! line, unless --engine names it.")]
 pub struct RunArgs {
     /// The code.
     #[command(flatten)]
@@ -109,7 +110,10 @@ pub async fn exec(context: &Context, args: ExecArgs) -> Result<(), Failure> {
     let execution = match source {
         Some(source) => {
             let request = args.how.request(Work::Code(source.code));
-            kernel.run(&ExecRequest { key: args.key.unwrap_or_default(), ..request }).await?
+            let asked = kernel.run(&ExecRequest { key: args.key.unwrap_or_default(), ..request }).await;
+            asked.map_err(|error| {
+                with_the_way_back(error, &format!("whether it began: ryokan journal {} --tail 1", args.name))
+            })?
         }
         None => kernel.execution(ExecId(args.attach.unwrap_or_default())).await?,
     };
@@ -141,17 +145,24 @@ impl Shown<'_> {
     ) -> Result<(), Failure> {
         let explanation = match self.throw_away {
             true => "interrupting; Ctrl-C once more removes the kernel at once",
-            false => "interrupting; Ctrl-C once more leaves it running",
+            false => "interrupting; Ctrl-C once more leaves without waiting for its end",
         };
         let explain = self.context.terminal.stderr.then_some(explanation);
         let streams = Streams { show: !self.context.options.json, feed_stdin, explain };
-        match drive(self.kernel, execution, streams, signals).await? {
+        let driven = drive(self.kernel, execution, streams, signals).await;
+        let exec = execution.exec();
+        let again = format!("see execution {exec} again: ryokan exec {} --attach {exec}", self.name);
+        match driven.map_err(|failure| match failure {
+            Failure::Error(error) if !self.throw_away => with_the_way_back(error, &again).into(),
+            other => other,
+        })? {
             Driven::Ended { result, wrote_stderr } => self.end(&result, wrote_stderr),
             Driven::Detached(_) if self.throw_away => Err(Failure::Quiet(exit::INTERRUPTED)),
             Driven::Detached(exec) => {
                 let name = self.name;
                 self.context.say(&format!(
-                    "execution {exec} goes on; see it again: ryokan exec {name} --attach {exec}; its journal: ryokan journal {name}"
+                    "execution {exec} was interrupted; {}; see its end: ryokan exec {name} --attach {exec}",
+                    if_it_does_not_react()
                 ));
                 Err(Failure::Quiet(exit::INTERRUPTED))
             }
@@ -179,6 +190,21 @@ impl Shown<'_> {
     }
 }
 
+/// A connection that is lost takes nothing with it: what was begun goes on, and can be seen again.
+fn with_the_way_back(error: Error, way: &str) -> Error {
+    let hint = match (error.code, error.hint.as_str()) {
+        (ErrorCode::Unavailable, "") => way.to_owned(),
+        (ErrorCode::Unavailable, hint) => format!("{hint}; {way}"),
+        _ => return error,
+    };
+    Error { hint, ..error }
+}
+
+/// What becomes of an execution that was interrupted and is not waited for.
+pub fn if_it_does_not_react() -> String {
+    format!("if it does not react, its worker is ended {} s after the interrupt", limits::INTERRUPT_GRACE.as_secs())
+}
+
 /// What is to be said of an end that the code's own stderr does not tell.
 pub fn end_error(result: &ExecResult, wrote_stderr: bool) -> Option<Error> {
     let exec = result.exec;
@@ -204,8 +230,12 @@ pub async fn run(context: &Context, args: RunArgs) -> Result<(), Failure> {
     args.how.check(&args.code)?;
     let source = args.code.read()?;
     let mut spec = args.spec.request(random_name()?)?;
-    spec.engine = spec.engine.or(source.engine);
+    if spec.engine.is_none() {
+        spec.engine = source.language.engine()?;
+    }
     spec.labels.push(("ryokan".into(), "run".into()));
+    // Should this process be killed, the daemon removes it.
+    spec.ephemeral = true;
     let mut signals = Signals::catch()?;
     let host = context.host().await?;
     let request = args.how.request(Work::Code(source.code));

@@ -1,6 +1,7 @@
 //! How a command fails: with an error to be shown, or with an exit code after everything was said.
 
 use std::io;
+use std::path::Path;
 
 use super::exit;
 use super::paint::Paint;
@@ -19,6 +20,18 @@ impl Failure {
     /// A command line that cannot be right.
     pub fn usage(message: impl Into<String>, hint: impl Into<String>) -> Failure {
         Failure::Error(Error::new(ErrorCode::InvalidArgument, message).hint(hint))
+    }
+
+    /// A file or folder of this host that could not be used: `done` is what was to be done with it.
+    pub fn of_file(done: &str, path: &Path, error: &io::Error) -> Failure {
+        let code = match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => ErrorCode::NotFound,
+            io::ErrorKind::PermissionDenied => ErrorCode::Refused,
+            // Closed by std, not by us: a folder in place of a file, say.
+            _ => ErrorCode::InvalidArgument,
+        };
+        let error = Error::new(code, format!("could not {done} {}: {error}", path.display()));
+        Failure::Error(error.hint("name a file or folder of this host that you may use"))
     }
 
     /// The process's exit code.

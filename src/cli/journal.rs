@@ -26,6 +26,9 @@ pub struct JournalArgs {
     /// At most so many entries; 0: all
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub limit: u32,
+    /// Only the newest N entries
+    #[arg(short = 'n', long, value_name = "N", conflicts_with_all = ["since", "limit"])]
+    pub tail: Option<u64>,
     /// Go on as it happens, until Ctrl-C
     #[arg(long, conflicts_with = "limit")]
     pub follow: bool,
@@ -61,9 +64,10 @@ pub struct EventsArgs {
 
 /// Shows a journal.
 pub async fn journal(context: &Context, args: JournalArgs) -> Result<(), Failure> {
-    let (kernel, _) = context.kernel(&args.name).await?;
-    let mut shown =
-        Shown { context, full: args.full, since: args.since, ended: BTreeSet::new(), running: BTreeSet::new() };
+    let (kernel, info) = context.kernel(&args.name).await?;
+    // The version is one more than the newest entry's number, and numbers have no gaps.
+    let since = args.tail.map_or(args.since, |newest| info.version.saturating_sub(newest.saturating_add(1)));
+    let mut shown = Shown { context, full: args.full, since, ended: BTreeSet::new(), running: BTreeSet::new() };
     if !args.follow {
         return shown.more(&kernel, args.limit).await;
     }

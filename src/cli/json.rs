@@ -34,6 +34,7 @@ pub fn kernel(info: &KernelInfo) -> Json {
             "workspace_bytes": limits.workspace_bytes,
         },
         "idle_timeout_ms": spec.idle_timeout_ms,
+        "ephemeral": spec.ephemeral,
         "state": info.state,
         "state_reason": info.state_reason,
         "version": info.version,

@@ -8,6 +8,7 @@ use super::failure::Failure;
 use super::spec::{SpecArgs, parse_pair};
 use super::{json, render};
 use crate::core::info::KernelFilter;
+use crate::core::kernel::State;
 use crate::core::name::KernelName;
 
 /// `ryokan new`
@@ -37,8 +38,8 @@ pub struct LsArgs {
     /// Only kernels with this label; repeatable
     #[arg(long = "label", value_name = "K=V", value_parser = parse_pair)]
     pub labels: Vec<(String, String)>,
-    /// Only kernels in this state; repeatable
-    #[arg(long = "state", value_name = "STATE")]
+    /// Only kernels in this state, such as ready or stopped; repeatable
+    #[arg(long = "state", value_name = "STATE", value_parser = State::NAMES, hide_possible_values = true)]
     pub states: Vec<String>,
     /// Print names only
     #[arg(short, long)]
@@ -80,13 +81,17 @@ pub async fn new(context: &Context, args: NewArgs) -> Result<(), Failure> {
 /// Lists kernels.
 pub async fn ls(context: &Context, args: LsArgs) -> Result<(), Failure> {
     let filter = KernelFilter { labels: args.labels, states: args.states, prefix: args.prefix.unwrap_or_default() };
+    let none = match filter == KernelFilter::default() {
+        true => "no kernels; make one: ryokan new NAME",
+        false => "no kernel matches",
+    };
     let kernels = context.host().await?.list_kernels(&filter).await?;
     if args.quiet && !context.options.json {
         return context.print(&kernels.iter().map(|info| format!("{}\n", info.spec.name)).collect::<String>());
     }
     context.show(
         || kernels.iter().map(json::kernel).collect(),
-        || render::kernels(&kernels, render::now_ms(), context.terminal.paint),
+        || render::kernels(&kernels, none, render::now_ms(), context.terminal.paint),
     )
 }
 

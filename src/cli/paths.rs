@@ -34,11 +34,14 @@ fn absolute(variable: &str) -> Option<PathBuf> {
 /// followed only for a `..`, which nothing else resolves rightly.
 ///
 /// # Errors
-/// `invalidArgument` for a path that is not UTF-8, and for one with `..` that does not exist.
+/// `invalidArgument` for a path that is not UTF-8, `notFound` for one with `..` that does not exist.
 pub fn for_daemon(path: &Path) -> Result<String> {
     let wrong = |why: &dyn std::fmt::Display| Error::invalid(format!("path {}: {why}", path.display()));
     let full = match path.components().any(|part| part == Component::ParentDir) {
-        true => std::fs::canonicalize(path).map_err(|e| wrong(&e))?,
+        true => std::fs::canonicalize(path).map_err(|e| match e.kind() {
+            std::io::ErrorKind::NotFound => Error::not_found(format!("there is no {} on this host", path.display())),
+            _ => wrong(&e),
+        })?,
         false => std::path::absolute(path).map_err(|e| wrong(&e))?,
     };
     full.into_os_string().into_string().map_err(|_| wrong(&"not UTF-8"))

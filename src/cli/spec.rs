@@ -45,8 +45,8 @@ pub struct SpecArgs {
     /// Size of the workspace, such as 10G
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub workspace: Option<u64>,
-    /// Stop it after so much idle time, such as 5m; 0: never
-    #[arg(long, value_name = "TIME", value_parser = parse_millis)]
+    /// Stop it after so much idle time, such as 5m, or never
+    #[arg(long, value_name = "TIME", value_parser = parse_idle)]
     pub idle_timeout: Option<u64>,
     /// Label it; repeatable
     #[arg(long = "label", value_name = "K=V", value_parser = parse_pair)]
@@ -90,11 +90,12 @@ fn absolute(allowed: &AllowedPath) -> Result<AllowedPath, Failure> {
 }
 
 fn folder(path: &Path) -> Result<PathBuf, Failure> {
-    match path.is_dir() {
-        true => Ok(paths::for_daemon(path)?.into()),
-        false => {
+    match std::fs::metadata(path) {
+        Ok(found) if found.is_dir() => Ok(paths::for_daemon(path)?.into()),
+        Ok(_) => {
             Err(Failure::usage(format!("--from-dir {}: not a folder", path.display()), "name a folder of this host"))
         }
+        Err(error) => Err(Failure::of_file("copy", path, &error)),
     }
 }
 
@@ -117,6 +118,14 @@ fn parse_net(text: &str) -> Result<Net, String> {
 pub fn parse_millis(text: &str) -> Result<u64, String> {
     let duration = parse_duration(text).map_err(|e| e.to_string())?;
     u64::try_from(duration.as_millis()).map_err(|e| e.to_string())
+}
+
+/// Reads an idle time as milliseconds; `never`, as in the configuration, is 0.
+fn parse_idle(text: &str) -> Result<u64, String> {
+    match text {
+        "never" => Ok(0),
+        text => parse_millis(text).map_err(|why| format!("{why}, or never")),
+    }
 }
 
 /// Reads `name=value`; the value may hold more `=`.

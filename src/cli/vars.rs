@@ -51,7 +51,7 @@ pub async fn get(context: &Context, args: GetArgs) -> Result<(), Failure> {
     context.show(
         || json::var(&args.var, &value),
         || match &value {
-            Value::String(text) => format!("{text}\n"),
+            Value::String(text) | Value::BigInt(text) => format!("{text}\n"),
             other => format!("{:#}\n", other.to_plain_json()),
         },
     )
@@ -79,7 +79,6 @@ pub fn value(text: &str) -> Result<Value, Failure> {
         }
         text => text,
     };
-    let json = serde_json::from_str(text)
-        .map_err(|e| Failure::usage(format!("the value is not JSON: {e}"), "a text has quotes: '\"text\"'"))?;
-    Ok(Value::from_plain_json(&json))
+    Value::from_plain_text(text)
+        .map_err(|e| Failure::usage(format!("the value is not JSON: {e}"), "a text has quotes: '\"text\"'"))
 }

@@ -126,6 +126,9 @@ pub enum State {
 }
 
 impl State {
+    /// Every public name, in the order of a kernel's life.
+    pub const NAMES: [&str; 7] = ["created", "starting", "ready", "busy", "stopping", "stopped", "crashed"];
+
     /// The state's public name.
     pub const fn name(&self) -> &'static str {
         match self {

@@ -118,6 +118,10 @@ pub const WORKER_START: Duration = Duration::from_secs(30);
 pub const WORKER_ADOPT: Duration = Duration::from_secs(10);
 /// An engine that was interrupted must have stopped within this, or is killed.
 pub const INTERRUPT_GRACE: Duration = Duration::from_secs(5);
+/// A worker says within this what it uses, or that is shown as unknown.
+pub const USAGE_ANSWER: Duration = Duration::from_secs(2);
+/// Workers that are asked what they use at the same time, for a list.
+pub const WORKERS_ASKED: usize = 32;
 /// A worker that was asked to end saves and exits within this, or is killed.
 pub const WORKER_STOP: Duration = Duration::from_secs(10);
 /// An engine must answer a request other than code within this, or is killed.

@@ -71,7 +71,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, QuantityError> {
 /// A size for people: the largest unit that leaves at most one decimal.
 pub fn format_size(bytes: u64) -> String {
     let mut value = bytes as f64;
-    let mut units = ["B", "KiB", "MiB", "GiB", "TiB"].into_iter().peekable();
+    let mut units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"].into_iter().peekable();
     while let Some(unit) = units.next() {
         if value < 1024.0 || units.peek().is_none() {
             return if value.fract() == 0.0 || unit == "B" {

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::engine::EngineName;
 use super::limits;
 use super::name::KernelName;
+use super::quantity::format_size;
 
 /// Where a kernel's code is contained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -119,6 +120,9 @@ pub struct KernelSpec {
     pub labels: Vec<(String, String)>,
     /// Sandbox layers that its owner agreed to do without, by name.
     pub degraded: Vec<String>,
+    /// Whether it goes with the connection that made it.
+    #[serde(default)]
+    pub ephemeral: bool,
 }
 
 /// Why a specification cannot be.
@@ -146,12 +150,12 @@ pub enum SpecError {
     Limit {
         /// Which limit.
         what: &'static str,
-        /// What was asked for.
-        got: u64,
+        /// What was asked for, as people write it.
+        got: String,
         /// Least possible.
-        least: u64,
+        least: String,
         /// Most possible.
-        most: u64,
+        most: String,
     },
     /// A label that is empty, too long, or one too many.
     #[error(
@@ -176,6 +180,7 @@ impl KernelSpec {
             idle_timeout_ms: limits::DEFAULT_IDLE_TIMEOUT.as_millis() as u64,
             labels: Vec::new(),
             degraded: Vec::new(),
+            ephemeral: false,
         }
     }
 
@@ -198,14 +203,17 @@ impl KernelSpec {
                 return Err(SpecError::Twice(allowed.path.clone()));
             }
         }
-        let range = |what, got: u64, least: u64, most: u64| {
-            if (least..=most).contains(&got) { Ok(()) } else { Err(SpecError::Limit { what, got, least, most }) }
+        let range = |what, got: u64, least: u64, most: u64, unit: fn(u64) -> String| match got {
+            got if (least..=most).contains(&got) => Ok(()),
+            got => Err(SpecError::Limit { what, got: unit(got), least: unit(least), most: unit(most) }),
         };
-        range("memory", self.limits.memory_bytes, 32 << 20, 1 << 50)?;
-        range("cpus (thousandths)", u64::from(self.limits.cpu_milli), 10, 1_024_000)?;
-        range("pids", u64::from(self.limits.pids), 8, 1 << 22)?;
-        range("open files", u64::from(self.limits.open_files), 32, 1 << 20)?;
-        range("workspace size", self.limits.workspace_bytes, 1 << 20, 1 << 60)?;
+        let processors = |milli: u64| (milli as f64 / 1000.0).to_string();
+        let number = |number: u64| number.to_string();
+        range("memory", self.limits.memory_bytes, 32 << 20, 1 << 50, format_size)?;
+        range("cpus", u64::from(self.limits.cpu_milli), 10, 1_024_000, processors)?;
+        range("pids", u64::from(self.limits.pids), 8, 1 << 22, number)?;
+        range("open files", u64::from(self.limits.open_files), 32, 1 << 20, number)?;
+        range("workspace size", self.limits.workspace_bytes, 1 << 20, 1 << 60, format_size)?;
         let label_fits = |(k, v): &(String, String)| {
             !k.is_empty() && k.len() <= limits::IDENTIFIER_BYTES && v.len() <= limits::IDENTIFIER_BYTES
         };
@@ -302,7 +310,14 @@ mod tests {
             change(&mut spec);
             spec.check()
         };
-        assert!(with(|s| s.limits.memory_bytes = 1).is_err());
+        assert_eq!(
+            with(|s| s.limits.memory_bytes = 10 << 20).map_err(|error| error.to_string()),
+            Err("memory of 10 MiB is outside 32 MiB to 1 PiB".into())
+        );
+        assert_eq!(
+            with(|s| s.limits.cpu_milli = 5).map_err(|error| error.to_string()),
+            Err("cpus of 0.005 is outside 0.01 to 1024".into())
+        );
         assert!(with(|s| s.limits.pids = 0).is_err());
         assert!(with(|s| s.limits.cpu_milli = 0).is_err());
         assert!(with(|s| s.limits.open_files = 1).is_err());

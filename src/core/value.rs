@@ -4,6 +4,8 @@
 //! would blur are tagged (`docs/engine-contract.md` has the table). Decoding is strict: an unknown tag, a number outside
 //! its range or a nesting deeper than [`limits::VALUE_DEPTH`] is an error, never a guess.
 
+use std::ops::Range;
+
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Value as Json, json};
@@ -154,6 +156,46 @@ impl Value {
         }
     }
 
+    /// Reads the text of plain JSON, as [`Value::from_plain_json`] reads its parsed form, whole numbers of any length exactly.
+    ///
+    /// # Errors
+    /// What is wrong with the JSON and where.
+    pub fn from_plain_text(text: &str) -> Result<Value, serde_json::Error> {
+        let json: Json = serde_json::from_str(text)?;
+        let big = big_integers(text);
+        if big.is_empty() {
+            return Ok(Value::from_plain_json(&json));
+        }
+        // The parser rounds them to floats. So each becomes a text with a mark that no text or name in there holds.
+        let printed = json.to_string();
+        let mut mark = String::from("#");
+        while printed.contains(&mark) {
+            mark.push('#');
+        }
+        let (mut marked, mut done) = (String::with_capacity(text.len()), 0);
+        for place in big {
+            marked.push_str(&text[done..place.start]);
+            marked.push_str(&format!("\"{mark}{}\"", &text[place.clone()]));
+            done = place.end;
+        }
+        marked.push_str(&text[done..]);
+        Ok(Value::from_plain_json(&serde_json::from_str(&marked)?).unmarked(&mark))
+    }
+
+    fn unmarked(self, mark: &str) -> Value {
+        match self {
+            Value::String(text) => match text.strip_prefix(mark) {
+                Some(digits) => Value::BigInt(digits.to_owned()),
+                None => Value::String(text),
+            },
+            Value::Array(items) => Value::Array(items.into_iter().map(|item| item.unmarked(mark)).collect()),
+            Value::Object(fields) => {
+                Value::Object(fields.into_iter().map(|(name, value)| (name, value.unmarked(mark))).collect())
+            }
+            other => other,
+        }
+    }
+
     /// Reads plain JSON, as a person types it: whole numbers become integers (big ones [`Value::BigInt`]), others floats.
     pub fn from_plain_json(json: &Json) -> Value {
         match json {
@@ -171,6 +213,39 @@ impl Value {
             }
         }
     }
+}
+
+/// Where in a JSON text the integers are that 64 bits do not hold.
+fn big_integers(text: &str) -> Vec<Range<usize>> {
+    let (mut found, mut at) = (Vec::new(), 0);
+    let bytes = text.as_bytes();
+    while at < bytes.len() {
+        let length = match bytes[at] {
+            b'"' => text_length(&bytes[at..]),
+            b'-' | b'0'..=b'9' => {
+                let number = bytes[at..].iter().take_while(|b| b.is_ascii_digit() || b"+-.eE".contains(b)).count();
+                let token = &text[at..at + number];
+                if !token.contains(['.', 'e', 'E']) && token.parse::<i64>().is_err() {
+                    found.push(at..at + number);
+                }
+                number
+            }
+            _ => 1,
+        };
+        at += length;
+    }
+    found
+}
+
+/// Bytes of the text that begins here, with both quotation marks.
+fn text_length(bytes: &[u8]) -> usize {
+    let mut escaped = false;
+    let inside = bytes.iter().skip(1).take_while(|byte| {
+        let ends = **byte == b'"' && !escaped;
+        escaped = **byte == b'\\' && !escaped;
+        !ends
+    });
+    inside.count() + 2
 }
 
 fn float_text(f: f64) -> String {
@@ -338,6 +413,37 @@ mod tests {
         let nested = |n: usize| (0..n).fold(Json::Null, |inner, _| json!([inner]));
         assert!(Value::from_json(&nested(limits::VALUE_DEPTH - 1)).is_ok());
         assert_eq!(Value::from_json(&nested(limits::VALUE_DEPTH)), Err(DecodeValueError::TooDeep));
+    }
+
+    #[test]
+    fn integers_of_any_length_are_read_exactly() {
+        let big = |digits: &str| Value::BigInt(digits.into());
+        for (text, value) in [
+            ("9007199254740993", Value::Int(9_007_199_254_740_993)),
+            ("-9223372036854775808", Value::Int(i64::MIN)),
+            ("9223372036854775808", big("9223372036854775808")),
+            ("-9223372036854775809", big("-9223372036854775809")),
+            (" 123456789012345678901234567890\n", big("123456789012345678901234567890")),
+            ("1e30", Value::Float(1e30)),
+            ("123456789012345678901234567890.5", Value::Float(1.2345678901234568e29)),
+            (r#""99999999999999999999""#, Value::String("99999999999999999999".into())),
+            (
+                r##"["#\"1", {"a\\": 18446744073709551616, "#": "\u0023#"}, -7]"##,
+                Value::Array(vec![
+                    Value::String("#\"1".into()),
+                    Value::Object(vec![
+                        ("a\\".into(), big("18446744073709551616")),
+                        ("#".into(), Value::String("##".into())),
+                    ]),
+                    Value::Int(-7),
+                ]),
+            ),
+        ] {
+            assert_eq!(Value::from_plain_text(text).map_err(|e| e.to_string()), Ok(value), "{text}");
+        }
+        for text in ["", "99999999999999999999x", "[99999999999999999999", "-", "099999999999999999999"] {
+            assert!(Value::from_plain_text(text).is_err(), "{text}");
+        }
     }
 
     #[test]

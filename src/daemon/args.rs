@@ -23,4 +23,7 @@ pub(super) struct Args {
     /// Print the configuration in effect, every key, and end
     #[arg(long)]
     pub show_config: bool,
+    /// With --check-config or --show-config: as JSON
+    #[arg(long)]
+    pub json: bool,
 }

@@ -1,7 +1,7 @@
 //! From start to end: lock, databases, recovery, sockets, signals, drain.
 
 use std::fs::File;
-use std::path::Path;
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,11 +37,11 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     }
     let paths = Paths::of_process(mode)?;
     if let Some(file) = &args.check_config {
-        return check_config(&file.clone().unwrap_or_else(|| paths.config_file()));
+        return check_config(file.clone(), &paths, args.json);
     }
     let config = Config::load(&paths)?;
     if args.show_config {
-        print!("{}", config.to_toml());
+        print!("{}", if args.json { format!("{:#}\n", config.to_json()) } else { config.to_toml() });
         return Ok(());
     }
     anyhow::ensure!(mode == Mode::User || nix::unistd::geteuid().is_root(), "--system needs root");
@@ -50,16 +50,23 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     LocalSet::new().block_on(&runtime, daemon(args, config, paths))
 }
 
-fn check_config(file: &Path) -> anyhow::Result<()> {
-    let problems = config::check(file);
-    if problems.is_empty() {
+/// Checks the named file, or the daemon's own, which need not exist: without one the defaults are in force.
+fn check_config(named: Option<PathBuf>, paths: &Paths, json: bool) -> anyhow::Result<()> {
+    let file = named.clone().unwrap_or_else(|| paths.config_file());
+    let defaults = named.is_none() && !file.try_exists().unwrap_or(true);
+    let problems = if defaults { Vec::new() } else { config::check(&file) };
+    if json {
+        let report = serde_json::json!({ "file": file, "defaults": defaults, "problems": problems });
+        println!("{report:#}");
+    } else if defaults {
+        println!("there is no {}: the defaults are in force", file.display());
+    } else if problems.is_empty() {
         println!("{}: ok", file.display());
-        return Ok(());
+    } else {
+        problems.iter().for_each(|problem| eprintln!("{problem}"));
     }
-    for problem in &problems {
-        eprintln!("{problem}");
-    }
-    anyhow::bail!("{} has {} problem(s)", file.display(), problems.len())
+    anyhow::ensure!(problems.is_empty(), "{} has {} problem(s)", file.display(), problems.len());
+    Ok(())
 }
 
 /// Why the daemon ends.

@@ -19,6 +19,7 @@ mod daemon_side;
 mod enter;
 mod init;
 pub mod layer;
+pub mod place;
 pub mod plan;
 mod protect;
 mod seccomp;

@@ -17,6 +17,7 @@ use crate::core::exec::{ExecEnd, ExecRequest, ExecStatus};
 use crate::core::ids::{Epoch, ExecId, KernelId};
 use crate::core::info::{KernelInfo, McpInfo, McpTransport, MissedEntry, MountInfo, ToolInfo};
 use crate::core::kernel::State;
+use crate::core::limits;
 use crate::core::spec::KernelSpec;
 use crate::rpc::worker_link::{Job, WorkerLink};
 
@@ -75,7 +76,11 @@ impl Kernel {
     pub async fn info(&self) -> KernelInfo {
         let link = self.link.borrow().clone();
         let memory_bytes = match link {
-            Some(link) => link.usage().await.map_or(0, |usage| usage.memory_bytes),
+            // One that does not answer in time must not keep a list from being shown.
+            Some(link) => match tokio::time::timeout(limits::USAGE_ANSWER, link.usage()).await {
+                Ok(Ok(usage)) => usage.memory_bytes,
+                Ok(Err(_)) | Err(_) => 0,
+            },
             None => 0,
         };
         KernelInfo { memory_bytes, ..self.info_without_usage() }

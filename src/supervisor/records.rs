@@ -262,20 +262,21 @@ impl Records {
         self.append(EntryKind::Message, actor, &format!("{role}: {text}"), detail, at_ms).await
     }
 
-    /// Records a mount; gives the version with it.
+    /// Records a mount and how many folders of the workspace it makes; gives the version with it.
     ///
     /// # Errors
     /// The database's.
-    pub async fn put_mount(&self, actor: &Actor, text: &str, mount: MountInfo, at_ms: i64) -> Result<u64> {
-        Ok(version_after(self.state.put_mount(mount, new_mark(actor, text, at_ms)).await?))
+    pub async fn put_mount(&self, actor: &Actor, text: &str, mount: MountInfo, made: u32, at_ms: i64) -> Result<u64> {
+        Ok(version_after(self.state.put_mount(mount, made, new_mark(actor, text, at_ms)).await?))
     }
 
-    /// Forgets a mount; gives the version with it.
+    /// Forgets a mount; gives the version with it, and how many folders it had made.
     ///
     /// # Errors
     /// The database's.
-    pub async fn remove_mount(&self, actor: &Actor, text: &str, path: &str, at_ms: i64) -> Result<u64> {
-        Ok(version_after(self.state.remove_mount(path.to_owned(), new_mark(actor, text, at_ms)).await?))
+    pub async fn remove_mount(&self, actor: &Actor, text: &str, path: &str, at_ms: i64) -> Result<(u64, u32)> {
+        let (sequence, made) = self.state.remove_mount(path.to_owned(), new_mark(actor, text, at_ms)).await?;
+        Ok((version_after(sequence), made))
     }
 
     /// Records an MCP server; gives the version with it.

@@ -13,6 +13,7 @@ use std::rc::Rc;
 use futures::StreamExt as _;
 use tokio::sync::mpsc;
 
+use super::command::Actor;
 use super::execution::Execution;
 use super::kernel::Kernel;
 use super::output::Kept;
@@ -82,11 +83,22 @@ impl Supervisor {
             done.lost += part.lost;
             done.damaged += part.damaged;
         }
+        self.let_go_of_ephemeral().await;
         self.sweep(&known).await;
         let workers: Vec<_> = host.catalog.workers().await?.iter().map(|worker| worker.id).collect();
         host.workers.sweep_cgroups(&workers).await;
         host.events.publish("", "host_started", serde_json::json!(done));
         Ok(done)
+    }
+
+    /// No connection outlives a daemon: the kernels that went with one go now.
+    async fn let_go_of_ephemeral(&self) {
+        let mut ephemeral = self.kernels();
+        ephemeral.retain(|kernel| kernel.spec.ephemeral);
+        let gone = ephemeral
+            .iter()
+            .map(|kernel| self.let_go(kernel, Actor { uid: kernel.uid, client: "ryokand".into(), lease: Vec::new() }));
+        futures::stream::iter(gone).buffer_unordered(RECOVERED_AT_ONCE).collect::<Vec<()>>().await;
     }
 
     async fn sweep(&self, known: &HashSet<KernelId>) {

@@ -14,7 +14,7 @@ use super::settings::Settings;
 use super::task::{Adopted, Beginning, Report, Task};
 use super::tools::Tools;
 use crate::catalog::{CatalogHandle, Created, IdempotencyKey, KernelRow, NewAudit, Notes};
-use crate::core::error::{Error, Result};
+use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::ids::{Epoch, KernelId};
 use crate::core::limits;
 use crate::core::spec::{Isolation, KernelSpec, Net};
@@ -278,6 +278,20 @@ impl Supervisor {
         let (this, kernel) = (self.clone(), Rc::clone(kernel));
         let removing = tokio::task::spawn_local(async move { this.remove_whole(&kernel, change).await });
         removing.await.map_err(|error| Error::internal(error.to_string()))?
+    }
+
+    /// Removes a kernel that goes with its connection, after that has ended.
+    pub async fn let_go(&self, kernel: &Rc<Kernel>, actor: Actor) {
+        if self.host.is_stopping() {
+            // The next daemon does it.
+            return;
+        }
+        match self.remove(kernel, Change { actor, expected_version: 0 }).await {
+            Ok(()) => {}
+            // Its client removed it before it left.
+            Err(error) if error.code == ErrorCode::NotFound => {}
+            Err(error) => tracing::warn!(kernel = %kernel.spec.name, %error, "an ephemeral kernel is left"),
+        }
     }
 
     async fn remove_whole(&self, kernel: &Rc<Kernel>, change: Change) -> Result<()> {

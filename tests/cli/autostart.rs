@@ -115,6 +115,9 @@ echo '[{\"name\":\"landlock\",\"present\":false,\"required\":true,\"detail\":\"n
 fn the_configuration_is_checked_by_the_daemons_own_program() {
     let installed = Installed::new("echo \"$@\"; [ \"$1\" = --show-config ] || exit 1");
     let run = |args: &[&str]| parts(installed.command(args).output().unwrap());
-    assert_eq!(run(&["config", "check", "x.toml"]), (1, "--check-config x.toml\n".into(), String::new()));
+    assert_eq!(run(&["config", "check"]), (1, "--check-config\n".into(), String::new()));
+    let file = installed.path().join("ryokand").display().to_string();
+    assert_eq!(run(&["config", "check", &file]), (1, format!("--check-config {file}\n"), String::new()));
     assert_eq!(run(&["config", "show"]), (0, "--show-config\n".into(), String::new()));
+    assert_eq!(run(&["config", "show", "--json"]), (0, "--show-config --json\n".into(), String::new()));
 }

@@ -72,11 +72,93 @@ fn code_comes_from_arguments_files_and_standard_input() {
     assert_eq!(run_with_input(&fake, &["exec", "demo", "-"], b"say piped").1, "piped\n");
     let input = vec![b'z'; 1 << 20];
     assert_eq!(run_with_input(&fake, &["exec", "demo", "cat", "--stdin"], &input).1.as_bytes(), input);
-    for args in [vec!["exec", "demo"], vec!["exec", "demo", "-", "--stdin"], vec!["exec", "demo", "-f", "/nowhere"]] {
+    for args in [vec!["exec", "demo"], vec!["exec", "demo", "-", "--stdin"], vec!["exec", "demo", "-f", "/"]] {
         let (exit, _, stderr) = run(&fake, &args);
         assert_eq!(exit, 2, "{args:?}: {stderr}");
         assert!(stderr.starts_with("error: ") && stderr.contains("\nhint: "), "{stderr}");
     }
+}
+
+#[test]
+fn a_file_that_is_not_there_is_not_found_whatever_it_was_for() {
+    let fake = Fake::start();
+    for args in [
+        vec!["exec", "demo", "-f", "/nowhere/x"],
+        vec!["run", "-f", "/nowhere/x.py"],
+        vec!["run", "--from-dir", "/nowhere/x", "say x"],
+        vec!["new", "n", "--from-dir", "/nowhere/x"],
+        vec!["new", "n", "--allow-path", "/nowhere/../x"],
+        vec!["mount", "demo", "/data", "/nowhere/../x"],
+        vec!["blob", "put", "demo", "/nowhere/x"],
+        vec!["config", "check", "/nowhere/x.toml"],
+    ] {
+        let (exit, stdout, stderr) = run(&fake, &args);
+        assert_eq!((exit, stdout.as_str()), (3, ""), "{args:?}: {stderr}");
+        assert!(stderr.starts_with("error: ") && stderr.contains("/nowhere/"), "{args:?}: {stderr}");
+    }
+    assert_eq!(run(&fake, &["new", "n", "--from-dir", "/dev/null"]).0, 2, "it is there, but no folder");
+}
+
+#[test]
+fn code_of_another_language_is_not_given_to_some_engine() {
+    let fake = Fake::start();
+    let file = |name: &str, text: &str| {
+        let file = fake.socket.with_file_name(name);
+        std::fs::write(&file, text).unwrap();
+        file.display().to_string()
+    };
+    for (name, text) in [("s.js", "say x"), ("s", "#!/usr/bin/env node\nsay x"), ("s.txt", "say x")] {
+        let path = file(name, text);
+        let (exit, _, stderr) = run(&fake, &["run", "-f", &path]);
+        assert_eq!(exit, 2, "{name}: {stderr}");
+        assert!(stderr.contains("no engine goes with") && stderr.contains("--engine kaish"), "{name}: {stderr}");
+        assert_eq!(run(&fake, &["run", "-f", &path, "--engine", "kaish"]).0, 0, "{name}: named");
+    }
+    for name in ["s.sh", "s.kai", "s.kaish", "plain"] {
+        assert_eq!(run(&fake, &["run", "-f", &file(name, "say x")]).1, "x\n", "{name}");
+    }
+}
+
+#[test]
+fn lists_say_whether_nothing_is_there_or_nothing_matches() {
+    let fake = Fake::start();
+    for filter in [&["zzz"][..], &["--state", "crashed"], &["--label", "a=b"]] {
+        assert_eq!(run(&fake, &[&["ls"], filter].concat()), (0, "no kernel matches\n".into(), String::new()));
+    }
+    let (exit, _, stderr) = run(&fake, &["ls", "--state", "running"]);
+    assert_eq!(exit, 2);
+    assert!(
+        stderr.contains("running") && stderr.contains("[possible values: created, starting, ready, busy"),
+        "{stderr}"
+    );
+    run(&fake, &["rm", "demo", "--yes"]);
+    assert_eq!(run(&fake, &["ls"]).1, "no kernels; make one: ryokan new NAME\n");
+}
+
+#[test]
+fn integers_of_any_length_arrive_as_they_were_typed() {
+    let fake = Fake::start();
+    for digits in ["9007199254740993", "-9223372036854775809", "123456789012345678901234567890"] {
+        assert_eq!(run(&fake, &["set", "demo", "n", digits]).0, 0, "{digits}");
+        assert_eq!(run(&fake, &["get", "demo", "n"]).1, format!("{digits}\n"));
+    }
+    assert_eq!(run(&fake, &["set", "demo", "n", "[1, 18446744073709551616]"]).0, 0);
+    let (_, stdout, _) = run(&fake, &["get", "demo", "n", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!(json["tagged"][1], serde_json::json!({ "I": "18446744073709551616" }));
+}
+
+#[test]
+fn a_lost_connection_says_how_to_see_the_execution_again() {
+    let fake = Fake::start();
+    let (exit, _, stderr) = run(&fake, &["exec", "demo", "hang up later"]);
+    assert_eq!(exit, 69);
+    assert!(stderr.contains("; see execution 1 again: ryokan exec demo --attach 1\n"), "{stderr}");
+    // Perhaps lost before the number came.
+    let (exit, _, stderr) = run(&fake, &["exec", "demo", "hang up"]);
+    assert_eq!(exit, 69);
+    let ways = ["; whether it began: ryokan journal demo --tail 1", "; see execution 2 again"];
+    assert!(ways.iter().any(|way| stderr.contains(way)), "{stderr}");
 }
 
 #[test]
@@ -177,5 +259,39 @@ fn completions_are_made_for_every_shell() {
     for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
         let (exit, stdout, _) = run(&fake, &["completions", shell]);
         assert!(exit == 0 && stdout.contains("unmount"), "{shell}");
+    }
+}
+
+#[test]
+fn completions_know_the_kernels() {
+    let fake = Fake::start();
+    run(&fake, &["new", "other"]);
+    let complete = |words: &str| {
+        let script = format!(
+            "source <(\"$RYOKAN\" completions bash); COMP_WORDS=(\"$RYOKAN\" {words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); \
+             _ryokan_or_kernels \"$RYOKAN\" \"${{COMP_WORDS[COMP_CWORD]}}\" \"${{COMP_WORDS[COMP_CWORD-1]}}\"; echo \"${{COMPREPLY[*]}}\""
+        );
+        let mut bash = Command::new("bash");
+        bash.args(["-c", &script]).env("RYOKAN", env!("CARGO_BIN_EXE_ryokan")).env("RYOKAN_SOCKET", &fake.socket);
+        let (exit, stdout, stderr) = parts(bash.output().unwrap());
+        assert_eq!((exit, stderr.as_str()), (0, ""), "{words}");
+        stdout.trim_end().to_owned()
+    };
+    for (words, found) in [
+        ("exec ''", "demo other"),
+        ("exec d", "demo"),
+        ("mcp add o", "other"),
+        ("events ''", "demo other"),
+        ("exec --att", "--attach"),
+        ("new d", ""),
+        ("journ", "journal"),
+    ] {
+        assert_eq!(complete(words), found, "{words}");
+    }
+    for (shell, asks) in [
+        ("zsh", "':name -- Name or id of the kernel:_ryokan_kernels'"),
+        ("fish", "-n \"__fish_ryokan_using_subcommand exec\" -a \"(ryokan --no-autostart ls --quiet 2>/dev/null)\""),
+    ] {
+        assert!(run(&fake, &["completions", shell]).1.contains(asks), "{shell}");
     }
 }

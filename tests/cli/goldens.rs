@@ -99,9 +99,9 @@ fn kernels() {
     crashed.state = "crashed".into();
     crashed.state_reason = "killed by signal 9\u{1b}[31m".into();
     let all = [kernel("demo"), busy_kernel(), crashed.clone()];
-    golden("kernels.txt", &render::kernels(&all, NOW_MS, Paint::OFF));
-    golden("kernels-painted.txt", &render::kernels(&all, NOW_MS, Paint::ON));
-    golden("kernels-none.txt", &render::kernels(&[], NOW_MS, Paint::OFF));
+    golden("kernels.txt", &render::kernels(&all, "none", NOW_MS, Paint::OFF));
+    golden("kernels-painted.txt", &render::kernels(&all, "none", NOW_MS, Paint::ON));
+    golden("kernels-none.txt", &render::kernels(&[], "no kernel matches", NOW_MS, Paint::OFF));
     golden("kernel.txt", &render::kernel(&busy_kernel(), Rights::ALL, NOW_MS, Paint::OFF));
     let few: Rights = [Right::Read, Right::Execute].into_iter().collect();
     golden("kernel-crashed.txt", &render::kernel(&crashed, few, NOW_MS, Paint::OFF));

@@ -28,6 +28,7 @@ fn every_line_of_the_design_is_accepted() {
         "repl n",
         "ls",
         "ls pre --label a=b --state ready -q",
+        "new n --idle-timeout never",
         "show n",
         "start n",
         "stop n --force",
@@ -52,6 +53,8 @@ fn every_line_of_the_design_is_accepted() {
         "blob get n 0000000000000000000000000000000000000000000000000000000000000000",
         "journal n --since 3 --limit 4 --full",
         "journal n --follow",
+        "journal n --tail 3 --follow",
+        "journal n -n 3",
         "message n --role user text",
         "events",
         "events n --since 4 --follow",
@@ -88,6 +91,10 @@ fn what_cannot_be_right_is_refused() {
         "new n --net all",
         "new n --engine perl",
         "new n --memory -1",
+        "new n --idle-timeout ever",
+        "ls --state running",
+        "journal n -n 3 --since 4",
+        "journal n -n 3 --limit 4",
         "new n --cpus 0",
         "new n --pids 0",
         "new n --label =x",
@@ -137,6 +144,9 @@ fn labels_and_limits_arrive_in_the_request() {
     let request = args.spec.request(args.name).unwrap();
     assert_eq!((request.memory_bytes, request.cpu_milli), (Some(3 << 29), Some(500)));
     assert_eq!(request.idle_timeout_ms, Some(0));
+    let never = Cli::try_parse_from(["ryokan", "new", "n", "--idle-timeout", "never"]).unwrap();
+    let Command::New(never) = never.command else { panic!("new is new") };
+    assert_eq!(never.spec.idle_timeout, Some(0));
     assert_eq!(request.labels.len(), 2);
     assert_eq!(request.paths[0].path, std::env::current_dir().unwrap().join("src"));
     assert_eq!((request.engine, request.pids), (None, None), "the daemon's defaults");

@@ -1,6 +1,6 @@
 //! What a kernel was given: mounts, MCP servers, blobs, consents.
 
-use rusqlite::params;
+use rusqlite::{OptionalExtension as _, params};
 
 use crate::catalog::error::CatalogError;
 use crate::catalog::row::{bytes, json, signed, to_json, unsigned};
@@ -9,20 +9,18 @@ use crate::core::ids::Digest;
 use crate::core::info::{McpTransport, MountInfo};
 use crate::core::limits;
 
-pub(super) fn put_mount(db: &Db, mount: &MountInfo) -> Result<()> {
+pub(super) fn put_mount(db: &Db, mount: &MountInfo, made: u32) -> Result<()> {
     db.sql("record mount", |c| {
-        c.prepare_cached("INSERT OR REPLACE INTO mounts (path, source, writable) VALUES (?, ?, ?)")?.execute(params![
-            mount.path,
-            mount.source,
-            mount.writable
-        ])
+        c.prepare_cached("INSERT OR REPLACE INTO mounts (path, source, writable, made) VALUES (?, ?, ?, ?)")?
+            .execute(params![mount.path, mount.source, mount.writable, made])
     })?;
     within(db, "SELECT count(*) FROM mounts", "the number of mounts", limits::MOUNTS)
 }
 
-pub(super) fn remove_mount(db: &Db, path: &str) -> Result<bool> {
+pub(super) fn remove_mount(db: &Db, path: &str) -> Result<u32> {
     db.sql("forget mount", |c| {
-        c.prepare_cached("DELETE FROM mounts WHERE path = ?")?.execute([path]).map(|rows| rows > 0)
+        let mut delete = c.prepare_cached("DELETE FROM mounts WHERE path = ? RETURNING made")?;
+        Ok(delete.query_row([path], |row| row.get(0)).optional()?.unwrap_or(0))
     })
 }
 

@@ -141,25 +141,26 @@ impl StateHandle {
         self.read(move |db| journal::page(db, from, most))
     }
 
-    /// Records a mount, or changes it, with its journal entry; gives that one's number.
+    /// Records a mount, or changes it, and how many folders of the workspace it makes for its place, with its journal entry;
+    /// gives that one's number.
     ///
     /// # Errors
     /// `Limit`.
-    pub fn put_mount(&self, mount: MountInfo, entry: NewEntry) -> Pending<u64> {
+    pub fn put_mount(&self, mount: MountInfo, made: u32, entry: NewEntry) -> Pending<u64> {
         self.write("state.mounts.put", move |db| {
-            grants::put_mount(db, &mount)?;
+            grants::put_mount(db, &mount, made)?;
             journal::append_one(db, entry)
         })
     }
 
-    /// Forgets a mount, with its journal entry; gives that one's number.
+    /// Forgets a mount, with its journal entry; gives that one's number, and how many folders it had made.
     ///
     /// # Errors
     /// The database's.
-    pub fn remove_mount(&self, path: String, entry: NewEntry) -> Pending<u64> {
+    pub fn remove_mount(&self, path: String, entry: NewEntry) -> Pending<(u64, u32)> {
         self.write("state.mounts.remove", move |db| {
-            grants::remove_mount(db, &path)?;
-            journal::append_one(db, entry)
+            let made = grants::remove_mount(db, &path)?;
+            Ok((journal::append_one(db, entry)?, made))
         })
     }
 

@@ -6,8 +6,8 @@ use crate::core::info::KernelInfo;
 use crate::core::quantity::format_size;
 use crate::core::rights::Rights;
 
-/// A list of kernels.
-pub fn kernels(kernels: &[KernelInfo], now_ms: i64, paint: Paint) -> String {
+/// A list of kernels, or `none` if it is empty.
+pub fn kernels(kernels: &[KernelInfo], none: &str, now_ms: i64, paint: Paint) -> String {
     let mut table = Table::new(&["NAME", "ENGINE", "STATE", "ISOLATION", "MEMORY", "EXECUTIONS", "LAST USED"]);
     for info in kernels {
         let memory = if info.memory_bytes == 0 { "-".into() } else { format_size(info.memory_bytes) };
@@ -22,7 +22,7 @@ pub fn kernels(kernels: &[KernelInfo], now_ms: i64, paint: Paint) -> String {
         ]);
         table.paint(2, state_painter(&info.state));
     }
-    table.text("no kernels; make one: ryokan new NAME", paint)
+    table.text(none, paint)
 }
 
 /// States are the daemon's words; a state that this build does not know is shown unpainted.
@@ -66,6 +66,7 @@ pub fn kernel(info: &KernelInfo, rights: Rights, now_ms: i64, paint: Paint) -> S
     field("open files", limits.open_files.to_string());
     field("workspace", format_size(limits.workspace_bytes));
     field("idle timeout", idle(spec.idle_timeout_ms));
+    field("ephemeral", if spec.ephemeral { "goes with the client that made it".into() } else { String::new() });
     field("labels", spec.labels.iter().map(|(k, v)| format!("{k}={v}")).collect::<Vec<_>>().join(" "));
     for (i, layer) in info.sandbox.iter().enumerate() {
         field(if i == 0 { "sandbox" } else { "" }, layer.clone());

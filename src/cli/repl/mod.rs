@@ -15,7 +15,7 @@ use self::editor::Editor;
 use self::program::{Program, read_program};
 use super::context::Context;
 use super::drive::{Driven, Signals, Streams, drive};
-use super::exec::end_error;
+use super::exec::{end_error, if_it_does_not_react};
 use super::failure::Failure;
 use super::{exit, failure, paths, render};
 use crate::core::error::{Error, ErrorCode};
@@ -94,7 +94,7 @@ fn is_unfinished(output: &[u8]) -> bool {
 impl Session<'_> {
     async fn execute(&mut self, code: &str, signals: &mut Signals) -> Result<(), Failure> {
         let execution = self.kernel.run(&ExecRequest::code(code)).await?;
-        let explain = self.interactive.then_some("interrupting; Ctrl-C once more leaves it running");
+        let explain = self.interactive.then_some("interrupting; Ctrl-C once more gives the prompt back");
         let streams = Streams { show: true, feed_stdin: false, explain };
         match drive(&self.kernel, &execution, streams, signals).await? {
             Driven::Ended { result, wrote_stderr } => {
@@ -112,7 +112,8 @@ impl Session<'_> {
                 Ok(())
             }
             Driven::Detached(exec) => {
-                self.context.say(&format!("execution {exec} goes on; what follows waits behind it"));
+                let unless = if_it_does_not_react();
+                self.context.say(&format!("execution {exec} was interrupted; {unless}; what follows waits behind it"));
                 Ok(())
             }
             Driven::ReaderGone => Err(Failure::Quiet(exit::READER_GONE)),

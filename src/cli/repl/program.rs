@@ -62,6 +62,7 @@ pub async fn read_program(
         // An engine that cannot tell takes every line for a program.
         let checked = kernel.check(&code).await;
         match checked {
+            // What is offered is in the line before a key is pressed: only where blanks at its start mean nothing else.
             Ok(checked) if checked.status == CodeStatus::Incomplete => indent = checked.indent,
             Ok(_) | Err(_) if block_is_open(&code, &line, info.spec.engine) => indent = leading_space(&line),
             Ok(_) | Err(_) => {

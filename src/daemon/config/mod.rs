@@ -240,6 +240,11 @@ impl Config {
         toml::to_string(&RawConfig::from(self)).expect("tables of plain values are always TOML")
     }
 
+    /// The same as JSON, for programs.
+    pub fn to_json(&self) -> serde_json::Value {
+        serde_json::to_value(RawConfig::from(self)).expect("tables of plain values are always JSON")
+    }
+
     /// The allow-list for MCP servers; `file` is named in its hints.
     pub fn allow_list(&self, file: PathBuf) -> AllowList {
         AllowList::new(self.mcp_servers.iter().cloned(), file)

@@ -5,7 +5,7 @@ use std::io;
 use std::path::PathBuf;
 
 /// One thing that is wrong.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Problem {
     /// The file.
     pub file: PathBuf,

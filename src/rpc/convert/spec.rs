@@ -43,6 +43,8 @@ pub struct SpecRequest {
     pub degraded: Vec<String>,
     /// Folder of the host to copy into the new workspace; absolute.
     pub from_dir: Option<PathBuf>,
+    /// Whether it goes with the connection that makes it.
+    pub ephemeral: bool,
 }
 
 impl SpecRequest {
@@ -64,6 +66,7 @@ impl SpecRequest {
             labels: Vec::new(),
             degraded: Vec::new(),
             from_dir: None,
+            ephemeral: false,
         }
     }
 
@@ -87,6 +90,7 @@ impl SpecRequest {
             idle_timeout_ms: self.idle_timeout_ms.unwrap_or(defaults.idle_timeout_ms),
             labels: self.labels.clone(),
             degraded: self.degraded.clone(),
+            ephemeral: self.ephemeral,
         }
     }
 
@@ -108,6 +112,7 @@ impl SpecRequest {
             labels: spec.labels.clone(),
             degraded: spec.degraded.clone(),
             from_dir: None,
+            ephemeral: spec.ephemeral,
         }
     }
 }
@@ -145,6 +150,7 @@ pub fn read_spec_request(reader: wire::kernel_spec::Reader<'_>) -> Result<SpecRe
         labels: read_pairs(reader.get_labels(), "labels", limits::LABELS)?,
         degraded: read_text_list(reader.get_allow_degraded(), "allowDegraded", limits::LABELS)?,
         from_dir,
+        ephemeral: reader.get_ephemeral(),
     })
 }
 
@@ -177,6 +183,7 @@ pub fn write_spec_request(mut builder: wire::kernel_spec::Builder<'_>, request: 
     builder.set_workspace_bytes(request.workspace_bytes.unwrap_or(0));
     write_text_list(builder.reborrow().init_allow_degraded(count(request.degraded.len())), &request.degraded);
     builder.set_from_dir(request.from_dir.as_deref().map_or(Ok(""), utf8)?);
+    builder.set_ephemeral(request.ephemeral);
     Ok(())
 }
 

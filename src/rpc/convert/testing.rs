@@ -186,8 +186,8 @@ pub fn any_spec() -> impl Strategy<Value = KernelSpec> {
         prop_oneof![Just(Net::None), Just(Net::Host)],
     );
     let numbers = (1..u64::MAX, 1..u32::MAX, 1..u32::MAX, 1..u32::MAX, 1..u64::MAX, 0..u64::MAX);
-    let degraded = prop::collection::vec("[a-z]{1,8}", 0..3);
-    (names, kinds, numbers, any_paths(), pairs(), degraded).prop_map(|(names, kinds, n, paths, labels, degraded)| {
+    let degraded = (prop::collection::vec("[a-z]{1,8}", 0..3), any::<bool>());
+    (names, kinds, numbers, any_paths(), pairs(), degraded).prop_map(|(names, kinds, n, paths, labels, rest)| {
         KernelSpec {
             name: names.0,
             engine: names.1,
@@ -204,7 +204,8 @@ pub fn any_spec() -> impl Strategy<Value = KernelSpec> {
             },
             idle_timeout_ms: n.5,
             labels,
-            degraded,
+            degraded: rest.0,
+            ephemeral: rest.1,
         }
     })
 }

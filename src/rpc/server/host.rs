@@ -1,19 +1,24 @@
 //! `Host`: the bootstrap of the control socket.
 
 use std::cell::RefCell;
+use std::path::PathBuf;
 use std::rc::Rc;
 
 use capnp_rpc::new_client;
+use futures::StreamExt as _;
 
 use super::Connection;
 use super::sinks::{Subscription, follow};
 use crate::core::error::{Error, Result};
+use crate::core::limits;
 use crate::core::rights::Rights;
+use crate::core::spec::KernelSpec;
 use crate::rpc::convert::info::{read_kernel_filter, write_ability, write_host_info, write_kernel_info};
 use crate::rpc::convert::spec::read_spec_request;
 use crate::rpc::convert::{read_text, to_capnp};
 use crate::rpc::schema::ryokan_capnp::{WIRE_VERSION, host};
 use crate::supervisor::command::{Actor, Change};
+use crate::supervisor::kernel::Kernel;
 
 /// One client's door to the host.
 pub(super) struct HostServer {
@@ -30,6 +35,25 @@ impl HostServer {
                 .reason("hello")
                 .hint("call Host.hello with the wireVersion of the schema")),
         }
+    }
+}
+
+impl HostServer {
+    /// Makes a kernel that goes with this connection. In a task of its own: a connection that ends meanwhile takes it with it.
+    async fn create_ephemeral(
+        &self,
+        spec: KernelSpec,
+        from_dir: Option<PathBuf>,
+        key: String,
+        actor: Actor,
+    ) -> Result<Rc<Kernel>> {
+        let connection = Rc::clone(&self.connection);
+        let making = tokio::task::spawn_local(async move {
+            let made = connection.supervisor.create(spec, from_dir.as_deref(), &key, &actor).await?;
+            connection.hold(&made, actor);
+            Ok(made)
+        });
+        making.await.map_err(|error| Error::internal(error.to_string()))?
     }
 }
 
@@ -65,7 +89,11 @@ impl host::Server for HostServer {
         let key = read_text(params.get_key(), "key").map_err(to_capnp)?;
         let supervisor = &self.connection.supervisor;
         let spec = request.fill(&supervisor.host().config.defaults);
-        let made = supervisor.create(spec, request.from_dir.as_deref(), &key, &actor).await.map_err(to_capnp)?;
+        let made = match spec.ephemeral {
+            false => supervisor.create(spec, request.from_dir.as_deref(), &key, &actor).await,
+            true => self.create_ephemeral(spec, request.from_dir, key, actor.clone()).await,
+        };
+        let made = made.map_err(to_capnp)?;
         let mut results = results.get();
         write_kernel_info(results.reborrow().init_info(), &made.info_without_usage(), Rights::ALL).map_err(to_capnp)?;
         results.set_kernel(self.connection.kernel_client(&made, Rights::ALL, actor));
@@ -96,13 +124,15 @@ impl host::Server for HostServer {
         let params = params.get()?;
         let filter = read_kernel_filter(params.get_filter()?).map_err(to_capnp)?;
         let sink = params.get_sink()?;
-        for kernel in self.connection.supervisor.host().visible(actor.uid) {
-            let info = kernel.info_without_usage();
-            if filter.admits(&info.spec.name, &info.spec.labels, &info.state) {
-                let mut request = sink.next_request();
-                write_kernel_info(request.get().init_info(), &info, Rights::ALL).map_err(to_capnp)?;
-                request.send().await?;
-            }
+        let mut kernels = self.connection.supervisor.host().visible(actor.uid);
+        kernels.retain(|kernel| filter.admits(&kernel.spec.name, &kernel.spec.labels, kernel.view().state.name()));
+        // Live workers are asked what they use, several at once, for one of them may be slow to answer.
+        let infos = kernels.into_iter().map(|kernel| async move { kernel.info().await });
+        let mut infos = futures::stream::iter(infos).buffered(limits::WORKERS_ASKED);
+        while let Some(info) = infos.next().await {
+            let mut request = sink.next_request();
+            write_kernel_info(request.get().init_info(), &info, Rights::ALL).map_err(to_capnp)?;
+            request.send().await?;
         }
         Ok(())
     }

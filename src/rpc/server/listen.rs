@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
+use capnp_rpc::RpcSystem;
 use capnp_rpc::rpc_twoparty_capnp::Side;
-use capnp_rpc::{CapabilityServerSet, RpcSystem};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinHandle;
 
@@ -96,9 +96,8 @@ async fn greet(stream: UnixStream, supervisor: Supervisor, published: Rc<Publish
         return;
     }
     let _counted = supervisor.host().client();
-    let connection =
-        Rc::new(Connection { supervisor, published, uid, config, kernels: RefCell::new(CapabilityServerSet::new()) });
-    let server = Rc::new(HostServer { connection, client: RefCell::new(None) });
+    let connection = Connection::new(supervisor, published, uid, config);
+    let server = Rc::new(HostServer { connection: Rc::clone(&connection), client: RefCell::new(None) });
     let host: wire::host::Client = capnp_rpc::new_client_from_rc(Rc::clone(&server));
     let network = match worker_socket::network(stream, Side::Server) {
         Ok(network) => network,
@@ -115,6 +114,7 @@ async fn greet(stream: UnixStream, supervisor: Supervisor, published: Rc<Publish
         ended = rpc => if let Err(error) = ended { tracing::debug!(%error, "a client's connection ended") },
         () = silent => tracing::debug!(uid, "a client that never said hello was disconnected"),
     }
+    connection.end();
 }
 
 /// The kernels' own sockets and those that were published.
@@ -305,13 +305,8 @@ async fn serve_kernel(
             continue;
         }
         let counted = published.supervisor.host().client();
-        let connection = Rc::new(Connection {
-            supervisor: published.supervisor.clone(),
-            published: Rc::clone(&published),
-            uid,
-            config: Rc::clone(&published.config),
-            kernels: RefCell::new(CapabilityServerSet::new()),
-        });
+        let (supervisor, config) = (published.supervisor.clone(), Rc::clone(&published.config));
+        let connection = Connection::new(supervisor, Rc::clone(&published), uid, config);
         let client = connection.kernel_client(&kernel, rights, Actor { uid, ..actor.clone() });
         let network = match worker_socket::network(stream, Side::Server) {
             Ok(network) => network,

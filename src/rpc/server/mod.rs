@@ -33,9 +33,63 @@ pub(super) struct Connection {
     config: Rc<ServeConfig>,
     /// The kernels that were handed out here: so that one can be given back as an argument.
     kernels: RefCell<CapabilityServerSet<KernelServer, wire::kernel::Client>>,
+    /// The kernels that go when this connection does.
+    ephemeral: RefCell<Ephemeral>,
+}
+
+/// What becomes of kernels that were made to go with a connection.
+enum Ephemeral {
+    /// It is there: they live.
+    Held(Vec<(Rc<Kernel>, Actor)>),
+    /// It has ended: one whose making ends only now goes at once.
+    Ended,
 }
 
 impl Connection {
+    fn new(supervisor: Supervisor, published: Rc<Published>, uid: u32, config: Rc<ServeConfig>) -> Rc<Self> {
+        let kernels = RefCell::new(CapabilityServerSet::new());
+        Rc::new(Connection {
+            supervisor,
+            published,
+            uid,
+            config,
+            kernels,
+            ephemeral: RefCell::new(Ephemeral::Held(Vec::new())),
+        })
+    }
+
+    /// Removes the kernel when the connection ends.
+    fn hold(&self, kernel: &Rc<Kernel>, actor: Actor) {
+        // Its key may have found a kernel that was made to stay.
+        if !kernel.spec.ephemeral {
+            return;
+        }
+        let ended = match &mut *self.ephemeral.borrow_mut() {
+            Ephemeral::Held(held) => {
+                held.push((Rc::clone(kernel), actor.clone()));
+                false
+            }
+            Ephemeral::Ended => true,
+        };
+        if ended {
+            self.let_go(Rc::clone(kernel), actor);
+        }
+    }
+
+    /// The connection has ended, however it did.
+    fn end(&self) {
+        if let Ephemeral::Held(held) = self.ephemeral.replace(Ephemeral::Ended) {
+            for (kernel, actor) in held {
+                self.let_go(kernel, actor);
+            }
+        }
+    }
+
+    fn let_go(&self, kernel: Rc<Kernel>, actor: Actor) {
+        let supervisor = self.supervisor.clone();
+        tokio::task::spawn_local(async move { supervisor.let_go(&kernel, actor).await });
+    }
+
     fn kernel_client(self: &Rc<Self>, kernel: &Rc<Kernel>, rights: Rights, actor: Actor) -> wire::kernel::Client {
         let server = KernelServer { connection: Rc::clone(self), kernel: Rc::clone(kernel), rights, actor };
         self.kernels.borrow_mut().new_client(server)

@@ -1,12 +1,13 @@
 //! Changes from outside other than executions: mounts, MCP servers, messages, leases.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::Task;
 use crate::core::error::{Error, Result};
 use crate::core::info::{McpTransport, MountInfo};
 use crate::core::limits;
 use crate::core::spec::check_inside_path;
+use crate::sandbox::place;
 use crate::supervisor::command::{Actor, Change};
 use crate::supervisor::lease::{self, Lease};
 use crate::supervisor::records::version_after;
@@ -34,12 +35,19 @@ impl Task {
         if mounts.len() >= limits::MOUNTS {
             return Err(Error::busy(format!("a kernel has at most {} mounts", limits::MOUNTS)));
         }
+        // Looked at before it is made: what was there already stays when the mount goes.
+        let (workspace, inside) = (self.workspace(), Path::new(&mount.path));
+        let made = place::missing(&workspace, inside);
         if let Some(link) = self.link() {
             let detached = self.host.workers.detach(&self.host, self.kernel.uid, Path::new(&mount.source))?;
-            link.bind(Path::new(&mount.path), Path::new(&mount.source), mount.writable, detached).await?;
+            if let Err(error) = link.bind(inside, Path::new(&mount.source), mount.writable, detached).await {
+                place::clear(&workspace, inside, made);
+                return Err(error);
+            }
         }
         let text = format!("mounted {} at {} ({})", mount.source, mount.path, if mount.writable { "rw" } else { "ro" });
-        let recorded = self.kernel.records.put_mount(&change.actor, &text, mount.clone(), self.host.now_ms()).await;
+        let recorded =
+            self.kernel.records.put_mount(&change.actor, &text, mount.clone(), made, self.host.now_ms()).await;
         let version = match recorded {
             Ok(version) => version,
             Err(error) => {
@@ -48,6 +56,8 @@ impl Task {
                     && let Err(stuck) = link.unbind(Path::new(&mount.path)).await
                 {
                     tracing::warn!(path = mount.path, error = %stuck, "a mount that was not recorded stays until the worker ends");
+                } else {
+                    place::clear(&workspace, inside, made);
                 }
                 return Err(error);
             }
@@ -70,15 +80,20 @@ impl Task {
             });
         };
         let text = format!("unmounted {path}");
-        let version = self.kernel.records.remove_mount(&change.actor, &text, path, self.host.now_ms()).await?;
+        let (version, made) = self.kernel.records.remove_mount(&change.actor, &text, path, self.host.now_ms()).await?;
         let detail = serde_json::json!({ "path": path });
         self.changed(&change.actor, version, ("kernel_unmounted", "kernel.unmount"), detail).await;
         self.mounts.remove(at);
         // Recorded first: if the live worker keeps it (something inside uses it), it goes with that worker.
-        match self.link() {
-            Some(link) => link.unbind(Path::new(path)).await,
-            None => Ok(()),
+        if let Some(link) = self.link() {
+            link.unbind(Path::new(path)).await?;
         }
+        place::clear(&self.workspace(), Path::new(path), made);
+        Ok(())
+    }
+
+    fn workspace(&self) -> PathBuf {
+        self.host.catalog.kernel_files(self.kernel.id).workspace
     }
 
     /// Adds an MCP server: only one that the configuration allows.

@@ -24,7 +24,7 @@ use tokio::time::Instant;
 use super::command::{Actor, Change, Command, Operation, Reply, StopMode};
 use super::execution::Execution;
 use super::host::Host;
-use super::kernel::{Kernel, never_ran};
+use super::kernel::Kernel;
 use super::lease::{self, Lease};
 use super::tools::Tools;
 use super::worker::{Started, WorkerProcess};
@@ -429,7 +429,15 @@ impl Task {
             let _ = reply.send(Err(error));
             return;
         }
-        self.fail_all_queued(&Error::not_found(format!("kernel {} was removed", self.kernel.spec.name))).await;
+        // No journal keeps these ends, so they are told as what they are: the kernel is not there any more.
+        let removed = Error::not_found(format!("kernel {} was removed", self.kernel.spec.name));
+        for item in std::mem::take(&mut self.queue) {
+            match item {
+                Item::Execution(execution) => execution.finish(Err(removed.clone())),
+                other => self.queue.push_back(other),
+            }
+        }
+        self.fail_all_queued(&removed).await;
         if let Some(current) = &self.current {
             current.process.kill();
             let _ = tokio::time::timeout(limits::WORKER_STOP, current.process.ended()).await;
@@ -437,7 +445,8 @@ impl Task {
         }
         self.kernel.link.borrow_mut().take();
         if let Some((execution, _)) = self.running.take() {
-            execution.finish(Ok(never_ran("the kernel was removed")));
+            let message = format!("{} while execution {} ran", removed.message, execution.id);
+            execution.finish(Err(Error { message, ..removed }));
         }
         self.tools.detach();
         self.leaving = true;

@@ -14,6 +14,7 @@
 //! | `flood` | 64 KiB chunks until interrupted; counts them in the log |
 //! | `cat` | its input |
 //! | `hang up` | the fake closes every connection |
+//! | `hang up later` | `waiting`; a little later the fake closes every connection |
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -96,6 +97,13 @@ impl FakeExecution {
                     value: Some(Value::Int(42)),
                     output: Some(OutputData { headers: vec![], root: vec![node] }),
                     ..end(ExecStatus::Done)
+                });
+            }
+            "hang" if code == "hang up later" => {
+                let this = self.clone();
+                tokio::task::spawn_local(async move {
+                    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+                    this.connections.borrow_mut().abort_all();
                 });
             }
             "hang" => self.connections.borrow_mut().abort_all(),

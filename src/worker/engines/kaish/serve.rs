@@ -213,7 +213,8 @@ impl Server {
             Request::Check { id, code } => {
                 let reply = match self.engine.check(&code) {
                     Completeness::Complete => success(id, [("status", "complete".into())]),
-                    Completeness::Incomplete => success(id, [("status", "incomplete".into()), ("indent", "  ".into())]),
+                    // No indentation: the next line may belong to a here-document or a text, where every blank counts.
+                    Completeness::Incomplete => success(id, [("status", "incomplete".into()), ("indent", "".into())]),
                     Completeness::Invalid => success(id, [("status", "invalid".into())]),
                 };
                 self.reply(reply).await

@@ -215,9 +215,22 @@ def check(code):
         return {"status": "complete"}
     last = next((line for line in reversed(lines) if line.strip()), "")
     indent = last[: len(last) - len(last.lstrip())]
+    if last.endswith("\\") or _in_text(lines):
+        return {"status": "incomplete", "indent": ""}
     if last.split("#")[0].rstrip().endswith(":"):
         indent += "    "
     return {"status": "incomplete", "indent": indent}
+
+
+def _in_text(lines):
+    """Whether the last line ends inside a text of several lines: there every blank is part of it."""
+    try:
+        compile("\n".join(lines), "<check>", "exec", 0x2000, True)
+    except SyntaxError as error:
+        return "triple-quoted" in str(error.msg)
+    except (ValueError, OverflowError, MemoryError, RecursionError):
+        pass
+    return False
 
 
 def _in_block(lines):

@@ -1,0 +1,171 @@
+//! Kernels as the command line shows, follows and removes them.
+
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use ryokan::core::engine::EngineName;
+use ryokan::rpc::client::HostClient;
+
+use crate::support::{Host, eventually, out, spec, users};
+
+fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !holds() {
+        assert!(Instant::now() < deadline, "it never came: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn listed(host: &Host) -> Vec<serde_json::Value> {
+    serde_json::from_str(&host.ok(&["ls", "--json"])).unwrap()
+}
+
+fn spawn(host: &Host, args: &[&str]) -> Child {
+    let mut command = host.command("ryokan");
+    command.arg("--no-autostart").args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.spawn().unwrap()
+}
+
+#[test]
+fn a_list_shows_what_live_workers_use() {
+    for user in users() {
+        let host = Host::start_as(user);
+        host.ok(&["new", "live", "--engine", "python"]);
+        host.ok(&["new", "resting"]);
+        host.ok(&["exec", "live", "data = bytearray(64 << 20)"]);
+        let kernels = listed(&host);
+        let used = |name: &str| kernels.iter().find(|k| k["name"] == name).unwrap()["memory_bytes"].as_u64().unwrap();
+        assert!(used("live") > 64 << 20, "{kernels:?}");
+        assert_eq!(used("resting"), 0, "no worker uses nothing");
+        let text = host.ok(&["ls", "live"]);
+        assert!(text.contains(" MiB "), "{text}");
+    }
+}
+
+#[test]
+fn whoever_waits_for_an_execution_is_told_that_its_kernel_was_removed() {
+    let host = Host::start();
+    host.ok(&["new", "k"]);
+    let running = spawn(&host, &["exec", "k", "sleep 60"]);
+    wait_until("it runs", || listed(&host)[0]["state"] == "busy");
+    let queued = spawn(&host, &["exec", "k", "echo never"]);
+    wait_until("it waits", || listed(&host)[0]["executions"] == 2);
+    host.ok(&["rm", "k", "--yes"]);
+    for (child, said) in
+        [(running, "error: kernel k was removed while execution 1 ran\n"), (queued, "error: kernel k was removed\n")]
+    {
+        let output = child.wait_with_output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), stderr.as_str()), (Some(3), said));
+    }
+}
+
+#[test]
+fn a_throw_away_kernel_goes_with_a_client_that_is_killed() {
+    for user in users() {
+        let host = Host::start_as(user);
+        host.ok(&["new", "mine"]);
+        let mut run = spawn(&host, &["run", "sleep 60"]);
+        wait_until("it runs", || listed(&host).iter().any(|kernel| kernel["state"] == "busy"));
+        assert_eq!(listed(&host).iter().filter(|kernel| kernel["ephemeral"] == true).count(), 1);
+        run.kill().unwrap();
+        run.wait().unwrap();
+        wait_until("it is removed", || listed(&host).len() == 1);
+        assert_eq!(listed(&host)[0]["name"], "mine");
+        wait_until("its worker is gone", || host.workers().is_empty());
+        // Unlisted first, deleted then.
+        wait_until("its files are gone", || std::fs::read_dir(host.data().join("kernels")).unwrap().count() == 1);
+    }
+}
+
+#[test]
+fn a_throw_away_kernel_does_not_outlive_the_daemon_that_was_killed_with_its_client() {
+    let mut host = Host::start();
+    host.ok(&["new", "mine"]);
+    let mut run = spawn(&host, &["run", "sleep 60"]);
+    wait_until("it runs", || listed(&host).iter().any(|kernel| kernel["state"] == "busy"));
+    // The client is stopped first, so that it cannot ask the next daemon for the removal.
+    kill(Pid::from_raw(run.id() as i32), Signal::SIGSTOP).unwrap();
+    host.kill();
+    run.kill().unwrap();
+    run.wait().unwrap();
+    host.launch();
+    assert_eq!(listed(&host).len(), 1, "only what was made to stay");
+    wait_until("its worker is gone", || host.workers().is_empty());
+    assert_eq!(std::fs::read_dir(host.data().join("kernels")).unwrap().count(), 1);
+}
+
+#[test]
+fn an_ephemeral_kernel_lives_as_long_as_its_connection() {
+    let host = Host::start();
+    host.with(async |watcher| {
+        let brief = async |client: HostClient| {
+            let mut wanted = spec("brief", EngineName::Kaish);
+            wanted.ephemeral = true;
+            let (kernel, info) = client.create_kernel(&wanted, "key").await.expect("made");
+            assert!(info.spec.ephemeral);
+            assert_eq!(out(&kernel, "echo here").await, "here");
+            // Another connection that comes and goes changes nothing.
+            host.ok(&["exec", "brief", "echo there"]);
+            assert_eq!(out(&kernel, "echo here").await, "here");
+        };
+        brief(HostClient::connect(&host.socket(), "brief").await.expect("the daemon answers")).await;
+        eventually("it is gone", || async { watcher.open_kernel("brief").await.is_err() }).await;
+    });
+}
+
+#[test]
+fn the_newest_entries_of_a_journal() {
+    let host = Host::start();
+    host.ok(&["new", "k"]);
+    for number in 1..=5 {
+        host.ok(&["exec", "k", &format!("echo {number}")]);
+    }
+    let shown = |args: &[&str]| -> Vec<u64> {
+        let text = host.ok(&[&["journal", "k", "--json"], args].concat());
+        let number =
+            |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()["sequence"].as_u64().unwrap();
+        text.lines().map(number).collect()
+    };
+    assert_eq!(shown(&["--tail", "2"]), [4, 5]);
+    assert_eq!(shown(&["-n", "1"]), [5]);
+    assert_eq!(shown(&["-n", "0"]), [0; 0]);
+    assert_eq!(shown(&["-n", "99"]), [1, 2, 3, 4, 5]);
+    assert_eq!(shown(&[]), [1, 2, 3, 4, 5]);
+}
+
+#[test]
+fn a_mounts_place_in_the_workspace_goes_with_it() {
+    for user in users() {
+        let mut host = Host::start_as(user);
+        let given = host.path("given");
+        std::fs::create_dir(&given).unwrap();
+        std::fs::set_permissions(&given, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        std::fs::write(given.join("file"), "text").unwrap();
+        let (folder, file) = (given.display().to_string(), given.join("file").display().to_string());
+        host.ok(&["new", "k"]);
+        host.ok(&["exec", "k", "mkdir -p own used"]);
+        for way in ["live", "stopped", "by another daemon"] {
+            if way != "live" {
+                host.ok(&["stop", "k"]);
+            }
+            for (path, source) in
+                [("own", &folder), ("made", &folder), ("a/b", &folder), ("a/file", &file), ("used/x", &folder)]
+            {
+                host.ok(&["mount", "k", &format!("/workspace/{path}"), source]);
+            }
+            assert_eq!(host.ok(&["exec", "k", "cat made/file a/file a/b/file used/x/file own/file"]), "text".repeat(5));
+            match way {
+                "stopped" => drop(host.ok(&["stop", "k"])),
+                "by another daemon" => host.restart(),
+                _ => {}
+            }
+            for path in ["own", "made", "a/file", "a/b", "used/x"] {
+                host.ok(&["unmount", "k", &format!("/workspace/{path}")]);
+            }
+            assert_eq!(host.ok(&["exec", "k", "find . -type d | sort; find . -type f"]), "./own\n./used\n", "{way}");
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! The command line with a real daemon and real kernels: what its users meet.
+
+mod documents;
+mod kernels;
+mod terminal;
+mod values;

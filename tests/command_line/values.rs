@@ -1,0 +1,71 @@
+//! Values, files and the configuration: from the command line to the engine and back.
+
+use crate::support::{Host, User};
+
+#[test]
+fn big_integers_reach_the_engine_exactly_or_are_refused() {
+    let host = Host::start();
+    host.ok(&["new", "p", "--engine", "python"]);
+    for digits in ["9007199254740993", "18446744073709551616", "-123456789012345678901234567890"] {
+        host.ok(&["set", "p", "n", digits]);
+        assert_eq!(host.ok(&["exec", "p", &format!("type(n) is int and n == {digits}")]), "True\n");
+        assert_eq!(host.ok(&["get", "p", "n"]), format!("{digits}\n"));
+    }
+    host.ok(&["new", "s"]);
+    host.ok(&["set", "s", "n", "9007199254740993"]);
+    assert_eq!(host.ok(&["exec", "s", "echo $((n + 1))"]), "9007199254740994\n");
+    let refused = host.cli(&["set", "s", "n", "18446744073709551616"]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(2), "{said}");
+    assert!(said.contains("18446744073709551616"), "{said}");
+    assert_eq!(host.ok(&["get", "s", "n"]), "9007199254740993\n", "what was refused changed nothing");
+}
+
+#[test]
+fn a_host_without_a_configuration_has_the_defaults() {
+    let host = Host::prepare(User::Own);
+    let file = host.path("config").join("ryokan/config.toml").display().to_string();
+    let text = host.ok(&["config", "check"]);
+    assert_eq!(text, format!("there is no {file}: the defaults are in force\n"));
+    let json = |args: &[&str]| -> serde_json::Value {
+        serde_json::from_slice(&host.cli(args).stdout).unwrap_or_else(|e| panic!("{args:?}: {e}"))
+    };
+    let check = json(&["config", "check", "--json"]);
+    assert_eq!((&check["file"], &check["defaults"]), (&file.as_str().into(), &true.into()));
+    assert_eq!(json(&["config", "show", "--json"])["defaults"]["idle_timeout"], "5m");
+    host.configure("[defaults]\nmemroy = \"1G\"\n");
+    assert_eq!(host.cli(&["config", "check"]).status.code(), Some(1));
+    let check = json(&["config", "check", "--json"]);
+    let problem = &check["problems"][0];
+    assert_eq!(
+        (&check["defaults"], &problem["line"], &problem["key"]),
+        (&false.into(), &2.into(), &"defaults.memroy".into())
+    );
+    host.configure("[defaults]\nmemory = \"1G\"\n");
+    assert_eq!(host.ok(&["config", "check"]), format!("{file}: ok\n"));
+    assert_eq!(json(&["config", "show", "--json"])["defaults"]["memory"], "1G");
+}
+
+#[test]
+fn limits_are_refused_in_the_units_of_people() {
+    let host = Host::start();
+    let refused = host.cli(&["new", "k", "--memory", "10M"]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert_eq!(String::from_utf8_lossy(&refused.stderr), "error: memory of 10 MiB is outside 32 MiB to 1 PiB\n");
+    let missing = host.cli(&["new", "k", "--allow-path", "/nowhere/x"]);
+    assert_eq!(missing.status.code(), Some(3));
+    host.ok(&["new", "k", "--idle-timeout", "never"]);
+    assert!(host.ok(&["show", "k"]).contains("idle timeout  never"));
+    assert_eq!(host.cli(&["mount", "k", "/data", "/nowhere/x"]).status.code(), Some(3));
+}
+
+/// The tour prints what it does so that it can be typed again.
+#[test]
+fn the_tours_commands_can_be_pasted() {
+    let tour = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/tour");
+    let words = ["ryokan", "exec", "it's \"$x\" `y`", "", "two\nlines", "a\\b", "*", "--flag=a/b"];
+    let script = format!("source <(sed -n '/^quoted()/,/^}}/p' {tour}); eval \"printf '<%s>' $(quoted \"$@\")\"");
+    let output = std::process::Command::new("bash").args(["-c", &script, "tour"]).args(words).output().unwrap();
+    let expected: String = words.iter().map(|word| format!("<{word}>")).collect();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{}", String::from_utf8_lossy(&output.stderr));
+}
