@@ -64,7 +64,10 @@ impl Kind {
     const fn migrations(self) -> &'static [&'static str] {
         match self {
             Kind::Catalog => &[include_str!("../../schema/catalog/0001_first.sql")],
-            Kind::State => &[include_str!("../../schema/state/0001_first.sql")],
+            Kind::State => &[
+                include_str!("../../schema/state/0001_first.sql"),
+                include_str!("../../schema/state/0002_real_sources.sql"),
+            ],
             Kind::Engine => &[include_str!("../../schema/engine/0001_first.sql")],
         }
     }

@@ -20,6 +20,7 @@ use super::child::Wanted;
 use super::init::{BindSource, EngineTree, Init};
 use super::layer::{Layer, SandboxError, failed};
 use super::plan::PlannedMount;
+use super::tree::Source;
 use super::{protect, staging, tree};
 use crate::core::limits;
 use crate::core::spec::check_inside_path;
@@ -29,33 +30,27 @@ use crate::sys::mount::{RDONLY, attach, change, clone_tree};
 #[derive(Debug, Clone)]
 pub(super) struct LiveBind {
     inside: PathBuf,
-    /// The source, or the name in the staging tree.
-    source: LiveSource,
-    resolved: PathBuf,
+    /// The host's name for it, without symbolic links.
+    shows: PathBuf,
+    /// Its name in the staging tree, if it hangs there.
+    staged: Option<String>,
     writable: bool,
     /// Device and file number of what was mounted, to know it again.
     identity: (u64, u64),
 }
 
-#[derive(Debug, Clone)]
-enum LiveSource {
-    Path(PathBuf),
-    Staged(String),
-}
-
 impl LiveBind {
     pub(super) fn planned(&self) -> PlannedMount {
-        PlannedMount { inside: self.inside.clone(), source: self.resolved.clone(), writable: self.writable }
+        PlannedMount { inside: self.inside.clone(), source: self.shows.clone(), writable: self.writable }
     }
 
     pub(super) fn wanted(&self, staging: Option<&OwnedFd>) -> Wanted {
-        let source = match (&self.source, staging) {
-            (LiveSource::Path(path), _) => path.clone(),
-            (LiveSource::Staged(name), Some(staging)) => staging::through(staging, name),
-            (LiveSource::Staged(name), None) => PathBuf::from(name),
+        let shows = self.shows.clone();
+        let source = match (&self.staged, staging) {
+            (Some(name), Some(staging)) => Source::Staged { at: staging::through(staging, name), shows },
+            _ => Source::Given(shows),
         };
-        let (inside, resolved) = (self.inside.clone(), Some(self.resolved.clone()));
-        Wanted { inside, source, resolved, own: false, writable: self.writable }
+        Wanted { inside: self.inside.clone(), source, writable: self.writable }
     }
 }
 
@@ -80,22 +75,16 @@ impl Init {
         if self.plan.mounts.len() + self.live.len() >= limits::MOUNTS {
             return Err(refused(format!("a kernel has at most {} mounts", limits::MOUNTS), "unmount one first"));
         }
-        let (source, resolved) = match source {
-            BindSource::Path(path) => {
-                let resolved =
-                    std::fs::canonicalize(&path).map_err(fail(format_args!("cannot open {path:?}"))).map_err(
-                        |error| error.hint("make sure that the path exists and that the kernel's user may open it"),
-                    )?;
-                (LiveSource::Path(path), resolved)
-            }
-            BindSource::Tree { tree, shows } => (self.stage_live(&tree)?, shows),
+        let (staged, shows) = match source {
+            BindSource::Path(path) => (None, path),
+            BindSource::Tree { tree, shows } => (Some(self.stage_live(&tree)?), shows),
         };
-        let mut bind = LiveBind { inside: inside.to_owned(), source, resolved, writable, identity: (0, 0) };
-        let covers = protect::covers(inside, &bind.resolved, &self.protected)?;
+        let mut bind = LiveBind { inside: inside.to_owned(), shows, staged, writable, identity: (0, 0) };
+        let covers = protect::covers(inside, &bind.shows, &self.protected)?;
         if let Some(engine) = &self.engine {
             let wanted = bind.wanted(self.staging.as_ref());
             let attached = in_engine_tree(engine, || {
-                let tree = tree::source(AT_FDCWD, &wanted.source, inside, writable)?;
+                let tree = tree::source(&wanted.source, inside, writable)?;
                 Ok(move || attach_inside(tree, inside, &covers))
             })?;
             bind.identity = attached;
@@ -141,14 +130,14 @@ impl Init {
     }
 
     /// Keeps a detached mount in the staging tree, where it lasts as long as init.
-    fn stage_live(&mut self, tree: &OwnedFd) -> Result<LiveSource, SandboxError> {
+    fn stage_live(&mut self, tree: &OwnedFd) -> Result<String, SandboxError> {
         let Some(root) = &self.staging else {
             return Err(refused("only a daemon that is root can send a mount", "give a path instead"));
         };
         self.live_count += 1;
         let name = format!("live-{}", self.live_count);
         staging::hang(root.as_fd(), &name, tree).map_err(fail("cannot stage the mount"))?;
-        Ok(LiveSource::Staged(name))
+        Ok(name)
     }
 }
 

@@ -22,7 +22,7 @@ const SCRATCH_FILES_PER_MIB: u64 = 256;
 pub struct PlannedMount {
     /// Where the kernel sees it.
     pub inside: PathBuf,
-    /// Where the host has it.
+    /// Where the host has it: without symbolic links. One that is on the way when it is opened is a refusal.
     pub source: PathBuf,
     /// Whether the kernel may change it.
     pub writable: bool,

@@ -182,7 +182,21 @@ impl Host {
         }
     }
 
-    /// Checks that a host path may be given to a kernel of `uid`.
+    /// Checks again that a path may be given that led to `recorded` when it was, and that it leads there still.
+    ///
+    /// # Errors
+    /// As [`Host::check_source`], and `refused` if it leads elsewhere.
+    pub fn check_given(&self, uid: u32, source: &Path, recorded: Option<&Path>) -> Result<PathBuf> {
+        let real = self.check_source(uid, source)?;
+        if recorded.is_some_and(|recorded| recorded != real) {
+            // Where to is not said: another user's kernel must not learn from it what there is.
+            let message = format!("{} leads elsewhere than when it was given", source.display());
+            return Err(Error::refused(message).reason("source_moved"));
+        }
+        Ok(real)
+    }
+
+    /// Checks that a host path may be given to a kernel of `uid`; gives the path without symbolic links.
     ///
     /// # Errors
     /// `invalidArgument`, `notFound`, `refused` with the rule.
@@ -200,6 +214,9 @@ impl Host {
             }
             Err(error) => return Err(Error::refused(format!("{shown}: {error}")).reason("source")),
         };
+        if real.to_str().is_none() {
+            return Err(Error::refused(format!("{shown} leads to a path that is not UTF-8")).reason("source"));
+        }
         if let Some(rule) = (self.config.forbids)(&real, uid) {
             return Err(Error::refused(format!("{shown} may not be given to a kernel"))
                 .reason("deny_paths")

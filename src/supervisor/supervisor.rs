@@ -69,7 +69,7 @@ impl Supervisor {
         {
             return Ok(kernel);
         }
-        self.check_spec(&spec, actor)?;
+        let spec = self.checked(spec, actor)?;
         let name = (actor.uid, spec.name.clone());
         if self.host.published.borrow().contains(&(actor.uid, spec.name.to_string())) {
             return Err(Error::already_exists(format!("a kernel is published as {} already", spec.name))
@@ -90,6 +90,15 @@ impl Supervisor {
             made
         });
         making.await.map_err(|error| Error::internal(error.to_string()))?
+    }
+
+    /// Checks what is asked for; gives it with where its paths lead.
+    fn checked(&self, mut spec: KernelSpec, actor: &Actor) -> Result<KernelSpec> {
+        self.check_spec(&spec, actor)?;
+        for allowed in &mut spec.paths {
+            allowed.real = Some(self.host.check_source(actor.uid, &allowed.path)?);
+        }
+        Ok(spec)
     }
 
     fn check_spec(&self, spec: &KernelSpec, actor: &Actor) -> Result<()> {
@@ -127,9 +136,6 @@ impl Supervisor {
                     .reason("allow_degraded")
                     .hint("add it to sandbox.allow_degraded in the configuration"));
             }
-        }
-        for allowed in &spec.paths {
-            self.host.check_source(actor.uid, &allowed.path)?;
         }
         Ok(())
     }

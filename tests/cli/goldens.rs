@@ -81,8 +81,8 @@ fn busy_kernel() -> KernelInfo {
     let mut info = kernel("data-1");
     info.spec.engine = EngineName::Python;
     info.spec.paths = vec![
-        AllowedPath { path: "/home/amy/src".into(), writable: true },
-        AllowedPath { path: "/opt/sdk".into(), writable: false },
+        AllowedPath::new("/home/amy/src", true),
+        AllowedPath::new("/opt/sdk", false),
     ];
     info.spec.labels = vec![("project".into(), "x".into())];
     info.spec.degraded = vec!["cgroup".into()];

@@ -1,5 +1,7 @@
 //! The daemon as its clients see it: kernels that keep their state, whoever dies.
 
+mod given;
+
 use std::time::Duration;
 
 use ryokan::core::engine::EngineName;
@@ -43,7 +45,7 @@ fn a_socket_client_is_a_session() {
         std::fs::create_dir(&shared).unwrap();
         let give = |name: &str| {
             let mut wanted = spec(name, EngineName::Kaish);
-            wanted.paths = vec![AllowedPath { path: shared.clone(), writable: true }];
+            wanted.paths = vec![AllowedPath::new(&shared, true)];
             wanted
         };
         let (session, _) = client.create_kernel(&give("one"), "").await.expect("made");
@@ -364,41 +366,6 @@ fn a_mount_can_be_taken_away_however_it_came() {
             });
         }
     }
-}
-
-#[test]
-fn a_given_path_is_judged_again_at_each_start() {
-    let mut host = Host::prepare(crate::support::User::Own);
-    let denied = host.path("denied");
-    host.configure(&format!("[sandbox]\ndeny_paths = [{:?}]\n", denied.display().to_string()));
-    host.launch();
-    let given = host.path("given");
-    for folder in [&given, &denied] {
-        std::fs::create_dir(folder).unwrap();
-        std::fs::write(folder.join("seen"), "seen").unwrap();
-    }
-    host.with(async |client| {
-        let shell = kernel(&client, "k", EngineName::Kaish).await;
-        shell.mount_at("/data", &given.display().to_string(), false, 0).await.expect("mounted");
-        assert_eq!(out(&shell, "cat /data/seen").await, "seen");
-        let attempt = async |what: &str| {
-            shell.stop(false).await.expect("stops");
-            let result = run(&shell, "cat /data/seen").await;
-            assert_eq!(result.end.status, ExecStatus::Lost, "{what}: {result:?}");
-            result.end.err
-        };
-        std::fs::rename(&given, host.path("aside")).unwrap();
-        let gone = attempt("gone").await;
-        assert!(gone.contains("there is no"), "{gone}");
-        std::os::unix::fs::symlink(&denied, &given).unwrap();
-        shell.start().await.ok();
-        let forbidden = attempt("denied").await;
-        assert!(forbidden.contains("may not be given"), "{forbidden}");
-        std::fs::remove_file(&given).unwrap();
-        std::fs::rename(host.path("aside"), &given).unwrap();
-        shell.start().await.expect("starts");
-        assert_eq!(out(&shell, "cat /data/seen").await, "seen", "it is back");
-    });
 }
 
 #[test]

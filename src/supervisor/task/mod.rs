@@ -31,7 +31,7 @@ use super::worker::{Started, WorkerProcess};
 use crate::core::error::{Error, Result};
 use crate::core::exec::ExecEnd;
 use crate::core::ids::ExecId;
-use crate::core::info::MountInfo;
+use crate::core::info::GivenMount;
 use crate::core::kernel::{Action, CrashCause, Event, Life, State, StopReason};
 use crate::core::limits;
 use crate::rpc::worker_link::WorkerLink;
@@ -95,7 +95,7 @@ pub(super) struct Task {
     idle_at: Option<Instant>,
     backoff_at: Option<Instant>,
     lease: Option<Lease>,
-    mounts: Vec<MountInfo>,
+    mounts: Vec<GivenMount>,
     tools: Rc<Tools>,
     stopping: Vec<Reply<()>>,
     ended: Vec<ExecId>,
@@ -113,7 +113,7 @@ enum Permit {
 pub(super) struct Beginning {
     pub life: Life,
     pub lease: Option<Lease>,
-    pub mounts: Vec<MountInfo>,
+    pub mounts: Vec<GivenMount>,
     pub tools: Rc<Tools>,
 }
 
@@ -199,7 +199,7 @@ impl Task {
                 let _ = reply.send(self.unmount(change, &path).await);
             }
             Command::Mounts(reply) => {
-                let _ = reply.send(Ok(self.all_mounts()));
+                let _ = reply.send(Ok(self.all_mounts().into_iter().map(|given| given.mount).collect()));
             }
             Command::RegisterMcp(change, name, transport, reply) => {
                 let _ = reply.send(self.register_mcp(change, name, transport).await);

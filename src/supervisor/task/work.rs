@@ -121,7 +121,7 @@ impl Task {
     /// Takes away what a former daemon mounted, or was about to unmount, as it was killed: what is recorded holds.
     async fn unmount_unrecorded(&self, mounted: &[String]) {
         let Some(link) = self.link() else { return };
-        let known: Vec<String> = self.all_mounts().into_iter().map(|mount| mount.path).collect();
+        let known: Vec<String> = self.all_mounts().into_iter().map(|given| given.mount.path).collect();
         let system =
             |path: &&String| self.host.config.system_paths.iter().any(|system| system.as_os_str() == path.as_str());
         for path in mounted.iter().filter(|path| !known.contains(path) && !system(path)) {
