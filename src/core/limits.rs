@@ -6,6 +6,12 @@ use std::time::Duration;
 pub const KERNELS: usize = 20_000;
 /// Clients connected at once to one daemon.
 pub const CLIENTS: usize = 2_000;
+/// Clients of one user of a system-wide daemon.
+pub const CLIENTS_PER_USER: usize = 500;
+/// Clients that are being told that there is no place for them; one more is disconnected without a word.
+pub const CLIENTS_REFUSED: usize = 64;
+/// A client that is told so must have left within this.
+pub const CLIENT_REFUSAL: Duration = Duration::from_secs(2);
 /// Longest kernel name in bytes: its socket path must fit the 108 bytes of `sockaddr_un`.
 pub const NAME_BYTES: usize = 64;
 /// Longest path in a request, bytes (the host's own `PATH_MAX`).
@@ -84,6 +90,8 @@ pub const OUTPUT_KEPT_ITEMS: usize = 64 << 10;
 pub const FRAME_TAIL_BYTES: usize = 1 << 20;
 /// One Cap'n Proto message, in 8-byte words (64 MiB): the reader's limit.
 pub const MESSAGE_WORDS: usize = 8 << 20;
+/// The same for a client that has not said hello, in 8-byte words (64 KiB).
+pub const HELLO_WORDS: usize = 8 << 10;
 /// A blob in one message (`readBlob`, `writeBlob`), bytes; larger ones stream.
 pub const BLOB_INLINE_BYTES: usize = 32 << 20;
 /// One blob, bytes.

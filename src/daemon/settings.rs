@@ -36,6 +36,12 @@ pub(super) fn settings(config: &Config, paths: &Paths) -> anyhow::Result<Setting
         kernels: config.limits.kernels,
         kernels_per_user: config.limits.kernels_per_user,
         workers: config.limits.workers,
+        clients: config.limits.clients,
+        // Of a daemon that serves one user, he may have all.
+        clients_per_user: match paths.mode() {
+            Mode::System => config.limits.clients_per_user,
+            Mode::User => config.limits.clients,
+        },
         executions_in_flight: config.limits.executions_in_flight,
         executions_queued: config.limits.executions_queued,
         allow_degraded: config.sandbox.allow_degraded.clone(),

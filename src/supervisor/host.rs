@@ -1,6 +1,7 @@
 //! What all kernels of a daemon share, and the list of them.
 
 use std::cell::{Cell, RefCell};
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -42,6 +43,7 @@ pub struct Host {
     stopping: Cell<bool>,
     in_flight: Arc<Semaphore>,
     clients: Cell<usize>,
+    clients_of: RefCell<HashMap<u32, usize>>,
     used_at_ms: Cell<i64>,
 }
 
@@ -66,6 +68,7 @@ impl Host {
             stopping: Cell::new(false),
             in_flight,
             clients: Cell::new(0),
+            clients_of: RefCell::default(),
             used_at_ms: Cell::new(sys::clock::now_ms()),
         })
     }
@@ -98,11 +101,28 @@ impl Host {
         Arc::clone(&self.in_flight)
     }
 
-    /// Counts a client in; gives a guard that counts it out.
-    pub fn client(self: &Rc<Self>) -> ClientGuard {
-        self.clients.set(self.clients.get() + 1);
+    /// Counts a client of `uid` in; gives a guard that counts it out.
+    ///
+    /// # Errors
+    /// `busy` if there are as many as may be, or as one user may have.
+    pub fn client(self: &Rc<Self>, uid: u32) -> Result<ClientGuard> {
+        let (all, most) = (self.clients.get(), self.config.clients);
+        if all >= most {
+            return Err(Error::busy(format!("this daemon has {all} clients already"))
+                .reason("clients")
+                .hint("try again when some of them have left, or raise limits.clients in the configuration"));
+        }
+        let mut clients_of = self.clients_of.borrow_mut();
+        let own = clients_of.entry(uid).or_default();
+        if *own >= self.config.clients_per_user {
+            return Err(Error::busy(format!("you have {own} clients connected already"))
+                .reason("clients_per_user")
+                .hint("close some of them, or have limits.clients_per_user raised in the configuration"));
+        }
+        *own += 1;
+        self.clients.set(all + 1);
         self.used_at_ms.set(self.now_ms());
-        ClientGuard(Rc::clone(self))
+        Ok(ClientGuard { host: Rc::clone(self), uid })
     }
 
     /// Clients connected now.
@@ -232,11 +252,21 @@ impl Host {
 }
 
 /// A connected client.
-pub struct ClientGuard(Rc<Host>);
+pub struct ClientGuard {
+    host: Rc<Host>,
+    uid: u32,
+}
 
 impl Drop for ClientGuard {
     fn drop(&mut self) {
-        self.0.clients.set(self.0.clients.get() - 1);
-        self.0.used_at_ms.set(self.0.now_ms());
+        let host = &self.host;
+        if let Entry::Occupied(mut own) = host.clients_of.borrow_mut().entry(self.uid) {
+            *own.get_mut() -= 1;
+            if *own.get() == 0 {
+                own.remove();
+            }
+        }
+        host.clients.set(host.clients.get() - 1);
+        host.used_at_ms.set(host.now_ms());
     }
 }

@@ -23,6 +23,10 @@ pub struct Settings {
     pub kernels_per_user: usize,
     /// Workers at once.
     pub workers: usize,
+    /// Clients at once.
+    pub clients: usize,
+    /// Clients of one user.
+    pub clients_per_user: usize,
     /// Executions that run at once.
     pub executions_in_flight: usize,
     /// Executions that wait in one kernel.
