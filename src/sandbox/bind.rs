@@ -41,7 +41,8 @@ pub(super) struct LiveBind {
 
 impl LiveBind {
     pub(super) fn planned(&self) -> PlannedMount {
-        PlannedMount { inside: self.inside.clone(), source: self.shows.clone(), writable: self.writable }
+        let (inside, source) = (self.inside.clone(), self.shows.clone());
+        PlannedMount { inside, source, writable: self.writable, system: false }
     }
 
     pub(super) fn wanted(&self, staging: Option<&OwnedFd>) -> Wanted {
@@ -99,7 +100,7 @@ impl Init {
     /// If nothing was mounted there by `bind`.
     pub fn unbind(&mut self, inside: &Path) -> Result<(), SandboxError> {
         let live = self.live.iter().position(|bind| bind.inside == inside);
-        if live.is_none() && !self.planned().any(|planned| planned == inside) {
+        if live.is_none() && !self.planned().any(|planned| planned.inside == inside) {
             return Err(refused(format!("nothing is mounted at {inside:?}"), "list the mounts"));
         }
         if let Some(engine) = &self.engine {
@@ -114,19 +115,23 @@ impl Init {
         Ok(())
     }
 
-    /// The paths inside at which something of the host's is mounted.
+    /// The paths inside at which something of the host's is mounted that this kernel was given.
     pub fn bound(&self) -> impl Iterator<Item = &Path> {
-        self.planned().chain(self.live.iter().map(|bind| bind.inside.as_path()))
+        self.planned().filter(|mount| !mount.system).map(|mount| mount.inside.as_path()).chain(self.live_paths())
     }
 
     /// Of the mounts that the engine was started with, those that are still there.
-    fn planned(&self) -> impl Iterator<Item = &Path> {
-        let planned = self.plan.mounts.iter().map(|mount| mount.inside.as_path());
-        planned.filter(|inside| !self.unbound.iter().any(|gone| gone == inside))
+    fn planned(&self) -> impl Iterator<Item = &PlannedMount> {
+        let gone = |mount: &&PlannedMount| self.unbound.iter().any(|gone| *gone == mount.inside);
+        self.plan.mounts.iter().filter(move |mount| !gone(mount))
+    }
+
+    fn live_paths(&self) -> impl Iterator<Item = &Path> {
+        self.live.iter().map(|bind| bind.inside.as_path())
     }
 
     fn taken(&self, inside: &Path) -> bool {
-        self.bound().any(|taken| taken == inside)
+        self.planned().map(|mount| mount.inside.as_path()).chain(self.live_paths()).any(|taken| taken == inside)
     }
 
     /// Keeps a detached mount in the staging tree, where it lasts as long as init.

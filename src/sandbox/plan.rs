@@ -26,6 +26,9 @@ pub struct PlannedMount {
     pub source: PathBuf,
     /// Whether the kernel may change it.
     pub writable: bool,
+    /// Whether every kernel of the host has it, by its configuration: nobody gave it, and nobody takes it away.
+    #[serde(default)]
+    pub system: bool,
 }
 
 /// Which unprivileged user a daemon that is root runs a kernel as.
@@ -172,7 +175,7 @@ mod tests {
     use super::*;
 
     fn mount(inside: &str, writable: bool) -> PlannedMount {
-        PlannedMount { inside: inside.into(), source: inside.into(), writable }
+        PlannedMount { inside: inside.into(), source: inside.into(), writable, system: false }
     }
 
     #[test]

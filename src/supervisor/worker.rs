@@ -26,6 +26,9 @@ const CGROUP_TRIES: u32 = 25;
 /// The pause between those.
 const CGROUP_PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
 
+/// Reason of the error where a host has no place for one more worker.
+pub(super) const NO_PLACE: &str = "workers";
+
 /// A worker that is up and attached.
 pub struct Started {
     /// The link to it.
@@ -155,6 +158,7 @@ impl Workers {
     /// What is said where there is no room.
     pub(super) fn no_room(&self) -> Error {
         Error::busy(format!("this host runs {} workers already", self.most))
+            .reason(NO_PLACE)
             .hint("stop a kernel, or raise limits.workers in the configuration")
     }
 
@@ -236,6 +240,7 @@ fn plan(host: &Host, kernel: &Kernel, worker: WorkerId, mounts: Vec<GivenMount>)
         // One that is not there is told by whoever opens it.
         source: path.canonicalize().unwrap_or_else(|_| path.clone()),
         writable: false,
+        system: true,
     });
     // Judged again at each start: what a path leads to may have changed since it was given. What is judged here is opened
     // by this very name, and by no link that comes in its way meanwhile.
@@ -243,7 +248,7 @@ fn plan(host: &Host, kernel: &Kernel, worker: WorkerId, mounts: Vec<GivenMount>)
     for GivenMount { mount, real } in mounts {
         let real = host.check_given(kernel.uid, Path::new(&mount.source), real.as_deref().map(Path::new));
         let source = real.map_err(|error| with_way_out(error, &kernel.spec, &mount))?;
-        own.push(PlannedMount { inside: mount.path.into(), source, writable: mount.writable });
+        own.push(PlannedMount { inside: mount.path.into(), source, writable: mount.writable, system: false });
     }
     plan.mounts = system.chain(own).collect();
     Ok(plan)

@@ -151,3 +151,32 @@ fn a_link_is_followed_when_a_path_is_given_and_held_to_it() {
         });
     }
 }
+
+#[test]
+fn a_system_path_stays_with_a_worker_until_its_next_start() {
+    for user in users() {
+        let mut host = Host::prepare(user);
+        let system = host.path("system");
+        folder(user, &system, "system");
+        host.configure(&format!("[sandbox]\nsystem_paths = [{:?}]\n", system.display().to_string()));
+        host.launch();
+        let look = format!("cat {}/seen", system.display());
+        host.with(async |client| {
+            let shell = kernel(&client, "k", EngineName::Kaish).await;
+            assert_eq!(out(&shell, &look).await, "system");
+            let taken = shell.mount_at(&system.display().to_string(), "/usr", false, 0).await;
+            assert!(taken.is_err(), "its place is taken");
+            assert!(shell.mounts().await.expect("mounts").is_empty(), "nobody gave it to this kernel");
+        });
+        host.kill();
+        host.configure("");
+        host.launch();
+        host.with(async |client| {
+            let (shell, info) = client.open_kernel("k").await.expect("there");
+            assert_eq!(info.state, "ready", "it was taken over");
+            assert_eq!(out(&shell, &look).await, "system", "what it was started with");
+            shell.stop(false).await.expect("stops");
+            assert_ne!(run(&shell, &look).await.end.code, 0, "no longer of the configuration");
+        });
+    }
+}

@@ -62,7 +62,13 @@ impl Task {
                 ) {
                     self.fail_all_queued(&error).await;
                 }
-                self.step(Event::WorkerEnded { attempt, cause }).await;
+                let no_place = error.code == ErrorCode::Busy && error.reason == worker::NO_PLACE;
+                self.step(if no_place {
+                    Event::WorkerRefused { attempt }
+                } else {
+                    Event::WorkerEnded { attempt, cause }
+                })
+                .await;
                 self.answer_stopped(None);
             }
         }
@@ -118,13 +124,12 @@ impl Task {
         self.dispatch().await;
     }
 
-    /// Takes away what a former daemon mounted, or was about to unmount, as it was killed: what is recorded holds.
+    /// Takes away what a former daemon mounted, or was about to unmount, as it was killed: what is recorded holds. What the
+    /// configuration gave stays until the next start, whatever the configuration says by now.
     async fn unmount_unrecorded(&self, mounted: &[String]) {
         let Some(link) = self.link() else { return };
         let known: Vec<String> = self.all_mounts().into_iter().map(|given| given.mount.path).collect();
-        let system =
-            |path: &&String| self.host.config.system_paths.iter().any(|system| system.as_os_str() == path.as_str());
-        for path in mounted.iter().filter(|path| !known.contains(path) && !system(path)) {
+        for path in mounted.iter().filter(|path| !known.contains(path)) {
             if let Err(error) = link.unbind(std::path::Path::new(path)).await {
                 tracing::warn!(path, %error, "a mount that is not recorded stays until the worker ends");
             }
