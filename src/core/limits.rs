@@ -32,6 +32,15 @@ pub const STDIN_INLINE_BYTES: usize = 8 << 20;
 pub const EXECUTIONS_QUEUED: usize = 256;
 /// Finished executions whose handles a kernel's task keeps in memory.
 pub const EXECUTIONS_REMEMBERED: usize = 64;
+/// Executions of one kernel that have ended and whose journal has no room for it; while there are as many, no more are run.
+/// One less than what a worker remembers.
+pub const ENDS_UNJOURNALLED: usize = EXECUTIONS_UNACKNOWLEDGED - 1;
+/// How often a journal that refused an end is offered it again.
+pub const JOURNAL_RETRY: Duration = Duration::from_secs(2);
+/// Part of the disk that is kept back for the day on which the rest is full, bytes.
+pub const RESERVE_BYTES: u64 = 2 << 20;
+/// How often it is looked at.
+pub const RESERVE_INTERVAL: Duration = Duration::from_secs(10);
 /// Output of a finished execution whose handle is kept in memory, bytes; of larger ones the journal is asked.
 pub const OUTPUT_REMEMBERED_BYTES: u64 = 64 << 10;
 /// Requests waiting for one kernel's task; one more is `Busy`.

@@ -53,6 +53,7 @@ pub(super) fn settings(config: &Config, paths: &Paths) -> anyhow::Result<Setting
         power_safe: config.daemon.durability == Durability::Power,
         python: config.python.command.clone(),
         cache: paths.data_dir().join("cache"),
+        reserve: paths.data_dir().join("reserve"),
         worker_binary: worker_binary()?,
         worker_sockets: paths.workers_runtime(),
         protected: paths.own_dirs().iter().map(|dir| dir.to_path_buf()).collect(),

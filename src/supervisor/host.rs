@@ -12,10 +12,11 @@ use tokio::sync::Semaphore;
 use super::command::Actor;
 use super::events::Events;
 use super::kernel::Kernel;
+use super::reserve::Reserve;
 use super::settings::Settings;
 use super::worker::Workers;
 use crate::catalog::{CatalogHandle, NewAudit};
-use crate::core::error::{Error, Result};
+use crate::core::error::{DISK_FULL, Error, Result};
 use crate::core::ids::{HostId, KernelId};
 use crate::core::name::KernelName;
 use crate::store::StoreHandle;
@@ -40,6 +41,7 @@ pub struct Host {
     pub(super) creating: RefCell<BTreeMap<(u32, KernelName), ()>>,
     /// Called when a kernel's door opens (`true`) or closes: whoever serves its socket.
     pub(super) doors: RefCell<Option<DoorKeeper>>,
+    pub(super) reserve: Reserve,
     stopping: Cell<bool>,
     in_flight: Arc<Semaphore>,
     clients: Cell<usize>,
@@ -54,6 +56,7 @@ impl Host {
     pub(super) fn new(config: Settings, catalog: CatalogHandle, store: StoreHandle, events: Rc<Events>) -> Rc<Self> {
         let in_flight = Arc::new(Semaphore::new(config.executions_in_flight));
         let workers = Workers::new(config.workers, catalog.clone(), catalog.host_id(), config.cgroup_base.clone());
+        let reserve = Reserve::new(config.reserve.clone());
         Rc::new(Host {
             config,
             catalog,
@@ -65,12 +68,32 @@ impl Host {
             creating: RefCell::default(),
             published: RefCell::default(),
             doors: RefCell::new(None),
+            reserve,
             stopping: Cell::new(false),
             in_flight,
             clients: Cell::new(0),
             clients_of: RefCell::default(),
             used_at_ms: Cell::new(sys::clock::now_ms()),
         })
+    }
+
+    /// Writes what must be written down because it has happened: on a full disk, with what was kept back for that.
+    ///
+    /// # Errors
+    /// Those of `write`.
+    pub(super) async fn making_room<T>(&self, mut write: impl AsyncFnMut() -> Result<T>) -> Result<T> {
+        match write().await {
+            Err(error) if error.reason == DISK_FULL && self.reserve.release() => write().await,
+            done => done,
+        }
+    }
+
+    /// Whether new work would take what is kept back for what has happened already.
+    pub(super) fn disk_is_full(&self) -> bool {
+        if self.reserve.is_spent() {
+            self.reserve.keep();
+        }
+        self.reserve.is_spent()
     }
 
     /// Milliseconds since 1970.

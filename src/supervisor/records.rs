@@ -61,7 +61,7 @@ pub struct Loaded {
     pub version: u64,
     /// How many executions there were.
     pub executions: u64,
-    /// Executions without an end.
+    /// Executions without an end; after recovery, those that nobody runs and that could not be closed.
     pub running: Vec<ExecId>,
     /// Mounts added since creation.
     pub mounts: Vec<GivenMount>,

@@ -49,6 +49,8 @@ pub struct Settings {
     pub python: PathBuf,
     /// Folder for what can be made again.
     pub cache: PathBuf,
+    /// The file that keeps some of the disk back.
+    pub reserve: PathBuf,
     /// The worker's executable.
     pub worker_binary: PathBuf,
     /// Folder of the workers' private sockets.

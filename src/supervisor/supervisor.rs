@@ -30,7 +30,16 @@ impl Supervisor {
     /// A supervisor without kernels; [`Supervisor::recover`] brings those that the catalog knows. Must run inside a `LocalSet`.
     pub fn new(config: Settings, catalog: CatalogHandle, store: StoreHandle) -> Self {
         let events = Events::start(catalog.clone(), crate::sys::clock::now_ms);
-        Supervisor { host: Host::new(config, catalog, store, events) }
+        let host = Host::new(config, catalog, store, events);
+        let kept = Rc::downgrade(&host);
+        tokio::task::spawn_local(async move {
+            loop {
+                tokio::time::sleep(limits::RESERVE_INTERVAL).await;
+                let Some(host) = kept.upgrade() else { return };
+                host.reserve.keep();
+            }
+        });
+        Supervisor { host }
     }
 
     /// What the kernels share.
@@ -254,7 +263,8 @@ impl Supervisor {
             Some((adopted, channel)) => (Some(adopted), (channel.reporter, channel.reports)),
             None => (None, mpsc::unbounded_channel()),
         };
-        let beginning = Beginning { life: record.life, lease: loaded.lease, mounts: loaded.mounts, tools };
+        let (lease, mounts, unclosed) = (loaded.lease, loaded.mounts, loaded.running);
+        let beginning = Beginning { life: record.life, lease, mounts, tools, unclosed };
         let task = Task::new(Rc::clone(host), Rc::clone(&kernel), waiting, channel, beginning);
         tokio::task::spawn_local(task.run(adopted));
         host.by_id.borrow_mut().insert(row.id, Rc::clone(&kernel));

@@ -10,6 +10,7 @@
 //! and reports back. Persisted before acted on.
 
 mod change;
+mod ends;
 mod listener;
 mod run;
 mod work;
@@ -99,6 +100,9 @@ pub(super) struct Task {
     tools: Rc<Tools>,
     stopping: Vec<Reply<()>>,
     ended: Vec<ExecId>,
+    /// Executions that have ended and whose journal has no room for that, oldest first.
+    unjournalled: VecDeque<Rc<Execution>>,
+    retry_at: Option<Instant>,
     leaving: bool,
 }
 
@@ -115,6 +119,8 @@ pub(super) struct Beginning {
     pub lease: Option<Lease>,
     pub mounts: Vec<GivenMount>,
     pub tools: Rc<Tools>,
+    /// Executions that nobody runs and that could not be closed.
+    pub unclosed: Vec<ExecId>,
 }
 
 /// A worker that was taken over, with what it still runs or has not been acknowledged.
@@ -132,7 +138,7 @@ impl Task {
         beginning: Beginning,
     ) -> Self {
         let (reporter, reports) = channel;
-        Task {
+        let mut task = Task {
             host,
             kernel,
             life: beginning.life,
@@ -151,8 +157,12 @@ impl Task {
             tools: beginning.tools,
             stopping: Vec::new(),
             ended: Vec::new(),
+            unjournalled: VecDeque::new(),
+            retry_at: None,
             leaving: false,
-        }
+        };
+        task.begin_with(beginning.unclosed);
+        task
     }
 
     /// Runs until the kernel is removed or the daemon lets go of it.
@@ -163,7 +173,7 @@ impl Task {
             self.backoff_at = Some(Instant::now() + limits::RESTART_BACKOFF_FIRST);
         }
         while !self.leaving {
-            let clock = earliest(self.idle_at, self.backoff_at);
+            let clock = earliest(earliest(self.idle_at, self.backoff_at), self.retry_at);
             tokio::select! {
                 biased;
                 Some(report) = self.reports.recv() => self.take_report(report).await,
@@ -272,6 +282,11 @@ impl Task {
             self.backoff_at = None;
             self.step(Event::BackoffElapsed).await;
         }
+        if self.retry_at.is_some_and(|at| at <= now) {
+            // What is refused still is offered again.
+            let _ = self.journal_ends().await;
+            self.dispatch().await;
+        }
         if self.idle_at.is_some_and(|at| at <= now) {
             self.idle_at = None;
             let in_use = self.operating || !self.queue.is_empty() || !self.kernel.view.borrow().jobs.is_empty();
@@ -335,7 +350,8 @@ impl Task {
             let view = self.kernel.view.borrow();
             (view.version, view.executions, view.last_used_at_ms)
         };
-        if let Err(error) = self.kernel.records.save_life(&self.life, version, executions, last_used).await {
+        let save = async || self.kernel.records.save_life(&self.life, version, executions, last_used).await;
+        if let Err(error) = self.host.making_room(save).await {
             tracing::error!(kernel = %self.kernel.spec.name, %error, "the kernel's state could not be saved");
         }
     }
@@ -418,6 +434,8 @@ impl Task {
 
     /// Lets go of a live worker: a new daemon will adopt it.
     async fn release(&mut self, reply: Reply<()>) {
+        // The worker keeps for the next daemon what is refused still.
+        let _ = self.journal_ends().await;
         self.save_life().await;
         self.kernel.link.borrow_mut().take();
         self.leaving = true;

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use super::{Adopted, Current, Listener, Report, Task};
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::ids::ExecId;
-use crate::core::kernel::{CrashCause, Event};
+use crate::core::kernel::{CrashCause, Event, State};
 use crate::core::limits;
 use crate::supervisor::worker::{self, Started};
 
@@ -149,10 +149,14 @@ impl Task {
             return None;
         };
         let (attempt, process, link) = (current.attempt, Rc::clone(&current.process), self.link());
-        let reporter = self.reporter.clone();
+        let (reporter, host) = (self.reporter.clone(), Rc::clone(&self.host));
         tokio::task::spawn_local(async move {
-            if let Some(link) = link
-                && let Err(error) = link.stop(limits::WORKER_STOP).await
+            // A worker that could not save goes on, and can be asked again.
+            let stop = async || match &link {
+                Some(link) => link.stop(limits::WORKER_STOP).await,
+                None => Ok(()),
+            };
+            if let Err(error) = host.making_room(stop).await
                 && error.code != ErrorCode::Lost
             {
                 let message =
@@ -225,6 +229,11 @@ impl Task {
             self.host.events.publish(&self.kernel.event_name, "state_not_saved", detail);
         }
         self.step(Event::WorkerEnded { attempt, cause }).await;
+        if matches!(self.life.state, State::Stopped { .. }) {
+            // Nobody writes for a while: the log's room is given back, and with it the journal may have some.
+            self.kernel.records.close().await;
+            let _ = self.journal_ends().await;
+        }
         self.answer_stopped(current.not_saved);
     }
 }
