@@ -122,7 +122,7 @@ impl Init {
 
     /// Of the mounts that the engine was started with, those that are still there.
     fn planned(&self) -> impl Iterator<Item = &PlannedMount> {
-        let gone = |mount: &&PlannedMount| self.unbound.iter().any(|gone| *gone == mount.inside);
+        let gone = |mount: &&PlannedMount| self.unbound.contains(&mount.inside);
         self.plan.mounts.iter().filter(move |mount| !gone(mount))
     }
 

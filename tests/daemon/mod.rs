@@ -472,3 +472,29 @@ fn a_wrong_configuration_is_refused_by_name() {
     let log = host.log();
     assert!(log.contains("memroy") && log.contains("memory"), "the key and the nearest one: {log}");
 }
+
+/// The log of events is everybody's: a job that writes without end has a place in it once a second, with the number of bytes.
+#[test]
+fn a_noisy_job_takes_little_of_the_log_of_events() {
+    let host = Host::start();
+    host.with(async |client| {
+        let python = kernel(&client, "p", EngineName::Python).await;
+        let noise = "import threading, time\ndef noise():\n    for _ in range(1500):\n        print('n' * 99, flush=True)\n        time.sleep(0.002)\nthreading.Thread(target=noise).start()";
+        out(&python, noise).await;
+        let mut events = client.events(0).await.expect("events");
+        let began = std::time::Instant::now();
+        let (mut told, mut bytes) = (0u64, 0);
+        // The last that is written may not be told of: nothing comes after it.
+        while let Ok(event) = tokio::time::timeout(Duration::from_secs(4), events.next()).await {
+            let event = event.expect("an event");
+            if event.kind == "background_output" {
+                let detail: serde_json::Value = serde_json::from_str(&event.detail_json).expect("JSON");
+                told += 1;
+                bytes += detail["bytes"].as_u64().expect("a count");
+            }
+        }
+        let most = began.elapsed().as_secs() + 2;
+        assert!((2..=most).contains(&told), "{told} events in {:?}", began.elapsed());
+        assert!((50_000..=150_000).contains(&bytes), "{bytes} bytes are told of");
+    });
+}
