@@ -154,7 +154,7 @@ fn main() {
         .collect();
     put("config", "every_key", open.as_bytes());
     let mut plan = SandboxPlan::new("/data/kernels/1");
-    plan.mounts.push(ryokan::sandbox::PlannedMount { inside: "/opt/a".into(), source: "/opt/a".into(), writable: true });
+    plan.mounts.push(ryokan::sandbox::PlannedMount { inside: "/opt/a".into(), source: "/opt/a".into(), writable: true, system: false });
     plan.protected.push("/data".into());
     put("plan", "plan", &serde_json::to_vec(&plan).expect("a plan has a JSON form"));
     put("runs", "both", &[3, 5, 0x80, 1, 7]);

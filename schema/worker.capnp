@@ -107,7 +107,7 @@ struct Report {
   jobsJson @4 :Data;          # the last `jobs` frame; empty: there was none
   missedJson @5 :Data;        # the last `missed` frame; empty: there was none
   restoredEntries @6 :UInt32;
-  mounts @8 :List(Text);      # paths inside at which something of the host's is mounted
+  mounts @8 :List(Text);      # paths inside at which something of the host's is mounted that the kernel was given
   notRestoredJson @7 :Data;   # a list as in `missed`: state entries of engine.db that the engine could not build again
 }
 

@@ -11,7 +11,7 @@ use super::*;
 use crate::core::engine::EngineName;
 use crate::core::exec::{ExecEnd, ExecRequest};
 use crate::core::ids::{Digest, Epoch, ExecId, HostId, KernelId, WorkerId};
-use crate::core::info::{McpTransport, MountInfo};
+use crate::core::info::{GivenMount, McpTransport, MountInfo};
 use crate::core::spec::KernelSpec;
 use crate::sys::fault::tests::{crash_dir, run_child};
 use crate::sys::fault::{Steps, points};
@@ -110,7 +110,7 @@ async fn step(n: usize, h: &CatalogHandle) -> Result<bool, CatalogError> {
         10 => state.append_journal(vec![mark("one"), mark("two")]).await.map(drop)?,
         11 => {
             let mount = MountInfo { path: "/data".into(), source: "/srv".into(), writable: true };
-            state.put_mount(mount, 0, mark("m")).await?;
+            state.put_mount(GivenMount { mount, real: Some("/srv".into()) }, 0, mark("m")).await?;
         }
         12 => state.remove_mount("/data".into(), mark("m")).await.map(drop)?,
         13 => {

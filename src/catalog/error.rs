@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use rusqlite::ErrorCode as Sqlite;
 
-use crate::core::error::{Error, ErrorCode};
+use crate::core::error::{DISK_FULL, Error, ErrorCode};
 use crate::sys::fs::{self, FsError};
 
 /// A failed operation on a database of ryokan's.
@@ -205,6 +205,7 @@ impl From<CatalogError> for Error {
             message = format!("{message}: {inner}");
             cause = inner.source();
         }
-        Error::new(code, message).hint(hint)
+        let reason = if matches!(error, E::Full { .. }) { DISK_FULL } else { "" };
+        Error::new(code, message).hint(hint).reason(reason)
     }
 }

@@ -66,7 +66,8 @@ impl Kind {
             Kind::Catalog => &[include_str!("../../schema/catalog/0001_first.sql")],
             Kind::State => &[
                 include_str!("../../schema/state/0001_first.sql"),
-                include_str!("../../schema/state/0002_mount_places.sql"),
+                include_str!("../../schema/state/0002_real_sources.sql"),
+                include_str!("../../schema/state/0003_mount_places.sql"),
             ],
             Kind::Engine => &[include_str!("../../schema/engine/0001_first.sql")],
         }

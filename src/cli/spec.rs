@@ -86,7 +86,7 @@ impl SpecArgs {
 }
 
 fn absolute(allowed: &AllowedPath) -> Result<AllowedPath, Failure> {
-    Ok(AllowedPath { path: paths::for_daemon(&allowed.path)?.into(), writable: allowed.writable })
+    Ok(AllowedPath::new(paths::for_daemon(&allowed.path)?, allowed.writable))
 }
 
 fn folder(path: &Path) -> Result<PathBuf, Failure> {
@@ -151,6 +151,6 @@ pub fn parse_allowed(text: &str) -> Result<AllowedPath, String> {
     };
     match path.is_empty() {
         true => Err("PATH, PATH:ro or PATH:rw".into()),
-        false => Ok(AllowedPath { path: path.into(), writable }),
+        false => Ok(AllowedPath::new(path, writable)),
     }
 }

@@ -105,6 +105,9 @@ pub struct Error {
 /// Result of whatever a client may ask for.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// Reason of an error that says that the disk, or one's share of it, is full.
+pub const DISK_FULL: &str = "disk_full";
+
 impl Error {
     /// An error without hint and reason.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {

@@ -42,6 +42,15 @@ pub struct MountInfo {
     pub writable: bool,
 }
 
+/// A mount as it is recorded: what was given, and where that led.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GivenMount {
+    /// What clients see.
+    pub mount: MountInfo,
+    /// The source when it was given, symbolic links resolved; not known of mounts that an earlier release recorded.
+    pub real: Option<String>,
+}
+
 /// A tool that code or a client can call.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToolInfo {

@@ -63,6 +63,8 @@ pub enum StopReason {
     Asked,
     /// The daemon was stopped.
     Daemon,
+    /// The host had no place for its worker.
+    NoPlace,
 }
 
 impl StopReason {
@@ -72,6 +74,7 @@ impl StopReason {
             StopReason::Idle => "idle",
             StopReason::Asked => "asked",
             StopReason::Daemon => "daemon stopped",
+            StopReason::NoPlace => "no place for a worker",
         }
     }
 }
@@ -177,6 +180,11 @@ pub enum Event {
         attempt: u64,
         /// How; ignored if the end was wanted.
         cause: CrashCause,
+    },
+    /// The worker of this attempt was not started, because the host has no place for one: nobody's fault, so no crash.
+    WorkerRefused {
+        /// Which attempt.
+        attempt: u64,
     },
     /// The next queued execution was handed to the worker.
     ExecutionStarted {
@@ -295,6 +303,7 @@ impl Life {
             Event::WorkerReady { attempt } => self.worker_ready(attempt),
             Event::WorkerAdopted { running } => self.worker_adopted(running),
             Event::WorkerEnded { attempt, cause } => self.worker_ended(attempt, cause, now_ms),
+            Event::WorkerRefused { attempt } => self.worker_refused(attempt, now_ms),
             Event::ExecutionStarted { exec } => self.execution_started(exec),
             Event::ExecutionEnded { exec } => self.execution_ended(exec),
             Event::IdleElapsed => match self.state {
@@ -362,6 +371,17 @@ impl Life {
                 self.state = State::Ready;
                 vec![Action::ArmIdle, Action::Publish("kernel_adopted"), Action::Dispatch]
             }
+        }
+    }
+
+    fn worker_refused(&mut self, attempt: u64, now_ms: i64) -> Vec<Action> {
+        match self.state {
+            State::Starting if attempt == self.attempt => {
+                self.state = State::Stopped { reason: StopReason::NoPlace };
+                vec![Action::DisarmIdle, Action::Publish("kernel_stopped")]
+            }
+            // It was told to stop meanwhile: there is no worker, as was wanted.
+            _ => self.worker_ended(attempt, CrashCause::NotStarted(String::from(StopReason::NoPlace.name())), now_ms),
         }
     }
 

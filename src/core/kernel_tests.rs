@@ -61,6 +61,14 @@ fn table() -> Vec<(Event, [&'static str; 9])> {
             ["created", "starting", "ready", "busy", "stopping", "stopping", "stopped", "crashed", "crashed"],
         ),
         (
+            Event::WorkerRefused { attempt: 3 },
+            ["created", "stopped", "crashed", "crashed", "stopped", "stopped", "stopped", "crashed", "crashed"],
+        ),
+        (
+            Event::WorkerRefused { attempt: 2 },
+            ["created", "starting", "ready", "busy", "stopping", "stopping", "stopped", "crashed", "crashed"],
+        ),
+        (
             Event::ExecutionStarted { exec: EXEC },
             ["created", "starting", "busy", "busy", "stopping", "stopping", "stopped", "crashed", "crashed"],
         ),
@@ -109,6 +117,17 @@ fn a_running_execution_never_ends_in_silence() {
     for state in [State::Busy { exec: EXEC }, State::Stopping { reason: StopReason::Asked, exec: Some(EXEC) }] {
         let (_, actions) = after(state, Event::WorkerEnded { attempt: 3, cause: CrashCause::OutOfMemory });
         assert!(actions.contains(&Action::EndAsLost { exec: EXEC, cause: CrashCause::OutOfMemory }));
+    }
+}
+
+#[test]
+fn a_start_without_a_place_is_no_crash() {
+    let mut life = Life::default();
+    for _ in 0..5 {
+        let _ = life.step(Event::StartAsked, NOW);
+        let _ = life.step(Event::WorkerRefused { attempt: life.attempt }, NOW);
+        assert_eq!(life.state, State::Stopped { reason: StopReason::NoPlace });
+        assert!(life.crashes.is_empty() && !life.breaker_is_open(NOW));
     }
 }
 

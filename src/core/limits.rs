@@ -6,6 +6,12 @@ use std::time::Duration;
 pub const KERNELS: usize = 20_000;
 /// Clients connected at once to one daemon.
 pub const CLIENTS: usize = 2_000;
+/// Clients of one user of a system-wide daemon.
+pub const CLIENTS_PER_USER: usize = 500;
+/// Clients that are being told that there is no place for them; one more is disconnected without a word.
+pub const CLIENTS_REFUSED: usize = 64;
+/// A client that is told so must have left within this.
+pub const CLIENT_REFUSAL: Duration = Duration::from_secs(2);
 /// Longest kernel name in bytes: its socket path must fit the 108 bytes of `sockaddr_un`.
 pub const NAME_BYTES: usize = 64;
 /// Longest path in a request, bytes (the host's own `PATH_MAX`).
@@ -26,6 +32,15 @@ pub const STDIN_INLINE_BYTES: usize = 8 << 20;
 pub const EXECUTIONS_QUEUED: usize = 256;
 /// Finished executions whose handles a kernel's task keeps in memory.
 pub const EXECUTIONS_REMEMBERED: usize = 64;
+/// Executions of one kernel that have ended and whose journal has no room for it; while there are as many, no more are run.
+/// One less than what a worker remembers.
+pub const ENDS_UNJOURNALLED: usize = EXECUTIONS_UNACKNOWLEDGED - 1;
+/// How often a journal that refused an end is offered it again.
+pub const JOURNAL_RETRY: Duration = Duration::from_secs(2);
+/// Part of the disk that is kept back for the day on which the rest is full, bytes.
+pub const RESERVE_BYTES: u64 = 2 << 20;
+/// How often it is looked at.
+pub const RESERVE_INTERVAL: Duration = Duration::from_secs(10);
 /// Output of a finished execution whose handle is kept in memory, bytes; of larger ones the journal is asked.
 pub const OUTPUT_REMEMBERED_BYTES: u64 = 64 << 10;
 /// Requests waiting for one kernel's task; one more is `Busy`.
@@ -89,6 +104,8 @@ pub const OUTPUT_KEPT_ITEMS: usize = 64 << 10;
 pub const FRAME_TAIL_BYTES: usize = 1 << 20;
 /// One Cap'n Proto message, in 8-byte words (64 MiB): the reader's limit.
 pub const MESSAGE_WORDS: usize = 8 << 20;
+/// The same for a client that has not said hello, in 8-byte words (64 KiB).
+pub const HELLO_WORDS: usize = 8 << 10;
 /// A blob in one message (`readBlob`, `writeBlob`), bytes; larger ones stream.
 pub const BLOB_INLINE_BYTES: usize = 32 << 20;
 /// One blob, bytes.

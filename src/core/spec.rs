@@ -68,6 +68,16 @@ pub struct AllowedPath {
     pub path: PathBuf,
     /// Whether the kernel may change what is there.
     pub writable: bool,
+    /// Where the path led when it was given, symbolic links resolved. The daemon's own note; clients neither give nor see it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub real: Option<PathBuf>,
+}
+
+impl AllowedPath {
+    /// A path that nobody has followed yet.
+    pub fn new(path: impl Into<PathBuf>, writable: bool) -> Self {
+        AllowedPath { path: path.into(), writable, real: None }
+    }
 }
 
 /// Bounds on what a kernel uses.
@@ -322,6 +332,6 @@ mod tests {
         assert!(with(|s| s.limits.cpu_milli = 0).is_err());
         assert!(with(|s| s.limits.open_files = 1).is_err());
         assert!(with(|s| s.labels = vec![(String::new(), "x".into())]).is_err());
-        assert!(with(|s| s.paths = vec![AllowedPath { path: "/d".into(), writable: true }; 2]).is_err());
+        assert!(with(|s| s.paths = vec![AllowedPath::new("/d", true); 2]).is_err());
     }
 }

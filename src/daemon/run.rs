@@ -155,7 +155,6 @@ fn serve_config(config: &Config, paths: &Paths, supervisor: &Supervisor, uid: u3
             engines: settings::engines(config),
         },
         abilities: Arc::new(move || crate::sandbox::abilities::abilities(&worker, &data)),
-        clients: config.limits.clients,
         kernel_sockets: paths.kernels_runtime(),
         system_wide: paths.mode() == Mode::System,
         uid,

@@ -36,6 +36,12 @@ pub(super) fn settings(config: &Config, paths: &Paths) -> anyhow::Result<Setting
         kernels: config.limits.kernels,
         kernels_per_user: config.limits.kernels_per_user,
         workers: config.limits.workers,
+        clients: config.limits.clients,
+        // Of a daemon that serves one user, he may have all.
+        clients_per_user: match paths.mode() {
+            Mode::System => config.limits.clients_per_user,
+            Mode::User => config.limits.clients,
+        },
         executions_in_flight: config.limits.executions_in_flight,
         executions_queued: config.limits.executions_queued,
         allow_degraded: config.sandbox.allow_degraded.clone(),
@@ -47,6 +53,7 @@ pub(super) fn settings(config: &Config, paths: &Paths) -> anyhow::Result<Setting
         power_safe: config.daemon.durability == Durability::Power,
         python: config.python.command.clone(),
         cache: paths.data_dir().join("cache"),
+        reserve: paths.data_dir().join("reserve"),
         worker_binary: worker_binary()?,
         worker_sockets: paths.workers_runtime(),
         protected: paths.own_dirs().iter().map(|dir| dir.to_path_buf()).collect(),

@@ -4,8 +4,10 @@
 //! nothing would cost 64 MiB a connection. Behind this adapter memory grows with what came. Small messages pass unchanged.
 //! The format of the table: <https://capnproto.org/encoding.html#serialization-over-a-stream>.
 
+use std::cell::Cell;
 use std::io;
 use std::pin::Pin;
+use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
 use futures::AsyncRead;
@@ -23,6 +25,23 @@ const SEGMENTS: usize = 512;
 pub struct Arrival<R> {
     inner: R,
     state: State,
+    most: MostWords,
+}
+
+/// How large a message may be now, in 8-byte words. Whoever holds a clone may change it for those that come.
+#[derive(Clone)]
+pub struct MostWords(Rc<Cell<usize>>);
+
+impl MostWords {
+    /// A limit that starts with this.
+    pub fn new(words: usize) -> Self {
+        MostWords(Rc::new(Cell::new(words)))
+    }
+
+    /// Changes it.
+    pub fn set(&self, words: usize) {
+        self.0.set(words);
+    }
 }
 
 enum State {
@@ -35,9 +54,10 @@ enum State {
 }
 
 impl<R> Arrival<R> {
-    /// Wraps `inner`, which is at the beginning of a message.
-    pub fn new(inner: R) -> Self {
-        Arrival { inner, state: State::Table(Vec::new()) }
+    /// Wraps `inner`, which is at the beginning of a message. One that is larger than `most` when it begins to come is the
+    /// connection's end.
+    pub fn new(inner: R, most: MostWords) -> Self {
+        Arrival { inner, state: State::Table(Vec::new()), most }
     }
 }
 
@@ -65,7 +85,7 @@ fn number(table: &[u8], at: usize) -> usize {
 
 impl<R: AsyncRead + Unpin> AsyncRead for Arrival<R> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, out: &mut [u8]) -> Poll<io::Result<usize>> {
-        let Self { inner, state } = self.get_mut();
+        let Self { inner, state, most } = self.get_mut();
         loop {
             match state {
                 State::Table(table) => {
@@ -78,6 +98,10 @@ impl<R: AsyncRead + Unpin> AsyncRead for Arrival<R> {
                         continue;
                     }
                     let body = body_length(table);
+                    if body > most.0.get() * 8 {
+                        let why = format!("a message of {body} bytes came where {} may", most.0.get() * 8);
+                        return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, why)));
+                    }
                     let message = std::mem::take(table);
                     let whole = message.len() + body;
                     *state = if body <= DIRECT_BYTES {
@@ -151,6 +175,10 @@ mod tests {
         }
     }
 
+    fn whole() -> MostWords {
+        MostWords::new(limits::MESSAGE_WORDS)
+    }
+
     fn message(segments: &[usize]) -> Vec<u8> {
         let mut bytes = (segments.len() as u32 - 1).to_le_bytes().to_vec();
         segments.iter().for_each(|words| bytes.extend((*words as u32).to_le_bytes()));
@@ -170,7 +198,8 @@ mod tests {
             // The whole, and an end at any kind of place.
             for end in [0, 3, 12, 17, 50_000, large * 8 + 40, stream.len()] {
                 let mut read = Vec::new();
-                block_on(Arrival::new(Dribble(&stream[..end], step)).read_to_end(&mut read)).expect("no error");
+                block_on(Arrival::new(Dribble(&stream[..end], step), whole()).read_to_end(&mut read))
+                    .expect("no error");
                 assert!(read == stream[..end], "{step} {end}");
             }
         }
@@ -187,8 +216,8 @@ mod tests {
                 }
             }
         }
-        let whole = message(&[DIRECT_BYTES]);
-        let mut arrival = Arrival::new(Never(Dribble(&whole[..100_000], 4096)));
+        let large = message(&[DIRECT_BYTES]);
+        let mut arrival = Arrival::new(Never(Dribble(&large[..100_000], 4096)), whole());
         let mut cx = Context::from_waker(std::task::Waker::noop());
         assert!(Pin::new(&mut arrival).poll_read(&mut cx, &mut [0; 64]).is_pending());
         let State::Gathering { message, .. } = &arrival.state else { panic!("it is gathered") };
@@ -196,11 +225,28 @@ mod tests {
     }
 
     #[test]
+    fn a_message_beyond_the_present_limit_is_an_error_before_it_is_read() {
+        let most = MostWords::new(10);
+        let stream = [message(&[10]), message(&[4, 7]), message(&[1])].concat();
+        let mut arrival = Arrival::new(Dribble(&stream, usize::MAX), most.clone());
+        let mut first = vec![0; message(&[10]).len()];
+        block_on(arrival.read_exact(&mut first)).expect("as large as it may be");
+        let error = block_on(arrival.read_exact(&mut [0; 1])).expect_err("too large");
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        let mut arrival = Arrival::new(Dribble(&stream, usize::MAX), most.clone());
+        block_on(arrival.read_exact(&mut first)).expect("as before");
+        most.set(11);
+        let mut rest = Vec::new();
+        block_on(arrival.read_to_end(&mut rest)).expect("the limit was raised meanwhile");
+        assert_eq!(rest.len(), stream.len() - first.len());
+    }
+
+    #[test]
     fn what_no_reader_takes_passes_unread() {
         for table in [[u32::MAX, 5], [600, 5], [0, u32::MAX]] {
             let mut bytes: Vec<u8> = table.iter().flat_map(|word| word.to_le_bytes()).collect();
             bytes.extend([9; 100]);
-            let mut arrival = Arrival::new(Dribble(&bytes, usize::MAX));
+            let mut arrival = Arrival::new(Dribble(&bytes, usize::MAX), whole());
             let mut first = [0; 8];
             block_on(arrival.read_exact(&mut first)).expect("the table");
             assert_eq!(first, bytes[..8]);

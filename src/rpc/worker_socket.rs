@@ -11,7 +11,7 @@ use futures::io::{BufReader, BufWriter};
 use tokio::net::UnixStream;
 
 use crate::core::limits;
-use crate::rpc::arrival::Arrival;
+use crate::rpc::arrival::{Arrival, MostWords};
 use crate::rpc::wire;
 use crate::rpc::worker_proof::PROOF_BYTES;
 
@@ -94,10 +94,22 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
 /// # Errors
 /// If the socket cannot be watched.
 pub fn network(stream: UnixStream, side: Side) -> io::Result<VatNetwork<impl futures::AsyncRead + Unpin + 'static>> {
+    network_of(stream, side, MostWords::new(limits::MESSAGE_WORDS))
+}
+
+/// The same with messages of at most so many words, for as long as nobody changes that.
+///
+/// # Errors
+/// If the socket cannot be watched.
+pub fn network_of(
+    stream: UnixStream,
+    side: Side,
+    most: MostWords,
+) -> io::Result<VatNetwork<impl futures::AsyncRead + Unpin + 'static>> {
     let (read, write) = wire::halves(stream)?;
     let mut options = capnp::message::ReaderOptions::new();
     options.traversal_limit_in_words(Some(limits::MESSAGE_WORDS));
-    let read = Arrival::new(BufReader::with_capacity(BUFFER_BYTES, read));
+    let read = Arrival::new(BufReader::with_capacity(BUFFER_BYTES, read), most);
     let write = BufWriter::with_capacity(BUFFER_BYTES, write);
     let mut network = VatNetwork::new(read, write, side, options);
     network.set_window_size(WINDOW_BYTES);

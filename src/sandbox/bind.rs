@@ -20,6 +20,7 @@ use super::child::Wanted;
 use super::init::{BindSource, EngineTree, Init};
 use super::layer::{Layer, SandboxError, failed};
 use super::plan::PlannedMount;
+use super::tree::Source;
 use super::{protect, staging, tree};
 use crate::core::limits;
 use crate::core::spec::check_inside_path;
@@ -29,33 +30,28 @@ use crate::sys::mount::{RDONLY, attach, change, clone_tree};
 #[derive(Debug, Clone)]
 pub(super) struct LiveBind {
     inside: PathBuf,
-    /// The source, or the name in the staging tree.
-    source: LiveSource,
-    resolved: PathBuf,
+    /// The host's name for it, without symbolic links.
+    shows: PathBuf,
+    /// Its name in the staging tree, if it hangs there.
+    staged: Option<String>,
     writable: bool,
     /// Device and file number of what was mounted, to know it again.
     identity: (u64, u64),
 }
 
-#[derive(Debug, Clone)]
-enum LiveSource {
-    Path(PathBuf),
-    Staged(String),
-}
-
 impl LiveBind {
     pub(super) fn planned(&self) -> PlannedMount {
-        PlannedMount { inside: self.inside.clone(), source: self.resolved.clone(), writable: self.writable }
+        let (inside, source) = (self.inside.clone(), self.shows.clone());
+        PlannedMount { inside, source, writable: self.writable, system: false }
     }
 
     pub(super) fn wanted(&self, staging: Option<&OwnedFd>) -> Wanted {
-        let source = match (&self.source, staging) {
-            (LiveSource::Path(path), _) => path.clone(),
-            (LiveSource::Staged(name), Some(staging)) => staging::through(staging, name),
-            (LiveSource::Staged(name), None) => PathBuf::from(name),
+        let shows = self.shows.clone();
+        let source = match (&self.staged, staging) {
+            (Some(name), Some(staging)) => Source::Staged { at: staging::through(staging, name), shows },
+            _ => Source::Given(shows),
         };
-        let (inside, resolved) = (self.inside.clone(), Some(self.resolved.clone()));
-        Wanted { inside, source, resolved, own: false, writable: self.writable }
+        Wanted { inside: self.inside.clone(), source, writable: self.writable }
     }
 }
 
@@ -80,22 +76,16 @@ impl Init {
         if self.plan.mounts.len() + self.live.len() >= limits::MOUNTS {
             return Err(refused(format!("a kernel has at most {} mounts", limits::MOUNTS), "unmount one first"));
         }
-        let (source, resolved) = match source {
-            BindSource::Path(path) => {
-                let resolved =
-                    std::fs::canonicalize(&path).map_err(fail(format_args!("cannot open {path:?}"))).map_err(
-                        |error| error.hint("make sure that the path exists and that the kernel's user may open it"),
-                    )?;
-                (LiveSource::Path(path), resolved)
-            }
-            BindSource::Tree { tree, shows } => (self.stage_live(&tree)?, shows),
+        let (staged, shows) = match source {
+            BindSource::Path(path) => (None, path),
+            BindSource::Tree { tree, shows } => (Some(self.stage_live(&tree)?), shows),
         };
-        let mut bind = LiveBind { inside: inside.to_owned(), source, resolved, writable, identity: (0, 0) };
-        let covers = protect::covers(inside, &bind.resolved, &self.protected)?;
+        let mut bind = LiveBind { inside: inside.to_owned(), shows, staged, writable, identity: (0, 0) };
+        let covers = protect::covers(inside, &bind.shows, &self.protected)?;
         if let Some(engine) = &self.engine {
             let wanted = bind.wanted(self.staging.as_ref());
             let attached = in_engine_tree(engine, || {
-                let tree = tree::source(AT_FDCWD, &wanted.source, inside, writable)?;
+                let tree = tree::source(&wanted.source, inside, writable)?;
                 Ok(move || attach_inside(tree, inside, &covers))
             })?;
             bind.identity = attached;
@@ -110,7 +100,7 @@ impl Init {
     /// If nothing was mounted there by `bind`.
     pub fn unbind(&mut self, inside: &Path) -> Result<(), SandboxError> {
         let live = self.live.iter().position(|bind| bind.inside == inside);
-        if live.is_none() && !self.planned().any(|planned| planned == inside) {
+        if live.is_none() && !self.planned().any(|planned| planned.inside == inside) {
             return Err(refused(format!("nothing is mounted at {inside:?}"), "list the mounts"));
         }
         if let Some(engine) = &self.engine {
@@ -125,30 +115,34 @@ impl Init {
         Ok(())
     }
 
-    /// The paths inside at which something of the host's is mounted.
+    /// The paths inside at which something of the host's is mounted that this kernel was given.
     pub fn bound(&self) -> impl Iterator<Item = &Path> {
-        self.planned().chain(self.live.iter().map(|bind| bind.inside.as_path()))
+        self.planned().filter(|mount| !mount.system).map(|mount| mount.inside.as_path()).chain(self.live_paths())
     }
 
     /// Of the mounts that the engine was started with, those that are still there.
-    fn planned(&self) -> impl Iterator<Item = &Path> {
-        let planned = self.plan.mounts.iter().map(|mount| mount.inside.as_path());
-        planned.filter(|inside| !self.unbound.iter().any(|gone| gone == inside))
+    fn planned(&self) -> impl Iterator<Item = &PlannedMount> {
+        let gone = |mount: &&PlannedMount| self.unbound.contains(&mount.inside);
+        self.plan.mounts.iter().filter(move |mount| !gone(mount))
+    }
+
+    fn live_paths(&self) -> impl Iterator<Item = &Path> {
+        self.live.iter().map(|bind| bind.inside.as_path())
     }
 
     fn taken(&self, inside: &Path) -> bool {
-        self.bound().any(|taken| taken == inside)
+        self.planned().map(|mount| mount.inside.as_path()).chain(self.live_paths()).any(|taken| taken == inside)
     }
 
     /// Keeps a detached mount in the staging tree, where it lasts as long as init.
-    fn stage_live(&mut self, tree: &OwnedFd) -> Result<LiveSource, SandboxError> {
+    fn stage_live(&mut self, tree: &OwnedFd) -> Result<String, SandboxError> {
         let Some(root) = &self.staging else {
             return Err(refused("only a daemon that is root can send a mount", "give a path instead"));
         };
         self.live_count += 1;
         let name = format!("live-{}", self.live_count);
         staging::hang(root.as_fd(), &name, tree).map_err(fail("cannot stage the mount"))?;
-        Ok(LiveSource::Staged(name))
+        Ok(name)
     }
 }
 

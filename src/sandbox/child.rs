@@ -25,7 +25,7 @@ use super::confine::{self, ByCgroup};
 use super::init::EngineProgram;
 use super::layer::{Layer, SandboxError, SandboxReport, failed};
 use super::plan::SandboxPlan;
-use super::tree::{self, Hanging};
+use super::tree::{self, Hanging, Source};
 use super::{protect, verify};
 use crate::sys::process::{
     close_all_except, exit_now, place, replace_environment, reset_signals, set_dumpable, set_name, unmap_shared_files,
@@ -55,12 +55,8 @@ const MUTE: i32 = 70;
 pub(super) struct Wanted {
     /// Where inside.
     pub inside: PathBuf,
-    /// A path of N1; through a descriptor of init's for what is staged.
-    pub source: PathBuf,
-    /// The source without symbolic links, if it was resolved already.
-    pub resolved: Option<PathBuf>,
-    /// Whether it is one of ryokan's own folders on purpose: the workspace.
-    pub own: bool,
+    /// What.
+    pub source: Source,
     /// Whether the kernel may change it.
     pub writable: bool,
 }
@@ -136,19 +132,12 @@ impl Child<'_> {
 
 /// Opens one mount in N1.
 fn open(wanted: Wanted, protected: &[PathBuf]) -> Result<Hanging, SandboxError> {
-    let Wanted { inside, source, resolved, own, writable } = wanted;
-    let covers = if own {
-        Vec::new()
-    } else {
-        let resolved = match resolved {
-            Some(resolved) => resolved,
-            None => std::fs::canonicalize(&source)
-                .map_err(failed(Layer::PivotRoot, format_args!("cannot open {source:?}")))
-                .map_err(|error| error.hint("make sure that the path exists and that the kernel's user may open it"))?,
-        };
-        protect::covers(&inside, &resolved, protected)?
+    let Wanted { inside, source, writable } = wanted;
+    let covers = match source.shows() {
+        Some(shown) => protect::covers(&inside, shown, protected)?,
+        None => Vec::new(),
     };
-    let tree = tree::source(AT_FDCWD, &source, &inside, writable)?;
+    let tree = tree::source(&source, &inside, writable)?;
     Ok(Hanging { inside, tree, covers })
 }
 

@@ -47,8 +47,6 @@ pub(super) struct Outer {
     pub no_cgroup: Option<String>,
     /// Protected folders without symbolic links.
     pub protected: Vec<PathBuf>,
-    /// The planned sources without symbolic links, in the plan's order.
-    pub sources: Vec<PathBuf>,
 }
 
 /// Leaves the host's namespaces and becomes init. Called by the outer process, which must have one thread; returns only in
@@ -75,9 +73,8 @@ pub fn enter(plan: &SandboxPlan, keep: &[BorrowedFd<'_>], report_pid: impl FnOnc
         cgroup: None,
         no_cgroup: None,
         protected: Vec::new(),
-        sources: Vec::new(),
     };
-    outer.resolve_paths()?;
+    outer.resolve_protected();
     outer.prepare_cgroup();
     outer.become_user()?;
     outer.leave_namespaces()?;
@@ -102,23 +99,10 @@ pub(super) fn namespaces() -> Result<BTreeMap<String, String>, SandboxError> {
 }
 
 impl Outer {
-    fn resolve_paths(&mut self) -> Result<(), SandboxError> {
+    fn resolve_protected(&mut self) {
         let folders = self.plan.protected.iter().chain([&self.plan.kernel_dir]);
         // One that is not there has nothing to protect.
         self.protected = folders.filter_map(|folder| std::fs::canonicalize(folder).ok()).collect();
-        let may_look = !Uid::effective().is_root() || self.plan.run_as.is_some_and(|user| user.map_root);
-        for mount in &self.plan.mounts {
-            // What another user asked for is looked at as that user, later.
-            let resolved = if may_look {
-                std::fs::canonicalize(&mount.source)
-                    .map_err(failed(Layer::PivotRoot, format_args!("cannot open {:?}", mount.source)))
-                    .map_err(|error| error.hint("make sure that the path exists and that you may open it"))?
-            } else {
-                PathBuf::new()
-            };
-            self.sources.push(resolved);
-        }
-        Ok(())
     }
 
     fn prepare_cgroup(&mut self) {

@@ -65,7 +65,7 @@ pub struct EngineProcess {
 /// Where a live mount comes from.
 #[derive(Debug)]
 pub enum BindSource {
-    /// A path of the host's tree, opened with init's own rights.
+    /// A path of the host's tree without symbolic links, opened with init's own rights.
     Path(PathBuf),
     /// A detached mount that a daemon that is root made, and the path that it shows.
     Tree {
@@ -111,7 +111,6 @@ pub struct Init {
     pub(super) cgroup: Option<Cgroup>,
     pub(super) no_cgroup: Option<String>,
     pub(super) protected: Vec<PathBuf>,
-    pub(super) sources: Vec<PathBuf>,
     pub(super) live: Vec<LiveBind>,
     /// Planned mounts that were taken away since.
     pub(super) unbound: Vec<PathBuf>,
@@ -123,7 +122,7 @@ pub struct Init {
 impl Init {
     /// The first thing that PID 1 does.
     pub(super) fn begin(outer: Outer) -> Result<Init, SandboxError> {
-        let Outer { plan, mut report, host_namespaces, staged, cgroup, no_cgroup, protected, sources } = outer;
+        let Outer { plan, mut report, host_namespaces, staged, cgroup, no_cgroup, protected } = outer;
         set_name("ryokan-init");
         mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_SLAVE, None::<&str>)
             .map_err(failed(Layer::MountNs, "cannot make the mounts our own"))?;
@@ -158,7 +157,6 @@ impl Init {
             cgroup,
             no_cgroup,
             protected,
-            sources,
             live: Vec::new(),
             unbound: Vec::new(),
             live_count: 0,

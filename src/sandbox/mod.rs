@@ -17,6 +17,7 @@ mod child;
 mod confine;
 mod daemon_side;
 mod enter;
+mod given;
 mod init;
 pub mod layer;
 pub mod place;
@@ -34,6 +35,7 @@ mod watch_workspace;
 
 pub use daemon_side::{delegated_cgroup, find_program};
 pub use enter::enter;
+pub use given::open_given;
 pub use init::{BindSource, EngineProcess, EngineProgram, ExitCause, Init};
 pub use layer::{Layer, LayerReport, LayerStatus, SandboxError, SandboxReport};
 pub use plan::{PlannedMount, RunAs, SandboxPlan};

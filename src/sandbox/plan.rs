@@ -22,10 +22,13 @@ const SCRATCH_FILES_PER_MIB: u64 = 256;
 pub struct PlannedMount {
     /// Where the kernel sees it.
     pub inside: PathBuf,
-    /// Where the host has it.
+    /// Where the host has it: without symbolic links. One that is on the way when it is opened is a refusal.
     pub source: PathBuf,
     /// Whether the kernel may change it.
     pub writable: bool,
+    /// Whether every kernel of the host has it, by its configuration: nobody gave it, and nobody takes it away.
+    #[serde(default)]
+    pub system: bool,
 }
 
 /// Which unprivileged user a daemon that is root runs a kernel as.
@@ -172,7 +175,7 @@ mod tests {
     use super::*;
 
     fn mount(inside: &str, writable: bool) -> PlannedMount {
-        PlannedMount { inside: inside.into(), source: inside.into(), writable }
+        PlannedMount { inside: inside.into(), source: inside.into(), writable, system: false }
     }
 
     #[test]

@@ -17,6 +17,7 @@ use super::child::{Child, WORD_BYTES, Wanted, Word};
 use super::confine::ByCgroup;
 use super::init::{EngineProcess, EngineProgram, EngineTree, Init, proc_file};
 use super::layer::{Layer, SandboxError, SandboxReport, failed};
+use super::tree::Source;
 use super::{confine, staging, verify};
 use crate::core::limits;
 use crate::sys::namespace::{Forked, fork};
@@ -143,23 +144,18 @@ impl Init {
             Some(staging) => staging::through(staging, "kernel/workspace"),
             None => self.plan.kernel_dir.join("workspace"),
         };
-        let mut wanted = vec![Wanted {
-            inside: PathBuf::from("/workspace"),
-            source: workspace,
-            resolved: None,
-            own: true,
-            writable: true,
-        }];
+        let mut wanted =
+            vec![Wanted { inside: PathBuf::from("/workspace"), source: Source::Own(workspace), writable: true }];
         let staged = self.staging.as_ref().filter(|_| self.plan.run_as.is_some_and(|user| user.map_root));
         for (i, mount) in self.plan.mounts.iter().enumerate() {
-            wanted.push(Wanted {
-                inside: mount.inside.clone(),
-                source: staged
-                    .map_or_else(|| mount.source.clone(), |staging| staging::through(staging, &i.to_string())),
-                resolved: self.sources.get(i).filter(|path| !path.as_os_str().is_empty()).cloned(),
-                own: false,
-                writable: mount.writable,
-            });
+            let source = match staged {
+                Some(staging) => {
+                    let at = staging::through(staging, &i.to_string());
+                    Source::Staged { at, shows: mount.source.clone() }
+                }
+                None => Source::Given(mount.source.clone()),
+            };
+            wanted.push(Wanted { inside: mount.inside.clone(), source, writable: mount.writable });
         }
         wanted.extend(self.live.iter().map(|live| live.wanted(self.staging.as_ref())));
         // A mount hides what was mounted below its place before.

@@ -13,7 +13,6 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use nix::fcntl::{AT_FDCWD, OFlag, openat};
@@ -23,6 +22,7 @@ use nix::sys::stat::{Mode, fstat, mkdirat};
 use nix::sys::wait::waitpid;
 use nix::unistd::{fchdir, pipe2};
 
+use super::given;
 use super::layer::{Layer, SandboxError, failed};
 use super::plan::{RunAs, SandboxPlan};
 use crate::sys::mount::{attach, clone_tree, map_ids, new_file_system};
@@ -37,7 +37,9 @@ pub(super) const KERNEL: &str = "kernel";
 /// # Errors
 /// If a source is missing, or its file system cannot map owners.
 pub(super) fn stage(plan: &SandboxPlan, run_as: RunAs) -> Result<(), SandboxError> {
-    let mut trees = vec![(String::from(KERNEL), mapped(&plan.kernel_dir, run_as)?)];
+    let kernel = openat(AT_FDCWD, &plan.kernel_dir, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())
+        .map_err(failed(Layer::IdMap, format_args!("cannot open {:?}", plan.kernel_dir)))?;
+    let mut trees = vec![(String::from(KERNEL), map_owner(&kernel, &plan.kernel_dir, run_as)?)];
     if run_as.map_root {
         for (i, planned) in plan.mounts.iter().enumerate() {
             trees.push((i.to_string(), mapped(&planned.source, run_as)?));
@@ -71,14 +73,19 @@ pub(super) fn hang(root: std::os::fd::BorrowedFd<'_>, name: &str, tree: &OwnedFd
     attach(tree.as_fd(), target.as_fd())
 }
 
-/// A detached tree of that source on which `run_as` owns what the source's owner owns: what a daemon that is root sends for
+/// A detached tree of that source, which no link may lead to, on which `run_as` owns what the source's owner owns: what a daemon that is root sends for
 /// [`BindSource::Tree`](super::BindSource). Forks a child that does nothing.
 ///
 /// # Errors
-/// If the source is missing, or its file system cannot map owners.
+/// If the source is missing, a link is in its way, or its file system cannot map owners.
 pub fn mapped(source: &Path, run_as: RunAs) -> Result<OwnedFd, SandboxError> {
-    let tree = clone_tree(AT_FDCWD, source, true)
-        .map_err(failed(Layer::IdMap, format_args!("cannot open {source:?}")))
+    map_owner(&given::open(Layer::IdMap, source)?, source, run_as)
+}
+
+/// The same for what is open already; `source` is what it is called.
+fn map_owner(opened: &OwnedFd, source: &Path, run_as: RunAs) -> Result<OwnedFd, SandboxError> {
+    let tree = clone_tree(opened.as_fd(), Path::new(""), true)
+        .map_err(failed(Layer::IdMap, format_args!("cannot mount {source:?}")))
         .map_err(|error| {
             let weak = error.cause.contains("EPERM") || error.cause.contains("not permitted");
             error.hint(if weak {
@@ -87,11 +94,11 @@ pub fn mapped(source: &Path, run_as: RunAs) -> Result<OwnedFd, SandboxError> {
                 "make sure that the path exists"
             })
         })?;
-    let owner = std::fs::metadata(source).map_err(failed(Layer::IdMap, format_args!("cannot look at {source:?}")))?;
-    if (owner.uid(), owner.gid()) == (run_as.uid, run_as.gid) {
+    let owner = fstat(opened).map_err(failed(Layer::IdMap, format_args!("cannot look at {source:?}")))?;
+    if (owner.st_uid, owner.st_gid) == (run_as.uid, run_as.gid) {
         return Ok(tree);
     }
-    let namespace = mapping_namespace((owner.uid(), owner.gid()), (run_as.uid, run_as.gid))
+    let namespace = mapping_namespace((owner.st_uid, owner.st_gid), (run_as.uid, run_as.gid))
         .map_err(failed(Layer::IdMap, "cannot make a user namespace to map owners with"))?;
     map_ids(tree.as_fd(), namespace.as_fd())
         .map_err(failed(Layer::IdMap, format_args!("the file system of {source:?} cannot map owners")))?;

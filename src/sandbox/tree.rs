@@ -21,6 +21,7 @@ use nix::sched::{CloneFlags, unshare};
 use nix::sys::stat::{Mode, fchmod, fstat, mkdirat};
 use nix::unistd::{UnlinkatFlags, chdir, fchdir, pivot_root, symlinkat, unlinkat};
 
+use super::given;
 use super::init::EngineTree;
 use super::layer::{Layer, SandboxError, failed};
 use super::plan::SandboxPlan;
@@ -35,6 +36,32 @@ pub(super) struct Hanging {
     pub tree: OwnedFd,
     /// Places in it that have to be covered.
     pub covers: Vec<PathBuf>,
+}
+
+/// Where a mount comes from.
+#[derive(Debug, Clone)]
+pub(super) enum Source {
+    /// A path of ryokan's own or of the system's, that no kernel's code can change.
+    Own(PathBuf),
+    /// What hangs in the staging tree: a path through a descriptor of init's, and what it shows.
+    Staged {
+        /// The path.
+        at: PathBuf,
+        /// The host's name for it, without symbolic links.
+        shows: PathBuf,
+    },
+    /// A path of the host's that was given and judged: it has no symbolic link in it, and is refused if one came since.
+    Given(PathBuf),
+}
+
+impl Source {
+    /// What of the host it shows, for what must stay hidden in it; nothing for ryokan's own.
+    pub(super) fn shows(&self) -> Option<&Path> {
+        match self {
+            Source::Own(_) => None,
+            Source::Staged { shows: path, .. } | Source::Given(path) => Some(path),
+        }
+    }
 }
 
 /// Folders of the host that are there as they are, read-only.
@@ -117,10 +144,15 @@ pub(super) fn build(plan: &SandboxPlan, mounts: Vec<Hanging>) -> Step<EngineTree
 }
 
 /// A detached clone of a source in N1, as it is to hang.
-pub(super) fn source(dir: BorrowedFd<'_>, path: &Path, inside: &Path, writable: bool) -> Step<OwnedFd> {
-    let tree = clone_tree(dir, path, true)
-        .map_err(fail(format_args!("cannot open what is to appear at {inside:?}")))
-        .map_err(|error| error.hint("make sure that the path exists and that the kernel's user may open it"))?;
+pub(super) fn source(from: &Source, inside: &Path, writable: bool) -> Step<OwnedFd> {
+    let what = || fail(format!("cannot open what is to appear at {inside:?}"));
+    let tree = match from {
+        Source::Own(path) | Source::Staged { at: path, .. } => clone_tree(AT_FDCWD, path, true).map_err(what())?,
+        Source::Given(path) => {
+            let opened = given::open(Layer::PivotRoot, path)?;
+            clone_tree(opened.as_fd(), Path::new(""), true).map_err(what())?
+        }
+    };
     change(tree.as_fd(), true, NOSUID | NODEV | if writable { 0 } else { RDONLY }, 0)
         .map_err(fail(format_args!("cannot restrict the mount at {inside:?}")))?;
     Ok(tree)
@@ -136,7 +168,7 @@ fn system_folders() -> Step<(Vec<Hanging>, Vec<Link>)> {
                 links.push((path.to_owned(), target));
             }
             Ok(found) if found.is_dir() => {
-                let tree = source(AT_FDCWD, path, path, false)?;
+                let tree = source(&Source::Own(path.to_owned()), path, false)?;
                 mounts.push(Hanging { inside: path.to_owned(), tree, covers: Vec::new() });
             }
             _ => {}

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::core::error::{Error, ErrorCode};
+use crate::core::error::{DISK_FULL, Error, ErrorCode};
 use crate::core::ids::Digest;
 use crate::sys::fs::{self, FsError};
 
@@ -96,6 +96,7 @@ impl From<StoreError> for Error {
             Some(source) => format!("{error}: {source}"),
             None => error.to_string(),
         };
-        Error::new(code, message).hint(hint)
+        let reason = if matches!(error, StoreError::Full { .. }) { DISK_FULL } else { "" };
+        Error::new(code, message).hint(hint).reason(reason)
     }
 }

@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use tokio::sync::{mpsc, watch};
 
-use crate::catalog::{CatalogHandle, EventPage, NewEvent};
+use crate::catalog::{CatalogError, CatalogHandle, EventPage, NewEvent};
 use crate::core::error::Result;
 use crate::core::limits;
 
@@ -67,10 +67,20 @@ async fn write(catalog: CatalogHandle, mut waiting: mpsc::Receiver<NewEvent>, co
     let mut batch = Vec::new();
     while waiting.recv_many(&mut batch, limits::DATABASE_BATCH).await > 0 {
         let taken = batch.len() as u64;
-        if let Err(error) = catalog.append_events(std::mem::take(&mut batch)).await {
-            tracing::error!(%error, "events could not be written");
+        let mut counted = false;
+        // On a full disk they wait for room, and those that come wait in the queue; whoever reads what there is does not.
+        while let Err(error) = catalog.append_events(batch.clone()).await {
+            if !std::mem::replace(&mut counted, true) {
+                tracing::error!(%error, "events could not be written");
+                count.send_modify(|count| *count += taken);
+            }
+            if !matches!(error, CatalogError::Full { .. }) {
+                break;
+            }
+            tokio::time::sleep(limits::JOURNAL_RETRY).await;
         }
-        count.send_modify(|count| *count += taken);
+        batch.clear();
+        count.send_modify(|count| *count += if counted { 0 } else { taken });
     }
 }
 

@@ -19,6 +19,8 @@ pub struct Execution {
     pub output: Rc<Output>,
     /// What to run; taken when it is handed to the worker.
     request: RefCell<Option<ExecRequest>>,
+    /// Its end, while the journal has no room for it.
+    unjournalled: RefCell<Option<ExecEnd>>,
     started: watch::Sender<bool>,
     finished: watch::Sender<Option<Result<ExecEnd>>>,
 }
@@ -30,6 +32,7 @@ impl Execution {
             id,
             output: Output::new(keep_bytes),
             request: RefCell::new(Some(request)),
+            unjournalled: RefCell::new(None),
             started: watch::Sender::new(false),
             finished: watch::Sender::new(None),
         })
@@ -41,6 +44,7 @@ impl Execution {
             id,
             output: Output::new(keep_bytes),
             request: RefCell::new(None),
+            unjournalled: RefCell::new(None),
             started: watch::Sender::new(true),
             finished: watch::Sender::new(None),
         })
@@ -52,6 +56,7 @@ impl Execution {
             id,
             output: Output::ended(kept, end.clone()),
             request: RefCell::new(None),
+            unjournalled: RefCell::new(None),
             started: watch::Sender::new(true),
             finished: watch::Sender::new(Some(Ok(end))),
         })
@@ -83,6 +88,17 @@ impl Execution {
             }
             first
         });
+    }
+
+    /// It has ended, but the journal refused that: whoever waits is told so, and the end is kept.
+    pub fn finish_unjournalled(&self, end: ExecEnd, error: Error) {
+        *self.unjournalled.borrow_mut() = Some(end);
+        self.finish(Err(error));
+    }
+
+    /// Its end, if the journal has no room for it yet.
+    pub fn unjournalled(&self) -> Option<ExecEnd> {
+        self.unjournalled.borrow().clone()
     }
 
     /// Whether its end is known.

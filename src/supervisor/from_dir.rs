@@ -3,6 +3,7 @@
 //! The copying is coreutils' `cp -a`: it keeps modes, times, links, holes and attributes, and shares blocks where the file
 //! system can.
 
+use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
 
 use tokio::process::Command;
@@ -20,11 +21,19 @@ pub(super) async fn copy(from: PathBuf, workspace: PathBuf, uid: u32, most_bytes
         return Err(Error::unsupported("the system-wide daemon does not copy other users' folders")
             .hint("give the folder with --allow-path and copy it inside the kernel"));
     }
-    if !from.is_dir() {
+    // Opened by the name that was judged, through no link; what is copied is this folder, whatever its name leads to later.
+    let opened = crate::sandbox::open_given(&from)
+        .map_err(|error| Error::refused(format!("{}: {error}", from.display())).reason("source"))?;
+    let folder = PathBuf::from(format!("/proc/self/fd/{}", opened.as_raw_fd()));
+    if !folder.is_dir() {
         return Err(Error::invalid(format!("{} is not a folder", from.display())));
     }
-    let size =
-        run(Command::new("du").args(["--summarize", "--block-size=1", "--apparent-size", "--"]).arg(&from)).await?;
+    let within = |program: &str| {
+        let mut command = Command::new(program);
+        command.current_dir(&folder);
+        command
+    };
+    let size = run(within("du").args(["--summarize", "--block-size=1", "--apparent-size", "--", "."])).await?;
     let bytes: u64 = size.split_whitespace().next().and_then(|number| number.parse().ok()).unwrap_or(u64::MAX);
     if bytes > most_bytes {
         let (size, most) = (format_size(bytes), format_size(most_bytes));
@@ -32,7 +41,7 @@ pub(super) async fn copy(from: PathBuf, workspace: PathBuf, uid: u32, most_bytes
             .reason("workspace_size")
             .hint("copy less of it, or make the kernel with a larger workspace"));
     }
-    run(Command::new("cp").args(["-a", "--reflink=auto", "--"]).arg(from.join(".")).arg(&workspace)).await?;
+    run(within("cp").args(["-a", "--reflink=auto", "--", "."]).arg(&workspace)).await?;
     restore_mode(&workspace)
 }
 

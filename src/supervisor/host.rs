@@ -1,6 +1,7 @@
 //! What all kernels of a daemon share, and the list of them.
 
 use std::cell::{Cell, RefCell};
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -11,10 +12,11 @@ use tokio::sync::Semaphore;
 use super::command::Actor;
 use super::events::Events;
 use super::kernel::Kernel;
+use super::reserve::Reserve;
 use super::settings::Settings;
 use super::worker::Workers;
 use crate::catalog::{CatalogHandle, NewAudit};
-use crate::core::error::{Error, Result};
+use crate::core::error::{DISK_FULL, Error, Result};
 use crate::core::ids::{HostId, KernelId};
 use crate::core::name::KernelName;
 use crate::store::StoreHandle;
@@ -39,9 +41,11 @@ pub struct Host {
     pub(super) creating: RefCell<BTreeMap<(u32, KernelName), ()>>,
     /// Called when a kernel's door opens (`true`) or closes: whoever serves its socket.
     pub(super) doors: RefCell<Option<DoorKeeper>>,
+    pub(super) reserve: Reserve,
     stopping: Cell<bool>,
     in_flight: Arc<Semaphore>,
     clients: Cell<usize>,
+    clients_of: RefCell<HashMap<u32, usize>>,
     used_at_ms: Cell<i64>,
 }
 
@@ -52,6 +56,7 @@ impl Host {
     pub(super) fn new(config: Settings, catalog: CatalogHandle, store: StoreHandle, events: Rc<Events>) -> Rc<Self> {
         let in_flight = Arc::new(Semaphore::new(config.executions_in_flight));
         let workers = Workers::new(config.workers, catalog.clone(), catalog.host_id(), config.cgroup_base.clone());
+        let reserve = Reserve::new(config.reserve.clone());
         Rc::new(Host {
             config,
             catalog,
@@ -63,11 +68,32 @@ impl Host {
             creating: RefCell::default(),
             published: RefCell::default(),
             doors: RefCell::new(None),
+            reserve,
             stopping: Cell::new(false),
             in_flight,
             clients: Cell::new(0),
+            clients_of: RefCell::default(),
             used_at_ms: Cell::new(sys::clock::now_ms()),
         })
+    }
+
+    /// Writes what must be written down because it has happened: on a full disk, with what was kept back for that.
+    ///
+    /// # Errors
+    /// Those of `write`.
+    pub(super) async fn making_room<T>(&self, mut write: impl AsyncFnMut() -> Result<T>) -> Result<T> {
+        match write().await {
+            Err(error) if error.reason == DISK_FULL && self.reserve.release() => write().await,
+            done => done,
+        }
+    }
+
+    /// Whether new work would take what is kept back for what has happened already.
+    pub(super) fn disk_is_full(&self) -> bool {
+        if self.reserve.is_spent() {
+            self.reserve.keep();
+        }
+        self.reserve.is_spent()
     }
 
     /// Milliseconds since 1970.
@@ -98,11 +124,28 @@ impl Host {
         Arc::clone(&self.in_flight)
     }
 
-    /// Counts a client in; gives a guard that counts it out.
-    pub fn client(self: &Rc<Self>) -> ClientGuard {
-        self.clients.set(self.clients.get() + 1);
+    /// Counts a client of `uid` in; gives a guard that counts it out.
+    ///
+    /// # Errors
+    /// `busy` if there are as many as may be, or as one user may have.
+    pub fn client(self: &Rc<Self>, uid: u32) -> Result<ClientGuard> {
+        let (all, most) = (self.clients.get(), self.config.clients);
+        if all >= most {
+            return Err(Error::busy(format!("this daemon has {all} clients already"))
+                .reason("clients")
+                .hint("try again when some of them have left, or raise limits.clients in the configuration"));
+        }
+        let mut clients_of = self.clients_of.borrow_mut();
+        let own = clients_of.entry(uid).or_default();
+        if *own >= self.config.clients_per_user {
+            return Err(Error::busy(format!("you have {own} clients connected already"))
+                .reason("clients_per_user")
+                .hint("close some of them, or have limits.clients_per_user raised in the configuration"));
+        }
+        *own += 1;
+        self.clients.set(all + 1);
         self.used_at_ms.set(self.now_ms());
-        ClientGuard(Rc::clone(self))
+        Ok(ClientGuard { host: Rc::clone(self), uid })
     }
 
     /// Clients connected now.
@@ -182,7 +225,21 @@ impl Host {
         }
     }
 
-    /// Checks that a host path may be given to a kernel of `uid`.
+    /// Checks again that a path may be given that led to `recorded` when it was, and that it leads there still.
+    ///
+    /// # Errors
+    /// As [`Host::check_source`], and `refused` if it leads elsewhere.
+    pub fn check_given(&self, uid: u32, source: &Path, recorded: Option<&Path>) -> Result<PathBuf> {
+        let real = self.check_source(uid, source)?;
+        if recorded.is_some_and(|recorded| recorded != real) {
+            // Where to is not said: another user's kernel must not learn from it what there is.
+            let message = format!("{} leads elsewhere than when it was given", source.display());
+            return Err(Error::refused(message).reason("source_moved"));
+        }
+        Ok(real)
+    }
+
+    /// Checks that a host path may be given to a kernel of `uid`; gives the path without symbolic links.
     ///
     /// # Errors
     /// `invalidArgument`, `notFound`, `refused` with the rule.
@@ -200,6 +257,9 @@ impl Host {
             }
             Err(error) => return Err(Error::refused(format!("{shown}: {error}")).reason("source")),
         };
+        if real.to_str().is_none() {
+            return Err(Error::refused(format!("{shown} leads to a path that is not UTF-8")).reason("source"));
+        }
         if let Some(rule) = (self.config.forbids)(&real, uid) {
             return Err(Error::refused(format!("{shown} may not be given to a kernel"))
                 .reason("deny_paths")
@@ -215,11 +275,21 @@ impl Host {
 }
 
 /// A connected client.
-pub struct ClientGuard(Rc<Host>);
+pub struct ClientGuard {
+    host: Rc<Host>,
+    uid: u32,
+}
 
 impl Drop for ClientGuard {
     fn drop(&mut self) {
-        self.0.clients.set(self.0.clients.get() - 1);
-        self.0.used_at_ms.set(self.0.now_ms());
+        let host = &self.host;
+        if let Entry::Occupied(mut own) = host.clients_of.borrow_mut().entry(self.uid) {
+            *own.get_mut() -= 1;
+            if *own.get() == 0 {
+                own.remove();
+            }
+        }
+        host.clients.set(host.clients.get() - 1);
+        host.used_at_ms.set(host.now_ms());
     }
 }

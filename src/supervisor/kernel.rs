@@ -15,7 +15,7 @@ use super::records::{Found, Records};
 use crate::core::error::{Error, Result};
 use crate::core::exec::{ExecEnd, ExecRequest, ExecStatus};
 use crate::core::ids::{Epoch, ExecId, KernelId};
-use crate::core::info::{KernelInfo, McpInfo, McpTransport, MissedEntry, MountInfo, ToolInfo};
+use crate::core::info::{JournalEntry, KernelInfo, McpInfo, McpTransport, MissedEntry, MountInfo, ToolInfo};
 use crate::core::kernel::State;
 use crate::core::limits;
 use crate::core::spec::KernelSpec;
@@ -149,6 +149,23 @@ impl Kernel {
             }
             Found::Nothing => Err(Error::not_found(format!("kernel {} has no execution {id}", self.spec.name))),
         }
+    }
+
+    /// Journal entries after a number, oldest first, at most one page. Of an execution that has ended and whose end has no
+    /// room in the journal yet, what the task knows is told.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub async fn journal(&self, after: u64, most: usize) -> Result<Vec<JournalEntry>> {
+        let mut page = self.records.journal(after, most).await?;
+        let executions = self.executions.borrow();
+        for entry in page.iter_mut().filter(|entry| entry.status == "running") {
+            if let Some(end) = executions.get(&ExecId(entry.exec)).and_then(|execution| execution.unjournalled()) {
+                end.status.name().clone_into(&mut entry.status);
+                (entry.code, entry.err, entry.duration_us) = (end.code, end.err, end.duration_us);
+            }
+        }
+        Ok(page)
     }
 
     /// Interrupts an execution.

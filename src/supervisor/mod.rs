@@ -16,6 +16,7 @@ pub mod lease;
 pub mod output;
 pub mod records;
 pub mod recovery;
+mod reserve;
 pub mod settings;
 pub mod snapshot;
 #[expect(clippy::module_inception, reason = "the module is named for the layer, the file for its type")]

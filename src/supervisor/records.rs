@@ -15,7 +15,7 @@ use crate::catalog::{CatalogHandle, KernelChange, Notes, StateHandle};
 use crate::core::error::{Error, Result};
 use crate::core::exec::{ExecEnd, ExecRequest, Stream};
 use crate::core::ids::{Digest, Epoch, ExecId, KernelId};
-use crate::core::info::{JournalEntry, McpTransport, MountInfo};
+use crate::core::info::{GivenMount, JournalEntry, McpTransport};
 use crate::core::kernel::Life;
 use crate::core::limits;
 use crate::core::rights::{Right, Rights};
@@ -61,10 +61,10 @@ pub struct Loaded {
     pub version: u64,
     /// How many executions there were.
     pub executions: u64,
-    /// Executions without an end.
+    /// Executions without an end; after recovery, those that nobody runs and that could not be closed.
     pub running: Vec<ExecId>,
     /// Mounts added since creation.
-    pub mounts: Vec<MountInfo>,
+    pub mounts: Vec<GivenMount>,
     /// Registered MCP servers.
     pub mcp: Vec<(String, McpTransport)>,
     /// The lease, expired or not.
@@ -266,7 +266,14 @@ impl Records {
     ///
     /// # Errors
     /// The database's.
-    pub async fn put_mount(&self, actor: &Actor, text: &str, mount: MountInfo, made: u32, at_ms: i64) -> Result<u64> {
+    pub async fn put_mount(
+        &self,
+        actor: &Actor,
+        text: &str,
+        mount: GivenMount,
+        made: u32,
+        at_ms: i64,
+    ) -> Result<u64> {
         Ok(version_after(self.state.put_mount(mount, made, new_mark(actor, text, at_ms)).await?))
     }
 

@@ -31,6 +31,9 @@ use crate::core::limits;
 /// Kernels that are brought back at the same time.
 const RECOVERED_AT_ONCE: usize = 64;
 
+/// How an execution ended whose worker ended unseen.
+pub(super) const NO_DAEMON: &str = "the worker ended while no daemon was there";
+
 /// What start-up did, for the log and for `ryokan events`.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct Recovered {
@@ -130,7 +133,7 @@ impl Supervisor {
         let records = Records::new(row.id, row.epoch, &host.catalog, &host.store);
         // A kernel that was at rest has nothing open: its database stays closed until somebody uses it.
         let at_rest = worker.is_none() && !record.life.has_worker();
-        let loaded = match load(&records).await {
+        let mut loaded = match load(&records).await {
             Ok(loaded) => loaded,
             Err(error) => {
                 tracing::error!(kernel = %row.spec.name, %error, "the kernel's history is damaged");
@@ -166,15 +169,19 @@ impl Supervisor {
         };
         let alive: HashSet<_> =
             taken.iter().flat_map(|taken| taken.adopted.executions.iter().map(|(execution, _)| execution.id)).collect();
-        for exec in loaded.running.iter().filter(|exec| !alive.contains(exec)) {
-            let end = ExecEnd::lost("the worker ended while no daemon was there");
-            match records.end(*exec, &end, &Kept::default(), host.now_ms()).await {
+        let mut unclosed = Vec::new();
+        for exec in std::mem::take(&mut loaded.running).into_iter().filter(|exec| !alive.contains(exec)) {
+            let (end, at_ms) = (ExecEnd::lost(NO_DAEMON), host.now_ms());
+            match host.making_room(async || records.end(exec, &end, &Kept::default(), at_ms).await).await {
                 Ok(()) => done.lost += 1,
                 Err(error) => {
-                    tracing::error!(kernel = %row.spec.name, %exec, %error, "a lost execution could not be closed")
+                    tracing::error!(kernel = %row.spec.name, %exec, %error, "a lost execution could not be closed");
+                    unclosed.push(exec);
                 }
             }
         }
+        // The kernel's task tries again.
+        loaded.running = unclosed;
         if taken.is_none() {
             record.life = record.life.without_worker();
         }

@@ -23,6 +23,10 @@ pub struct Settings {
     pub kernels_per_user: usize,
     /// Workers at once.
     pub workers: usize,
+    /// Clients at once.
+    pub clients: usize,
+    /// Clients of one user.
+    pub clients_per_user: usize,
     /// Executions that run at once.
     pub executions_in_flight: usize,
     /// Executions that wait in one kernel.
@@ -45,6 +49,8 @@ pub struct Settings {
     pub python: PathBuf,
     /// Folder for what can be made again.
     pub cache: PathBuf,
+    /// The file that keeps some of the disk back.
+    pub reserve: PathBuf,
     /// The worker's executable.
     pub worker_binary: PathBuf,
     /// Folder of the workers' private sockets.

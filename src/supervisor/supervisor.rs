@@ -30,7 +30,16 @@ impl Supervisor {
     /// A supervisor without kernels; [`Supervisor::recover`] brings those that the catalog knows. Must run inside a `LocalSet`.
     pub fn new(config: Settings, catalog: CatalogHandle, store: StoreHandle) -> Self {
         let events = Events::start(catalog.clone(), crate::sys::clock::now_ms);
-        Supervisor { host: Host::new(config, catalog, store, events) }
+        let host = Host::new(config, catalog, store, events);
+        let kept = Rc::downgrade(&host);
+        tokio::task::spawn_local(async move {
+            loop {
+                tokio::time::sleep(limits::RESERVE_INTERVAL).await;
+                let Some(host) = kept.upgrade() else { return };
+                host.reserve.keep();
+            }
+        });
+        Supervisor { host }
     }
 
     /// What the kernels share.
@@ -69,7 +78,7 @@ impl Supervisor {
         {
             return Ok(kernel);
         }
-        self.check_spec(&spec, actor)?;
+        let spec = self.checked(spec, actor)?;
         let name = (actor.uid, spec.name.clone());
         if self.host.published.borrow().contains(&(actor.uid, spec.name.to_string())) {
             return Err(Error::already_exists(format!("a kernel is published as {} already", spec.name))
@@ -90,6 +99,15 @@ impl Supervisor {
             made
         });
         making.await.map_err(|error| Error::internal(error.to_string()))?
+    }
+
+    /// Checks what is asked for; gives it with where its paths lead.
+    fn checked(&self, mut spec: KernelSpec, actor: &Actor) -> Result<KernelSpec> {
+        self.check_spec(&spec, actor)?;
+        for allowed in &mut spec.paths {
+            allowed.real = Some(self.host.check_source(actor.uid, &allowed.path)?);
+        }
+        Ok(spec)
     }
 
     fn check_spec(&self, spec: &KernelSpec, actor: &Actor) -> Result<()> {
@@ -127,9 +145,6 @@ impl Supervisor {
                     .reason("allow_degraded")
                     .hint("add it to sandbox.allow_degraded in the configuration"));
             }
-        }
-        for allowed in &spec.paths {
-            self.host.check_source(actor.uid, &allowed.path)?;
         }
         Ok(())
     }
@@ -248,7 +263,8 @@ impl Supervisor {
             Some((adopted, channel)) => (Some(adopted), (channel.reporter, channel.reports)),
             None => (None, mpsc::unbounded_channel()),
         };
-        let beginning = Beginning { life: record.life, lease: loaded.lease, mounts: loaded.mounts, tools };
+        let (lease, mounts, unclosed) = (loaded.lease, loaded.mounts, loaded.running);
+        let beginning = Beginning { life: record.life, lease, mounts, tools, unclosed };
         let task = Task::new(Rc::clone(host), Rc::clone(&kernel), waiting, channel, beginning);
         tokio::task::spawn_local(task.run(adopted));
         host.by_id.borrow_mut().insert(row.id, Rc::clone(&kernel));

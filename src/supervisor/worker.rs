@@ -14,7 +14,8 @@ use crate::catalog::{CatalogHandle, WorkerRow};
 use crate::core::engine::EngineName;
 use crate::core::error::{Error, Result};
 use crate::core::ids::{HostId, KernelId, WorkerId};
-use crate::core::info::MountInfo;
+use crate::core::info::{GivenMount, MountInfo};
+use crate::core::spec::KernelSpec;
 use crate::rpc::worker_link::{WorkerIdentity, WorkerLink, WorkerReport};
 use crate::sandbox::plan::{PlannedMount, RunAs, SandboxPlan};
 use crate::sys;
@@ -24,6 +25,9 @@ use crate::worker::launch::{self, LaunchDocument};
 const CGROUP_TRIES: u32 = 25;
 /// The pause between those.
 const CGROUP_PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
+
+/// Reason of the error where a host has no place for one more worker.
+pub(super) const NO_PLACE: &str = "workers";
 
 /// A worker that is up and attached.
 pub struct Started {
@@ -154,6 +158,7 @@ impl Workers {
     /// What is said where there is no room.
     pub(super) fn no_room(&self) -> Error {
         Error::busy(format!("this host runs {} workers already", self.most))
+            .reason(NO_PLACE)
             .hint("stop a kernel, or raise limits.workers in the configuration")
     }
 
@@ -215,7 +220,7 @@ fn run_as(host: &Host, uid: u32) -> Result<Option<RunAs>> {
     Ok(Some(RunAs { uid, gid, map_root: true }))
 }
 
-fn plan(host: &Host, kernel: &Kernel, worker: WorkerId, mounts: Vec<MountInfo>) -> Result<SandboxPlan> {
+fn plan(host: &Host, kernel: &Kernel, worker: WorkerId, mounts: Vec<GivenMount>) -> Result<SandboxPlan> {
     let spec = &kernel.spec;
     let files = host.catalog.kernel_files(kernel.id);
     let mut plan = SandboxPlan::new(files.dir);
@@ -232,23 +237,34 @@ fn plan(host: &Host, kernel: &Kernel, worker: WorkerId, mounts: Vec<MountInfo>) 
         .collect::<Result<_>>()?;
     let system = host.config.system_paths.iter().map(|path| PlannedMount {
         inside: path.clone(),
-        source: path.clone(),
+        // One that is not there is told by whoever opens it.
+        source: path.canonicalize().unwrap_or_else(|_| path.clone()),
         writable: false,
+        system: true,
     });
-    // Judged again at each start: what a path leads to may have changed since it was given.
-    for mount in &mounts {
-        host.check_source(kernel.uid, Path::new(&mount.source)).map_err(|error| {
-            let hint = format!("put it back, or take it away: ryokan unmount {} {}", spec.name, mount.path);
-            if error.hint.is_empty() { error.hint(hint) } else { error }
-        })?;
+    // Judged again at each start: what a path leads to may have changed since it was given. What is judged here is opened
+    // by this very name, and by no link that comes in its way meanwhile.
+    let mut own = Vec::new();
+    for GivenMount { mount, real } in mounts {
+        let real = host.check_given(kernel.uid, Path::new(&mount.source), real.as_deref().map(Path::new));
+        let source = real.map_err(|error| with_way_out(error, &kernel.spec, &mount))?;
+        own.push(PlannedMount { inside: mount.path.into(), source, writable: mount.writable, system: false });
     }
-    let own = mounts.into_iter().map(|mount| PlannedMount {
-        inside: mount.path.into(),
-        source: mount.source.into(),
-        writable: mount.writable,
-    });
     plan.mounts = system.chain(own).collect();
     Ok(plan)
+}
+
+/// Adds what can be done about a path that may not be given any more.
+fn with_way_out(error: Error, spec: &KernelSpec, mount: &MountInfo) -> Error {
+    if !error.hint.is_empty() {
+        return error;
+    }
+    let hint = if spec.paths.iter().any(|allowed| allowed.path == Path::new(&mount.path)) {
+        String::from("put it back: it belongs to the kernel's specification")
+    } else {
+        format!("put it back, or take it away: ryokan unmount {} {}", spec.name, mount.path)
+    };
+    error.hint(hint)
 }
 
 /// The Python interpreter as kernels see it.
@@ -279,7 +295,7 @@ async fn compiled_driver(host: &Host, interpreter: &str) -> Option<PathBuf> {
 pub(super) async fn start(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
-    mounts: Vec<MountInfo>,
+    mounts: Vec<GivenMount>,
     listener: Rc<Listener>,
 ) -> Result<Started> {
     if !host.workers.have_room() {

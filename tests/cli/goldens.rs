@@ -80,10 +80,7 @@ fn kernel(name: &str) -> KernelInfo {
 fn busy_kernel() -> KernelInfo {
     let mut info = kernel("data-1");
     info.spec.engine = EngineName::Python;
-    info.spec.paths = vec![
-        AllowedPath { path: "/home/amy/src".into(), writable: true },
-        AllowedPath { path: "/opt/sdk".into(), writable: false },
-    ];
+    info.spec.paths = vec![AllowedPath::new("/home/amy/src", true), AllowedPath::new("/opt/sdk", false)];
     info.spec.labels = vec![("project".into(), "x".into())];
     info.spec.degraded = vec!["cgroup".into()];
     info.spec.idle_timeout_ms = 0;

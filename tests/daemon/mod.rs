@@ -1,5 +1,8 @@
 //! The daemon as its clients see it: kernels that keep their state, whoever dies.
 
+mod given;
+mod places;
+
 use std::time::Duration;
 
 use ryokan::core::engine::EngineName;
@@ -43,7 +46,7 @@ fn a_socket_client_is_a_session() {
         std::fs::create_dir(&shared).unwrap();
         let give = |name: &str| {
             let mut wanted = spec(name, EngineName::Kaish);
-            wanted.paths = vec![AllowedPath { path: shared.clone(), writable: true }];
+            wanted.paths = vec![AllowedPath::new(&shared, true)];
             wanted
         };
         let (session, _) = client.create_kernel(&give("one"), "").await.expect("made");
@@ -367,41 +370,6 @@ fn a_mount_can_be_taken_away_however_it_came() {
 }
 
 #[test]
-fn a_given_path_is_judged_again_at_each_start() {
-    let mut host = Host::prepare(crate::support::User::Own);
-    let denied = host.path("denied");
-    host.configure(&format!("[sandbox]\ndeny_paths = [{:?}]\n", denied.display().to_string()));
-    host.launch();
-    let given = host.path("given");
-    for folder in [&given, &denied] {
-        std::fs::create_dir(folder).unwrap();
-        std::fs::write(folder.join("seen"), "seen").unwrap();
-    }
-    host.with(async |client| {
-        let shell = kernel(&client, "k", EngineName::Kaish).await;
-        shell.mount_at("/data", &given.display().to_string(), false, 0).await.expect("mounted");
-        assert_eq!(out(&shell, "cat /data/seen").await, "seen");
-        let attempt = async |what: &str| {
-            shell.stop(false).await.expect("stops");
-            let result = run(&shell, "cat /data/seen").await;
-            assert_eq!(result.end.status, ExecStatus::Lost, "{what}: {result:?}");
-            result.end.err
-        };
-        std::fs::rename(&given, host.path("aside")).unwrap();
-        let gone = attempt("gone").await;
-        assert!(gone.contains("there is no"), "{gone}");
-        std::os::unix::fs::symlink(&denied, &given).unwrap();
-        shell.start().await.ok();
-        let forbidden = attempt("denied").await;
-        assert!(forbidden.contains("may not be given"), "{forbidden}");
-        std::fs::remove_file(&given).unwrap();
-        std::fs::rename(host.path("aside"), &given).unwrap();
-        shell.start().await.expect("starts");
-        assert_eq!(out(&shell, "cat /data/seen").await, "seen", "it is back");
-    });
-}
-
-#[test]
 fn a_journal_of_large_entries_is_read_to_its_end() {
     let host = Host::start();
     host.with(async |client| {
@@ -503,4 +471,30 @@ fn a_wrong_configuration_is_refused_by_name() {
     assert!(!host.wait().success());
     let log = host.log();
     assert!(log.contains("memroy") && log.contains("memory"), "the key and the nearest one: {log}");
+}
+
+/// The log of events is everybody's: a job that writes without end has a place in it once a second, with the number of bytes.
+#[test]
+fn a_noisy_job_takes_little_of_the_log_of_events() {
+    let host = Host::start();
+    host.with(async |client| {
+        let python = kernel(&client, "p", EngineName::Python).await;
+        let noise = "import threading, time\ndef noise():\n    for _ in range(1500):\n        print('n' * 99, flush=True)\n        time.sleep(0.002)\nthreading.Thread(target=noise).start()";
+        out(&python, noise).await;
+        let mut events = client.events(0).await.expect("events");
+        let began = std::time::Instant::now();
+        let (mut told, mut bytes) = (0u64, 0);
+        // The last that is written may not be told of: nothing comes after it.
+        while let Ok(event) = tokio::time::timeout(Duration::from_secs(4), events.next()).await {
+            let event = event.expect("an event");
+            if event.kind == "background_output" {
+                let detail: serde_json::Value = serde_json::from_str(&event.detail_json).expect("JSON");
+                told += 1;
+                bytes += detail["bytes"].as_u64().expect("a count");
+            }
+        }
+        let most = began.elapsed().as_secs() + 2;
+        assert!((2..=most).contains(&told), "{told} events in {:?}", began.elapsed());
+        assert!((50_000..=150_000).contains(&bytes), "{bytes} bytes are told of");
+    });
 }

@@ -3,11 +3,12 @@
 use std::time::Instant;
 
 use ryokan::core::engine::EngineName;
+use ryokan::core::error::ErrorCode;
 use ryokan::core::exec::ExecStatus;
 use ryokan::rpc::client::{HostClient, run_local};
 
-use super::{Bystander, remove_all, rss};
-use crate::support::{Host, out, run, spec};
+use super::{Bystander, inits, remove_all, rss};
+use crate::support::{Host, kernel, out, run, spec};
 
 /// Kernels, and clients, at once. The environment's `RYOKAN_TEST_MANY` is another number for one run.
 const MANY: usize = 60;
@@ -39,7 +40,7 @@ fn many_kernels_and_clients_at_once() {
         assert!(host.workers().len() >= many, "all of them live");
         // One more than may be is told, and hurts nobody.
         let error = clients[0].0.create_kernel(&spec("more", EngineName::Kaish), "").await.err().expect("too many");
-        assert_eq!(error.code, ryokan::core::error::ErrorCode::Busy, "{error:?}");
+        assert_eq!(error.code, ErrorCode::Busy, "{error:?}");
         let again = Instant::now();
         futures::future::join_all(clients.iter().enumerate().map(async |(number, (_, shell))| {
             assert_eq!(out(shell, "echo $n").await, number.to_string());
@@ -66,4 +67,40 @@ fn many_kernels_and_clients_at_once() {
     let removing = Instant::now();
     remove_all(&host);
     eprintln!("{many} kernels removed in {:?}, all in {:?}", removing.elapsed(), began.elapsed());
+}
+
+/// More kernels than places for workers, all started at once: who finds none is told so, and is not blamed for it.
+#[test]
+fn workers_are_never_more_than_may_be_and_want_of_a_place_is_no_crash() {
+    const PLACES: usize = 3;
+    let mut host = Host::prepare(crate::support::User::Own);
+    host.configure(&format!("[limits]\nworkers = {PLACES}\n"));
+    host.launch();
+    host.with(async |client| {
+        let mut kernels = Vec::new();
+        for number in 0..12 {
+            kernels.push(kernel(&client, &format!("k{number}"), EngineName::Kaish).await);
+        }
+        // More often than crashes may be.
+        for round in 0..5 {
+            let started = futures::future::join_all(kernels.iter().map(|k| k.start())).await;
+            let inits = inits(&host).len();
+            assert_eq!((started.iter().filter(|s| s.is_ok()).count(), inits), (PLACES, PLACES), "{round}: {started:?}");
+            for (kernel, started) in kernels.iter().zip(started) {
+                let state = kernel.info().await.expect("info").state;
+                let Err(error) = started else {
+                    assert_eq!(state, "ready");
+                    continue;
+                };
+                assert_eq!((error.code, error.reason.as_str()), (ErrorCode::Busy, "workers"), "{error:?}");
+                assert!(["created", "stopped"].contains(&state.as_str()), "{round}: {state}");
+            }
+            // Others have the next turn.
+            for kernel in &kernels {
+                kernel.stop(true).await.expect("stops");
+            }
+            kernels.rotate_left(PLACES);
+        }
+        assert_eq!(out(&kernels[0], "echo well").await, "well");
+    });
 }

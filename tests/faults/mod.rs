@@ -4,11 +4,13 @@
 mod clients;
 mod daemon_killed;
 mod damage;
+mod full_disk;
 mod garbage;
 mod labels;
 mod many;
 mod names;
 mod orphans;
+mod recovery;
 mod refusing_disk;
 mod workers_killed;
 
@@ -103,6 +105,10 @@ struct Bystander(Child);
 impl Bystander {
     fn new() -> Bystander {
         Bystander(Command::new("/bin/sleep").arg("1000").spawn().unwrap())
+    }
+
+    fn pid(&self) -> u32 {
+        self.0.id()
     }
 
     fn check(&self) {

@@ -281,3 +281,52 @@ fn paths_of_others_stay_closed_without_root() {
     home.shell(all.clone(), "ls /host/proc/1").fails_with("No such file");
     home.shell(all, "touch /host/tmp/x").fails_with("Read-only file system");
 }
+
+/// The swap comes between the judgement, which is before the start, and the use: whoever wins, what the link leads to is never
+/// seen.
+#[test]
+fn a_given_path_that_becomes_a_link_is_never_followed() {
+    for starter in Starter::all() {
+        let home = starter.home();
+        std::fs::create_dir_all(home.path("secret/sub")).expect("made");
+        for file in ["secret/file", "secret/sub/file"] {
+            std::fs::write(home.path(file), "secret").expect("written");
+        }
+        std::fs::create_dir_all(home.path("way/sub")).expect("made");
+        std::fs::write(home.path("way/sub/file"), "given").expect("written");
+        home.own(home.root.path());
+        // What the mount is made of, and where on its path the link comes.
+        for (source, swapped) in [("way/sub", "way/sub"), ("way/sub", "way")] {
+            let (place, aside) = (home.path(swapped), home.path("aside"));
+            let target = home.path(if source == swapped { "secret/sub" } else { "secret" });
+            let mounts = json!({"mounts": [{"inside": "/x", "source": home.path(source), "writable": false}]});
+            let over = std::sync::atomic::AtomicBool::new(false);
+            let (mut given, mut refused) = (0, 0);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                        std::fs::rename(&place, &aside).expect("away");
+                        std::os::unix::fs::symlink(&target, &place).expect("a link");
+                        std::thread::sleep(std::time::Duration::from_micros(500));
+                        std::fs::remove_file(&place).expect("no link");
+                        std::fs::rename(&aside, &place).expect("back");
+                        std::thread::sleep(std::time::Duration::from_micros(500));
+                    }
+                });
+                for _ in 0..60 {
+                    let ran = home.shell(mounts.clone(), "cat /x/file");
+                    match (ran.code(), ran.out().as_str()) {
+                        (0, "given") => given += 1,
+                        (125, "") => refused += 1,
+                        other => {
+                            over.store(true, std::sync::atomic::Ordering::Relaxed);
+                            panic!("{starter:?} {swapped}: {other:?} {}", ran.err());
+                        }
+                    }
+                }
+                over.store(true, std::sync::atomic::Ordering::Relaxed);
+            });
+            assert!(given > 0 && refused > 0, "{starter:?} {swapped}: {given} given, {refused} refused");
+        }
+    }
+}

@@ -148,7 +148,7 @@ impl Home {
     }
 
     /// Gives everything to whom the daemon runs as.
-    fn own(&self, path: &Path) {
+    pub fn own(&self, path: &Path) {
         if self.starter == Starter::Ordinary {
             let owner = format!("{UID}:{UID}");
             let status = Command::new("chown").args(["-R", &owner]).arg(path).status();

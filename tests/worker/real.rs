@@ -227,7 +227,8 @@ fn a_layer_that_fails_is_reported_by_the_launch() {
     local(async {
         let mut kernel = Kernel::new(EngineName::Kaish);
         let nowhere = PathBuf::from("/nowhere/at/all");
-        kernel.document.plan.mounts = vec![PlannedMount { inside: "/data".into(), source: nowhere, writable: false }];
+        kernel.document.plan.mounts =
+            vec![PlannedMount { inside: "/data".into(), source: nowhere, writable: false, system: false }];
         let error = kernel.launch().await.map(drop).unwrap_err();
         assert_eq!(error.code, ErrorCode::Refused, "{error}");
         assert!(error.reason.starts_with("sandbox-") && !error.hint.is_empty(), "{error:?}");

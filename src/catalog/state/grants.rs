@@ -6,13 +6,14 @@ use crate::catalog::error::CatalogError;
 use crate::catalog::row::{bytes, json, signed, to_json, unsigned};
 use crate::catalog::sqlite::{Db, Result};
 use crate::core::ids::Digest;
-use crate::core::info::{McpTransport, MountInfo};
+use crate::core::info::{GivenMount, McpTransport, MountInfo};
 use crate::core::limits;
 
-pub(super) fn put_mount(db: &Db, mount: &MountInfo, made: u32) -> Result<()> {
+pub(super) fn put_mount(db: &Db, given: &GivenMount, made: u32) -> Result<()> {
+    let MountInfo { path, source, writable } = &given.mount;
     db.sql("record mount", |c| {
-        c.prepare_cached("INSERT OR REPLACE INTO mounts (path, source, writable, made) VALUES (?, ?, ?, ?)")?
-            .execute(params![mount.path, mount.source, mount.writable, made])
+        c.prepare_cached("INSERT OR REPLACE INTO mounts (path, source, writable, real, made) VALUES (?, ?, ?, ?, ?)")?
+            .execute(params![path, source, writable, given.real, made])
     })?;
     within(db, "SELECT count(*) FROM mounts", "the number of mounts", limits::MOUNTS)
 }
@@ -24,10 +25,13 @@ pub(super) fn remove_mount(db: &Db, path: &str) -> Result<u32> {
     })
 }
 
-pub(super) fn mounts(db: &Db) -> Result<Vec<MountInfo>> {
+pub(super) fn mounts(db: &Db) -> Result<Vec<GivenMount>> {
     db.sql("list mounts", |c| {
-        c.prepare_cached("SELECT path, source, writable FROM mounts ORDER BY path")?
-            .query_map([], |row| Ok(MountInfo { path: row.get(0)?, source: row.get(1)?, writable: row.get(2)? }))?
+        c.prepare_cached("SELECT path, source, writable, real FROM mounts ORDER BY path")?
+            .query_map([], |row| {
+                let mount = MountInfo { path: row.get(0)?, source: row.get(1)?, writable: row.get(2)? };
+                Ok(GivenMount { mount, real: row.get(3)? })
+            })?
             .collect()
     })
 }

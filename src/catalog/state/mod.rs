@@ -11,7 +11,7 @@ use super::sqlite::{Db, Result};
 use super::thread::{Pending, Queue};
 use crate::core::exec::ExecEnd;
 use crate::core::ids::{Digest, ExecId, KernelId};
-use crate::core::info::{JournalEntry, McpTransport, MountInfo};
+use crate::core::info::{GivenMount, JournalEntry, McpTransport};
 use crate::core::limits;
 
 pub use executions::{Begun, ExecBegin, ExecClose, ExecRecord};
@@ -146,7 +146,7 @@ impl StateHandle {
     ///
     /// # Errors
     /// `Limit`.
-    pub fn put_mount(&self, mount: MountInfo, made: u32, entry: NewEntry) -> Pending<u64> {
+    pub fn put_mount(&self, mount: GivenMount, made: u32, entry: NewEntry) -> Pending<u64> {
         self.write("state.mounts.put", move |db| {
             grants::put_mount(db, &mount, made)?;
             journal::append_one(db, entry)
@@ -168,7 +168,7 @@ impl StateHandle {
     ///
     /// # Errors
     /// The database's.
-    pub fn mounts(&self) -> Pending<Vec<MountInfo>> {
+    pub fn mounts(&self) -> Pending<Vec<GivenMount>> {
         self.read(grants::mounts)
     }
 

@@ -106,6 +106,7 @@ fn limits(raw: &RawLimits, faults: &mut Faults) -> Limits {
         ("kernels_per_user", raw.kernels_per_user, limits::KERNELS),
         ("workers", raw.workers, limits::KERNELS),
         ("clients", raw.clients, limits::CLIENTS),
+        ("clients_per_user", raw.clients_per_user, limits::CLIENTS),
         ("executions_in_flight", raw.executions_in_flight, limits::KERNELS),
         ("executions_queued", raw.executions_queued, limits::EXECUTIONS_QUEUED),
     ] {
@@ -116,6 +117,7 @@ fn limits(raw: &RawLimits, faults: &mut Faults) -> Limits {
         kernels_per_user: raw.kernels_per_user,
         workers: raw.workers,
         clients: raw.clients,
+        clients_per_user: raw.clients_per_user,
         executions_in_flight: raw.executions_in_flight,
         executions_queued: raw.executions_queued,
     }

@@ -81,6 +81,8 @@ pub struct Limits {
     pub workers: usize,
     /// Clients at once.
     pub clients: usize,
+    /// Clients of one user of a system-wide daemon.
+    pub clients_per_user: usize,
     /// Executions that run at once, over all kernels.
     pub executions_in_flight: usize,
     /// Executions that wait in one kernel.
@@ -282,6 +284,7 @@ impl From<&Config> for RawConfig {
                 kernels_per_user: limits.kernels_per_user,
                 workers: limits.workers,
                 clients: limits.clients,
+                clients_per_user: limits.clients_per_user,
                 executions_in_flight: limits.executions_in_flight,
                 executions_queued: limits.executions_queued,
             },

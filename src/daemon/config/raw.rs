@@ -61,6 +61,7 @@ pub(super) struct RawLimits {
     pub(super) kernels_per_user: usize,
     pub(super) workers: usize,
     pub(super) clients: usize,
+    pub(super) clients_per_user: usize,
     pub(super) executions_in_flight: usize,
     pub(super) executions_queued: usize,
 }
@@ -72,6 +73,7 @@ impl Default for RawLimits {
             kernels_per_user: 2000,
             workers: 1000,
             clients: limits::CLIENTS,
+            clients_per_user: limits::CLIENTS_PER_USER,
             executions_in_flight: 1000,
             executions_queued: limits::EXECUTIONS_QUEUED,
         }

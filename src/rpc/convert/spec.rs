@@ -238,7 +238,7 @@ fn read_paths(reader: wire::kernel_spec::Reader<'_>) -> Result<Vec<AllowedPath>>
                 return Err(Error::invalid(format!("path {path:?} of a specification has another source {source:?}"))
                     .hint("create the kernel, then mount it"));
             }
-            Ok(AllowedPath { path: PathBuf::from(path), writable: mount.get_writable() })
+            Ok(AllowedPath::new(path, mount.get_writable()))
         })
         .collect()
 }

@@ -176,7 +176,7 @@ fn any_name() -> impl Strategy<Value = KernelName> {
 
 fn any_paths() -> impl Strategy<Value = Vec<AllowedPath>> {
     let path = ("/[a-z/:é ]{1,20}", any::<bool>());
-    prop::collection::vec(path.prop_map(|(path, writable)| AllowedPath { path: path.into(), writable }), 0..4)
+    prop::collection::vec(path.prop_map(|(path, writable)| AllowedPath::new(path, writable)), 0..4)
 }
 
 pub fn any_spec() -> impl Strategy<Value = KernelSpec> {

@@ -13,6 +13,7 @@ use crate::core::error::{Error, Result};
 use crate::core::limits;
 use crate::core::rights::Rights;
 use crate::core::spec::KernelSpec;
+use crate::rpc::arrival::MostWords;
 use crate::rpc::convert::info::{read_kernel_filter, write_ability, write_host_info, write_kernel_info};
 use crate::rpc::convert::spec::read_spec_request;
 use crate::rpc::convert::{read_text, to_capnp};
@@ -25,6 +26,8 @@ pub(super) struct HostServer {
     pub connection: Rc<Connection>,
     /// What the client calls itself, once it has said hello.
     pub client: RefCell<Option<String>>,
+    /// How large its messages may be: little, until it has.
+    pub most: MostWords,
 }
 
 impl HostServer {
@@ -72,6 +75,7 @@ impl host::Server for HostServer {
         }
         let client = read_text(params.get_client(), "client").map_err(to_capnp)?;
         *self.client.borrow_mut() = Some(client.chars().filter(|c| !c.is_control()).take(100).collect());
+        self.most.set(limits::MESSAGE_WORDS);
         let mut results = results.get();
         results.set_wire_version(WIRE_VERSION);
         write_host_info(results.init_host(), &self.connection.config.host);

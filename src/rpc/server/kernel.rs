@@ -447,7 +447,7 @@ impl kernel::Server for KernelServer {
         let unbounded = left == 0;
         loop {
             let most = if unbounded { limits::PAGE_ROWS } else { left.min(limits::PAGE_ROWS) };
-            let page = self.kernel.records.journal(after, most).await.map_err(to_capnp)?;
+            let page = self.kernel.journal(after, most).await.map_err(to_capnp)?;
             for entry in &page {
                 let mut request = sink.entry_request();
                 write_journal_entry(request.get().init_entry(), entry);

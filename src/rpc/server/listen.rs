@@ -3,7 +3,7 @@
 //! The control socket serves `Host`; each kernel has a socket of its own that serves this one `Kernel`; `publish` adds sockets with
 //! fewer rights. The peer's uid is checked on every one of them: a descriptor that leaked to another user opens nothing.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::io;
 use std::os::unix::fs::PermissionsExt as _;
@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use capnp_rpc::RpcSystem;
 use capnp_rpc::rpc_twoparty_capnp::Side;
+use capnp_rpc::new_broken_cap;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinHandle;
 
@@ -24,6 +25,8 @@ use crate::core::info::{Ability, HostInfo};
 use crate::core::limits;
 use crate::core::name::KernelName;
 use crate::core::rights::Rights;
+use crate::rpc::arrival::MostWords;
+use crate::rpc::convert::to_capnp;
 use crate::rpc::schema::ryokan_capnp as wire;
 use crate::rpc::worker_socket;
 use crate::supervisor::command::Actor;
@@ -36,8 +39,6 @@ pub struct ServeConfig {
     pub host: HostInfo,
     /// Finds out what this host can do. Blocks.
     pub abilities: Arc<dyn Fn() -> Vec<Ability> + Send + Sync>,
-    /// Clients at once.
-    pub clients: usize,
     /// Folder of the kernels' sockets.
     pub kernel_sockets: PathBuf,
     /// Whether any user may connect, each to its own kernels.
@@ -91,15 +92,16 @@ fn admit(stream: &UnixStream, allowed: Option<u32>) -> Option<u32> {
 
 async fn greet(stream: UnixStream, supervisor: Supervisor, published: Rc<Published>, config: Rc<ServeConfig>) {
     let Some(uid) = admit(&stream, (!config.system_wide).then_some(config.uid)) else { return };
-    if supervisor.host().clients() >= config.clients {
-        tracing::warn!(clients = config.clients, "a client was refused: there are as many as may be");
-        return;
-    }
-    let _counted = supervisor.host().client();
+    let _counted = match supervisor.host().client(uid) {
+        Ok(counted) => counted,
+        Err(error) => return published.turn_away(stream, error).await,
+    };
     let connection = Connection::new(supervisor, published, uid, config);
-    let server = Rc::new(HostServer { connection: Rc::clone(&connection), client: RefCell::new(None) });
+    let most = MostWords::new(limits::HELLO_WORDS);
+    let server =
+        Rc::new(HostServer { connection: Rc::clone(&connection), client: RefCell::new(None), most: most.clone() });
     let host: wire::host::Client = capnp_rpc::new_client_from_rc(Rc::clone(&server));
-    let network = match worker_socket::network(stream, Side::Server) {
+    let network = match worker_socket::network_of(stream, Side::Server, most) {
         Ok(network) => network,
         Err(error) => return tracing::warn!(%error, "a client's connection cannot be watched"),
     };
@@ -122,6 +124,7 @@ pub struct Published {
     supervisor: Supervisor,
     config: Rc<ServeConfig>,
     sockets: RefCell<HashMap<PathBuf, Listening>>,
+    turning_away: Cell<usize>,
 }
 
 /// A socket that is being served.
@@ -144,6 +147,7 @@ impl Published {
             supervisor: supervisor.clone(),
             config: Rc::clone(config),
             sockets: RefCell::default(),
+            turning_away: Cell::new(0),
         });
         let keeper = Rc::downgrade(&published);
         supervisor.set_door_keeper(Box::new(move |kernel, open| {
@@ -152,6 +156,22 @@ impl Published {
             }
         }));
         published
+    }
+
+    /// Answers whatever a client asks for whom there is no place with this error, for a moment. That takes room too, so
+    /// only some are told at a time.
+    async fn turn_away(&self, stream: UnixStream, error: Error) {
+        tracing::warn!(%error, "a client was refused");
+        if self.turning_away.get() >= limits::CLIENTS_REFUSED {
+            return;
+        }
+        let most = MostWords::new(limits::HELLO_WORDS);
+        let Ok(network) = worker_socket::network_of(stream, Side::Server, most) else { return };
+        self.turning_away.set(self.turning_away.get() + 1);
+        let rpc = RpcSystem::new(Box::new(network), Some(new_broken_cap(to_capnp(error))));
+        // It has left, or its time is over: nobody else asks.
+        let _ = tokio::time::timeout(limits::CLIENT_REFUSAL, rpc).await;
+        self.turning_away.set(self.turning_away.get() - 1);
     }
 
     fn folder(&self, uid: u32) -> PathBuf {
@@ -301,10 +321,14 @@ async fn serve_kernel(
         };
         let allowed = if published.config.system_wide { kernel.uid } else { published.config.uid };
         let Some(uid) = admit(&stream, Some(allowed)) else { continue };
-        if published.supervisor.host().clients() >= published.config.clients {
-            continue;
-        }
-        let counted = published.supervisor.host().client();
+        let counted = match published.supervisor.host().client(uid) {
+            Ok(counted) => counted,
+            Err(error) => {
+                let published = Rc::clone(&published);
+                tokio::task::spawn_local(async move { published.turn_away(stream, error).await });
+                continue;
+            }
+        };
         let (supervisor, config) = (published.supervisor.clone(), Rc::clone(&published.config));
         let connection = Connection::new(supervisor, Rc::clone(&published), uid, config);
         let client = connection.kernel_client(&kernel, rights, Actor { uid, ..actor.clone() });

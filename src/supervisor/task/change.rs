@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::Task;
 use crate::core::error::{Error, Result};
-use crate::core::info::{McpTransport, MountInfo};
+use crate::core::info::{GivenMount, McpTransport, MountInfo};
 use crate::core::limits;
 use crate::core::spec::check_inside_path;
 use crate::sandbox::place;
@@ -14,10 +14,11 @@ use crate::supervisor::records::version_after;
 
 impl Task {
     /// The allowed paths of the specification and the mounts added since.
-    pub(super) fn all_mounts(&self) -> Vec<MountInfo> {
+    pub(super) fn all_mounts(&self) -> Vec<GivenMount> {
         let own = self.kernel.spec.paths.iter().map(|allowed| {
             let path = allowed.path.display().to_string();
-            MountInfo { source: path.clone(), path, writable: allowed.writable }
+            let real = allowed.real.as_ref().map(|real| real.display().to_string());
+            GivenMount { mount: MountInfo { source: path.clone(), path, writable: allowed.writable }, real }
         });
         own.chain(self.mounts.iter().cloned()).collect()
     }
@@ -26,9 +27,9 @@ impl Task {
     pub(super) async fn mount(&mut self, change: Change, mount: MountInfo) -> Result<()> {
         self.admit(&change.actor, change.expected_version)?;
         check_inside_path(Path::new(&mount.path)).map_err(|error| Error::invalid(error.to_string()))?;
-        self.host.check_source(self.kernel.uid, Path::new(&mount.source))?;
+        let real = self.host.check_source(self.kernel.uid, Path::new(&mount.source))?;
         let mounts = self.all_mounts();
-        if mounts.iter().any(|there| there.path == mount.path) {
+        if mounts.iter().any(|there| there.mount.path == mount.path) {
             return Err(Error::already_exists(format!("something is mounted at {} already", mount.path))
                 .hint(format!("`ryokan unmount {} {}` takes it away", self.kernel.spec.name, mount.path)));
         }
@@ -39,15 +40,17 @@ impl Task {
         let (workspace, inside) = (self.workspace(), Path::new(&mount.path));
         let made = place::missing(&workspace, inside);
         if let Some(link) = self.link() {
-            let detached = self.host.workers.detach(&self.host, self.kernel.uid, Path::new(&mount.source))?;
-            if let Err(error) = link.bind(inside, Path::new(&mount.source), mount.writable, detached).await {
+            // What was judged, and not whatever the given path leads to by now.
+            let detached = self.host.workers.detach(&self.host, self.kernel.uid, &real)?;
+            if let Err(error) = link.bind(inside, &real, mount.writable, detached).await {
                 place::clear(&workspace, inside, made);
                 return Err(error);
             }
         }
         let text = format!("mounted {} at {} ({})", mount.source, mount.path, if mount.writable { "rw" } else { "ro" });
+        let given = GivenMount { mount: mount.clone(), real: Some(real.display().to_string()) };
         let recorded =
-            self.kernel.records.put_mount(&change.actor, &text, mount.clone(), made, self.host.now_ms()).await;
+            self.kernel.records.put_mount(&change.actor, &text, given.clone(), made, self.host.now_ms()).await;
         let version = match recorded {
             Ok(version) => version,
             Err(error) => {
@@ -64,14 +67,14 @@ impl Task {
         };
         let detail = serde_json::json!({ "path": mount.path, "source": mount.source, "writable": mount.writable });
         self.changed(&change.actor, version, ("kernel_mounted", "kernel.mount"), detail).await;
-        self.mounts.push(mount);
+        self.mounts.push(given);
         Ok(())
     }
 
     /// Takes a mount away.
     pub(super) async fn unmount(&mut self, change: Change, path: &str) -> Result<()> {
         self.admit(&change.actor, change.expected_version)?;
-        let Some(at) = self.mounts.iter().position(|mount| mount.path == path) else {
+        let Some(at) = self.mounts.iter().position(|given| given.mount.path == path) else {
             let own = self.kernel.spec.paths.iter().any(|allowed| allowed.path == Path::new(path));
             return Err(if own {
                 Error::refused(format!("{path} belongs to the kernel's specification")).reason("spec_path")

@@ -10,6 +10,7 @@
 //! and reports back. Persisted before acted on.
 
 mod change;
+mod ends;
 mod listener;
 mod run;
 mod work;
@@ -31,7 +32,7 @@ use super::worker::{Started, WorkerProcess};
 use crate::core::error::{Error, Result};
 use crate::core::exec::ExecEnd;
 use crate::core::ids::ExecId;
-use crate::core::info::MountInfo;
+use crate::core::info::GivenMount;
 use crate::core::kernel::{Action, CrashCause, Event, Life, State, StopReason};
 use crate::core::limits;
 use crate::rpc::worker_link::WorkerLink;
@@ -95,10 +96,13 @@ pub(super) struct Task {
     idle_at: Option<Instant>,
     backoff_at: Option<Instant>,
     lease: Option<Lease>,
-    mounts: Vec<MountInfo>,
+    mounts: Vec<GivenMount>,
     tools: Rc<Tools>,
     stopping: Vec<Reply<()>>,
     ended: Vec<ExecId>,
+    /// Executions that have ended and whose journal has no room for that, oldest first.
+    unjournalled: VecDeque<Rc<Execution>>,
+    retry_at: Option<Instant>,
     leaving: bool,
 }
 
@@ -113,8 +117,10 @@ enum Permit {
 pub(super) struct Beginning {
     pub life: Life,
     pub lease: Option<Lease>,
-    pub mounts: Vec<MountInfo>,
+    pub mounts: Vec<GivenMount>,
     pub tools: Rc<Tools>,
+    /// Executions that nobody runs and that could not be closed.
+    pub unclosed: Vec<ExecId>,
 }
 
 /// A worker that was taken over, with what it still runs or has not been acknowledged.
@@ -132,7 +138,7 @@ impl Task {
         beginning: Beginning,
     ) -> Self {
         let (reporter, reports) = channel;
-        Task {
+        let mut task = Task {
             host,
             kernel,
             life: beginning.life,
@@ -151,8 +157,12 @@ impl Task {
             tools: beginning.tools,
             stopping: Vec::new(),
             ended: Vec::new(),
+            unjournalled: VecDeque::new(),
+            retry_at: None,
             leaving: false,
-        }
+        };
+        task.begin_with(beginning.unclosed);
+        task
     }
 
     /// Runs until the kernel is removed or the daemon lets go of it.
@@ -163,7 +173,7 @@ impl Task {
             self.backoff_at = Some(Instant::now() + limits::RESTART_BACKOFF_FIRST);
         }
         while !self.leaving {
-            let clock = earliest(self.idle_at, self.backoff_at);
+            let clock = earliest(earliest(self.idle_at, self.backoff_at), self.retry_at);
             tokio::select! {
                 biased;
                 Some(report) = self.reports.recv() => self.take_report(report).await,
@@ -199,7 +209,7 @@ impl Task {
                 let _ = reply.send(self.unmount(change, &path).await);
             }
             Command::Mounts(reply) => {
-                let _ = reply.send(Ok(self.all_mounts()));
+                let _ = reply.send(Ok(self.all_mounts().into_iter().map(|given| given.mount).collect()));
             }
             Command::RegisterMcp(change, name, transport, reply) => {
                 let _ = reply.send(self.register_mcp(change, name, transport).await);
@@ -272,6 +282,11 @@ impl Task {
             self.backoff_at = None;
             self.step(Event::BackoffElapsed).await;
         }
+        if self.retry_at.is_some_and(|at| at <= now) {
+            // What is refused still is offered again.
+            let _ = self.journal_ends().await;
+            self.dispatch().await;
+        }
         if self.idle_at.is_some_and(|at| at <= now) {
             self.idle_at = None;
             let in_use = self.operating || !self.queue.is_empty() || !self.kernel.view.borrow().jobs.is_empty();
@@ -335,7 +350,8 @@ impl Task {
             let view = self.kernel.view.borrow();
             (view.version, view.executions, view.last_used_at_ms)
         };
-        if let Err(error) = self.kernel.records.save_life(&self.life, version, executions, last_used).await {
+        let save = async || self.kernel.records.save_life(&self.life, version, executions, last_used).await;
+        if let Err(error) = self.host.making_room(save).await {
             tracing::error!(kernel = %self.kernel.spec.name, %error, "the kernel's state could not be saved");
         }
     }
@@ -418,6 +434,8 @@ impl Task {
 
     /// Lets go of a live worker: a new daemon will adopt it.
     async fn release(&mut self, reply: Reply<()>) {
+        // The worker keeps for the next daemon what is refused still.
+        let _ = self.journal_ends().await;
         self.save_life().await;
         self.kernel.link.borrow_mut().take();
         self.leaving = true;

@@ -14,9 +14,6 @@ use crate::supervisor::command::{Actor, Operation};
 use crate::supervisor::execution::Execution;
 use crate::supervisor::kernel::never_ran;
 
-/// How often the end of an execution is offered to a journal that refuses it.
-const JOURNAL_TRIES: u32 = 3;
-
 impl Task {
     /// Journals and queues an execution.
     pub(super) async fn accept(&mut self, mut request: ExecRequest, actor: Actor) -> Result<Rc<Execution>> {
@@ -31,6 +28,7 @@ impl Task {
         }
         self.admit(&actor, request.expected_version)?;
         self.room_for_work()?;
+        self.room_on_disk().await?;
         if request.output_limit_bytes == 0 {
             request.output_limit_bytes = self.host.config.output_kept_bytes;
         }
@@ -148,6 +146,8 @@ impl Task {
                 });
                 None
             }
+            // They wait for room in the journal, which is tried again and again.
+            Item::Execution(_) if self.unjournalled.len() >= limits::ENDS_UNJOURNALLED => None,
             Item::Execution(_) => {
                 let permit = self.permit_to_run()?;
                 let Some(Item::Execution(execution)) = self.queue.pop_front() else { return None };
@@ -256,7 +256,7 @@ impl Task {
     }
 
     /// Tells the worker that the journal has it: at leisure, unless the worker waits for that before it goes.
-    fn acknowledge(&self, exec: ExecId, now: bool) {
+    pub(super) fn acknowledge(&self, exec: ExecId, now: bool) {
         let Some(link) = self.link() else { return };
         if !now {
             link.acknowledge_later(exec);
@@ -266,62 +266,6 @@ impl Task {
                     tracing::debug!(%exec, %error, "acknowledge");
                 }
             });
-        }
-    }
-
-    /// Journals an end, then makes it known. Says whether the journal has it.
-    async fn end(&mut self, execution: &Rc<Execution>, end: ExecEnd) -> bool {
-        let kept = execution.output.kept();
-        let mut outcome = Ok(());
-        for attempt in 0..JOURNAL_TRIES {
-            outcome = self.kernel.records.end(execution.id, &end, &kept, self.host.now_ms()).await;
-            match &outcome {
-                Ok(()) => break,
-                // A former daemon journalled it and was ended before it could acknowledge: the journal has it.
-                Err(error) if error.code == ErrorCode::Conflict => {
-                    outcome = Ok(());
-                    break;
-                }
-                Err(error) => tracing::error!(exec = %execution.id, %error, attempt, "an end could not be journalled"),
-            }
-            tokio::time::sleep(limits::RESTART_BACKOFF_FIRST * attempt).await;
-        }
-        self.remember(execution.id, outcome.is_ok());
-        match outcome {
-            Ok(()) => {
-                execution.finish(Ok(end));
-                true
-            }
-            Err(error) => {
-                let message = format!(
-                    "execution {} ended ({}), but its journal refused that: {error}",
-                    execution.id,
-                    end.status.name()
-                );
-                self.host.events.publish(
-                    &self.kernel.event_name,
-                    "journal_failed",
-                    serde_json::json!({ "exec": execution.id.0, "error": error.message }),
-                );
-                execution.finish(Err(Error { message, ..error }));
-                false
-            }
-        }
-    }
-
-    /// Keeps the newest ended executions at hand; older ones come from the journal.
-    fn remember(&mut self, exec: ExecId, journalled: bool) {
-        let large = |execution: &Rc<Execution>| execution.output.written() > limits::OUTPUT_REMEMBERED_BYTES;
-        let mut executions = self.kernel.executions.borrow_mut();
-        if journalled && executions.get(&exec).is_some_and(large) {
-            executions.remove(&exec);
-            return;
-        }
-        drop(executions);
-        self.ended.push(exec);
-        if self.ended.len() > limits::EXECUTIONS_REMEMBERED {
-            let oldest = self.ended.remove(0);
-            self.kernel.executions.borrow_mut().remove(&oldest);
         }
     }
 

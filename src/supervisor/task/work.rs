@@ -5,7 +5,7 @@ use std::rc::Rc;
 use super::{Adopted, Current, Listener, Report, Task};
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::ids::ExecId;
-use crate::core::kernel::{CrashCause, Event};
+use crate::core::kernel::{CrashCause, Event, State};
 use crate::core::limits;
 use crate::supervisor::worker::{self, Started};
 
@@ -62,7 +62,13 @@ impl Task {
                 ) {
                     self.fail_all_queued(&error).await;
                 }
-                self.step(Event::WorkerEnded { attempt, cause }).await;
+                let no_place = error.code == ErrorCode::Busy && error.reason == worker::NO_PLACE;
+                self.step(if no_place {
+                    Event::WorkerRefused { attempt }
+                } else {
+                    Event::WorkerEnded { attempt, cause }
+                })
+                .await;
                 self.answer_stopped(None);
             }
         }
@@ -118,13 +124,12 @@ impl Task {
         self.dispatch().await;
     }
 
-    /// Takes away what a former daemon mounted, or was about to unmount, as it was killed: what is recorded holds.
+    /// Takes away what a former daemon mounted, or was about to unmount, as it was killed: what is recorded holds. What the
+    /// configuration gave stays until the next start, whatever the configuration says by now.
     async fn unmount_unrecorded(&self, mounted: &[String]) {
         let Some(link) = self.link() else { return };
-        let known: Vec<String> = self.all_mounts().into_iter().map(|mount| mount.path).collect();
-        let system =
-            |path: &&String| self.host.config.system_paths.iter().any(|system| system.as_os_str() == path.as_str());
-        for path in mounted.iter().filter(|path| !known.contains(path) && !system(path)) {
+        let known: Vec<String> = self.all_mounts().into_iter().map(|given| given.mount.path).collect();
+        for path in mounted.iter().filter(|path| !known.contains(path)) {
             if let Err(error) = link.unbind(std::path::Path::new(path)).await {
                 tracing::warn!(path, %error, "a mount that is not recorded stays until the worker ends");
             }
@@ -144,10 +149,14 @@ impl Task {
             return None;
         };
         let (attempt, process, link) = (current.attempt, Rc::clone(&current.process), self.link());
-        let reporter = self.reporter.clone();
+        let (reporter, host) = (self.reporter.clone(), Rc::clone(&self.host));
         tokio::task::spawn_local(async move {
-            if let Some(link) = link
-                && let Err(error) = link.stop(limits::WORKER_STOP).await
+            // A worker that could not save goes on, and can be asked again.
+            let stop = async || match &link {
+                Some(link) => link.stop(limits::WORKER_STOP).await,
+                None => Ok(()),
+            };
+            if let Err(error) = host.making_room(stop).await
                 && error.code != ErrorCode::Lost
             {
                 let message =
@@ -220,6 +229,11 @@ impl Task {
             self.host.events.publish(&self.kernel.event_name, "state_not_saved", detail);
         }
         self.step(Event::WorkerEnded { attempt, cause }).await;
+        if matches!(self.life.state, State::Stopped { .. }) {
+            // Nobody writes for a while: the log's room is given back, and with it the journal may have some.
+            self.kernel.records.close().await;
+            let _ = self.journal_ends().await;
+        }
         self.answer_stopped(current.not_saved);
     }
 }

@@ -76,7 +76,7 @@ pub trait Enclosure {
     /// # Errors
     /// What the host refuses.
     fn bind(&mut self, path: &Path, source: MountSource, writable: bool) -> Result<()>;
-    /// The paths inside at which something of the host's is mounted.
+    /// The paths inside at which something of the host's is mounted that the kernel was given.
     fn bound(&self) -> Vec<String>;
     /// Takes a mount away.
     ///

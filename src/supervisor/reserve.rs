@@ -1,0 +1,108 @@
+//! A file that holds some of the disk, to be let go when the rest is full: so that what has happened can still be written down.
+//!
+//! Owns that file only. Who writes says when the disk is full; what is let go is taken back when there is room again.
+
+use std::cell::Cell;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::PathBuf;
+
+use nix::fcntl::posix_fallocate;
+use nix::sys::statvfs::statvfs;
+
+use crate::core::limits;
+
+/// The part of the disk that is kept back.
+#[derive(Debug)]
+pub struct Reserve {
+    path: PathBuf,
+    held: Cell<bool>,
+    spent: Cell<bool>,
+}
+
+impl Reserve {
+    /// Keeps the reserve in that file, if there is room.
+    pub fn new(path: PathBuf) -> Self {
+        let whole =
+            path.symlink_metadata().is_ok_and(|found| found.is_file() && found.blocks() * 512 >= limits::RESERVE_BYTES);
+        let reserve = Reserve { path, held: Cell::new(whole), spent: Cell::new(false) };
+        reserve.keep();
+        reserve
+    }
+
+    /// Lets it go; says whether there was anything to let go.
+    pub fn release(&self) -> bool {
+        if !self.held.replace(false) {
+            return false;
+        }
+        self.spent.set(true);
+        match std::fs::remove_file(&self.path) {
+            Ok(()) => {
+                tracing::warn!(path = %self.path.display(), "the disk is full: its reserve was let go");
+                true
+            }
+            Err(error) => {
+                tracing::error!(path = %self.path.display(), %error, "the disk's reserve could not be let go");
+                false
+            }
+        }
+    }
+
+    /// Takes it back, if the disk has room for several times as much.
+    pub fn keep(&self) {
+        if self.held.get() {
+            return;
+        }
+        let room = self.path.parent().and_then(|folder| statvfs(folder).ok());
+        let room = room.map_or(0, |found| found.blocks_available().saturating_mul(found.fragment_size()));
+        if room < limits::RESERVE_BYTES * ROOM {
+            return;
+        }
+        match self.make() {
+            Ok(()) => {
+                self.held.set(true);
+                self.spent.set(false);
+            }
+            Err(error) => {
+                tracing::debug!(%error, "no reserve could be made");
+                let _ = std::fs::remove_file(&self.path);
+                // With so much room it is not the room that lacks.
+                self.spent.set(false);
+            }
+        }
+    }
+
+    /// Whether it was let go and could not be taken back: what the disk has left is for what must be written.
+    pub fn is_spent(&self) -> bool {
+        self.spent.get()
+    }
+
+    fn make(&self) -> io::Result<()> {
+        let file = File::options().create(true).truncate(true).write(true).mode(0o600).open(&self.path)?;
+        Ok(posix_fallocate(&file, 0, limits::RESERVE_BYTES as i64)?)
+    }
+}
+
+/// The reserve is taken back when the disk has so many times its size.
+const ROOM: u64 = 4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reserve_is_held_let_go_once_and_taken_back() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("reserve");
+        let reserve = Reserve::new(path.clone());
+        let held = || std::fs::metadata(&path).map_or(0, |found| found.blocks() * 512);
+        assert!(held() >= limits::RESERVE_BYTES && !reserve.is_spent());
+        assert!(reserve.release() && held() == 0 && reserve.is_spent());
+        assert!(!reserve.release(), "there is only one");
+        reserve.keep();
+        assert!(held() >= limits::RESERVE_BYTES && !reserve.is_spent());
+        // The next daemon finds it.
+        assert!(Reserve::new(path.clone()).release() && held() == 0);
+    }
+}

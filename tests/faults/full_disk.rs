@@ -1,0 +1,206 @@
+//! A disk that is really full: what has happened is written down with what was kept back, or kept and written later; and
+//! nobody is told that it still runs.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use ryokan::core::engine::EngineName;
+use ryokan::core::error::ErrorCode;
+use ryokan::core::exec::{ExecRequest, ExecStatus};
+use ryokan::rpc::client::{ExecutionClient, HostClient, KernelClient};
+
+use super::{inits, remove_all, strike, until};
+use crate::support::{Host, UNPRIVILEGED, User, eventually, kernel, out, users};
+
+/// A small file system in place of the data folder. Needs root.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    fn of(host: &Host, user: User) -> SmallDisk {
+        let data = host.path("data");
+        let owner = if user == User::Unprivileged { UNPRIVILEGED } else { 0 };
+        let options = format!("size=24m,mode=700,uid={owner},gid={owner}");
+        mount(Some("tmpfs"), &data, Some("tmpfs"), MsFlags::empty(), Some(options.as_str())).expect("root may");
+        SmallDisk(data)
+    }
+
+    fn filler(&self) -> PathBuf {
+        self.0.join("filler")
+    }
+
+    /// Takes all that is free.
+    fn fill(&self) {
+        let mut filler = std::fs::File::options().create(true).append(true).open(self.filler()).unwrap();
+        let all = [0; 4096];
+        while filler.write_all(&all).is_ok() {}
+    }
+
+    fn free(&self) {
+        std::fs::remove_file(self.filler()).unwrap();
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = umount2(&self.0, MntFlags::MNT_DETACH);
+    }
+}
+
+/// Code that waits for a file in `/go` and then writes more than a page.
+async fn waits(kernel: &KernelClient, name: &str, go: &Path) -> ExecutionClient {
+    kernel.mount_at("/go", &go.display().to_string(), false, 0).await.expect("mounted");
+    let code = format!("/bin/sh -c 'while [ ! -e /go/{name} ]; do sleep 0.05; done; seq 1 2500'");
+    let running = kernel.run(&ExecRequest::code(code)).await.expect("accepted");
+    eventually("it runs", || async { kernel.info().await.expect("info").state == "busy" }).await;
+    running
+}
+
+async fn status(kernel: &KernelClient, exec: u64) -> String {
+    let mut status = String::new();
+    let read = kernel.each_journal_entry(0, 0, async |entry| {
+        if entry.exec == exec {
+            status.clone_from(&entry.status);
+        }
+        Ok(())
+    });
+    read.await.expect("readable");
+    status
+}
+
+async fn opened(client: &HostClient, name: &str) -> KernelClient {
+    client.open_kernel(name).await.expect("there").0
+}
+
+#[test]
+fn on_a_full_disk_ends_are_written_with_what_was_kept_back_or_later() {
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    for user in users() {
+        let mut host = Host::prepare(user);
+        let disk = SmallDisk::of(&host, user);
+        host.launch();
+        let reserve = host.data().join("reserve");
+        assert!(reserve.is_file(), "some of the disk is kept back");
+        let go = host.path("go");
+        std::fs::create_dir(&go).unwrap();
+        std::fs::set_permissions(&go, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        let start = |name: &str| std::fs::write(go.join(name), "").unwrap();
+        let late = host.with(async |client| {
+            let [one, two] = ["one", "two"];
+            let (one, two) =
+                (kernel(&client, one, EngineName::Kaish).await, kernel(&client, two, EngineName::Kaish).await);
+            out(&two, "x=kept").await;
+            let (first, second) = (waits(&one, "one", &go).await, waits(&two, "two", &go).await);
+            disk.fill();
+            start("one");
+            let result = first.result().await.expect("journalled: something was kept back");
+            assert_eq!((result.end.status, result.stdout.len()), (ExecStatus::Done, 11393), "{user:?}");
+            assert!(!reserve.exists(), "it was let go");
+            // What is left of it is for what has happened.
+            let refused = one.run(&ExecRequest::code("echo more")).await.err().expect("no new work");
+            assert_eq!((refused.code, refused.reason.as_str()), (ErrorCode::Busy, "disk_full"), "{refused:?}");
+            // Somebody else takes even that.
+            disk.fill();
+            start("two");
+            let told = second.result().await.expect_err("it cannot be journalled");
+            assert!(told.message.contains("ended (done)"), "{told:?}");
+            let exec = second.exec().0;
+            assert_eq!(status(&two, exec).await, "done", "nobody is told that it runs");
+            assert_eq!(two.info().await.expect("info").state, "ready");
+            assert_eq!(two.var("x").await.expect("it is of use").to_json(), "kept");
+            disk.free();
+            eventually("the journal takes it", || async {
+                let execution = two.execution(second.exec()).await.expect("known");
+                execution.result().await.is_ok_and(|result| result.stdout.len() == 11393)
+            })
+            .await;
+            eventually("some is kept back again", || async { reserve.is_file() }).await;
+            assert_eq!(out(&one, "echo more").await, "more");
+            one.stop(false).await.expect("stops");
+            exec
+        });
+        let logs = |name: &str| {
+            let kernels = std::fs::read_dir(host.data().join("kernels")).unwrap().flatten();
+            kernels.filter(|kernel| kernel.path().join(name).metadata().is_ok_and(|log| log.len() > 0)).count()
+        };
+        assert_eq!(logs("state.db-wal"), 1, "a stop gives the log's room back; the other kernel is live");
+        host.kill();
+        host.launch();
+        host.with(async |client| {
+            let two = opened(&client, "two").await;
+            assert_eq!(status(&two, late).await, "done", "it is in the journal");
+            assert_eq!(out(&two, "echo $x").await, "kept");
+        });
+        remove_all(&host);
+    }
+}
+
+#[test]
+fn what_nobody_runs_any_more_is_lost_and_not_running_on_a_full_disk_too() {
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    let mut host = Host::prepare(User::Own);
+    let disk = SmallDisk::of(&host, User::Own);
+    host.launch();
+    let go = host.path("go");
+    std::fs::create_dir(&go).unwrap();
+    let exec = host.with(async |client| {
+        let one = kernel(&client, "one", EngineName::Kaish).await;
+        waits(&one, "one", &go).await.exec().0
+    });
+    host.kill();
+    inits(&host).into_iter().for_each(strike);
+    until("its worker is gone", || host.workers().is_empty());
+    // Nothing was kept back either.
+    std::fs::remove_file(host.data().join("reserve")).unwrap();
+    disk.fill();
+    host.launch();
+    host.with(async |client| {
+        let one = opened(&client, "one").await;
+        assert_eq!(status(&one, exec).await, "lost");
+        disk.free();
+        eventually("there is room again", || async { one.run(&ExecRequest::code("echo more")).await.is_ok() }).await;
+    });
+    host.restart();
+    host.with(async |client| assert_eq!(status(&opened(&client, "one").await, exec).await, "lost"));
+    remove_all(&host);
+}
+
+/// The worker has nowhere to save: whoever stops it hears that, and so does the log of events.
+#[test]
+fn a_stop_that_cannot_save_says_what_is_lost() {
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    for user in users() {
+        let mut host = Host::prepare(user);
+        let disk = SmallDisk::of(&host, user);
+        host.launch();
+        host.with(async |client| {
+            let python = kernel(&client, "p", EngineName::Python).await;
+            out(&python, "import time, threading; x = 'kept'").await;
+            // It changes after the last execution was saved, and is more than what is kept back.
+            let late = "def grow():\n    global x\n    time.sleep(1)\n    x = 'lost' * 1_500_000\nthreading.Thread(target=grow).start()";
+            out(&python, late).await;
+            disk.fill();
+            tokio::time::sleep(std::time::Duration::from_millis(1500)).await;
+            let error = python.stop(false).await.expect_err("it cannot be saved");
+            assert_eq!(error.reason, "disk_full", "{error:?}");
+            assert!(error.message.contains("changed since its last execution is lost"), "{user:?}: {error:?}");
+            assert_eq!(python.info().await.expect("info").state, "stopped", "{user:?}: it is stopped nevertheless");
+            disk.free();
+            let mut events = client.events(0).await.expect("events");
+            // The log of events had no room either; when it has, it has this.
+            let told = async {
+                while events.next().await.expect("an event").kind != "state_not_saved" {}
+            };
+            tokio::time::timeout(std::time::Duration::from_secs(30), told).await.expect("it is told");
+            eventually("there is room again", || async { python.start().await.is_ok() }).await;
+            assert_eq!(out(&python, "print(x)").await, "kept", "{user:?}: what was saved last");
+        });
+        remove_all(&host);
+    }
+}
