@@ -162,7 +162,14 @@ fn what_nobody_runs_any_more_is_lost_and_not_running_on_a_full_disk_too() {
         let one = opened(&client, "one").await;
         assert_eq!(status(&one, exec).await, "lost");
         disk.free();
-        eventually("there is room again", || async { one.run(&ExecRequest::code("echo more")).await.is_ok() }).await;
+        eventually("there is room again", || async {
+            // To its end: nothing is being started when the daemon is killed.
+            match one.run(&ExecRequest::code("echo more")).await {
+                Ok(running) => running.result().await.is_ok_and(|result| result.stdout == b"more\n"),
+                Err(_) => false,
+            }
+        })
+        .await;
     });
     host.restart();
     host.with(async |client| assert_eq!(status(&opened(&client, "one").await, exec).await, "lost"));
