@@ -16,3 +16,4 @@ mod support;
 mod systemd;
 mod tidy;
 mod worker;
+mod workspace;
