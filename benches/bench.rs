@@ -5,6 +5,7 @@
 //!  ├ latency.rs   round trips, new kernel to first result, variables
 //!  ├ stream.rs    throughput, a slow client
 //!  ├ scale.rs     memory, idle cost, many clients, restart, many kernels
+//!  ├ workspace.rs captures and restores of a folder, beside cp, restic, borg, rsync
 //!  ├ trace.rs     where the time of one execution goes
 //!  ├ daemon.rs    the daemon under test     peers.rs   bubblewrap, ipykernel
 //!  └ process.rs   /proc                     report.rs  the table
@@ -19,6 +20,7 @@ mod report;
 mod scale;
 mod stream;
 mod trace;
+mod workspace;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -87,6 +89,7 @@ const BENCHES: &[(&str, Bench)] = &[
     ("restart", scale::restart),
     ("idle", scale::idle),
     ("kernels", scale::kernels),
+    ("workspace", workspace::workspace),
 ];
 
 fn main() -> ExitCode {

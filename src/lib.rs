@@ -14,3 +14,4 @@ pub mod store;
 pub mod supervisor;
 pub mod sys;
 pub mod worker;
+pub mod workspace;

@@ -17,3 +17,4 @@ mod support;
 mod systemd;
 mod tidy;
 mod worker;
+mod workspace;

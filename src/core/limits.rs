@@ -216,3 +216,30 @@ pub const PAGE_ROWS: usize = 1000;
 pub const OBJECTS_CHECKED: usize = 4096;
 /// Store operations at once.
 pub const STORE_OPERATIONS: usize = 4;
+
+/// A file up to this is part of its folder's object, bytes.
+pub const TREE_INLINE_BYTES: usize = 256;
+/// One piece of a file in the store, bytes.
+pub const TREE_PIECE_BYTES: usize = 1 << 20;
+/// Entries of one page of a folder; names usually end one sooner.
+pub const TREE_PAGE_ENTRIES: usize = 1024;
+/// One object of a tree other than a file's bytes: a page whose entries all have the largest extended attributes fits.
+pub const TREE_OBJECT_BYTES: u64 = 256 << 20;
+/// Removed and added files that a comparison of trees keeps in case they are renamed.
+pub const TREE_DIFF_WAITING: usize = 65_536;
+/// Files, folders and links of one workspace.
+pub const WORKSPACE_ENTRIES: u64 = 8_000_000;
+/// Folders within folders.
+pub const WORKSPACE_DEPTH: u32 = 16_384;
+/// Names that changed since a workspace was last captured; beyond, all of it is walked.
+pub const WORKSPACE_CHANGES: usize = 262_144;
+/// How often a file that changes is read again.
+pub const WORKSPACE_READS: usize = 3;
+/// Files that a pass over a workspace opens before it takes the notifications of that: fewer than the host queues.
+pub const WORKSPACE_OPENED: usize = 2048;
+/// Folders that a walk of a workspace holds open.
+pub const WORKSPACE_OPEN: usize = 64;
+/// Things that a capture names as not captured; of more, only the number is told.
+pub const WORKSPACE_MISSING: usize = 10_000;
+/// A saved index of a workspace, bytes; a larger one is not saved.
+pub const WORKSPACE_INDEX_BYTES: u64 = 4 << 30;

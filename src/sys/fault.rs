@@ -100,6 +100,18 @@ pub const LABELS: &[Label] = &[
     label("store.object.write", Steps::One, "writes a piece of an object"),
     label("store.temp.create", Steps::One, "creates an object's temporary file"),
     label("store.temp.sweep", Steps::One, "removes what a dead writer left"),
+    label("workspace.file.read", Steps::One, "reads a file into the store"),
+    label("workspace.index.save", Steps::File, "keeps what is known of a workspace"),
+    label("workspace.place.folder", Steps::One, "makes a folder in a workspace"),
+    label("workspace.place.folder_meta", Steps::One, "gives a restored folder its mode and times"),
+    label("workspace.place.meta", Steps::One, "changes mode and time of a file in its place"),
+    label("workspace.place.remove", Steps::One, "takes an entry out of a workspace"),
+    label("workspace.place.rename", Steps::One, "puts a restored file in its place"),
+    label("workspace.place.sync", Steps::One, "makes a restored workspace durable"),
+    label("workspace.staging.clear", Steps::One, "removes what waits beside a workspace"),
+    label("workspace.staging.dir", Steps::Dir, "makes the folder where files are prepared"),
+    label("workspace.staging.link", Steps::One, "gives a prepared file one more name"),
+    label("workspace.staging.write", Steps::One, "writes a piece of a prepared file"),
 ];
 
 /// Every point: label and suffix.

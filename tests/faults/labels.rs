@@ -213,7 +213,10 @@ fn a_daemon_killed_at_any_step_of_an_operation() {
     }
     eprintln!("killed at {} labels in {:?}; never came to {missed:?}", passed.len(), began.elapsed());
     for label in LABELS {
-        let elsewhere = FIRST.contains(&label.name) || ELSEWHERE.iter().any(|(name, _)| *name == label.name);
+        // Nothing in the daemon captures workspaces; their own tests kill at each of theirs.
+        let elsewhere = label.name.starts_with("workspace.")
+            || FIRST.contains(&label.name)
+            || ELSEWHERE.iter().any(|(name, _)| *name == label.name);
         assert!(elsewhere || passed.contains(label.name), "nothing came to {}", label.name);
     }
     remove_all(&host);

@@ -53,6 +53,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("session.rs", &["core"]),
     ("catalog", &["catalog", "sys", "core"]),
     ("store", &["store", "sys", "core"]),
+    ("workspace", &["workspace", "store", "sys", "core"]),
     ("sandbox", &["sandbox", "sys", "core"]),
     ("mcp", &["mcp", "core", "sys"]),
     ("rpc", &["rpc", "supervisor", "session", "store", "worker", "sys", "core"]),

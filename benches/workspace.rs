@@ -1,0 +1,183 @@
+//! Captures and restores of a workspace, beside other ways to keep a folder. The files come from a seed: the same in each run.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use ryokan::store::Store;
+use ryokan::workspace::{Captured, Durable, Places, Tracker};
+
+use crate::World;
+use crate::report::{Report, Samples, Target};
+
+/// A folder of files: how many, how large all of them together.
+struct Size {
+    name: &'static str,
+    files: usize,
+    bytes: usize,
+}
+
+const SIZES: &[Size] = &[
+    Size { name: "10,000 files, 500 MB", files: 10_000, bytes: 500_000_000 },
+    Size { name: "100,000 files, 40 MB", files: 100_000, bytes: 40_000_000 },
+];
+const QUICK: &[Size] = &[Size { name: "2,000 files, 20 MB", files: 2_000, bytes: 20_000_000 }];
+/// Files of one folder.
+const FOLDER: usize = 100;
+const TOUCHED: usize = 10;
+
+/// xorshift64*: enough for bytes that do not compress.
+struct Seed(u64);
+
+impl Seed {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    fn bytes(&mut self, length: usize) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(length + 8);
+        while bytes.len() < length {
+            bytes.extend_from_slice(&self.next().to_le_bytes());
+        }
+        bytes.truncate(length);
+        bytes
+    }
+}
+
+fn file(root: &Path, n: usize) -> PathBuf {
+    root.join(format!("d{:04}/f{:05}", n / FOLDER, n))
+}
+
+pub fn workspace(world: &World, report: &mut Report) -> anyhow::Result<()> {
+    for size in if world.quick { QUICK } else { SIZES } {
+        measure(world, report, size).with_context(|| size.name)?;
+    }
+    Ok(())
+}
+
+fn measure(world: &World, report: &mut Report, size: &Size) -> anyhow::Result<()> {
+    let dir =
+        tempfile::tempdir_in(std::env::var_os("RYOKAN_BENCH_DIR").map_or_else(std::env::temp_dir, PathBuf::from))?;
+    let root = dir.path().join("workspace");
+    let mut seed = Seed(0x9e37_79b9_7f4a_7c15);
+    for n in 0..size.files {
+        if n % FOLDER == 0 {
+            std::fs::create_dir_all(root.join(format!("d{:04}", n / FOLDER)))?;
+        }
+        std::fs::write(file(&root, n), seed.bytes(size.bytes / size.files))?;
+    }
+    let places =
+        Places { workspace: root.clone(), staging: dir.path().join("staging"), index: dir.path().join("index") };
+    let store = Store::open(&dir.path().join("store"))?;
+    let mut tracker = Tracker::open(places.clone())?;
+    let begun = Instant::now();
+    let first = tracker.capture(&store)?;
+    report.figure(&format!("{}: first capture", size.name), begun.elapsed().as_secs_f64(), "s", None);
+    report.note(format!("{} folders watched", tracker.watched()));
+    touched(world, report, size, &root, &mut tracker, &store, &first)?;
+    tracker.save()?;
+    drop(tracker);
+    let begun = Instant::now();
+    let again = Tracker::open(places)?.capture(&store)?;
+    report.figure(&format!("{}: first capture of a new process", size.name), ms(begun.elapsed()), "ms", None);
+    report.note(format!("{} files read", again.how.read));
+    peers(report, size, &root, dir.path())
+}
+
+fn ms(took: Duration) -> f64 {
+    took.as_secs_f64() * 1000.0
+}
+
+fn touched(
+    world: &World,
+    report: &mut Report,
+    size: &Size,
+    root: &Path,
+    tracker: &mut Tracker,
+    store: &Store,
+    first: &Captured,
+) -> anyhow::Result<()> {
+    let (mut pause, mut whole, mut back) = (Samples::default(), Samples::default(), Samples::default());
+    let mut seed = Seed(1);
+    for _ in 0..world.times(30, 8) {
+        for _ in 0..TOUCHED {
+            let n = usize::try_from(seed.next()).unwrap_or_default() % size.files;
+            std::fs::write(file(root, n), seed.bytes(size.bytes / size.files))?;
+        }
+        let begun = Instant::now();
+        tracker.prepare(store)?;
+        let frozen = Instant::now();
+        let collected = tracker.collect(store)?;
+        pause.add(frozen.elapsed());
+        let captured = tracker.finish(collected)?;
+        whole.add(begun.elapsed());
+        anyhow::ensure!(captured.how.walk.is_none(), "everything was walked: {:?}", captured.how);
+        let begun = Instant::now();
+        tracker.restore(first.tree, store, Durable::Process)?;
+        back.add(begun.elapsed());
+    }
+    report.times(&format!("{}: pause, {TOUCHED} files touched", size.name), &pause, Some(Target::AtMost(10.0)));
+    report.times(
+        &format!("{}: capture in all, {TOUCHED} files touched", size.name),
+        &whole,
+        Some(Target::AtMost(25.0)),
+    );
+    report.times(&format!("{}: restore, {TOUCHED} files touched", size.name), &back, None);
+    Ok(())
+}
+
+/// A program, how it is prepared, and its runs.
+type Peer<'a> = (&'a str, &'a [&'a str], &'a [&'a [&'a str]]);
+
+/// What others need for the same folder, the first time and again after ten files were touched. Who is not installed is left
+/// out, and that is said.
+fn peers(report: &mut Report, size: &Size, root: &Path, dir: &Path) -> anyhow::Result<()> {
+    let text = |path: PathBuf| path.display().to_string();
+    let (source, copy) = (text(root.to_owned()), text(dir.join("copy")));
+    let (restic, borg, rsync) = (text(dir.join("restic")), text(dir.join("borg")), text(dir.join("rsync")));
+    let archives = [format!("{borg}::1"), format!("{borg}::2")];
+    let backup = ["backup", "-q", "-r", restic.as_str(), source.as_str()];
+    let sync = ["-a", source.as_str(), rsync.as_str()];
+    let steps: &[Peer<'_>] = &[
+        ("cp", &[], &[&["-a", &source, &copy]]),
+        ("restic", &["init", "-q", "-r", &restic], &[&backup, &backup]),
+        (
+            "borg",
+            &["init", "-e", "none", &borg],
+            &[&["create", &archives[0], &source], &["create", &archives[1], &source]],
+        ),
+        ("rsync", &[], &[&sync, &sync]),
+    ];
+    for (program, prepare, runs) in steps {
+        let run = |arguments: &[&str]| {
+            let mut command = Command::new(program);
+            command
+                .args(arguments)
+                .env("RESTIC_PASSWORD", "x")
+                .env("BORG_UNKNOWN_UNENCRYPTED_REPO_ACCESS_IS_OK", "yes");
+            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status()
+        };
+        let prepared = if prepare.is_empty() { run(&["--version"]) } else { run(prepare) };
+        if !prepared.is_ok_and(|status| status.success()) {
+            report.figure(&format!("{}: {program}", size.name), f64::NAN, "", None);
+            report.note("not installed");
+            continue;
+        }
+        for (n, arguments) in runs.iter().enumerate() {
+            let begun = Instant::now();
+            anyhow::ensure!(run(arguments)?.success(), "{program} failed");
+            let what = if n == 0 { "first" } else { "after 10 files were touched" };
+            report.figure(&format!("{}: {program}, {what}", size.name), ms(begun.elapsed()), "ms", None);
+            let mut seed = Seed(7 + n as u64);
+            for _ in 0..TOUCHED {
+                let at = usize::try_from(seed.next()).unwrap_or_default() % size.files;
+                std::fs::write(file(root, at), seed.bytes(size.bytes / size.files))?;
+            }
+        }
+    }
+    Ok(())
+}

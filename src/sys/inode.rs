@@ -1,0 +1,169 @@
+//! What an open file can be asked or told beyond `std` and `nix`: extended attributes, whether anybody may write to it,
+//! a clone that shares its blocks, what kind of file system it is on.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsRawFd as _, BorrowedFd};
+
+use super::checked;
+
+/// Names of a file's extended attributes, in the file system's order. None where there is no such thing.
+///
+/// # Errors
+/// What the kernel refuses.
+pub fn attributes(file: BorrowedFd<'_>) -> io::Result<Vec<Vec<u8>>> {
+    let list = sized(|buffer: &mut [u8]| {
+        // SAFETY: the buffer is valid for its length, which is passed.
+        unsafe { libc::flistxattr(file.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len()) }
+    });
+    match list {
+        Ok(list) => Ok(list.split(|byte| *byte == 0).filter(|name| !name.is_empty()).map(<[u8]>::to_vec).collect()),
+        Err(error) if error.raw_os_error() == Some(libc::ENOTSUP) => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
+}
+
+/// The value of an extended attribute.
+///
+/// # Errors
+/// `ENODATA` if there is none of that name; what the kernel refuses.
+pub fn attribute(file: BorrowedFd<'_>, name: &[u8]) -> io::Result<Vec<u8>> {
+    let name = CString::new(name).map_err(io::Error::other)?;
+    sized(|buffer: &mut [u8]| {
+        // SAFETY: the name ends with a zero byte; the buffer is valid for its length, which is passed.
+        unsafe { libc::fgetxattr(file.as_raw_fd(), name.as_ptr(), buffer.as_mut_ptr().cast(), buffer.len()) }
+    })
+}
+
+/// Asks for a length, then for so many bytes; again if there were more by then.
+fn sized(mut ask: impl FnMut(&mut [u8]) -> isize) -> io::Result<Vec<u8>> {
+    loop {
+        let room = checked(ask(&mut []) as libc::c_long)?;
+        let mut buffer = vec![0; usize::try_from(room).map_err(io::Error::other)?];
+        if buffer.is_empty() {
+            return Ok(buffer);
+        }
+        match checked(ask(&mut buffer) as libc::c_long) {
+            Ok(filled) => {
+                buffer.truncate(usize::try_from(filled).map_err(io::Error::other)?);
+                return Ok(buffer);
+            }
+            Err(error) if error.raw_os_error() == Some(libc::ERANGE) => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Sets an extended attribute.
+///
+/// # Errors
+/// What the kernel refuses.
+pub fn set_attribute(file: BorrowedFd<'_>, name: &[u8], value: &[u8]) -> io::Result<()> {
+    let name = CString::new(name).map_err(io::Error::other)?;
+    // SAFETY: the name ends with a zero byte; the value is valid for its length, which is passed.
+    let returned = unsafe { libc::fsetxattr(file.as_raw_fd(), name.as_ptr(), value.as_ptr().cast(), value.len(), 0) };
+    checked(i64::from(returned)).map(drop)
+}
+
+/// Removes an extended attribute.
+///
+/// # Errors
+/// What the kernel refuses.
+pub fn remove_attribute(file: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
+    let name = CString::new(name).map_err(io::Error::other)?;
+    // SAFETY: the name ends with a zero byte.
+    checked(i64::from(unsafe { libc::fremovexattr(file.as_raw_fd(), name.as_ptr()) })).map(drop)
+}
+
+/// Whether anybody has a regular file open for writing, or mapped so: a read lease is refused then. Where the file system
+/// or the user may not ask, the answer is yes.
+pub fn may_be_written(file: BorrowedFd<'_>) -> bool {
+    // SAFETY: takes integers only.
+    let lease = |kind: libc::c_int| unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, kind) };
+    if lease(libc::F_RDLCK) < 0 {
+        return true;
+    }
+    lease(libc::F_UNLCK);
+    false
+}
+
+/// Makes an empty file share the blocks of another: both are whole, and neither sees what is written to the other later.
+///
+/// # Errors
+/// `EOPNOTSUPP`, `EXDEV`, `EINVAL` where the file system cannot.
+pub fn clone_blocks(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: takes integers only.
+    checked(i64::from(unsafe { libc::ioctl(to.as_raw_fd(), libc::FICLONE, from.as_raw_fd()) })).map(drop)
+}
+
+/// The number that says what kind of file system an open file is on (`statfs`).
+///
+/// # Errors
+/// What the kernel refuses.
+pub fn file_system(file: BorrowedFd<'_>) -> io::Result<i64> {
+    Ok(nix::sys::statfs::fstatfs(file)?.filesystem_type().0)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::os::fd::AsFd as _;
+
+    use super::*;
+
+    /// A page of a file, mapped for writing; the file itself is closed.
+    pub(crate) struct Mapping(*mut libc::c_void);
+
+    impl Mapping {
+        pub(crate) fn of(path: &std::path::Path) -> Mapping {
+            let file = std::fs::File::options().read(true).write(true).open(path).expect("opened");
+            let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
+            // SAFETY: a new mapping at an address of the kernel's choice.
+            let map = unsafe { libc::mmap(std::ptr::null_mut(), 4096, protection, flags, file.as_raw_fd(), 0) };
+            assert_ne!(map, libc::MAP_FAILED);
+            Mapping(map)
+        }
+
+        pub(crate) fn write(&mut self, byte: u8) {
+            // SAFETY: the mapping is a page long, writable, and ours until it is dropped.
+            unsafe { self.0.cast::<u8>().write_volatile(byte) };
+        }
+    }
+
+    impl Drop for Mapping {
+        fn drop(&mut self) {
+            // SAFETY: the mapping was made in `of`, and nothing refers to it any more.
+            assert_eq!(unsafe { libc::munmap(self.0, 4096) }, 0);
+        }
+    }
+
+    #[test]
+    fn a_writer_is_seen_even_if_it_only_has_a_mapping() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("f");
+        std::fs::write(&path, [0; 4096]).expect("written");
+        let reader = std::fs::File::open(&path).expect("opened");
+        assert!(!may_be_written(reader.as_fd()));
+        let writer = std::fs::File::options().read(true).write(true).open(&path).expect("opened");
+        assert!(may_be_written(reader.as_fd()));
+        let mapping = Mapping::of(&path);
+        drop(writer);
+        assert!(may_be_written(reader.as_fd()));
+        drop(mapping);
+        assert!(!may_be_written(reader.as_fd()));
+    }
+
+    #[test]
+    fn attributes_are_kept() {
+        let dir = tempfile::tempdir_in(".").expect("a temporary directory");
+        let file = std::fs::File::create(dir.path().join("f")).expect("created");
+        if let Err(error) = set_attribute(file.as_fd(), b"user.a", b"1") {
+            return eprintln!("ignored, because this file system has no attributes: {error}");
+        }
+        set_attribute(file.as_fd(), b"user.empty", b"").expect("set");
+        assert_eq!(attributes(file.as_fd()).expect("listed").len(), 2);
+        assert_eq!(attribute(file.as_fd(), b"user.a").expect("there"), b"1");
+        assert_eq!(attribute(file.as_fd(), b"user.empty").expect("there"), b"");
+        remove_attribute(file.as_fd(), b"user.a").expect("removed");
+        assert!(attribute(file.as_fd(), b"user.a").is_err());
+    }
+}

@@ -1,0 +1,158 @@
+//! Opening and looking beneath a folder that untrusted code owns: never through a symbolic link, never out of it, never into
+//! another file system.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt as _;
+use std::path::PathBuf;
+
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag, openat, openat2};
+use nix::sys::stat::{FileStat, Mode, fstat, fstatat};
+
+use super::index::Stamp;
+use super::tree::entry::{Attributes, MODE_BITS, Meta, Moment, Name, Reason};
+use super::tree::format::is_kept_attribute;
+use crate::sys::inode;
+
+/// The longest path that is given to the kernel at once.
+const PIECE: usize = 3900;
+
+const FOLDER: OFlag = OFlag::O_DIRECTORY.union(OFlag::O_NOFOLLOW).union(OFlag::O_CLOEXEC);
+
+/// What something is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    File,
+    Folder,
+    Symlink,
+    Fifo,
+    Other(Reason),
+}
+
+/// Whether an error says that what was looked at is not there any more, or something else by now.
+pub(super) fn is_gone(error: Errno) -> bool {
+    matches!(error, Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP | Errno::ESTALE)
+}
+
+/// Whether an error says that it may not be read.
+pub(super) fn is_refused(error: Errno) -> bool {
+    matches!(error, Errno::EACCES | Errno::EPERM)
+}
+
+/// Opens a folder by its names from `root`, however many they are.
+pub(super) fn folder<'n>(root: BorrowedFd<'_>, names: impl IntoIterator<Item = &'n Name>) -> nix::Result<OwnedFd> {
+    let resolve = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_XDEV;
+    let open = |at: BorrowedFd<'_>, path: &[u8]| {
+        let path = if path.is_empty() { b".".as_slice() } else { path };
+        let flags = FOLDER | OFlag::O_RDONLY;
+        match openat2(at, path, OpenHow::new().flags(flags).resolve(resolve)) {
+            // It may be entered, if not listed.
+            Err(Errno::EACCES) => openat2(at, path, OpenHow::new().flags(FOLDER | OFlag::O_PATH).resolve(resolve)),
+            done => done,
+        }
+    };
+    let mut at: Option<OwnedFd> = None;
+    let mut path: Vec<u8> = Vec::new();
+    for name in names {
+        if path.len() + name.len() + 1 > PIECE {
+            at = Some(open(at.as_ref().map_or(root, AsFd::as_fd), &path)?);
+            path.clear();
+        }
+        if !path.is_empty() {
+            path.push(b'/');
+        }
+        path.extend_from_slice(name);
+    }
+    open(at.as_ref().map_or(root, AsFd::as_fd), &path)
+}
+
+/// Opens a folder's own entry, if it is a folder.
+pub(super) fn child(dir: BorrowedFd<'_>, name: &[u8]) -> nix::Result<OwnedFd> {
+    openat(dir, name, FOLDER | OFlag::O_RDONLY, Mode::empty())
+}
+
+/// Opens a regular file for reading. Never waits for the other end of a pipe.
+pub(super) fn file(dir: BorrowedFd<'_>, name: &[u8]) -> nix::Result<std::fs::File> {
+    let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
+    openat(dir, name, flags, Mode::empty()).map(Into::into)
+}
+
+/// Looks at an entry itself, not at what it may point to.
+pub(super) fn look(dir: BorrowedFd<'_>, name: &[u8]) -> nix::Result<FileStat> {
+    fstatat(dir, name, AtFlags::AT_SYMLINK_NOFOLLOW)
+}
+
+/// Looks at what is open.
+pub(super) fn look_at(file: impl AsFd) -> nix::Result<FileStat> {
+    fstat(file)
+}
+
+/// A path that leads to what is open, even if it cannot be read.
+pub(super) fn proc_path(file: BorrowedFd<'_>) -> PathBuf {
+    format!("/proc/self/fd/{}", file.as_raw_fd()).into()
+}
+
+/// The names in an open folder, sorted.
+pub(super) fn list(dir: BorrowedFd<'_>) -> io::Result<Vec<Name>> {
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(proc_path(dir))? {
+        names.push(entry?.file_name().into_vec().into_boxed_slice());
+    }
+    names.sort_unstable();
+    Ok(names)
+}
+
+pub(super) fn kind(stat: &FileStat) -> Kind {
+    match stat.st_mode & libc::S_IFMT {
+        libc::S_IFREG => Kind::File,
+        libc::S_IFDIR => Kind::Folder,
+        libc::S_IFLNK => Kind::Symlink,
+        libc::S_IFIFO => Kind::Fifo,
+        libc::S_IFSOCK => Kind::Other(Reason::Socket),
+        _ => Kind::Other(Reason::Device),
+    }
+}
+
+pub(super) fn stamp(stat: &FileStat) -> Stamp {
+    let moment = |secs: i64, nanos: i64| Moment { secs, nanos: u32::try_from(nanos).unwrap_or_default() };
+    Stamp {
+        inode: stat.st_ino,
+        size: u64::try_from(stat.st_size).unwrap_or_default(),
+        modified: moment(stat.st_mtime, stat.st_mtime_nsec),
+        changed: moment(stat.st_ctime, stat.st_ctime_nsec),
+    }
+}
+
+/// Mode, time and owner; attributes are in no `stat`.
+pub(super) fn meta(stat: &FileStat, owner: (u32, u32), attributes: Attributes) -> Meta {
+    let own = (stat.st_uid, stat.st_gid);
+    Meta {
+        // Links have no mode of their own.
+        mode: if kind(stat) == Kind::Symlink { 0o777 } else { stat.st_mode & MODE_BITS },
+        modified: stamp(stat).modified,
+        owner: (own != owner).then_some(own),
+        attributes,
+    }
+}
+
+/// Whether a file has bits that trees do not keep. Folders pass a group on by theirs, which is no power.
+pub(super) fn has_set_id(stat: &FileStat) -> bool {
+    kind(stat) == Kind::File && stat.st_mode & (libc::S_ISUID | libc::S_ISGID) != 0
+}
+
+/// The extended attributes that trees keep.
+pub(super) fn attributes(file: BorrowedFd<'_>) -> io::Result<Attributes> {
+    let mut kept = Vec::new();
+    for name in inode::attributes(file)? {
+        if is_kept_attribute(&name) {
+            match inode::attribute(file, &name) {
+                Ok(value) => kept.push((name.into_boxed_slice(), value.into_boxed_slice())),
+                Err(error) if error.raw_os_error() == Some(libc::ENODATA) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    kept.sort();
+    Ok((!kept.is_empty()).then(|| Box::new(kept)))
+}

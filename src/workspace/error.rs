@@ -1,0 +1,113 @@
+//! What can go wrong with a workspace, and what of it a client is told.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::tree::format::FormatError;
+use crate::core::error::{Error, ErrorCode};
+use crate::core::ids::Digest;
+use crate::store::StoreError;
+use crate::sys::fs::{self, FsError};
+
+/// A failed operation on a workspace.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkspaceError {
+    /// A file changed whenever it was read.
+    #[error("{} changes while it is read", path.display())]
+    Changing {
+        /// Its path in the workspace.
+        path: PathBuf,
+    },
+    /// More than trees hold.
+    #[error("the workspace has more than {limit} {what}")]
+    TooMany {
+        /// Of what.
+        what: &'static str,
+        /// How many are allowed.
+        limit: u64,
+    },
+    /// An object is no tree.
+    #[error("object {digest} cannot be read as part of a tree")]
+    Tree {
+        /// The object.
+        digest: Digest,
+        /// Why.
+        #[source]
+        source: FormatError,
+    },
+    /// The store failed.
+    #[error("the store cannot do its part")]
+    Store(#[from] StoreError),
+    /// No room where the workspace is.
+    #[error("no room to write {}", path.display())]
+    Full {
+        /// The file.
+        path: PathBuf,
+    },
+    /// After a restore the workspace is not what was asked for: something else writes to it.
+    #[error("{} is not what it was restored to", path.display())]
+    NotRestored {
+        /// Its path in the workspace.
+        path: PathBuf,
+    },
+    /// Where files are prepared is not on the workspace's file system.
+    #[error("{} is on another file system than the workspace", path.display())]
+    Staging {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A checkout needs an empty folder.
+    #[error("{} is not empty", path.display())]
+    NotEmpty {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A file operation failed.
+    #[error(transparent)]
+    Io(FsError),
+}
+
+impl WorkspaceError {
+    /// Sorts an I/O error.
+    pub(super) fn io(op: &'static str, path: &Path, source: io::Error) -> WorkspaceError {
+        if fs::is_full(&source) {
+            return WorkspaceError::Full { path: path.to_owned() };
+        }
+        WorkspaceError::Io(FsError { op, path: path.to_owned(), source })
+    }
+
+    /// Makes the function that sorts an error of `op` on `path`.
+    pub(super) fn of<E: Into<io::Error>>(op: &'static str, path: &Path) -> impl FnOnce(E) -> WorkspaceError {
+        move |source| WorkspaceError::io(op, path, source.into())
+    }
+}
+
+impl From<FsError> for WorkspaceError {
+    fn from(error: FsError) -> Self {
+        WorkspaceError::io(error.op, &error.path, error.source)
+    }
+}
+
+impl From<WorkspaceError> for Error {
+    fn from(error: WorkspaceError) -> Error {
+        let (code, hint) = match error {
+            WorkspaceError::Store(error) => return error.into(),
+            WorkspaceError::Changing { .. } | WorkspaceError::NotRestored { .. } => {
+                (ErrorCode::Busy, "something outside the kernel writes to its workspace")
+            }
+            WorkspaceError::TooMany { .. } => (ErrorCode::InvalidArgument, "remove files: it is a fixed limit"),
+            WorkspaceError::Tree { .. } => (ErrorCode::Corrupt, "ryokan verify names everything that is damaged"),
+            WorkspaceError::Full { .. } => {
+                (ErrorCode::Busy, "free space on the device or raise the quota, then try again")
+            }
+            WorkspaceError::Staging { .. } => (ErrorCode::Unsupported, "keep a kernel's folder on one file system"),
+            WorkspaceError::NotEmpty { .. } => (ErrorCode::InvalidArgument, ""),
+            WorkspaceError::Io(_) => (ErrorCode::Internal, ""),
+        };
+        let message = match std::error::Error::source(&error) {
+            Some(source) => format!("{error}: {source}"),
+            None => error.to_string(),
+        };
+        Error::new(code, message).hint(hint)
+    }
+}

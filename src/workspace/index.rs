@@ -1,0 +1,327 @@
+//! What is known of a workspace: every folder and entry as it was last seen, with what the file system said of it then.
+//! In memory; no I/O. `scan` fills it, `encode` makes a tree of it.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::path::PathBuf;
+
+use super::tree::entry::{Content, Entry, Group, Meta, Moment, Name, Node, Reason, path_of};
+use super::tree::format::PageRef;
+use crate::core::ids::Digest;
+
+/// Numbers folders; a number is never used again by one index.
+pub(super) type FolderId = u32;
+/// The workspace itself.
+pub(super) const ROOT: FolderId = 0;
+
+/// What the file system says of an inode. As long as it says the same, nothing changed, but for what is said in `scan`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub(super) struct Stamp {
+    pub inode: u64,
+    pub size: u64,
+    pub modified: Moment,
+    /// No program can set this one.
+    pub changed: Moment,
+}
+
+/// One entry as it was last seen.
+#[derive(Debug, Clone)]
+pub(super) struct Known {
+    pub stamp: Stamp,
+    /// Whether a change after the look would have changed the stamp: it was older than the clock's grain then.
+    pub settled: bool,
+    pub meta: Meta,
+    pub what: What,
+}
+
+#[derive(Debug, Clone)]
+pub(super) enum What {
+    File {
+        content: Content,
+        /// Names that the inode has, here or elsewhere.
+        names: u64,
+        group: Option<Group>,
+    },
+    Folder(FolderId),
+    Symlink(Box<[u8]>),
+    Fifo,
+    Missing(Reason),
+}
+
+/// Which pages of a folder's object are not what the folder is.
+#[derive(Debug, Default)]
+pub(super) enum Stale {
+    #[default]
+    All,
+    Names(BTreeSet<Name>),
+}
+
+#[derive(Debug)]
+pub(super) struct Folder {
+    pub parent: FolderId,
+    pub name: Name,
+    pub depth: u32,
+    pub watch: Option<i32>,
+    pub entries: BTreeMap<Name, Known>,
+    pub pages: Vec<PageRef>,
+    pub stale: Stale,
+    pub digest: Option<Digest>,
+}
+
+impl Folder {
+    pub(super) fn new(parent: FolderId, name: Name, depth: u32) -> Folder {
+        let (entries, pages) = (BTreeMap::new(), Vec::new());
+        Folder { parent, name, depth, watch: None, entries, pages, stale: Stale::All, digest: None }
+    }
+}
+
+/// A place: an entry of a folder.
+pub(super) type Place = (FolderId, Name);
+
+#[derive(Debug)]
+pub(super) struct Index {
+    pub folders: HashMap<FolderId, Folder>,
+    next: FolderId,
+    /// The workspace's own mode, times, attributes.
+    pub root: Meta,
+    pub root_stamp: Stamp,
+    /// All names of inodes that have more than one, by inode.
+    pub links: HashMap<u64, BTreeSet<Place>>,
+    /// Inodes of which a name came or went.
+    pub regroup: HashSet<u64>,
+    /// Files that somebody may have open for writing: they may change without a word.
+    pub hot: BTreeSet<Place>,
+    /// What is not captured, or not wholly.
+    pub missing: BTreeMap<Place, Reason>,
+    /// Folders to be encoded, the deepest first.
+    pub stale: BTreeSet<(Reverse<u32>, FolderId)>,
+    pub watches: HashMap<i32, FolderId>,
+    /// Entries in all.
+    pub count: u64,
+}
+
+impl Index {
+    pub(super) fn new() -> Index {
+        let mut index = Index {
+            folders: HashMap::new(),
+            next: ROOT,
+            root: Meta::default(),
+            root_stamp: Stamp::default(),
+            links: HashMap::new(),
+            regroup: HashSet::new(),
+            hot: BTreeSet::new(),
+            missing: BTreeMap::new(),
+            stale: BTreeSet::new(),
+            watches: HashMap::new(),
+            count: 0,
+        };
+        index.add_folder(ROOT, Name::default(), 0);
+        index
+    }
+
+    fn add_folder(&mut self, parent: FolderId, name: Name, depth: u32) -> FolderId {
+        let id = self.next;
+        self.next += 1;
+        self.folders.insert(id, Folder::new(parent, name, depth));
+        self.stale.insert((Reverse(depth), id));
+        id
+    }
+
+    /// A folder that is known to be there.
+    pub(super) fn folder(&self, id: FolderId) -> &Folder {
+        self.folders.get(&id).expect("ids are of folders that are in the index")
+    }
+
+    pub(super) fn folder_mut(&mut self, id: FolderId) -> &mut Folder {
+        self.folders.get_mut(&id).expect("ids are of folders that are in the index")
+    }
+
+    pub(super) fn known(&self, folder: FolderId, name: &[u8]) -> Option<&Known> {
+        self.folders.get(&folder)?.entries.get(name)
+    }
+
+    /// A new folder within a folder. It has no line yet: [`Self::set`] gives it one.
+    pub(super) fn make_folder(&mut self, parent: FolderId, name: &[u8]) -> FolderId {
+        let depth = self.folder(parent).depth + 1;
+        self.add_folder(parent, name.into(), depth)
+    }
+
+    /// The names from the workspace to a folder.
+    pub(super) fn names(&self, mut id: FolderId) -> Vec<Name> {
+        let mut names = Vec::new();
+        while id != ROOT {
+            let folder = self.folder(id);
+            names.push(folder.name.clone());
+            id = folder.parent;
+        }
+        names.reverse();
+        names
+    }
+
+    pub(super) fn path(&self, folder: FolderId, name: &[u8]) -> PathBuf {
+        let mut names = self.names(folder);
+        if !name.is_empty() {
+            names.push(name.into());
+        }
+        path_of(names.iter().map(|name| &**name))
+    }
+
+    /// An entry's line is not what its folder's object says.
+    pub(super) fn touch(&mut self, id: FolderId, name: &[u8]) {
+        let Some(folder) = self.folders.get_mut(&id) else { return };
+        if let Stale::Names(names) = &mut folder.stale {
+            names.insert(name.into());
+        }
+        self.stale.insert((Reverse(folder.depth), id));
+    }
+
+    /// All objects of folders are to be made anew.
+    pub(super) fn touch_all(&mut self) {
+        for (id, folder) in &mut self.folders {
+            folder.stale = Stale::All;
+            self.stale.insert((Reverse(folder.depth), *id));
+        }
+    }
+
+    /// Notes an entry in place of whatever was of that name, which must not be another folder.
+    pub(super) fn set(&mut self, folder: FolderId, name: &[u8], known: Known) {
+        let place = (folder, Name::from(name));
+        let names = |known: &Known| if let What::File { names, .. } = known.what { names } else { 0 };
+        let before = self.known(folder, name);
+        let had = before.map(|before| (before.stamp.inode, names(before)));
+        if let Some((inode, 2..)) = had
+            && (inode != known.stamp.inode || names(&known) < 2)
+        {
+            self.unlink(inode, &place);
+        }
+        if names(&known) > 1 && self.links.entry(known.stamp.inode).or_default().insert(place.clone()) {
+            self.regroup.insert(known.stamp.inode);
+        }
+        match &known.what {
+            What::Missing(reason) => drop(self.missing.insert(place, *reason)),
+            What::File { .. } | What::Folder(_) | What::Symlink(_) | What::Fifo => drop(self.missing.remove(&place)),
+        }
+        if had.is_none() {
+            self.count += 1;
+        }
+        self.folder_mut(folder).entries.insert(name.into(), known);
+        self.touch(folder, name);
+    }
+
+    fn unlink(&mut self, inode: u64, place: &Place) {
+        if let Some(places) = self.links.get_mut(&inode) {
+            places.remove(place);
+            if places.is_empty() {
+                self.links.remove(&inode);
+                self.regroup.remove(&inode);
+            } else {
+                self.regroup.insert(inode);
+            }
+        }
+    }
+
+    /// Forgets an entry and all in it. `gone` is told every file, and every watch that is of no use any more.
+    pub(super) fn remove(&mut self, folder: FolderId, name: &[u8], gone: &mut dyn FnMut(Gone<'_>)) {
+        let Some(home) = self.folders.get_mut(&folder) else { return };
+        let Some(known) = home.entries.remove(name) else { return };
+        self.touch(folder, name);
+        let mut rest = vec![((folder, Name::from(name)), known)];
+        while let Some((place, known)) = rest.pop() {
+            self.count -= 1;
+            self.missing.remove(&place);
+            let was_hot = self.hot.remove(&place);
+            match &known.what {
+                What::File { names, .. } => {
+                    if *names > 1 {
+                        self.unlink(known.stamp.inode, &place);
+                    }
+                    if !was_hot {
+                        gone(Gone::File(&place, &known));
+                    }
+                }
+                What::Folder(id) => {
+                    let Some(inner) = self.folders.remove(id) else { continue };
+                    self.stale.remove(&(Reverse(inner.depth), *id));
+                    rest.extend(inner.entries.into_iter().map(|(name, known)| ((*id, name), known)));
+                    if let Some(watch) = inner.watch
+                        && self.watches.get(&watch) == Some(id)
+                    {
+                        self.watches.remove(&watch);
+                        gone(Gone::Watch(watch));
+                    }
+                }
+                What::Symlink(_) | What::Fifo | What::Missing(_) => {}
+            }
+        }
+    }
+
+    /// A line of a folder's object. The folders in it must have been encoded.
+    pub(super) fn entry(&self, name: &[u8], known: &Known) -> Entry {
+        let node = match &known.what {
+            What::File { content, group, .. } => {
+                let size = if let Content::Inline(bytes) = content { bytes.len() as u64 } else { known.stamp.size };
+                Node::File { size, content: content.clone(), group: *group }
+            }
+            What::Folder(id) => {
+                Node::Folder { digest: self.folder(*id).digest.expect("deeper folders are encoded first") }
+            }
+            What::Symlink(target) => Node::Symlink { target: target.clone() },
+            What::Fifo => Node::Fifo,
+            What::Missing(reason) => Node::Missing { reason: *reason },
+        };
+        let meta = if let Node::Missing { .. } = node { Meta::default() } else { known.meta.clone() };
+        Entry { name: name.into(), meta, node }
+    }
+
+    /// Gives each file with several names in the workspace its group: the names decide, so that a restored tree is the same
+    /// tree.
+    pub(super) fn regroup(&mut self) {
+        for inode in std::mem::take(&mut self.regroup) {
+            let places: Vec<Place> = self.links.get(&inode).into_iter().flatten().cloned().collect();
+            let group = (places.len() > 1).then(|| self.group_of(&places));
+            for (folder, name) in places {
+                let known = self.folders.get_mut(&folder).and_then(|folder| folder.entries.get_mut(&name));
+                if let Some(Known { what: What::File { group: known, .. }, .. }) = known
+                    && *known != group
+                {
+                    *known = group;
+                    self.touch(folder, &name);
+                }
+            }
+        }
+    }
+
+    fn group_of(&self, places: &[Place]) -> Group {
+        let path = |(folder, name): &Place| {
+            let mut names = self.names(*folder);
+            names.push(name.clone());
+            names.join(&b'/')
+        };
+        let mut paths: Vec<Vec<u8>> = places.iter().map(path).collect();
+        paths.sort();
+        let mut group = Group::default();
+        group.copy_from_slice(&blake3::hash(&paths.join(&0u8)).as_bytes()[..16]);
+        group
+    }
+
+    /// Files that may be written through a name outside the workspace, where nobody watches.
+    pub(super) fn linked_elsewhere(&self) -> Vec<Place> {
+        let mut found = Vec::new();
+        for places in self.links.values() {
+            let names = places.iter().filter_map(|(folder, name)| match self.known(*folder, name)?.what {
+                What::File { names, .. } => Some(names),
+                What::Folder(_) | What::Symlink(_) | What::Fifo | What::Missing(_) => None,
+            });
+            if names.max().is_some_and(|names| names > places.len() as u64) {
+                found.extend(places.iter().cloned());
+            }
+        }
+        found
+    }
+}
+
+/// What [`Index::remove`] tells of.
+pub(super) enum Gone<'a> {
+    File(&'a Place, &'a Known),
+    Watch(i32),
+}

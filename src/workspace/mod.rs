@@ -1,0 +1,52 @@
+//! Workspaces: captures a kernel's file tree into the store and brings a tree back.
+//!
+//! A tree is content-addressed like git's (`tree`): what two trees share they share as objects, and they are compared by
+//! walking only where digests differ. A [`Tracker`] follows one live workspace, so that a capture costs what changed since
+//! the last one, not what is there. What is weaker than that (a walk over everything) is visible in the result ([`How`]).
+//!
+//! ```text
+//!  tracker   one live workspace: prepare, collect (frozen), finish; restore
+//!   ├ scan       brings the index up to what is there: by what was told (changes), or by a walk
+//!   │  ├ beneath     opening and looking, never through a link, never out of the workspace
+//!   │  └ read        one file into the store: inline, whole, or pieces and holes
+//!   ├ index      what is known of every entry     saved: between processes
+//!   ├ encode     a tree of the index: only what changed
+//!   └ restore    what differs from a tree, put in place        stage: files prepared where nobody else is
+//!  tree      entries, format, diff, reach: no file system
+//! ```
+//! Untrusted code owns the workspace. Nothing here follows a symbolic link in it, runs anything, or makes set-uid files or
+//! devices. All of it blocks.
+
+mod beneath;
+mod changes;
+mod encode;
+mod error;
+mod how;
+mod index;
+mod objects;
+mod read;
+mod restore;
+mod saved;
+mod scan;
+mod stage;
+mod tracker;
+pub mod tree;
+
+pub use error::WorkspaceError;
+pub use how::{How, Unwatched, Walk};
+pub use objects::{ObjectBatch, Objects};
+pub use restore::{Durable, Restored, checkout};
+pub use tracker::{Captured, Collected, NotCaptured, Places, Tracker};
+pub use tree::TreeId;
+pub use tree::diff::{Change, Changed, Deed, Diff, diff};
+pub use tree::entry::Reason;
+pub use tree::reach::reach;
+
+#[cfg(test)]
+mod model_tests;
+#[cfg(test)]
+mod restore_tests;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tracker_tests;

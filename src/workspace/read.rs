@@ -1,0 +1,118 @@
+//! Reads one file into the store: small ones into their folder's line, others as pieces, holes as nothing.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::path::PathBuf;
+
+use nix::errno::Errno;
+use nix::unistd::{Whence, lseek64};
+
+use super::error::WorkspaceError;
+use super::index::Stamp;
+use super::objects::ObjectBatch;
+use super::tree::entry::Content;
+use super::tree::format::{Map, Piece, encode_map};
+use crate::core::limits;
+use crate::store::StoreError;
+use crate::sys::fault;
+
+const PIECE: u64 = limits::TREE_PIECE_BYTES as u64;
+
+/// A file's bytes, or that it is not as long as it was.
+pub(super) enum Read {
+    /// Where they are, and how many were read.
+    Content(Content, u64),
+    Changed,
+}
+
+/// Why a file could not be read; its path is known to the caller.
+pub(super) enum ReadError {
+    File(io::Error),
+    Store(StoreError),
+}
+
+impl ReadError {
+    pub(super) fn at(self, path: impl FnOnce() -> PathBuf) -> WorkspaceError {
+        match self {
+            ReadError::File(error) => WorkspaceError::io("read", &path(), error),
+            ReadError::Store(error) => error.into(),
+        }
+    }
+}
+
+impl From<io::Error> for ReadError {
+    fn from(error: io::Error) -> Self {
+        ReadError::File(error)
+    }
+}
+
+impl From<StoreError> for ReadError {
+    fn from(error: StoreError) -> Self {
+        ReadError::Store(error)
+    }
+}
+
+/// Reads a file that was as `stamp` says a moment ago.
+pub(super) fn content(file: &File, stamp: Stamp, batch: &mut dyn ObjectBatch) -> Result<Read, ReadError> {
+    fault::point("workspace.file.read")?;
+    let size = stamp.size;
+    let mut buffer = vec![0; usize::try_from(size.min(PIECE)).unwrap_or_default()];
+    let is_small = size <= limits::TREE_INLINE_BYTES as u64;
+    if is_small || (size <= PIECE && hole(file, 0)?.is_none_or(|at| at >= size)) {
+        if !fill(file, 0, &mut buffer)? {
+            return Ok(Read::Changed);
+        }
+        let content = if is_small { Content::Inline(buffer.into()) } else { Content::Whole(batch.put(&buffer)?) };
+        return Ok(Read::Content(content, size));
+    }
+    let mut pieces = Vec::new();
+    let (mut at, mut bytes) = (0, 0);
+    while let Some(start) = data(file, at)?.filter(|start| *start < size) {
+        let end = hole(file, start)?.unwrap_or(size).min(size);
+        at = start;
+        while at < end {
+            // Pieces end at multiples of their size, wherever data begins: a change moves no other piece.
+            let length = (PIECE - at % PIECE).min(end - at);
+            let piece = &mut buffer[..usize::try_from(length).unwrap_or_default()];
+            if !fill(file, at, piece)? {
+                return Ok(Read::Changed);
+            }
+            pieces.push(Piece { offset: at, length, digest: batch.put(piece)? });
+            bytes += length;
+            at += length;
+        }
+    }
+    let map = batch.put(&encode_map(&Map { size, pieces }))?;
+    Ok(Read::Content(Content::Map(map), bytes))
+}
+
+/// Fills the buffer; false if the file ends before.
+fn fill(file: &File, offset: u64, buffer: &mut [u8]) -> io::Result<bool> {
+    match file.read_exact_at(buffer, offset) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Where the next data begins, if there is any.
+fn data(file: &File, from: u64) -> io::Result<Option<u64>> {
+    seek(file, from, Whence::SeekData)
+}
+
+/// Where the next hole begins; the end of the file is one.
+fn hole(file: &File, from: u64) -> io::Result<Option<u64>> {
+    seek(file, from, Whence::SeekHole)
+}
+
+fn seek(file: &File, from: u64, whence: Whence) -> io::Result<Option<u64>> {
+    let from = i64::try_from(from).map_err(io::Error::other)?;
+    match lseek64(file, from, whence) {
+        Ok(at) => Ok(u64::try_from(at).ok()),
+        Err(Errno::ENXIO) => Ok(None),
+        // A file system that knows of no holes: all is data.
+        Err(Errno::EINVAL) => Ok(matches!(whence, Whence::SeekData).then_some(from.cast_unsigned())),
+        Err(error) => Err(error.into()),
+    }
+}

@@ -1,0 +1,511 @@
+//! Makes a workspace equal to a tree.
+//!
+//! What is there is looked at (what was told of; everything, if that is not sure), compared with the tree where digests
+//! differ, and only what differs is touched. Files are made beside the workspace and renamed in. Killed anywhere, the next
+//! restore begins in the same way and ends in the same tree: no state but the workspace itself says how far it came. In the
+//! end the workspace is looked at again, and its tree compared: what nobody could have made (devices, foreign owners) is
+//! told, anything else is an error.
+
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs::Permissions;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
+
+use nix::fcntl::{OFlag, openat};
+use nix::sys::stat::Mode;
+
+use super::beneath::{self, Kind, proc_path};
+use super::changes::Closely;
+use super::encode::encode;
+use super::error::WorkspaceError;
+use super::how::How;
+use super::index::{FolderId, Index, Known, Place, ROOT, Stamp, What};
+use super::objects::{Addresses, Objects};
+use super::stage::{Owner, Stage, Staged, set_time};
+use super::tracker::{Pass, Places, Tracker};
+use super::tree::TreeId;
+use super::tree::entry::{Content, Entry, Meta, Name, Node, path_of};
+use super::tree::format::Folder;
+use super::tree::read;
+use crate::core::ids::Digest;
+use crate::sys::fault;
+
+type Result<T> = std::result::Result<T, WorkspaceError>;
+
+/// What a restored workspace survives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Durable {
+    /// The end of any process.
+    Process,
+    /// Also a loss of power.
+    Power,
+}
+
+/// A workspace that was made equal to a tree.
+#[derive(Debug, Clone)]
+pub struct Restored {
+    /// What could not be as the tree has it: what is missing in the tree, and owners that only root may set.
+    pub left: Vec<PathBuf>,
+    /// Entries that were made, changed or removed, and the folders that they are in; a removed folder is one.
+    pub changed: u64,
+    /// Bytes that were written.
+    pub bytes: u64,
+    /// How the workspace was looked at.
+    pub how: How,
+}
+
+impl Tracker {
+    /// Makes the workspace equal to a tree. Nobody may write to it meanwhile. What was in it and in no tree is lost: capture
+    /// first. That all objects of the tree are there is the caller's to make sure of, before anything is touched.
+    ///
+    /// # Errors
+    /// The tree cannot be read; files fail; somebody writes. The workspace is then between the two trees, and the next
+    /// restore ends it.
+    pub fn restore(&mut self, target: TreeId, objects: &dyn Objects, durable: Durable) -> Result<Restored> {
+        let wanted = read::root(objects, target)?;
+        let mut stage = Stage::open(&self.places, self.device)?;
+        let done = self.restore_to(target, &wanted, objects, &mut stage);
+        // Only an exact end leaves what is known in terms of objects that are there.
+        self.sure(matches!(&done, Ok(restored) if restored.left.is_empty()));
+        let restored = done?;
+        stage.clear()?;
+        if durable == Durable::Power {
+            let sync = fault::point("workspace.place.sync").and_then(|()| Ok(nix::unistd::syncfs(&self.root)?));
+            sync.map_err(|e| WorkspaceError::io("sync", &self.places.workspace, e))?;
+        }
+        if restored.left.is_empty() {
+            self.base = Some(target);
+        }
+        Ok(restored)
+    }
+
+    fn restore_to(
+        &mut self,
+        target: TreeId,
+        wanted: &Entry,
+        objects: &dyn Objects,
+        stage: &mut Stage,
+    ) -> Result<Restored> {
+        let how = self.pass(&mut Addresses, objects, Pass { frozen: true, ..Pass::default() })?;
+        let owner = Owner { own: self.owner, privileged: nix::unistd::Uid::effective().is_root() };
+        let mut left = Vec::new();
+        let mut changed = 0;
+        if encode(&mut self.index, &mut Addresses)? != target {
+            let mut apply = Apply::new(self.root.as_fd(), &self.index, objects, stage, owner);
+            apply.run(wanted)?;
+            let (touched, contents) = apply.end()?;
+            changed = touched.iter().filter(|(_, name)| name.is_some()).count() as u64;
+            self.drain();
+            touched.into_iter().for_each(|place| match place {
+                (folder, Some(name)) => self.changes.add((folder, name), Closely::Look),
+                (folder, None) => self.changes.add_folder(folder),
+            });
+            self.pass(&mut Addresses, objects, Pass { frozen: true, contents, told_all: true })?;
+            if encode(&mut self.index, &mut Addresses)? != target {
+                left = differences(&self.index, objects, wanted, owner)?;
+            }
+        }
+        Ok(Restored { left, changed, bytes: stage.bytes, how })
+    }
+}
+
+/// Brings a tree into an empty folder: for forks and imports.
+///
+/// # Errors
+/// The folder is not empty; as [`Tracker::restore`].
+pub fn checkout(
+    target: TreeId,
+    places: Places,
+    objects: &dyn Objects,
+    durable: Durable,
+) -> Result<(Tracker, Restored)> {
+    let mut tracker = Tracker::open(places)?;
+    let path = &tracker.places.workspace;
+    if !beneath::list(tracker.root.as_fd()).map_err(WorkspaceError::of("list", path))?.is_empty() {
+        return Err(WorkspaceError::NotEmpty { path: path.clone() });
+    }
+    let restored = tracker.restore(target, objects, durable)?;
+    Ok((tracker, restored))
+}
+
+/// A folder that is there and the one that it is to be.
+struct Pair {
+    names: Vec<Name>,
+    /// None if it was made just now.
+    id: Option<FolderId>,
+    digest: Digest,
+}
+
+struct Apply<'a> {
+    root: BorrowedFd<'a>,
+    index: &'a Index,
+    objects: &'a dyn Objects,
+    stage: &'a mut Stage,
+    owner: Owner,
+    pairs: Vec<Pair>,
+    /// Folders that get their mode and times when all in them is done.
+    folders: BTreeMap<Vec<Name>, Meta>,
+    touched: Vec<(FolderId, Option<Name>)>,
+    contents: HashMap<Stamp, Content>,
+    groups: HashMap<[u8; 16], Content>,
+}
+
+impl<'a> Apply<'a> {
+    fn new(
+        root: BorrowedFd<'a>,
+        index: &'a Index,
+        objects: &'a dyn Objects,
+        stage: &'a mut Stage,
+        owner: Owner,
+    ) -> Apply<'a> {
+        Apply {
+            root,
+            index,
+            objects,
+            stage,
+            owner,
+            pairs: Vec::new(),
+            folders: BTreeMap::new(),
+            touched: Vec::new(),
+            contents: HashMap::new(),
+            groups: HashMap::new(),
+        }
+    }
+
+    fn run(&mut self, wanted: &Entry) -> Result<()> {
+        self.folders.insert(Vec::new(), wanted.meta.clone());
+        self.touched.push((ROOT, None));
+        if let Some(digest) = read::root_folder(wanted)
+            && self.index.folder(ROOT).digest != Some(digest)
+        {
+            self.pairs.push(Pair { names: Vec::new(), id: Some(ROOT), digest });
+        }
+        while let Some(pair) = self.pairs.pop() {
+            self.folder(&pair)?;
+        }
+        Ok(())
+    }
+
+    /// Compares a folder with what it is to be, entry by entry.
+    fn folder(&mut self, pair: &Pair) -> Result<()> {
+        let path = || path_of(pair.names.iter().map(|name| &**name));
+        let dir = self.open(&pair.names).map_err(|e| WorkspaceError::io("open", &path(), e))?;
+        let objects = self.objects;
+        let mut both = Both::of(self.index, objects, pair.id, pair.digest)?;
+        while let Some((known, wanted)) = both.next()? {
+            let name =
+                known.map_or_else(|| wanted.as_ref().map(|entry| entry.name.clone()), |(name, _)| Some(name.clone()));
+            let Some(name) = name else { continue };
+            let place = Here { pair, dir: dir.as_fd(), name };
+            self.entry(&place, known.map(|(_, known)| known), wanted)?;
+        }
+        Ok(())
+    }
+
+    /// Opens a folder of the workspace so that it can be written to.
+    fn open(&self, names: &[Name]) -> io::Result<OwnedFd> {
+        let dir = beneath::folder(self.root, names)?;
+        let mode = beneath::look_at(&dir)?.st_mode;
+        if self.owner.privileged || mode & 0o700 == 0o700 {
+            return Ok(dir);
+        }
+        std::fs::set_permissions(proc_path(dir.as_fd()), Permissions::from_mode(mode & 0o1777 | 0o700))?;
+        Ok(beneath::folder(self.root, names)?)
+    }
+
+    fn entry(&mut self, here: &Here<'_>, known: Option<&Known>, wanted: Option<Entry>) -> Result<()> {
+        let Some(wanted) = wanted else {
+            self.touch(here);
+            return self.remove(here);
+        };
+        let Some(known) = known else { return self.make(here, &wanted) };
+        let now = self.index.entry(&here.name, known);
+        if now == wanted {
+            return Ok(());
+        }
+        self.touch(here);
+        match (&now.node, &wanted.node) {
+            // Neither is anything that could be made.
+            (Node::Missing { .. }, Node::Missing { .. }) => Ok(()),
+            (_, Node::Missing { .. }) => self.remove(here),
+            (Node::Folder { digest: a }, Node::Folder { digest: b }) => {
+                self.folders.insert(here.names(), wanted.meta.clone());
+                if a != b
+                    && let What::Folder(id) = known.what
+                {
+                    self.pairs.push(Pair { names: here.names(), id: Some(id), digest: *b });
+                }
+                Ok(())
+            }
+            (Node::File { .. }, Node::File { .. }) if now.node == wanted.node && only_mode(&now.meta, &wanted.meta) => {
+                self.adjust(here, known, &wanted.meta)
+            }
+            (Node::Folder { .. } | Node::Missing { .. }, _) | (_, Node::Folder { .. }) => {
+                self.remove(here)?;
+                self.make(here, &wanted)
+            }
+            (_, Node::File { .. } | Node::Symlink { .. } | Node::Fifo) => self.make(here, &wanted),
+        }
+    }
+
+    fn touch(&mut self, here: &Here<'_>) {
+        if let Some(id) = here.pair.id {
+            self.touched.push((id, Some(here.name.clone())));
+            self.touched.push((id, None));
+        }
+    }
+
+    fn remove(&mut self, here: &Here<'_>) -> Result<()> {
+        match self.stage.remove(here.dir, &here.name) {
+            // A mount point stays; it is told in the end.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EXDEV)) => Ok(()),
+            done => done.map_err(|e| WorkspaceError::io("remove", &here.path(), e)),
+        }
+    }
+
+    fn make(&mut self, here: &Here<'_>, wanted: &Entry) -> Result<()> {
+        self.touch(here);
+        let staged = match &wanted.node {
+            Node::Missing { .. } => return Ok(()),
+            Node::Folder { digest } => {
+                self.stage.folder(here.dir, &here.name).map_err(|e| WorkspaceError::io("make", &here.path(), e))?;
+                self.folders.insert(here.names(), wanted.meta.clone());
+                self.pairs.push(Pair { names: here.names(), id: None, digest: *digest });
+                return Ok(());
+            }
+            Node::File { size, content, group } => {
+                if let Some(group) = group {
+                    self.groups.insert(*group, content.clone());
+                }
+                self.stage.file(self.objects, (*size, content, *group), &wanted.meta, self.owner)?
+            }
+            Node::Symlink { target } => self.stage.symlink(target, &wanted.meta, self.owner)?,
+            Node::Fifo => self.stage.fifo(&wanted.meta, self.owner)?,
+        };
+        self.place(here, &staged)?;
+        if let (Some(file), Node::File { content, .. }) = (&staged.file, &wanted.node) {
+            // Of the file that was made, whatever may be of that name by now.
+            let stat = beneath::look_at(file).map_err(|e| WorkspaceError::of("look at", &here.path())(e))?;
+            self.contents.insert(beneath::stamp(&stat), content.clone());
+        }
+        Ok(())
+    }
+
+    fn place(&mut self, here: &Here<'_>, staged: &Staged) -> Result<()> {
+        let failed = |error| WorkspaceError::io("make", &here.path(), error);
+        match self.stage.place(staged, here.dir, &here.name) {
+            // Something is there that was not: a folder that came since.
+            Err(error) if error.raw_os_error() == Some(libc::EISDIR) => {
+                self.remove(here)?;
+                self.stage.place(staged, here.dir, &here.name).map_err(failed)
+            }
+            done => done.map_err(failed),
+        }
+    }
+
+    /// Changes mode and time of a file that is otherwise as it is to be.
+    fn adjust(&mut self, here: &Here<'_>, known: &Known, meta: &Meta) -> Result<()> {
+        let adjust = || -> io::Result<bool> {
+            fault::point("workspace.place.meta")?;
+            let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+            let file = openat(here.dir, &*here.name, flags, Mode::empty())?;
+            let stat = beneath::look_at(&file)?;
+            if beneath::kind(&stat) != Kind::File || stat.st_ino != known.stamp.inode {
+                return Ok(false);
+            }
+            std::fs::set_permissions(proc_path(file.as_fd()), Permissions::from_mode(meta.mode))?;
+            set_time(file.as_fd(), meta.modified)?;
+            Ok(true)
+        };
+        match adjust() {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(WorkspaceError::NotRestored { path: here.path() }),
+            Err(error) => Err(WorkspaceError::io("change", &here.path(), error)),
+        }
+    }
+
+    /// Gives folders their mode and times, the deepest first, and says what was touched.
+    #[allow(clippy::type_complexity, reason = "two lists, taken apart at once by the only caller")]
+    fn end(mut self) -> Result<(HashSet<(FolderId, Option<Name>)>, HashMap<Stamp, Content>)> {
+        let mut folders: Vec<(Vec<Name>, Meta)> = std::mem::take(&mut self.folders).into_iter().collect();
+        folders.sort_by_key(|(names, _)| std::cmp::Reverse(names.len()));
+        for (names, meta) in folders {
+            let path = path_of(names.iter().map(|name| &**name));
+            let dir = fault::point("workspace.place.folder_meta").and_then(|()| self.open(&names));
+            let dir = dir.map_err(|e| WorkspaceError::io("open", &path, e))?;
+            self.stage.furnish(dir.as_fd(), &meta, self.owner)?;
+        }
+        for (group, content) in &self.groups {
+            if let Some(file) = self.stage.group(group)
+                && let Ok(stat) = beneath::look_at(&file)
+            {
+                self.contents.insert(beneath::stamp(&stat), content.clone());
+            }
+        }
+        Ok((self.touched.into_iter().collect(), self.contents))
+    }
+}
+
+/// Whether at most mode and time differ.
+fn only_mode(a: &Meta, b: &Meta) -> bool {
+    a.owner == b.owner && a.attributes == b.attributes
+}
+
+/// An entry's place while its folder is compared.
+struct Here<'a> {
+    pair: &'a Pair,
+    dir: BorrowedFd<'a>,
+    name: Name,
+}
+
+impl Here<'_> {
+    fn names(&self) -> Vec<Name> {
+        let mut names = self.pair.names.clone();
+        names.push(self.name.clone());
+        names
+    }
+
+    fn path(&self) -> PathBuf {
+        path_of(self.names().iter().map(|name| &**name))
+    }
+}
+
+/// The entries of a folder that is there and of one in the store, by name, but for pages that both have.
+struct Both<'a> {
+    present: std::iter::Peekable<std::vec::IntoIter<(&'a Name, &'a Known)>>,
+    objects: &'a dyn Objects,
+    page: std::iter::Peekable<std::vec::IntoIter<Entry>>,
+    pages: std::vec::IntoIter<Digest>,
+}
+
+impl<'a> Both<'a> {
+    fn of(index: &'a Index, objects: &'a dyn Objects, id: Option<FolderId>, digest: Digest) -> Result<Both<'a>> {
+        let there = id.map(|id| index.folder(id));
+        let (page, pages) = match read::folder(objects, digest)? {
+            Folder::Page(entries) => (entries, Vec::new()),
+            Folder::Pages(pages) => (Vec::new(), pages.into_iter().map(|page| page.digest).collect()),
+        };
+        let wanted: HashSet<Digest> = pages.iter().copied().collect();
+        let mut shared = HashSet::new();
+        let mut present = Vec::new();
+        if let Some(folder) = there {
+            let mut entries = folder.entries.iter().peekable();
+            for page in &folder.pages {
+                let is_shared = wanted.contains(&page.digest);
+                if is_shared {
+                    shared.insert(page.digest);
+                }
+                while let Some(entry) = entries.next_if(|(name, _)| **name <= page.last) {
+                    if !is_shared {
+                        present.push(entry);
+                    }
+                }
+            }
+        }
+        let pages: Vec<Digest> = pages.into_iter().filter(|page| !shared.contains(page)).collect();
+        Ok(Both {
+            present: present.into_iter().peekable(),
+            objects,
+            page: page.into_iter().peekable(),
+            pages: pages.into_iter(),
+        })
+    }
+
+    #[allow(clippy::type_complexity, reason = "a pair of which either may be missing")]
+    fn next(&mut self) -> Result<Option<(Option<(&'a Name, &'a Known)>, Option<Entry>)>> {
+        while self.page.peek().is_none() {
+            let Some(digest) = self.pages.next() else { break };
+            if let Folder::Page(entries) = read::folder(self.objects, digest)? {
+                self.page = entries.into_iter().peekable();
+            }
+        }
+        let order = match (self.present.peek(), self.page.peek()) {
+            (None, None) => return Ok(None),
+            (Some(_), None) => Ordering::Less,
+            (None, Some(_)) => Ordering::Greater,
+            (Some((name, _)), Some(entry)) => (**name).cmp(&entry.name),
+        };
+        let known = if order == Ordering::Greater { None } else { self.present.next() };
+        let wanted = if order == Ordering::Less { None } else { self.page.next() };
+        Ok(Some((known, wanted)))
+    }
+}
+
+/// What differs from the tree after all was done, if it is what nobody could have made; else an error names it.
+fn differences(index: &Index, objects: &dyn Objects, wanted: &Entry, owner: Owner) -> Result<Vec<PathBuf>> {
+    let mut left = Vec::new();
+    if index.root != wanted.meta {
+        return Err(WorkspaceError::NotRestored { path: PathBuf::from(".") });
+    }
+    let mut pairs = Vec::new();
+    if let Some(digest) = read::root_folder(wanted) {
+        pairs.push(Pair { names: Vec::new(), id: Some(ROOT), digest });
+    }
+    while let Some(pair) = pairs.pop() {
+        let mut both = Both::of(index, objects, pair.id, pair.digest)?;
+        while let Some((known, wanted)) = both.next()? {
+            let Some(name) = known.map(|(name, _)| name).or(wanted.as_ref().map(|entry| &entry.name)).cloned() else {
+                continue;
+            };
+            let pair_of = |id, digest| {
+                let mut names = pair.names.clone();
+                names.push(name.clone());
+                Pair { names, id: Some(id), digest }
+            };
+            let place: Place = (pair.id.unwrap_or(ROOT), name.clone());
+            match verdict(index, &place, known.map(|(_, known)| known), wanted.as_ref(), owner) {
+                Verdict::Same => {}
+                Verdict::Within(id, digest) => pairs.push(pair_of(id, digest)),
+                Verdict::Left => left.push(index.path(place.0, &place.1)),
+                Verdict::LeftAndWithin(id, digest) => {
+                    left.push(index.path(place.0, &place.1));
+                    pairs.push(pair_of(id, digest));
+                }
+                Verdict::Wrong => return Err(WorkspaceError::NotRestored { path: index.path(place.0, &place.1) }),
+            }
+        }
+    }
+    Ok(left)
+}
+
+enum Verdict {
+    Same,
+    Within(FolderId, Digest),
+    Left,
+    LeftAndWithin(FolderId, Digest),
+    Wrong,
+}
+
+fn verdict(index: &Index, place: &Place, known: Option<&Known>, wanted: Option<&Entry>, owner: Owner) -> Verdict {
+    let now = known.map(|known| index.entry(&place.1, known));
+    let is_missing = |entry: &Entry| matches!(entry.node, Node::Missing { .. });
+    let (Some(now), Some(wanted)) = (now.as_ref(), wanted) else {
+        let lone = now.as_ref().or(wanted);
+        return if lone.is_some_and(is_missing) { Verdict::Left } else { Verdict::Wrong };
+    };
+    if now == wanted {
+        return Verdict::Same;
+    }
+    if is_missing(now) || is_missing(wanted) {
+        return Verdict::Left;
+    }
+    let foreign = !owner.privileged && now.meta.owner != wanted.meta.owner;
+    let rest = Meta { owner: wanted.meta.owner, ..now.meta.clone() };
+    if (foreign && rest != wanted.meta) || (!foreign && now.meta != wanted.meta) {
+        return Verdict::Wrong;
+    }
+    match (known.map(|known| &known.what), &now.node, &wanted.node) {
+        (Some(What::Folder(id)), Node::Folder { digest: a }, Node::Folder { digest: b }) if a != b => {
+            if foreign {
+                Verdict::LeftAndWithin(*id, *b)
+            } else {
+                Verdict::Within(*id, *b)
+            }
+        }
+        (_, a, b) if a == b => Verdict::Left,
+        _ => Verdict::Wrong,
+    }
+}

@@ -1,0 +1,279 @@
+//! Restores: killed anywhere and begun again; attacked while they run; by an ordinary user.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::testing::{Observed, World, observe, same};
+use super::{Durable, Places, Tracker, TreeId, WorkspaceError};
+use crate::store::Store;
+use crate::sys::fault::points;
+use crate::sys::fault::tests::{crash_dir, run_child, with_fault};
+
+fn mode(path: &Path, mode: u32) {
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("set");
+}
+
+/// A tree with something of every kind, in one of two states that differ in every way.
+fn fill(root: &Path, second: bool) {
+    let write = |name: &str, text: &str| std::fs::write(root.join(name), text.repeat(300)).expect("written");
+    std::fs::create_dir_all(root.join("both/inner")).expect("made");
+    write("both/same", "same");
+    write("both/inner/differs", if second { "second" } else { "first" });
+    write("linked", if second { "b" } else { "a" });
+    std::fs::hard_link(root.join("linked"), root.join(if second { "both/two" } else { "both/one" })).expect("linked");
+    write("mode", "mode");
+    mode(&root.join("mode"), if second { 0o600 } else { 0o444 });
+    if second {
+        write("was-folder", "a file now");
+        std::fs::create_dir(root.join("was-file")).expect("made");
+        write("was-file/x", "x");
+        symlink("elsewhere", root.join("link")).expect("made");
+    } else {
+        write("was-file", "a file");
+        std::fs::create_dir_all(root.join("was-folder/deep/deeper")).expect("made");
+        write("was-folder/deep/deeper/x", "x");
+        mode(&root.join("was-folder/deep"), 0o555);
+        symlink("somewhere", root.join("link")).expect("made");
+        nix::unistd::mkfifo(&root.join("pipe"), nix::sys::stat::Mode::S_IRUSR).expect("made");
+        std::fs::File::create(root.join("sparse")).and_then(|file| file.set_len(3 << 20)).expect("made");
+    }
+    for name in ["both/same", "mode"] {
+        let file = std::fs::File::open(root.join(name)).expect("opened");
+        file.set_modified(std::time::UNIX_EPOCH + std::time::Duration::new(1000, 7)).expect("set");
+    }
+}
+
+fn places(dir: &Path) -> Places {
+    Places { workspace: dir.join("workspace"), staging: dir.join("staging"), index: dir.join("index") }
+}
+
+/// A folder with both trees in its store and the second one in its workspace.
+fn prepared(dir: &Path) -> [(TreeId, Observed); 2] {
+    let places = places(dir);
+    let store = Store::open(&dir.join("store")).expect("opened");
+    std::fs::create_dir(&places.workspace).expect("made");
+    fill(&places.workspace, false);
+    let mut tracker = Tracker::open(places.clone()).expect("opened");
+    let first = (tracker.capture(&store).expect("captured").tree, observe(&places.workspace));
+    mode(&places.workspace.join("was-folder/deep"), 0o755);
+    std::fs::remove_dir_all(&places.workspace).expect("removed");
+    std::fs::create_dir(&places.workspace).expect("made");
+    fill(&places.workspace, true);
+    let mut tracker = Tracker::open(places.clone()).expect("opened");
+    let second = (tracker.capture(&store).expect("captured").tree, observe(&places.workspace));
+    tracker.save().expect("saved");
+    [first, second]
+}
+
+#[test]
+fn child() {
+    let Some(dir) = std::env::var_os("RYOKAN_CRASH_DIR") else { return };
+    let tree: TreeId = TreeId(std::env::var("RYOKAN_TREE").expect("set").parse().expect("an address"));
+    println!();
+    let store = Store::open(&Path::new(&dir).join("store")).expect("opened");
+    let mut tracker = Tracker::open(places(Path::new(&dir))).expect("opened");
+    match tracker.restore(tree, &store, Durable::Power).and_then(|_| tracker.save()) {
+        Ok(()) => println!("ack restored"),
+        Err(error) => println!("fail {error}"),
+    }
+}
+
+#[test]
+fn a_restore_killed_anywhere_is_ended_by_the_next() {
+    let mut passed = 0;
+    let ours = |name: &str| name.starts_with("workspace.") && name != "workspace.index.save.create";
+    for (_, point) in points().filter(|(label, _)| ours(label.name)) {
+        for (deed, pass) in [("kill", 1), ("kill", 2), ("kill", 4), ("enospc", 1)] {
+            let dir = crash_dir();
+            let [first, second] = prepared(dir.path());
+            let tree = first.0.to_string();
+            let fault = format!("{point}:{pass}={deed}");
+            let ran = run_child("workspace::restore_tests::child", dir.path(), Some(&fault), &[("RYOKAN_TREE", &tree)]);
+            let hit = ran.killed || ran.failed.is_some();
+            assert_eq!(ran.killed, hit && deed == "kill", "{fault}: {}", ran.all);
+            passed += usize::from(hit);
+            let places = places(dir.path());
+            let store = Store::open(&dir.path().join("store")).expect("opened");
+            // Forward to what was asked for, or back: whatever is asked for next.
+            for (tree, wanted) in if pass == 2 { [&second, &first] } else { [&first, &second] } {
+                let mut tracker = Tracker::open(places.clone()).expect("opened");
+                tracker.restore(*tree, &store, Durable::Process).unwrap_or_else(|e| panic!("{fault}: {e}"));
+                same(&observe(&places.workspace), wanted);
+                assert_eq!(places.staging.read_dir().expect("there").count(), 0, "{fault}");
+                tracker.save().expect("saved");
+            }
+        }
+    }
+    assert!(passed >= 25, "only {passed} faults were met");
+}
+
+#[test]
+fn a_restore_that_fails_in_one_process_is_ended_by_the_next_in_it() {
+    let dir = crash_dir();
+    let [first, second] = prepared(dir.path());
+    let store = Store::open(&dir.path().join("store")).expect("opened");
+    let mut tracker = Tracker::open(places(dir.path())).expect("opened");
+    for label in ["place.rename", "place.remove", "place.folder", "staging.write", "place.folder_meta", "staging.clear"]
+    {
+        for (tree, wanted) in [&first, &second] {
+            let fault = format!("workspace.{label}:2=enospc");
+            let failed = with_fault(&fault, || tracker.restore(*tree, &store, Durable::Process));
+            if let Err(error) = failed {
+                assert!(matches!(error, WorkspaceError::Full { .. }), "{error}");
+            }
+            tracker.restore(*tree, &store, Durable::Process).expect("restored");
+            same(&observe(&dir.path().join("workspace")), wanted);
+            assert_eq!(tracker.capture(&store).expect("captured").tree, *tree);
+        }
+    }
+}
+
+/// Whoever owns the workspace puts links in the way while the daemon works in it. Nothing beyond may change.
+#[test]
+fn links_put_in_the_way_lead_nowhere() {
+    let world = World::new();
+    let outside = world.dir.path().join("outside");
+    let deep = outside.join("d0/d1/d2");
+    std::fs::create_dir_all(&deep).expect("made");
+    for name in ["f0", "f1", "f2"] {
+        std::fs::write(deep.join(name), "precious").expect("written");
+    }
+    let precious = observe(&outside);
+    let build = |text: &str| {
+        std::fs::create_dir_all(world.path("d0/d1/d2")).expect("made");
+        (0..40).for_each(|n| world.write(&format!("d0/d1/d2/f{n}"), format!("{text}{n}").repeat(100)));
+    };
+    build("one");
+    let mut tracker = world.tracker();
+    let first = tracker.capture(&world.store).expect("captured").tree;
+    build("two");
+    let second = tracker.capture(&world.store).expect("captured").tree;
+    // Quiet links first: what they point to is not what is restored.
+    std::fs::rename(world.path("d0/d1"), world.path("d0/away")).expect("renamed");
+    symlink(outside.join("d0/d1"), world.path("d0/d1")).expect("made");
+    tracker.restore(first, &world.store, Durable::Process).expect("restored");
+    same(&observe(&outside), &precious);
+    assert!(!world.path("d0/d1").is_symlink());
+
+    let stop = Arc::new(AtomicBool::new(false));
+    let attacker = std::thread::spawn({
+        let (stop, at, to) = (stop.clone(), world.workspace(), outside.clone());
+        move || {
+            while !stop.load(Ordering::Relaxed) {
+                for (path, target) in [("d0", "d0"), ("d0/d1", "d0/d1"), ("d0/d1/d2", "d0/d1/d2")] {
+                    let (path, away, link) = (at.join(path), at.join("away"), at.join("link"));
+                    let _ = symlink(to.join(target), &link);
+                    if std::fs::rename(&path, &away).is_ok() {
+                        let _ = std::fs::rename(&link, &path);
+                        std::thread::yield_now();
+                        let _ = std::fs::remove_file(&path);
+                        let _ = std::fs::rename(&away, &path);
+                    }
+                    let _ = std::fs::remove_file(&link);
+                }
+            }
+        }
+    });
+    let (mut ended, mut refused) = (0, 0);
+    for round in 0..60 {
+        let tree = if round % 2 == 0 { second } else { first };
+        match tracker.restore(tree, &world.store, Durable::Process) {
+            Ok(_) => ended += 1,
+            Err(_) => refused += 1,
+        }
+        same(&observe(&outside), &precious);
+    }
+    stop.store(true, Ordering::Relaxed);
+    attacker.join().expect("ended");
+    eprintln!("{ended} restores came to an end under attack, {refused} were refused");
+    tracker.restore(first, &world.store, Durable::Process).expect("restored");
+    let captured = tracker.capture(&world.store).expect("captured");
+    assert_eq!(captured.tree, first);
+    same(&observe(&outside), &precious);
+}
+
+#[test]
+fn owners_are_kept() {
+    if !nix::unistd::Uid::effective().is_root() {
+        return eprintln!("ignored, because only root has files of several owners");
+    }
+    let world = World::new();
+    let give = |name: &str, id: u32| std::os::unix::fs::lchown(world.path(name), Some(id), Some(id)).expect("given");
+    std::os::unix::fs::lchown(world.workspace(), Some(1500), Some(1500)).expect("given");
+    std::fs::create_dir(world.path("d")).expect("made");
+    for (name, id) in [("own", 1500), ("other", 1600), ("d/own", 1500)] {
+        world.write(name, "x");
+        give(name, id);
+    }
+    symlink("x", world.path("link")).expect("made");
+    give("link", 1600);
+    give("d", 1600);
+    let mut tracker = world.tracker();
+    let tree = tracker.capture(&world.store).expect("captured").tree;
+    let wanted = world.observe();
+    for name in ["own", "other", "d/own", "link"] {
+        std::fs::remove_file(world.path(name)).expect("removed");
+    }
+    std::fs::remove_dir(world.path("d")).expect("removed");
+    tracker.restore(tree, &world.store, Durable::Process).expect("restored");
+    same(&world.observe(), &wanted);
+    // The workspace's own user is not part of the tree: elsewhere it is another.
+    let places = world.places_of("elsewhere");
+    std::fs::create_dir(&places.workspace).expect("made");
+    super::checkout(tree, places.clone(), &world.store, Durable::Process).expect("checked out");
+    let owners: BTreeMap<PathBuf, u32> =
+        observe(&places.workspace).into_iter().map(|(path, seen)| (path, seen.owner.0)).collect();
+    let expected = [("", 0), ("d", 1600), ("d/own", 0), ("link", 1600), ("other", 1600), ("own", 0)];
+    assert_eq!(owners, expected.map(|(path, id)| (PathBuf::from(path), id)).into());
+}
+
+#[test]
+fn an_ordinary_user_can_do_all_of_it() {
+    if !nix::unistd::Uid::effective().is_root() {
+        return eprintln!("ignored, because these tests are an ordinary user's already");
+    }
+    for test in [
+        "model_tests::what_was_captured_comes_back_in_memory",
+        "restore_tests::a_restore_that_fails_in_one_process_is_ended_by_the_next_in_it",
+        "restore_tests::unreadable_things_are_named",
+    ] {
+        let mut command = std::process::Command::new("setpriv");
+        command.args(["--reuid", "1500", "--regid", "1500", "--clear-groups", "--inh-caps=-all", "--"]);
+        command.arg(std::env::current_exe().expect("this binary"));
+        command.args(["--exact", &format!("workspace::{test}"), "--test-threads=1"]).current_dir("/");
+        let output = command.output().expect("setpriv runs");
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(
+            output.status.success() && text.contains("1 passed"),
+            "{text}{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+}
+
+#[test]
+fn unreadable_things_are_named() {
+    if nix::unistd::Uid::effective().is_root() {
+        return eprintln!("ignored, because root reads everything; an ordinary user runs it too");
+    }
+    let world = World::new();
+    world.write("secret", "x");
+    world.write("open", "x");
+    std::fs::create_dir(world.path("closed")).expect("made");
+    world.write("closed/x", "x");
+    mode(&world.path("secret"), 0o000);
+    mode(&world.path("closed"), 0o000);
+    let mut tracker = world.tracker();
+    let captured = tracker.capture(&world.store).expect("captured");
+    let named: Vec<_> = captured.not_captured.iter().map(|missing| missing.path.display().to_string()).collect();
+    assert_eq!(named, ["closed", "secret"]);
+    world.write("open", "changed");
+    let restored = tracker.restore(captured.tree, &world.store, Durable::Process).expect("restored");
+    assert_eq!(restored.left, Vec::<PathBuf>::new());
+    assert_eq!(std::fs::read(world.path("open")).expect("there"), b"x");
+    mode(&world.path("closed"), 0o700);
+    assert!(world.path("closed/x").exists(), "what could not be captured is left alone");
+}

@@ -1,0 +1,567 @@
+//! Brings an index up to what is there: by what was told of changes, or by a walk over everything.
+//!
+//! What was told says what to look at, and how closely: an entry whose name or metadata changed is looked at; a file that
+//! was opened is in addition asked whether anybody may still write to it; one that was written is read. A walk looks at
+//! everything, and reads each file of which the stamp differs, or could not have differed: one that changed within the
+//! clock's grain of the last look.
+//!
+//! Writing through a shared mapping tells nobody. Hence files that somebody may have open for writing ("hot") are read
+//! every time, until nobody has.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+
+use nix::errno::Errno;
+use nix::fcntl::readlinkat;
+use nix::sys::stat::FileStat;
+use std::os::unix::ffi::OsStringExt as _;
+
+use super::beneath::{self, Kind};
+use super::changes::{self, Changes, Closely, Opens};
+use super::error::WorkspaceError;
+use super::how::{How, Unwatched, Walk};
+use super::index::{FolderId, Gone, Index, Known, ROOT, Stamp, What};
+use super::objects::{ObjectBatch, Objects};
+use super::read::{self, Read};
+use super::tree::entry::{Content, Meta, Moment, Name, Reason};
+use super::tree::format::decode_map;
+use crate::core::limits;
+use crate::sys::inode;
+use crate::sys::notify::Notify;
+
+type Result<T> = std::result::Result<T, WorkspaceError>;
+
+/// What one pass over a workspace needs.
+pub(super) struct Scan<'a> {
+    pub root: BorrowedFd<'a>,
+    pub index: &'a mut Index,
+    /// Folders that are found are watched, if anybody watches.
+    pub notify: &'a mut Option<Notify>,
+    pub batch: &'a mut dyn ObjectBatch,
+    /// Asked whether contents that are known from before are still there.
+    pub check: Option<&'a dyn Objects>,
+    /// Whether nobody writes now.
+    pub frozen: bool,
+    pub how: &'a mut How,
+    /// Device and owner of the workspace.
+    pub device: u64,
+    pub owner: (u32, u32),
+    /// Stamps before this are settled.
+    pub settled_before: Moment,
+    /// Contents by stamp: of files that were moved, of names of one file, of files that a restore made.
+    pub contents: HashMap<Stamp, Content>,
+    /// Whether a stamp but for its last change is enough to know a file that was moved: where everything is told.
+    pub told: bool,
+    /// What is told meanwhile, or could not be read in peace: for the next pass.
+    pub later: &'a mut Changes,
+    /// Why the next pass has to walk.
+    pub later_walk: Option<Walk>,
+    /// Files that were opened since what is told was last taken: that itself is told.
+    pub opened: usize,
+}
+
+impl Scan<'_> {
+    /// Takes what is told meanwhile. While nobody writes, whoever opened a file is this pass.
+    pub(super) fn drain(&mut self) {
+        let opens = if self.frozen { Opens::Ours } else { Opens::Count };
+        let why = changes::drain(self.notify, self.index, self.later, opens);
+        self.later_walk = self.later_walk.or(why);
+        self.opened = 0;
+    }
+
+    /// Looks at everything.
+    pub(super) fn walk(&mut self) -> Result<()> {
+        let hot = std::mem::take(&mut self.index.hot);
+        let root = self.open(ROOT)?;
+        self.settle_root(&root)?;
+        self.walk_from(vec![(ROOT, Some(root))])?;
+        // The walk trusted stamps; these may not be trusted.
+        let mut changes = Changes::default();
+        hot.into_iter().for_each(|place| changes.add(place, Closely::Read));
+        self.follow(&changes)
+    }
+
+    /// Looks at what was told of.
+    pub(super) fn follow(&mut self, changes: &Changes) -> Result<()> {
+        let mut changes = changes.clone();
+        for place in &self.index.hot {
+            changes.add(place.clone(), Closely::Read);
+        }
+        for place in self.index.linked_elsewhere() {
+            changes.add(place, Closely::Look);
+        }
+        self.spread(&mut changes);
+        // What went goes first: what came may be the same under another name.
+        for (folder, names) in &changes.names {
+            self.follow_removals(*folder, names, &changes)?;
+        }
+        let mut found = Vec::new();
+        for (folder, names) in &changes.names {
+            // It may have gone with a folder above it.
+            if !self.index.folders.contains_key(folder) {
+                continue;
+            }
+            let Some(dir) = self.open_if_there(*folder)? else { continue };
+            for (name, closely) in names {
+                found.extend(self.examine(*folder, dir.as_fd(), name, *closely)?.map(|id| (id, None)));
+            }
+            self.refresh(*folder, dir.as_fd())?;
+        }
+        self.walk_from(found)
+    }
+
+    /// Whatever is told of one name of a file is true of its other names.
+    fn spread(&self, changes: &mut Changes) {
+        let mut more = Vec::new();
+        for (folder, names) in &changes.names {
+            for (name, closely) in names {
+                let Some(Known { stamp, what: What::File { names: 2.., .. }, .. }) = self.index.known(*folder, name)
+                else {
+                    continue;
+                };
+                for place in self.index.links.get(&stamp.inode).into_iter().flatten() {
+                    more.push((place.clone(), *closely));
+                }
+            }
+        }
+        more.into_iter().for_each(|(place, closely)| changes.add(place, closely));
+    }
+
+    fn follow_removals(&mut self, folder: FolderId, names: &HashMap<Name, Closely>, changes: &Changes) -> Result<()> {
+        if !self.index.folders.contains_key(&folder) {
+            return Ok(());
+        }
+        let dir = self.open_if_there(folder)?;
+        for name in names.keys() {
+            let Some(known) = self.index.known(folder, name) else { continue };
+            let now = match dir.as_ref().map(|dir| beneath::look(dir.as_fd(), name)) {
+                Some(Ok(stat)) => Some(stat.st_ino),
+                Some(Err(error)) if !beneath::is_gone(error) && !beneath::is_refused(error) => {
+                    return Err(WorkspaceError::of("look at", &self.index.path(folder, name))(error));
+                }
+                Some(Err(_)) | None => None,
+            };
+            if now != Some(known.stamp.inode) {
+                self.forget(folder, name, Some(changes));
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets an entry; what is known of contents is kept for the case that it comes again under another name.
+    fn forget(&mut self, folder: FolderId, name: &[u8], changes: Option<&Changes>) {
+        let (told, contents) = (self.told, &mut self.contents);
+        let notify = self.notify.as_ref();
+        self.index.remove(folder, name, &mut |gone| match gone {
+            Gone::File((folder, name), Known { stamp, settled, what: What::File { content, .. }, .. }) => {
+                let touched = changes.is_some_and(|changes| {
+                    changes.names.get(folder).and_then(|names| names.get(name)).is_some_and(|c| *c > Closely::Look)
+                });
+                if told && !touched {
+                    contents.insert(moved(*stamp), content.clone());
+                }
+                if (told && !touched) || *settled {
+                    contents.insert(*stamp, content.clone());
+                }
+            }
+            Gone::File(..) => {}
+            Gone::Watch(watch) => {
+                if let Some(notify) = notify {
+                    notify.remove(watch);
+                }
+            }
+        });
+    }
+
+    fn walk_from(&mut self, mut folders: Vec<(FolderId, Option<OwnedFd>)>) -> Result<()> {
+        while let Some((id, dir)) = folders.pop() {
+            let dir = match dir {
+                Some(dir) => dir,
+                None => match self.open_if_there(id)? {
+                    Some(dir) => dir,
+                    None => continue,
+                },
+            };
+            for (id, dir) in self.list(id, &dir)? {
+                let dir = dir.filter(|_| folders.len() < limits::WORKSPACE_OPEN);
+                folders.push((id, dir));
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks at all entries of a folder; gives the folders among them.
+    fn list(&mut self, id: FolderId, dir: &OwnedFd) -> Result<Vec<(FolderId, Option<OwnedFd>)>> {
+        // Watched before it is listed: whatever comes later is told.
+        self.watch(id, dir.as_fd())?;
+        self.refresh(id, dir.as_fd())?;
+        let names = match beneath::list(dir.as_fd()) {
+            Ok(names) => names,
+            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied && id != ROOT => {
+                return self.missing_folder(id, Reason::Unreadable).map(|()| Vec::new());
+            }
+            Err(error) => return Err(WorkspaceError::of("list", &self.index.path(id, b""))(error)),
+        };
+        let folder = self.index.folder(id);
+        let gone: Vec<Name> =
+            folder.entries.keys().filter(|name| names.binary_search(name).is_err()).cloned().collect();
+        for name in gone {
+            self.forget(id, &name, None);
+        }
+        let mut found = Vec::new();
+        for name in names {
+            if let Some(inner) = self.examine(id, dir.as_fd(), &name, Closely::Walk)? {
+                let open =
+                    if found.len() < limits::WORKSPACE_OPEN { beneath::child(dir.as_fd(), &name).ok() } else { None };
+                found.push((inner, open));
+            }
+        }
+        Ok(found)
+    }
+
+    fn watch(&mut self, id: FolderId, dir: BorrowedFd<'_>) -> Result<()> {
+        let Some(notify) = self.notify.as_ref() else { return Ok(()) };
+        if self.index.folder(id).watch.is_some_and(|watch| self.index.watches.get(&watch) == Some(&id)) {
+            return Ok(());
+        }
+        match notify.add(dir) {
+            Ok(watch) => {
+                self.index.folder_mut(id).watch = Some(watch);
+                self.index.watches.insert(watch, id);
+            }
+            Err(error) => {
+                // From now on everything is walked each time, and each capture says so.
+                self.how.unwatched = Some(Unwatched::of(&error));
+                *self.notify = None;
+                self.index.watches.clear();
+            }
+        }
+        Ok(())
+    }
+
+    fn open(&self, id: FolderId) -> Result<OwnedFd> {
+        let names = self.index.names(id);
+        beneath::folder(self.root, &names).map_err(WorkspaceError::of("open", &self.index.path(id, b"")))
+    }
+
+    fn open_if_there(&self, id: FolderId) -> Result<Option<OwnedFd>> {
+        let names = self.index.names(id);
+        match beneath::folder(self.root, &names) {
+            Ok(dir) => Ok(Some(dir)),
+            Err(error) if beneath::is_gone(error) || beneath::is_refused(error) || error == Errno::EXDEV => Ok(None),
+            Err(error) => Err(WorkspaceError::of("open", &self.index.path(id, b""))(error)),
+        }
+    }
+
+    fn settle_root(&mut self, root: &OwnedFd) -> Result<()> {
+        let stat = beneath::look_at(root).map_err(WorkspaceError::of("look at", &self.index.path(ROOT, b"")))?;
+        self.owner = (stat.st_uid, stat.st_gid);
+        Ok(())
+    }
+
+    /// A folder's own mode, times and attributes, which its parent's object has.
+    fn refresh(&mut self, id: FolderId, dir: BorrowedFd<'_>) -> Result<()> {
+        let path = || self.index.path(id, b"");
+        let stat = beneath::look_at(dir).map_err(|e| WorkspaceError::of("look at", &path())(e))?;
+        let stamp = beneath::stamp(&stat);
+        let (parent, name) = (self.index.folder(id).parent, self.index.folder(id).name.clone());
+        let attributes = match beneath::attributes(dir) {
+            Ok(attributes) => attributes,
+            // Opened only to pass through.
+            Err(error) if error.raw_os_error() == Some(libc::EBADF) => None,
+            Err(error) => return Err(WorkspaceError::io("read the attributes of", &path(), error)),
+        };
+        let meta = beneath::meta(&stat, self.owner, attributes);
+        if id == ROOT {
+            (self.index.root, self.index.root_stamp) = (meta, stamp);
+            return Ok(());
+        }
+        if let Some(known) = self.index.folders.get_mut(&parent).and_then(|folder| folder.entries.get_mut(&name)) {
+            let same = known.meta == meta;
+            (known.meta, known.stamp) = (meta, stamp);
+            if !same {
+                self.index.touch(parent, &name);
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks at one entry, as closely as asked. Gives a folder that is to be listed.
+    fn examine(
+        &mut self,
+        id: FolderId,
+        dir: BorrowedFd<'_>,
+        name: &[u8],
+        closely: Closely,
+    ) -> Result<Option<FolderId>> {
+        let mut closely = closely;
+        for _ in 0..limits::WORKSPACE_READS {
+            let stat = match beneath::look(dir, name) {
+                Ok(stat) => stat,
+                Err(error) if beneath::is_gone(error) => {
+                    self.forget(id, name, None);
+                    return Ok(None);
+                }
+                Err(error) if beneath::is_refused(error) => return self.missing(id, name, Reason::Unreadable),
+                Err(error) => return Err(WorkspaceError::of("look at", &self.index.path(id, name))(error)),
+            };
+            self.how.examined += 1;
+            match self.take(id, dir, name, &stat, closely)? {
+                Taken::Done => return Ok(None),
+                Taken::Folder(inner) => return Ok(Some(inner)),
+                Taken::Changed => closely = Closely::Read,
+            }
+        }
+        if self.frozen {
+            return Err(WorkspaceError::Changing { path: self.index.path(id, name) });
+        }
+        self.later.add((id, name.into()), Closely::Read);
+        Ok(None)
+    }
+
+    fn take(
+        &mut self,
+        id: FolderId,
+        dir: BorrowedFd<'_>,
+        name: &[u8],
+        stat: &FileStat,
+        closely: Closely,
+    ) -> Result<Taken> {
+        let kind = if stat.st_dev == self.device { beneath::kind(stat) } else { Kind::Other(Reason::Mount) };
+        let known = self.index.known(id, name);
+        // What a folder, a link or a pipe was cannot become a file by itself.
+        let same_kind = known.is_some_and(|known| {
+            known.stamp.inode == stat.st_ino
+                && match &known.what {
+                    What::File { .. } => kind == Kind::File,
+                    What::Folder(_) => kind == Kind::Folder,
+                    What::Symlink(_) => kind == Kind::Symlink,
+                    What::Fifo => kind == Kind::Fifo,
+                    What::Missing(reason) => kind == Kind::Other(*reason),
+                }
+        });
+        if known.is_some() && !same_kind {
+            self.forget(id, name, None);
+        }
+        if self.index.count > limits::WORKSPACE_ENTRIES {
+            return Err(WorkspaceError::TooMany { what: "entries", limit: limits::WORKSPACE_ENTRIES });
+        }
+        match kind {
+            Kind::Folder => self.take_folder(id, dir, name, closely),
+            Kind::File => self.take_file(id, dir, name, stat, closely),
+            Kind::Symlink => {
+                let target = match readlinkat(dir, name) {
+                    Ok(target) => target.into_vec().into_boxed_slice(),
+                    Err(error) if beneath::is_gone(error) || error == Errno::EINVAL => return Ok(Taken::Changed),
+                    Err(error) => return Err(WorkspaceError::of("read", &self.index.path(id, name))(error)),
+                };
+                Ok(self.plain(id, name, stat, What::Symlink(target)))
+            }
+            Kind::Fifo => Ok(self.plain(id, name, stat, What::Fifo)),
+            Kind::Other(reason) => {
+                self.plain(id, name, stat, What::Missing(reason));
+                Ok(Taken::Done)
+            }
+        }
+    }
+
+    fn plain(&mut self, id: FolderId, name: &[u8], stat: &FileStat, what: What) -> Taken {
+        let meta = beneath::meta(stat, self.owner, None);
+        let stamp = beneath::stamp(stat);
+        let same = self.index.known(id, name).is_some_and(|known| {
+            known.meta == meta
+                && match (&known.what, &what) {
+                    (What::Symlink(a), What::Symlink(b)) => a == b,
+                    (What::Fifo, What::Fifo) => true,
+                    (What::Missing(a), What::Missing(b)) => a == b,
+                    _ => false,
+                }
+        });
+        if !same {
+            self.index.set(id, name, Known { stamp, settled: true, meta, what });
+        }
+        Taken::Done
+    }
+
+    fn take_folder(&mut self, id: FolderId, dir: BorrowedFd<'_>, name: &[u8], closely: Closely) -> Result<Taken> {
+        let opened = match beneath::child(dir, name) {
+            Ok(opened) => opened,
+            Err(error) if beneath::is_gone(error) => return Ok(Taken::Changed),
+            Err(error) if beneath::is_refused(error) => {
+                return self.missing(id, name, Reason::Unreadable).map(|_| Taken::Done);
+            }
+            Err(error) => return Err(WorkspaceError::of("open", &self.index.path(id, name))(error)),
+        };
+        if let Some(Known { what: What::Folder(inner), .. }) = self.index.known(id, name) {
+            let inner = *inner;
+            self.refresh(inner, opened.as_fd())?;
+            // Without a watch it is another folder that has the former's number.
+            let is_new = self.notify.is_some() && self.index.folder(inner).watch.is_none();
+            return Ok(if closely == Closely::Walk || is_new { Taken::Folder(inner) } else { Taken::Done });
+        }
+        let stat =
+            beneath::look_at(&opened).map_err(|e| WorkspaceError::of("look at", &self.index.path(id, name))(e))?;
+        if self.index.folder(id).depth >= limits::WORKSPACE_DEPTH {
+            let limit = u64::from(limits::WORKSPACE_DEPTH);
+            return Err(WorkspaceError::TooMany { what: "folders within folders", limit });
+        }
+        let attributes = beneath::attributes(opened.as_fd())
+            .map_err(|e| WorkspaceError::io("read the attributes of", &self.index.path(id, name), e))?;
+        let meta = beneath::meta(&stat, self.owner, attributes);
+        let inner = self.index.make_folder(id, name);
+        let what = What::Folder(inner);
+        self.index.set(id, name, Known { stamp: beneath::stamp(&stat), settled: true, meta, what });
+        Ok(Taken::Folder(inner))
+    }
+
+    fn take_file(
+        &mut self,
+        id: FolderId,
+        dir: BorrowedFd<'_>,
+        name: &[u8],
+        stat: &FileStat,
+        closely: Closely,
+    ) -> Result<Taken> {
+        let now = beneath::stamp(stat);
+        let mut reuse = None;
+        if closely < Closely::Read
+            && let Some(Known { stamp, settled, what: What::File { content, .. }, .. }) = self.index.known(id, name)
+        {
+            let is_same = match closely {
+                Closely::Walk => *stamp == now && *settled && self.is_stored(content),
+                // Its bytes did not change, or that would have been told.
+                Closely::Look | Closely::Open => moved(*stamp) == moved(now),
+                Closely::Read => false,
+            };
+            // Within the clock's grain mode and attributes change without a trace.
+            if is_same && *stamp == now && *settled && closely == Closely::Look {
+                return Ok(Taken::Done);
+            }
+            reuse = is_same.then(|| content.clone());
+        }
+        if reuse.is_none() && closely < Closely::Read {
+            let by_name = if closely == Closely::Walk { None } else { self.contents.get(&moved(now)) };
+            let found = self.contents.get(&now).or(by_name);
+            reuse = found.filter(|content| self.is_stored(content)).cloned();
+        }
+        let file = match beneath::file(dir, name) {
+            Ok(file) => file,
+            Err(error) if beneath::is_gone(error) => return Ok(Taken::Changed),
+            Err(error) if beneath::is_refused(error) => {
+                return self.missing(id, name, Reason::Unreadable).map(|_| Taken::Done);
+            }
+            Err(error) => return Err(WorkspaceError::of("open", &self.index.path(id, name))(error)),
+        };
+        self.opened += 1;
+        if self.opened >= limits::WORKSPACE_OPENED {
+            self.drain();
+        }
+        let hot = inode::may_be_written(file.as_fd());
+        if hot {
+            reuse = None;
+        }
+        let path = || self.index.path(id, name);
+        let attributes = beneath::attributes(file.as_fd())
+            .map_err(|error| WorkspaceError::io("read the attributes of", &path(), error))?;
+        let content = match reuse {
+            Some(content) => content,
+            None => match read::content(&file, now, self.batch).map_err(|e| e.at(path))? {
+                Read::Content(content, bytes) => {
+                    self.how.read += 1;
+                    self.how.bytes += bytes;
+                    content
+                }
+                Read::Changed => return Ok(Taken::Changed),
+            },
+        };
+        let after = beneath::look_at(&file).map_err(|e| WorkspaceError::of("look at", &path())(e))?;
+        if beneath::stamp(&after) != now {
+            return Ok(Taken::Changed);
+        }
+        self.note_file(id, name, &after, attributes, content, hot);
+        Ok(Taken::Done)
+    }
+
+    fn note_file(
+        &mut self,
+        id: FolderId,
+        name: &[u8],
+        stat: &FileStat,
+        attributes: super::tree::entry::Attributes,
+        content: Content,
+        hot: bool,
+    ) {
+        let stamp = beneath::stamp(stat);
+        let settled = !hot && stamp.changed < self.settled_before && stamp.modified < self.settled_before;
+        let meta: Meta = beneath::meta(stat, self.owner, attributes);
+        let place = (id, Name::from(name));
+        if stat.st_nlink > 1 && !hot {
+            self.contents.insert(stamp, content.clone());
+        }
+        let group = match self.index.known(id, name) {
+            Some(Known { what: What::File { group, .. }, .. }) if stat.st_nlink > 1 => *group,
+            Some(_) | None => None,
+        };
+        let before = self.index.known(id, name).map_or(0, |known| known.stamp.inode);
+        let same = match self.index.known(id, name) {
+            Some(Known { meta: m, what: What::File { content: c, names, .. }, .. }) => {
+                *m == meta && *c == content && *names == stat.st_nlink && stamp.inode == before
+            }
+            Some(_) | None => false,
+        };
+        let what = What::File { content, names: stat.st_nlink, group };
+        let known = Known { stamp, settled, meta, what };
+        if same && let Some(folder) = self.index.folders.get_mut(&id) {
+            // Only the stamp differs: the tree does not.
+            folder.entries.insert(name.into(), known);
+        } else {
+            self.index.set(id, name, known);
+        }
+        if hot {
+            self.index.hot.insert(place.clone())
+        } else {
+            self.index.hot.remove(&place)
+        };
+        if beneath::has_set_id(stat) {
+            self.index.missing.insert(place, Reason::SetId);
+        } else {
+            self.index.missing.remove(&place);
+        }
+    }
+
+    fn is_stored(&self, content: &Content) -> bool {
+        let Some(objects) = self.check else { return true };
+        match content {
+            Content::Inline(_) => true,
+            Content::Whole(digest) => objects.contains(*digest),
+            Content::Map(digest) => objects
+                .get(*digest, limits::TREE_OBJECT_BYTES)
+                .ok()
+                .and_then(|bytes| decode_map(&bytes).ok())
+                .is_some_and(|map| map.pieces.iter().all(|piece| objects.contains(piece.digest))),
+        }
+    }
+
+    fn missing(&mut self, id: FolderId, name: &[u8], reason: Reason) -> Result<Option<FolderId>> {
+        self.forget(id, name, None);
+        let (stamp, meta, what) = (Stamp::default(), Meta::default(), What::Missing(reason));
+        self.index.set(id, name, Known { stamp, settled: true, meta, what });
+        Ok(None)
+    }
+
+    fn missing_folder(&mut self, id: FolderId, reason: Reason) -> Result<()> {
+        let (parent, name) = (self.index.folder(id).parent, self.index.folder(id).name.clone());
+        self.missing(parent, &name, reason).map(drop)
+    }
+}
+
+enum Taken {
+    Done,
+    Folder(FolderId),
+    Changed,
+}
+
+/// The part of a stamp that a new name leaves as it was.
+fn moved(stamp: Stamp) -> Stamp {
+    Stamp { changed: Moment::default(), ..stamp }
+}

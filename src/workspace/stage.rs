@@ -1,0 +1,297 @@
+//! The folder beside a workspace that only the daemon reaches: files are made here, whole, before they get their place; what
+//! is removed waits here for its end. Whatever a killed process left here is removed by the next.
+
+use std::collections::HashMap;
+use std::fs::{File, Permissions};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
+use std::path::PathBuf;
+
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag, openat, renameat};
+use nix::sys::stat::{Mode, UtimensatFlags, mkdirat, utimensat};
+use nix::sys::time::TimeSpec;
+use nix::unistd::{Gid, Uid, UnlinkatFlags, fchownat, linkat, mkfifoat, symlinkat, unlinkat};
+
+use super::beneath::{self, proc_path};
+use super::error::WorkspaceError;
+use super::objects::Objects;
+use super::tracker::Places;
+use super::tree::entry::{Content, Group, Meta, Moment};
+use super::tree::read;
+use crate::core::limits;
+use crate::sys::{fault, fs, inode};
+
+type Result<T> = std::result::Result<T, WorkspaceError>;
+
+/// Where files are prepared.
+pub(super) struct Stage {
+    dir: OwnedFd,
+    path: PathBuf,
+    next: u64,
+    /// Files with several names, which wait here under one more.
+    groups: HashMap<Group, String>,
+    /// Bytes that were written.
+    pub bytes: u64,
+}
+
+/// Who files belong to, and whether that can be said.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Owner {
+    pub own: (u32, u32),
+    pub privileged: bool,
+}
+
+/// A file that was made, and is not in its place yet.
+pub(super) struct Staged {
+    name: String,
+    /// Open, if it is a file with one name.
+    pub file: Option<File>,
+}
+
+impl Stage {
+    /// Opens the folder, or makes it, and empties it.
+    pub(super) fn open(places: &Places, device: u64) -> Result<Stage> {
+        let path = places.staging.clone();
+        fs::create_dir_durable(&path, 0o700, "workspace.staging.dir")?;
+        let dir: OwnedFd = File::open(&path).map_err(WorkspaceError::of("open", &path))?.into();
+        let stat = beneath::look_at(&dir).map_err(WorkspaceError::of("look at", &path))?;
+        if stat.st_dev != device {
+            return Err(WorkspaceError::Staging { path });
+        }
+        let mut stage = Stage { dir, path, next: 0, groups: HashMap::new(), bytes: 0 };
+        stage.clear()?;
+        Ok(stage)
+    }
+
+    fn name(&mut self, what: char) -> String {
+        self.next += 1;
+        format!("{what}{}", self.next)
+    }
+
+    fn failed<E: Into<io::Error>>(&self, op: &'static str) -> impl FnOnce(E) -> WorkspaceError {
+        let path = self.path.clone();
+        move |error| WorkspaceError::io(op, &path, error.into())
+    }
+
+    /// Makes a file with all that belongs to it. Of one with several names there is one file for all.
+    pub(super) fn file(
+        &mut self,
+        objects: &dyn Objects,
+        (size, content, group): (u64, &Content, Option<Group>),
+        meta: &Meta,
+        owner: Owner,
+    ) -> Result<Staged> {
+        let Some(group) = group else {
+            let name = self.name('f');
+            let file = self.make_file(objects, &name, (size, content), meta, owner)?;
+            return Ok(Staged { name, file: Some(file) });
+        };
+        if !self.groups.contains_key(&group) {
+            let name = self.name('g');
+            self.make_file(objects, &name, (size, content), meta, owner)?;
+            self.groups.insert(group, name);
+        }
+        let first = self.groups[&group].clone();
+        let name = self.name('l');
+        let link = fault::point("workspace.staging.link")
+            .and_then(|()| Ok(linkat(&self.dir, first.as_str(), &self.dir, name.as_str(), AtFlags::empty())?));
+        link.map_err(self.failed("link a file in"))?;
+        Ok(Staged { name, file: None })
+    }
+
+    fn make_file(
+        &mut self,
+        objects: &dyn Objects,
+        name: &str,
+        (size, content): (u64, &Content),
+        meta: &Meta,
+        owner: Owner,
+    ) -> Result<File> {
+        let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let mode = Mode::S_IRUSR | Mode::S_IWUSR;
+        let file: File = openat(&self.dir, name, flags, mode).map_err(self.failed("make a file in"))?.into();
+        match content {
+            Content::Inline(bytes) => self.write(&file, 0, bytes)?,
+            Content::Whole(digest) => {
+                let bytes = objects.get(*digest, limits::TREE_PIECE_BYTES as u64)?;
+                self.write(&file, 0, &bytes)?;
+            }
+            Content::Map(digest) => {
+                for piece in read::map(objects, *digest)?.pieces {
+                    let bytes = objects.get(piece.digest, limits::TREE_PIECE_BYTES as u64)?;
+                    self.write(&file, piece.offset, &bytes)?;
+                }
+            }
+        }
+        file.set_len(size).map_err(self.failed("write a file in"))?;
+        self.furnish(file.as_fd(), meta, owner)?;
+        Ok(file)
+    }
+
+    fn write(&mut self, file: &File, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.bytes += bytes.len() as u64;
+        let written = fault::point("workspace.staging.write").and_then(|()| file.write_all_at(bytes, offset));
+        written.map_err(self.failed("write a file in"))
+    }
+
+    /// Gives an open file or folder its owner, attributes, mode and time, in the order in which none undoes another.
+    pub(super) fn furnish(&self, file: BorrowedFd<'_>, meta: &Meta, owner: Owner) -> Result<()> {
+        if owner.privileged {
+            let (user, group) = meta.owner.unwrap_or(owner.own);
+            let (user, group) = (Some(Uid::from_raw(user)), Some(Gid::from_raw(group)));
+            fchownat(file, "", user, group, AtFlags::AT_EMPTY_PATH).map_err(self.failed("give away a file of"))?;
+        }
+        let set = |file: BorrowedFd<'_>| -> io::Result<()> {
+            let wanted = meta.attributes.as_deref().map(Vec::as_slice).unwrap_or_default();
+            let present = beneath::attributes(file)?;
+            for (name, value) in present.iter().flat_map(|list| list.iter()) {
+                if !wanted.iter().any(|(other, same)| other == name && same == value) {
+                    inode::remove_attribute(file, name)?;
+                }
+            }
+            wanted.iter().try_for_each(|(name, value)| inode::set_attribute(file, name, value))?;
+            std::fs::set_permissions(proc_path(file), Permissions::from_mode(meta.mode))
+        };
+        set(file).map_err(self.failed("set the attributes of a file of"))?;
+        set_time(file, meta.modified).map_err(self.failed("set the time of a file of"))
+    }
+
+    /// Makes a symbolic link.
+    pub(super) fn symlink(&mut self, target: &[u8], meta: &Meta, owner: Owner) -> Result<Staged> {
+        let name = self.name('s');
+        symlinkat(target, &self.dir, name.as_str()).map_err(self.failed("make a link in"))?;
+        self.dress(&name, meta, owner)?;
+        Ok(Staged { name, file: None })
+    }
+
+    /// Makes a named pipe.
+    pub(super) fn fifo(&mut self, meta: &Meta, owner: Owner) -> Result<Staged> {
+        let name = self.name('p');
+        mkfifoat(&self.dir, name.as_str(), Mode::S_IRUSR | Mode::S_IWUSR).map_err(self.failed("make a pipe in"))?;
+        // Nobody else is here: the name is what was just made.
+        std::fs::set_permissions(self.path.join(&name), Permissions::from_mode(meta.mode))
+            .map_err(self.failed("set the mode of a pipe of"))?;
+        self.dress(&name, meta, owner)?;
+        Ok(Staged { name, file: None })
+    }
+
+    /// What can be said of something that cannot be opened.
+    fn dress(&self, name: &str, meta: &Meta, owner: Owner) -> Result<()> {
+        if owner.privileged {
+            let (user, group) = meta.owner.unwrap_or(owner.own);
+            let (user, group) = (Some(Uid::from_raw(user)), Some(Gid::from_raw(group)));
+            fchownat(&self.dir, name, user, group, AtFlags::AT_SYMLINK_NOFOLLOW)
+                .map_err(self.failed("give away a file of"))?;
+        }
+        let (access, modified) = times(meta.modified);
+        utimensat(&self.dir, name, &access, &modified, UtimensatFlags::NoFollowSymlink)
+            .map_err(self.failed("set the time of a file of"))
+    }
+
+    /// Puts what was made in its place, over whatever is there but a folder.
+    pub(super) fn place(&self, staged: &Staged, dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
+        fault::point("workspace.place.rename")?;
+        renameat(&self.dir, staged.name.as_str(), dir, name)?;
+        Ok(())
+    }
+
+    /// Takes an entry out of the workspace, a folder with all that is in it.
+    pub(super) fn remove(&mut self, dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
+        fault::point("workspace.place.remove")?;
+        let to = self.name('t');
+        match renameat(dir, name, &self.dir, to.as_str()) {
+            // To move a folder is to write to it.
+            Err(Errno::EACCES | Errno::EPERM) => {
+                let folder = openat(
+                    dir,
+                    name,
+                    OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC,
+                    Mode::empty(),
+                )?;
+                std::fs::set_permissions(proc_path(folder.as_fd()), Permissions::from_mode(0o700))?;
+                Ok(renameat(dir, name, &self.dir, to.as_str())?)
+            }
+            Err(Errno::ENOENT) => Ok(()),
+            done => Ok(done?),
+        }
+    }
+
+    /// A group's file, if it was made.
+    pub(super) fn group(&self, group: &Group) -> Option<File> {
+        self.groups.get(group).and_then(|name| beneath::file(self.dir.as_fd(), name.as_bytes()).ok())
+    }
+
+    /// Removes everything in here. Folders within folders are first brought up here: no depth is too deep.
+    pub(super) fn clear(&mut self) -> Result<()> {
+        self.groups.clear();
+        loop {
+            let names = beneath::list(self.dir.as_fd()).map_err(self.failed("list"))?;
+            if names.is_empty() {
+                return Ok(());
+            }
+            for name in names {
+                self.clear_one(&name).map_err(self.failed("empty"))?;
+            }
+        }
+    }
+
+    fn clear_one(&mut self, name: &[u8]) -> io::Result<()> {
+        fault::point("workspace.staging.clear")?;
+        match unlinkat(&self.dir, name, UnlinkatFlags::NoRemoveDir) {
+            Err(Errno::EISDIR | Errno::EPERM) => {}
+            done => return Ok(done?),
+        }
+        let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let path = openat(&self.dir, name, flags, Mode::empty())?;
+        std::fs::set_permissions(proc_path(path.as_fd()), Permissions::from_mode(0o700))?;
+        let folder = beneath::child(self.dir.as_fd(), name)?;
+        for inner in beneath::list(folder.as_fd())? {
+            match unlinkat(&folder, &*inner, UnlinkatFlags::NoRemoveDir) {
+                Err(Errno::EISDIR | Errno::EPERM) => {
+                    let up = self.free_name()?;
+                    match renameat(&folder, &*inner, &self.dir, up.as_str()) {
+                        Err(Errno::EACCES | Errno::EPERM) => {
+                            let inner_path = openat(&folder, &*inner, flags, Mode::empty())?;
+                            std::fs::set_permissions(proc_path(inner_path.as_fd()), Permissions::from_mode(0o700))?;
+                            renameat(&folder, &*inner, &self.dir, up.as_str())?;
+                        }
+                        done => done?,
+                    }
+                }
+                done => done?,
+            }
+        }
+        Ok(unlinkat(&self.dir, name, UnlinkatFlags::RemoveDir)?)
+    }
+
+    /// A name that nothing of a former process has.
+    fn free_name(&mut self) -> io::Result<String> {
+        loop {
+            let name = self.name('d');
+            match beneath::look(self.dir.as_fd(), name.as_bytes()) {
+                Ok(_) => {}
+                Err(Errno::ENOENT) => return Ok(name),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// A folder in a place of the workspace, which only its owner may use until it is done.
+    pub(super) fn folder(&self, dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
+        fault::point("workspace.place.folder")?;
+        Ok(mkdirat(dir, name, Mode::S_IRWXU)?)
+    }
+}
+
+fn times(modified: Moment) -> (TimeSpec, TimeSpec) {
+    (TimeSpec::UTIME_OMIT, TimeSpec::new(modified.secs, i64::from(modified.nanos)))
+}
+
+/// Sets when something was modified.
+pub(super) fn set_time(file: BorrowedFd<'_>, modified: Moment) -> io::Result<()> {
+    let (access, modified) = times(modified);
+    let path = proc_path(file);
+    Ok(utimensat(nix::fcntl::AT_FDCWD, &path, &access, &modified, UtimensatFlags::FollowSymlink)?)
+}

@@ -1,0 +1,238 @@
+//! For the tests of this module: folders to work in, and what is really in them, seen without any of this module's code.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::os::fd::AsFd as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use super::{Places, Tracker};
+use crate::store::Store;
+use crate::sys::fault::tests::crash_dir;
+use crate::sys::inode;
+
+/// What one entry is, as anybody sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Seen {
+    pub what: Thing,
+    pub mode: u32,
+    pub owner: (u32, u32),
+    pub modified: (i64, i64),
+    pub attributes: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) enum Thing {
+    File {
+        bytes: Vec<u8>,
+        /// Where data begins and ends.
+        data: Vec<(u64, u64)>,
+        /// The first of its names.
+        same_as: PathBuf,
+    },
+    Folder,
+    Symlink(PathBuf),
+    Fifo,
+    Socket,
+}
+
+impl std::fmt::Debug for Thing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Thing::File { bytes, data, same_as } => {
+                write!(f, "File({} bytes {}, {data:?}, {same_as:?})", bytes.len(), blake3::hash(bytes).to_hex())
+            }
+            Thing::Folder => f.write_str("Folder"),
+            Thing::Symlink(target) => write!(f, "Symlink({target:?})"),
+            Thing::Fifo => f.write_str("Fifo"),
+            Thing::Socket => f.write_str("Socket"),
+        }
+    }
+}
+
+pub(crate) type Observed = BTreeMap<PathBuf, Seen>;
+
+/// Everything in a folder, and the folder itself under an empty path.
+pub(crate) fn observe(root: &Path) -> Observed {
+    let mut seen = Observed::new();
+    let mut links = BTreeMap::new();
+    let mut folders = vec![PathBuf::new()];
+    while let Some(folder) = folders.pop() {
+        let mut names: Vec<OsString> =
+            root.join(&folder).read_dir().expect("readable").map(|e| e.expect("readable").file_name()).collect();
+        names.sort();
+        if folder.as_os_str().is_empty() {
+            names.push(OsString::new());
+        }
+        for name in names {
+            let path = if name.is_empty() { PathBuf::new() } else { folder.join(&name) };
+            let at = if name.is_empty() { root.to_owned() } else { root.join(&path) };
+            let meta = at.symlink_metadata().expect("there");
+            let kind = meta.file_type();
+            let what = if kind.is_dir() {
+                if !name.is_empty() {
+                    folders.push(path.clone());
+                }
+                Thing::Folder
+            } else if kind.is_symlink() {
+                Thing::Symlink(at.read_link().expect("a link"))
+            } else if kind.is_fifo() {
+                Thing::Fifo
+            } else if kind.is_socket() {
+                Thing::Socket
+            } else {
+                let bytes = std::fs::read(&at).expect("readable");
+                Thing::File { data: data(&at, bytes.len() as u64), bytes, same_as: meta.ino().to_string().into() }
+            };
+            if matches!(what, Thing::File { .. }) {
+                let first: &mut PathBuf = links.entry(meta.ino().to_string()).or_insert_with(|| path.clone());
+                *first = path.clone().min(first.clone());
+            }
+            let mut attributes = Vec::new();
+            if kind.is_file() || kind.is_dir() {
+                let file = std::fs::File::open(&at).expect("opened");
+                for name in inode::attributes(file.as_fd()).expect("listed") {
+                    let value = inode::attribute(file.as_fd(), &name).expect("there");
+                    attributes.push((name, value));
+                }
+                attributes.sort();
+            }
+            let mode = meta.mode() & 0o7777;
+            let (owner, modified) = ((meta.uid(), meta.gid()), (meta.mtime(), meta.mtime_nsec()));
+            seen.insert(path, Seen { what, mode, owner, modified, attributes });
+        }
+    }
+    for entry in seen.values_mut() {
+        if let Thing::File { same_as, .. } = &mut entry.what {
+            *same_as = links[&same_as.display().to_string()].clone();
+        }
+    }
+    seen
+}
+
+fn data(path: &Path, size: u64) -> Vec<(u64, u64)> {
+    use nix::unistd::{Whence, lseek64};
+    let file = std::fs::File::open(path).expect("opened");
+    let (mut at, mut found) = (0i64, Vec::new());
+    while let Ok(start) = lseek64(&file, at, Whence::SeekData) {
+        at = lseek64(&file, start, Whence::SeekHole).expect("a hole or the end");
+        found.push((start.cast_unsigned(), at.cast_unsigned().min(size)));
+    }
+    found
+}
+
+/// A folder with a workspace, its staging, its index and a store.
+pub(crate) struct World {
+    pub dir: tempfile::TempDir,
+    /// In memory if possible: what is tested does not depend on the store's device.
+    _objects: tempfile::TempDir,
+    pub store: Store,
+}
+
+impl World {
+    pub(crate) fn new() -> World {
+        World::of(tempfile::tempdir().expect("a temporary directory"))
+    }
+
+    pub(crate) fn at(place: &Path) -> World {
+        World::of(tempfile::tempdir_in(place).expect("a temporary directory"))
+    }
+
+    fn of(dir: tempfile::TempDir) -> World {
+        std::fs::create_dir(dir.path().join("workspace")).expect("made");
+        let objects = crash_dir();
+        let store = Store::open(&objects.path().join("store")).expect("opened");
+        World { dir, _objects: objects, store }
+    }
+
+    pub(crate) fn workspace(&self) -> PathBuf {
+        self.dir.path().join("workspace")
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.workspace().join(name)
+    }
+
+    pub(crate) fn write(&self, name: &str, bytes: impl AsRef<[u8]>) {
+        std::fs::write(self.path(name), bytes).expect("written");
+    }
+
+    pub(crate) fn places(&self) -> Places {
+        self.places_of("workspace")
+    }
+
+    pub(crate) fn places_of(&self, workspace: &str) -> Places {
+        let dir = self.dir.path();
+        Places {
+            workspace: dir.join(workspace),
+            staging: dir.join(format!("{workspace}.staging")),
+            index: dir.join(format!("{workspace}.index")),
+        }
+    }
+
+    pub(crate) fn tracker(&self) -> Tracker {
+        Tracker::open(self.places()).expect("opened")
+    }
+
+    pub(crate) fn observe(&self) -> Observed {
+        observe(&self.workspace())
+    }
+
+    /// Nothing is left where files are prepared.
+    pub(crate) fn nothing_is_staged(&self) {
+        let staging = self.places().staging;
+        let left: Vec<_> = staging.read_dir().map(|dir| dir.flatten().collect()).unwrap_or_default();
+        assert!(left.is_empty(), "{left:?}");
+    }
+}
+
+/// Both have the same in them; what differs is named.
+#[track_caller]
+pub(crate) fn same(now: &Observed, wanted: &Observed) {
+    for path in now.keys().chain(wanted.keys()) {
+        assert_eq!(now.get(path), wanted.get(path), "{}", path.as_os_str().as_bytes().escape_ascii());
+    }
+}
+
+/// A file system of its own in an image, unmounted in the end.
+pub(crate) struct Mounted {
+    dir: tempfile::TempDir,
+}
+
+impl Mounted {
+    /// Makes and mounts one, or says why not.
+    pub(crate) fn new(kind: &str, make: &[&str]) -> Result<Mounted, String> {
+        if !nix::unistd::Uid::effective().is_root() {
+            return Err("only root may mount".into());
+        }
+        let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
+        let image = dir.path().join("image");
+        std::fs::File::create(&image).and_then(|file| file.set_len(512 << 20)).map_err(|e| e.to_string())?;
+        let run = |program: &str, arguments: &[&str], last: &[&Path]| {
+            let mut command = Command::new(program);
+            let ran = command.args(arguments).args(last).stdin(Stdio::null()).output();
+            match ran {
+                Ok(output) if output.status.success() => Ok(()),
+                Ok(output) => Err(format!("{program}: {}", String::from_utf8_lossy(&output.stderr).trim())),
+                Err(error) => Err(format!("{program}: {error}")),
+            }
+        };
+        run(&format!("mkfs.{kind}"), make, &[&image])?;
+        let at = dir.path().join("mounted");
+        std::fs::create_dir(&at).map_err(|e| e.to_string())?;
+        run("mount", &["-o", "loop", "-t", kind], &[&image, &at])?;
+        Ok(Mounted { dir })
+    }
+
+    pub(crate) fn path(&self) -> PathBuf {
+        self.dir.path().join("mounted")
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(self.path()).status();
+    }
+}

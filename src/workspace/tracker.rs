@@ -1,0 +1,327 @@
+//! One live workspace: what is known of it, what is told of it, and captures of it.
+//!
+//! ```text
+//!            open
+//!             ▼
+//!  ┌──▶ (quiet) ── prepare ──▶ (quiet)           reads what changed; the kernel runs on
+//!  │      │
+//!  │   freeze the worker
+//!  │      └── collect ──▶ Collected              what changed since; nobody writes meanwhile
+//!  │   thaw the worker      │
+//!  └──────── finish ◀───────┘                    folders encoded, everything made durable: a tree
+//! ```
+//! Whatever fails in between leaves a tracker that walks over everything the next time: it never trusts what it is not sure
+//! of. Nothing here waits for anything but files; the daemon calls it on its blocking threads.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use super::beneath;
+use super::changes::{self, Changes, Opens};
+use super::encode::encode;
+use super::error::WorkspaceError;
+use super::how::{How, Unwatched, Walk};
+use super::index::{Index, Stamp};
+use super::objects::{ObjectBatch, Objects};
+use super::saved;
+use super::scan::Scan;
+use super::tree::TreeId;
+use super::tree::entry::{Content, Moment, Reason};
+use crate::core::limits;
+use crate::sys::inode;
+use crate::sys::notify::Notify;
+
+type Result<T> = std::result::Result<T, WorkspaceError>;
+
+/// Where a workspace and what belongs to it are. All on one file system.
+#[derive(Debug, Clone)]
+pub struct Places {
+    /// The workspace.
+    pub workspace: PathBuf,
+    /// A folder that only the daemon reaches, where files are prepared and what was removed waits for its end. Made if it is
+    /// not there; nothing in it survives a restore.
+    pub staging: PathBuf,
+    /// The file in which what is known is kept between processes.
+    pub index: PathBuf,
+}
+
+/// A workspace whose changes are followed.
+#[derive(Debug)]
+pub struct Tracker {
+    pub(super) places: Places,
+    pub(super) root: OwnedFd,
+    pub(super) device: u64,
+    pub(super) owner: (u32, u32),
+    pub(super) index: Index,
+    pub(super) notify: Option<Notify>,
+    unwatched: Option<Unwatched>,
+    pub(super) changes: Changes,
+    /// Why the next pass walks over everything.
+    walk: Option<Walk>,
+    /// Whether what is known refers to objects that are not in the store yet.
+    unfinished: bool,
+    /// Whether objects that are known from before may have been collected since.
+    unsure_of_objects: bool,
+    pub(super) base: Option<TreeId>,
+    grain: Duration,
+    unsaved: bool,
+}
+
+/// How a pass is done.
+#[derive(Default)]
+pub(super) struct Pass {
+    /// Whether nobody writes.
+    pub frozen: bool,
+    /// Contents that are known by stamp.
+    pub contents: HashMap<Stamp, Content>,
+    /// Whether the changes are all, though nobody tells.
+    pub told_all: bool,
+}
+
+/// Something that a tree has only the name of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotCaptured {
+    /// Its path in the workspace.
+    pub path: PathBuf,
+    /// Why.
+    pub reason: Reason,
+}
+
+/// A tree that was captured.
+#[derive(Debug, Clone)]
+pub struct Captured {
+    /// Its address.
+    pub tree: TreeId,
+    /// Files, folders and links in it.
+    pub entries: u64,
+    /// What is not in it, the first [`limits::WORKSPACE_MISSING`].
+    pub not_captured: Vec<NotCaptured>,
+    /// How many those are in all.
+    pub not_captured_count: u64,
+    /// How it was done.
+    pub how: How,
+}
+
+/// What was collected while nobody wrote. Dropped, the next pass walks over everything.
+pub struct Collected {
+    batch: Box<dyn ObjectBatch>,
+    how: How,
+}
+
+impl Collected {
+    /// How it was done.
+    pub fn how(&self) -> &How {
+        &self.how
+    }
+}
+
+impl Tracker {
+    /// Begins to follow a workspace. What was saved of it is used as far as it holds. For a new kernel: before its worker
+    /// starts.
+    ///
+    /// # Errors
+    /// The workspace cannot be opened.
+    pub fn open(places: Places) -> Result<Tracker> {
+        let path = &places.workspace;
+        let root: OwnedFd = File::open(path).map_err(WorkspaceError::of("open", path))?.into();
+        let stat = beneath::look_at(&root).map_err(WorkspaceError::of("look at", path))?;
+        let magic = inode::file_system(root.as_fd()).map_err(WorkspaceError::of("look at", path))?;
+        let (notify, unwatched) = match Notify::new() {
+            Ok(notify) => (Some(notify), None),
+            Err(error) => (None, Some(Unwatched::of(&error))),
+        };
+        let (index, walk) = match saved::load(&places.index, beneath::stamp(&stat).inode) {
+            saved::Loaded::Index(index) => (*index, Walk::Reopened),
+            saved::Loaded::Nothing => (Index::new(), Walk::First),
+            saved::Loaded::Unusable => (Index::new(), Walk::Unusable),
+        };
+        Ok(Tracker {
+            places,
+            root,
+            device: stat.st_dev,
+            owner: (stat.st_uid, stat.st_gid),
+            index,
+            notify,
+            unwatched,
+            changes: Changes::default(),
+            walk: Some(walk),
+            unfinished: false,
+            unsure_of_objects: true,
+            base: None,
+            grain: grain(magic),
+            unsaved: true,
+        })
+    }
+
+    /// Becomes readable when changes are told: then [`Self::drain`] is due, so that the host's queue does not overflow.
+    /// None if nobody tells.
+    pub fn told(&self) -> Option<BorrowedFd<'_>> {
+        self.notify.as_ref().map(AsFd::as_fd)
+    }
+
+    /// The tree that was last captured or restored. While a tracker lives, its objects are in use: a root of garbage
+    /// collection.
+    pub fn base(&self) -> Option<TreeId> {
+        self.base
+    }
+
+    /// Takes what was told of changes. Cheap; does not look at files.
+    pub fn drain(&mut self) {
+        let why = changes::drain(&mut self.notify, &mut self.index, &mut self.changes, Opens::Count);
+        self.walk = self.walk.or(why);
+    }
+
+    /// Brings the index up to what is there.
+    pub(super) fn pass(&mut self, batch: &mut dyn ObjectBatch, objects: &dyn Objects, pass: Pass) -> Result<How> {
+        self.drain();
+        let unwatched = (self.notify.is_none() && !pass.told_all).then_some(Walk::Unwatched);
+        // Until it is done, nothing is sure.
+        let unfinished = std::mem::replace(&mut self.unfinished, true).then_some(Walk::Unfinished);
+        let walk = self.walk.take().or(unfinished).or(unwatched);
+        let mut how = How { walk, unwatched: self.unwatched, ..How::default() };
+        let changes = std::mem::take(&mut self.changes);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().saturating_sub(self.grain);
+        let check = self.unsure_of_objects.then_some(objects);
+        let mut scan = Scan {
+            root: self.root.as_fd(),
+            index: &mut self.index,
+            told: walk.is_none(),
+            notify: &mut self.notify,
+            batch,
+            check,
+            frozen: pass.frozen,
+            how: &mut how,
+            device: self.device,
+            owner: self.owner,
+            settled_before: Moment { secs: now.as_secs().cast_signed(), nanos: now.subsec_nanos() },
+            contents: pass.contents,
+            later: &mut self.changes,
+            later_walk: None,
+            opened: 0,
+        };
+        if walk.is_some() { scan.walk() } else { scan.follow(&changes) }?;
+        scan.drain();
+        self.owner = scan.owner;
+        self.walk = scan.later_walk;
+        self.unfinished = false;
+        self.unwatched = how.unwatched.or(self.unwatched);
+        if check.is_some() {
+            self.index.touch_all();
+        }
+        self.unsaved = true;
+        Ok(how)
+    }
+
+    /// Reads what changed, while the kernel runs on, so that less is left to do while it is frozen. What changes under the
+    /// reader is left for then.
+    ///
+    /// # Errors
+    /// Files or the store fail; the next pass walks over everything then.
+    pub fn prepare(&mut self, objects: &dyn Objects) -> Result<How> {
+        let mut batch = objects.batch();
+        let done = self.pass(&mut *batch, objects, Pass::default());
+        let done = done.and_then(|how| batch.commit().map(|()| how).map_err(WorkspaceError::from));
+        self.sure(done.is_ok());
+        done
+    }
+
+    /// Collects what changed. Nobody may write to the workspace meanwhile: what changes nevertheless is an error that names
+    /// it.
+    ///
+    /// # Errors
+    /// A file changes; files or the store fail; the next pass walks over everything then.
+    pub fn collect(&mut self, objects: &dyn Objects) -> Result<Collected> {
+        let began = Instant::now();
+        let mut batch = objects.batch();
+        let done = self.pass(&mut *batch, objects, Pass { frozen: true, ..Pass::default() });
+        // Until it is finished: what is known refers to objects that are not there yet.
+        self.sure(false);
+        let mut how = done?;
+        how.pause = began.elapsed();
+        Ok(Collected { batch, how })
+    }
+
+    /// Makes a tree of what was collected. Writers may run again.
+    ///
+    /// # Errors
+    /// The store fails; the next pass walks over everything then.
+    pub fn finish(&mut self, collected: Collected) -> Result<Captured> {
+        let Collected { mut batch, how } = collected;
+        let tree = encode(&mut self.index, &mut *batch)?;
+        batch.commit()?;
+        self.sure(true);
+        self.base = Some(tree);
+        Ok(self.captured(tree, how))
+    }
+
+    /// [`Self::collect`] and [`Self::finish`]: for a workspace to which nobody writes anyway.
+    ///
+    /// # Errors
+    /// As those.
+    pub fn capture(&mut self, objects: &dyn Objects) -> Result<Captured> {
+        let collected = self.collect(objects)?;
+        self.finish(collected)
+    }
+
+    /// Whether everything that is known refers to objects that are there.
+    pub(super) fn sure(&mut self, sure: bool) {
+        (self.unfinished, self.unsure_of_objects) = (!sure, !sure);
+    }
+
+    fn captured(&self, tree: TreeId, how: How) -> Captured {
+        let missing = self.index.missing.iter().take(limits::WORKSPACE_MISSING);
+        let not_captured =
+            missing.map(|((id, name), reason)| NotCaptured { path: self.index.path(*id, name), reason: *reason });
+        Captured {
+            tree,
+            entries: self.index.count,
+            not_captured: not_captured.collect(),
+            not_captured_count: self.index.missing.len() as u64,
+            how,
+        }
+    }
+
+    /// Keeps what is known for the next process. Old or missing, it costs the next one time and nothing else.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn save(&mut self) -> Result<()> {
+        if self.unsaved {
+            saved::save(&self.places.index, &self.index, self.root_inode())?;
+            self.unsaved = false;
+        }
+        Ok(())
+    }
+
+    fn root_inode(&self) -> u64 {
+        beneath::look_at(&self.root).map(|stat| stat.st_ino).unwrap_or_default()
+    }
+
+    /// The workspace's folder.
+    pub fn workspace(&self) -> &Path {
+        &self.places.workspace
+    }
+
+    /// How many folders are watched.
+    pub fn watched(&self) -> usize {
+        self.index.watches.len()
+    }
+}
+
+/// What a file system's times may lag behind the clock: a stamp that is younger may stay the same though the file changes.
+fn grain(magic: i64) -> Duration {
+    /// Times of these come from this machine's clock, at the latest a tick old.
+    const LOCAL: &[i64] = &[
+        0xef53,      // ext2, ext3, ext4
+        0x5846_5342, // XFS
+        0x9123_683e, // Btrfs
+        0x0102_1994, // tmpfs
+        0xf2f5_2010, // F2FS
+        0x2fc1_2fc1, // ZFS
+        0x794c_7630, // overlayfs
+    ];
+    if LOCAL.contains(&magic) { Duration::from_millis(50) } else { Duration::from_secs(10) }
+}

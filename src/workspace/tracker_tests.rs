@@ -1,0 +1,343 @@
+//! Captures: what they cost, what they must not trust, what they must not miss.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write as _;
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::path::PathBuf;
+
+use super::testing::{World, observe, same};
+use super::{Change, Changed, Deed, Durable, Reason, Restored, Tracker, Walk, WorkspaceError, checkout, diff, reach};
+use crate::sys::fault::tests::with_fault;
+use crate::sys::inode::tests::Mapping;
+
+fn changes(world: &World, a: super::TreeId, b: super::TreeId) -> Vec<(String, Deed)> {
+    let told = diff(&world.store, a, b).expect("compared");
+    told.map(|change| change.map(|Change { path, deed }| (path.display().to_string(), deed)).expect("compared"))
+        .collect()
+}
+
+#[test]
+fn the_cost_of_a_capture_grows_with_what_changed() {
+    let world = World::new();
+    for folder in 0..30 {
+        std::fs::create_dir(world.path(&format!("d{folder}"))).expect("made");
+        for file in 0..30 {
+            world.write(&format!("d{folder}/f{file}"), format!("{folder} {file}").repeat(100));
+        }
+    }
+    let mut tracker = world.tracker();
+    let first = tracker.capture(&world.store).expect("captured");
+    assert_eq!((first.how.walk, first.how.read, first.entries), (Some(Walk::First), 900, 930));
+    assert_eq!(tracker.watched(), 31);
+    let second = tracker.capture(&world.store).expect("captured");
+    assert_eq!((second.how.walk, second.how.read, second.tree), (None, 0, first.tree));
+    for folder in 0..5 {
+        world.write(&format!("d{folder}/f7"), "new");
+    }
+    let third = tracker.capture(&world.store).expect("captured");
+    assert_eq!((third.how.walk, third.how.read), (None, 5));
+    assert!(third.how.examined < 20, "{:?}", third.how);
+    // Restoring costs the same.
+    let back = tracker.restore(first.tree, &world.store, Durable::Process).expect("restored");
+    assert_eq!(back.changed, 5 + 5, "five files and their folders");
+    assert_eq!(back.how.walk, None);
+    let again = tracker.capture(&world.store).expect("captured");
+    assert_eq!((again.tree, again.how.walk, again.how.read), (first.tree, None, 0));
+}
+
+#[test]
+fn a_large_folder_is_kept_in_pages() {
+    let world = World::at(std::path::Path::new("/dev/shm"));
+    for file in 0..100_000 {
+        File::create(world.path(&format!("f{file:06}"))).expect("made");
+    }
+    let mut tracker = world.tracker();
+    let first = tracker.capture(&world.store).expect("captured");
+    let count = |tree| {
+        let mut seen = std::collections::HashSet::new();
+        reach(&world.store, tree, &mut seen, &mut |_| Ok(())).expect("whole");
+        seen
+    };
+    let before = count(first.tree);
+    assert!(before.len() > 200, "{} objects", before.len());
+    world.write("f050000", "changed");
+    std::fs::remove_file(world.path("f020000")).expect("removed");
+    std::fs::write(world.path("f0300005"), "").expect("written");
+    let second = tracker.capture(&world.store).expect("captured");
+    let new = count(second.tree).difference(&before).count();
+    assert!(new <= 3 + 2 + 2, "{new} new objects");
+    let told = changes(&world, first.tree, second.tree);
+    assert_eq!(told.len(), 4, "{told:?}");
+    tracker.restore(first.tree, &world.store, Durable::Process).expect("restored");
+    assert_eq!(tracker.capture(&world.store).expect("captured").tree, first.tree);
+    // Pages do not depend on the way that led there.
+    std::fs::remove_file(world.path("f050000")).expect("removed");
+    let third = tracker.capture(&world.store).expect("captured");
+    let mut fresh = Tracker::open(super::Places { index: world.path("../none"), ..world.places() }).expect("opened");
+    assert_eq!(fresh.capture(&world.store).expect("captured").tree, third.tree);
+}
+
+#[test]
+fn differences_have_their_kind() {
+    let world = World::new();
+    for name in ["content", "mode", "time", "kind", "gone", "moved", "same"] {
+        world.write(name, name.repeat(200));
+    }
+    let mut tracker = world.tracker();
+    let a = tracker.capture(&world.store).expect("captured").tree;
+    let touch = |name: &str, secs| {
+        let time = std::time::UNIX_EPOCH + std::time::Duration::from_secs(secs);
+        File::options().write(true).open(world.path(name)).and_then(|f| f.set_modified(time)).expect("set");
+    };
+    world.write("content", "other");
+    std::fs::set_permissions(world.path("mode"), std::os::unix::fs::PermissionsExt::from_mode(0o711)).expect("set");
+    touch("time", 5);
+    std::fs::remove_file(world.path("kind")).expect("removed");
+    std::fs::create_dir(world.path("kind")).expect("made");
+    std::fs::remove_file(world.path("gone")).expect("removed");
+    std::fs::rename(world.path("moved"), world.path("kind/here")).expect("renamed");
+    world.write("new", "new");
+    let b = tracker.capture(&world.store).expect("captured").tree;
+    let told: std::collections::BTreeMap<_, _> = changes(&world, a, b).into_iter().collect();
+    let changed = |path: &str| match &told[path] {
+        Deed::Changed(changed) => *changed,
+        other => panic!("{path}: {other:?}"),
+    };
+    assert_eq!(changed("content"), Changed { content: true, modified: true, ..Changed::default() });
+    assert_eq!(changed("mode"), Changed { mode: true, ..Changed::default() });
+    assert_eq!(changed("time"), Changed { modified: true, ..Changed::default() });
+    assert_eq!(told["kind"], Deed::Kind);
+    assert_eq!(told["gone"], Deed::Removed);
+    assert_eq!(told["kind/here"], Deed::Renamed { from: "moved".into() });
+    assert_eq!(told["new"], Deed::Added);
+    assert!(!told.contains_key("same") && !told.contains_key("moved"));
+}
+
+#[test]
+fn what_is_not_captured_is_named() {
+    let world = World::new();
+    let _socket = std::os::unix::net::UnixListener::bind(world.path("socket")).expect("bound");
+    world.write("set-id", "x");
+    std::fs::set_permissions(world.path("set-id"), std::os::unix::fs::PermissionsExt::from_mode(0o4755)).expect("set");
+    let mut tracker = world.tracker();
+    let captured = tracker.capture(&world.store).expect("captured");
+    let named: Vec<_> = captured.not_captured.iter().map(|n| (n.path.display().to_string(), n.reason)).collect();
+    assert_eq!(named, [("set-id".to_owned(), Reason::SetId), ("socket".to_owned(), Reason::Socket)]);
+    assert_eq!(captured.not_captured_count, 2);
+    // A socket that is there stays; set-uid does not come back.
+    world.write("set-id", "y");
+    let Restored { left, .. } = tracker.restore(captured.tree, &world.store, Durable::Power).expect("restored");
+    assert_eq!(left, Vec::<PathBuf>::new());
+    assert!(world.path("socket").exists());
+    assert_eq!(world.path("set-id").metadata().expect("there").mode() & 0o7777, 0o755);
+    // In an empty folder it cannot be made, and that is said.
+    let places = world.places_of("elsewhere");
+    std::fs::create_dir(&places.workspace).expect("made");
+    let (_, restored) = checkout(captured.tree, places.clone(), &world.store, Durable::Process).expect("checked out");
+    assert_eq!(restored.left, [PathBuf::from("socket")]);
+    let again = checkout(captured.tree, places, &world.store, Durable::Process).expect_err("it is not empty");
+    assert!(matches!(again, WorkspaceError::NotEmpty { .. }));
+}
+
+#[test]
+fn a_change_within_the_clocks_grain_is_seen_by_a_walk() {
+    let world = World::new();
+    for round in 0..20 {
+        world.write("f", "one");
+        let before = world.path("f").metadata().expect("there");
+        let mut tracker = world.tracker();
+        let first = tracker.capture(&world.store).expect("captured").tree;
+        tracker.save().expect("saved");
+        drop(tracker);
+        // The same length, the same inode, at once; often the same time.
+        OpenOptions::new().write(true).open(world.path("f")).expect("opened").write_all(b"two").expect("written");
+        File::options()
+            .write(true)
+            .open(world.path("f"))
+            .and_then(|f| f.set_modified(before.modified().expect("known")))
+            .expect("set");
+        let captured = world.tracker().capture(&world.store).expect("captured");
+        assert_eq!(captured.how.walk, Some(Walk::Reopened));
+        assert_ne!(captured.tree, first, "round {round}");
+        let there = world.observe();
+        let mut tracker = world.tracker();
+        tracker.restore(captured.tree, &world.store, Durable::Process).expect("restored");
+        same(&world.observe(), &there);
+    }
+}
+
+#[test]
+fn what_is_known_survives_the_process_and_damage_costs_only_time() {
+    let world = World::new();
+    for file in 0..50 {
+        world.write(&format!("f{file}"), format!("{file}").repeat(1000));
+    }
+    // Old enough to be trusted.
+    std::thread::sleep(std::time::Duration::from_millis(120));
+    let mut tracker = world.tracker();
+    let first = tracker.capture(&world.store).expect("captured");
+    tracker.save().expect("saved");
+    drop(tracker);
+    world.write("f7", "changed");
+    let mut tracker = world.tracker();
+    let second = tracker.capture(&world.store).expect("captured");
+    assert_eq!((second.how.walk, second.how.read), (Some(Walk::Reopened), 1));
+    world.write("f7", "7".repeat(1000));
+    // Contents that are no longer in the store are read again.
+    let mut seen = std::collections::HashSet::new();
+    reach(&world.store, first.tree, &mut seen, &mut |_| Ok(())).expect("whole");
+    drop(tracker);
+    for digest in &seen {
+        world.store.remove(*digest).expect("removed");
+    }
+    let third = world.tracker().capture(&world.store).expect("captured");
+    reach(&world.store, third.tree, &mut std::collections::HashSet::new(), &mut |digest| {
+        assert!(world.store.contains(digest));
+        Ok(())
+    })
+    .expect("whole");
+    let index = world.places().index;
+    let good = std::fs::read(&index).expect("there");
+    for at in [0, 5, good.len() / 2, good.len() - 1] {
+        let mut bad = good.clone();
+        bad[at] ^= 1;
+        std::fs::write(&index, bad).expect("written");
+        let captured = world.tracker().capture(&world.store).expect("captured");
+        assert_eq!((captured.how.walk, captured.tree), (Some(Walk::Unusable), third.tree));
+    }
+}
+
+#[test]
+fn an_overflow_of_notifications_is_a_walk_and_is_said() {
+    let world = World::new();
+    world.write("kept", "x");
+    let mut tracker = world.tracker();
+    tracker.capture(&world.store).expect("captured");
+    let most: usize = std::fs::read_to_string("/proc/sys/fs/inotify/max_queued_events")
+        .expect("there")
+        .trim()
+        .parse()
+        .expect("a number");
+    // A storm of renames, more than the host queues.
+    world.write("storm0", "storm");
+    for n in 0..most {
+        std::fs::rename(world.path(&format!("storm{n}")), world.path(&format!("storm{}", n + 1))).expect("renamed");
+    }
+    let captured = tracker.capture(&world.store).expect("captured");
+    assert_eq!((captured.how.walk, captured.entries), (Some(Walk::Overflow), 2));
+    let calm = tracker.capture(&world.store).expect("captured");
+    assert_eq!((calm.how.walk, calm.tree), (None, captured.tree));
+    // Taken in time, there is none.
+    for n in (1..=most).rev() {
+        std::fs::rename(world.path(&format!("storm{n}")), world.path(&format!("storm{}", n - 1))).expect("renamed");
+        if n % 1000 == 0 {
+            tracker.drain();
+        }
+    }
+    let captured = tracker.capture(&world.store).expect("captured");
+    assert_eq!((captured.how.walk, captured.entries), (None, 2));
+    assert!(world.path("storm0").exists());
+}
+
+#[test]
+fn a_mapping_that_tells_nobody_is_seen() {
+    let world = World::new();
+    world.write("f", [b'a'; 4096]);
+    let mut tracker = world.tracker();
+    tracker.capture(&world.store).expect("captured");
+    let mut mapping = Mapping::of(&world.path("f"));
+    for byte in [b'b', b'c', b'd'] {
+        mapping.write(byte);
+        let captured = tracker.capture(&world.store).expect("captured");
+        let places = world.places_of(&format!("as-of-{byte}"));
+        std::fs::create_dir(&places.workspace).expect("made");
+        checkout(captured.tree, places.clone(), &world.store, Durable::Process).expect("checked out");
+        assert_eq!(std::fs::read(places.workspace.join("f")).expect("there")[0], byte);
+    }
+    drop(mapping);
+    tracker.capture(&world.store).expect("captured");
+    let quiet = tracker.capture(&world.store).expect("captured");
+    assert_eq!(quiet.how.read, 0, "nobody can write to it any more");
+}
+
+#[test]
+fn a_file_that_changes_under_the_reader_is_named() {
+    let world = World::new();
+    world.write("f", vec![1; 8 << 20]);
+    let path = world.path("f");
+    let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let writer = std::thread::spawn({
+        let stop = stop.clone();
+        move || {
+            let mut file = OpenOptions::new().append(true).open(path).expect("opened");
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                file.write_all(b"more").expect("written");
+            }
+        }
+    });
+    let mut tracker = world.tracker();
+    // While the kernel runs that is nothing special; frozen, nobody may write.
+    tracker.prepare(&world.store).expect("prepared");
+    // The writer may be kept from its processor for one of them.
+    let error = (0..100).find_map(|_| tracker.capture(&world.store).err()).expect("it changes");
+    assert!(matches!(&error, WorkspaceError::Changing { path } if path == std::path::Path::new("f")), "{error}");
+    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    writer.join().expect("ended");
+    let captured = tracker.capture(&world.store).expect("captured");
+    assert_eq!(captured.how.walk, Some(Walk::Unfinished));
+    let there = world.observe();
+    world.write("f", "");
+    tracker.restore(captured.tree, &world.store, Durable::Process).expect("restored");
+    same(&world.observe(), &there);
+}
+
+#[test]
+fn a_failed_capture_is_made_good_by_the_next() {
+    let world = World::new();
+    world.write("f", vec![1; 5000]);
+    let mut tracker = world.tracker();
+    for fault in ["workspace.file.read=eio", "store.object.write=enospc", "store.object.sync=eio"] {
+        world.write("f", format!("{fault} {}", "x".repeat(5000)));
+        with_fault(fault, || tracker.capture(&world.store).expect_err("armed"));
+        let captured = tracker.capture(&world.store).expect("captured");
+        reach(&world.store, captured.tree, &mut std::collections::HashSet::new(), &mut |digest| {
+            assert!(world.store.contains(digest), "{fault}");
+            Ok(())
+        })
+        .expect("whole");
+    }
+    // A collection that nobody finished.
+    world.write("f", vec![3; 5000]);
+    drop(tracker.collect(&world.store).expect("collected"));
+    let captured = tracker.capture(&world.store).expect("captured");
+    assert_eq!(captured.how.walk, Some(Walk::Unfinished));
+    let there = world.observe();
+    world.write("f", "");
+    tracker.restore(captured.tree, &world.store, Durable::Process).expect("restored");
+    same(&world.observe(), &there);
+}
+
+#[test]
+fn paths_may_be_longer_than_the_kernel_takes() {
+    let world = World::new();
+    let name = "d".repeat(200);
+    let mut at = std::os::fd::OwnedFd::from(File::open(world.workspace()).expect("opened"));
+    for _ in 0..60 {
+        nix::sys::stat::mkdirat(&at, name.as_str(), nix::sys::stat::Mode::S_IRWXU).expect("made");
+        at = super::beneath::child(at.as_fd(), name.as_bytes()).expect("opened");
+    }
+    let flags = nix::fcntl::OFlag::O_CREAT | nix::fcntl::OFlag::O_RDWR;
+    let deep = nix::fcntl::openat(&at, "f", flags, nix::sys::stat::Mode::S_IRWXU).expect("made");
+    File::from(deep).write_all_at(b"deep", 0).expect("written");
+    let mut tracker = world.tracker();
+    let first = tracker.capture(&world.store).expect("captured");
+    assert_eq!((first.entries, first.not_captured_count), (61, 0));
+    std::fs::rename(world.path(&name), world.path("moved")).expect("renamed");
+    let second = tracker.capture(&world.store).expect("captured");
+    assert_eq!((second.entries, second.how.read), (61, 0), "what moved is not read again");
+    tracker.restore(first.tree, &world.store, Durable::Process).expect("restored");
+    assert_eq!(tracker.capture(&world.store).expect("captured").tree, first.tree);
+    world.nothing_is_staged();
+    assert_eq!(observe(world.dir.path().join("workspace.staging").as_path()).len(), 1);
+}
