@@ -128,6 +128,22 @@ interface Kernel {
   runToEnd @39 (request :ExecRequest) -> (result :ExecResult);
   # `run` and `Execution.result` in one call: the cheapest way to run something short. Dropping the call changes nothing: the
   # execution goes on, and its `key` or the journal leads back to it.
+
+  checkpoint @40 (request :CheckpointRequest) -> (checkpoint :Checkpoint);
+  # Waits for what runs, then keeps engine state, workspace, mounts and MCP servers as they are. `deadline` if the kernel did not come
+  # to rest in time: then nothing was done.
+  checkpoints @41 (limit :UInt32, sink :CheckpointSink) -> ();
+  # Newest first; `limit` 0: all.
+  findCheckpoint @42 (ref :Text) -> (checkpoint :Checkpoint);
+  # `ref`: the beginning of an id, a name, `~N` (N before the newest) or `latest`. `conflict` with the candidates if it could be several.
+  restoreCheckpoint @43 (ref :Text, expectedVersion :UInt64 = 0) -> (restoration :Restoration);
+  # All or nothing, after a checkpoint of type `system` that `undo` goes back to. Journal, messages and audit log are never touched.
+  undo @44 (expectedVersion :UInt64 = 0) -> (restoration :Restoration);
+  # Back to where the kernel was before its last restore; `notFound` if nothing was restored.
+  pinCheckpoint @45 (ref :Text, pinned :Bool) -> ();
+  diff @46 (from :Text, to :Text, sink :DifferenceSink) -> ();
+  # What differs from checkpoint `from` to checkpoint `to` (empty: to what is now), area by area; files that were added, removed or
+  # renamed after those that were changed. Of what changed nothing but its time is not told.
 }
 
 interface Execution {
@@ -153,6 +169,8 @@ interface EventSink {
   caughtUp @1 () -> ();
   # Called once: every event that had happened when you subscribed has been told.
 }
+interface CheckpointSink { next @0 (checkpoint :Checkpoint) -> stream; }
+interface DifferenceSink { next @0 (difference :Difference) -> stream; }
 interface JournalSink { entry @0 (entry :JournalEntry) -> stream; }
 
 interface Subscription {}
@@ -273,6 +291,58 @@ struct KernelSpec {
   allowDegraded @13 :List(Text); # sandbox layers to do without if the host lacks them
   fromDir @14 :Text;          # copy this folder of the host into the new workspace
   ephemeral @15 :Bool;        # removed when the connection that made it ends, and by a daemon that finds it when it starts
+}
+
+struct CheckpointRequest {
+  name @0 :Text;
+  description @1 :Text;
+  type @2 :CheckpointType = manual;
+  pinned @3 :Bool;            # never removed by retention
+  interrupt @4 :Bool;         # interrupt what runs rather than wait for it
+  waitMs @5 :UInt64;          # for the kernel to come to rest; 0: a minute
+  expectedVersion @6 :UInt64;
+  kind @7 :Text;              # of the snapshot: `checkpoint`, or empty or `auto` for the richest that there is
+}
+
+enum CheckpointType { auto @0; manual @1; system @2; conflict @3; }
+
+struct Checkpoint {
+  id @0 :Text;
+  number @1 :UInt64;          # counts the kernel's checkpoints from 1
+  name @2 :Text;
+  description @3 :Text;
+  type @4 :CheckpointType;
+  creator @5 :Text;
+  atMs @6 :Int64;
+  parent @7 :Text;            # where the kernel was before; empty: it is the first
+  pinned @8 :Bool;
+  restorePoint @9 :Bool;
+  restoredAtMs @10 :Int64;    # 0: never
+  version @11 :UInt64;        # the kernel's version with it
+  manifest @12 :Text;         # content address
+  files @13 :UInt64;          # files, folders and links of the workspace
+  stateBytes @14 :UInt64;     # of the engine's state
+  isHead @15 :Bool;           # the kernel is at it: taken or restored last
+}
+
+struct Difference {
+  area @0 :Area;
+  deed @1 :Deed;
+  name @2 :Text;              # a state entry's key (`var/x`), a path, a server's name
+  before @3 :Text;            # bounded; of what was renamed: its name before
+  after @4 :Text;             # bounded
+  what @5 :List(Text);        # of a file: `content`, `mode`, `owner`, `links`, `time`, `kind`
+}
+
+enum Area { state @0; file @1; mount @2; mcp @3; journal @4; }
+enum Deed { added @0; removed @1; changed @2; renamed @3; }
+
+struct Restoration {
+  checkpoint @0 :Checkpoint;  # what was restored
+  safety @1 :Text;            # the checkpoint that was taken just before
+  version @2 :UInt64;         # the kernel's version now
+  missed @3 :List(MissedEntry); # what the checkpoint never held, and what could not be built again
+  filesChanged @4 :UInt64;
 }
 
 struct KernelInfo {

@@ -47,6 +47,10 @@ interface Worker {
   # What engine.db holds now, by key: the daemon cannot open it while the worker lives.
   stateEntry @16 (key :Text, offset :UInt64) -> (metaJson :Data, size :UInt64, data :Data);
   # At most 1 MiB of an entry's body from `offset`.
+
+  freeze @17 () -> ();
+  # Stops every process inside between two executions: nothing writes to the workspace until `thaw`, or until this daemon is gone.
+  thaw @18 () -> ();
 }
 
 interface Supervisor {

@@ -1,6 +1,7 @@
 //! The one test crate: a module for each behaviour. `tidy` fails on a folder that is not listed here.
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
+mod checkpoints;
 mod cli;
 mod command_line;
 mod daemon;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use super::blobs::BlobArgs;
+use super::checkpoints::{CheckpointArgs, DiffArgs, LogArgs, RestoreArgs};
 use super::completions::CompletionsArgs;
 use super::doctor::ConfigArgs;
 use super::exec::{ExecArgs, RunArgs};
@@ -105,6 +106,16 @@ pub enum Command {
     Mcp(McpArgs),
     /// Store and read a kernel's blobs
     Blob(BlobArgs),
+    /// Take a checkpoint of a kernel
+    Checkpoint(CheckpointArgs),
+    /// List a kernel's checkpoints, newest first
+    Log(LogArgs),
+    /// Show what differs between two checkpoints, or between one and now
+    Diff(DiffArgs),
+    /// Bring a kernel back to a checkpoint
+    Restore(RestoreArgs),
+    /// Go back to where a kernel was before its last restore
+    Undo(NameArgs),
     /// Show a kernel's journal
     Journal(JournalArgs),
     /// Add a message to a kernel's journal

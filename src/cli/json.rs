@@ -1,10 +1,14 @@
 //! JSON for programs: the shapes of `docs/cli-json.md`. A field may be added; none is renamed or removed.
 
+use std::collections::BTreeMap;
+
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use serde::Serialize;
 use serde_json::{Value as Json, json};
 
+use crate::core::checkpoint::{Checkpoint, Restoration};
+use crate::core::diff::{Area, Deed};
 use crate::core::exec::ExecResult;
 use crate::core::ids::Digest;
 use crate::core::info::{Event, JournalEntry, KernelInfo, ToolInfo};
@@ -114,6 +118,36 @@ pub fn tools(tools: &[ToolInfo]) -> Json {
 /// A stored blob.
 pub fn blob(hash: Digest, bytes: u64) -> Json {
     json!({ "hash": hash.to_string(), "bytes": bytes })
+}
+
+/// A checkpoint, and whether the kernel is at it.
+pub fn checkpoint(checkpoint: &Checkpoint, is_head: bool) -> Json {
+    let mut json = serde_json::to_value(checkpoint).unwrap_or_default();
+    json["is_head"] = is_head.into();
+    json
+}
+
+/// How many differences there are, by area and deed.
+pub fn difference_counts(counts: &BTreeMap<(Area, Deed), u64>) -> Json {
+    let mut areas = serde_json::Map::new();
+    for area in Area::ALL {
+        let of = Deed::ALL
+            .iter()
+            .map(|deed| (deed.name().to_owned(), counts.get(&(area, *deed)).copied().unwrap_or(0).into()));
+        areas.insert(area.name().into(), Json::Object(of.collect()));
+    }
+    Json::Object(areas)
+}
+
+/// What a restore did.
+pub fn restoration(done: &Restoration) -> Json {
+    json!({
+        "checkpoint": checkpoint(&done.checkpoint, true),
+        "safety": done.safety,
+        "version": done.version,
+        "missed": done.missed,
+        "files_changed": done.files_changed,
+    })
 }
 
 /// An entry of a journal.

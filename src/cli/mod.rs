@@ -9,6 +9,7 @@
 pub mod args;
 mod autostart;
 mod blobs;
+mod checkpoints;
 mod code;
 mod completions;
 mod confirm;
@@ -89,6 +90,11 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Tools(args) => tools::tools(context, args).await,
         Command::Mcp(args) => mcp::mcp(context, args).await,
         Command::Blob(args) => blobs::blob(context, args).await,
+        Command::Checkpoint(args) => checkpoints::checkpoint(context, args).await,
+        Command::Log(args) => checkpoints::log(context, args).await,
+        Command::Diff(args) => checkpoints::diff(context, args).await,
+        Command::Restore(args) => checkpoints::restore(context, args).await,
+        Command::Undo(args) => checkpoints::undo(context, &args.name).await,
         Command::Journal(args) => journal::journal(context, args).await,
         Command::Message(args) => journal::message(context, args).await,
         Command::Events(args) => journal::events(context, args).await,

@@ -99,6 +99,10 @@ hex_id!(
     WorkerId, 16, "worker id"
 );
 hex_id!(
+    /// One checkpoint, on whatever host it is.
+    CheckpointId, 16, "checkpoint id"
+);
+hex_id!(
     /// A content address: the BLAKE3 hash of the bytes.
     Digest, 32, "digest"
 );

@@ -43,7 +43,7 @@ pub struct MountInfo {
 }
 
 /// A mount as it is recorded: what was given, and where that led.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GivenMount {
     /// What clients see.
     pub mount: MountInfo,

@@ -110,6 +110,18 @@ pub const HELLO_WORDS: usize = 8 << 10;
 pub const BLOB_INLINE_BYTES: usize = 32 << 20;
 /// One blob, bytes.
 pub const BLOB_BYTES: u64 = 64 << 30;
+/// A checkpoint's manifest, or its list of engine state, bytes.
+pub const MANIFEST_BYTES: usize = 64 << 20;
+/// A checkpoint's name, bytes.
+pub const CHECKPOINT_NAME_BYTES: usize = 255;
+/// A checkpoint's description, bytes.
+pub const CHECKPOINT_DESCRIPTION_BYTES: usize = 64 << 10;
+/// What one difference shows of a value, characters.
+pub const DIFF_SHOWN_CHARS: usize = 200;
+/// Differences of files that wait for who asked.
+pub const DIFF_BEHIND: usize = 256;
+/// How long a checkpoint waits for what runs, unless it is told another time.
+pub const CHECKPOINT_WAIT: Duration = Duration::from_secs(60);
 /// Engine state as one message (`snapshot`, `restore`), bytes.
 pub const STATE_INLINE_BYTES: usize = 32 << 20;
 /// Engine state of one kernel, all entries, bytes.

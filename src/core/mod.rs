@@ -3,6 +3,8 @@
 //! Owns every type that more than one module speaks of. Never does I/O, never reads a clock, is never async: the same
 //! input gives the same output, so everything here is tested by tables, properties and simulation.
 
+pub mod checkpoint;
+pub mod diff;
 pub mod engine;
 pub mod error;
 pub mod exec;

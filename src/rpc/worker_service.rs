@@ -86,6 +86,10 @@ pub enum Call {
     Heads(Answer<Vec<StateHead>>),
     /// A stored state entry.
     Entry(String, Answer<Option<StateEntry>>),
+    /// Stop everything inside for a moment.
+    Freeze(Answer<()>),
+    /// Let it go on.
+    Thaw(Answer<()>),
     /// Save and end; answered when the state is saved.
     Stop {
         /// For the exit that follows, milliseconds.
@@ -114,6 +118,8 @@ impl Call {
             | Call::LoadEntry(_, answer)
             | Call::Bind(_, answer)
             | Call::Unbind(_, answer)
+            | Call::Freeze(answer)
+            | Call::Thaw(answer)
             | Call::Stop { answer, .. } => drop(answer.send(Err(error))),
         }
     }
@@ -386,6 +392,14 @@ impl worker::Server for WorkerServer {
     async fn unbind(self: Rc<Self>, params: worker::UnbindParams, _: worker::UnbindResults) -> Done {
         let path = params.get()?.get_path()?.to_string()?;
         self.call(|answer| Call::Unbind(path, answer)).await
+    }
+
+    async fn freeze(self: Rc<Self>, _: worker::FreezeParams, _: worker::FreezeResults) -> Done {
+        self.call(Call::Freeze).await
+    }
+
+    async fn thaw(self: Rc<Self>, _: worker::ThawParams, _: worker::ThawResults) -> Done {
+        self.call(Call::Thaw).await
     }
 
     async fn usage(self: Rc<Self>, _: worker::UsageParams, mut results: worker::UsageResults) -> Done {

@@ -17,6 +17,7 @@ mod child;
 mod confine;
 mod daemon_side;
 mod enter;
+mod freeze;
 mod given;
 mod init;
 pub mod layer;
@@ -35,6 +36,7 @@ mod watch_workspace;
 
 pub use daemon_side::{delegated_cgroup, find_program};
 pub use enter::enter;
+pub use freeze::Frozen;
 pub use given::open_given;
 pub use init::{BindSource, EngineProcess, EngineProgram, ExitCause, Init};
 pub use layer::{Layer, LayerReport, LayerStatus, SandboxError, SandboxReport};

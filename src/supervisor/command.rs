@@ -6,6 +6,7 @@ use futures::future::LocalBoxFuture;
 use tokio::sync::oneshot;
 
 use super::execution::Execution;
+use crate::catalog::state::Restored;
 use crate::core::error::Result;
 use crate::core::exec::ExecRequest;
 use crate::core::ids::ExecId;
@@ -41,6 +42,19 @@ pub struct Change {
     pub expected_version: u64,
 }
 
+/// What an operation is to the kernel's history.
+#[derive(Debug)]
+pub enum Trace {
+    /// It only looks.
+    None,
+    /// It ends what was begun, before everything that waits.
+    First,
+    /// A change that journals itself once it is done.
+    Own(Change),
+    /// A change that is journalled under this text before it is done.
+    Journalled(Change, String),
+}
+
 /// An answer that is awaited.
 pub type Reply<T> = oneshot::Sender<Result<T>>;
 
@@ -50,8 +64,8 @@ pub enum Command {
     Run(Box<ExecRequest>, Actor, Reply<Rc<Execution>>),
     /// Interrupt an execution, or take it out of the queue.
     Interrupt(ExecId, Actor, Reply<()>),
-    /// Run an operation on the worker when its turn comes. With a change: journalled under that text.
-    Operate(Option<(Change, String)>, Operation, Reply<()>),
+    /// Run an operation on the worker when its turn comes.
+    Operate(Trace, Operation, Reply<()>),
     /// Add a mount.
     Mount(Change, MountInfo, Reply<()>),
     /// Take a mount away.
@@ -72,6 +86,8 @@ pub enum Command {
     Message(Actor, String, String, Reply<u64>),
     /// Take, take up again (token), or with a time of 0 release a lease; gives token and end.
     Lease(Actor, String, Vec<u8>, u64, Reply<(Vec<u8>, i64)>),
+    /// End a restore: mounts and servers as they are from now on, and the record of it; gives the version.
+    Restored(Box<Restored>, Reply<u64>),
     /// End the worker and the task; what is on disk is the caller's to delete.
     Remove(Change, Reply<()>),
 }

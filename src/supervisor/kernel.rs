@@ -3,15 +3,16 @@
 //! Reads that touch only databases or the present view go straight; whatever changes the kernel or needs its worker goes
 //! through the task's bounded queue.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 
 use tokio::sync::{mpsc, oneshot};
 
-use super::command::{Actor, Change, Command, Operation, Reply, StopMode};
+use super::command::{Actor, Change, Command, Operation, Reply, StopMode, Trace};
 use super::execution::Execution;
 use super::records::{Found, Records};
+use crate::catalog::state::Restored;
 use crate::core::error::{Error, Result};
 use crate::core::exec::{ExecEnd, ExecRequest, ExecStatus};
 use crate::core::ids::{Epoch, ExecId, KernelId};
@@ -20,6 +21,7 @@ use crate::core::kernel::State;
 use crate::core::limits;
 use crate::core::spec::KernelSpec;
 use crate::rpc::worker_link::{Job, WorkerLink};
+use crate::workspace::Tracker;
 
 /// What everybody may see of a kernel; written by its task only.
 #[derive(Debug, Clone)]
@@ -30,6 +32,8 @@ pub struct View {
     pub version: u64,
     /// How many executions there were.
     pub executions: u64,
+    /// How many checkpoints there are.
+    pub checkpoints: u64,
     /// Milliseconds since 1970.
     pub last_used_at_ms: i64,
     /// Sandbox layers in force.
@@ -64,6 +68,12 @@ pub struct Kernel {
     pub(super) link: RefCell<Option<Rc<WorkerLink>>>,
     pub(super) executions: RefCell<HashMap<ExecId, Rc<Execution>>>,
     pub(super) commands: mpsc::Sender<Command>,
+    /// A restore is under way.
+    pub(super) restoring: Cell<bool>,
+    /// A restore has begun to change things and has not ended.
+    pub(super) between: Cell<bool>,
+    /// Follows the workspace since its first checkpoint.
+    pub(super) tracker: RefCell<Option<Box<Tracker>>>,
 }
 
 impl Kernel {
@@ -97,7 +107,7 @@ impl Kernel {
             version: view.version,
             epoch: self.epoch,
             generation: self.generation,
-            checkpoints: 0,
+            checkpoints: u32::try_from(view.checkpoints).unwrap_or(u32::MAX),
             created_at_ms: self.created_at_ms,
             last_used_at_ms: view.last_used_at_ms,
             memory_bytes: 0,
@@ -176,6 +186,53 @@ impl Kernel {
         self.ask(|reply| Command::Interrupt(exec, actor, reply)).await
     }
 
+    /// Interrupts what runs now, if anything does.
+    ///
+    /// # Errors
+    /// `busy` (leased).
+    pub(super) async fn interrupt_running(&self, actor: &Actor) -> Result<()> {
+        let running = match self.view.borrow().state {
+            State::Busy { exec } => Some(exec),
+            _ => None,
+        };
+        match running {
+            Some(exec) => self.interrupt(exec, actor.clone()).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Takes what the host told of changed files, so that its queue does not overflow before the next checkpoint.
+    pub(super) fn follow_files(&self) {
+        if let Some(tracker) = self.tracker.borrow_mut().as_mut() {
+            tracker.drain();
+        }
+    }
+
+    /// Follows the files no longer: nobody is left who would change them. What is known of them is kept for the next time.
+    pub(super) fn leave_files(&self) {
+        let Some(mut tracker) = self.tracker.borrow_mut().take() else { return };
+        let name = self.spec.name.to_string();
+        tokio::task::spawn_blocking(move || {
+            if let Err(error) = tracker.save() {
+                tracing::warn!(kernel = name, %error, "the next checkpoint looks at every file: what was known could not be kept");
+            }
+        });
+    }
+
+    /// Notes the version that a change brought.
+    pub(super) fn advance(&self, version: u64) {
+        let mut view = self.view.borrow_mut();
+        view.version = view.version.max(version);
+    }
+
+    /// Ends a restore; gives the version with it.
+    ///
+    /// # Errors
+    /// What keeps a mount from being made, and the database's.
+    pub(super) async fn finish_restore(&self, done: Restored) -> Result<u64> {
+        self.ask(|reply| Command::Restored(Box::new(done), reply)).await
+    }
+
     /// More standard input for a running execution.
     ///
     /// # Errors
@@ -203,6 +260,49 @@ impl Kernel {
         T: 'static,
         F: Future<Output = Result<T>> + 'static,
     {
+        let trace = match change {
+            Some((change, text)) => Trace::Journalled(change, text),
+            None => Trace::None,
+        };
+        self.operate(trace, operation).await
+    }
+
+    /// As [`Self::with_worker`], for a change that journals itself.
+    ///
+    /// # Errors
+    /// `conflict`, `busy` (leased), and those of [`Self::with_worker`].
+    pub(super) async fn change_with_worker<T, F>(
+        &self,
+        change: Change,
+        operation: impl FnOnce(Rc<WorkerLink>) -> F + 'static,
+    ) -> Result<T>
+    where
+        T: 'static,
+        F: Future<Output = Result<T>> + 'static,
+    {
+        self.operate(Trace::Own(change), operation).await
+    }
+
+    /// As [`Self::with_worker`], before everything that waits.
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) async fn first_with_worker<T, F>(
+        &self,
+        operation: impl FnOnce(Rc<WorkerLink>) -> F + 'static,
+    ) -> Result<T>
+    where
+        T: 'static,
+        F: Future<Output = Result<T>> + 'static,
+    {
+        self.operate(Trace::First, operation).await
+    }
+
+    async fn operate<T, F>(&self, trace: Trace, operation: impl FnOnce(Rc<WorkerLink>) -> F + 'static) -> Result<T>
+    where
+        T: 'static,
+        F: Future<Output = Result<T>> + 'static,
+    {
         let (sender, result) = oneshot::channel();
         let operation: Operation = Box::new(move |link| {
             Box::pin(async move {
@@ -214,7 +314,7 @@ impl Kernel {
                 let _ = sender.send(done);
             })
         });
-        self.ask(|reply| Command::Operate(change, operation, reply)).await?;
+        self.ask(|reply| Command::Operate(trace, operation, reply)).await?;
         result.await.unwrap_or_else(|_| Err(self.gone()))
     }
 

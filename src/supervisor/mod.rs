@@ -6,6 +6,7 @@
 //!          └─ Kernel (door) ─ Command ─▶ task/ ─ Life ─▶ worker.rs, output.rs, records.rs, tools.rs
 //! ```
 
+pub mod checkpoint;
 pub mod command;
 pub mod events;
 pub mod execution;

@@ -69,6 +69,10 @@ pub struct Loaded {
     pub mcp: Vec<(String, McpTransport)>,
     /// The lease, expired or not.
     pub lease: Option<Lease>,
+    /// Whether a restore was begun and not ended.
+    pub restoring: bool,
+    /// How many checkpoints there are.
+    pub checkpoints: u64,
 }
 
 impl Loaded {
@@ -81,6 +85,8 @@ impl Loaded {
             mounts: Vec::new(),
             mcp: Vec::new(),
             lease: None,
+            restoring: false,
+            checkpoints: 0,
         }
     }
 }
@@ -91,7 +97,7 @@ pub struct Records {
     id: KernelId,
     epoch: Epoch,
     catalog: CatalogHandle,
-    state: StateHandle,
+    pub(super) state: StateHandle,
     store: StoreHandle,
 }
 
@@ -109,7 +115,8 @@ impl Records {
         let state = &self.state;
         let (newest, executions) = (state.journal(Direction::Before(u64::MAX), 1), state.exec_count());
         let (running, mounts) = (state.running_execs(), state.mounts());
-        let (mcp, lease) = (state.mcp_servers(), state.lease());
+        let (mcp, lease, restoring) = (state.mcp_servers(), state.lease(), state.restoring());
+        let checkpoints = state.checkpoint_count();
         Ok(Loaded {
             version: version_after(newest.await?.first().map_or(0, |entry| entry.sequence)),
             executions: executions.await?,
@@ -117,6 +124,8 @@ impl Records {
             mounts: mounts.await?,
             mcp: mcp.await?,
             lease: lease.await?.and_then(read_lease),
+            restoring: restoring.await?.is_some(),
+            checkpoints: checkpoints.await?,
         })
     }
 
@@ -266,14 +275,7 @@ impl Records {
     ///
     /// # Errors
     /// The database's.
-    pub async fn put_mount(
-        &self,
-        actor: &Actor,
-        text: &str,
-        mount: GivenMount,
-        made: u32,
-        at_ms: i64,
-    ) -> Result<u64> {
+    pub async fn put_mount(&self, actor: &Actor, text: &str, mount: GivenMount, made: u32, at_ms: i64) -> Result<u64> {
         Ok(version_after(self.state.put_mount(mount, made, new_mark(actor, text, at_ms)).await?))
     }
 

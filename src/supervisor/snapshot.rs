@@ -53,18 +53,23 @@ pub async fn take(kernel: &Rc<Kernel>) -> Result<StateSnapshot> {
 pub async fn put_back(kernel: &Rc<Kernel>, change: Change, data: &[u8]) -> Result<Vec<MissedEntry>> {
     let state = EngineState::unpack_of(data, kernel.spec.engine.name())?;
     let chunks: Vec<Result<StateChunk>> =
-        state.entries.into_iter().flat_map(|(key, entry)| chunks(key, entry)).collect();
+        state.entries.into_iter().flat_map(|(key, entry)| entry_chunks(key, entry)).collect();
     kernel
-        .with_worker(Some((change, "restored engine state".into())), move |link| async move { link.load(chunks).await })
+        .with_worker(Some((change, "restored engine state".into())), move |link| async move {
+            link.load(futures::stream::iter(chunks)).await
+        })
         .await
 }
 
+fn entry_chunks(key: String, entry: StateEntry) -> impl Iterator<Item = Result<StateChunk>> {
+    chunks(key, serde_json::Value::Object(entry.meta).to_string().into_bytes(), entry.body)
+}
+
 /// An entry in pieces that fit a frame.
-fn chunks(key: String, entry: StateEntry) -> impl Iterator<Item = Result<StateChunk>> {
-    let last = entry.body.len().div_ceil(limits::FRAME_TAIL_BYTES).max(1) - 1;
-    let meta_json = serde_json::Value::Object(entry.meta).to_string().into_bytes();
+pub(super) fn chunks(key: String, meta_json: Vec<u8>, body: Vec<u8>) -> impl Iterator<Item = Result<StateChunk>> {
+    let last = body.len().div_ceil(limits::FRAME_TAIL_BYTES).max(1) - 1;
     (0..=last).map(move |i| {
-        let rest = &entry.body[i * limits::FRAME_TAIL_BYTES..];
+        let rest = &body[i * limits::FRAME_TAIL_BYTES..];
         let data = rest[..rest.len().min(limits::FRAME_TAIL_BYTES)].to_vec();
         Ok(StateChunk { key: key.clone(), meta_json: meta_json.clone(), data, more: i < last })
     })

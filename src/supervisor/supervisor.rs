@@ -5,7 +5,8 @@ use std::rc::Rc;
 
 use tokio::sync::mpsc;
 
-use super::command::{Actor, Change, StopMode};
+use super::checkpoint;
+use super::command::{Actor, Change, Operation, StopMode};
 use super::events::Events;
 use super::host::{DoorKeeper, Host};
 use super::kernel::{Kernel, View};
@@ -244,6 +245,7 @@ impl Supervisor {
                 state: record.life.state.clone(),
                 version,
                 executions: loaded.executions.max(record.executions),
+                checkpoints: loaded.checkpoints,
                 last_used_at_ms: row.last_used_at_ms,
                 sandbox: Vec::new(),
                 missed: Vec::new(),
@@ -253,6 +255,9 @@ impl Supervisor {
             link: std::cell::RefCell::new(None),
             executions: std::cell::RefCell::default(),
             commands,
+            restoring: std::cell::Cell::new(loaded.restoring),
+            between: std::cell::Cell::new(loaded.restoring),
+            tracker: std::cell::RefCell::new(None),
         });
         let taken_over = adopted(&kernel);
         let tools = match &taken_over {
@@ -263,14 +268,30 @@ impl Supervisor {
             Some((adopted, channel)) => (Some(adopted), (channel.reporter, channel.reports)),
             None => (None, mpsc::unbounded_channel()),
         };
+        let first = loaded.restoring.then(|| self.end_restore(&kernel));
         let (lease, mounts, unclosed) = (loaded.lease, loaded.mounts, loaded.running);
-        let beginning = Beginning { life: record.life, lease, mounts, tools, unclosed };
+        let beginning = Beginning { life: record.life, lease, mounts, tools, first, unclosed };
         let task = Task::new(Rc::clone(host), Rc::clone(&kernel), waiting, channel, beginning);
         tokio::task::spawn_local(task.run(adopted));
         host.by_id.borrow_mut().insert(row.id, Rc::clone(&kernel));
         host.by_name.borrow_mut().insert((row.uid, row.spec.name.clone()), row.id);
         host.knock(&kernel, true);
         kernel
+    }
+
+    /// What a kernel does first whose restore a former daemon did not live to end.
+    fn end_restore(&self, kernel: &Rc<Kernel>) -> Operation {
+        let (host, kernel) = (Rc::clone(&self.host), Rc::clone(kernel));
+        Box::new(move |link| {
+            Box::pin(async move {
+                match link {
+                    Ok(link) => checkpoint::resume(&host, &kernel, &link).await,
+                    Err(error) => {
+                        tracing::error!(kernel = %kernel.spec.name, %error, "no worker to end an unfinished restore with");
+                    }
+                }
+            })
+        })
     }
 
     pub(super) fn tools(&self, row: &KernelRow, mcp: Vec<(String, crate::core::info::McpTransport)>) -> Rc<Tools> {

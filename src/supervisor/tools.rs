@@ -79,6 +79,21 @@ impl Tools {
         tokio::task::spawn_local(async move { ending.await.ok() });
     }
 
+    /// Makes other servers the registered ones. One that the configuration no longer allows is told as an event.
+    pub fn replace(&self, wanted: &[(String, McpTransport)]) {
+        let before = self.wanted.borrow().clone();
+        for (name, _) in before.iter().filter(|server| !wanted.contains(server)) {
+            self.unregister(name);
+        }
+        for (name, transport) in wanted.iter().filter(|server| !before.contains(server)) {
+            if let Err(error) = self.register(name, transport) {
+                self.wanted.borrow_mut().push((name.clone(), transport.clone()));
+                let detail = serde_json::json!({ "server": name, "error": error.message, "hint": error.hint });
+                self.events.publish(&self.event_name, "mcp_not_started", detail);
+            }
+        }
+    }
+
     /// Starts what is registered and keeps the engine told of the tools there are, until [`Tools::detach`].
     pub fn attach(&self, link: &Rc<WorkerLink>) {
         if self.wanted.borrow().is_empty() && self.servers.list().is_empty() {

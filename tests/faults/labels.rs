@@ -24,6 +24,10 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("catalog.keys.remember", "creation remembers its key in the kernel's own commit"),
     ("catalog.kernel.touch", "once in a while"),
     ("catalog.schema.migrate", "new databases are born in the present format"),
+    ("state.checkpoints.add", "tests/checkpoints"),
+    ("state.checkpoints.pin", "one row of one table, as a consent"),
+    ("state.restore.begin", "tests/checkpoints"),
+    ("state.restore.finish", "tests/checkpoints"),
     ("state.consent.add", "nothing asks for consent yet"),
     ("state.mcp.put", "needs a server; tests/mcp"),
     ("state.mcp.remove", "needs a server; tests/mcp"),
@@ -177,8 +181,11 @@ fn a_daemon_killed_at_any_step_of_an_operation() {
         out(&kernel(&client, "k", EngineName::Kaish).await, "x=0").await;
     });
     let (mut passed, mut missed) = (BTreeSet::new(), BTreeSet::new());
-    let points = fault::points()
-        .filter(|(label, _)| !FIRST.contains(&label.name) && !ELSEWHERE.iter().any(|(name, _)| *name == label.name));
+    let points = fault::points().filter(|(label, _)| {
+        !FIRST.contains(&label.name)
+            && !label.name.starts_with("workspace.")
+            && !ELSEWHERE.iter().any(|(name, _)| *name == label.name)
+    });
     for (round, (label, point)) in (1..).zip(points) {
         host.kill();
         host.env(fault::VARIABLE, &format!("{point}=kill"));
@@ -213,7 +220,7 @@ fn a_daemon_killed_at_any_step_of_an_operation() {
     }
     eprintln!("killed at {} labels in {:?}; never came to {missed:?}", passed.len(), began.elapsed());
     for label in LABELS {
-        // Nothing in the daemon captures workspaces; their own tests kill at each of theirs.
+        // The workspace's own tests and those of checkpoints kill at each of these.
         let elsewhere = label.name.starts_with("workspace.")
             || FIRST.contains(&label.name)
             || ELSEWHERE.iter().any(|(name, _)| *name == label.name);

@@ -16,7 +16,7 @@ capnp.remove_import_hook()
 ryokan = capnp.load("schema/ryokan.capnp", imports=["schema"])
 
 # Interfaces that a client implements, and one without methods.
-OURS = ["OutputCallback", "KernelInfoSink", "EventSink", "JournalSink"]
+OURS = ["OutputCallback", "KernelInfoSink", "EventSink", "JournalSink", "CheckpointSink", "DifferenceSink"]
 THEIRS = ["Host", "Kernel", "Execution", "BlobReader", "BlobWriter", "Lease"]
 SERVER = str(pathlib.Path("tests/mcp/server.py").absolute())
 called = set()
@@ -99,6 +99,24 @@ class Infos(ryokan.KernelInfoSink.Server):
     async def next(self, info, **_):
         called.add(("KernelInfoSink", "next"))
         self.infos.append(info.to_dict())
+
+
+class Checkpoints(ryokan.CheckpointSink.Server):
+    def __init__(self):
+        self.checkpoints = []
+
+    async def next(self, checkpoint, **_):
+        called.add(("CheckpointSink", "next"))
+        self.checkpoints.append(checkpoint.to_dict())
+
+
+class Differences(ryokan.DifferenceSink.Server):
+    def __init__(self):
+        self.differences = []
+
+    async def next(self, difference, **_):
+        called.add(("DifferenceSink", "next"))
+        self.differences.append(difference.to_dict())
 
 
 class Events(ryokan.EventSink.Server):
@@ -410,6 +428,35 @@ async def history(host, shell):
     assert await out(shell, "echo $x") == "5\n"
 
 
+async def checkpoints(shell):
+    await out(shell, "kept=yes; echo one > file")
+    first = (await shell.checkpoint({"name": "first", "description": "of many", "pinned": True})).checkpoint
+    assert (first.name, first.number, str(first.type), first.pinned, first.isHead) == ("first", 1, "manual", True, True)
+    await out(shell, "kept=no; rm file")
+    await refused(shell.checkpoint({"name": "latest"}), "invalidArgument")
+    await refused(shell.checkpoint({"kind": "teleport"}), "unsupported")
+    await refused(shell.restoreCheckpoint("nothing", 0), "notFound")
+    await refused(shell.restoreCheckpoint("first", 1), "conflict")
+    done = (await shell.restoreCheckpoint(first.id[:12], 0)).restoration
+    assert done.checkpoint.id == first.id and done.filesChanged >= 1, done
+    assert await out(shell, "echo $kept; cat file") == "yes\none\n"
+    assert (await shell.undo(0)).restoration.checkpoint.id == done.safety
+    assert await out(shell, "echo $kept; ls") == "no\n"
+    told = Differences()
+    await shell.diff("first", "", told)
+    await eventually("differences", lambda: len(told.differences) >= 3)
+    files = [(one["deed"], one["name"]) for one in told.differences if one["area"] == "file"]
+    assert files == [("removed", "file")], told.differences
+    await shell.pinCheckpoint("first", False)
+    found = (await shell.findCheckpoint("first")).checkpoint
+    assert not found.pinned and found.restoredAtMs > 0 and not found.isHead
+    sink = Checkpoints()
+    await shell.checkpoints(0, sink)
+    await eventually("all checkpoints", lambda: len(sink.checkpoints) == 3)
+    assert [one["number"] for one in sink.checkpoints] == [3, 2, 1]
+    assert sink.checkpoints[-1]["parent"] == "" and sink.checkpoints[0]["type"] == "system"
+
+
 async def main():
     socket, kernels, folder = sys.argv[1], pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3])
     client = await connect(socket)
@@ -422,6 +469,7 @@ async def main():
     await tools(shell, python)
     await holding(host, shell, kernels, folder)
     await history(host, shell)
+    await checkpoints(shell)
     version = (await python.info()).info.version
     await refused(python.remove(version - 1), "conflict")
     await python.remove(version)
@@ -438,7 +486,7 @@ async def main():
     text = pathlib.Path("schema/ryokan.capnp").read_text()
     interfaces = {line.split()[1] for line in text.splitlines() if line.startswith("interface ")}
     assert interfaces == known, interfaces ^ known
-    assert len(methods("Host")) == 8 and len(methods("Kernel")) == 40
+    assert len(methods("Host")) == 8 and len(methods("Kernel")) == 47
     print(f"called {len(wanted)} methods")
 
 

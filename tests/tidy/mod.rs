@@ -58,7 +58,10 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("mcp", &["mcp", "core", "sys"]),
     ("rpc", &["rpc", "supervisor", "session", "store", "worker", "sys", "core"]),
     ("worker", &["worker", "rpc", "session", "catalog", "sandbox", "sys", "core"]),
-    ("supervisor", &["supervisor", "session", "rpc", "worker", "catalog", "store", "sandbox", "mcp", "sys", "core"]),
+    (
+        "supervisor",
+        &["supervisor", "session", "rpc", "worker", "catalog", "store", "workspace", "sandbox", "mcp", "sys", "core"],
+    ),
     ("daemon", &["daemon", "supervisor", "rpc", "worker", "catalog", "store", "sandbox", "mcp", "sys", "core"]),
     ("cli", &["cli", "rpc", "session", "sys", "core", "daemon"]),
 ];

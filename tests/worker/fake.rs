@@ -33,6 +33,7 @@ pub struct Notes {
     pub beyond: Option<WorkerCause>,
     pub watched: usize,
     pub pid: i32,
+    pub frozen: bool,
 }
 
 struct Bare {
@@ -56,6 +57,16 @@ impl Enclosure for Bare {
     }
     fn kill_all(&mut self) {
         let _ = self.child.kill();
+    }
+    fn freeze(&mut self) -> Result<()> {
+        self.signal(Signal::SIGSTOP);
+        self.notes.borrow_mut().frozen = true;
+        Ok(())
+    }
+    fn thaw(&mut self) {
+        if std::mem::take(&mut self.notes.borrow_mut().frozen) {
+            self.signal(Signal::SIGCONT);
+        }
     }
     fn reap(&mut self) -> Option<Exit> {
         use std::os::unix::process::ExitStatusExt;

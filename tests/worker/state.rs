@@ -157,7 +157,7 @@ fn a_load_replaces_everything() {
         for i in 0..40 {
             chunks.push(Ok(StateChunk { more: i < 39, ..chunk("var/large", &vec![b'a' + (i % 26) as u8; 1 << 20]) }));
         }
-        let missed = link.load(chunks).await.unwrap();
+        let missed = link.load(futures::stream::iter(chunks)).await.unwrap();
         assert_eq!(missed.iter().map(|m| m.key.as_str()).collect::<Vec<_>>(), ["odd/z"]);
         link.start(code(2, "out(json.dumps([[k, len(b)] for k, (m, b) in sorted(entries.items())]).encode())"))
             .await
@@ -189,7 +189,7 @@ fn a_load_that_fails_leaves_the_state_as_it_was() {
             link.start(code(1, "put('var/old', b'old')")).await.unwrap();
             seen.end(1).await;
             link.acknowledge(ExecId(1)).await.unwrap();
-            let error = link.load(chunks).await.unwrap_err();
+            let error = link.load(futures::stream::iter(chunks)).await.unwrap_err();
             assert_eq!(error.code.name(), expected, "{error}");
             // A load that its daemon gives up ends the worker when the link goes.
             drop(link);

@@ -59,6 +59,17 @@ pub(super) fn mcp_servers(db: &Db) -> Result<Vec<(String, McpTransport)>> {
     })
 }
 
+/// Puts other mounts and servers in the place of those that there are. A mount that stays keeps what is known of its place.
+pub(super) fn replace(db: &Db, wanted: &[GivenMount], mcp: &[(String, McpTransport)]) -> Result<()> {
+    let present = mounts(db)?;
+    for gone in present.iter().filter(|mount| !wanted.contains(mount)) {
+        remove_mount(db, &gone.mount.path)?;
+    }
+    wanted.iter().filter(|mount| !present.contains(mount)).try_for_each(|mount| put_mount(db, mount, 0))?;
+    db.sql("clear MCP servers", |c| c.prepare_cached("DELETE FROM mcp_servers")?.execute([]))?;
+    mcp.iter().try_for_each(|(name, transport)| put_mcp(db, name, transport))
+}
+
 /// Fails, and with it the change that went before, if a table now has too many rows.
 fn within(db: &Db, count: &'static str, what: &'static str, most: usize) -> Result<()> {
     let rows = db.sql("count", |c| c.prepare_cached(count)?.query_row([], |row| unsigned(row, 0)))?;
@@ -82,7 +93,7 @@ pub(super) fn objects(db: &Db) -> Result<Vec<Digest>> {
     db.sql("list objects", |c| {
         c.prepare_cached(
             "SELECT digest FROM blob_grants UNION SELECT stdout_object FROM results WHERE stdout_object IS NOT NULL
-             UNION SELECT stderr_object FROM results WHERE stderr_object IS NOT NULL",
+             UNION SELECT stderr_object FROM results WHERE stderr_object IS NOT NULL UNION SELECT manifest FROM checkpoints",
         )?
         .query_map([], |row| bytes(row, 0).map(Digest::from_bytes))?
         .collect()

@@ -1,5 +1,6 @@
 //! One kernel's `state.db`: its history and what was granted to it.
 
+mod checkpoints;
 mod executions;
 mod grants;
 mod journal;
@@ -14,6 +15,7 @@ use crate::core::ids::{Digest, ExecId, KernelId};
 use crate::core::info::{GivenMount, JournalEntry, McpTransport};
 use crate::core::limits;
 
+pub use checkpoints::{Head, NewCheckpoint, Restored, Restoring};
 pub use executions::{Begun, ExecBegin, ExecClose, ExecRecord};
 pub use grants::{Consent, NewConsent};
 pub use journal::{Direction, EntryKind, NewEntry};
@@ -218,7 +220,8 @@ impl StateHandle {
         self.read(move |db| grants::blob_granted(db, digest))
     }
 
-    /// Every object of the store that this kernel needs: granted blobs and kept output. What garbage collection must spare.
+    /// Objects of the store that this kernel needs: granted blobs, kept output, manifests of checkpoints. Garbage collection must
+    /// spare them, and everything that the manifests name.
     ///
     /// # Errors
     /// The database's.

@@ -2,6 +2,7 @@
 //!
 //! What kernels, tools and journals hold is not ours: control characters in it are shown, never sent to the terminal.
 
+mod checkpoints;
 mod journal;
 mod kernels;
 mod lists;
@@ -9,6 +10,7 @@ mod table;
 mod time;
 mod value;
 
+pub use checkpoints::{checkpoint_line, checkpoint_log, difference, difference_counts, restoration};
 pub use journal::{event, journal_entry};
 pub use kernels::{kernel, kernels};
 pub use lists::{abilities, mcp_servers, mounts, tools, vars};

@@ -13,12 +13,14 @@ use std::rc::Rc;
 use tokio::sync::{mpsc, oneshot};
 
 use super::connection::{Link, answer, lost_connection};
+use crate::core::checkpoint::Checkpoint;
+use crate::core::diff::Difference;
 use crate::core::error::{Error, Result};
 use crate::core::exec::OutputEvent;
 use crate::core::ids::ExecId;
 use crate::core::info::{Event, JournalEntry, KernelInfo};
 use crate::core::limits;
-use crate::rpc::convert::{info, output, to_capnp};
+use crate::rpc::convert::{checkpoint, info, output, to_capnp};
 use crate::rpc::schema::ryokan_capnp as wire;
 
 struct Item<T> {
@@ -191,6 +193,26 @@ impl wire::event_sink::Server for Inlet<Told> {
         _results: wire::event_sink::CaughtUpResults,
     ) -> impl Future<Output = capnp::Result<()>> + 'static {
         self.put(Ok(Told::CaughtUp))
+    }
+}
+
+impl wire::checkpoint_sink::Server for Inlet<(Checkpoint, bool)> {
+    fn next(
+        self: Rc<Self>,
+        params: wire::checkpoint_sink::NextParams,
+    ) -> impl Future<Output = capnp::Result<()>> + 'static {
+        let read = params.get().and_then(|p| p.get_checkpoint());
+        self.put(read.map_err(malformed).and_then(checkpoint::read_checkpoint))
+    }
+}
+
+impl wire::difference_sink::Server for Inlet<Difference> {
+    fn next(
+        self: Rc<Self>,
+        params: wire::difference_sink::NextParams,
+    ) -> impl Future<Output = capnp::Result<()>> + 'static {
+        let read = params.get().and_then(|p| p.get_difference());
+        self.put(read.map_err(malformed).and_then(checkpoint::read_difference))
     }
 }
 

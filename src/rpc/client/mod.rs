@@ -10,6 +10,7 @@
 //! connecting again is the caller's decision, because only the caller knows what may be said twice.
 
 mod blob;
+mod checkpoint;
 mod connection;
 mod execution;
 mod feed;

@@ -4,6 +4,7 @@
 //! What breaks a rule is [`ErrorCode::InvalidArgument`](crate::core::error::ErrorCode::InvalidArgument) and says which
 //! field. Never does I/O and never holds a capability.
 
+pub mod checkpoint;
 pub mod error;
 pub mod exec;
 pub mod info;

@@ -6,24 +6,23 @@ use capnp_rpc::new_client;
 
 use super::blob::{BlobReaderServer, BlobWriterServer};
 use super::execution::ExecutionServer;
-use super::lease::LeaseServer;
 use super::sinks::{Subscription, follow, pump};
 use super::{Connection, require};
 use crate::core::error::{Error, Result};
 use crate::core::exec::{ExecRequest, Work};
 use crate::core::ids::{Digest, ExecId};
-use crate::core::info::{CodeStatus, Job, MountInfo};
+use crate::core::info::{Job, MountInfo};
 use crate::core::limits;
 use crate::core::rights::{Right, Rights};
-use crate::rpc::convert::exec::{code_status_to_wire, read_exec_request, write_exec_result};
-use crate::rpc::convert::info::{write_journal_entry, write_kernel_info};
+use crate::rpc::convert::checkpoint::write_checkpoint;
+use crate::rpc::convert::exec::{read_exec_request, write_exec_result};
+use crate::rpc::convert::info::write_kernel_info;
 use crate::rpc::convert::listing::{write_jobs, write_missed, write_mounts, write_tools, write_vars};
 use crate::rpc::convert::mcp::{read_mcp_transport, write_mcp_info};
 use crate::rpc::convert::rights::read_rights;
 use crate::rpc::convert::value::{read_value, write_value};
 use crate::rpc::convert::{read_data, read_name, read_text, to_capnp, write_text_list};
 use crate::rpc::schema::ryokan_capnp::{execution, kernel};
-use crate::rpc::worker_link::CodeCheck;
 use crate::supervisor::command::{Actor, Change, StopMode};
 use crate::supervisor::execution::Execution;
 use crate::supervisor::kernel::Kernel;
@@ -316,6 +315,65 @@ impl kernel::Server for KernelServer {
         write_exec_result(results.get().init_result(), &result).map_err(to_capnp)
     }
 
+    async fn checkpoint(
+        self: Rc<Self>,
+        params: kernel::CheckpointParams,
+        results: kernel::CheckpointResults,
+    ) -> capnp::Result<()> {
+        self.may(Right::Checkpoint)?;
+        self.take_checkpoint(params, results).await
+    }
+
+    async fn checkpoints(
+        self: Rc<Self>,
+        params: kernel::CheckpointsParams,
+        _results: kernel::CheckpointsResults,
+    ) -> capnp::Result<()> {
+        self.may(Right::Read)?;
+        let params = params.get()?;
+        self.list_checkpoints(params.get_sink()?, params.get_limit() as usize).await
+    }
+
+    async fn find_checkpoint(
+        self: Rc<Self>,
+        params: kernel::FindCheckpointParams,
+        mut results: kernel::FindCheckpointResults,
+    ) -> capnp::Result<()> {
+        self.may(Right::Read)?;
+        let reference = read_text(params.get()?.get_ref(), "ref").map_err(to_capnp)?;
+        let (found, is_head) = self.find_one(&reference).await.map_err(to_capnp)?;
+        write_checkpoint(results.get().init_checkpoint(), &found, is_head);
+        Ok(())
+    }
+
+    async fn restore_checkpoint(
+        self: Rc<Self>,
+        params: kernel::RestoreCheckpointParams,
+        results: kernel::RestoreCheckpointResults,
+    ) -> capnp::Result<()> {
+        self.may(Right::Restore)?;
+        self.restore_to(params, results).await
+    }
+
+    async fn undo(self: Rc<Self>, params: kernel::UndoParams, results: kernel::UndoResults) -> capnp::Result<()> {
+        self.may(Right::Restore)?;
+        self.undo_restore(params, results).await
+    }
+
+    async fn diff(self: Rc<Self>, params: kernel::DiffParams, _results: kernel::DiffResults) -> capnp::Result<()> {
+        self.may(Right::Read)?;
+        self.tell_differences(params).await
+    }
+
+    async fn pin_checkpoint(
+        self: Rc<Self>,
+        params: kernel::PinCheckpointParams,
+        _results: kernel::PinCheckpointResults,
+    ) -> capnp::Result<()> {
+        self.may(Right::Checkpoint)?;
+        self.pin(params).await
+    }
+
     async fn execution(
         self: Rc<Self>,
         params: kernel::ExecutionParams,
@@ -441,45 +499,16 @@ impl kernel::Server for KernelServer {
         _results: kernel::JournalResults,
     ) -> capnp::Result<()> {
         self.may(Right::Read)?;
-        let params = params.get()?;
-        let sink = params.get_sink()?;
-        let (mut after, mut left) = (params.get_since(), params.get_limit() as usize);
-        let unbounded = left == 0;
-        loop {
-            let most = if unbounded { limits::PAGE_ROWS } else { left.min(limits::PAGE_ROWS) };
-            let page = self.kernel.journal(after, most).await.map_err(to_capnp)?;
-            for entry in &page {
-                let mut request = sink.entry_request();
-                write_journal_entry(request.get().init_entry(), entry);
-                request.send().await?;
-                after = entry.sequence;
-            }
-            left = left.saturating_sub(page.len());
-            // A page may end before its rows do: entries can be large.
-            if page.is_empty() || (!unbounded && left == 0) {
-                return Ok(());
-            }
-        }
+        self.tell_journal(params).await
     }
 
     async fn message(
         self: Rc<Self>,
         params: kernel::MessageParams,
-        mut results: kernel::MessageResults,
+        results: kernel::MessageResults,
     ) -> capnp::Result<()> {
         self.may(Right::Write)?;
-        let params = params.get()?;
-        let role = read_name(params.get_role(), "role").map_err(to_capnp)?;
-        let text = read_text(params.get_text(), "text").map_err(to_capnp)?;
-        if text.len() > limits::MESSAGE_BYTES {
-            return Err(to_capnp(
-                Error::invalid(format!("a message has at most {} bytes", limits::MESSAGE_BYTES))
-                    .hint("store it as a blob"),
-            ));
-        }
-        let sequence = self.kernel.message(self.actor.clone(), role, text).await.map_err(to_capnp)?;
-        results.get().set_sequence(sequence);
-        Ok(())
+        self.add_message(params, results).await
     }
 
     async fn events(
@@ -496,30 +525,9 @@ impl kernel::Server for KernelServer {
         Ok(())
     }
 
-    async fn lease(
-        self: Rc<Self>,
-        params: kernel::LeaseParams,
-        mut results: kernel::LeaseResults,
-    ) -> capnp::Result<()> {
+    async fn lease(self: Rc<Self>, params: kernel::LeaseParams, results: kernel::LeaseResults) -> capnp::Result<()> {
         self.may(Right::Write)?;
-        let params = params.get()?;
-        let holder = read_name(params.get_holder(), "holder").map_err(to_capnp)?;
-        let token = read_data(params.get_token(), "token", 32).map_err(to_capnp)?;
-        let ttl_ms = params.get_ttl_ms().max(1);
-        let (token, expires) =
-            self.kernel.lease(self.actor.clone(), holder.clone(), token, ttl_ms).await.map_err(to_capnp)?;
-        let server = LeaseServer {
-            connection: Rc::clone(&self.connection),
-            kernel: Rc::clone(&self.kernel),
-            rights: self.rights,
-            actor: Actor { lease: token.clone(), ..self.actor.clone() },
-            holder,
-        };
-        let mut results = results.get();
-        results.set_token(&token);
-        results.set_expires_at_ms(expires);
-        results.set_lease(new_client(server));
-        Ok(())
+        self.take_lease(params, results).await
     }
 
     async fn describe_vars(
@@ -547,39 +555,15 @@ impl kernel::Server for KernelServer {
     async fn complete(
         self: Rc<Self>,
         params: kernel::CompleteParams,
-        mut results: kernel::CompleteResults,
+        results: kernel::CompleteResults,
     ) -> capnp::Result<()> {
         self.may(Right::Read)?;
-        let params = params.get()?;
-        let code = read_text(params.get_code(), "code").map_err(to_capnp)?;
-        let cursor = params.get_cursor() as usize;
-        if !code.is_char_boundary(cursor) {
-            return Err(to_capnp(Error::invalid(format!("cursor {cursor} is not between two characters of the code"))));
-        }
-        let found = self.kernel.with_worker(None, move |link| async move { link.complete(&code, cursor).await }).await;
-        let found = found.map_err(to_capnp)?;
-        let mut results = results.get();
-        results.set_start(found.start as u32);
-        write_text_list(results.init_matches(found.matches.len() as u32), &found.matches);
-        Ok(())
+        self.completions(params, results).await
     }
 
-    async fn check(
-        self: Rc<Self>,
-        params: kernel::CheckParams,
-        mut results: kernel::CheckResults,
-    ) -> capnp::Result<()> {
+    async fn check(self: Rc<Self>, params: kernel::CheckParams, results: kernel::CheckResults) -> capnp::Result<()> {
         self.may(Right::Read)?;
-        let code = read_text(params.get()?.get_code(), "code").map_err(to_capnp)?;
-        let checked = self.kernel.with_worker(None, move |link| async move { link.check(&code).await }).await;
-        let (status, indent) = match checked.map_err(to_capnp)? {
-            CodeCheck::Complete => (CodeStatus::Complete, String::new()),
-            CodeCheck::Incomplete { indent } => (CodeStatus::Incomplete, indent),
-            CodeCheck::Invalid => (CodeStatus::Invalid, String::new()),
-        };
-        results.get().set_status(code_status_to_wire(status));
-        results.get().set_indent(indent.as_str());
-        Ok(())
+        self.check_code(params, results).await
     }
 
     async fn jobs(self: Rc<Self>, _params: kernel::JobsParams, mut results: kernel::JobsResults) -> capnp::Result<()> {

@@ -2,10 +2,13 @@
 
 use std::rc::Rc;
 
+use capnp_rpc::new_client;
+
 use super::Connection;
+use super::kernel::KernelServer;
 use crate::core::rights::Rights;
-use crate::rpc::convert::to_capnp;
-use crate::rpc::schema::ryokan_capnp::lease;
+use crate::rpc::convert::{read_data, read_name, to_capnp};
+use crate::rpc::schema::ryokan_capnp::{kernel, lease};
 use crate::supervisor::command::Actor;
 use crate::supervisor::kernel::Kernel;
 
@@ -17,6 +20,33 @@ pub(super) struct LeaseServer {
     /// Carries the token.
     pub actor: Actor,
     pub holder: String,
+}
+
+impl KernelServer {
+    pub(super) async fn take_lease(
+        &self,
+        params: kernel::LeaseParams,
+        mut results: kernel::LeaseResults,
+    ) -> capnp::Result<()> {
+        let params = params.get()?;
+        let holder = read_name(params.get_holder(), "holder").map_err(to_capnp)?;
+        let token = read_data(params.get_token(), "token", 32).map_err(to_capnp)?;
+        let ttl_ms = params.get_ttl_ms().max(1);
+        let (token, expires) =
+            self.kernel.lease(self.actor.clone(), holder.clone(), token, ttl_ms).await.map_err(to_capnp)?;
+        let server = LeaseServer {
+            connection: Rc::clone(&self.connection),
+            kernel: Rc::clone(&self.kernel),
+            rights: self.rights,
+            actor: Actor { lease: token.clone(), ..self.actor.clone() },
+            holder,
+        };
+        let mut results = results.get();
+        results.set_token(&token);
+        results.set_expires_at_ms(expires);
+        results.set_lease(new_client(server));
+        Ok(())
+    }
 }
 
 impl lease::Server for LeaseServer {

@@ -12,8 +12,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use capnp_rpc::RpcSystem;
-use capnp_rpc::rpc_twoparty_capnp::Side;
 use capnp_rpc::new_broken_cap;
+use capnp_rpc::rpc_twoparty_capnp::Side;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinHandle;
 

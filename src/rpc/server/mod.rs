@@ -3,12 +3,14 @@
 //! Owns rights: every method checks its right before anything else. Never decides about kernels: the supervisor does.
 
 mod blob;
+mod checkpoint;
 mod execution;
 mod host;
 mod kernel;
 mod lease;
 mod listen;
 mod sinks;
+mod telling;
 
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -212,6 +212,22 @@ impl WorkerLink {
         self.ask(&json!({ "op": "save" })).await.map(|_: Done| ())
     }
 
+    /// Stops everything inside: nothing writes until [`Self::thaw`], or until the link ends.
+    ///
+    /// # Errors
+    /// `Busy` while something runs, `Deadline` if something does not stop; then everything goes on.
+    pub async fn freeze(&self) -> Result<()> {
+        answered(self.client.freeze_request().send().promise).await.map(drop)
+    }
+
+    /// Lets everything go on.
+    ///
+    /// # Errors
+    /// `Lost` if the worker ended.
+    pub async fn thaw(&self) -> Result<()> {
+        answered(self.client.thaw_request().send().promise).await.map(drop)
+    }
+
     /// Tells the engine which dynamic tools there are now.
     ///
     /// # Errors

@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 
+use futures::{Stream, StreamExt as _};
+
 use super::calls::answered;
 use super::supervisor::decode_missed;
 use super::types::from_capnp;
@@ -20,10 +22,11 @@ impl WorkerLink {
     ///
     /// # Errors
     /// `Busy` while an execution runs; the first error of `chunks`.
-    pub async fn load(&self, chunks: impl IntoIterator<Item = Result<StateChunk>>) -> Result<Vec<MissedEntry>> {
+    pub async fn load(&self, chunks: impl Stream<Item = Result<StateChunk>>) -> Result<Vec<MissedEntry>> {
         answered(self.client.load_begin_request().send().promise).await?;
         let mut sent = VecDeque::with_capacity(CHUNKS_IN_FLIGHT);
-        for chunk in chunks {
+        let mut chunks = std::pin::pin!(chunks);
+        while let Some(chunk) = chunks.next().await {
             let chunk = chunk?;
             let mut request = self.client.load_entry_request();
             let mut entry = request.get();

@@ -12,6 +12,7 @@
 mod change;
 mod ends;
 mod listener;
+mod restored;
 mod run;
 mod work;
 
@@ -119,6 +120,8 @@ pub(super) struct Beginning {
     pub lease: Option<Lease>,
     pub mounts: Vec<GivenMount>,
     pub tools: Rc<Tools>,
+    /// What comes before anything that is asked: the end of a restore that was cut off.
+    pub first: Option<Operation>,
     /// Executions that nobody runs and that could not be closed.
     pub unclosed: Vec<ExecId>,
 }
@@ -145,7 +148,7 @@ impl Task {
             commands,
             reports,
             reporter,
-            queue: VecDeque::new(),
+            queue: beginning.first.into_iter().map(Item::Operation).collect(),
             running: None,
             permit: Permit::None,
             operating: false,
@@ -171,6 +174,9 @@ impl Task {
             self.adopt(adopted).await;
         } else if let State::Crashed { .. } = self.life.state {
             self.backoff_at = Some(Instant::now() + limits::RESTART_BACKOFF_FIRST);
+        }
+        if !self.queue.is_empty() {
+            self.step(Event::Used).await;
         }
         while !self.leaving {
             let clock = earliest(earliest(self.idle_at, self.backoff_at), self.retry_at);
@@ -199,8 +205,11 @@ impl Task {
             Command::Interrupt(exec, actor, reply) => {
                 let _ = reply.send(self.interrupt(exec, &actor).await);
             }
-            Command::Operate(change, operation, reply) => {
-                let _ = reply.send(self.operate(change, operation).await);
+            Command::Operate(trace, operation, reply) => {
+                let _ = reply.send(self.operate(trace, operation).await);
+            }
+            Command::Restored(done, reply) => {
+                let _ = reply.send(self.restored(*done).await);
             }
             Command::Mount(change, mount, reply) => {
                 let _ = reply.send(self.mount(change, mount).await);

@@ -10,7 +10,7 @@ use crate::core::ids::ExecId;
 use crate::core::kernel::{CrashCause, Event, State, StopReason};
 use crate::core::limits;
 use crate::rpc::worker_link::WorkerExec;
-use crate::supervisor::command::{Actor, Operation};
+use crate::supervisor::command::{Actor, Operation, Trace};
 use crate::supervisor::execution::Execution;
 use crate::supervisor::kernel::never_ran;
 
@@ -27,6 +27,7 @@ impl Task {
             };
         }
         self.admit(&actor, request.expected_version)?;
+        self.whole()?;
         self.room_for_work()?;
         self.room_on_disk().await?;
         if request.output_limit_bytes == 0 {
@@ -48,6 +49,21 @@ impl Task {
         self.queue.push_back(Item::Execution(Rc::clone(&execution)));
         self.step(Event::Used).await;
         Ok(execution)
+    }
+
+    /// Whether the kernel is in one state, or on the way to one: not between two for want of a restore's end.
+    fn whole(&self) -> Result<()> {
+        match self.kernel.between.get() && !self.kernel.restoring.get() {
+            true => Err(self.unfinished()),
+            false => Ok(()),
+        }
+    }
+
+    fn unfinished(&self) -> Error {
+        let name = &self.kernel.spec.name;
+        Error::conflict(format!("a restore of kernel {name} was begun and could not be ended"))
+            .reason("restore_unfinished")
+            .hint(format!("`ryokan events {name}` says why; `ryokan restore {name} REF` tries again"))
     }
 
     /// Whether one more piece of work may wait here.
@@ -82,20 +98,23 @@ impl Task {
     }
 
     /// Queues an operation, after the change that it makes was journalled.
-    pub(super) async fn operate(
-        &mut self,
-        change: Option<(crate::supervisor::command::Change, String)>,
-        operation: Operation,
-    ) -> Result<()> {
-        if let Some((change, _)) = &change {
-            self.admit(&change.actor, change.expected_version)?;
+    pub(super) async fn operate(&mut self, trace: Trace, operation: Operation) -> Result<()> {
+        match &trace {
+            Trace::Own(change) | Trace::Journalled(change, _) => {
+                self.admit(&change.actor, change.expected_version)?;
+            }
+            Trace::None | Trace::First => {}
         }
         self.room_for_work()?;
-        if let Some((change, text)) = change {
+        let first = matches!(trace, Trace::First);
+        if let Trace::Journalled(change, text) = trace {
             self.mark(&change.actor, &text).await?;
         }
         self.used();
-        self.queue.push_back(Item::Operation(operation));
+        match first {
+            true => self.queue.push_front(Item::Operation(operation)),
+            false => self.queue.push_back(Item::Operation(operation)),
+        }
         self.step(Event::Used).await;
         Ok(())
     }
@@ -128,6 +147,9 @@ impl Task {
             return None;
         }
         let link = self.link()?;
+        if self.kernel.between.get() {
+            self.operations_only().await;
+        }
         match self.queue.front()? {
             Item::Stop(_) => {
                 let Some(Item::Stop(reply)) = self.queue.pop_front() else { return None };
@@ -168,6 +190,17 @@ impl Task {
                 });
                 Some(Event::ExecutionStarted { exec })
             }
+        }
+    }
+
+    /// Between two states no code runs: what would end that goes first, and without such a thing executions are refused.
+    async fn operations_only(&mut self) {
+        let ends = self.queue.iter().position(|item| matches!(item, Item::Operation(_)));
+        if let Some(operation) = ends.and_then(|at| self.queue.remove(at)) {
+            self.queue.push_front(operation);
+        } else if !self.kernel.restoring.get() {
+            let error = self.unfinished();
+            self.fail_all_queued(&error).await;
         }
     }
 
@@ -246,6 +279,7 @@ impl Task {
             self.acknowledge(exec, lost);
         }
         self.used();
+        self.kernel.follow_files();
         if lost {
             // The worker is ending: nothing more is handed to it. Its own end, which is on its way, is the next step.
             self.link_lost(self.life.attempt);

@@ -191,6 +191,7 @@ impl Task {
         }
         let Some(mut current) = self.current.take() else { return };
         self.kernel.link.borrow_mut().take();
+        self.kernel.leave_files();
         // What the link delivered before it closed comes first: ends, and why.
         while let Ok(report) = self.reports.try_recv() {
             match report {

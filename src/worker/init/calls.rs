@@ -20,6 +20,7 @@ impl Worker {
         match what {
             Call::Attach { daemon, answer } => {
                 self.forget_start();
+                self.thaw();
                 let lost = self.outbox.attach(connection, daemon, &mut self.ledger);
                 self.lose_tools(lost);
                 self.orphan_at = None;
@@ -61,6 +62,11 @@ impl Worker {
             Call::LoadEnd(answer) => self.load_end(answer),
             Call::Bind(bind, answer) => reply(answer, self.bind(bind)),
             Call::Unbind(path, answer) => reply(answer, self.enclosure.unbind(Path::new(&path))),
+            Call::Freeze(answer) => reply(answer, self.freeze()),
+            Call::Thaw(answer) => {
+                self.thaw();
+                reply(answer, Ok(()));
+            }
             Call::Usage(answer) => reply(answer, Ok(self.enclosure.usage())),
             Call::Heads(answer) => reply(answer, self.heads()),
             Call::Entry(key, answer) => reply(answer, self.entry(&key)),
@@ -93,6 +99,8 @@ impl Worker {
     /// The daemon is gone: what runs goes on.
     fn on_detached(&mut self) {
         self.forget_start();
+        // Who was to let it go on is no longer there.
+        self.thaw();
         let lost = self.outbox.detach();
         self.lose_tools(lost);
         if self.loading.is_some() {
@@ -130,6 +138,22 @@ impl Worker {
     fn entry(&self, key: &str) -> Result<Option<StateEntry>> {
         let whole = |entry: Entry| StateEntry { key: entry.key, meta_json: entry.meta_json, body: entry.body };
         Ok(self.state.entry(key)?.map(whole))
+    }
+
+    fn freeze(&mut self) -> Result<()> {
+        self.check_idle()?;
+        if !self.asked.is_empty() {
+            return Err(Error::busy("the engine is answering a request"));
+        }
+        self.enclosure.freeze()?;
+        self.frozen = true;
+        Ok(())
+    }
+
+    pub(super) fn thaw(&mut self) {
+        if std::mem::take(&mut self.frozen) {
+            self.enclosure.thaw();
+        }
     }
 
     fn bind(&mut self, bind: Bind) -> Result<()> {

@@ -67,6 +67,13 @@ pub trait Enclosure {
     fn reap(&mut self) -> Option<Exit>;
     /// Why the engine ended, as far as the sandbox knows better than its exit says.
     fn cause_of(&mut self, exit: Exit) -> WorkerCause;
+    /// Stops everything but init: nothing inside writes until [`Enclosure::thaw`].
+    ///
+    /// # Errors
+    /// `Deadline` if something does not stop; then everything goes on.
+    fn freeze(&mut self) -> Result<()>;
+    /// Lets everything go on; nothing if nothing is stopped.
+    fn thaw(&mut self);
     /// Looks at memory and workspace. Called while something runs.
     fn watch(&mut self) -> Watch;
     /// What is used now.

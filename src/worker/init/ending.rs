@@ -60,6 +60,7 @@ fn leaving(now: Instant, status: i32) -> Life {
 impl Worker {
     /// Saves and ends.
     pub(super) fn stop(&mut self, grace: Duration, answer: Option<Answer<()>>) {
+        self.thaw();
         let refused = match (&self.life, &self.loading) {
             (Life::Serving, None) => None,
             (Life::Serving, Some(_)) => Some(Error::busy("the engine's state is being loaded")),

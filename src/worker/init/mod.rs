@@ -131,6 +131,8 @@ pub struct Worker {
     state: State,
     run: Option<Run>,
     loading: Option<Loading>,
+    /// Everything inside is stopped for a checkpoint.
+    frozen: bool,
     asked: HashMap<u64, Asked>,
     last_id: u64,
     /// Why init killed the engine, if it did.
@@ -206,6 +208,7 @@ impl Worker {
             state: State::new(db),
             run: None,
             loading: None,
+            frozen: false,
             asked: HashMap::new(),
             last_id: 0,
             killed_for: None,

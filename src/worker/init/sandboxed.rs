@@ -11,7 +11,9 @@ use super::enclosure::{Enclosure, EngineParts, Exit, MountSource, Watch};
 use crate::core::engine::EngineName;
 use crate::core::error::{Error, Result};
 use crate::rpc::worker_link::{WorkerCause, WorkerUsage};
-use crate::sandbox::{BindSource, EngineProgram, ExitCause, Init, MemoryWatch, SandboxError, Verdict, WorkspaceWatch};
+use crate::sandbox::{
+    BindSource, EngineProgram, ExitCause, Frozen, Init, MemoryWatch, SandboxError, Verdict, WorkspaceWatch,
+};
 
 /// Longest pause between two looks.
 const SLOWEST: Duration = Duration::from_secs(5);
@@ -29,6 +31,7 @@ pub struct Sandboxed {
     pid: i32,
     memory: Option<Due<MemoryWatch>>,
     workspace: Option<Due<WorkspaceWatch>>,
+    frozen: Option<Frozen>,
 }
 
 impl Sandboxed {
@@ -56,7 +59,7 @@ impl Sandboxed {
             let watch = WorkspaceWatch::new(root, limit);
             Due { watch, at: now }
         });
-        Ok((Sandboxed { init, engine, pid: parts.pid, memory, workspace }, parts))
+        Ok((Sandboxed { init, engine, pid: parts.pid, memory, workspace, frozen: None }, parts))
     }
 
     /// Whether the host kernel killed something for want of memory.
@@ -118,6 +121,19 @@ impl Enclosure for Sandboxed {
             Exit::Signal(_) | Exit::Status(_) if no_memory => WorkerCause::OutOfMemory,
             Exit::Signal(signal) => WorkerCause::Signalled(signal),
             Exit::Status(status) => WorkerCause::Exited(status),
+        }
+    }
+
+    fn freeze(&mut self) -> Result<()> {
+        if self.frozen.is_none() {
+            self.frozen = Some(self.init.freeze().map_err(Error::deadline)?);
+        }
+        Ok(())
+    }
+
+    fn thaw(&mut self) {
+        if let Some(frozen) = self.frozen.take() {
+            self.init.thaw(frozen);
         }
     }
 

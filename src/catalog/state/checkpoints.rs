@@ -1,0 +1,310 @@
+//! Checkpoints: their rows, where the kernel is among them, and a restore under way.
+
+use rusqlite::{Connection, OptionalExtension as _, Row, params};
+
+use super::journal::{self, NewEntry};
+use super::{StateHandle, grants};
+use crate::catalog::error::CatalogError;
+use crate::catalog::row::{bytes, signed, unsigned, wrong};
+use crate::catalog::sqlite::{Db, Result};
+use crate::catalog::thread::Pending;
+use crate::core::checkpoint::{Checkpoint, CheckpointType};
+use crate::core::ids::{CheckpointId, Digest};
+use crate::core::info::{GivenMount, McpTransport};
+use crate::core::limits;
+
+/// A checkpoint to record: number, parent and version come with it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewCheckpoint {
+    /// Its identity.
+    pub id: CheckpointId,
+    /// See [`Checkpoint::name`].
+    pub name: String,
+    /// See [`Checkpoint::description`].
+    pub description: String,
+    /// See [`Checkpoint::kind`].
+    pub kind: CheckpointType,
+    /// See [`Checkpoint::creator`].
+    pub creator: String,
+    /// Milliseconds since 1970.
+    pub at_ms: i64,
+    /// See [`Checkpoint::pinned`].
+    pub pinned: bool,
+    /// See [`Checkpoint::manifest`].
+    pub manifest: Digest,
+    /// See [`Checkpoint::files`].
+    pub files: u64,
+    /// See [`Checkpoint::state_bytes`].
+    pub state_bytes: u64,
+}
+
+/// Where a kernel is among its checkpoints.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Head {
+    /// Taken or restored last: the parent of the next.
+    pub checkpoint: Option<CheckpointId>,
+    /// What undo goes back to: taken before the last restore.
+    pub undo: Option<CheckpointId>,
+}
+
+/// A restore that has begun to change things.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Restoring {
+    /// The checkpoint to be at.
+    pub target: CheckpointId,
+    /// Taken just before.
+    pub safety: CheckpointId,
+    /// Who asked for it.
+    pub actor: String,
+    /// Milliseconds since 1970.
+    pub at_ms: i64,
+}
+
+/// The end of a restore: where the kernel is now.
+#[derive(Debug, Clone)]
+pub struct Restored {
+    /// What was restored.
+    pub restoring: Restoring,
+    /// The mounts added since creation, as they are from now on.
+    pub mounts: Vec<GivenMount>,
+    /// The MCP servers, as they are from now on.
+    pub mcp: Vec<(String, McpTransport)>,
+    /// The journal's entry.
+    pub entry: NewEntry,
+    /// Milliseconds since 1970.
+    pub at_ms: i64,
+}
+
+impl StateHandle {
+    /// Makes a checkpoint visible, with its journal entry: after the store has everything that it names.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn add_checkpoint(&self, new: NewCheckpoint, entry: NewEntry) -> Pending<Checkpoint> {
+        self.write("state.checkpoints.add", move |db| add(db, &new, entry))
+    }
+
+    /// A checkpoint.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn checkpoint(&self, id: CheckpointId) -> Pending<Option<Checkpoint>> {
+        self.read(move |db| get(db, id))
+    }
+
+    /// Checkpoints before a number, newest first, at most [`PAGE_ROWS`](crate::core::limits::PAGE_ROWS).
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn checkpoints(&self, before: u64, most: usize) -> Pending<Vec<Checkpoint>> {
+        self.read(move |db| page(db, before, most))
+    }
+
+    /// How many checkpoints there are.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn checkpoint_count(&self) -> Pending<u64> {
+        self.read(count)
+    }
+
+    /// Where the kernel is among its checkpoints.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn head(&self) -> Pending<Head> {
+        self.read(head)
+    }
+
+    /// Keeps a checkpoint from retention, or no longer; says whether there is one.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn pin_checkpoint(&self, id: CheckpointId, pinned: bool) -> Pending<bool> {
+        self.write("state.checkpoints.pin", move |db| set_pinned(db, id, pinned))
+    }
+
+    /// Records that a restore begins to change things.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn begin_restore(&self, restoring: Restoring) -> Pending<()> {
+        self.write("state.restore.begin", move |db| begin_restore(db, &restoring))
+    }
+
+    /// The restore that was begun and not ended.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn restoring(&self) -> Pending<Option<Restoring>> {
+        self.read(restoring)
+    }
+
+    /// Ends a restore with its journal entry; gives that one's number.
+    ///
+    /// # Errors
+    /// `Conflict` if the checkpoint is gone.
+    pub fn finish_restore(&self, done: Restored) -> Pending<u64> {
+        self.write("state.restore.finish", move |db| finish_restore(db, done))
+    }
+}
+
+fn add(db: &Db, new: &NewCheckpoint, entry: NewEntry) -> Result<Checkpoint> {
+    let sequence = journal::append_one(db, entry)?;
+    db.sql("record checkpoint", |c| {
+        let parent = read_head(c)?.checkpoint;
+        let place = CheckpointType::ALL.iter().position(|kind| *kind == new.kind);
+        let number = c
+            .prepare_cached(
+                "INSERT INTO checkpoints (id, name, description, type, creator, at_ms, parent, pinned, restore_point,
+                 journal, manifest, files, state_bytes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 1, ?, ?, ?, ?)",
+            )?
+            .insert(params![
+                new.id.as_bytes(),
+                new.name,
+                new.description,
+                place.map(|place| place as i64),
+                new.creator,
+                new.at_ms,
+                parent.map(|parent| *parent.as_bytes()),
+                new.pinned,
+                signed(sequence),
+                new.manifest.as_bytes(),
+                signed(new.files),
+                signed(new.state_bytes),
+            ])?;
+        c.prepare_cached(
+            "INSERT INTO head (one, checkpoint) VALUES (1, ?) ON CONFLICT (one) DO UPDATE SET checkpoint = excluded.checkpoint",
+        )?
+        .execute([new.id.as_bytes()])?;
+        c.prepare_cached(&select("WHERE number = ?"))?.query_row([number], read)
+    })
+}
+
+fn get(db: &Db, id: CheckpointId) -> Result<Option<Checkpoint>> {
+    db.sql("read checkpoint", |c| {
+        c.prepare_cached(&select("WHERE id = ?"))?.query_row([id.as_bytes()], read).optional()
+    })
+}
+
+fn page(db: &Db, before: u64, most: usize) -> Result<Vec<Checkpoint>> {
+    db.sql("list checkpoints", |c| {
+        let mut statement = c.prepare_cached(&select("WHERE number < ? ORDER BY number DESC LIMIT ?"))?;
+        let rows = statement.query_map(params![signed(before), most.min(limits::PAGE_ROWS) as i64], read)?;
+        rows.collect()
+    })
+}
+
+fn count(db: &Db) -> Result<u64> {
+    db.sql("count checkpoints", |c| {
+        c.prepare_cached("SELECT count(*) FROM checkpoints")?.query_row([], |row| unsigned(row, 0))
+    })
+}
+
+fn head(db: &Db) -> Result<Head> {
+    db.sql("read head", read_head)
+}
+
+fn set_pinned(db: &Db, id: CheckpointId, pinned: bool) -> Result<bool> {
+    db.sql("pin checkpoint", |c| {
+        let changed = c
+            .prepare_cached("UPDATE checkpoints SET pinned = ? WHERE id = ?")?
+            .execute(params![pinned, id.as_bytes()])?;
+        Ok(changed > 0)
+    })
+}
+
+fn restoring(db: &Db) -> Result<Option<Restoring>> {
+    db.sql("read restore", |c| {
+        c.prepare_cached("SELECT target, safety, actor, at_ms FROM restoring")?
+            .query_row([], |row| {
+                Ok(Restoring {
+                    target: CheckpointId::from_bytes(bytes(row, 0)?),
+                    safety: CheckpointId::from_bytes(bytes(row, 1)?),
+                    actor: row.get(2)?,
+                    at_ms: row.get(3)?,
+                })
+            })
+            .optional()
+    })
+}
+
+fn begin_restore(db: &Db, restoring: &Restoring) -> Result<()> {
+    db.sql("begin restore", |c| {
+        c.prepare_cached("INSERT OR REPLACE INTO restoring (one, target, safety, actor, at_ms) VALUES (1, ?, ?, ?, ?)")?
+            .execute(params![
+                restoring.target.as_bytes(),
+                restoring.safety.as_bytes(),
+                restoring.actor,
+                restoring.at_ms
+            ])
+            .map(drop)
+    })
+}
+
+/// Ends a restore; gives its journal entry's number.
+fn finish_restore(db: &Db, done: Restored) -> Result<u64> {
+    let Restored { restoring: Restoring { target, safety, .. }, mounts, mcp, entry, at_ms } = done;
+    let sequence = journal::append_one(db, entry)?;
+    grants::replace(db, &mounts, &mcp)?;
+    let found = db.sql("end restore", |c| {
+        c.prepare_cached("DELETE FROM restoring")?.execute([])?;
+        c.prepare_cached("INSERT OR REPLACE INTO head (one, checkpoint, undo) VALUES (1, ?, ?)")?
+            .execute(params![target.as_bytes(), safety.as_bytes()])?;
+        c.prepare_cached("UPDATE checkpoints SET restored_at_ms = ? WHERE id = ?")?
+            .execute(params![at_ms, target.as_bytes()])
+    })?;
+    match found {
+        0 => Err(CatalogError::Conflict(format!("checkpoint {target} is no longer there"))),
+        _ => Ok(sequence),
+    }
+}
+
+fn select(rest: &str) -> String {
+    format!(
+        "SELECT number, id, name, description, type, creator, at_ms, parent, pinned, restore_point, restored_at_ms, journal,
+         manifest, files, state_bytes FROM checkpoints {rest}"
+    )
+}
+
+fn read_head(c: &Connection) -> rusqlite::Result<Head> {
+    let optional = |row: &Row<'_>, column| -> rusqlite::Result<Option<CheckpointId>> {
+        match row.get_ref(column)? {
+            rusqlite::types::ValueRef::Null => Ok(None),
+            _ => bytes(row, column).map(CheckpointId::from_bytes).map(Some),
+        }
+    };
+    let found = c
+        .prepare_cached("SELECT checkpoint, undo FROM head")?
+        .query_row([], |row| Ok(Head { checkpoint: optional(row, 0)?, undo: optional(row, 1)? }))
+        .optional()?;
+    Ok(found.unwrap_or_default())
+}
+
+fn read(row: &Row<'_>) -> rusqlite::Result<Checkpoint> {
+    let place: i64 = row.get(4)?;
+    let kind = usize::try_from(place).ok().and_then(|place| CheckpointType::ALL.get(place).copied());
+    let no_type = || wrong(4, rusqlite::types::Type::Integer, format!("{place} is no type of checkpoint"));
+    let parent = match row.get_ref(7)? {
+        rusqlite::types::ValueRef::Null => None,
+        _ => Some(CheckpointId::from_bytes(bytes(row, 7)?)),
+    };
+    Ok(Checkpoint {
+        number: unsigned(row, 0)?,
+        id: CheckpointId::from_bytes(bytes(row, 1)?),
+        name: row.get(2)?,
+        description: row.get(3)?,
+        kind: kind.ok_or_else(no_type)?,
+        creator: row.get(5)?,
+        at_ms: row.get(6)?,
+        parent,
+        pinned: row.get(8)?,
+        restore_point: row.get(9)?,
+        restored_at_ms: row.get(10)?,
+        // One more than its own journal entry, as every version.
+        version: unsigned(row, 11)? + 1,
+        manifest: Digest::from_bytes(bytes(row, 12)?),
+        files: unsigned(row, 13)?,
+        state_bytes: unsigned(row, 14)?,
+    })
+}

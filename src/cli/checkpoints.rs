@@ -1,0 +1,194 @@
+//! checkpoint, log, restore, undo.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+
+use super::context::Context;
+use super::failure::Failure;
+use super::{json, render};
+use crate::core::checkpoint::{Checkpoint, CheckpointType, Restoration, Taking};
+use crate::core::diff::{Area, Deed};
+use crate::core::error::Error;
+
+/// `ryokan checkpoint`
+#[derive(Debug, Args)]
+pub struct CheckpointArgs {
+    /// Name or id of the kernel
+    pub name: String,
+    /// What to call the checkpoint
+    #[arg(short, long, value_name = "TEXT", default_value = "")]
+    pub message: String,
+    /// More words about it
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    pub description: String,
+    /// What kind of snapshot: auto takes the richest that there is
+    #[arg(long, value_enum, default_value_t = Kind::Auto)]
+    pub kind: Kind,
+    /// Keep it until it is removed by name
+    #[arg(long)]
+    pub pin: bool,
+    /// Interrupt what runs in place of waiting for it
+    #[arg(long)]
+    pub interrupt: bool,
+    /// How long to wait for what runs
+    #[arg(long, value_name = "TIME", default_value = "1m", value_parser = humantime::parse_duration)]
+    pub wait: Duration,
+}
+
+/// A kind of snapshot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Kind {
+    /// The richest that there is
+    Auto,
+    /// Memory, to go on here
+    Suspend,
+    /// Memory, processor and disk, to go on elsewhere
+    Teleport,
+    /// Engine state and workspace
+    Checkpoint,
+}
+
+/// `ryokan log`
+#[derive(Debug, Args)]
+pub struct LogArgs {
+    /// Name or id of the kernel
+    pub name: String,
+    /// Draw which came from which
+    #[arg(long)]
+    pub graph: bool,
+    /// At most so many; 0: all
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 0)]
+    pub limit: u32,
+}
+
+/// `ryokan restore`
+#[derive(Debug, Args)]
+pub struct RestoreArgs {
+    /// Name or id of the kernel
+    pub name: String,
+    /// Which checkpoint: the beginning of its id, its name, ~N (N before the newest) or latest
+    #[arg(value_name = "REF")]
+    pub reference: String,
+}
+
+/// Takes a checkpoint.
+pub async fn checkpoint(context: &Context, args: CheckpointArgs) -> Result<(), Failure> {
+    if let Kind::Suspend | Kind::Teleport = args.kind {
+        let kind = args.kind.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+        return Err(Error::unsupported(format!("this build takes no snapshots of kind {kind}"))
+            .reason("snapshot_kind")
+            .hint("kind checkpoint holds engine state and workspace")
+            .into());
+    }
+    let taking = Taking {
+        name: args.message,
+        description: args.description,
+        pinned: args.pin,
+        interrupt: args.interrupt,
+        wait: args.wait,
+        ..Taking::by_us(CheckpointType::Manual, "")
+    };
+    taking.check()?;
+    let (kernel, _) = context.kernel(&args.name).await?;
+    let taken = kernel.checkpoint(&taking).await?;
+    match context.options.json {
+        true => context.print_json(&json::checkpoint(&taken, true)),
+        false => context.print(&render::checkpoint_line(&taken, true, context.terminal.paint)),
+    }
+}
+
+/// Lists checkpoints, newest first.
+pub async fn log(context: &Context, args: LogArgs) -> Result<(), Failure> {
+    let (kernel, info) = context.kernel(&args.name).await?;
+    let mut all: Vec<(Checkpoint, bool)> = Vec::new();
+    let collected = kernel.checkpoints(args.limit, async |checkpoint, is_head| {
+        all.push((checkpoint, is_head));
+        Ok(())
+    });
+    collected.await?;
+    if context.options.json {
+        let lines = all.iter().map(|(checkpoint, is_head)| format!("{}\n", json::checkpoint(checkpoint, *is_head)));
+        return context.print(&lines.collect::<String>());
+    }
+    if all.is_empty() {
+        let name = &info.spec.name;
+        context.say(&format!("no checkpoints yet: `ryokan checkpoint {name} -m TEXT` takes one"));
+        return Ok(());
+    }
+    context.print(&render::checkpoint_log(&all, args.graph, context.terminal.paint))
+}
+
+/// `ryokan diff`
+#[derive(Debug, Args)]
+pub struct DiffArgs {
+    /// Name or id of the kernel
+    pub name: String,
+    /// From which checkpoint
+    #[arg(value_name = "A")]
+    pub from: String,
+    /// To which; without it: to what is now
+    #[arg(value_name = "B", default_value = "")]
+    pub to: String,
+    /// Only how many of what
+    #[arg(long)]
+    pub stat: bool,
+}
+
+/// Shows what differs.
+pub async fn diff(context: &Context, args: DiffArgs) -> Result<(), Failure> {
+    let (kernel, _) = context.kernel(&args.name).await?;
+    let (paint, mut counts) = (context.terminal.paint, BTreeMap::<(Area, Deed), u64>::new());
+    let mut failed = None;
+    let told = kernel.diff(&args.from, &args.to, async |difference| {
+        *counts.entry((difference.area, difference.deed)).or_default() += 1;
+        if args.stat {
+            return Ok(());
+        }
+        let line = match context.options.json {
+            true => format!("{}\n", serde_json::to_value(&difference).unwrap_or_default()),
+            false => render::difference(&difference, paint),
+        };
+        context.print(&line).map_err(|failure| {
+            failed = Some(failure);
+            Error::unavailable("the output is closed")
+        })
+    });
+    let told = told.await;
+    if let Some(failure) = failed {
+        return Err(failure);
+    }
+    told?;
+    match (args.stat, context.options.json) {
+        (true, true) => context.print_json(&json::difference_counts(&counts)),
+        (true, false) => context.print(&render::difference_counts(&counts)),
+        (false, _) => Ok(()),
+    }
+}
+
+/// Goes back to a checkpoint.
+pub async fn restore(context: &Context, args: RestoreArgs) -> Result<(), Failure> {
+    let (kernel, info) = context.kernel(&args.name).await?;
+    let (found, _) = kernel.find_checkpoint(&args.reference).await?;
+    let named = if found.name.is_empty() { String::new() } else { format!(" ({})", found.name) };
+    context.confirm(&format!("restore {} to checkpoint {}{named}", info.spec.name, found.short_id()))?;
+    // By its id: what `latest` means may change between question and answer.
+    let done = kernel.restore_checkpoint(&found.id.to_string(), 0).await?;
+    tell(context, &args.name, &done)
+}
+
+/// Goes back to where the kernel was before its last restore.
+pub async fn undo(context: &Context, name: &str) -> Result<(), Failure> {
+    let (kernel, info) = context.kernel(name).await?;
+    context.confirm(&format!("undo the last restore of {}", info.spec.name))?;
+    let done = kernel.undo(0).await?;
+    tell(context, name, &done)
+}
+
+fn tell(context: &Context, name: &str, done: &Restoration) -> Result<(), Failure> {
+    if context.options.json {
+        return context.print_json(&json::restoration(done));
+    }
+    context.print(&render::restoration(name, done, context.terminal.paint))
+}

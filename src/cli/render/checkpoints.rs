@@ -1,0 +1,209 @@
+//! Checkpoints: one line each, and the tree that they are.
+
+use std::collections::BTreeMap;
+
+use super::time::{ago, now_ms};
+use super::{first_line, plain};
+use crate::cli::paint::Paint;
+use crate::core::checkpoint::{Checkpoint, CheckpointType, Restoration};
+use crate::core::diff::{Area, Deed, Difference};
+use crate::core::ids::CheckpointId;
+use crate::core::quantity::format_size;
+
+/// Characters of a name that one line shows.
+const NAME: usize = 60;
+/// Things not restored that are named one by one.
+const NAMED: usize = 8;
+
+/// One checkpoint.
+pub fn checkpoint_line(checkpoint: &Checkpoint, is_head: bool, paint: Paint) -> String {
+    format!("{}\n", line(checkpoint, is_head, paint))
+}
+
+fn line(checkpoint: &Checkpoint, is_head: bool, paint: Paint) -> String {
+    let mut words = vec![paint.head(&checkpoint.short_id())];
+    if is_head {
+        words.push(paint.good("(here)"));
+    }
+    if !checkpoint.name.is_empty() {
+        words.push(first_line(&checkpoint.name, NAME));
+    }
+    let mut facts = vec![ago(checkpoint.at_ms, now_ms())];
+    if checkpoint.kind != CheckpointType::Manual {
+        facts.push(checkpoint.kind.name().into());
+    }
+    if checkpoint.pinned {
+        facts.push("pinned".into());
+    }
+    facts.push(match checkpoint.files {
+        1 => "1 file".into(),
+        files => format!("{files} files"),
+    });
+    facts.push(format!("state {}", format_size(checkpoint.state_bytes)));
+    words.push(paint.dim(&format!("({})", facts.join(", "))));
+    words.join(" ")
+}
+
+/// Checkpoints, newest first; `graph`: with lines from each to the one that it came from.
+pub fn checkpoint_log(all: &[(Checkpoint, bool)], graph: bool, paint: Paint) -> String {
+    if !graph {
+        return all.iter().map(|(checkpoint, is_head)| checkpoint_line(checkpoint, *is_head, paint)).collect();
+    }
+    let mut lanes: Vec<CheckpointId> = Vec::new();
+    let mut drawn = String::new();
+    for (checkpoint, is_head) in all {
+        let own: Vec<usize> = (0..lanes.len()).filter(|at| lanes[*at] == checkpoint.id).collect();
+        let at = match own.first() {
+            Some(first) => *first,
+            None => {
+                lanes.push(checkpoint.id);
+                lanes.len() - 1
+            }
+        };
+        // Branches that began here end in it, the rightmost first.
+        for joins in own.iter().skip(1).rev() {
+            drawn.push_str(&format!("{}\n", paint.dim(join_row(lanes.len(), *joins).trim_end())));
+            lanes.remove(*joins);
+        }
+        let marks: Vec<&str> = (0..lanes.len()).map(|lane| if lane == at { "*" } else { "|" }).collect();
+        drawn.push_str(&format!("{}  {}\n", paint.dim(&marks.join(" ")), line(checkpoint, *is_head, paint)));
+        match checkpoint.parent {
+            Some(parent) => lanes[at] = parent,
+            None => drop(lanes.remove(at)),
+        }
+    }
+    drawn
+}
+
+/// A row in which lane `joins` goes over into the one before it.
+fn join_row(lanes: usize, joins: usize) -> String {
+    let cell = |lane: usize| if lane == joins { "/" } else { "|" };
+    let mut row = String::new();
+    for lane in 0..lanes {
+        if lane > 0 {
+            // The stroke stands between the two lanes.
+            row.push_str(if lane == joins { "" } else { " " });
+        }
+        row.push_str(cell(lane));
+    }
+    row
+}
+
+/// What a restore did.
+pub fn restoration(name: &str, done: &Restoration, paint: Paint) -> String {
+    let mut text = format!("{} is at {}", plain(name), line(&done.checkpoint, false, paint));
+    text.push_str(&match done.files_changed {
+        0 => "\nno file was changed".to_owned(),
+        1 => "\n1 file was changed".to_owned(),
+        changed => format!("\n{changed} files were changed"),
+    });
+    if !done.missed.is_empty() {
+        let named = done.missed.iter().take(NAMED).map(|missed| plain(&missed.key));
+        let mut named: Vec<String> = named.collect();
+        if done.missed.len() > NAMED {
+            named.push(format!("and {} more", done.missed.len() - NAMED));
+        }
+        text.push_str(&format!("\n{} {}", paint.note("not brought back:"), named.join(", ")));
+    }
+    text.push_str(&format!("\n{}\n", paint.dim(&format!("`ryokan undo {}` goes back", plain(name)))));
+    text
+}
+
+/// One difference.
+pub fn difference(difference: &Difference, paint: Paint) -> String {
+    let name = match (difference.area, difference.deed) {
+        (_, Deed::Renamed) => format!("{} → {}", plain(&difference.before), plain(&difference.name)),
+        _ => plain(&difference.name),
+    };
+    let mut line = match difference.deed {
+        Deed::Added => paint.good(&format!("+ {name}")),
+        Deed::Removed => paint.bad(&format!("- {name}")),
+        Deed::Changed | Deed::Renamed => paint.note(&format!("~ {name}")),
+    };
+    let facts = match difference.deed {
+        Deed::Renamed => String::new(),
+        Deed::Changed if !difference.what.is_empty() => difference.what.join(", "),
+        Deed::Changed if difference.before == difference.after => String::new(),
+        Deed::Changed => format!("{} → {}", first_line(&difference.before, NAME), first_line(&difference.after, NAME)),
+        Deed::Added => first_line(&difference.after, NAME),
+        Deed::Removed => first_line(&difference.before, NAME),
+    };
+    if !facts.is_empty() {
+        line.push_str(&format!("  {}", paint.dim(&facts)));
+    }
+    // Files look like files; everything else says what it is.
+    match difference.area {
+        Area::File | Area::State => format!("{line}\n"),
+        Area::Mount | Area::Mcp | Area::Journal => {
+            format!("{line} {}\n", paint.dim(&format!("({})", difference.area.name())))
+        }
+    }
+}
+
+/// How many of what.
+pub fn difference_counts(counts: &BTreeMap<(Area, Deed), u64>) -> String {
+    let of = |area: Area| {
+        let deeds = Deed::ALL.iter().filter_map(|deed| Some((deed, counts.get(&(area, *deed))?)));
+        let words: Vec<String> = deeds.map(|(deed, count)| format!("{count} {}", deed.name())).collect();
+        (!words.is_empty()).then(|| format!("{}: {}\n", area.name(), words.join(", ")))
+    };
+    let told: String = Area::ALL.into_iter().filter_map(of).collect();
+    if told.is_empty() { "nothing differs\n".into() } else { told }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::ids::Digest;
+
+    fn one(id: u8, parent: Option<u8>) -> (Checkpoint, bool) {
+        let id_of = |id: u8| CheckpointId::from_bytes([id; 16]);
+        let checkpoint = Checkpoint {
+            id: id_of(id),
+            number: u64::from(id),
+            name: format!("c{id}"),
+            description: String::new(),
+            kind: CheckpointType::Manual,
+            creator: String::new(),
+            at_ms: 0,
+            parent: parent.map(id_of),
+            pinned: false,
+            restore_point: true,
+            restored_at_ms: None,
+            version: 1,
+            manifest: Digest::from_bytes([0; 32]),
+            files: 1,
+            state_bytes: 0,
+        };
+        (checkpoint, false)
+    }
+
+    fn marks(all: &[(Checkpoint, bool)]) -> Vec<String> {
+        let drawn = checkpoint_log(all, true, Paint::OFF);
+        let mark = |line: &str| {
+            let name = line.split_whitespace().find(|word| word.starts_with('c') && word.len() == 2);
+            let lanes = line.split("  ").next().unwrap_or_default();
+            format!("{lanes} {}", name.unwrap_or_default()).trim_end().to_owned()
+        };
+        drawn.lines().map(mark).collect()
+    }
+
+    #[test]
+    fn a_line_is_a_line() {
+        let all = [one(3, Some(2)), one(2, Some(1)), one(1, None)];
+        assert_eq!(marks(&all), ["* c3", "* c2", "* c1"]);
+    }
+
+    #[test]
+    fn branches_are_seen_to_come_from_one() {
+        // 2, 3 and 4 came from 1; 5 from 3.
+        let all = [one(5, Some(3)), one(4, Some(1)), one(3, Some(1)), one(2, Some(1)), one(1, None)];
+        assert_eq!(marks(&all), ["* c5", "| * c4", "* | c3", "| | * c2", "| |/", "|/", "* c1"]);
+    }
+
+    #[test]
+    fn a_parent_that_is_gone_is_no_harm() {
+        let all = [one(5, Some(4)), one(3, Some(2))];
+        assert_eq!(marks(&all), ["* c5", "| * c3"]);
+    }
+}

@@ -1,0 +1,262 @@
+//! What a checkpoint holds: the manifest, one JSON object in the store, written last.
+//!
+//! It names every part by content address, so it seals them: whoever has the right manifest can check everything else.
+
+use serde::{Deserialize, Serialize};
+
+use crate::core::engine::EngineName;
+use crate::core::ids::{CheckpointId, Digest, Epoch, HostId, KernelId};
+use crate::core::info::{GivenMount, McpTransport, MissedEntry};
+use crate::core::limits;
+use crate::core::spec::KernelSpec;
+
+/// Format of the manifests that this release writes.
+pub const FORMAT: u32 = 2;
+
+/// What is in a checkpoint of engine state and workspace.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// [`FORMAT`].
+    pub format: u32,
+    /// What kind of snapshot it is: `checkpoint`.
+    pub kind: String,
+    /// The release that wrote it.
+    pub ryokan: String,
+    /// The machine's architecture. Of no matter to this kind.
+    pub arch: String,
+    /// Version of the image below the workspace; empty: there is none.
+    pub base_image_version: String,
+    /// Where it was taken.
+    pub host: HostId,
+    /// Whose it is.
+    pub kernel: KernelId,
+    /// The kernel's epoch then.
+    pub epoch: Epoch,
+    /// Its own identity.
+    pub id: CheckpointId,
+    /// The checkpoint before.
+    pub parent: Option<CheckpointId>,
+    /// Milliseconds since 1970.
+    pub at_ms: i64,
+    /// The engine whose state this is.
+    pub engine: EngineName,
+    /// What the kernel was made from, with its limits.
+    pub spec: KernelSpec,
+    /// Number of the newest journal entry that it knows of.
+    pub journal: u64,
+    /// The [`StateParts`].
+    pub state: Digest,
+    /// The file tree.
+    pub workspace: WorkspacePart,
+    /// Mounts added since the kernel was made.
+    pub mounts: Vec<GivenMount>,
+    /// MCP servers.
+    pub mcp: Vec<McpPart>,
+    /// What it does not hold, by name.
+    pub missed: Vec<MissedEntry>,
+}
+
+/// The workspace in a checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkspacePart {
+    /// Address of the topmost folder's object.
+    pub tree: Digest,
+    /// Files, folders and links.
+    pub files: u64,
+}
+
+/// A registered MCP server.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct McpPart {
+    /// The name.
+    pub name: String,
+    /// How it is reached.
+    pub transport: McpTransport,
+}
+
+/// The engine's state: its entries, keys ascending. An object of its own, for it often stays as it was.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct StateParts {
+    /// The entries.
+    pub entries: Vec<StatePart>,
+}
+
+/// One entry of the engine's state; its body is an object of the store.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StatePart {
+    /// Its key, `kind/name`.
+    pub key: String,
+    /// What people see of it, one JSON object.
+    pub meta: serde_json::Value,
+    /// Address of the body.
+    pub body: Digest,
+    /// Bytes of the body.
+    pub bytes: u64,
+}
+
+/// Why bytes are no manifest that can be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ManifestError {
+    /// Not what a manifest looks like.
+    #[error("the manifest cannot be read: {0}")]
+    Malformed(String),
+    /// Of a later release.
+    #[error("the manifest has format {0}; this release knows formats up to {FORMAT}")]
+    Newer(u32),
+    /// Of another kind.
+    #[error("it is a snapshot of kind {0:?}, not a checkpoint")]
+    Kind(String),
+    /// Too large.
+    #[error("{what} of {bytes} bytes is larger than {most}")]
+    TooLarge {
+        /// What.
+        what: &'static str,
+        /// How large.
+        bytes: usize,
+        /// How large it may be.
+        most: usize,
+    },
+}
+
+/// The kind of these manifests.
+const KIND: &str = "checkpoint";
+
+impl Manifest {
+    /// The kind's name, for who builds one.
+    pub fn kind_name() -> String {
+        KIND.to_owned()
+    }
+
+    /// The bytes to store.
+    ///
+    /// # Errors
+    /// `TooLarge`.
+    pub fn encode(&self) -> Result<Vec<u8>, ManifestError> {
+        encode("the manifest", self)
+    }
+
+    /// Reads one; refuses what this release does not know.
+    ///
+    /// # Errors
+    /// Each of [`ManifestError`].
+    pub fn decode(bytes: &[u8]) -> Result<Manifest, ManifestError> {
+        #[derive(Deserialize)]
+        struct Head {
+            format: u32,
+            kind: String,
+        }
+        check_size("the manifest", bytes.len())?;
+        // The head first: a later format may have other fields.
+        let head: Head = serde_json::from_slice(bytes).map_err(|e| ManifestError::Malformed(e.to_string()))?;
+        if head.format > FORMAT || head.format == 0 {
+            return Err(ManifestError::Newer(head.format));
+        }
+        if head.kind != KIND {
+            return Err(ManifestError::Kind(head.kind));
+        }
+        serde_json::from_slice(bytes).map_err(|e| ManifestError::Malformed(e.to_string()))
+    }
+}
+
+impl StateParts {
+    /// The bytes to store.
+    ///
+    /// # Errors
+    /// `TooLarge`.
+    pub fn encode(&self) -> Result<Vec<u8>, ManifestError> {
+        encode("the list of engine state", self)
+    }
+
+    /// Reads a list.
+    ///
+    /// # Errors
+    /// `Malformed`, `TooLarge`.
+    pub fn decode(bytes: &[u8]) -> Result<StateParts, ManifestError> {
+        check_size("the list of engine state", bytes.len())?;
+        let parts: StateParts = serde_json::from_slice(bytes).map_err(|e| ManifestError::Malformed(e.to_string()))?;
+        match parts.entries.is_sorted_by(|a, b| a.key < b.key) {
+            true => Ok(parts),
+            false => Err(ManifestError::Malformed("its keys are not in order".into())),
+        }
+    }
+
+    /// Bytes of all bodies.
+    pub fn bytes(&self) -> u64 {
+        self.entries.iter().map(|entry| entry.bytes).sum()
+    }
+}
+
+fn encode<T: Serialize>(what: &'static str, value: &T) -> Result<Vec<u8>, ManifestError> {
+    let bytes = serde_json::to_vec(value).map_err(|e| ManifestError::Malformed(e.to_string()))?;
+    check_size(what, bytes.len()).map(|()| bytes)
+}
+
+fn check_size(what: &'static str, bytes: usize) -> Result<(), ManifestError> {
+    match bytes <= limits::MANIFEST_BYTES {
+        true => Ok(()),
+        false => Err(ManifestError::TooLarge { what, bytes, most: limits::MANIFEST_BYTES }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn manifest() -> Manifest {
+        Manifest {
+            format: FORMAT,
+            kind: Manifest::kind_name(),
+            ryokan: "0.1.0".into(),
+            arch: "x86_64".into(),
+            base_image_version: String::new(),
+            host: HostId::from_bytes([1; 16]),
+            kernel: KernelId::from_bytes([2; 16]),
+            epoch: Epoch(1),
+            id: CheckpointId::from_bytes([3; 16]),
+            parent: None,
+            at_ms: 5,
+            engine: EngineName::Python,
+            spec: KernelSpec::new("k".parse().expect("a name"), EngineName::Python),
+            journal: 7,
+            state: Digest::from_bytes([4; 32]),
+            workspace: WorkspacePart { tree: Digest::from_bytes([5; 32]), files: 1 },
+            mounts: Vec::new(),
+            mcp: Vec::new(),
+            missed: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_manifest_survives_and_others_are_refused() {
+        let whole = manifest();
+        let bytes = whole.encode().expect("encodes");
+        assert_eq!(Manifest::decode(&bytes).expect("decodes"), whole);
+        let with = |format: u32, kind: &str| {
+            serde_json::to_vec(&serde_json::json!({ "format": format, "kind": kind, "later": true })).expect("JSON")
+        };
+        assert!(matches!(Manifest::decode(&with(FORMAT + 1, KIND)), Err(ManifestError::Newer(3))));
+        assert!(matches!(Manifest::decode(&with(0, KIND)), Err(ManifestError::Newer(0))));
+        assert!(matches!(Manifest::decode(&with(FORMAT, "teleport")), Err(ManifestError::Kind(_))));
+        assert!(matches!(Manifest::decode(&with(FORMAT, KIND)), Err(ManifestError::Malformed(_))));
+        assert!(matches!(Manifest::decode(b"{"), Err(ManifestError::Malformed(_))));
+        let large = vec![b' '; limits::MANIFEST_BYTES + 1];
+        assert!(matches!(Manifest::decode(&large), Err(ManifestError::TooLarge { .. })));
+    }
+
+    #[test]
+    fn state_is_listed_in_order() {
+        let part = |key: &str| StatePart {
+            key: key.into(),
+            meta: serde_json::json!({}),
+            body: Digest::from_bytes([0; 32]),
+            bytes: 3,
+        };
+        let parts = StateParts { entries: vec![part("a"), part("b")] };
+        assert_eq!(StateParts::decode(&parts.encode().expect("encodes")).expect("decodes"), parts);
+        assert_eq!(parts.bytes(), 6);
+        for wrong in [vec![part("b"), part("a")], vec![part("a"), part("a")]] {
+            let bytes = StateParts { entries: wrong }.encode().expect("encodes");
+            assert!(StateParts::decode(&bytes).is_err());
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! Checkpoints: what is recorded of one, what it holds, and how people name one.
+//!
+//! A [`Checkpoint`] is the row that makes a checkpoint visible; its [`Manifest`], an object of the store, lists what it holds
+//! by content address. Without the row there is no checkpoint.
+
+mod manifest;
+mod reference;
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::error::{Error, Result};
+use super::ids::{CheckpointId, Digest};
+use super::info::MissedEntry;
+use super::limits;
+
+pub use manifest::{FORMAT, Manifest, ManifestError, McpPart, StatePart, StateParts, WorkspacePart};
+pub use reference::{Named, RefError, Reference};
+
+/// Why a checkpoint was taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CheckpointType {
+    /// By ryokan at a boundary of the work: a step, a hand-over, an idle stop.
+    Auto,
+    /// By somebody, to come back to.
+    Manual,
+    /// By ryokan before a restore: what undo goes back to.
+    System,
+    /// Before a conflict is resolved.
+    Conflict,
+}
+
+impl CheckpointType {
+    /// Every type, in the order in which the database numbers them.
+    pub const ALL: [CheckpointType; 4] =
+        [CheckpointType::Auto, CheckpointType::Manual, CheckpointType::System, CheckpointType::Conflict];
+
+    /// The type in one word.
+    pub const fn name(self) -> &'static str {
+        match self {
+            CheckpointType::Auto => "auto",
+            CheckpointType::Manual => "manual",
+            CheckpointType::System => "system",
+            CheckpointType::Conflict => "conflict",
+        }
+    }
+
+    /// The type of that word.
+    pub fn from_name(name: &str) -> Option<CheckpointType> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+}
+
+/// One checkpoint as it is recorded and shown.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Checkpoint {
+    /// Its identity.
+    pub id: CheckpointId,
+    /// Counts the kernel's checkpoints from 1, in the order in which they were taken.
+    pub number: u64,
+    /// What its maker called it; empty: nothing.
+    pub name: String,
+    /// More words about it.
+    pub description: String,
+    /// Why it was taken.
+    #[serde(rename = "type")]
+    pub kind: CheckpointType,
+    /// Who took it.
+    pub creator: String,
+    /// Milliseconds since 1970.
+    pub at_ms: i64,
+    /// The checkpoint that the kernel was at before: taken or restored last.
+    pub parent: Option<CheckpointId>,
+    /// Never removed by retention.
+    pub pinned: bool,
+    /// Whether it can be restored.
+    pub restore_point: bool,
+    /// When it was last restored, milliseconds since 1970.
+    pub restored_at_ms: Option<i64>,
+    /// The kernel's version with it.
+    pub version: u64,
+    /// Its [`Manifest`].
+    pub manifest: Digest,
+    /// Files, folders and links of the workspace.
+    pub files: u64,
+    /// Bytes of the engine's state.
+    pub state_bytes: u64,
+}
+
+impl Checkpoint {
+    /// What people see of its identity.
+    pub fn short_id(&self) -> String {
+        self.id.to_string().chars().take(SHORT_ID).collect()
+    }
+}
+
+/// What checkpoint is wanted.
+#[derive(Debug, Clone)]
+pub struct Taking {
+    /// Its name; empty: none.
+    pub name: String,
+    /// More words about it.
+    pub description: String,
+    /// Why.
+    pub kind: CheckpointType,
+    /// Never to be removed by retention.
+    pub pinned: bool,
+    /// Interrupt what runs now rather than wait for it.
+    pub interrupt: bool,
+    /// How long to wait for the safe point.
+    pub wait: Duration,
+    /// The version that the caller knows; 0: any.
+    pub expected_version: u64,
+}
+
+impl Taking {
+    /// A checkpoint by ryokan itself.
+    pub fn by_us(kind: CheckpointType, name: &str) -> Taking {
+        Taking {
+            name: name.to_owned(),
+            description: String::new(),
+            kind,
+            pinned: false,
+            interrupt: false,
+            wait: limits::CHECKPOINT_WAIT,
+            expected_version: 0,
+        }
+    }
+
+    /// Checks what its maker called it.
+    ///
+    /// # Errors
+    /// `invalidArgument`.
+    pub fn check(&self) -> Result<()> {
+        if self.name.len() > limits::CHECKPOINT_NAME_BYTES || self.name.chars().any(char::is_control) {
+            let most = limits::CHECKPOINT_NAME_BYTES;
+            return Err(Error::invalid(format!("a checkpoint's name is one line of at most {most} bytes"))
+                .hint("put more words into its description"));
+        }
+        if self.name == "latest" || self.name.starts_with('~') {
+            return Err(Error::invalid(format!("{:?} means something else where a checkpoint is named", self.name))
+                .hint("take another name"));
+        }
+        if self.description.len() > limits::CHECKPOINT_DESCRIPTION_BYTES {
+            let most = limits::CHECKPOINT_DESCRIPTION_BYTES;
+            return Err(Error::invalid(format!("a description has at most {most} bytes")));
+        }
+        Ok(())
+    }
+}
+
+/// What a restore did.
+#[derive(Debug, Clone, Serialize)]
+pub struct Restoration {
+    /// What was restored.
+    pub checkpoint: Checkpoint,
+    /// Taken just before: what undo goes back to.
+    pub safety: CheckpointId,
+    /// The kernel's version now.
+    pub version: u64,
+    /// What could not be built again, and what the checkpoint never held.
+    pub missed: Vec<MissedEntry>,
+    /// Files and folders that were changed.
+    pub files_changed: u64,
+}
+
+/// Digits of an identity that are shown.
+const SHORT_ID: usize = 10;

@@ -1,0 +1,167 @@
+//! How people name a checkpoint: `latest`, `~N`, a name, an id or the beginning of one.
+
+use super::Checkpoint;
+use crate::core::ids::CheckpointId;
+
+/// A checkpoint as somebody named it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reference {
+    /// So many before the newest; 0 is `latest`.
+    Back(usize),
+    /// A name, or the beginning of an id.
+    Text(String),
+}
+
+/// Why a reference names no checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RefError {
+    /// It cannot name any.
+    #[error("{0:?} names no checkpoint: give a name, an id or its beginning, latest, or ~N")]
+    Malformed(String),
+    /// There is none.
+    #[error("there is no checkpoint {0:?}")]
+    Unknown(String),
+    /// There are not so many.
+    #[error("there are {there} checkpoints, so there is no ~{back}")]
+    TooFar {
+        /// How many there are.
+        there: usize,
+        /// How far back was asked for.
+        back: usize,
+    },
+    /// It names several.
+    #[error("{text:?} could be {}", .candidates.join(", "))]
+    Ambiguous {
+        /// What was given.
+        text: String,
+        /// What it could mean: id and name.
+        candidates: Vec<String>,
+    },
+}
+
+/// What a reference is looked up in: the parts of a [`Checkpoint`] that name it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Named {
+    /// The identity.
+    pub id: CheckpointId,
+    /// The name; empty: none.
+    pub name: String,
+}
+
+impl From<&Checkpoint> for Named {
+    fn from(checkpoint: &Checkpoint) -> Named {
+        Named { id: checkpoint.id, name: checkpoint.name.clone() }
+    }
+}
+
+/// Candidates that an error lists.
+const CANDIDATES: usize = 8;
+
+impl std::str::FromStr for Reference {
+    type Err = RefError;
+
+    fn from_str(text: &str) -> Result<Reference, RefError> {
+        let malformed = || RefError::Malformed(text.chars().take(80).collect());
+        match text.strip_prefix('~') {
+            _ if text == "latest" => Ok(Reference::Back(0)),
+            Some("") => Ok(Reference::Back(1)),
+            Some(back) if back.bytes().all(|b| b.is_ascii_digit()) => {
+                back.parse().map(Reference::Back).map_err(|_| malformed())
+            }
+            _ if text.trim().is_empty() => Err(malformed()),
+            _ => Ok(Reference::Text(text.to_owned())),
+        }
+    }
+}
+
+impl Reference {
+    /// Finds the checkpoint among all of a kernel's, given oldest first. A name goes before the beginning of an id; the newest
+    /// does not win over an older one of the same name: that is ambiguous.
+    ///
+    /// # Errors
+    /// Each of [`RefError`] but `Malformed`.
+    pub fn find(&self, all: &[Named]) -> Result<CheckpointId, RefError> {
+        match self {
+            Reference::Back(back) => {
+                let at = all.len().checked_sub(back + 1);
+                at.map(|at| all[at].id).ok_or(RefError::TooFar { there: all.len(), back: *back })
+            }
+            Reference::Text(text) => {
+                let named: Vec<&Named> = all.iter().filter(|one| one.name == *text).collect();
+                let lower = text.to_ascii_lowercase();
+                let fits = |one: &&Named| one.id.to_string().starts_with(&lower);
+                let found = if named.is_empty() { all.iter().filter(fits).collect() } else { named };
+                match found[..] {
+                    [one] => Ok(one.id),
+                    [] => Err(RefError::Unknown(text.chars().take(80).collect())),
+                    [..] => Err(RefError::Ambiguous { text: text.clone(), candidates: shown(&found) }),
+                }
+            }
+        }
+    }
+}
+
+fn shown(found: &[&Named]) -> Vec<String> {
+    let show = |one: &&Named| match one.name.as_str() {
+        "" => one.id.to_string(),
+        name => format!("{} ({name})", one.id),
+    };
+    let mut shown: Vec<String> = found.iter().rev().take(CANDIDATES).map(show).collect();
+    if found.len() > CANDIDATES {
+        shown.push(format!("and {} more", found.len() - CANDIDATES));
+    }
+    shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all() -> Vec<Named> {
+        let one = |first: u8, second: u8, name: &str| {
+            let mut bytes = [0; 16];
+            (bytes[0], bytes[1]) = (first, second);
+            Named { id: CheckpointId::from_bytes(bytes), name: name.into() }
+        };
+        vec![one(0xab, 1, "first"), one(0xab, 2, ""), one(0xcd, 3, "twice"), one(0xce, 4, "twice"), one(0xef, 5, "ab")]
+    }
+
+    fn find(text: &str) -> Result<usize, RefError> {
+        let all = all();
+        let id = text.parse::<Reference>()?.find(&all)?;
+        Ok(all.iter().position(|one| one.id == id).expect("one of them"))
+    }
+
+    #[test]
+    fn each_form_finds_its_checkpoint() {
+        for (text, at) in [
+            ("latest", 4),
+            ("~0", 4),
+            ("~", 3),
+            ("~4", 0),
+            ("first", 0),
+            ("ab02", 1),
+            ("AB02", 1),
+            ("cd", 2),
+            ("ab", 4),
+        ] {
+            assert_eq!(find(text), Ok(at), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_names_none_or_several_is_told() {
+        assert_eq!(find("~5"), Err(RefError::TooFar { there: 5, back: 5 }));
+        assert_eq!(find("nothing"), Err(RefError::Unknown("nothing".into())));
+        for text in ["", "  ", "~99999999999999999999999"] {
+            assert!(matches!(find(text), Err(RefError::Malformed(_))), "{text:?}");
+        }
+        let Err(RefError::Ambiguous { candidates, .. }) = find("twice") else { panic!("two have that name") };
+        assert!(candidates[0].starts_with("ce04") && candidates[0].ends_with("(twice)"), "{candidates:?}");
+        assert!(matches!(find("c"), Err(RefError::Ambiguous { .. })));
+        assert_eq!(
+            "latest".parse::<Reference>().expect("parses").find(&[]),
+            Err(RefError::TooFar { there: 0, back: 0 })
+        );
+    }
+}

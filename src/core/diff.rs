@@ -1,0 +1,208 @@
+//! What differs between two moments of a kernel, in the words of its user: variables, functions, files, mounts, servers.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::checkpoint::{McpPart, StatePart, StateParts};
+use super::info::GivenMount;
+use super::limits;
+
+/// What part of a kernel something belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Area {
+    /// The engine's state: variables, functions, aliases, options.
+    State,
+    /// The workspace.
+    File,
+    /// What the host gives.
+    Mount,
+    /// MCP servers.
+    Mcp,
+    /// What happened in between.
+    Journal,
+}
+
+impl Area {
+    /// Every area, in the order in which they are told.
+    pub const ALL: [Area; 5] = [Area::State, Area::File, Area::Mount, Area::Mcp, Area::Journal];
+
+    /// The area in one word.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Area::State => "state",
+            Area::File => "file",
+            Area::Mount => "mount",
+            Area::Mcp => "mcp",
+            Area::Journal => "journal",
+        }
+    }
+}
+
+/// What became of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Deed {
+    /// It is only in the second.
+    Added,
+    /// It is only in the first.
+    Removed,
+    /// It is in both, and not the same.
+    Changed,
+    /// The same content under another name.
+    Renamed,
+}
+
+impl Deed {
+    /// Every deed.
+    pub const ALL: [Deed; 4] = [Deed::Added, Deed::Removed, Deed::Changed, Deed::Renamed];
+
+    /// The deed in one word.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Deed::Added => "added",
+            Deed::Removed => "removed",
+            Deed::Changed => "changed",
+            Deed::Renamed => "renamed",
+        }
+    }
+}
+
+/// One difference.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Difference {
+    /// Where.
+    pub area: Area,
+    /// What became of it.
+    pub deed: Deed,
+    /// Its name: a state entry's key, a path.
+    pub name: String,
+    /// What it was, bounded; of what was renamed: its name before.
+    pub before: String,
+    /// What it is, bounded.
+    pub after: String,
+    /// What of it changed, where that can be told apart: `content`, `mode`, `time`.
+    pub what: Vec<String>,
+}
+
+impl Difference {
+    /// Something that is only in the second.
+    pub fn added(area: Area, name: &str, after: String) -> Difference {
+        Difference { area, deed: Deed::Added, name: name.into(), before: String::new(), after, what: Vec::new() }
+    }
+
+    /// Something that is only in the first.
+    pub fn removed(area: Area, name: &str, before: String) -> Difference {
+        Difference { area, deed: Deed::Removed, name: name.into(), before, after: String::new(), what: Vec::new() }
+    }
+
+    /// Something that is in both, and not the same.
+    pub fn changed(area: Area, name: &str, before: String, after: String) -> Difference {
+        Difference { area, deed: Deed::Changed, name: name.into(), before, after, what: Vec::new() }
+    }
+}
+
+/// Compares two engine states, by key.
+pub fn of_state(before: &StateParts, after: &StateParts) -> Vec<Difference> {
+    let same = |a: &StatePart, b: &StatePart| a.body == b.body && a.meta == b.meta;
+    by_name(Area::State, keyed(before), keyed(after), same, shown)
+}
+
+fn keyed(parts: &StateParts) -> BTreeMap<&str, &StatePart> {
+    parts.entries.iter().map(|part| (part.key.as_str(), part)).collect()
+}
+
+/// What people see of an entry: its type and a summary, as far as its meta has them.
+fn shown(part: &StatePart) -> String {
+    let text = |field: &str| part.meta.get(field).and_then(|value| value.as_str()).unwrap_or_default();
+    let (kind, summary) = (text("type"), text("summary"));
+    let shown = match (kind, summary) {
+        ("", summary) => summary.to_owned(),
+        (kind, "") => kind.to_owned(),
+        (kind, summary) => format!("{kind} {summary}"),
+    };
+    shown.chars().take(limits::DIFF_SHOWN_CHARS).collect()
+}
+
+/// Compares two sets of mounts, by path.
+pub fn of_mounts(before: &[GivenMount], after: &[GivenMount]) -> Vec<Difference> {
+    let shown =
+        |given: &GivenMount| format!("{} ({})", given.mount.source, if given.mount.writable { "rw" } else { "ro" });
+    by_name(Area::Mount, mounted(before), mounted(after), |a, b| a == b, shown)
+}
+
+fn mounted(mounts: &[GivenMount]) -> BTreeMap<&str, &GivenMount> {
+    mounts.iter().map(|given| (given.mount.path.as_str(), given)).collect()
+}
+
+/// Compares two sets of MCP servers, by name.
+pub fn of_mcp(before: &[McpPart], after: &[McpPart]) -> Vec<Difference> {
+    by_name(Area::Mcp, named(before), named(after), |a, b| a == b, |_| String::new())
+}
+
+fn named(parts: &[McpPart]) -> BTreeMap<&str, &McpPart> {
+    parts.iter().map(|part| (part.name.as_str(), part)).collect()
+}
+
+fn by_name<T>(
+    area: Area,
+    before: BTreeMap<&str, &T>,
+    after: BTreeMap<&str, &T>,
+    same: impl Fn(&T, &T) -> bool,
+    shown: impl Fn(&T) -> String,
+) -> Vec<Difference> {
+    let names: std::collections::BTreeSet<&str> = before.keys().chain(after.keys()).copied().collect();
+    let one = |name: &str| match (before.get(name), after.get(name)) {
+        (Some(a), Some(b)) if same(a, b) => None,
+        (Some(a), Some(b)) => Some(Difference::changed(area, name, shown(a), shown(b))),
+        (Some(a), None) => Some(Difference::removed(area, name, shown(a))),
+        (None, Some(b)) => Some(Difference::added(area, name, shown(b))),
+        (None, None) => None,
+    };
+    names.into_iter().filter_map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::ids::Digest;
+    use crate::core::info::MountInfo;
+
+    fn part(key: &str, body: u8, summary: &str) -> StatePart {
+        StatePart {
+            key: key.into(),
+            meta: serde_json::json!({ "type": "int", "summary": summary }),
+            body: Digest::from_bytes([body; 32]),
+            bytes: 1,
+        }
+    }
+
+    #[test]
+    fn state_differs_by_key() {
+        let before = StateParts { entries: vec![part("var/a", 1, "1"), part("var/b", 2, "2"), part("var/c", 3, "3")] };
+        let after = StateParts { entries: vec![part("var/a", 1, "1"), part("var/b", 9, "9"), part("var/d", 4, "4")] };
+        assert_eq!(
+            of_state(&before, &after),
+            [
+                Difference::changed(Area::State, "var/b", "int 2".into(), "int 9".into()),
+                Difference::removed(Area::State, "var/c", "int 3".into()),
+                Difference::added(Area::State, "var/d", "int 4".into()),
+            ]
+        );
+        assert!(of_state(&after, &after).is_empty());
+        let long = StateParts { entries: vec![part("var/l", 1, &"x".repeat(5000))] };
+        assert!(of_state(&StateParts::default(), &long)[0].after.chars().count() <= limits::DIFF_SHOWN_CHARS);
+    }
+
+    #[test]
+    fn a_mount_that_became_writable_is_changed() {
+        let given = |writable| GivenMount {
+            mount: MountInfo { path: "/data".into(), source: "/srv".into(), writable },
+            real: None,
+        };
+        let differences = of_mounts(&[given(false)], &[given(true)]);
+        assert_eq!(differences, [Difference::changed(Area::Mount, "/data", "/srv (ro)".into(), "/srv (rw)".into())]);
+        assert!(of_mcp(&[], &[]).is_empty());
+    }
+}

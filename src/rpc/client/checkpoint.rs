@@ -1,0 +1,100 @@
+//! Checkpoints of a kernel.
+
+use super::connection::{answer, fields};
+use super::feed::feed;
+use super::kernel::KernelClient;
+use crate::core::checkpoint::{Checkpoint, Restoration, Taking};
+use crate::core::diff::Difference;
+use crate::core::error::Result;
+use crate::rpc::convert::checkpoint::{read_checkpoint, read_restoration, write_request};
+
+impl KernelClient {
+    /// Takes a checkpoint at the kernel's next safe point.
+    ///
+    /// # Errors
+    /// `deadline` if the kernel did not come to rest, and the daemon's.
+    pub async fn checkpoint(&self, taking: &Taking) -> Result<Checkpoint> {
+        let mut call = self.cap.checkpoint_request();
+        write_request(call.get().init_request(), taking);
+        let response = self.link.wait(call.send().promise).await?;
+        answer(read_checkpoint(fields(fields(response.get())?.get_checkpoint())?)).map(|(checkpoint, _)| checkpoint)
+    }
+
+    /// Gives `take` the checkpoints, newest first, and whether the kernel is at one; `limit` 0: all.
+    ///
+    /// # Errors
+    /// The daemon's and `take`'s.
+    pub async fn checkpoints(
+        &self,
+        limit: u32,
+        mut take: impl AsyncFnMut(Checkpoint, bool) -> Result<()>,
+    ) -> Result<()> {
+        let (inlet, feed) = feed::<(Checkpoint, bool)>();
+        let mut request = self.cap.checkpoints_request();
+        request.get().set_limit(limit);
+        request.get().set_sink(capnp_rpc::new_client(inlet));
+        let call = request.send().promise;
+        let ended = async { self.link.wait(call).await.map(drop) };
+        feed.pump(&self.link, ended, async |(checkpoint, is_head)| take(checkpoint, is_head).await).await
+    }
+
+    /// A checkpoint by the beginning of its id, its name, `~N` or `latest`; and whether the kernel is at it.
+    ///
+    /// # Errors
+    /// `notFound`, `conflict` with the candidates.
+    pub async fn find_checkpoint(&self, reference: &str) -> Result<(Checkpoint, bool)> {
+        let mut request = self.cap.find_checkpoint_request();
+        request.get().set_ref(reference);
+        let response = self.link.call(request.send().promise).await?;
+        answer(read_checkpoint(fields(fields(response.get())?.get_checkpoint())?))
+    }
+
+    /// Gives `take` what differs from checkpoint `from` to checkpoint `to`; `to` empty: to what is now.
+    ///
+    /// # Errors
+    /// `notFound`, `conflict` with the candidates, and `take`'s.
+    pub async fn diff(&self, from: &str, to: &str, mut take: impl AsyncFnMut(Difference) -> Result<()>) -> Result<()> {
+        let (inlet, feed) = feed::<Difference>();
+        let mut request = self.cap.diff_request();
+        request.get().set_from(from);
+        request.get().set_to(to);
+        request.get().set_sink(capnp_rpc::new_client(inlet));
+        let call = request.send().promise;
+        let ended = async { self.link.wait(call).await.map(drop) };
+        feed.pump(&self.link, ended, async |difference| take(difference).await).await
+    }
+
+    /// Brings the kernel to a checkpoint, all of it or nothing.
+    ///
+    /// # Errors
+    /// The daemon's; the kernel is as it was then.
+    pub async fn restore_checkpoint(&self, reference: &str, expected_version: u64) -> Result<Restoration> {
+        let mut request = self.cap.restore_checkpoint_request();
+        request.get().set_ref(reference);
+        request.get().set_expected_version(expected_version);
+        let response = self.link.wait(request.send().promise).await?;
+        answer(read_restoration(fields(fields(response.get())?.get_restoration())?))
+    }
+
+    /// Back to where the kernel was before its last restore.
+    ///
+    /// # Errors
+    /// `notFound` if nothing was restored; the daemon's.
+    pub async fn undo(&self, expected_version: u64) -> Result<Restoration> {
+        let mut request = self.cap.undo_request();
+        request.get().set_expected_version(expected_version);
+        let response = self.link.wait(request.send().promise).await?;
+        answer(read_restoration(fields(fields(response.get())?.get_restoration())?))
+    }
+
+    /// Keeps a checkpoint from retention, or no longer.
+    ///
+    /// # Errors
+    /// `notFound`, `conflict` with the candidates.
+    pub async fn pin_checkpoint(&self, reference: &str, pinned: bool) -> Result<()> {
+        let mut request = self.cap.pin_checkpoint_request();
+        request.get().set_ref(reference);
+        request.get().set_pinned(pinned);
+        self.link.call(request.send().promise).await.map(drop)
+    }
+}

@@ -1,0 +1,201 @@
+//! Checkpoints: requests, rows and what a restore did.
+
+use std::time::Duration;
+
+use super::listing::{read_missed, write_missed};
+use super::text::{count, malformed, read_text, read_text_list, unknown, write_text_list};
+use crate::core::checkpoint::{Checkpoint, CheckpointType, Restoration, Taking};
+use crate::core::diff::{Area, Deed, Difference};
+use crate::core::error::{Error, Result};
+use crate::core::ids::CheckpointId;
+use crate::core::limits;
+use crate::rpc::schema::ryokan_capnp as wire;
+
+/// The snapshot kinds that a checkpoint may be asked as.
+const KINDS: [&str; 3] = ["", "auto", "checkpoint"];
+
+/// Words that tell what of one thing changed.
+const WHATS: usize = 16;
+
+/// Reads a request.
+///
+/// # Errors
+/// `invalidArgument`; `unsupported` for another kind of snapshot.
+pub fn read_request(reader: wire::checkpoint_request::Reader<'_>) -> Result<Taking> {
+    let kind = read_text(reader.get_kind(), "kind of a snapshot")?;
+    if !KINDS.contains(&kind.as_str()) {
+        return Err(Error::unsupported(format!("this build takes no snapshots of kind {kind:?}"))
+            .reason("snapshot_kind")
+            .hint("kind checkpoint holds engine state and workspace"));
+    }
+    let wait = match reader.get_wait_ms() {
+        0 => limits::CHECKPOINT_WAIT,
+        ms => Duration::from_millis(ms),
+    };
+    Ok(Taking {
+        name: read_text(reader.get_name(), "name of a checkpoint")?,
+        description: read_text(reader.get_description(), "description of a checkpoint")?,
+        kind: type_from_wire(reader.get_type().map_err(|n| unknown("type of a checkpoint", n))?),
+        pinned: reader.get_pinned(),
+        interrupt: reader.get_interrupt(),
+        wait,
+        expected_version: reader.get_expected_version(),
+    })
+}
+
+/// Writes a request.
+pub fn write_request(mut builder: wire::checkpoint_request::Builder<'_>, taking: &Taking) {
+    builder.set_name(taking.name.as_str());
+    builder.set_description(taking.description.as_str());
+    builder.set_type(type_to_wire(taking.kind));
+    builder.set_pinned(taking.pinned);
+    builder.set_interrupt(taking.interrupt);
+    builder.set_wait_ms(u64::try_from(taking.wait.as_millis()).unwrap_or(u64::MAX).max(1));
+    builder.set_expected_version(taking.expected_version);
+}
+
+/// Reads a checkpoint, and whether the kernel is at it.
+///
+/// # Errors
+/// `invalidArgument` for what is malformed.
+pub fn read_checkpoint(reader: wire::checkpoint::Reader<'_>) -> Result<(Checkpoint, bool)> {
+    let parent = read_text(reader.get_parent(), "parent of a checkpoint")?;
+    let restored_at_ms = reader.get_restored_at_ms();
+    let checkpoint = Checkpoint {
+        id: read_id(reader.get_id())?,
+        number: reader.get_number(),
+        name: read_text(reader.get_name(), "name of a checkpoint")?,
+        description: read_text(reader.get_description(), "description of a checkpoint")?,
+        kind: type_from_wire(reader.get_type().map_err(|n| unknown("type of a checkpoint", n))?),
+        creator: read_text(reader.get_creator(), "creator of a checkpoint")?,
+        at_ms: reader.get_at_ms(),
+        parent: if parent.is_empty() { None } else { Some(parsed(&parent)?) },
+        pinned: reader.get_pinned(),
+        restore_point: reader.get_restore_point(),
+        restored_at_ms: (restored_at_ms != 0).then_some(restored_at_ms),
+        version: reader.get_version(),
+        manifest: parsed(&read_text(reader.get_manifest(), "manifest of a checkpoint")?)?,
+        files: reader.get_files(),
+        state_bytes: reader.get_state_bytes(),
+    };
+    Ok((checkpoint, reader.get_is_head()))
+}
+
+/// Writes a checkpoint.
+pub fn write_checkpoint(mut builder: wire::checkpoint::Builder<'_>, checkpoint: &Checkpoint, is_head: bool) {
+    builder.set_id(checkpoint.id.to_string());
+    builder.set_number(checkpoint.number);
+    builder.set_name(checkpoint.name.as_str());
+    builder.set_description(checkpoint.description.as_str());
+    builder.set_type(type_to_wire(checkpoint.kind));
+    builder.set_creator(checkpoint.creator.as_str());
+    builder.set_at_ms(checkpoint.at_ms);
+    builder.set_parent(checkpoint.parent.map(|id| id.to_string()).unwrap_or_default());
+    builder.set_pinned(checkpoint.pinned);
+    builder.set_restore_point(checkpoint.restore_point);
+    builder.set_restored_at_ms(checkpoint.restored_at_ms.unwrap_or(0));
+    builder.set_version(checkpoint.version);
+    builder.set_manifest(checkpoint.manifest.to_string());
+    builder.set_files(checkpoint.files);
+    builder.set_state_bytes(checkpoint.state_bytes);
+    builder.set_is_head(is_head);
+}
+
+/// Reads what a restore did.
+///
+/// # Errors
+/// `invalidArgument` for what is malformed.
+pub fn read_restoration(reader: wire::restoration::Reader<'_>) -> Result<Restoration> {
+    let checkpoint = reader.get_checkpoint().map_err(|e| malformed("checkpoint", e))?;
+    Ok(Restoration {
+        checkpoint: read_checkpoint(checkpoint)?.0,
+        safety: read_id(reader.get_safety())?,
+        version: reader.get_version(),
+        missed: read_missed(reader.get_missed())?,
+        files_changed: reader.get_files_changed(),
+    })
+}
+
+/// Writes what a restore did.
+pub fn write_restoration(mut builder: wire::restoration::Builder<'_>, done: &Restoration) {
+    write_checkpoint(builder.reborrow().init_checkpoint(), &done.checkpoint, true);
+    builder.set_safety(done.safety.to_string());
+    builder.set_version(done.version);
+    write_missed(builder.reborrow().init_missed(count(done.missed.len())), &done.missed);
+    builder.set_files_changed(done.files_changed);
+}
+
+/// Reads a difference.
+///
+/// # Errors
+/// `invalidArgument` for what is malformed.
+pub fn read_difference(reader: wire::difference::Reader<'_>) -> Result<Difference> {
+    let area = reader.get_area().map_err(|n| unknown("area", n))?;
+    let deed = reader.get_deed().map_err(|n| unknown("deed", n))?;
+    Ok(Difference {
+        area: match area {
+            wire::Area::State => Area::State,
+            wire::Area::File => Area::File,
+            wire::Area::Mount => Area::Mount,
+            wire::Area::Mcp => Area::Mcp,
+            wire::Area::Journal => Area::Journal,
+        },
+        deed: match deed {
+            wire::Deed::Added => Deed::Added,
+            wire::Deed::Removed => Deed::Removed,
+            wire::Deed::Changed => Deed::Changed,
+            wire::Deed::Renamed => Deed::Renamed,
+        },
+        name: read_text(reader.get_name(), "name of a difference")?,
+        before: read_text(reader.get_before(), "what was")?,
+        after: read_text(reader.get_after(), "what is")?,
+        what: read_text_list(reader.get_what(), "what changed", WHATS)?,
+    })
+}
+
+/// Writes a difference.
+pub fn write_difference(mut builder: wire::difference::Builder<'_>, difference: &Difference) {
+    builder.set_area(match difference.area {
+        Area::State => wire::Area::State,
+        Area::File => wire::Area::File,
+        Area::Mount => wire::Area::Mount,
+        Area::Mcp => wire::Area::Mcp,
+        Area::Journal => wire::Area::Journal,
+    });
+    builder.set_deed(match difference.deed {
+        Deed::Added => wire::Deed::Added,
+        Deed::Removed => wire::Deed::Removed,
+        Deed::Changed => wire::Deed::Changed,
+        Deed::Renamed => wire::Deed::Renamed,
+    });
+    builder.set_name(difference.name.as_str());
+    builder.set_before(difference.before.as_str());
+    builder.set_after(difference.after.as_str());
+    write_text_list(builder.reborrow().init_what(count(difference.what.len())), &difference.what);
+}
+
+fn read_id(text: capnp::Result<capnp::text::Reader<'_>>) -> Result<CheckpointId> {
+    parsed(&read_text(text, "id of a checkpoint")?)
+}
+
+fn parsed<T: std::str::FromStr<Err: std::fmt::Display>>(text: &str) -> Result<T> {
+    text.parse().map_err(|error: T::Err| Error::invalid(error.to_string()))
+}
+
+fn type_to_wire(kind: CheckpointType) -> wire::CheckpointType {
+    match kind {
+        CheckpointType::Auto => wire::CheckpointType::Auto,
+        CheckpointType::Manual => wire::CheckpointType::Manual,
+        CheckpointType::System => wire::CheckpointType::System,
+        CheckpointType::Conflict => wire::CheckpointType::Conflict,
+    }
+}
+
+fn type_from_wire(kind: wire::CheckpointType) -> CheckpointType {
+    match kind {
+        wire::CheckpointType::Auto => CheckpointType::Auto,
+        wire::CheckpointType::Manual => CheckpointType::Manual,
+        wire::CheckpointType::System => CheckpointType::System,
+        wire::CheckpointType::Conflict => CheckpointType::Conflict,
+    }
+}

@@ -1,0 +1,110 @@
+//! Checkpoints of a kernel, as its capability gives them.
+
+use std::rc::Rc;
+
+use super::kernel::KernelServer;
+use crate::core::checkpoint::{Checkpoint, CheckpointType, Restoration};
+use crate::core::error::{Error, Result};
+use crate::core::limits;
+use crate::rpc::convert::checkpoint::{read_request, write_checkpoint, write_difference, write_restoration};
+use crate::rpc::convert::{read_text, to_capnp};
+use crate::rpc::schema::ryokan_capnp::{checkpoint_sink, kernel};
+use crate::supervisor::checkpoint;
+use crate::supervisor::host::Host;
+
+impl KernelServer {
+    fn host(&self) -> &Rc<Host> {
+        self.connection.supervisor.host()
+    }
+
+    pub(super) async fn take_checkpoint(
+        &self,
+        params: kernel::CheckpointParams,
+        mut results: kernel::CheckpointResults,
+    ) -> capnp::Result<()> {
+        let taking = read_request(params.get()?.get_request()?).map_err(to_capnp)?;
+        if taking.kind == CheckpointType::System {
+            return Err(to_capnp(Error::invalid("checkpoints of type system are ryokan's own")));
+        }
+        let taken = checkpoint::take(self.host(), &self.kernel, taking, self.actor.clone()).await;
+        write_checkpoint(results.get().init_checkpoint(), &taken.map_err(to_capnp)?, true);
+        Ok(())
+    }
+
+    pub(super) async fn list_checkpoints(&self, sink: checkpoint_sink::Client, limit: usize) -> capnp::Result<()> {
+        let records = &self.kernel.records;
+        let head = records.head().await.map_err(to_capnp)?.checkpoint;
+        let (mut before, mut left) = (u64::MAX, if limit == 0 { usize::MAX } else { limit });
+        while left > 0 {
+            let page = records.checkpoints(before, left.min(limits::PAGE_ROWS)).await.map_err(to_capnp)?;
+            let Some(last) = page.last() else { break };
+            (before, left) = (last.number, left - page.len());
+            for one in &page {
+                let mut request = sink.next_request();
+                write_checkpoint(request.get().init_checkpoint(), one, head == Some(one.id));
+                request.send().await?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) async fn find_one(&self, reference: &str) -> Result<(Checkpoint, bool)> {
+        let found = checkpoint::find(&self.kernel, reference).await?;
+        let head = self.kernel.records.head().await?.checkpoint;
+        Ok((found.clone(), head == Some(found.id)))
+    }
+
+    pub(super) async fn restore_to(
+        &self,
+        params: kernel::RestoreCheckpointParams,
+        mut results: kernel::RestoreCheckpointResults,
+    ) -> capnp::Result<()> {
+        let params = params.get()?;
+        let reference = read_text(params.get_ref(), "ref").map_err(to_capnp)?;
+        let actor = self.actor.clone();
+        let done = checkpoint::restore(self.host(), &self.kernel, &reference, params.get_expected_version(), actor);
+        let done: Restoration = done.await.map_err(to_capnp)?;
+        write_restoration(results.get().init_restoration(), &done);
+        Ok(())
+    }
+
+    pub(super) async fn tell_differences(&self, params: kernel::DiffParams) -> capnp::Result<()> {
+        let params = params.get()?;
+        let from = read_text(params.get_from(), "from").map_err(to_capnp)?;
+        let to = read_text(params.get_to(), "to").map_err(to_capnp)?;
+        let sink = params.get_sink()?;
+        let mut refused = None;
+        let told = checkpoint::diff(self.host(), &self.kernel, &from, &to, async |difference| {
+            let mut request = sink.next_request();
+            write_difference(request.get().init_difference(), &difference);
+            request.send().await.map_err(|error| {
+                refused = Some(error);
+                Error::unavailable("the client takes no more")
+            })
+        });
+        let told = told.await;
+        match refused {
+            Some(error) => Err(error),
+            None => told.map_err(to_capnp),
+        }
+    }
+
+    pub(super) async fn undo_restore(
+        &self,
+        params: kernel::UndoParams,
+        mut results: kernel::UndoResults,
+    ) -> capnp::Result<()> {
+        let version = params.get()?.get_expected_version();
+        let done = checkpoint::undo(self.host(), &self.kernel, version, self.actor.clone()).await.map_err(to_capnp)?;
+        write_restoration(results.get().init_restoration(), &done);
+        Ok(())
+    }
+
+    pub(super) async fn pin(&self, params: kernel::PinCheckpointParams) -> capnp::Result<()> {
+        let params = params.get()?;
+        let reference = read_text(params.get_ref(), "ref").map_err(to_capnp)?;
+        let found = checkpoint::find(&self.kernel, &reference).await.map_err(to_capnp)?;
+        self.kernel.records.pin_checkpoint(found.id, params.get_pinned()).await.map_err(to_capnp)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,114 @@
+//! Stopping everything inside for a moment, so that what is there can be read as it is.
+//!
+//! By SIGSTOP to the whole PID namespace: it needs no control group, no right, and works the same everywhere. What was stopped
+//! before (a job that somebody stopped) stays stopped afterwards.
+
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::init::{Init, proc_file};
+use super::usage::processes;
+
+/// How long everything may take to stop: a process that waits for a device stops only when it has its answer.
+const STOPS_WITHIN: Duration = Duration::from_secs(1);
+/// Between two looks.
+const LOOK_AGAIN: Duration = Duration::from_micros(100);
+
+/// What was already stopped when the rest was.
+#[derive(Debug, Default)]
+pub struct Frozen {
+    stopped_before: Vec<i32>,
+}
+
+impl Init {
+    /// Stops every process but init; none of them writes anything once this has returned.
+    ///
+    /// # Errors
+    /// If one did not stop in time: then everything goes on.
+    pub fn freeze(&self) -> Result<Frozen, String> {
+        let stopped_before =
+            processes().into_iter().map(|p| p.pid).filter(|pid| all_threads(*pid, is_stopped)).collect();
+        let frozen = Frozen { stopped_before };
+        match kill(Pid::from_raw(-1), Signal::SIGSTOP) {
+            Ok(()) | Err(Errno::ESRCH) => {}
+            Err(error) => return Err(format!("cannot stop the kernel's processes: {error}")),
+        }
+        let until = Instant::now() + STOPS_WITHIN;
+        loop {
+            let runs =
+                processes().into_iter().map(|p| p.pid).find(|pid| !all_threads(*pid, |s| is_stopped(s) || is_dead(s)));
+            let Some(pid) = runs else { return Ok(frozen) };
+            if Instant::now() > until {
+                let name = proc_file(pid, "comm").unwrap_or_default();
+                self.thaw(frozen);
+                return Err(format!("process {:?} does not stop: it waits for a device, perhaps", name.trim_end()));
+            }
+            std::thread::sleep(LOOK_AGAIN);
+        }
+    }
+
+    /// Lets everything go on.
+    pub fn thaw(&self, frozen: Frozen) {
+        // A process that is gone meanwhile needs nothing.
+        if frozen.stopped_before.is_empty() {
+            let _ = kill(Pid::from_raw(-1), Signal::SIGCONT);
+            return;
+        }
+        for process in processes().into_iter().filter(|p| !frozen.stopped_before.contains(&p.pid)) {
+            let _ = kill(Pid::from_raw(process.pid), Signal::SIGCONT);
+        }
+    }
+}
+
+/// Whether all threads of a process are in such a state; a process that is gone has none.
+fn all_threads(pid: i32, state_is: impl Fn(char) -> bool) -> bool {
+    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return true };
+    tasks.flatten().filter_map(|task| task.file_name().into_string().ok()).all(|task| {
+        let stat = proc_file(pid, &format!("task/{task}/stat"));
+        stat.ok().and_then(|stat| state(&stat)).is_none_or(&state_is)
+    })
+}
+
+/// The third field of a `stat` file; the name before it may hold anything, parentheses included.
+fn state(stat: &str) -> Option<char> {
+    stat.rsplit_once(')')?.1.trim_start().chars().next()
+}
+
+fn is_stopped(state: char) -> bool {
+    matches!(state, 'T' | 't')
+}
+
+fn is_dead(state: char) -> bool {
+    matches!(state, 'Z' | 'X' | 'x')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_is_read_whatever_the_name() {
+        assert_eq!(state("42 (a) b) (c) T 1 1"), Some('T'));
+        assert_eq!(state("42 (x"), None);
+        assert_eq!(state("42 (x)"), None);
+    }
+
+    #[test]
+    fn a_running_process_is_not_taken_for_a_stopped_one() {
+        let mut child = std::process::Command::new("sleep").arg("30").spawn().expect("started");
+        let pid = child.id() as i32;
+        assert!(!all_threads(pid, is_stopped));
+        kill(Pid::from_raw(pid), Signal::SIGSTOP).expect("stopped");
+        let until = Instant::now() + Duration::from_secs(10);
+        while !all_threads(pid, is_stopped) {
+            assert!(Instant::now() < until, "it does not stop");
+            std::thread::sleep(LOOK_AGAIN);
+        }
+        child.kill().expect("killed");
+        child.wait().expect("collected");
+        assert!(all_threads(pid, is_stopped), "a process that is gone stands in nobody's way");
+    }
+}

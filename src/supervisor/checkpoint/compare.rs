@@ -1,0 +1,156 @@
+//! What differs between two checkpoints of a kernel, or between one and now.
+
+use std::rc::Rc;
+
+use tokio::sync::mpsc;
+
+use super::{Files, contents, find, state};
+use crate::core::checkpoint::{McpPart, StateParts};
+use crate::core::diff::{self, Area, Deed, Difference};
+use crate::core::error::{Error, Result};
+use crate::core::ids::Digest;
+use crate::core::info::GivenMount;
+use crate::core::limits;
+use crate::supervisor::host::Host;
+use crate::supervisor::kernel::Kernel;
+use crate::workspace::{self, Changed, TreeId};
+
+/// A kernel at one moment.
+struct Side {
+    parts: StateParts,
+    tree: Digest,
+    mounts: Vec<GivenMount>,
+    mcp: Vec<McpPart>,
+    /// Number of the newest journal entry.
+    journal: u64,
+}
+
+/// Tells `take` what differs from checkpoint `from` to checkpoint `to`; `to` empty: to what is now.
+///
+/// # Errors
+/// `notFound`, `conflict` (ambiguous), `corrupt`, those of capturing what is now, and `take`'s.
+pub async fn diff(
+    host: &Rc<Host>,
+    kernel: &Rc<Kernel>,
+    from: &str,
+    to: &str,
+    mut take: impl AsyncFnMut(Difference) -> Result<()>,
+) -> Result<()> {
+    let before = side_of(host, kernel, from).await?;
+    let after = if to.is_empty() { now(host, kernel).await? } else { side_of(host, kernel, to).await? };
+    for difference in diff::of_state(&before.parts, &after.parts) {
+        take(difference).await?;
+    }
+    files(host, before.tree, after.tree, &mut take).await?;
+    let given = diff::of_mounts(&before.mounts, &after.mounts).into_iter();
+    for difference in given.chain(diff::of_mcp(&before.mcp, &after.mcp)) {
+        take(difference).await?;
+    }
+    if let Some(difference) = journal(before.journal, after.journal) {
+        take(difference).await?;
+    }
+    Ok(())
+}
+
+async fn side_of(host: &Rc<Host>, kernel: &Rc<Kernel>, reference: &str) -> Result<Side> {
+    let (manifest, parts) = contents(host, &find(kernel, reference).await?).await?;
+    let (tree, mounts, mcp, journal) = (manifest.workspace.tree, manifest.mounts, manifest.mcp, manifest.journal);
+    Ok(Side { parts, tree, mounts, mcp, journal })
+}
+
+/// As a checkpoint would have it; nothing refers to what is stored for that.
+async fn now(host: &Rc<Host>, kernel: &Rc<Kernel>) -> Result<Side> {
+    let (of, own) = (Rc::clone(host), Rc::clone(kernel));
+    let looked = kernel.with_worker(None, move |link| async move {
+        let mut files = Files::of(&of, &own).await?;
+        files.prepare().await?;
+        let (parts, _) = state::capture(&link, &of.store).await?;
+        link.freeze().await?;
+        let collected = files.collect().await;
+        link.thaw().await?;
+        Ok((parts, files.finish(collected?).await?.part.tree))
+    });
+    let (parts, tree) = looked.await?;
+    let (mounts, mcp) = kernel.records.grants().await?;
+    let mcp = mcp.into_iter().map(|(name, transport)| McpPart { name, transport }).collect();
+    Ok(Side { parts, tree, mounts, mcp, journal: kernel.view().version.saturating_sub(1) })
+}
+
+fn journal(before: u64, after: u64) -> Option<Difference> {
+    let entries = |entries: u64| if entries == 1 { "1 entry".to_owned() } else { format!("{entries} entries") };
+    match after.cmp(&before) {
+        std::cmp::Ordering::Equal => None,
+        std::cmp::Ordering::Greater => Some(Difference::added(Area::Journal, "journal", entries(after - before))),
+        std::cmp::Ordering::Less => Some(Difference::removed(Area::Journal, "journal", entries(before - after))),
+    }
+}
+
+/// Walks both trees on a blocking thread, as fast as the differences are taken.
+async fn files(
+    host: &Host,
+    before: Digest,
+    after: Digest,
+    take: &mut impl AsyncFnMut(Difference) -> Result<()>,
+) -> Result<()> {
+    let (found, mut finds) = mpsc::channel(limits::DIFF_BEHIND);
+    let walk = host.store.run(move |store| {
+        let walk = || -> std::result::Result<(), workspace::WorkspaceError> {
+            for change in workspace::diff(store, TreeId(before), TreeId(after))? {
+                let change = change?;
+                // Nobody wants to know any more.
+                if is_told(&change) && found.blocking_send(describe(change)).is_err() {
+                    break;
+                }
+            }
+            Ok(())
+        };
+        let walked = walk();
+        drop(found);
+        Ok(walked)
+    });
+    let told = async {
+        while let Some(difference) = finds.recv().await {
+            if let Err(error) = take(difference).await {
+                finds.close();
+                return Err(error);
+            }
+        }
+        Ok::<(), Error>(())
+    };
+    let (walked, told) = futures::join!(walk, told);
+    told?;
+    Ok(walked??)
+}
+
+/// A time that moved while everything else stayed is no news: every change in a folder moves the folder's.
+fn is_told(change: &workspace::Change) -> bool {
+    let time_only = Changed { modified: true, ..Changed::default() };
+    change.deed != workspace::Deed::Changed(time_only)
+}
+
+fn describe(change: workspace::Change) -> Difference {
+    let path = |path: &std::path::Path| path.display().to_string();
+    let mut difference = Difference {
+        area: Area::File,
+        deed: Deed::Changed,
+        name: if change.path.as_os_str().is_empty() { ".".into() } else { path(&change.path) },
+        before: String::new(),
+        after: String::new(),
+        what: Vec::new(),
+    };
+    match change.deed {
+        workspace::Deed::Added => difference.deed = Deed::Added,
+        workspace::Deed::Removed => difference.deed = Deed::Removed,
+        workspace::Deed::Renamed { from } => {
+            difference.deed = Deed::Renamed;
+            difference.before = path(&from);
+        }
+        workspace::Deed::Kind => difference.what.push("kind".into()),
+        workspace::Deed::Changed(Changed { content, mode, ownership, links, modified }) => {
+            let words =
+                [(content, "content"), (mode, "mode"), (ownership, "owner"), (links, "links"), (modified, "time")];
+            difference.what.extend(words.into_iter().filter(|(is, _)| *is).map(|(_, word)| word.to_owned()));
+        }
+    }
+    difference
+}

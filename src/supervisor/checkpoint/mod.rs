@@ -1,0 +1,172 @@
+//! Checkpoints: taken, found, restored, undone.
+//!
+//! ```text
+//! take:     wait for the safe point ─▶ engine saves ─▶ freeze ─▶ files ─▶ thaw ─▶ manifest ─▶ row and journal entry: visible
+//! restore:  check everything ─▶ safety checkpoint ─▶ "restoring" recorded ─▶ files, state ─▶ mounts, row, journal entry: done
+//! ```
+//!
+//! Everything that a row names is in the store before the row is. A restore that a crash cut off is ended by the next daemon:
+//! forwards if it can, else back to the safety checkpoint.
+
+mod compare;
+mod files;
+mod records;
+mod restore;
+mod state;
+mod turn;
+
+use std::rc::Rc;
+
+use super::command::{Actor, Change};
+use super::host::Host;
+use super::kernel::Kernel;
+use crate::catalog::state::NewCheckpoint;
+use crate::core::checkpoint::{Checkpoint, FORMAT, Manifest, McpPart, Named, RefError, Reference, StateParts, Taking};
+use crate::core::error::{Error, Result};
+use crate::core::ids::{CheckpointId, Digest};
+use crate::core::info::MissedEntry;
+use crate::core::limits;
+use crate::rpc::worker_link::WorkerLink;
+
+pub use compare::diff;
+use files::{CapturedFiles, Files};
+pub(super) use restore::resume;
+pub use restore::{restore, undo};
+
+/// Takes a checkpoint at the next safe point.
+///
+/// # Errors
+/// `deadline` if the kernel did not come to rest, `conflict`, and whatever keeps a part from being captured: then there is no
+/// checkpoint, and the kernel is as it was.
+pub async fn take(host: &Rc<Host>, kernel: &Rc<Kernel>, taking: Taking, actor: Actor) -> Result<Checkpoint> {
+    taking.check()?;
+    if taking.interrupt {
+        kernel.interrupt_running(&actor).await?;
+    }
+    let change = Change { actor: actor.clone(), expected_version: taking.expected_version };
+    let (wait, door, host, own) = (taking.wait, Rc::clone(kernel), Rc::clone(host), Rc::clone(kernel));
+    turn::take(&door, change, wait, move |link| async move { capture(&host, &own, &link, &taking, &actor).await }).await
+}
+
+/// Takes a checkpoint now: the caller holds the worker.
+async fn capture(
+    host: &Rc<Host>,
+    kernel: &Rc<Kernel>,
+    link: &Rc<WorkerLink>,
+    taking: &Taking,
+    actor: &Actor,
+) -> Result<Checkpoint> {
+    let mut files = Files::of(host, kernel).await?;
+    // What changed since the last time, for the most part: the less is left to do while everything stands still.
+    files.prepare().await?;
+    let (parts, state) = state::capture(link, &host.store).await?;
+    link.freeze().await?;
+    let collected = files.collect().await;
+    // Whatever came of it, the code inside goes on.
+    link.thaw().await?;
+    let files = files.finish(collected?).await?;
+    let manifest = manifest(host, kernel, state, &files).await?;
+    let bytes = encode(&manifest)?;
+    let sealed = host.store.put(bytes).await?;
+    let new = NewCheckpoint {
+        id: manifest.id,
+        name: taking.name.clone(),
+        description: taking.description.clone(),
+        kind: taking.kind,
+        creator: actor.to_string(),
+        at_ms: manifest.at_ms,
+        pinned: taking.pinned,
+        manifest: sealed,
+        files: manifest.workspace.files,
+        state_bytes: parts.bytes(),
+    };
+    let before = kernel.view().version;
+    let checkpoint = kernel.records.add_checkpoint(new, actor).await?;
+    kernel.advance(checkpoint.version);
+    kernel.view.borrow_mut().checkpoints += 1;
+    let detail = serde_json::json!({
+        "id": checkpoint.id, "name": checkpoint.name, "type": checkpoint.kind, "pause_us": files.pause_us,
+        "files_read": files.files_read, "full_walk": files.full_walk,
+    });
+    host.events.publish(&kernel.event_name, "checkpoint_created", detail);
+    let outcome = format!("{} manifest {sealed}", checkpoint.id);
+    let versions = (Some(before), Some(checkpoint.version));
+    host.audit(actor, "checkpoint.create", &kernel.id.to_string(), versions, &outcome).await;
+    Ok(checkpoint)
+}
+
+async fn manifest(host: &Rc<Host>, kernel: &Rc<Kernel>, state: Digest, files: &CapturedFiles) -> Result<Manifest> {
+    let view = kernel.view();
+    let mut missed = view.missed;
+    missed.extend(files.missed.iter().cloned());
+    missed.extend(view.jobs.iter().map(|job| MissedEntry {
+        key: format!("job/{}", job.id),
+        type_name: "job".into(),
+        reason: format!("a process that runs: {}", job.command),
+    }));
+    let (mounts, mcp) = kernel.records.grants().await?;
+    Ok(Manifest {
+        format: FORMAT,
+        kind: Manifest::kind_name(),
+        ryokan: env!("CARGO_PKG_VERSION").into(),
+        arch: std::env::consts::ARCH.into(),
+        base_image_version: String::new(),
+        host: host.id(),
+        kernel: kernel.id,
+        epoch: kernel.epoch,
+        id: CheckpointId::from_bytes(host.random()),
+        parent: kernel.records.head().await?.checkpoint,
+        at_ms: host.now_ms(),
+        engine: kernel.spec.engine,
+        spec: kernel.spec.clone(),
+        journal: view.version.saturating_sub(1),
+        state,
+        workspace: files.part.clone(),
+        mounts,
+        mcp: mcp.into_iter().map(|(name, transport)| McpPart { name, transport }).collect(),
+        missed,
+    })
+}
+
+fn encode(manifest: &Manifest) -> Result<Vec<u8>> {
+    manifest.encode().map_err(|error| Error::refused(error.to_string()).reason("manifest_size"))
+}
+
+/// Finds a checkpoint of a kernel by what somebody called it.
+///
+/// # Errors
+/// `notFound`, `invalidArgument`, and `conflict` with the candidates if it could be several.
+pub async fn find(kernel: &Kernel, reference: &str) -> Result<Checkpoint> {
+    let name = &kernel.spec.name;
+    let told = |error: RefError| match error {
+        RefError::Malformed(_) => Error::invalid(error.to_string()),
+        RefError::Ambiguous { .. } => {
+            Error::conflict(error.to_string()).reason("ambiguous").hint("give more of its id: `ryokan log` shows it")
+        }
+        RefError::Unknown(_) | RefError::TooFar { .. } => {
+            Error::not_found(format!("kernel {name}: {error}")).hint(format!("`ryokan log {name}` lists what there is"))
+        }
+    };
+    let reference: Reference = reference.parse().map_err(told)?;
+    let mut all = kernel.records.all_checkpoints().await?;
+    all.reverse();
+    let named: Vec<Named> = all.iter().map(Named::from).collect();
+    let id = reference.find(&named).map_err(told)?;
+    let found = all.into_iter().find(|checkpoint| checkpoint.id == id);
+    found.ok_or_else(|| Error::internal("a checkpoint that was found is gone"))
+}
+
+/// What a checkpoint holds; read back and checked.
+///
+/// # Errors
+/// `corrupt`, `unsupported` for one of a later release.
+pub(super) async fn contents(host: &Host, checkpoint: &Checkpoint) -> Result<(Manifest, StateParts)> {
+    use crate::core::checkpoint::ManifestError as Wrong;
+    let bytes = host.store.get(checkpoint.manifest, limits::MANIFEST_BYTES as u64).await?;
+    let manifest = Manifest::decode(&bytes).map_err(|error| match error {
+        Wrong::Newer(_) | Wrong::Kind(_) => Error::unsupported(error.to_string()).reason("manifest_format"),
+        Wrong::Malformed(_) | Wrong::TooLarge { .. } => Error::corrupt(error.to_string()),
+    })?;
+    let parts = state::list(&host.store, manifest.state).await?;
+    Ok((manifest, parts))
+}

@@ -1,0 +1,110 @@
+//! What a kernel keeps of its checkpoints.
+
+use crate::catalog::state::{EntryKind, Head, NewCheckpoint, NewEntry, Restored, Restoring};
+use crate::core::checkpoint::Checkpoint;
+use crate::core::error::Result;
+use crate::core::ids::CheckpointId;
+use crate::core::info::{GivenMount, McpTransport};
+use crate::core::limits;
+use crate::supervisor::command::Actor;
+use crate::supervisor::records::{Records, version_after};
+
+/// Mounts, and MCP servers by name.
+pub(super) type Grants = (Vec<GivenMount>, Vec<(String, McpTransport)>);
+
+impl Records {
+    /// Makes a checkpoint visible, with its entry in the journal.
+    ///
+    /// # Errors
+    /// The database's.
+    pub(super) async fn add_checkpoint(&self, new: NewCheckpoint, actor: &Actor) -> Result<Checkpoint> {
+        let named = if new.name.is_empty() { String::new() } else { format!(" {:?}", new.name) };
+        let entry = NewEntry {
+            kind: EntryKind::Mark,
+            at_ms: new.at_ms,
+            actor: actor.to_string(),
+            text: format!("checkpoint {}{named} ({})", new.id, new.kind.name()),
+            detail_json: serde_json::json!({ "checkpoint": new.id, "manifest": new.manifest }).to_string(),
+        };
+        Ok(self.state.add_checkpoint(new, entry).await?)
+    }
+
+    /// A checkpoint.
+    ///
+    /// # Errors
+    /// The database's.
+    pub(super) async fn checkpoint(&self, id: CheckpointId) -> Result<Option<Checkpoint>> {
+        Ok(self.state.checkpoint(id).await?)
+    }
+
+    /// A page of checkpoints before a number, newest first.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn checkpoints(&self, before: u64, most: usize) -> Result<Vec<Checkpoint>> {
+        Ok(self.state.checkpoints(before, most).await?)
+    }
+
+    /// Every checkpoint, newest first.
+    ///
+    /// # Errors
+    /// The database's.
+    pub(super) async fn all_checkpoints(&self) -> Result<Vec<Checkpoint>> {
+        let (mut all, mut before) = (Vec::new(), u64::MAX);
+        loop {
+            let page = self.checkpoints(before, limits::PAGE_ROWS).await?;
+            let Some(last) = page.last() else { return Ok(all) };
+            before = last.number;
+            all.extend(page);
+        }
+    }
+
+    /// Where the kernel is among its checkpoints.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn head(&self) -> Result<Head> {
+        Ok(self.state.head().await?)
+    }
+
+    /// Keeps a checkpoint from retention, or no longer.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn pin_checkpoint(&self, id: CheckpointId, pinned: bool) -> Result<bool> {
+        Ok(self.state.pin_checkpoint(id, pinned).await?)
+    }
+
+    /// The mounts added since creation, and the MCP servers.
+    ///
+    /// # Errors
+    /// The database's.
+    pub(super) async fn grants(&self) -> Result<Grants> {
+        let (mounts, mcp) = (self.state.mounts(), self.state.mcp_servers());
+        Ok((mounts.await?, mcp.await?))
+    }
+
+    /// Records that a restore begins to change things.
+    ///
+    /// # Errors
+    /// The database's.
+    pub(super) async fn begin_restore(&self, restoring: Restoring) -> Result<()> {
+        Ok(self.state.begin_restore(restoring).await?)
+    }
+
+    /// The restore that was begun and not ended.
+    ///
+    /// # Errors
+    /// The database's.
+    pub(in crate::supervisor) async fn restoring(&self) -> Result<Option<Restoring>> {
+        Ok(self.state.restoring().await?)
+    }
+
+    /// Ends a restore; gives the version with it.
+    ///
+    /// # Errors
+    /// `conflict` if the checkpoint is gone.
+    pub(in crate::supervisor) async fn finish_restore(&self, done: Restored) -> Result<u64> {
+        Ok(version_after(self.state.finish_restore(done).await?))
+    }
+}

@@ -1,0 +1,248 @@
+//! Going back to a checkpoint: all of it or nothing, and never further than the next undo.
+
+use std::path::Path;
+use std::rc::Rc;
+
+use super::{Files, capture, contents, files, find, state, turn};
+use crate::catalog::state::{EntryKind, NewEntry, Restored, Restoring};
+use crate::core::checkpoint::{Checkpoint, CheckpointType, Manifest, Restoration, StateParts, Taking};
+use crate::core::error::{Error, Result};
+use crate::core::ids::CheckpointId;
+use crate::core::info::{GivenMount, MissedEntry};
+use crate::core::limits;
+use crate::rpc::worker_link::WorkerLink;
+use crate::supervisor::command::{Actor, Change};
+use crate::supervisor::host::Host;
+use crate::supervisor::kernel::Kernel;
+
+/// A checkpoint with everything that it holds, checked.
+struct Target {
+    checkpoint: Checkpoint,
+    manifest: Manifest,
+    parts: StateParts,
+}
+
+/// Counts as one restore at a time.
+struct Alone(Rc<Kernel>);
+
+impl Alone {
+    fn begin(kernel: &Rc<Kernel>) -> Result<Alone> {
+        if kernel.restoring.replace(true) {
+            return Err(Error::conflict(format!("kernel {} is being restored", kernel.spec.name))
+                .reason("restoring")
+                .hint("wait for that restore to end, then look at where the kernel is"));
+        }
+        Ok(Alone(Rc::clone(kernel)))
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        self.0.restoring.set(false);
+    }
+}
+
+/// Brings a kernel to one of its checkpoints.
+///
+/// # Errors
+/// `notFound`, `conflict` (version, another restore, ambiguous), `refused`, `corrupt`: nothing was touched then. What fails later is
+/// taken back: the kernel is as it was.
+pub async fn restore(
+    host: &Rc<Host>,
+    kernel: &Rc<Kernel>,
+    reference: &str,
+    expected_version: u64,
+    actor: Actor,
+) -> Result<Restoration> {
+    let checkpoint = find(kernel, reference).await?;
+    to(host, kernel, checkpoint, expected_version, actor).await
+}
+
+/// Goes back to where the kernel was before its last restore. Once more: forwards again.
+///
+/// # Errors
+/// `notFound` if nothing was restored, and those of [`restore`].
+pub async fn undo(host: &Rc<Host>, kernel: &Rc<Kernel>, expected_version: u64, actor: Actor) -> Result<Restoration> {
+    let name = &kernel.spec.name;
+    let none = || Error::not_found(format!("nothing was restored in kernel {name}, so there is nothing to undo"));
+    let id = kernel.records.head().await?.undo.ok_or_else(|| {
+        none().hint(format!("`ryokan log {name}` lists checkpoints; `ryokan restore {name} REF` goes back to one"))
+    })?;
+    let checkpoint = kernel.records.checkpoint(id).await?.ok_or_else(none)?;
+    to(host, kernel, checkpoint, expected_version, actor).await
+}
+
+async fn to(
+    host: &Rc<Host>,
+    kernel: &Rc<Kernel>,
+    checkpoint: Checkpoint,
+    expected_version: u64,
+    actor: Actor,
+) -> Result<Restoration> {
+    let alone = Alone::begin(kernel)?;
+    let target = check(host, kernel, checkpoint).await?;
+    let change = Change { actor: actor.clone(), expected_version };
+    let (host, kernel) = (Rc::clone(host), Rc::clone(kernel));
+    // In a task of its own: once something was touched it goes on to one of its two ends, whoever still waits for it.
+    let restoring = tokio::task::spawn_local(async move {
+        let _alone = alone;
+        let (of, own, door) = (Rc::clone(&host), Rc::clone(&kernel), Rc::clone(&kernel));
+        let done = turn::take(&door, change, limits::CHECKPOINT_WAIT, move |link| async move {
+            perform(&of, &own, &link, target, &actor).await
+        });
+        match done.await {
+            Err(failed) if kernel.between.get() => Err(back(&host, &kernel, failed).await),
+            done => done,
+        }
+    });
+    restoring.await.map_err(|error| Error::internal(error.to_string()))?
+}
+
+/// After a restore that failed half-way: with a worker of its own if need be, to where the kernel was.
+async fn back(host: &Rc<Host>, kernel: &Rc<Kernel>, failed: Error) -> Error {
+    let (of, own) = (Rc::clone(host), Rc::clone(kernel));
+    let undone = kernel.first_with_worker(move |link| async move { go_back(&of, &own, &link).await });
+    match undone.await {
+        Ok(()) => Error { message: format!("{}; the kernel is as it was", failed.message), ..failed },
+        Err(error) => {
+            let detail = serde_json::json!({ "failed": failed.message, "error": error.message });
+            host.events.publish(&kernel.event_name, "restore_unfinished", detail);
+            let message = format!("{}; and going back failed too: {}", failed.message, error.message);
+            Error { message, ..failed }.hint("nothing is lost: mend the cause, then restore again")
+        }
+    }
+}
+
+/// Everything that can be known to be wrong before anything is touched.
+async fn check(host: &Rc<Host>, kernel: &Rc<Kernel>, checkpoint: Checkpoint) -> Result<Target> {
+    let short = checkpoint.short_id();
+    if !checkpoint.restore_point {
+        return Err(Error::refused(format!("checkpoint {short} is not one to restore")).reason("no_restore_point"));
+    }
+    let (manifest, parts) = contents(host, &checkpoint).await?;
+    if manifest.kernel != kernel.id || manifest.id != checkpoint.id {
+        return Err(Error::refused(format!("checkpoint {short} is another kernel's")).reason("other_kernel"));
+    }
+    if manifest.engine != kernel.spec.engine {
+        let (its, ours) = (manifest.engine.name(), kernel.spec.engine.name());
+        return Err(Error::refused(format!("checkpoint {short} is of engine {its}, not {ours}")).reason("engine"));
+    }
+    let missing = state::missing(&host.store, &parts).await?;
+    if let Some(first) = missing.first() {
+        return Err(Error::corrupt(format!("checkpoint {short} lacks {} objects, {first} among them", missing.len())));
+    }
+    files::check(host, manifest.workspace.tree).await?;
+    for GivenMount { mount, real } in &manifest.mounts {
+        host.check_given(kernel.uid, Path::new(&mount.source), real.as_deref().map(Path::new))?;
+    }
+    Ok(Target { checkpoint, manifest, parts })
+}
+
+async fn perform(
+    host: &Rc<Host>,
+    kernel: &Rc<Kernel>,
+    link: &Rc<WorkerLink>,
+    target: Target,
+    actor: &Actor,
+) -> Result<Restoration> {
+    let before = kernel.view().version;
+    let name = match target.checkpoint.name.as_str() {
+        "" => format!("before restore of {}", target.checkpoint.short_id()),
+        name => format!("before restore of {name}"),
+    };
+    let name = name.chars().take(limits::CHECKPOINT_NAME_BYTES / 4).collect::<String>();
+    let taking = Taking::by_us(CheckpointType::System, &name);
+    let safety = capture(host, kernel, link, &taking, actor).await?;
+    let restoring =
+        Restoring { target: target.checkpoint.id, safety: safety.id, actor: actor.to_string(), at_ms: host.now_ms() };
+    kernel.records.begin_restore(restoring.clone()).await?;
+    kernel.between.set(true);
+    let (version, missed, files_changed) = apply(host, kernel, link, &target, restoring).await?;
+    let id = target.checkpoint.id;
+    let detail = serde_json::json!({ "id": id, "name": target.checkpoint.name, "safety": safety.id });
+    host.events.publish(&kernel.event_name, "checkpoint_restored", detail);
+    let outcome = format!("{id} manifest {}", target.checkpoint.manifest);
+    host.audit(actor, "checkpoint.restore", &kernel.id.to_string(), (Some(before), Some(version)), &outcome).await;
+    let checkpoint = kernel.records.checkpoint(id).await?.unwrap_or(target.checkpoint);
+    Ok(Restoration { checkpoint, safety: safety.id, version, missed, files_changed })
+}
+
+/// Files first, then the engine's state, then what is recorded. Each may be done twice.
+async fn apply(
+    host: &Rc<Host>,
+    kernel: &Rc<Kernel>,
+    link: &Rc<WorkerLink>,
+    target: &Target,
+    restoring: Restoring,
+) -> Result<(u64, Vec<MissedEntry>, u64)> {
+    let mut files = Files::of(host, kernel).await?;
+    link.freeze().await?;
+    let changed = files.restore(target.manifest.workspace.tree).await;
+    link.thaw().await?;
+    let files_changed = changed?;
+    let mut missed = link.load(state::chunks(host.store.clone(), target.parts.clone())).await?;
+    missed.extend(target.manifest.missed.iter().cloned());
+    let short = target.checkpoint.short_id();
+    let entry = NewEntry {
+        kind: EntryKind::Mark,
+        at_ms: host.now_ms(),
+        actor: restoring.actor.clone(),
+        text: match target.checkpoint.name.as_str() {
+            "" => format!("restored {short}"),
+            name => format!("restored {short} {name:?}"),
+        },
+        detail_json: serde_json::json!({ "checkpoint": restoring.target, "safety": restoring.safety }).to_string(),
+    };
+    let done = Restored {
+        at_ms: host.now_ms(),
+        mounts: target.manifest.mounts.clone(),
+        mcp: target.manifest.mcp.iter().map(|part| (part.name.clone(), part.transport.clone())).collect(),
+        entry,
+        restoring,
+    };
+    let version = kernel.finish_restore(done).await?;
+    kernel.between.set(false);
+    Ok((version, missed, files_changed))
+}
+
+/// To the checkpoint that was taken just before a restore that did not end.
+async fn go_back(host: &Rc<Host>, kernel: &Rc<Kernel>, link: &Rc<WorkerLink>) -> Result<()> {
+    let Some(restoring) = kernel.records.restoring().await? else { return Ok(()) };
+    let safety = recorded(kernel, restoring.safety).await?;
+    let target = check(host, kernel, safety).await?;
+    let back = Restoring { target: restoring.safety, ..restoring };
+    apply(host, kernel, link, &target, back).await.map(drop)
+}
+
+async fn recorded(kernel: &Kernel, id: CheckpointId) -> Result<Checkpoint> {
+    let found = kernel.records.checkpoint(id).await?;
+    found.ok_or_else(|| Error::corrupt(format!("checkpoint {id} of an unfinished restore is gone")))
+}
+
+/// Ends a restore that a former daemon did not live to end: forwards, or else back.
+pub(in crate::supervisor) async fn resume(host: &Rc<Host>, kernel: &Rc<Kernel>, link: &Rc<WorkerLink>) {
+    let name = &kernel.spec.name;
+    let ended = async {
+        let Some(restoring) = kernel.records.restoring().await? else { return Ok(()) };
+        let forwards = async {
+            let target = check(host, kernel, recorded(kernel, restoring.target).await?).await?;
+            apply(host, kernel, link, &target, restoring.clone()).await
+        };
+        match forwards.await {
+            Ok(_) => Ok(()),
+            Err(error) => {
+                tracing::warn!(kernel = %name, %error, "an unfinished restore cannot go on: it goes back");
+                go_back(host, kernel, link).await
+            }
+        }
+    };
+    match ended.await {
+        Ok(()) => host.events.publish(&kernel.event_name, "restore_ended", serde_json::json!({})),
+        Err(error) => {
+            tracing::error!(kernel = %name, %error, "an unfinished restore could not be ended");
+            let detail = serde_json::json!({ "error": error.message });
+            host.events.publish(&kernel.event_name, "restore_unfinished", detail);
+        }
+    }
+    kernel.restoring.set(false);
+}

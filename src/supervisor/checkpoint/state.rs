@@ -1,0 +1,102 @@
+//! The engine's state into the store and back: one object for each entry, and one that lists them.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use futures::{Stream, StreamExt as _};
+
+use crate::core::checkpoint::{StatePart, StateParts};
+use crate::core::error::{Error, Result};
+use crate::core::ids::Digest;
+use crate::core::limits;
+use crate::rpc::worker_link::{StateChunk, StateHead, WorkerLink};
+use crate::store::StoreHandle;
+use crate::supervisor::snapshot;
+
+/// Bodies that are read from the worker before they go to the store together, bytes.
+const TOGETHER_BYTES: usize = 8 << 20;
+
+/// Has the engine save, and stores what the store does not have yet. Gives the list and its address.
+///
+/// # Errors
+/// The engine's, `corrupt` if `engine.db` is damaged, and the store's.
+pub(super) async fn capture(link: &Rc<WorkerLink>, store: &StoreHandle) -> Result<(StateParts, Digest)> {
+    link.save().await?;
+    let heads = link.state_heads().await?;
+    let known = {
+        let addresses: Vec<Digest> = heads.iter().map(|head| head.digest).collect();
+        store.run(move |store| Ok(addresses.into_iter().map(|at| store.contains(at)).collect::<Vec<_>>())).await?
+    };
+    let mut fresh: BTreeMap<Digest, Vec<u8>> = BTreeMap::new();
+    let mut bytes = 0;
+    for head in heads.iter().zip(known).filter_map(|(head, known)| (!known).then_some(head)) {
+        let body = link.state_entry(&head.key).await?.body;
+        bytes += body.len();
+        fresh.insert(head.digest, body);
+        if bytes >= TOGETHER_BYTES {
+            bytes = 0;
+            put_all(store, std::mem::take(&mut fresh)).await?;
+        }
+    }
+    let parts = StateParts { entries: parts(heads)? };
+    let list = parts.encode().map_err(|error| Error::refused(error.to_string()).reason("state_size"))?;
+    fresh.insert(Digest::from_bytes(*blake3::hash(&list).as_bytes()), list.clone());
+    put_all(store, fresh).await?;
+    Ok((parts, Digest::from_bytes(*blake3::hash(&list).as_bytes())))
+}
+
+fn parts(heads: Vec<StateHead>) -> Result<Vec<StatePart>> {
+    let part = |head: StateHead| {
+        let meta = serde_json::from_str(&head.meta_json)
+            .map_err(|error| Error::corrupt(format!("the meta of state entry {:?}: {error}", head.key)))?;
+        Ok(StatePart { key: head.key, meta, body: head.digest, bytes: head.size })
+    };
+    let mut parts = heads.into_iter().map(part).collect::<Result<Vec<_>>>()?;
+    parts.sort_by(|a, b| a.key.cmp(&b.key));
+    Ok(parts)
+}
+
+async fn put_all(store: &StoreHandle, objects: BTreeMap<Digest, Vec<u8>>) -> Result<()> {
+    let put = move |store: &crate::store::Store| {
+        let mut batch = store.batch();
+        for (address, body) in &objects {
+            let put = batch.put(body)?;
+            debug_assert_eq!(put, *address, "an entry's digest is that of its body");
+        }
+        batch.commit()
+    };
+    Ok(store.run(put).await?)
+}
+
+/// Reads a list.
+///
+/// # Errors
+/// `corrupt`.
+pub(super) async fn list(store: &StoreHandle, at: Digest) -> Result<StateParts> {
+    let bytes = store.get(at, limits::MANIFEST_BYTES as u64).await?;
+    StateParts::decode(&bytes).map_err(|error| Error::corrupt(format!("list of engine state {at}: {error}")))
+}
+
+/// The addresses that the store lacks.
+///
+/// # Errors
+/// The store's.
+pub(super) async fn missing(store: &StoreHandle, parts: &StateParts) -> Result<Vec<Digest>> {
+    let addresses: Vec<Digest> = parts.entries.iter().map(|part| part.body).collect();
+    Ok(store.run(move |store| Ok(addresses.into_iter().filter(|at| !store.contains(*at)).collect())).await?)
+}
+
+/// The entries in pieces that fit a frame, each read when its turn comes.
+pub(super) fn chunks(store: StoreHandle, parts: StateParts) -> impl Stream<Item = Result<StateChunk>> {
+    futures::stream::iter(parts.entries).flat_map(move |part| {
+        let store = store.clone();
+        let read = async move {
+            let body = match store.get(part.body, limits::STATE_BYTES).await {
+                Ok(body) => body,
+                Err(error) => return vec![Err(error.into())],
+            };
+            snapshot::chunks(part.key, part.meta.to_string().into_bytes(), body).collect()
+        };
+        futures::stream::once(read).flat_map(futures::stream::iter)
+    })
+}

@@ -1,0 +1,73 @@
+//! The safe point: a kernel's own turn between two executions, waited for with a bound and given up without a trace.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use crate::core::error::{Error, Result};
+use crate::rpc::worker_link::WorkerLink;
+use crate::supervisor::command::Change;
+use crate::supervisor::kernel::Kernel;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    Waits,
+    Begun,
+    GivenUp,
+}
+
+/// Who waits. Dropping it before its turn came takes it out of the queue.
+struct Waiting(Rc<Cell<Turn>>);
+
+impl Waiting {
+    /// Whether its turn had not come.
+    fn give_up(&self) -> bool {
+        let waits = self.0.get() == Turn::Waits;
+        if waits {
+            self.0.set(Turn::GivenUp);
+        }
+        waits
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.give_up();
+    }
+}
+
+/// Does `work` when nothing runs, what was asked before included. Once begun it goes on to its end, whoever still waits for it.
+///
+/// # Errors
+/// `deadline` if its turn did not come in time: then nothing was done. And those of `work`.
+pub(super) async fn take<T, F>(
+    kernel: &Rc<Kernel>,
+    change: Change,
+    wait: Duration,
+    work: impl FnOnce(Rc<WorkerLink>) -> F + 'static,
+) -> Result<T>
+where
+    T: 'static,
+    F: Future<Output = Result<T>> + 'static,
+{
+    let turn = Rc::new(Cell::new(Turn::Waits));
+    let (waiting, begins) = (Waiting(Rc::clone(&turn)), turn);
+    let done = kernel.change_with_worker(change, move |link| async move {
+        match begins.replace(Turn::Begun) {
+            Turn::GivenUp => Err(Error::deadline("nobody waits for this any more")),
+            Turn::Waits | Turn::Begun => work(link).await,
+        }
+    });
+    let mut done = std::pin::pin!(done);
+    tokio::select! {
+        biased;
+        done = &mut done => return done,
+        () = tokio::time::sleep(wait) => {}
+    }
+    if waiting.give_up() {
+        let name = &kernel.spec.name;
+        return Err(Error::deadline(format!("kernel {name} was not at rest within {} s", wait.as_secs_f32()))
+            .hint("interrupt what runs, or ask for that with --interrupt"));
+    }
+    done.await
+}

@@ -1,0 +1,56 @@
+//! The end of a restore, as far as it is the task's: what is mounted, which servers there are, and the record of it.
+
+use std::path::Path;
+
+use super::Task;
+use crate::catalog::state::Restored;
+use crate::core::error::Result;
+use crate::core::info::GivenMount;
+
+impl Task {
+    /// Makes mounts and servers what they were, live first, then for good. What fails is taken back.
+    pub(super) async fn restored(&mut self, done: Restored) -> Result<u64> {
+        let (wanted, mcp) = (done.mounts.clone(), done.mcp.clone());
+        let gone: Vec<GivenMount> = self.mounts.iter().filter(|mount| !wanted.contains(mount)).cloned().collect();
+        let new: Vec<GivenMount> = wanted.iter().filter(|mount| !self.mounts.contains(mount)).cloned().collect();
+        let recorded = match self.exchange(&gone, &new).await {
+            Ok(()) => self.kernel.records.finish_restore(done).await,
+            Err(error) => Err(error),
+        };
+        let version = match recorded {
+            Ok(version) => version,
+            Err(error) => {
+                if let Err(stuck) = self.exchange(&new, &gone).await {
+                    tracing::warn!(error = %stuck, "mounts that were being restored are not what is recorded");
+                }
+                return Err(error);
+            }
+        };
+        self.mounts = wanted;
+        self.tools.replace(&mcp);
+        self.kernel.advance(version);
+        Ok(version)
+    }
+
+    /// Takes mounts away from the live worker and gives it others. What is as wanted already is left.
+    async fn exchange(&self, gone: &[GivenMount], new: &[GivenMount]) -> Result<()> {
+        use crate::core::error::ErrorCode;
+        let Some(link) = self.link() else { return Ok(()) };
+        for given in gone {
+            match link.unbind(Path::new(&given.mount.path)).await {
+                Err(error) if error.code != ErrorCode::NotFound => return Err(error),
+                Ok(()) | Err(_) => {}
+            }
+        }
+        for GivenMount { mount, real } in new {
+            let given = Path::new(&mount.source);
+            let source = self.host.check_given(self.kernel.uid, given, real.as_deref().map(Path::new))?;
+            let detached = self.host.workers.detach(&self.host, self.kernel.uid, &source)?;
+            match link.bind(Path::new(&mount.path), &source, mount.writable, detached).await {
+                Err(error) if error.code != ErrorCode::AlreadyExists => return Err(error),
+                Ok(()) | Err(_) => {}
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,94 @@
+//! A daemon killed in the middle of a checkpoint or a restore: the next one has the kernel in one of its two states.
+
+use ryokan::core::engine::EngineName;
+use ryokan::rpc::client::{HostClient, run_local};
+use ryokan::sys::fault;
+
+use super::log;
+use crate::support::{Host, User, kernel, out};
+
+/// The steps at which something of a checkpoint or of a restore becomes durable.
+const FAMILIES: [&str; 4] = ["state.checkpoints.add", "state.restore.", "workspace.", "store.object."];
+
+/// Makes a kernel with two states, the first as checkpoint `one`.
+fn set_up(host: &Host) {
+    host.with(async |client| {
+        let k = kernel(&client, "k", EngineName::Kaish).await;
+        out(&k, "x=1; echo 1 > f; mkdir -p d; echo 1 > d/only-one; rm -f only-two").await;
+        host.ok(&["checkpoint", "k", "-m", "one"]);
+        out(&k, "x=2; echo 2 > f; rm -r d; echo 2 > only-two").await;
+    });
+}
+
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while !holds() {
+        assert!(std::time::Instant::now() < deadline, "it never came: {what}");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}
+
+/// In which of the two states the kernel is, all of it.
+async fn state(client: &HostClient, what: &str) -> String {
+    let k = client.open_kernel("k").await.expect("the kernel is there").0;
+    let shown = out(&k, "echo $x $(cat f) $(ls)").await;
+    let whole = match shown.split_whitespace().collect::<Vec<_>>()[..] {
+        ["1", "1", "d", "f"] => "one",
+        ["2", "2", "f", "only-two"] => "two",
+        _ => panic!("{what}: between two states: {shown:?}"),
+    };
+    whole.to_owned()
+}
+
+#[test]
+fn a_daemon_killed_within_a_checkpoint_or_a_restore_leaves_one_of_two_states() {
+    let mut host = Host::prepare(User::Own);
+    host.configure("[daemon]\ndurability = \"power\"\n");
+    host.launch();
+    set_up(&host);
+    let points: Vec<_> =
+        fault::points().filter(|(label, _)| FAMILIES.iter().any(|family| label.name.starts_with(family))).collect();
+    assert!(points.len() > 10, "{}", points.len());
+    let mut killed = Vec::new();
+    for (label, point) in points {
+        host.kill();
+        host.env(fault::VARIABLE, &format!("{point}=kill"));
+        host.spawn();
+        until("the daemon serves or is dead", || {
+            !Host::is_alive(host.pid() as u32) || std::os::unix::net::UnixStream::connect(host.socket()).is_ok()
+        });
+        let answered = run_local(async {
+            let client = HostClient::connect(&host.socket(), "test").await?;
+            let k = client.open_kernel("k").await?.0;
+            k.restore_checkpoint("one", 0).await?;
+            k.undo(0).await
+        })
+        .unwrap();
+        if !Host::is_alive(host.pid() as u32) {
+            killed.push(label.name);
+        }
+        host.kill();
+        host.env(fault::VARIABLE, "");
+        host.launch();
+        host.with(async |client| {
+            let what = format!("{point}: {answered:?}");
+            let at = state(&client, &what).await;
+            assert!(answered.is_err() || at == "two", "{what}: an acknowledged undo was lost: {at}");
+            let k = client.open_kernel("k").await.unwrap().0;
+            // And whatever it is, both ways are open.
+            k.restore_checkpoint("one", 0).await.expect("restores");
+            assert_eq!(state(&client, &what).await, "one");
+            k.undo(0).await.expect("undoes");
+            let two = state(&client, &what).await;
+            if two != "two" {
+                out(&k, "x=2; echo 2 > f; rm -r d; echo 2 > only-two").await;
+            }
+        });
+    }
+    for label in ["state.checkpoints.add", "state.restore.begin", "state.restore.finish"] {
+        assert!(killed.contains(&label), "nothing came to {label}: {killed:?}");
+    }
+    assert!(killed.iter().any(|label| label.starts_with("workspace.")), "{killed:?}");
+    let ids: std::collections::BTreeSet<_> = log(&host, "k").iter().map(|one| one["id"].to_string()).collect();
+    assert_eq!(ids.len(), log(&host, "k").len());
+}
