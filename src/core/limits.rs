@@ -224,10 +224,39 @@ pub const WAL_BYTES: u64 = 2 << 20;
 pub const WAL_MOST_BYTES: u64 = 16 << 20;
 /// Rows of one page of a journal, of events or of the audit log.
 pub const PAGE_ROWS: usize = 1000;
-/// Objects whose content was checked that the store remembers.
-pub const OBJECTS_CHECKED: usize = 4096;
 /// Store operations at once.
 pub const STORE_OPERATIONS: usize = 4;
+/// Threads that hash and compress for one batch, or read for one restore.
+pub const STORE_THREADS: usize = 4;
+/// An object up to this is one chunk, bytes; a larger one is cut where its content says.
+pub const STORE_WHOLE_BYTES: usize = 256 << 10;
+/// Smallest chunk of a larger object but its last, bytes. This and the next two are part of the format: with others, what is
+/// there would not be found again.
+pub const STORE_CHUNK_LEAST_BYTES: usize = 64 << 10;
+/// What chunks are like on the average, bytes.
+pub const STORE_CHUNK_MEAN_BYTES: usize = 256 << 10;
+/// Largest chunk, bytes.
+pub const STORE_CHUNK_MOST_BYTES: usize = 1 << 20;
+/// One entry of a pack, bytes: the list of the chunks of the largest object is less.
+pub const STORE_ENTRY_BYTES: u64 = 64 << 20;
+/// A pack that would become larger is full, bytes.
+pub const STORE_PACK_BYTES: u64 = 64 << 20;
+/// Entries of one pack.
+pub const STORE_PACK_ENTRIES: usize = 64 << 10;
+/// Packs that the store keeps open for reading.
+pub const STORE_PACKS_OPEN: usize = 64;
+/// Packs that one reader keeps open, so that it can go on when they are removed.
+pub const STORE_READER_PACKS: usize = 64;
+/// Entries that no index file has yet; then one is written.
+pub const STORE_INDEX_FRESH: usize = 64 << 10;
+/// Objects that were lately written or used again, which the store remembers one by one.
+pub const STORE_TOUCHED: usize = 256 << 10;
+/// How long garbage collection leaves alone what was lately written or used again, unless it is told otherwise.
+pub const STORE_GRACE: Duration = Duration::from_secs(600);
+/// Longest time for which garbage collection leaves alone what was lately written or used again.
+pub const STORE_GRACE_MOST: Duration = Duration::from_secs(24 * 3600);
+/// How long the opening of a store waits for its former owner to be gone.
+pub const STORE_LOCK: Duration = Duration::from_secs(2);
 
 /// A file up to this is part of its folder's object, bytes.
 pub const TREE_INLINE_BYTES: usize = 256;

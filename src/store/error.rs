@@ -14,13 +14,44 @@ pub enum StoreError {
     #[error("there is no object {0}")]
     NotFound(Digest),
     /// An object's content is not what its address says.
-    #[error("object {digest} is damaged: {}", path.display())]
+    #[error("object {digest} is damaged: {} at byte {offset}", path.display())]
     Damaged {
         /// Its address.
         digest: Digest,
+        /// The file that holds it, or the part of it that is damaged.
+        path: PathBuf,
+        /// Where the damaged entry begins.
+        offset: u64,
+    },
+    /// A part of an object is nowhere.
+    #[error("object {digest} is damaged: its part {part} is lost")]
+    Incomplete {
+        /// Its address.
+        digest: Digest,
+        /// The address of the part.
+        part: Digest,
+    },
+    /// An index file is damaged. Nothing is lost: packs know the same.
+    #[error("index {} is damaged", path.display())]
+    Index {
         /// Its file.
         path: PathBuf,
     },
+    /// The beginning of a pack is damaged. What is in it can be read.
+    #[error("the beginning of {} is damaged", path.display())]
+    Pack {
+        /// Its file.
+        path: PathBuf,
+    },
+    /// Another process, or another part of this one, has the store open.
+    #[error("the store is in use: {} is locked", path.display())]
+    InUse {
+        /// The lock's file.
+        path: PathBuf,
+    },
+    /// What was written could not be made durable, for another writer's sake: it must be written again.
+    #[error("the device failed while this was written")]
+    Unsynced,
     /// More bytes than allowed.
     #[error("object would be larger than {limit} bytes")]
     TooLarge {
@@ -83,7 +114,12 @@ impl From<StoreError> for Error {
     fn from(error: StoreError) -> Error {
         let (code, hint) = match &error {
             StoreError::NotFound(_) => (ErrorCode::NotFound, ""),
-            StoreError::Damaged { .. } => (ErrorCode::Corrupt, "ryokan verify names everything that is damaged"),
+            StoreError::Damaged { .. }
+            | StoreError::Incomplete { .. }
+            | StoreError::Index { .. }
+            | StoreError::Pack { .. } => (ErrorCode::Corrupt, "ryokan verify names everything that is damaged"),
+            StoreError::InUse { .. } => (ErrorCode::Unavailable, "another ryokand runs with this data"),
+            StoreError::Unsynced => (ErrorCode::Busy, "try again; look at the device if it comes again"),
             StoreError::TooLarge { .. } | StoreError::Range { .. } => (ErrorCode::InvalidArgument, ""),
             StoreError::Full { .. } => (ErrorCode::Busy, "free space on the device or raise the quota, then try again"),
             StoreError::Newer { .. } => {

@@ -1,35 +1,58 @@
-//! The content-addressed store: blobs and large output, each object once, whoever needs it.
+//! The content-addressed store: blobs, large output and what checkpoints hold, each content once, whoever needs it.
 //!
-//! An object is written to a temporary file while it is hashed, synced, renamed to its address, and its directory synced;
-//! only then is the address given out. It is never changed, only removed by garbage collection. Whatever is read is checked
-//! against its address before the last byte of it is given ([`Reader`]), or before the first (ranges). Everything here
-//! blocks: the daemon calls it by way of [`StoreHandle`]. Where objects are is known to `layout` alone.
+//! ```text
+//! bytes ─▶ cut (writer) ─▶ hash ─▶ there already? ─▶ compress (encode) ─▶ append to a pack ─▶ sync ─▶ the address is told
+//!                                        │ yes                            (state, pack)     (durable)
+//!                                        └─▶ touched, so that garbage collection (gc) leaves it
+//! ```
+//!
+//! An object's address is the BLAKE3 hash of its content, however it is stored. Nothing is changed once it is written; only
+//! garbage collection removes. Whatever is read is checked: each chunk against its own address before a byte of it is given, a
+//! whole object against its address before its last byte is. Everything here blocks: the daemon calls it by way of
+//! [`StoreHandle`]. The files are described in `docs/snapshot-format.md`.
+//!
+//! Locks are taken in the order `upkeep`, `syncing`, `state`; `opened` is taken last and alone.
 
+mod durable;
+mod each;
+mod encode;
 mod error;
+mod format;
+mod gc;
 mod handle;
 mod layout;
+mod loose;
+mod pack;
 mod reader;
-mod sweep;
+mod recover;
+mod segment;
+mod state;
+mod touched;
+mod verify;
 mod writer;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::core::ids::Digest;
 use crate::core::limits;
-use crate::sys::fault;
 
 pub use error::StoreError;
+pub use gc::{Fate, GcItem, GcOptions, GcReport};
 pub use handle::StoreHandle;
 pub use reader::Reader;
+pub use touched::Hold;
+pub use verify::{Progress, Verified};
 pub use writer::{Batch, Writer};
 
+use format::Slot;
 use layout::Layout;
-use reader::Checked;
+use pack::{Opened, Pack};
+use state::{Sizes, State, Want};
 
 /// Result of whatever concerns the store.
 pub type Result<T, E = StoreError> = std::result::Result<T, E>;
 
-/// An open store. Cheap to clone; all clones share what was checked.
+/// An open store. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Store {
     shared: Arc<Shared>,
@@ -38,42 +61,41 @@ pub struct Store {
 #[derive(Debug)]
 struct Shared {
     layout: Layout,
-    checked: Mutex<Checked>,
-    temps: sweep::Temps,
+    /// Held by who writes index files or collects garbage.
+    upkeep: Mutex<()>,
+    /// Held by who waits for the device.
+    syncing: Mutex<()>,
+    state: Mutex<State>,
+    opened: Mutex<Opened>,
 }
 
-/// What [`Store::verify`] found.
-#[derive(Debug, Default)]
-pub struct Verified {
-    /// Objects whose content is what their address says.
-    pub good: u64,
-    /// Bytes of those.
-    pub bytes: u64,
-    /// Those that are damaged or cannot be read.
-    pub damaged: Vec<StoreError>,
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What a panic may have cut short here is a step of memory that the next opening repeats; nothing on disk depends on it.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Store {
-    /// Opens the store in a directory, or makes one. Removes what dead writers left.
+    /// Opens the store in a directory, or makes one. Takes away what dead writers left. A store of format 1 is taken over.
     ///
     /// # Errors
-    /// [`StoreError::Newer`] for a store of a later release; `Full`, `Io`.
+    /// [`StoreError::Newer`] for a store of a later release; `InUse` if it is open already; `Full`, `Io`.
     pub fn open(dir: &std::path::Path) -> Result<Store> {
+        Store::open_sized(dir, Sizes::default())
+    }
+
+    fn open_sized(dir: &std::path::Path, sizes: Sizes) -> Result<Store> {
         let layout = Layout::open(dir)?;
-        let temps = sweep::Temps::open(&layout)?;
-        Ok(Store { shared: Arc::new(Shared { layout, checked: Mutex::new(Checked::default()), temps }) })
+        let state = Mutex::new(recover::recover(&layout, sizes)?);
+        let (upkeep, syncing, opened) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Ok(Store { shared: Arc::new(Shared { layout, upkeep, syncing, state, opened }) })
     }
 
     /// Stores bytes that are in memory.
     ///
     /// # Errors
-    /// `TooLarge`, `Full`, `Io`; nothing is left then.
+    /// `TooLarge`, `Full`, `Io`; no object is there then.
     pub fn put(&self, bytes: &[u8]) -> Result<Digest> {
-        let digest = Digest::from_bytes(*blake3::hash(bytes).as_bytes());
-        if self.is_kept(digest, bytes.len() as u64)? {
-            return Ok(digest);
-        }
-        let mut writer = self.writer(bytes.len() as u64)?;
+        let mut writer = self.writer(limits::BLOB_BYTES)?;
         writer.write(bytes)?;
         writer.finish().map(|(digest, _)| digest)
     }
@@ -82,19 +104,24 @@ impl Store {
     /// [`limits::BLOB_BYTES`]).
     ///
     /// # Errors
-    /// `Full`, `Io`.
+    /// None at present; a later one may need room at once.
     pub fn writer(&self, limit: u64) -> Result<Writer> {
-        Writer::begin(self.clone(), limit.min(limits::BLOB_BYTES))
+        Ok(Writer::begin(Arc::new(Hold::begin(self)), limit.min(limits::BLOB_BYTES)))
     }
 
-    /// Begins several objects that become durable together: fewer waits for the device.
+    /// Begins several objects that become durable together: one wait for the device, however many they are.
     pub fn batch(&self) -> Batch {
-        Batch::new(self.clone())
+        Batch::begin(self)
+    }
+
+    /// Keeps whatever is written or used again from now on, until it is dropped.
+    pub fn hold(&self) -> Hold {
+        Hold::begin(self)
     }
 
     /// Whether there is an object of that address. Says nothing of its content.
     pub fn contains(&self, digest: Digest) -> bool {
-        self.shared.layout.object(digest).is_file()
+        self.slots(digest, Want::Object).is_ok_and(|slots| !slots.is_empty()) || self.loose(digest).is_file()
     }
 
     /// Length of an object in bytes.
@@ -102,73 +129,110 @@ impl Store {
     /// # Errors
     /// `NotFound`, `Io`.
     pub fn size(&self, digest: Digest) -> Result<u64> {
-        Ok(self.shared.layout.stat(digest)?.len())
+        match self.slots(digest, Want::Object)?.first() {
+            Some(slot) => Ok(slot.size),
+            None => self.loose_size(digest),
+        }
     }
 
     /// Every object's address and length, in no order.
     ///
     /// # Errors
-    /// A directory that cannot be read.
+    /// A pack or directory that cannot be read.
     pub fn objects(&self) -> impl Iterator<Item = Result<(Digest, u64)>> + '_ {
-        self.shared.layout.objects()
+        let packs: Vec<u32> = self.state().packs.keys().copied().collect();
+        let slots = packs.into_iter().flat_map(move |number| match self.canonical(number) {
+            Ok(slots) => slots.into_iter().map(Ok).collect::<Vec<_>>(),
+            Err(error) => vec![Err(error)],
+        });
+        let is_object = |slot: &Result<Slot>| slot.as_ref().map_or(true, |slot| slot.kind.is_object());
+        let packed = slots.filter(is_object).map(|slot| slot.map(|slot| (slot.digest, slot.size)));
+        let packed_too = |digest| self.slots(digest, Want::Object).is_ok_and(|slots| !slots.is_empty());
+        let alone = move |object: &Result<(Digest, u64)>| object.as_ref().map_or(true, |(d, _)| !packed_too(*d));
+        packed.chain(self.loose_objects().filter(alone))
     }
 
-    /// Removes an object: garbage collection only. Says whether there was one.
-    ///
-    /// # Errors
-    /// `Io`.
-    pub fn remove(&self, digest: Digest) -> Result<bool> {
-        self.checked(|checked| checked.forget(digest));
-        let path = self.shared.layout.object(digest);
-        // After a loss of power it may be there again: it is collected again then.
-        match fault::point("store.object.remove").and_then(|()| std::fs::remove_file(&path)) {
-            Ok(()) => Ok(true),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(StoreError::io("remove", &path, error)),
-        }
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.shared.state)
     }
 
-    /// Reads every object and names the damaged ones.
-    ///
-    /// # Errors
-    /// A directory that cannot be read.
-    pub fn verify(&self) -> Result<Verified> {
-        let mut verified = Verified::default();
-        for object in self.objects() {
-            let (digest, _) = object?;
-            self.checked(|checked| checked.forget(digest));
-            match self.check(digest) {
-                Ok(bytes) => {
-                    verified.good += 1;
-                    verified.bytes += bytes;
-                }
-                // Removed since it was listed: no damage.
-                Err(StoreError::NotFound(_)) => {}
-                Err(error) => verified.damaged.push(error),
+    /// Where a digest's durable entries are, the best one first.
+    fn slots(&self, digest: Digest, want: Want) -> Result<Vec<Slot>> {
+        self.state().find_durable(digest, want)
+    }
+
+    /// The entries of a pack that count and are the first that anybody would read. None if the pack is gone.
+    fn canonical(&self, number: u32) -> Result<Vec<Slot>> {
+        let slots = match self.entries(number) {
+            Ok(slots) => slots,
+            Err(_) if !self.state().packs.contains_key(&number) => return Ok(Vec::new()),
+            Err(error) => return Err(error),
+        };
+        let mut state = self.state();
+        let mut first = Vec::with_capacity(slots.len());
+        for slot in slots {
+            let want = if slot.kind.is_object() { Want::Object } else { Want::Data };
+            if state.find_durable(slot.digest, want)?.first() == Some(&slot) {
+                first.push(slot);
             }
         }
-        Ok(verified)
+        Ok(first)
     }
 
-    fn checked<T>(&self, with: impl FnOnce(&mut Checked) -> T) -> T {
-        // The cache holds no invariant that a panic could have broken.
-        with(&mut self.shared.checked.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// Whether an object is there, whole and durable, so that it need not be written again. One that is damaged is not: it
-    /// will be replaced.
-    fn is_kept(&self, digest: Digest, size: u64) -> Result<bool> {
-        let good = self.contains(digest) && self.check(digest).is_ok_and(|found| found == size);
-        if good && !self.checked(|checked| checked.is_durable(digest)) {
-            // Perhaps another writer has just renamed it and not yet synced.
-            self.shared.layout.sync_shard(digest)?;
-            self.checked(|checked| checked.set_durable(digest));
+    /// Every entry of a pack, whether it counts or not.
+    fn entries(&self, number: u32) -> Result<Vec<Slot>> {
+        let open = |state: &State| {
+            let heads = state.full.iter().chain(&state.head);
+            heads.into_iter().find(|head| head.pack.number == number).map(|head| head.slots.clone())
+        };
+        let unfinished = open(&self.state());
+        match unfinished {
+            Some(slots) => Ok(slots),
+            None => self.pack(number)?.slots(),
         }
-        Ok(good)
+    }
+
+    fn pack(&self, number: u32) -> Result<Arc<Pack>> {
+        lock(&self.shared.opened).get(&self.shared.layout.packs, number)
+    }
+
+    /// Reads with the best of several entries that can be read, and remembers the damaged ones.
+    fn read_best<T>(&self, slots: &[Slot], read: impl Fn(&Pack, &Slot) -> Result<T>) -> Result<Option<T>> {
+        let mut damaged = None;
+        for slot in slots {
+            match self.pack(slot.pack).and_then(|pack| read(&pack, slot)) {
+                Ok(found) => return Ok(Some(found)),
+                Err(error @ StoreError::Damaged { .. }) => {
+                    self.state().bad.insert(slot.place());
+                    damaged = damaged.or(Some(error));
+                }
+                // Collected since: its entries are elsewhere now.
+                Err(_) if !self.state().packs.contains_key(&slot.pack) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        damaged.map_or(Ok(None), Err)
+    }
+
+    /// Reads an entry of a digest, wherever it is now.
+    fn read_entry<T>(&self, digest: Digest, want: Want, read: impl Fn(&Pack, &Slot) -> Result<T>) -> Result<T> {
+        // Garbage collection may move it between the look and the reading, but not twice.
+        for _ in 0..3 {
+            let slots = self.slots(digest, want)?;
+            if slots.is_empty() {
+                break;
+            }
+            if let Some(found) = self.read_best(&slots, &read)? {
+                return Ok(found);
+            }
+        }
+        Err(StoreError::NotFound(digest))
     }
 }
 
 #[cfg(test)]
 mod crash_tests;
+#[cfg(test)]
+mod gc_tests;
 #[cfg(test)]
 mod store_tests;

@@ -1,108 +1,55 @@
-//! Reading objects, and the memory of what was checked.
-//!
-//! A whole read is checked as it goes: the last bytes are given only if the digest is right, so whoever reads to the end has
-//! the true content. A range needs the whole object checked first; that is remembered for a bounded number of objects,
-//! together with what the file system said of the file then. A file that was touched since is checked again.
+//! Reading objects. A chunk is held against its own address before any byte of it is given; whoever reads a whole object to
+//! the end has bytes that are its address's besides, and gets the last of them only then.
 
-use std::collections::{HashMap, VecDeque};
-use std::fs::{File, Metadata};
 use std::io::{self, Read};
-use std::os::unix::fs::{FileExt as _, MetadataExt as _};
-use std::path::PathBuf;
+use std::sync::Arc;
 
-use super::{Result, Store, StoreError};
+use super::format::{List, Slot};
+use super::loose::Loose;
+use super::pack::Pack;
+use super::state::Want;
+use super::{Result, Store, StoreError, limits};
 use crate::core::ids::Digest;
-use crate::core::limits;
 
-/// What was known of an object's file when its content was checked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Mark {
-    inode: (u64, u64),
-    size: u64,
-    changed: (i64, i64),
+/// What an object is made of.
+#[derive(Debug)]
+enum Made {
+    Packed(Packed),
+    Loose(Loose),
 }
 
-impl Mark {
-    fn of(meta: &Metadata) -> Mark {
-        // The change time moves with content, mode and name, and no program can set it back.
-        Mark { inode: (meta.dev(), meta.ino()), size: meta.len(), changed: (meta.ctime(), meta.ctime_nsec()) }
-    }
+#[derive(Debug)]
+struct Packed {
+    chunks: Vec<(Digest, u32)>,
+    next: usize,
+    /// Where the chunks of this object were when it was opened, with their packs: those stay readable if they are removed.
+    pinned: Vec<(Slot, Arc<Pack>)>,
+    /// The chunk that is being given, and how much of it was.
+    plain: Vec<u8>,
+    given: usize,
 }
-
-/// Objects whose content was checked, the oldest forgotten first.
-#[derive(Debug, Default)]
-pub(super) struct Checked {
-    marks: HashMap<Digest, (Mark, bool)>,
-    order: VecDeque<Digest>,
-}
-
-impl Checked {
-    fn remember(&mut self, digest: Digest, mark: Mark, durable: bool) {
-        if self.marks.insert(digest, (mark, durable)).is_none() {
-            self.order.push_back(digest);
-        }
-        while self.order.len() > limits::OBJECTS_CHECKED {
-            if let Some(oldest) = self.order.pop_front() {
-                self.marks.remove(&oldest);
-            }
-        }
-    }
-
-    /// Notes an object that this process has written and synced.
-    pub(super) fn set_written(&mut self, digest: Digest, meta: &Metadata) {
-        self.remember(digest, Mark::of(meta), true);
-    }
-
-    pub(super) fn is_durable(&self, digest: Digest) -> bool {
-        self.marks.get(&digest).is_some_and(|(_, durable)| *durable)
-    }
-
-    pub(super) fn set_durable(&mut self, digest: Digest) {
-        if let Some((_, durable)) = self.marks.get_mut(&digest) {
-            *durable = true;
-        }
-    }
-
-    /// Forgets an object; its place in the order runs out by itself.
-    pub(super) fn forget(&mut self, digest: Digest) {
-        if self.marks.remove(&digest).is_some() {
-            self.order.retain(|other| *other != digest);
-        }
-    }
-
-    fn holds(&self, digest: Digest, mark: Mark) -> bool {
-        self.marks.get(&digest).is_some_and(|(known, _)| *known == mark)
-    }
-}
-
-/// Bytes that one read of a check asks for.
-const PIECE: usize = 256 << 10;
 
 impl Store {
     /// Opens an object for reading to its end.
     ///
     /// # Errors
-    /// `NotFound`, `Io`.
+    /// `NotFound`, `Damaged` or `Incomplete` if its list of chunks is, `Io`.
     pub fn open_object(&self, digest: Digest) -> Result<Reader> {
-        let file = self.shared.layout.open_object(digest)?;
-        let path = self.shared.layout.object(digest);
-        let meta = file.metadata().map_err(|e| StoreError::io("look at", &path, e))?;
-        let reader = Reader {
-            store: self.clone(),
-            file,
-            path,
-            digest,
-            mark: Mark::of(&meta),
-            hasher: blake3::Hasher::new(),
-            read: 0,
+        let (size, made) = match self.chunks(digest) {
+            Ok(list) => (list.size, Made::Packed(self.pin(digest, list.chunks)?)),
+            Err(StoreError::NotFound(_)) => {
+                let loose = self.open_loose(digest)?;
+                (loose.size, Made::Loose(loose))
+            }
+            Err(error) => return Err(error),
         };
-        Ok(reader)
+        Ok(Reader { store: self.clone(), digest, size, made, hasher: blake3::Hasher::new(), read: 0 })
     }
 
     /// Reads a whole object of at most `limit` bytes.
     ///
     /// # Errors
-    /// `NotFound`, `TooLarge`, `Damaged`, `Io`.
+    /// `NotFound`, `TooLarge`, `Damaged`, `Incomplete`, `Io`.
     pub fn get(&self, digest: Digest, limit: u64) -> Result<Vec<u8>> {
         let mut reader = self.open_object(digest)?;
         if reader.size() > limit {
@@ -120,42 +67,97 @@ impl Store {
         Ok(bytes)
     }
 
-    /// Reads `length` bytes from `from`, fewer at the object's end. The whole object is checked first, once.
+    /// Reads `length` bytes from `from`, fewer at the object's end. The chunks that they are in are checked.
     ///
     /// # Errors
-    /// `NotFound`, `Range` if `from` is beyond the end, `Damaged`, `Io`.
+    /// `NotFound`, `Range` if `from` is beyond the end, `Damaged`, `Incomplete`, `Io`.
     pub fn get_range(&self, digest: Digest, from: u64, length: usize) -> Result<Vec<u8>> {
-        let size = self.check(digest)?;
-        let to = from.saturating_add(length as u64);
-        if from > size {
-            return Err(StoreError::Range { digest, from, to, size });
-        }
-        // No more memory than there are bytes.
-        let length = usize::try_from(to.min(size) - from).unwrap_or(length);
-        let mut bytes = vec![0; length];
-        let file = self.shared.layout.open_object(digest)?;
-        match file.read_exact_at(&mut bytes, from) {
-            Ok(()) => Ok(bytes),
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                Err(StoreError::Damaged { digest, path: self.shared.layout.object(digest) })
+        let list = match self.chunks(digest) {
+            Err(StoreError::NotFound(_)) => {
+                self.adopt(digest)?;
+                self.chunks(digest)?
             }
-            Err(error) => Err(StoreError::io("read", &self.shared.layout.object(digest), error)),
+            list => list?,
+        };
+        let to = from.saturating_add(length as u64);
+        if from > list.size {
+            return Err(StoreError::Range { digest, from, to, size: list.size });
+        }
+        let to = to.min(list.size);
+        // No more memory than there are bytes.
+        let mut bytes = Vec::with_capacity((to - from) as usize);
+        let mut at = 0;
+        for (chunk, length) in list.chunks {
+            let end = at + u64::from(length);
+            if end > from && at < to {
+                let plain = self.chunk(digest, chunk, length)?;
+                let within = |place: u64| (place.clamp(at, end) - at) as usize;
+                bytes.extend_from_slice(&plain[within(from)..within(to)]);
+            }
+            at = end;
+        }
+        Ok(bytes)
+    }
+
+    /// An object's chunks; a small one is its own only chunk. `NotFound` for an object of format 1, too.
+    pub(super) fn chunks(&self, digest: Digest) -> Result<List> {
+        self.read_entry(digest, Want::Object, |pack, slot| {
+            if slot.kind.is_data() {
+                let chunks = vec![(digest, slot.size as u32)];
+                return Ok(List { size: slot.size, chunks });
+            }
+            pack.read_list(slot)
+        })
+    }
+
+    /// A chunk of an object, checked. Errors name the object.
+    fn chunk(&self, object: Digest, chunk: Digest, length: u32) -> Result<Vec<u8>> {
+        match self.read_entry(chunk, Want::Data, Pack::read) {
+            Ok(plain) if plain.len() == length as usize => Ok(plain),
+            Ok(_) | Err(StoreError::NotFound(_)) => Err(StoreError::Incomplete { digest: object, part: chunk }),
+            Err(StoreError::Damaged { path, offset, .. }) => Err(StoreError::Damaged { digest: object, path, offset }),
+            Err(error) => Err(error),
         }
     }
 
-    /// Checks an object's content unless that was done since its file last changed. Gives its length.
-    ///
-    /// # Errors
-    /// `NotFound`, `Damaged`, `Io`.
-    pub fn check(&self, digest: Digest) -> Result<u64> {
-        let meta = self.shared.layout.stat(digest)?;
-        if self.checked(|checked| checked.holds(digest, Mark::of(&meta))) {
-            return Ok(meta.len());
+    /// Holds the packs of an object's chunks open, as far as there is room.
+    fn pin(&self, object: Digest, chunks: Vec<(Digest, u32)>) -> Result<Packed> {
+        let mut pinned: Vec<(Slot, Arc<Pack>)> = Vec::new();
+        let mut packs: Vec<Arc<Pack>> = Vec::new();
+        for (chunk, _) in &chunks {
+            let slots = self.slots(*chunk, Want::Data)?;
+            let Some(slot) = slots.first().filter(|slot| slot.kind.is_data()) else {
+                return Err(StoreError::Incomplete { digest: object, part: *chunk });
+            };
+            let pack = match packs.iter().find(|pack| pack.number == slot.pack) {
+                Some(pack) => Arc::clone(pack),
+                None if packs.len() == limits::STORE_READER_PACKS => break,
+                // Collected in this very moment: it is looked for again when it is read.
+                None => match self.pack(slot.pack) {
+                    Ok(pack) => pack,
+                    Err(_) => break,
+                },
+            };
+            if packs.last().is_none_or(|last| last.number != pack.number) {
+                packs.push(Arc::clone(&pack));
+            }
+            pinned.push((*slot, pack));
         }
+        Ok(Packed { chunks, next: 0, pinned, plain: Vec::new(), given: 0 })
+    }
+
+    /// Takes an object of format 1 into packs: parts of it can be read then without reading all of it each time.
+    pub(super) fn adopt(&self, digest: Digest) -> Result<()> {
         let mut reader = self.open_object(digest)?;
-        let mut piece = vec![0; PIECE];
-        while reader.read_some(&mut piece)? > 0 {}
-        Ok(reader.size())
+        let mut writer = self.writer(limits::BLOB_BYTES)?;
+        let mut piece = vec![0; 256 << 10];
+        loop {
+            match reader.read_some(&mut piece)? {
+                0 => break,
+                count => writer.write(&piece[..count])?,
+            }
+        }
+        writer.adopt()
     }
 }
 
@@ -163,10 +165,9 @@ impl Store {
 #[derive(Debug)]
 pub struct Reader {
     store: Store,
-    file: File,
-    path: PathBuf,
     digest: Digest,
-    mark: Mark,
+    size: u64,
+    made: Made,
     hasher: blake3::Hasher,
     read: u64,
 }
@@ -174,43 +175,91 @@ pub struct Reader {
 impl Reader {
     /// The object's length in bytes.
     pub fn size(&self) -> u64 {
-        self.mark.size
+        self.size
     }
 
     /// Reads some bytes; 0 only at the end (or into no room). The last bytes come only if all of them are the object's.
     ///
     /// # Errors
-    /// `Damaged`, `Io`.
+    /// `Damaged`, `Incomplete`, `Io`.
     pub fn read_some(&mut self, room: &mut [u8]) -> Result<usize> {
-        let left = self.mark.size - self.read;
+        match self.made {
+            Made::Packed(_) => self.read_packed(room),
+            Made::Loose(_) => self.read_loose(room),
+        }
+    }
+
+    fn read_packed(&mut self, room: &mut [u8]) -> Result<usize> {
+        let Made::Packed(packed) = &mut self.made else { return Ok(0) };
+        if packed.given == packed.plain.len() && packed.next < packed.chunks.len() {
+            let (chunk, length) = packed.chunks[packed.next];
+            let pinned = packed.pinned.get(packed.next).and_then(|(slot, pack)| pack.read(slot).ok());
+            let pinned = pinned.filter(|plain| plain.len() == length as usize);
+            packed.plain = match pinned {
+                Some(plain) => plain,
+                None => self.store.chunk(self.digest, chunk, length)?,
+            };
+            packed.given = 0;
+            packed.next += 1;
+            if packed.chunks.len() > 1 {
+                self.hasher.update(&packed.plain);
+            }
+            let ended = packed.next == packed.chunks.len();
+            let whole = packed.chunks.len() == 1 && chunk == self.digest;
+            if ended && !whole && self.hash_of_all(&chunk) != self.digest {
+                return Err(self.damaged());
+            }
+        }
+        let Made::Packed(packed) = &mut self.made else { return Ok(0) };
+        let left = &packed.plain[packed.given..];
+        let count = left.len().min(room.len());
+        room[..count].copy_from_slice(&left[..count]);
+        packed.given += count;
+        Ok(count)
+    }
+
+    /// The digest of the whole object; that of its only chunk is known already.
+    fn hash_of_all(&self, chunk: &Digest) -> Digest {
+        match &self.made {
+            Made::Packed(packed) if packed.chunks.len() == 1 => *chunk,
+            Made::Packed(_) | Made::Loose(_) => Digest::from_bytes(*self.hasher.finalize().as_bytes()),
+        }
+    }
+
+    fn read_loose(&mut self, room: &mut [u8]) -> Result<usize> {
+        let Made::Loose(loose) = &mut self.made else { return Ok(0) };
+        let left = self.size - self.read;
         let most = usize::try_from(left).unwrap_or(usize::MAX).min(room.len());
-        let count = match self.file.read(&mut room[..most]) {
-            Ok(count) => count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => return self.read_some(room),
-            Err(error) => return Err(StoreError::io("read", &self.path, error)),
-        };
+        let count = loose.read(&mut room[..most])?;
         self.hasher.update(&room[..count]);
         self.read += count as u64;
-        let ended = self.read == self.mark.size;
         let short = count == 0 && most > 0;
+        let ended = self.read == self.size;
         if short || (ended && self.hasher.finalize().as_bytes() != self.digest.as_bytes()) {
-            self.store.checked(|checked| checked.forget(self.digest));
-            return Err(StoreError::Damaged { digest: self.digest, path: self.path.clone() });
-        }
-        if ended {
-            self.store.checked(|checked| {
-                let durable = checked.is_durable(self.digest);
-                checked.remember(self.digest, self.mark, durable);
-            });
+            return Err(self.damaged());
         }
         Ok(count)
+    }
+
+    fn damaged(&self) -> StoreError {
+        let digest = self.digest;
+        let (path, offset) = match &self.made {
+            Made::Loose(loose) => (loose.path().to_owned(), 0),
+            Made::Packed(packed) => packed.pinned.first().map_or_else(
+                || (self.store.shared.layout.packs.clone(), 0),
+                |(slot, pack)| (pack.path().to_owned(), u64::from(slot.offset)),
+            ),
+        };
+        StoreError::Damaged { digest, path, offset }
     }
 }
 
 impl Read for Reader {
     fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
         self.read_some(room).map_err(|error| match error {
-            StoreError::Damaged { .. } => io::Error::new(io::ErrorKind::InvalidData, error),
+            StoreError::Damaged { .. } | StoreError::Incomplete { .. } => {
+                io::Error::new(io::ErrorKind::InvalidData, error)
+            }
             error => io::Error::other(error),
         })
     }

@@ -1,28 +1,46 @@
-//! The store against a map, damage, full devices, and measurements.
+//! The store against a map, damage, full devices, and its former format.
 
 use std::collections::HashMap;
 use std::io::Read as _;
-use std::os::unix::fs::PermissionsExt as _;
-use std::time::Instant;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+use std::time::Duration;
 
 use proptest::prelude::*;
 
+use super::format::{Kind, digest_of};
 use super::*;
 use crate::sys::fault::tests::with_fault;
 
-fn store() -> (tempfile::TempDir, Store) {
+/// Small enough that a few hundred kilobytes fill packs, and a few entries an index file.
+pub(super) const SMALL: Sizes = Sizes { pack_bytes: 600_000, pack_entries: 40, fresh: 30 };
+
+pub(super) fn store() -> (tempfile::TempDir, Store) {
     let dir = tempfile::tempdir().expect("a temporary directory");
-    let store = Store::open(&dir.path().join("store")).expect("opened");
+    let store = Store::open_sized(&dir.path().join("store"), SMALL).expect("opened");
     (dir, store)
 }
 
-/// Changes an object's bytes behind the store's back.
-fn damage(store: &Store, digest: Digest, change: impl FnOnce(&mut Vec<u8>)) {
-    let path = store.shared.layout.object(digest);
-    let mut bytes = std::fs::read(&path).expect("readable");
-    change(&mut bytes);
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).expect("set");
-    std::fs::write(&path, bytes).expect("written");
+/// The same bytes for the same seed, and nothing that compression could find.
+pub(super) fn noise(seed: u64, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    blake3::Hasher::new().update(&seed.to_le_bytes()).finalize_xof().fill(&mut bytes);
+    bytes
+}
+
+pub(super) fn at_once(live: impl FnMut(Digest) -> bool, store: &Store) -> GcReport {
+    let options = GcOptions { grace: Duration::ZERO, ..GcOptions::default() };
+    store.gc(options, live, |_| ()).expect("collected")
+}
+
+/// Flips a bit of what is stored for an address, behind the store's back.
+pub(super) fn flip(store: &Store, digest: Digest, want: Want, at: u32) {
+    let slot = store.slots(digest, want).expect("read")[0];
+    let path = pack::path(&store.shared.layout.packs, slot.pack);
+    let file = std::fs::File::options().read(true).write(true).open(path).expect("opened");
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, u64::from(slot.offset + at)).expect("read");
+    file.write_all_at(&[byte[0] ^ 1], u64::from(slot.offset + at)).expect("written");
 }
 
 #[derive(Debug, Clone)]
@@ -30,77 +48,124 @@ enum Op {
     Put(Vec<u8>),
     Pieces(Vec<Vec<u8>>),
     Batch(Vec<Vec<u8>>),
-    Remove(usize),
+    Each(Vec<Vec<u8>>),
+    Gc(u8, u8),
+    DryGc(u8),
     Get(usize),
     Range(usize, u64, usize),
     Reopen,
 }
 
 fn any_op() -> impl Strategy<Value = Op> {
-    // Few different contents, so that the same comes again.
-    let content = || prop::collection::vec(0u8..3, 0..6);
+    // Few different contents, so that the same comes again; some are cut into chunks, which they share.
+    let small = prop::collection::vec(0u8..3, 0..6);
+    let large = (0u64..2, 0usize..3, 200_000usize..900_000).prop_map(|(seed, insert, length)| {
+        let mut bytes = noise(seed, length / 100_000 * 100_000);
+        bytes.splice(1000..1000, vec![7; insert]);
+        bytes
+    });
+    let content = || prop_oneof![4 => small.clone(), 1 => large.clone()];
+    let contents = || prop::collection::vec(content(), 0..4);
     prop_oneof![
-        3 => content().prop_map(Op::Put),
-        1 => prop::collection::vec(content(), 0..4).prop_map(Op::Pieces),
-        1 => prop::collection::vec(content(), 0..4).prop_map(Op::Batch),
-        1 => any::<usize>().prop_map(Op::Remove),
+        4 => content().prop_map(Op::Put),
+        2 => contents().prop_map(Op::Pieces),
+        2 => contents().prop_map(Op::Batch),
+        2 => contents().prop_map(Op::Each),
+        2 => (any::<u8>(), 0u8..=100).prop_map(|(mask, percent)| Op::Gc(mask, percent)),
+        1 => any::<u8>().prop_map(Op::DryGc),
         3 => any::<usize>().prop_map(Op::Get),
-        2 => (any::<usize>(), 0u64..8, 0usize..8).prop_map(|(at, from, length)| Op::Range(at, from, length)),
-        1 => Just(Op::Reopen),
+        2 => (any::<usize>(), 0u64..500_000, 0usize..400_000).prop_map(|(at, from, length)| Op::Range(at, from, length)),
+        2 => Just(Op::Reopen),
     ]
 }
 
-fn run(store: &mut Option<Store>, root: &std::path::Path, model: &mut HashMap<Digest, Vec<u8>>, op: Op) -> Result<()> {
-    let known = |at: usize, model: &HashMap<Digest, Vec<u8>>| {
-        let mut all: Vec<_> = model.keys().copied().collect();
-        all.sort();
-        all.get(at % all.len().max(1)).copied()
-    };
+type Model = HashMap<Digest, Vec<u8>>;
+
+fn known(at: usize, model: &Model) -> Option<Digest> {
+    let mut all: Vec<_> = model.keys().copied().collect();
+    all.sort();
+    all.get(at % all.len().max(1)).copied()
+}
+
+fn collect(store: &Store, model: &mut Model, mask: u8, percent: u8, dry_run: bool) -> Result<()> {
+    let is_live = |digest: Digest| digest.as_bytes()[0] & mask != 0;
+    let options = GcOptions { dry_run, grace: Duration::ZERO, live_percent: percent };
+    let mut fates = HashMap::new();
+    let report = store.gc(options, is_live, |item| assert!(fates.insert(item.digest, item).is_none()))?;
+    assert_eq!(report.kept + report.dropped, model.len() as u64);
+    for (digest, bytes) in &*model {
+        let item = fates[digest];
+        assert_eq!(item.bytes, bytes.len() as u64);
+        assert_eq!(item.fate == Fate::Live, is_live(*digest));
+        assert!(item.fate != Fate::Recent, "nobody writes");
+    }
+    if dry_run {
+        return Ok(());
+    }
+    model.retain(|digest, _| fates[digest].fate.is_kept());
+    for (digest, item) in &fates {
+        assert_eq!(store.contains(*digest), item.fate.is_kept());
+        if !item.fate.is_kept() {
+            assert!(matches!(store.get(*digest, u64::MAX), Err(StoreError::NotFound(_))));
+        }
+    }
+    Ok(())
+}
+
+fn read_range(store: &Store, digest: Digest, content: &[u8], from: u64, length: usize) {
+    match store.get_range(digest, from, length) {
+        Ok(bytes) => {
+            let end = (from as usize + length).min(content.len());
+            assert_eq!(bytes, content[from as usize..end]);
+        }
+        Err(error) => {
+            assert!(matches!(error, StoreError::Range { .. }) && from as usize > content.len(), "{error}");
+        }
+    }
+}
+
+fn run(store: &mut Option<Store>, root: &Path, model: &mut Model, op: Op) -> Result<()> {
     if let Op::Reopen = op {
         *store = None;
-        *store = Some(Store::open(root)?);
+        *store = Some(Store::open_sized(root, SMALL)?);
     }
     let open = store.as_ref().expect("a store is open");
     match op {
         Op::Put(bytes) => drop(model.insert(open.put(&bytes)?, bytes)),
         Op::Pieces(pieces) => {
-            let mut writer = open.writer(1000)?;
+            let mut writer = open.writer(10_000_000)?;
             pieces.iter().try_for_each(|piece| writer.write(piece))?;
             let (digest, size) = writer.finish()?;
-            assert_eq!(size as usize, pieces.concat().len());
+            assert_eq!((digest, size as usize), (digest_of(&pieces.concat()), pieces.concat().len()));
             model.insert(digest, pieces.concat());
         }
         Op::Batch(contents) => {
-            let mut batch = open.batch();
+            let batch = open.batch();
             for content in contents {
                 model.insert(batch.put(&content)?, content);
             }
             batch.commit()?;
         }
-        Op::Remove(at) => {
-            if let Some(digest) = known(at, model) {
-                assert!(open.remove(digest)?);
-                model.remove(&digest);
-                assert!(matches!(open.get(digest, 1000), Err(StoreError::NotFound(_))));
+        Op::Each(contents) => {
+            let batch = open.batch();
+            let source = |n: usize| Ok::<_, Box<dyn std::error::Error + Send + Sync>>(Some(&contents[n][..]));
+            let stored = batch.put_each(contents.len(), source).expect("stored");
+            batch.commit()?;
+            for (named, content) in stored.into_iter().zip(&contents) {
+                assert_eq!(named, Some((digest_of(content), content.len() as u64)));
+                model.insert(digest_of(content), content.clone());
             }
         }
+        Op::Gc(mask, percent) => collect(open, model, mask, percent, false)?,
+        Op::DryGc(mask) => collect(open, model, mask, 50, true)?,
         Op::Get(at) => {
             if let Some(digest) = known(at, model) {
-                assert_eq!(open.get(digest, 1000)?, model[&digest]);
+                assert_eq!(open.get(digest, u64::MAX)?, model[&digest]);
             }
         }
         Op::Range(at, from, length) => {
             if let Some(digest) = known(at, model) {
-                let content = &model[&digest];
-                match open.get_range(digest, from, length) {
-                    Ok(bytes) => {
-                        let end = (from as usize + length).min(content.len());
-                        assert_eq!(bytes, content[from as usize..end]);
-                    }
-                    Err(error) => {
-                        assert!(matches!(error, StoreError::Range { .. }) && from as usize > content.len(), "{error}");
-                    }
-                }
+                read_range(open, digest, &model[&digest], from, length);
             }
         }
         Op::Reopen => {}
@@ -111,9 +176,9 @@ fn run(store: &mut Option<Store>, root: &std::path::Path, model: &mut HashMap<Di
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
     #[test]
-    fn the_store_is_a_map(ops in prop::collection::vec(any_op(), 1..30)) {
+    fn the_store_is_a_map(ops in prop::collection::vec(any_op(), 1..40)) {
         let (dir, store) = store();
-        let mut model = HashMap::new();
+        let mut model = Model::new();
         let mut store = Some(store);
         for op in ops {
             run(&mut store, &dir.path().join("store"), &mut model, op).map_err(|e| TestCaseError::fail(e.to_string()))?;
@@ -123,52 +188,226 @@ proptest! {
         let mut due: Vec<_> = model.iter().map(|(digest, bytes)| (*digest, bytes.len() as u64)).collect();
         found.sort();
         due.sort();
-        prop_assert_eq!(found, due);
+        prop_assert_eq!(&found, &due);
+        let verified = store.verify(|_| ()).map_err(|e| TestCaseError::fail(e.to_string()))?;
+        prop_assert!(verified.damaged.is_empty(), "{:?}", verified.damaged);
+        prop_assert_eq!(verified.good, due.len() as u64);
+        let digests: Vec<_> = due.iter().map(|(digest, _)| *digest).collect();
+        store.read_each(&digests, |n, reader| -> Result<()> {
+            let mut bytes = Vec::new();
+            reader.read_to_end(&mut bytes).expect("whole");
+            assert_eq!(bytes, model[&digests[n]]);
+            Ok(())
+        }).map_err(|e| TestCaseError::fail(e.to_string()))?;
     }
+}
+
+/// What is written for a content of 10 MB when it is there already but for one byte.
+#[test]
+fn an_inserted_byte_costs_a_few_chunks() {
+    let (_dir, store) = store();
+    let mut content = noise(1, 10_000_000);
+    store.put(&content).expect("stored");
+    let entries = |store: &Store| store.state().packs.keys().copied().collect::<Vec<_>>().into_iter();
+    let parts = |store: &Store| -> Vec<Digest> {
+        let slots = entries(store).flat_map(|number| store.entries(number).expect("read"));
+        slots.filter(|slot| slot.kind == Kind::Part).map(|slot| slot.digest).collect()
+    };
+    let before = parts(&store);
+    assert!((20..=80).contains(&before.len()), "{} chunks", before.len());
+    content.insert(4_000_000, 7);
+    let digest = store.put(&content).expect("stored");
+    let added = parts(&store).len() - before.len();
+    assert!((1..=3).contains(&added), "{added} chunks more");
+    assert_eq!(store.get(digest, u64::MAX).expect("whole"), content);
 }
 
 #[test]
 fn damage_is_seen_before_the_last_byte_and_named() {
     let (_dir, store) = store();
-    let content = vec![7u8; 600_000];
     let good = store.put(b"good").expect("stored");
-    for change in [
-        (|bytes: &mut Vec<u8>| bytes[0] ^= 1) as fn(&mut Vec<u8>),
-        |bytes| bytes[599_999] ^= 1,
-        |bytes| bytes.truncate(1000),
-        |bytes| bytes.push(7),
-        |bytes| bytes.clear(),
+    for (content, want, at) in [
+        (noise(1, 100), Want::Data, 64),
+        (noise(2, 100), Want::Data, 163),
+        (noise(3, 100), Want::Data, 30),
+        (noise(4, 100), Want::Data, 0),
+        (vec![7; 200_000], Want::Data, 70),
+        (noise(5, 1_000_000), Want::Object, 100),
     ] {
-        let digest = store.put(&content).expect("stored, or healed");
+        let digest = store.put(&content).expect("stored");
         assert_eq!(store.get(digest, 1 << 20).expect("whole"), content);
-        assert_eq!(store.get_range(digest, 5, 5).expect("whole"), [7; 5]);
-        damage(&store, digest, change);
+        flip(&store, digest, want, at);
         let is_damaged = |error: StoreError| matches!(error, StoreError::Damaged { digest: d, .. } if d == digest);
         assert!(is_damaged(store.get(digest, 1 << 20).expect_err("damaged")));
         assert!(is_damaged(store.get_range(digest, 5, 5).expect_err("damaged")));
-        let mut streamed = Vec::new();
-        let error = store.open_object(digest).expect("opens").read_to_end(&mut streamed).expect_err("damaged");
-        assert_eq!(error.kind(), std::io::ErrorKind::InvalidData);
-        let verified = store.verify().expect("readable");
-        assert_eq!((verified.good, verified.damaged.len()), (1, 1));
+        let verified = store.verify(|_| ()).expect("readable");
+        assert_eq!(verified.damaged.len(), 1, "{:?}", verified.damaged);
+        assert!(is_damaged(verified.damaged.into_iter().next().expect("one")));
         assert_eq!(store.get(good, 10).expect("unharmed"), b"good");
+        // Known to be damaged, it is written again.
+        assert_eq!(store.put(&content).expect("healed"), digest);
+        assert_eq!(store.get(digest, 1 << 20).expect("whole"), content);
+        assert!(store.verify(|_| ()).expect("readable").damaged.is_empty());
     }
 }
 
 #[test]
-fn nothing_is_left_of_what_failed() {
+fn a_damaged_chunk_concerns_the_objects_that_contain_it_and_no_other() {
     let (dir, store) = store();
-    for label in ["store.temp.create", "store.object.write", "store.object.sync", "store.object.rename"] {
+    let (mut first, other) = (noise(1, 2_000_000), noise(2, 2_000_000));
+    let one = store.put(&first).expect("stored");
+    first.extend_from_slice(b"and more");
+    let two = store.put(&first).expect("stored");
+    let three = store.put(&other).expect("stored");
+    let (chunk, _) = store.chunks(one).expect("a list").chunks[3];
+    flip(&store, chunk, Want::Data, 1000);
+    let place = store.slots(chunk, Want::Data).expect("read")[0];
+    let mut seen = Vec::new();
+    let verified = store.verify(|progress| seen.push(progress)).expect("readable");
+    assert!(seen.last().is_some_and(|last| last.packs == last.of_packs && last.bytes > 4_000_000), "{seen:?}");
+    let mut named: Vec<_> = verified
+        .damaged
+        .iter()
+        .map(|error| match error {
+            StoreError::Damaged { digest, path, offset } => {
+                assert_eq!((pack::number(path), *offset), (Some(place.pack), u64::from(place.offset)));
+                *digest
+            }
+            other => panic!("{other}"),
+        })
+        .collect();
+    let mut affected = store.affected(&[chunk].into()).expect("readable");
+    named.sort();
+    affected.sort();
+    let mut both = vec![one, two];
+    both.sort();
+    assert_eq!((&named, &affected, verified.good), (&both, &both, 1));
+    assert_eq!(store.get(three, u64::MAX).expect("unharmed"), other);
+    let mut streamed = Vec::new();
+    let error = store.open_object(one).expect("opens").read_to_end(&mut streamed).expect_err("damaged");
+    assert_eq!(error.kind(), std::io::ErrorKind::InvalidData);
+    assert_eq!(streamed[..], first[..streamed.len()], "what was given before is right");
+    // A range without the damaged chunk can be read.
+    assert_eq!(store.get_range(one, 0, 1000).expect("whole"), first[..1000]);
+    drop(store);
+    let store = Store::open(&dir.path().join("store")).expect("opens");
+    assert!(matches!(store.get(two, u64::MAX), Err(StoreError::Damaged { digest, .. }) if digest == two));
+}
+
+/// Fills several packs, so that some are full and an index file covers them.
+pub(super) fn fill(store: &Store) -> Model {
+    let mut model = Model::new();
+    let batch = store.batch();
+    for n in 0..150 {
+        let content = noise(n, 20_000 + n as usize);
+        model.insert(batch.put(&content).expect("stored"), content);
+    }
+    batch.commit().expect("durable");
+    assert!(!store.state().segments.is_empty() && store.state().packs.len() > 3);
+    model
+}
+
+fn whole(store: &Store, model: &Model) -> usize {
+    model.iter().filter(|(digest, content)| store.get(**digest, u64::MAX).is_ok_and(|found| found == **content)).count()
+}
+
+#[test]
+fn a_cut_or_damaged_file_harms_nothing_else() {
+    let (dir, store) = store();
+    let model = fill(&store);
+    let root = dir.path().join("store");
+    let newest = *store.state().packs.keys().last().expect("packs");
+    let in_newest = store.entries(newest).expect("read").len();
+    drop(store);
+    let indexes = || std::fs::read_dir(root.join("index")).expect("there").map(|e| e.expect("there").path());
+    // Index files are made again, whatever became of them.
+    let harms: [fn(&mut Vec<u8>); 4] =
+        [|_| (), |b| b[40] ^= 1, |b| b.truncate(100), |b| *b.last_mut().expect("bytes") ^= 1];
+    for harm in harms {
+        for path in indexes() {
+            let mut bytes = std::fs::read(&path).expect("read");
+            harm(&mut bytes);
+            std::fs::write(&path, bytes).expect("written");
+        }
+        let store = Store::open_sized(&root, SMALL).expect("opens");
+        assert_eq!(whole(&store, &model), model.len());
+        assert!(store.verify(|_| ()).expect("readable").damaged.is_empty());
+    }
+    indexes().for_each(|path| std::fs::remove_file(path).expect("removed"));
+    assert_eq!(whole(&Store::open_sized(&root, SMALL).expect("opens"), &model), model.len());
+    // The pack that was being written loses its last entry and nothing more.
+    let head = pack::path(&root.join("packs"), newest);
+    let length = std::fs::metadata(&head).expect("there").len();
+    std::fs::File::options().write(true).open(&head).expect("opened").set_len(length - 1).expect("cut");
+    let store = Store::open_sized(&root, SMALL).expect("opens");
+    assert_eq!(whole(&store, &model), model.len() - 1);
+    assert!(store.verify(|_| ()).expect("readable").damaged.is_empty());
+    drop(store);
+    // A full pack without its table, and with a damaged header, is read through.
+    for (from_end, at) in [(true, 5), (false, 20)] {
+        let path = pack::path(&root.join("packs"), 1);
+        let mut bytes = std::fs::read(&path).expect("read");
+        let at = if from_end { bytes.len() - at } else { at };
+        bytes[at] ^= 1;
+        std::fs::write(&path, bytes).expect("written");
+        indexes().for_each(|path| std::fs::remove_file(path).expect("removed"));
+        let store = Store::open_sized(&root, SMALL).expect("opens");
+        assert_eq!(whole(&store, &model), model.len() - 1);
+        let damaged = store.verify(|_| ()).expect("readable").damaged;
+        assert_eq!(damaged.len(), usize::from(!from_end), "{damaged:?}");
+    }
+    assert!(in_newest > 1);
+}
+
+#[test]
+fn damage_in_the_pack_that_was_being_written_is_named_after_the_next_opening() {
+    let (dir, store) = store();
+    let contents: Vec<Vec<u8>> = (0..5).map(|n| noise(n, 5000)).collect();
+    let digests: Vec<_> = contents.iter().map(|content| store.put(content).expect("stored")).collect();
+    flip(&store, digests[2], Want::Data, 100);
+    flip(&store, digests[4], Want::Data, 100);
+    drop(store);
+    let store = Store::open_sized(&dir.path().join("store"), SMALL).expect("opens");
+    for (n, digest) in digests.iter().enumerate() {
+        match store.get(*digest, u64::MAX) {
+            Ok(found) => assert!(found == contents[n] && n != 2 && n != 4),
+            Err(error) => {
+                assert!(matches!(error, StoreError::Damaged { digest: d, .. } if d == *digest), "{n}: {error}")
+            }
+        }
+    }
+    assert_eq!(store.verify(|_| ()).expect("readable").damaged.len(), 2);
+    store.put(&contents[4]).expect("healed");
+    assert_eq!(store.get(digests[4], u64::MAX).expect("whole"), contents[4]);
+}
+
+#[test]
+fn a_failed_write_leaves_no_object_and_the_next_one_works() {
+    let (_dir, store) = store();
+    for label in ["store.pack.create", "store.pack.write", "store.pack.sync", "store.pack.sync_dir"] {
         for (deed, full) in [("enospc", true), ("eio", false)] {
             let failed = with_fault(&format!("{label}={deed}"), || store.put(b"content").expect_err("armed"));
             assert_eq!(matches!(failed, StoreError::Full { .. }), full, "{label}: {failed}");
-            assert_eq!(store.objects().count(), 0);
-            let temps = &dir.path().join("store/tmp");
-            let files = temps.read_dir().expect("there").filter_map(Result::ok).filter(|e| e.path().is_dir());
-            assert!(files.into_iter().all(|d| d.path().read_dir().expect("there").count() == 0), "{label}");
+            assert_eq!(store.objects().count(), 0, "{label}");
+            assert!(!store.contains(digest_of(b"content")));
         }
     }
-    assert!(store.put(b"content").is_ok());
+    let digest = store.put(b"content").expect("stored");
+    assert_eq!(store.get(digest, 10).expect("whole"), b"content");
+}
+
+#[test]
+fn what_a_failed_sync_may_have_lost_is_not_counted_on_by_others() {
+    let (_dir, store) = store();
+    let batch = store.batch();
+    batch.put(b"shared").expect("written, not yet durable");
+    assert!(!store.contains(digest_of(b"shared")), "nobody sees what is not durable");
+    let other = store.batch();
+    other.put(b"shared").expect("it is there");
+    with_fault("store.pack.sync=eio", || batch.commit().expect_err("armed"));
+    assert!(matches!(other.commit(), Err(StoreError::Unsynced)));
+    assert!(!store.contains(digest_of(b"shared")));
+    assert!(store.put(b"shared").is_ok() && store.contains(digest_of(b"shared")));
 }
 
 #[test]
@@ -188,61 +427,18 @@ fn a_newer_store_is_refused_and_not_touched() {
     let (dir, store) = store();
     drop(store);
     let root = dir.path().join("store");
-    std::fs::write(root.join("format"), "2\n").expect("written");
+    std::fs::write(root.join("format"), "3\n").expect("written");
     let error = Store::open(&root).expect_err("newer");
-    assert!(matches!(&error, StoreError::Newer { found, .. } if found == "2"), "{error}");
+    assert!(matches!(&error, StoreError::Newer { found, .. } if found == "3"), "{error}");
     assert_eq!(crate::core::error::Error::from(error).code, crate::core::error::ErrorCode::Unsupported);
+    std::fs::write(root.join("format"), "2\n").expect("written");
+    assert!(Store::open(&root).is_ok());
 }
 
 #[test]
-fn a_live_writer_of_another_store_is_not_swept() {
+fn a_store_has_one_owner() {
     let (dir, store) = store();
-    let mut writer = store.writer(100).expect("begun");
-    writer.write(b"half").expect("written");
-    let other = Store::open(&dir.path().join("store")).expect("opened beside the first");
-    writer.write(b" and half").expect("still there");
-    let (digest, _) = writer.finish().expect("finished");
-    assert_eq!(other.get(digest, 100).expect("there"), b"half and half");
-}
-
-#[test]
-#[ignore = "a measurement"]
-fn speed_of_the_store() {
-    let (_dir, store) = store();
-    for (name, size, times) in [("1 KiB", 1usize << 10, 200), ("1 MiB", 1 << 20, 50), ("100 MiB", 100 << 20, 5)] {
-        let mut put = Vec::new();
-        let mut get = Vec::new();
-        let mut again = Vec::new();
-        for n in 0..times as u64 {
-            let mut bytes = vec![5u8; size];
-            bytes[..8].copy_from_slice(&n.to_le_bytes());
-            let ms = |start: Instant| start.elapsed().as_secs_f64() * 1e3;
-            let start = Instant::now();
-            let digest = store.put(&bytes).expect("stored");
-            put.push(ms(start));
-            let start = Instant::now();
-            store.put(&bytes).expect("stored");
-            again.push(ms(start));
-            let start = Instant::now();
-            store.get(digest, u64::MAX).expect("there");
-            get.push(ms(start));
-        }
-        let p50 = |list: &mut Vec<f64>| {
-            list.sort_by(f64::total_cmp);
-            list[list.len() / 2]
-        };
-        println!(
-            "{name:8} put {:8.3} ms, again {:8.3} ms, get {:8.3} ms",
-            p50(&mut put),
-            p50(&mut again),
-            p50(&mut get)
-        );
-    }
-    let start = Instant::now();
-    let mut batch = store.batch();
-    for n in 0..200u32 {
-        batch.put(&[&n.to_le_bytes()[..], &[1; 1020]].concat()).expect("stored");
-    }
-    batch.commit().expect("durable");
-    println!("batch of 200 of 1 KiB: {:.3} ms each", start.elapsed().as_secs_f64() * 1e3 / 200.0);
+    assert!(matches!(Store::open(&dir.path().join("store")), Err(StoreError::InUse { .. })));
+    drop(store);
+    assert!(Store::open(&dir.path().join("store")).is_ok());
 }

@@ -1,143 +1,185 @@
-//! Writing objects: one at a time, or several that become durable together.
+//! Writing objects: one at a time, or many that become durable together.
+//!
+//! An object of up to [`limits::STORE_WHOLE_BYTES`] is one entry. A larger one is cut where its content says (FastCDC), so that
+//! what two objects have in common is found although it stands at different places; then its list of chunks is written, last.
+//! The same content is always cut the same way, in whatever pieces it comes.
 
-use std::fs::File;
-use std::io::Write as _;
-use std::path::PathBuf;
+use std::sync::Arc;
 
-use super::layout::Layout;
+use fastcdc::v2020::FastCDC;
+
+use super::encode::encode;
+use super::format::{Kind, List, digest_of};
+use super::state::Want;
+use super::touched::Hold;
 use super::{Result, Store, StoreError};
 use crate::core::ids::Digest;
 use crate::core::limits;
-use crate::sys::fault;
 
-/// An object whose bytes are coming. Dropping it leaves nothing behind.
+const LEAST: usize = limits::STORE_CHUNK_LEAST_BYTES;
+const MEAN: usize = limits::STORE_CHUNK_MEAN_BYTES;
+const MOST: usize = limits::STORE_CHUNK_MOST_BYTES;
+
+/// Bytes that wait to be cut: so many that what is moved to the front is little.
+const WINDOW: usize = 4 * MOST;
+
+/// An object whose bytes are coming. Dropping it leaves nothing that has an address, only chunks that garbage collection takes.
 #[derive(Debug)]
 pub struct Writer {
-    store: Store,
-    temp: Temp,
-    file: File,
+    hold: Arc<Hold>,
+    lost: u64,
+    /// Bytes that are not cut yet.
+    rest: Vec<u8>,
+    list: List,
+    /// Of the whole object; fed as chunks are cut.
     hasher: blake3::Hasher,
     written: u64,
     limit: u64,
 }
 
-/// A temporary file's name; the file goes with it unless it became an object.
-#[derive(Debug)]
-struct Temp(Option<PathBuf>);
-
-impl Drop for Temp {
-    fn drop(&mut self) {
-        if let Some(path) = self.0.take() {
-            // What cannot be removed now, the next opening of the store removes.
-            let _ = std::fs::remove_file(path);
-        }
-    }
-}
-
 impl Writer {
-    pub(super) fn begin(store: Store, limit: u64) -> Result<Writer> {
-        let (path, file) = store.shared.temps.create()?;
-        Ok(Writer { store, temp: Temp(Some(path)), file, hasher: blake3::Hasher::new(), written: 0, limit })
+    pub(super) fn begin(hold: Arc<Hold>, limit: u64) -> Writer {
+        let lost = hold.store().state().lost;
+        let (rest, list, hasher) = (Vec::new(), List::default(), blake3::Hasher::new());
+        Writer { hold, lost, rest, list, hasher, written: 0, limit }
     }
 
     /// Appends bytes.
     ///
     /// # Errors
     /// `TooLarge` beyond the limit; `Full`, `Io`. The object cannot be finished then.
-    pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
+    pub fn write(&mut self, mut bytes: &[u8]) -> Result<()> {
         self.written = self.written.saturating_add(bytes.len() as u64);
         if self.written > self.limit {
             return Err(StoreError::TooLarge { limit: self.limit });
         }
-        self.hasher.update(bytes);
-        let write = fault::point("store.object.write").and_then(|()| self.file.write_all(bytes));
-        write.map_err(|e| {
-            // A part of it may be in the file: it is no longer what was hashed.
-            self.limit = 0;
-            self.written = u64::MAX;
-            StoreError::io("write", &self.path(), e)
-        })
+        while !bytes.is_empty() {
+            let (now, later) = bytes.split_at(bytes.len().min(WINDOW - self.rest.len()));
+            self.rest.extend_from_slice(now);
+            bytes = later;
+            if self.rest.len() == WINDOW {
+                self.cut(false).inspect_err(|_| {
+                    // What is missing now cannot be given again.
+                    self.limit = 0;
+                    self.written = u64::MAX;
+                })?;
+            }
+        }
+        Ok(())
     }
 
     /// Makes the object durable and gives its address and length.
     ///
     /// # Errors
-    /// `Full`, `Io`, or `TooLarge` if a write failed before; nothing is left then.
+    /// `Full`, `Io`, or `TooLarge` if a write failed before; no object is there then.
     pub fn finish(self) -> Result<(Digest, u64)> {
-        let store = self.store.clone();
-        let object = self.seal()?;
-        let (digest, size) = (object.digest, object.size);
-        store.publish(vec![object])?;
-        Ok((digest, size))
+        let (hold, lost) = (Arc::clone(&self.hold), self.lost);
+        let named = self.end(true)?;
+        hold.store().sync(lost)?;
+        Ok(named)
     }
 
-    fn path(&self) -> PathBuf {
-        self.temp.0.clone().unwrap_or_default()
+    /// As [`Self::finish`], for an object whose content is there as an object of format 1.
+    pub(super) fn adopt(self) -> Result<()> {
+        let (hold, lost) = (Arc::clone(&self.hold), self.lost);
+        self.end(false)?;
+        hold.store().sync(lost)
     }
 
-    /// No more bytes come.
-    fn seal(self) -> Result<Sealed> {
+    /// No more bytes come: everything is written, not yet durable. An object of format 1 may count as written.
+    fn end(mut self, loose_counts: bool) -> Result<(Digest, u64)> {
         if self.written > self.limit {
             return Err(StoreError::TooLarge { limit: self.limit });
         }
+        if self.list.chunks.is_empty() && self.rest.len() <= limits::STORE_WHOLE_BYTES {
+            return self.end_whole(loose_counts);
+        }
+        self.cut(true)?;
+        self.list.size = self.written;
         let digest = Digest::from_bytes(*self.hasher.finalize().as_bytes());
-        Ok(Sealed { temp: self.temp, file: self.file, digest, size: self.written })
+        self.store().add(Kind::List, digest, self.written, &self.list.write())?;
+        Ok((digest, self.written))
+    }
+
+    fn end_whole(self, loose_counts: bool) -> Result<(Digest, u64)> {
+        let (digest, size) = (digest_of(&self.rest), self.written);
+        let store = self.store();
+        if store.keep(digest, Want::Object)? && store.keep(digest, Want::Data)? {
+            return Ok((digest, size));
+        }
+        if loose_counts && store.is_loose_good(digest) {
+            return Ok((digest, size));
+        }
+        store.add(Kind::Whole, digest, size, &self.rest)?;
+        if !store.keep(digest, Want::Object)? {
+            // The bytes are there as a part of another object: this one is a list of that one chunk.
+            let list = List { size, chunks: vec![(digest, self.rest.len() as u32)] };
+            store.add(Kind::List, digest, size, &list.write())?;
+        }
+        Ok((digest, size))
+    }
+
+    fn store(&self) -> &Store {
+        self.hold.store()
+    }
+
+    /// Writes the chunks that are sure: all of them at the `end`, before it those that more bytes cannot change.
+    fn cut(&mut self, end: bool) -> Result<()> {
+        let cutter = FastCDC::new(&self.rest, LEAST, MEAN, MOST);
+        let mut at = 0;
+        while self.rest.len() - at >= if end { 1 } else { MOST } {
+            let (_, to) = cutter.cut(at, self.rest.len() - at);
+            let chunk = &self.rest[at..to];
+            let digest = digest_of(chunk);
+            self.hasher.update(chunk);
+            self.hold.store().add(Kind::Part, digest, chunk.len() as u64, chunk)?;
+            self.list.chunks.push((digest, chunk.len() as u32));
+            at = to;
+        }
+        self.rest.drain(..at);
+        Ok(())
     }
 }
 
-/// An object whose bytes are all there, not yet durable.
-#[derive(Debug)]
-struct Sealed {
-    temp: Temp,
-    file: File,
-    digest: Digest,
-    size: u64,
-}
-
-/// Several objects that become durable together. Dropping it leaves nothing behind.
+/// Many objects that become durable together. Several threads may put into it at once. Dropping it leaves objects that nobody
+/// was told of, perhaps; garbage collection takes them.
 #[derive(Debug)]
 pub struct Batch {
-    store: Store,
-    sealed: Vec<Sealed>,
+    hold: Arc<Hold>,
+    lost: u64,
 }
 
-/// Open files of a batch; beyond, those that are there become durable at once.
-const BATCH_OPEN: usize = 256;
-
 impl Batch {
-    pub(super) fn new(store: Store) -> Batch {
-        Batch { store, sealed: Vec::new() }
+    pub(super) fn begin(store: &Store) -> Batch {
+        let hold = Arc::new(Hold::begin(store));
+        let lost = store.state().lost;
+        Batch { hold, lost }
     }
 
     /// Adds an object. It may be read only after [`Self::commit`].
     ///
     /// # Errors
     /// `TooLarge`, `Full`, `Io`.
-    pub fn put(&mut self, bytes: &[u8]) -> Result<Digest> {
-        let digest = Digest::from_bytes(*blake3::hash(bytes).as_bytes());
-        if self.sealed.iter().any(|object| object.digest == digest) {
-            return Ok(digest);
-        }
-        if self.store.is_kept(digest, bytes.len() as u64)? {
-            return Ok(digest);
-        }
-        let mut writer = self.store.writer(limits::BLOB_BYTES)?;
+    pub fn put(&self, bytes: &[u8]) -> Result<Digest> {
+        let mut writer = self.writer(limits::BLOB_BYTES);
         writer.write(bytes)?;
         self.add(writer).map(|(digest, _)| digest)
+    }
+
+    /// Begins an object of this batch whose bytes come piece by piece: end it with [`Self::add`].
+    pub fn writer(&self, limit: u64) -> Writer {
+        Writer::begin(Arc::clone(&self.hold), limit.min(limits::BLOB_BYTES))
     }
 
     /// Adds an object that came piece by piece.
     ///
     /// # Errors
     /// As [`Writer::finish`].
-    pub fn add(&mut self, writer: Writer) -> Result<(Digest, u64)> {
-        let object = writer.seal()?;
-        let named = (object.digest, object.size);
-        self.sealed.push(object);
-        if self.sealed.len() >= BATCH_OPEN {
-            self.store.publish(std::mem::take(&mut self.sealed))?;
+    pub fn add(&self, writer: Writer) -> Result<(Digest, u64)> {
+        if writer.lost != self.lost {
+            return Err(StoreError::Unsynced);
         }
-        Ok(named)
+        writer.end(true)
     }
 
     /// Makes all of them durable.
@@ -145,39 +187,33 @@ impl Batch {
     /// # Errors
     /// `Full`, `Io`; some may be there then, whole, and unreferenced.
     pub fn commit(self) -> Result<()> {
-        self.store.publish(self.sealed)
+        self.hold.store().sync(self.lost)
     }
 }
 
 impl Store {
-    /// Every file is synced before the first gets its name, every name before anyone is told.
-    fn publish(&self, objects: Vec<Sealed>) -> Result<()> {
-        let mut new = Vec::with_capacity(objects.len());
-        for object in objects {
-            if !self.is_kept(object.digest, object.size)? {
-                new.push(object);
-            }
+    /// Notes that a writer counts on an entry; whether there is one that is good as far as anybody knows.
+    fn keep(&self, digest: Digest, want: Want) -> Result<bool> {
+        let mut state = self.state();
+        state.touched.touch(digest);
+        state.has(digest, want)
+    }
+
+    /// Writes an entry unless it is there.
+    fn add(&self, kind: Kind, digest: Digest, size: u64, plain: &[u8]) -> Result<()> {
+        let want = if kind.is_data() { Want::Data } else { Want::Object };
+        if self.keep(digest, want)? {
+            return Ok(());
         }
-        for object in &new {
-            let sync = fault::point("store.object.sync").and_then(|()| object.file.sync_all());
-            sync.map_err(|e| StoreError::io("sync", object.temp.0.as_deref().unwrap_or(self.shared.layout.tmp()), e))?;
+        let (entry, packed) = encode(kind, digest, size, plain);
+        let mut state = self.state();
+        // Another writer of the same may have been faster.
+        if state.has(digest, want)? {
+            return Ok(());
         }
-        let mut shards: Vec<Digest> = Vec::new();
-        for object in &mut new {
-            if let Some(temp) = &object.temp.0 {
-                self.shared.layout.publish(temp, object.digest)?;
-            }
-            object.temp.0 = None;
-            if !shards.iter().any(|other| Layout::shard(*other) == Layout::shard(object.digest)) {
-                shards.push(object.digest);
-            }
-        }
-        shards.into_iter().try_for_each(|digest| self.shared.layout.sync_shard(digest))?;
-        for object in &new {
-            if let Ok(meta) = self.shared.layout.stat(object.digest) {
-                self.checked(|checked| checked.set_written(object.digest, &meta));
-            }
-        }
-        Ok(())
+        let (_, rolled) = state.append(&entry, packed.as_deref().unwrap_or(plain))?;
+        let lost = state.lost;
+        drop(state);
+        if rolled { self.sync_early(lost) } else { Ok(()) }
     }
 }

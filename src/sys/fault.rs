@@ -95,15 +95,20 @@ pub const LABELS: &[Label] = &[
     label("state.mounts.remove", Steps::Commit, "forgets a mount"),
     label("state.restore.begin", Steps::Commit, "notes that a restore begins to change things"),
     label("state.restore.finish", Steps::Commit, "notes where a restore has led"),
+    label("store.dropped.write", Steps::File, "says which entries count no more, before a pack goes"),
     label("store.format.write", Steps::File, "declares the store's format, after its directories are there"),
-    label("store.layout.dir", Steps::Dir, "makes one of the store's directories"),
-    label("store.object.remove", Steps::One, "removes an object"),
-    label("store.object.rename", Steps::One, "gives an object its name"),
-    label("store.object.sync", Steps::One, "makes an object's bytes durable"),
-    label("store.object.sync_dir", Steps::One, "makes an object's name durable"),
-    label("store.object.write", Steps::One, "writes a piece of an object"),
-    label("store.temp.create", Steps::One, "creates an object's temporary file"),
-    label("store.temp.sweep", Steps::One, "removes what a dead writer left"),
+    label("store.index.remove", Steps::One, "removes an index file that another has taken the place of"),
+    label("store.index.write", Steps::File, "writes where the entries of full packs are"),
+    label("store.layout.dir", Steps::Dir, "makes the store's directory"),
+    label("store.loose.remove", Steps::One, "removes an object's own file, after it is in a pack or worth nothing"),
+    label("store.pack.create", Steps::One, "creates a pack"),
+    label("store.pack.remove", Steps::One, "removes a pack whose entries are elsewhere or worth nothing"),
+    label("store.pack.seal", Steps::One, "writes the table of a full pack"),
+    label("store.pack.sync", Steps::One, "makes a pack's entries durable"),
+    label("store.pack.sync_dir", Steps::One, "makes the names of new packs durable"),
+    label("store.pack.trim", Steps::One, "cuts off what a dead writer left"),
+    label("store.pack.write", Steps::One, "writes an entry"),
+    label("store.part.dir", Steps::Dir, "makes one of the store's inner directories"),
     label("workspace.file.read", Steps::One, "reads a file into the store"),
     label("workspace.index.save", Steps::File, "keeps what is known of a workspace"),
     label("workspace.place.folder", Steps::One, "makes a folder in a workspace"),
@@ -346,24 +351,22 @@ pub(crate) mod tests {
 
     #[test]
     fn faults_are_parsed_strictly() {
-        for good in ["store.object.rename=eio", "catalog.kernel.insert.before_commit:3=kill"] {
+        for good in ["store.pack.write=eio", "catalog.kernel.insert.before_commit:3=kill"] {
             assert!(good.parse::<Fault>().is_ok(), "{good}");
         }
-        for bad in
-            ["", "store.object.rename", "store.object.rename=no", "no.such.label=eio", "store.object.rename:x=eio"]
-        {
+        for bad in ["", "store.pack.write", "store.pack.write=no", "no.such.label=eio", "store.pack.write:x=eio"] {
             assert!(bad.parse::<Fault>().is_err(), "{bad}");
         }
     }
 
     #[test]
     fn the_nth_pass_fails() {
-        with_fault("store.object.rename:2=enospc", || {
-            assert!(point("store.object.rename").is_ok());
-            let error = point("store.object.rename").expect_err("armed");
+        with_fault("store.pack.write:2=enospc", || {
+            assert!(point("store.pack.write").is_ok());
+            let error = point("store.pack.write").expect_err("armed");
             assert_eq!(error.raw_os_error(), Some(libc::ENOSPC));
-            assert!(point("store.object.rename").is_ok());
+            assert!(point("store.pack.write").is_ok());
         });
-        assert!(point("store.object.rename").is_ok());
+        assert!(point("store.pack.write").is_ok());
     }
 }

@@ -67,6 +67,19 @@ pub fn write_new(path: &Path, bytes: &[u8], mode: u32, label: &'static str) -> R
 /// # Errors
 /// Whatever the operating system says. The former file is whole then, and nothing else is left behind.
 pub fn replace(path: &Path, bytes: &[u8], mode: u32, label: &'static str) -> Result<(), FsError> {
+    replace_with(path, mode, label, |file| file.write_all(bytes))
+}
+
+/// As [`replace`], for a file whose bytes are not in memory: `content` writes them.
+///
+/// # Errors
+/// As [`replace`], and those of `content`.
+pub fn replace_with(
+    path: &Path,
+    mode: u32,
+    label: &'static str,
+    content: impl FnOnce(&mut File) -> io::Result<()>,
+) -> Result<(), FsError> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let dir = parent(path);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -74,7 +87,7 @@ pub fn replace(path: &Path, bytes: &[u8], mode: u32, label: &'static str) -> Res
     let write = || {
         fault::step(label, ".create")?;
         let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&temp)?;
-        file.write_all(bytes)?;
+        content(&mut file)?;
         fault::step(label, ".sync")?;
         file.sync_all()?;
         fault::step(label, ".rename")?;

@@ -8,7 +8,7 @@ use super::log;
 use crate::support::{Host, User, kernel, out};
 
 /// The steps at which something of a checkpoint or of a restore becomes durable.
-const FAMILIES: [&str; 4] = ["state.checkpoints.add", "state.restore.", "workspace.", "store.object."];
+const FAMILIES: [&str; 4] = ["state.checkpoints.add", "state.restore.", "workspace.", "store.pack."];
 
 /// Makes a kernel with two states, the first as checkpoint `one`.
 fn set_up(host: &Host) {

@@ -16,7 +16,6 @@ mod workers_killed;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
 use std::process::{Child, Command};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -140,14 +139,6 @@ fn nothing_is_left(host: &Host) {
         let sockets: Vec<_> = sockets.map(|e| e.path()).collect();
         assert!(sockets.is_empty(), "{sockets:?}\n{}", host.log());
     }
-}
-
-/// What lies in the folders of the store's writers, of which one belongs to the living daemon.
-fn temporary_objects(host: &Host) -> Vec<PathBuf> {
-    let entries = |folder: PathBuf| fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
-    let writers: Vec<PathBuf> = entries(host.data().join("store/tmp")).filter(|path| path.is_dir()).collect();
-    assert!(writers.len() <= 1, "a dead writer's folder stays: {writers:?}");
-    writers.into_iter().flat_map(entries).collect()
 }
 
 /// Removes every kernel and looks at what is left.

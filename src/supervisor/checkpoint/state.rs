@@ -58,7 +58,7 @@ fn parts(heads: Vec<StateHead>) -> Result<Vec<StatePart>> {
 
 async fn put_all(store: &StoreHandle, objects: BTreeMap<Digest, Vec<u8>>) -> Result<()> {
     let put = move |store: &crate::store::Store| {
-        let mut batch = store.batch();
+        let batch = store.batch();
         for (address, body) in &objects {
             let put = batch.put(body)?;
             debug_assert_eq!(put, *address, "an entry's digest is that of its body");

@@ -1,0 +1,433 @@
+//! Garbage collection: what nobody names goes, beside running writers.
+//!
+//! ```text
+//! mark    which objects live; with them their chunks                      nothing is changed
+//! drop    the rest counts no more: `dropped`, durable, in one step        writers that used some of it again come first
+//! sweep   packs without anything that counts are removed; of packs with
+//!         little, that little is copied, synced, and the pack removed     a cut at any point leaves copies, never gaps
+//! ```
+//!
+//! Whatever was written or used again within `grace`, or since the oldest writer began that is still at work, stays.
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use super::format::{self, Kind, Slot};
+use super::{Result, Store, StoreError, limits, lock, pack};
+use crate::core::ids::Digest;
+use crate::sys::fs;
+
+/// Packs that are smaller than this part of a full one are small: many of them are made into few.
+const SMALL_PART: u64 = 4;
+/// So many small packs are many.
+const SMALL_PACKS: usize = 8;
+
+/// How garbage is collected.
+#[derive(Debug, Clone, Copy)]
+pub struct GcOptions {
+    /// Only say what would go.
+    pub dry_run: bool,
+    /// What was written or used again within this time stays; at most [`limits::STORE_GRACE_MOST`]. It must be longer than
+    /// whatever passes between the storing of an object and the moment when `live` knows of it.
+    pub grace: Duration,
+    /// A pack of which less than this many hundredths live is copied and removed.
+    pub live_percent: u8,
+}
+
+impl Default for GcOptions {
+    fn default() -> Self {
+        GcOptions { dry_run: false, grace: limits::STORE_GRACE, live_percent: 70 }
+    }
+}
+
+/// Why an object stays or goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// It stays: it is named.
+    Live,
+    /// It stays: it was written or used again lately, or is in the hands of a writer.
+    Recent,
+    /// It stays, though nobody names it: it is also a part of an object that stays.
+    Shared,
+    /// It goes: nobody names it.
+    Unreferenced,
+}
+
+impl Fate {
+    /// Whether it stays.
+    pub fn is_kept(self) -> bool {
+        match self {
+            Fate::Live | Fate::Recent | Fate::Shared => true,
+            Fate::Unreferenced => false,
+        }
+    }
+}
+
+/// What garbage collection says of one object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GcItem {
+    /// Its address.
+    pub digest: Digest,
+    /// Its length in bytes.
+    pub bytes: u64,
+    /// What becomes of it.
+    pub fate: Fate,
+}
+
+/// What garbage collection did, or would do.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct GcReport {
+    /// Objects that stay.
+    pub kept: u64,
+    /// Bytes of those.
+    pub kept_bytes: u64,
+    /// Objects that went.
+    pub dropped: u64,
+    /// Bytes of those.
+    pub dropped_bytes: u64,
+    /// Packs that went, or would.
+    pub packs_removed: u64,
+    /// Bytes of those packs.
+    pub removed_bytes: u64,
+    /// Bytes that were copied from them, or would be.
+    pub copied_bytes: u64,
+}
+
+/// What lives, by the first half of the digest: should two ever agree in it, one stays that could go.
+#[derive(Debug, Default)]
+struct Marks {
+    live: HashSet<u128>,
+    recent: HashSet<u128>,
+    /// Chunks of lists that stay.
+    chunks: HashSet<u128>,
+}
+
+/// What one pack holds.
+#[derive(Debug, Default)]
+struct Share {
+    number: u32,
+    length: u64,
+    /// Bytes of all its entries.
+    entry_bytes: u64,
+    /// Bytes of those that stay.
+    kept: u64,
+    kept_entries: u64,
+    is_full: bool,
+}
+
+fn half(digest: Digest) -> u128 {
+    let mut half = [0; 16];
+    half.copy_from_slice(&digest.as_bytes()[..16]);
+    u128::from_le_bytes(half)
+}
+
+/// One run.
+struct Gc<'a, L, E> {
+    store: &'a Store,
+    options: GcOptions,
+    cutoff: Instant,
+    live: L,
+    each: E,
+    report: GcReport,
+}
+
+impl Store {
+    /// Drops what `live` says no to and no writer has lately used, and gives room back. `live` is asked once for each object,
+    /// after everything was noted that writers do from now on: so let it look at what is named *now*. `each` hears what
+    /// becomes of each object.
+    ///
+    /// # Errors
+    /// `Full`, `Io`: what was to stay is there, some of the rest too. The next run goes on.
+    pub fn gc(
+        &self,
+        options: GcOptions,
+        live: impl FnMut(Digest) -> bool,
+        each: impl FnMut(GcItem),
+    ) -> Result<GcReport> {
+        let _upkeep = lock(&self.shared.upkeep);
+        let cutoff = self.state().touched.cutoff(Instant::now(), options.grace);
+        let mut gc = Gc { store: self, options, cutoff, live, each, report: GcReport::default() };
+        gc.run()?;
+        Ok(gc.report)
+    }
+}
+
+impl<L: FnMut(Digest) -> bool, E: FnMut(GcItem)> Gc<'_, L, E> {
+    fn run(&mut self) -> Result<()> {
+        let packs: Vec<u32> = self.store.state().packs.keys().copied().collect();
+        let marks = self.mark(&packs)?;
+        let (mut dead, mut shares) = (Vec::new(), Vec::new());
+        for number in packs {
+            shares.extend(self.weigh(number, &marks, &mut dead)?);
+        }
+        self.drop_dead(dead)?;
+        let victims = self.choose(&shares);
+        if self.options.dry_run {
+            for share in &victims {
+                self.report.packs_removed += 1;
+                self.report.removed_bytes += share.length;
+                self.report.copied_bytes += share.kept;
+            }
+            return self.loose(&marks);
+        }
+        // Those that free room without taking any come first.
+        let (empty, mixed): (Vec<&Share>, Vec<&Share>) = victims.into_iter().partition(|share| share.kept_entries == 0);
+        self.remove(&empty)?;
+        self.copy(&mixed)?;
+        self.loose(&marks)?;
+        self.tidy(!empty.is_empty() || !mixed.is_empty())
+    }
+
+    fn mark(&mut self, packs: &[u32]) -> Result<Marks> {
+        let mut marks = Marks::default();
+        for number in packs {
+            for slot in self.store.canonical(*number)?.into_iter().filter(|slot| slot.kind.is_object()) {
+                if (self.live)(slot.digest) {
+                    marks.live.insert(half(slot.digest));
+                } else if self.is_recent(slot.digest) {
+                    marks.recent.insert(half(slot.digest));
+                } else {
+                    continue;
+                }
+                if slot.kind == Kind::List {
+                    match self.store.chunks(slot.digest) {
+                        Ok(list) => marks.chunks.extend(list.chunks.iter().map(|(chunk, _)| half(*chunk))),
+                        // Its chunks cannot be known; without its list they are worth nothing.
+                        Err(StoreError::Damaged { .. } | StoreError::NotFound(_)) => {}
+                        Err(error) => return Err(error),
+                    }
+                }
+            }
+        }
+        Ok(marks)
+    }
+
+    fn is_recent(&self, digest: Digest) -> bool {
+        self.store.state().touched.is_since(digest, self.cutoff)
+    }
+
+    fn fate(&self, marks: &Marks, digest: Digest, is_whole: bool) -> Fate {
+        let half = half(digest);
+        if marks.live.contains(&half) {
+            Fate::Live
+        } else if marks.recent.contains(&half) || self.is_recent(digest) {
+            Fate::Recent
+        } else if is_whole && marks.chunks.contains(&half) {
+            Fate::Shared
+        } else {
+            Fate::Unreferenced
+        }
+    }
+
+    fn tell(&mut self, digest: Digest, bytes: u64, fate: Fate) {
+        if fate.is_kept() {
+            self.report.kept += 1;
+            self.report.kept_bytes += bytes;
+        } else {
+            self.report.dropped += 1;
+            self.report.dropped_bytes += bytes;
+        }
+        (self.each)(GcItem { digest, bytes, fate });
+    }
+
+    /// Sorts a pack's entries into those that stay and the `dead`. None if the pack is gone.
+    fn weigh(&mut self, number: u32, marks: &Marks, dead: &mut Vec<(Slot, bool)>) -> Result<Option<Share>> {
+        let first: HashSet<u32> = self.store.canonical(number)?.iter().map(|slot| slot.offset).collect();
+        let pack = self.store.pack(number)?;
+        let is_full = self.store.state().packs.get(&number) == Some(&u64::MAX);
+        let mut share = Share { number, length: pack.length()?, is_full, ..Share::default() };
+        for slot in self.store.entries(number)? {
+            let (counts, durable) = {
+                let state = self.store.state();
+                (state.counts(&slot), state.is_durable(&slot))
+            };
+            let bytes = slot.end() - u64::from(slot.offset);
+            share.entry_bytes += bytes;
+            if !counts {
+                continue;
+            }
+            let is_first = first.contains(&slot.offset);
+            let fate = match slot.kind {
+                Kind::Whole => self.fate(marks, slot.digest, true),
+                Kind::Part if marks.chunks.contains(&half(slot.digest)) => Fate::Shared,
+                Kind::Part => self.fate(&Marks::default(), slot.digest, false),
+                Kind::List => self.fate(marks, slot.digest, false),
+            };
+            let is_kept = !durable || (is_first && fate.is_kept());
+            if is_kept {
+                share.kept += bytes;
+                share.kept_entries += 1;
+                if is_first && slot.kind.is_object() {
+                    self.tell(slot.digest, slot.size, fate);
+                }
+            } else {
+                dead.push((slot, is_first));
+            }
+        }
+        Ok(Some(share))
+    }
+
+    /// From here on the dead count no more, and cannot be used again: but those that were used again meanwhile stay.
+    fn drop_dead(&mut self, dead: Vec<(Slot, bool)>) -> Result<()> {
+        let (saved, gone, places) = {
+            let mut state = self.store.state();
+            let used = |(slot, is_first): &(Slot, bool)| *is_first && state.touched.is_since(slot.digest, self.cutoff);
+            let (saved, gone): (Vec<_>, Vec<_>) = dead.into_iter().partition(used);
+            if !self.options.dry_run {
+                state.dropped.extend(gone.iter().map(|(slot, _)| slot.place()));
+            }
+            let mut places: Vec<_> = state.dropped.iter().copied().collect();
+            places.sort_unstable();
+            (saved, gone, places)
+        };
+        if !self.options.dry_run && !gone.is_empty() {
+            let bytes = format::dropped(&places);
+            let written = fs::replace(&self.store.shared.layout.dropped, &bytes, 0o600, "store.dropped.write");
+            if let Err(error) = written {
+                let mut state = self.store.state();
+                for (slot, _) in gone {
+                    state.dropped.remove(&slot.place());
+                }
+                return Err(error.into());
+            }
+        }
+        for (dead, fate) in [(saved, Fate::Recent), (gone, Fate::Unreferenced)] {
+            for (slot, _) in dead.into_iter().filter(|(slot, is_first)| *is_first && slot.kind.is_object()) {
+                self.tell(slot.digest, slot.size, fate);
+            }
+        }
+        Ok(())
+    }
+
+    /// The packs that go: those of which little lives, and small ones if there are many.
+    fn choose<'s>(&self, shares: &'s [Share]) -> Vec<&'s Share> {
+        let full_bytes = self.store.state().sizes.pack_bytes;
+        let is_small = |share: &&Share| share.is_full && share.length < full_bytes / SMALL_PART;
+        let many_small = shares.iter().filter(is_small).count() >= SMALL_PACKS;
+        let goes = |share: &&Share| {
+            let is_worthless = share.kept_entries == 0 && share.entry_bytes > 0;
+            let lives_little = share.kept * 100 < share.entry_bytes * u64::from(self.options.live_percent.min(100));
+            is_worthless || lives_little || (many_small && is_small(share))
+        };
+        shares.iter().filter(goes).collect()
+    }
+
+    fn remove(&mut self, shares: &[&Share]) -> Result<()> {
+        for share in shares {
+            {
+                let mut state = self.store.state();
+                // Something may have come into the pack that was being written.
+                let open = state.full.iter().chain(&state.head);
+                let open = open.into_iter().find(|head| head.pack.number == share.number);
+                if open.is_some_and(|head| head.slots.iter().any(|slot| !state.dropped.contains(&slot.place()))) {
+                    continue;
+                }
+                if state.head.as_ref().is_some_and(|head| head.pack.number == share.number) {
+                    state.head = None;
+                }
+                state.full.retain(|head| head.pack.number != share.number);
+                state.packs.remove(&share.number);
+            }
+            lock(&self.store.shared.opened).forget(share.number);
+            pack::remove(&self.store.shared.layout.packs, share.number)?;
+            self.report.packs_removed += 1;
+            self.report.removed_bytes += share.length;
+        }
+        Ok(())
+    }
+
+    /// Copies what counts in these packs, makes it durable, and removes them. A pack of which something cannot be read stays.
+    fn copy(&mut self, shares: &[&Share]) -> Result<()> {
+        let lost = self.store.state().lost;
+        let open: Vec<u32> = shares.iter().filter(|share| !share.is_full).map(|share| share.number).collect();
+        {
+            let mut state = self.store.state();
+            if state.head.as_ref().is_some_and(|head| open.contains(&head.pack.number)) {
+                state.close_head();
+            }
+        }
+        let mut copied = Vec::new();
+        for share in shares {
+            if self.copy_one(share)? {
+                copied.push(*share);
+            }
+        }
+        self.store.sync(lost)?;
+        self.remove(&copied)
+    }
+
+    fn copy_one(&mut self, share: &Share) -> Result<bool> {
+        if !share.is_full {
+            // It is no longer written to; make sure that all of it is durable before it is looked through.
+            let lost = self.store.state().lost;
+            self.store.sync(lost)?;
+        }
+        let pack = self.store.pack(share.number)?;
+        let slots = self.store.canonical(share.number)?;
+        for slot in slots {
+            let stored = match pack.read_stored(&slot) {
+                Ok(stored) => stored,
+                Err(StoreError::Damaged { .. }) => return Ok(false),
+                Err(error) => return Err(error),
+            };
+            let mut state = self.store.state();
+            let (_, rolled) = state.append(&stored.entry, &stored.bytes)?;
+            let lost = state.lost;
+            drop(state);
+            self.report.copied_bytes += slot.end() - u64::from(slot.offset);
+            if rolled {
+                self.store.sync_early(lost)?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Objects of format 1: those that live go into packs, then all of them go.
+    fn loose(&mut self, marks: &Marks) -> Result<()> {
+        let loose: Vec<_> = self.store.loose_objects().collect::<Result<_>>()?;
+        for (digest, bytes) in &loose {
+            let is_packed = !self.store.slots(*digest, super::Want::Object)?.is_empty();
+            if is_packed {
+                if !self.options.dry_run {
+                    self.store.remove_loose(*digest)?;
+                }
+                continue;
+            }
+            let fate = if (self.live)(*digest) { Fate::Live } else { self.fate(marks, *digest, false) };
+            self.tell(*digest, *bytes, fate);
+            if self.options.dry_run {
+                continue;
+            }
+            if fate.is_kept() {
+                match self.store.adopt(*digest) {
+                    Ok(()) => {}
+                    // It stays where it is, for whoever can mend it.
+                    Err(StoreError::Damaged { .. }) => continue,
+                    Err(error) => return Err(error),
+                }
+            }
+            self.store.remove_loose(*digest)?;
+        }
+        if !self.options.dry_run && !loose.is_empty() {
+            self.store.remove_loose_dirs();
+        }
+        Ok(())
+    }
+
+    /// Forgets what speaks of packs that are gone.
+    fn tidy(&mut self, removed: bool) -> Result<()> {
+        if !removed {
+            return Ok(());
+        }
+        let has_segments = {
+            let mut state = self.store.state();
+            let packs = std::mem::take(&mut state.packs);
+            state.fresh.retain(|slot| packs.contains_key(&slot.pack));
+            state.bad.retain(|(pack, _)| packs.contains_key(pack));
+            state.dropped.retain(|(pack, _)| packs.contains_key(pack));
+            state.packs = packs;
+            !state.segments.is_empty()
+        };
+        if has_segments { self.store.write_index(true) } else { Ok(()) }
+    }
+}

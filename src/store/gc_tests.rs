@@ -1,0 +1,266 @@
+//! Garbage collection: what stays and why, beside writers and readers, and what becomes of stores of format 1.
+
+use std::collections::{HashMap, HashSet};
+use std::io::Read as _;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use super::format::digest_of;
+use super::store_tests::{SMALL, at_once, fill, noise, store};
+use super::*;
+use crate::sys::fault::tests::with_fault;
+
+fn fates(store: &Store, options: GcOptions, live: impl FnMut(Digest) -> bool) -> HashMap<Digest, Fate> {
+    let mut fates = HashMap::new();
+    store
+        .gc(options, live, |item| {
+            fates.insert(item.digest, item.fate);
+        })
+        .expect("collected");
+    fates
+}
+
+fn disk_bytes(store: &Store) -> u64 {
+    let dir = store.shared.layout.packs.read_dir().expect("there");
+    dir.map(|entry| entry.expect("there").metadata().expect("there").len()).sum()
+}
+
+#[test]
+fn room_is_given_back_and_what_lives_stays() {
+    let (dir, store) = store();
+    let mut model = fill(&store);
+    let before = disk_bytes(&store);
+    model.retain(|digest, _| digest.as_bytes()[0] < 64);
+    let dry = store
+        .gc(
+            GcOptions { dry_run: true, grace: Duration::ZERO, ..GcOptions::default() },
+            |d| model.contains_key(&d),
+            |_| (),
+        )
+        .expect("looked");
+    assert_eq!(disk_bytes(&store), before, "a dry run changes nothing");
+    let report = at_once(|digest| model.contains_key(&digest), &store);
+    assert_eq!((dry.kept, dry.dropped, dry.packs_removed), (report.kept, report.dropped, report.packs_removed));
+    assert_eq!((report.kept, report.dropped), (model.len() as u64, 150 - model.len() as u64));
+    let live: u64 = model.values().map(|content| content.len() as u64).sum();
+    assert!(disk_bytes(&store) < live * 10 / 7 + 100_000, "{} bytes for {live}", disk_bytes(&store));
+    assert!(before - disk_bytes(&store) > before / 2);
+    drop(store);
+    let store = Store::open_sized(&dir.path().join("store"), SMALL).expect("opens");
+    assert_eq!(store.objects().count(), model.len());
+    for (digest, content) in &model {
+        assert_eq!(store.get(*digest, u64::MAX).expect("whole"), *content);
+    }
+    let report = at_once(|_| false, &store);
+    assert_eq!(report.dropped, model.len() as u64);
+    assert_eq!(disk_bytes(&store), 0);
+}
+
+#[test]
+fn every_fate_has_its_reason() {
+    let (_dir, store) = store();
+    let long = noise(1, 1_000_000);
+    let list = store.put(&long).expect("stored");
+    let (chunk, length) = store.chunks(list).expect("a list").chunks[0];
+    let dead = store.put(b"dead").expect("stored");
+    // First an object, then a part of another one as well; and the other way round.
+    let other = noise(2, 1_000_000);
+    let other_list = digest_of(&other);
+    let first_chunk = {
+        let (_dir, elsewhere) = self::store();
+        let digest = elsewhere.put(&other).expect("stored");
+        elsewhere.chunks(digest).expect("a list").chunks[0].1 as usize
+    };
+    let (small, is_small) = (&other[..first_chunk], first_chunk <= limits::STORE_WHOLE_BYTES);
+    let shared = store.put(small).expect("stored");
+    store.put(&other).expect("stored");
+    let options = GcOptions { grace: Duration::from_secs(60), dry_run: true, ..GcOptions::default() };
+    let all = fates(&store, options, |digest| digest == list);
+    assert_eq!((all[&list], all[&dead]), (Fate::Live, Fate::Recent));
+    let options = GcOptions { grace: Duration::ZERO, ..options };
+    let all = fates(&store, options, |digest| digest == list || digest == other_list);
+    assert_eq!((all[&list], all[&dead]), (Fate::Live, Fate::Unreferenced));
+    assert!(!is_small || all[&shared] == Fate::Shared);
+    assert!(!all.contains_key(&chunk), "a chunk is no object");
+    // A chunk that is put by itself becomes an object.
+    let part = long[..length as usize].to_vec();
+    assert_eq!(store.put(&part).expect("stored"), chunk);
+    assert!(store.contains(chunk));
+    at_once(|digest| digest == chunk, &store);
+    assert_eq!(store.get(chunk, u64::MAX).expect("whole"), part);
+    assert!(!store.contains(list) && !store.contains(dead));
+}
+
+#[test]
+fn what_a_writer_holds_stays_however_long_it_takes() {
+    let (_dir, store) = store();
+    let old = store.put(b"old").expect("stored");
+    let long = noise(3, 2_000_000);
+    let list = store.put(&long).expect("stored");
+    let batch = store.batch();
+    batch.put(b"old").expect("used again");
+    let mut writer = store.writer(u64::MAX).expect("begun");
+    writer.write(&long).expect("used again");
+    writer.write(&noise(4, 5_000_000)).expect("written");
+    let unused = store.put(b"unused").expect("stored by somebody else, meanwhile");
+    at_once(|_| false, &store);
+    assert!(store.contains(old) && store.contains(unused), "as long as an older writer is at work");
+    let (longer, _) = writer.finish().expect("its chunks are there");
+    batch.commit().expect("durable");
+    assert_eq!(store.get(longer, u64::MAX).expect("whole").len(), 7_000_000);
+    at_once(|digest| digest == longer, &store);
+    assert!(!store.contains(old) && !store.contains(list) && store.contains(longer));
+    assert_eq!(store.get(longer, u64::MAX).expect("whole")[..2_000_000], long);
+}
+
+#[test]
+fn a_reader_goes_on_when_its_object_is_collected() {
+    let (_dir, store) = store();
+    let content = noise(5, 3_000_000);
+    let digest = store.put(&content).expect("stored");
+    let mut reader = store.open_object(digest).expect("opened");
+    let mut read = vec![0; 100_000];
+    reader.read_exact(&mut read).expect("read");
+    at_once(|_| false, &store);
+    assert!(!store.contains(digest));
+    reader.read_to_end(&mut read).expect("to the end");
+    assert!(read == content);
+}
+
+#[test]
+fn collection_beside_writers_loses_nothing_that_is_named() {
+    let (dir, store) = store();
+    let named = std::sync::Mutex::new(HashSet::new());
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let writers: Vec<_> = (0..3u64)
+            .map(|writer| {
+                let (store, named) = (&store, &named);
+                scope.spawn(move || {
+                    for round in 0..40u64 {
+                        let hold = store.hold();
+                        let batch = store.batch();
+                        let contents =
+                            (0..4).map(|n| noise((writer + round + n) % 12, 300_000 * (n as usize % 2) + 3000));
+                        let digests: Vec<_> = contents.map(|content| batch.put(&content).expect("stored")).collect();
+                        batch.commit().expect("durable");
+                        let mut named = lock(named);
+                        // What another round named goes again: it is used again or collected.
+                        named.retain(|digest: &Digest| !(digest.as_bytes()[1] as u64 + round).is_multiple_of(3));
+                        named.extend(digests.iter().copied());
+                        drop(named);
+                        drop(hold);
+                    }
+                })
+            })
+            .collect();
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                at_once(|digest| lock(&named).contains(&digest), &store);
+            }
+        });
+        for writer in writers {
+            writer.join().expect("no writer failed");
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    let named = named.into_inner().expect("not poisoned");
+    let check = |store: &Store| {
+        for digest in &named {
+            let content = store.get(*digest, u64::MAX).expect("named and there");
+            assert_eq!(digest_of(&content), *digest);
+        }
+        assert!(store.verify(|_| ()).expect("readable").damaged.is_empty());
+    };
+    check(&store);
+    drop(store);
+    check(&Store::open_sized(&dir.path().join("store"), SMALL).expect("opens"));
+}
+
+#[test]
+fn a_collection_that_fails_keeps_everything_that_lives() {
+    let labels = [
+        "store.dropped.write.sync",
+        "store.pack.write",
+        "store.pack.sync",
+        "store.pack.remove",
+        "store.index.write.sync",
+    ];
+    for label in labels {
+        for deed in ["enospc", "eio"] {
+            let (dir, store) = store();
+            let mut model = fill(&store);
+            model.retain(|digest, _| digest.as_bytes()[0] < 100);
+            let options = GcOptions { grace: Duration::ZERO, ..GcOptions::default() };
+            let failed = with_fault(&format!("{label}={deed}"), || {
+                store.gc(options, |digest| model.contains_key(&digest), |_| ()).expect_err("armed")
+            });
+            assert_eq!(matches!(failed, StoreError::Full { .. }), deed == "enospc", "{label}: {failed}");
+            let check = |store: &Store| {
+                for (digest, content) in &model {
+                    assert_eq!(store.get(*digest, u64::MAX).expect("whole"), *content, "{label}");
+                }
+                assert!(store.verify(|_| ()).expect("readable").damaged.is_empty(), "{label}");
+            };
+            check(&store);
+            drop(store);
+            let store = Store::open_sized(&dir.path().join("store"), SMALL).expect("opens");
+            check(&store);
+            at_once(|digest| model.contains_key(&digest), &store);
+            assert_eq!(store.objects().count(), model.len(), "{label}: the next run goes on");
+            check(&store);
+        }
+    }
+}
+
+/// A store as format 1 left it.
+fn former(root: &Path, contents: &[&[u8]]) {
+    for shard in 0..=255u8 {
+        std::fs::create_dir_all(root.join(format!("objects/{shard:02x}"))).expect("made");
+    }
+    for content in contents {
+        let name = digest_of(content).to_string();
+        std::fs::write(root.join("objects").join(&name[..2]).join(&name[2..]), content).expect("written");
+    }
+    std::fs::create_dir_all(root.join("tmp/dead")).expect("made");
+    std::fs::write(root.join("tmp/dead/0"), "half").expect("written");
+    std::fs::write(root.join("format"), "1\n").expect("written");
+}
+
+#[test]
+fn a_store_of_format_1_is_read_and_moves_into_packs() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let root = dir.path().join("store");
+    let (large, dead, damaged) = (noise(1, 1_000_000), noise(2, 5000), noise(3, 5000));
+    let contents: [&[u8]; 5] = [b"small", b"", &large, &dead, &damaged];
+    former(&root, &contents);
+    let store = Store::open_sized(&root, SMALL).expect("opened");
+    assert!(!root.join("tmp").exists());
+    assert_eq!(std::fs::read_to_string(root.join("format")).expect("read"), "2\n");
+    let size: u64 = store.objects().map(|object| object.expect("listed").1).sum();
+    assert_eq!((store.objects().count(), size), (5, contents.iter().map(|content| content.len() as u64).sum()));
+    for content in contents {
+        let digest = digest_of(content);
+        assert_eq!(store.get(digest, u64::MAX).expect("whole"), content);
+        assert!(store.contains(digest) && store.size(digest).expect("known") == content.len() as u64);
+    }
+    // What is there is not written again; what is read in parts moves.
+    store.put(b"small").expect("it is there");
+    assert_eq!(disk_bytes(&store), 0);
+    assert_eq!(store.get_range(digest_of(&large), 999_000, 2000).expect("read"), large[999_000..]);
+    assert!(disk_bytes(&store) > 900_000 && store.objects().count() == 5);
+    let path = store.loose(digest_of(&damaged));
+    std::fs::write(&path, "else").expect("written");
+    assert!(matches!(store.get(digest_of(&damaged), 10_000), Err(StoreError::Damaged { .. })));
+    let verified = store.verify(|_| ()).expect("readable");
+    assert_eq!((verified.good, verified.damaged.len()), (5, 1), "one of them is in two places");
+    assert_eq!(store.put(&damaged).expect("healed"), digest_of(&damaged));
+    let report = at_once(|digest| digest != digest_of(&dead), &store);
+    assert_eq!((report.kept, report.dropped), (4, 1));
+    assert!(!root.join("objects").exists());
+    for content in contents {
+        let found = store.get(digest_of(content), u64::MAX);
+        assert!(if content == dead { found.is_err() } else { found.expect("whole") == content });
+    }
+}

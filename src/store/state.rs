@@ -1,0 +1,244 @@
+//! What an open store knows: its packs, where every entry is, which pack is being written. Behind one lock of [`Store`], which
+//! is held for memory and single reads and writes, never while waiting for the device.
+//!
+//! [`Store`]: super::Store
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::error::StoreError;
+use super::format::{ENTRY_HEADER, Entry, Kind, PACK_HEADER, Slot};
+use super::pack::Pack;
+use super::segment::Segment;
+use super::touched::Touched;
+use super::{Result, limits};
+use crate::core::ids::Digest;
+
+/// Up to where a pack is durable when all of it is.
+const ALL: u64 = u64::MAX;
+
+/// When a pack is full, and when an index file is written. Tests have smaller ones.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sizes {
+    pub pack_bytes: u64,
+    pub pack_entries: usize,
+    pub fresh: usize,
+}
+
+impl Default for Sizes {
+    fn default() -> Self {
+        Sizes {
+            pack_bytes: limits::STORE_PACK_BYTES,
+            pack_entries: limits::STORE_PACK_ENTRIES,
+            fresh: limits::STORE_INDEX_FRESH,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct State {
+    /// Where packs are.
+    pub dir: PathBuf,
+    pub sizes: Sizes,
+    /// Every pack that counts, and up to which byte it is durable.
+    pub packs: BTreeMap<u32, u64>,
+    /// The pack that is being written.
+    pub head: Option<Head>,
+    /// Packs that are full and have no table yet.
+    pub full: Vec<Head>,
+    /// Entries that no index file has.
+    pub fresh: BTreeSet<Slot>,
+    pub segments: Vec<Arc<Segment>>,
+    /// Entries that count no more, though they are there.
+    pub dropped: HashSet<(u32, u32)>,
+    /// Entries that were found damaged.
+    pub bad: HashSet<(u32, u32)>,
+    pub touched: Touched,
+    /// How often entries that were written could not be made durable.
+    pub lost: u64,
+    /// Number of the newest pack whose name is durable.
+    pub named: u32,
+    /// Number of the next pack. Never one that anything on disk speaks of.
+    pub next: u32,
+}
+
+/// A pack without a table.
+#[derive(Debug)]
+pub(super) struct Head {
+    pub pack: Arc<Pack>,
+    /// Where the next entry goes.
+    pub at: u64,
+    pub slots: Vec<Slot>,
+}
+
+/// Which entries of a digest are asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Want {
+    /// Those with its bytes.
+    Data,
+    /// Those that make it an object's address.
+    Object,
+}
+
+impl Want {
+    fn takes(self, kind: Kind) -> bool {
+        match self {
+            Want::Data => kind.is_data(),
+            Want::Object => kind.is_object(),
+        }
+    }
+}
+
+impl State {
+    pub(super) fn new(dir: PathBuf, sizes: Sizes) -> State {
+        State {
+            dir,
+            sizes,
+            packs: BTreeMap::new(),
+            head: None,
+            full: Vec::new(),
+            fresh: BTreeSet::new(),
+            segments: Vec::new(),
+            dropped: HashSet::new(),
+            bad: HashSet::new(),
+            touched: Touched::default(),
+            lost: 0,
+            named: 0,
+            next: 1,
+        }
+    }
+
+    /// Every entry of a digest: undamaged ones first, then the newest.
+    pub(super) fn find(&mut self, digest: Digest, want: Want) -> Result<Vec<Slot>> {
+        let least = Slot { digest, pack: 0, offset: 0, kind: Kind::Whole, stored: 0, size: 0 };
+        let mut found: Vec<Slot> =
+            self.fresh.range(least..).take_while(|slot| slot.digest == digest).copied().collect();
+        for segment in self.segments.clone() {
+            match segment.find(digest, &mut found) {
+                Err(StoreError::Index { .. }) => {
+                    self.reindex(&segment)?;
+                    return self.find(digest, want);
+                }
+                done => done?,
+            }
+        }
+        found.retain(|slot| want.takes(slot.kind) && self.counts(slot));
+        found.sort_by_key(|slot| (self.bad.contains(&slot.place()), std::cmp::Reverse(slot.place())));
+        found.dedup();
+        Ok(found)
+    }
+
+    /// As [`State::find`], without what is not yet durable.
+    pub(super) fn find_durable(&mut self, digest: Digest, want: Want) -> Result<Vec<Slot>> {
+        let mut found = self.find(digest, want)?;
+        found.retain(|slot| self.is_durable(slot));
+        Ok(found)
+    }
+
+    /// Whether an entry's pack is there and the entry was not dropped.
+    pub(super) fn counts(&self, slot: &Slot) -> bool {
+        self.packs.contains_key(&slot.pack) && !self.dropped.contains(&slot.place())
+    }
+
+    pub(super) fn is_durable(&self, slot: &Slot) -> bool {
+        self.packs.get(&slot.pack).is_some_and(|durable| slot.end() <= *durable)
+    }
+
+    /// Whether a writer need not write this: there is an entry that is not known to be damaged.
+    pub(super) fn has(&mut self, digest: Digest, want: Want) -> Result<bool> {
+        let found = self.find(digest, want)?;
+        Ok(found.first().is_some_and(|slot| !self.bad.contains(&slot.place())))
+    }
+
+    /// Does without an index file that is damaged: its packs know the same.
+    pub(super) fn reindex(&mut self, segment: &Arc<Segment>) -> Result<()> {
+        tracing::warn!(path = %segment.path().display(), "an index file is damaged; it is made again");
+        for number in segment.packs().iter().filter(|number| self.packs.contains_key(number)) {
+            self.fresh.extend(Pack::open(&self.dir, *number)?.slots()?);
+        }
+        self.segments.retain(|other| other.path() != segment.path());
+        Ok(())
+    }
+
+    /// Appends an entry. Gives where it is, and whether a pack became full.
+    pub(super) fn append(&mut self, entry: &Entry, stored: &[u8]) -> Result<(Slot, bool)> {
+        let length = (ENTRY_HEADER + stored.len()) as u64;
+        let fits = |head: &Head| {
+            head.slots.is_empty()
+                || (head.at + length <= self.sizes.pack_bytes && head.slots.len() < self.sizes.pack_entries)
+        };
+        let rolled = self.head.as_ref().is_some_and(|head| !fits(head));
+        if rolled {
+            self.close_head();
+        }
+        if self.head.is_none() {
+            let pack = Arc::new(Pack::create(&self.dir, self.next)?);
+            self.next += 1;
+            self.packs.insert(pack.number, 0);
+            self.head = Some(Head { pack, at: PACK_HEADER as u64, slots: Vec::new() });
+        }
+        let head = self.head.as_mut().expect("it was just made");
+        let slot = entry.slot(head.pack.number, head.at as u32);
+        // What a failed write leaves behind `at` is written over, or cut off at the end.
+        head.at = head.pack.append(head.at, entry, stored)?;
+        head.slots.push(slot);
+        self.fresh.insert(slot);
+        Ok((slot, rolled))
+    }
+
+    /// No more goes into the pack that is being written.
+    pub(super) fn close_head(&mut self) {
+        self.full.extend(self.head.take());
+    }
+
+    /// What has to be synced, and up to where.
+    pub(super) fn unsynced(&self) -> Vec<(Arc<Pack>, u64)> {
+        let open = self.full.iter().chain(&self.head);
+        let is_open = |head: &&Head| self.packs.get(&head.pack.number).is_some_and(|durable| *durable < head.at);
+        open.filter(is_open).map(|head| (Arc::clone(&head.pack), head.at)).collect()
+    }
+
+    /// What was synced. Gives the packs that can have their table now.
+    pub(super) fn set_synced(&mut self, synced: &[(Arc<Pack>, u64)]) -> Vec<Head> {
+        for (pack, at) in synced {
+            // One that was removed meanwhile stays so.
+            if let Some(durable) = self.packs.get_mut(&pack.number) {
+                *durable = *at;
+            }
+        }
+        let packs = &self.packs;
+        let durable = |head: &mut Head| packs.get(&head.pack.number).is_some_and(|durable| *durable >= head.at);
+        self.full.extract_if(.., durable).collect()
+    }
+
+    /// A pack has its table.
+    pub(super) fn set_sealed(&mut self, number: u32) {
+        if let Some(durable) = self.packs.get_mut(&number) {
+            *durable = ALL;
+        }
+    }
+
+    /// There is a full pack with a table.
+    pub(super) fn add_sealed(&mut self, number: u32) {
+        self.packs.insert(number, ALL);
+    }
+
+    /// Nobody knows what became of what was not yet durable: forget it, so that it is written again. Writers that counted on
+    /// it see that `lost` has grown.
+    pub(super) fn lose_unsynced(&mut self) {
+        self.lost += 1;
+        for head in self.full.iter_mut().chain(&mut self.head) {
+            let durable = self.packs.get(&head.pack.number).copied().unwrap_or(0);
+            for slot in head.slots.extract_if(.., |slot| slot.end() > durable) {
+                self.fresh.remove(&slot);
+            }
+            head.at = head.slots.iter().map(Slot::end).max().unwrap_or(PACK_HEADER as u64);
+        }
+    }
+
+    /// Entries in memory that an index file could have: those of packs with a table.
+    pub(super) fn settled(&self) -> impl Iterator<Item = &Slot> {
+        self.fresh.iter().filter(|slot| self.packs.get(&slot.pack) == Some(&ALL))
+    }
+}

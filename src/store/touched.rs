@@ -1,0 +1,114 @@
+//! What writers have lately written or used again, so that garbage collection leaves it alone although nothing names it yet.
+//!
+//! Kept in memory only: a writer that has not named its objects when the daemon dies never will.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
+
+use super::Store;
+use crate::core::ids::Digest;
+use crate::core::limits;
+
+#[derive(Debug, Default)]
+pub(super) struct Touched {
+    times: HashMap<Digest, Instant>,
+    /// More was touched than is remembered: up to then, everything counts as touched.
+    all_until: Option<Instant>,
+    holds: BTreeMap<u64, Instant>,
+    next_hold: u64,
+}
+
+impl Touched {
+    pub(super) fn touch(&mut self, digest: Digest) {
+        let now = Instant::now();
+        self.times.insert(digest, now);
+        if self.times.len() > limits::STORE_TOUCHED {
+            let cutoff = self.cutoff(now, limits::STORE_GRACE_MOST);
+            self.times.retain(|_, time| *time >= cutoff);
+            if self.times.len() > limits::STORE_TOUCHED / 2 {
+                self.times.clear();
+                self.all_until = Some(now);
+            }
+        }
+    }
+
+    /// The moment from which on what was touched is kept: `grace` ago, or the beginning of the oldest writer.
+    pub(super) fn cutoff(&self, now: Instant, grace: Duration) -> Instant {
+        let graced = now.checked_sub(grace.min(limits::STORE_GRACE_MOST)).unwrap_or(now);
+        self.holds.values().min().map_or(graced, |oldest| graced.min(*oldest))
+    }
+
+    pub(super) fn is_since(&self, digest: Digest, cutoff: Instant) -> bool {
+        self.all_until.is_some_and(|until| until >= cutoff)
+            || self.times.get(&digest).is_some_and(|time| *time >= cutoff)
+    }
+}
+
+/// As long as this lives, whatever is written or used again after it began is kept by garbage collection. Every [`Writer`] and
+/// [`Batch`] has one; who needs more time to name what they wrote takes one before and drops it after.
+///
+/// [`Writer`]: super::Writer
+/// [`Batch`]: super::Batch
+#[derive(Debug)]
+pub struct Hold {
+    store: Store,
+    id: u64,
+}
+
+impl Hold {
+    pub(super) fn begin(store: &Store) -> Hold {
+        let mut state = store.state();
+        let id = state.touched.next_hold;
+        state.touched.next_hold += 1;
+        state.touched.holds.insert(id, Instant::now());
+        drop(state);
+        Hold { store: store.clone(), id }
+    }
+
+    pub(super) fn store(&self) -> &Store {
+        &self.store
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.store.state().touched.holds.remove(&self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn digest(n: u32) -> Digest {
+        super::super::format::digest_of(&n.to_le_bytes())
+    }
+
+    #[test]
+    fn what_was_touched_since_is_known_and_memory_is_bounded() {
+        let mut touched = Touched::default();
+        touched.touch(digest(0));
+        let between = Instant::now();
+        touched.touch(digest(1));
+        assert!(!touched.is_since(digest(0), between) && touched.is_since(digest(1), between));
+        assert!(!touched.is_since(digest(2), between));
+        for n in 0..=limits::STORE_TOUCHED as u32 {
+            touched.touch(digest(n));
+            assert!(touched.times.len() <= limits::STORE_TOUCHED);
+        }
+        assert!(touched.is_since(digest(0), between), "what is no longer remembered one by one counts as touched");
+        assert!(!touched.is_since(digest(u32::MAX), Instant::now()));
+    }
+
+    #[test]
+    fn the_oldest_hold_counts() {
+        let mut touched = Touched::default();
+        let early = Instant::now();
+        touched.holds.insert(0, early);
+        touched.holds.insert(1, early + Duration::from_secs(5));
+        let now = early + Duration::from_secs(100);
+        assert_eq!(touched.cutoff(now, Duration::from_secs(10)), early);
+        touched.holds.clear();
+        assert_eq!(touched.cutoff(now, Duration::from_secs(10)), now - Duration::from_secs(10));
+    }
+}

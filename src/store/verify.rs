@@ -1,0 +1,188 @@
+//! Reading everything and naming what is damaged. Memory is bounded by one pack's table, one entry, and the damage found.
+
+use std::collections::HashSet;
+
+use super::format::{Kind, PACK_HEADER, Slot};
+use super::state::Want;
+use super::{Result, Store, StoreError};
+use crate::core::ids::Digest;
+
+/// What [`Store::verify`] found.
+#[derive(Debug, Default)]
+pub struct Verified {
+    /// Objects whose content is what their address says.
+    pub good: u64,
+    /// Bytes of those.
+    pub bytes: u64,
+    /// Objects that are damaged or cannot be read, each once, and whatever else is damaged.
+    pub damaged: Vec<StoreError>,
+}
+
+/// How far something is that goes through the whole store.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Packs that were gone through.
+    pub packs: usize,
+    /// Packs there are.
+    pub of_packs: usize,
+    /// Bytes that were read.
+    pub bytes: u64,
+}
+
+impl Store {
+    /// Reads every object and names the damaged ones. `progress` hears of each pack.
+    ///
+    /// # Errors
+    /// A pack or directory that cannot be read at all.
+    pub fn verify(&self, mut progress: impl FnMut(Progress)) -> Result<Verified> {
+        let mut verified = Verified::default();
+        // The newest first: of several copies it is the one that is read.
+        let packs: Vec<u32> = self.state().packs.keys().rev().copied().collect();
+        let mut at = Progress { of_packs: packs.len(), ..Progress::default() };
+        let mut lost = HashSet::new();
+        for number in &packs {
+            at.bytes += self.verify_pack(*number, &mut verified, &mut lost)?;
+            at.packs += 1;
+            progress(at);
+        }
+        // Only now is known which chunks are good, wherever they are.
+        for number in packs {
+            self.verify_lists(number, &lost, &mut verified)?;
+        }
+        let loose: Vec<_> = self.loose_objects().collect::<Result<_>>()?;
+        for (digest, size) in loose {
+            if self.is_loose_good(digest) {
+                verified.good += 1;
+                verified.bytes += size;
+            } else if self.loose(digest).exists() {
+                verified.damaged.push(StoreError::Damaged { digest, path: self.loose(digest), offset: 0 });
+            }
+        }
+        Ok(verified)
+    }
+
+    /// The objects that contain one of these chunks, or are one of them.
+    ///
+    /// # Errors
+    /// A pack or directory that cannot be read at all.
+    pub fn affected(&self, chunks: &HashSet<Digest>) -> Result<Vec<Digest>> {
+        let packs: Vec<u32> = self.state().packs.keys().copied().collect();
+        let mut affected = Vec::new();
+        for number in packs {
+            for slot in self.canonical(number)?.into_iter().filter(|slot| slot.kind.is_object()) {
+                let contains = match slot.kind {
+                    Kind::Whole | Kind::Part => chunks.contains(&slot.digest),
+                    Kind::List => match self.chunks(slot.digest) {
+                        Ok(list) => list.chunks.iter().any(|(chunk, _)| chunks.contains(chunk)),
+                        // Whatever is in it, it cannot be read.
+                        Err(StoreError::Damaged { .. }) => chunks.contains(&slot.digest),
+                        Err(StoreError::NotFound(_)) => false,
+                        Err(error) => return Err(error),
+                    },
+                };
+                if contains {
+                    affected.push(slot.digest);
+                }
+            }
+        }
+        Ok(affected)
+    }
+
+    /// Checks every entry of a pack that counts. Adds chunks of which no good copy is left to `lost`. Gives the bytes read.
+    fn verify_pack(&self, number: u32, verified: &mut Verified, lost: &mut HashSet<Digest>) -> Result<u64> {
+        let pack = match self.pack(number) {
+            Ok(pack) => pack,
+            Err(_) if !self.state().packs.contains_key(&number) => return Ok(0),
+            Err(error) => return Err(error),
+        };
+        if !pack.is_headed() {
+            verified.damaged.push(StoreError::Pack { path: pack.path().to_owned() });
+        }
+        let mut read = PACK_HEADER as u64;
+        for slot in self.entries(number)? {
+            read += u64::from(slot.stored);
+            let counts = {
+                let mut state = self.state();
+                state.bad.remove(&slot.place());
+                let want = if slot.kind.is_data() { Want::Data } else { Want::Object };
+                if state.counts(&slot) && !state.find(slot.digest, want)?.contains(&slot) {
+                    // The index has forgotten it.
+                    state.fresh.insert(slot);
+                }
+                state.counts(&slot) && state.is_durable(&slot)
+            };
+            if !counts {
+                continue;
+            }
+            match if slot.kind.is_data() { pack.read(&slot).map(drop) } else { pack.read_list(&slot).map(drop) } {
+                Ok(()) => {}
+                Err(error) => self.note_damage(&slot, error, verified, lost)?,
+            }
+            if slot.kind == Kind::Whole && self.is_first(&slot, Want::Object)? && !lost.contains(&slot.digest) {
+                verified.good += 1;
+                verified.bytes += slot.size;
+            }
+        }
+        Ok(read)
+    }
+
+    fn note_damage(
+        &self,
+        slot: &Slot,
+        error: StoreError,
+        verified: &mut Verified,
+        lost: &mut HashSet<Digest>,
+    ) -> Result<()> {
+        let want = if slot.kind.is_data() { Want::Data } else { Want::Object };
+        self.state().bad.insert(slot.place());
+        // Another copy may be good.
+        let others = self.slots(slot.digest, want)?;
+        let is_good = |other: &Slot| other != slot && self.pack(other.pack).is_ok_and(|pack| pack.read(other).is_ok());
+        if others.iter().any(is_good) {
+            return Ok(());
+        }
+        let is_new = lost.insert(slot.digest);
+        if is_new && slot.kind.is_object() {
+            verified.damaged.push(error);
+        }
+        Ok(())
+    }
+
+    fn is_first(&self, slot: &Slot, want: Want) -> Result<bool> {
+        Ok(self.slots(slot.digest, want)?.first() == Some(slot))
+    }
+
+    /// Counts the objects of lists, and names those of which a chunk is lost.
+    fn verify_lists(&self, number: u32, lost: &HashSet<Digest>, verified: &mut Verified) -> Result<()> {
+        for slot in self.canonical(number)?.into_iter().filter(|slot| slot.kind == Kind::List) {
+            let list = match self.chunks(slot.digest) {
+                Ok(list) => list,
+                // It was named when its entry was read; or it is gone.
+                Err(StoreError::Damaged { .. } | StoreError::NotFound(_)) => continue,
+                Err(error) => return Err(error),
+            };
+            let mut harm = None;
+            for (chunk, _) in &list.chunks {
+                let slots = self.slots(*chunk, Want::Data)?;
+                harm = match slots.first() {
+                    None => Some(StoreError::Incomplete { digest: slot.digest, part: *chunk }),
+                    Some(place) if lost.contains(chunk) => Some(StoreError::Damaged {
+                        digest: slot.digest,
+                        path: super::pack::path(&self.shared.layout.packs, place.pack),
+                        offset: u64::from(place.offset),
+                    }),
+                    Some(_) => continue,
+                };
+                break;
+            }
+            match harm {
+                Some(error) => verified.damaged.push(error),
+                None => {
+                    verified.good += 1;
+                    verified.bytes += slot.size;
+                }
+            }
+        }
+        Ok(())
+    }
+}
