@@ -57,6 +57,26 @@ fn room_is_given_back_and_what_lives_stays() {
     assert_eq!(disk_bytes(&store), 0);
 }
 
+/// Each life of a store whose pack cannot be written on leaves a small one.
+#[test]
+fn many_small_packs_become_few() {
+    let (_dir, store) = store();
+    let mut live = HashMap::new();
+    for n in 0..12u64 {
+        live.insert(store.put(&noise(n, 1000)).expect("stored"), noise(n, 1000));
+        store.state().close_head();
+    }
+    store.put(b"").expect("stored, and the others get their tables");
+    assert_eq!(store.state().packs.len(), 13);
+    at_once(|_| true, &store);
+    assert!(store.state().packs.len() <= 2, "{:?}", store.state().packs);
+    at_once(|_| true, &store);
+    assert_eq!(store.objects().count(), 13);
+    for (digest, content) in &live {
+        assert_eq!(store.get(*digest, u64::MAX).expect("whole"), *content);
+    }
+}
+
 #[test]
 fn every_fate_has_its_reason() {
     let (_dir, store) = store();

@@ -411,6 +411,31 @@ fn what_a_failed_sync_may_have_lost_is_not_counted_on_by_others() {
 }
 
 #[test]
+fn many_sources_are_stored_at_once_and_the_first_failure_ends_it() {
+    let (_dir, store) = store();
+    let contents: Vec<Vec<u8>> = (0..200).map(|n| noise(n % 150, 100 + n as usize % 150 * 300)).collect();
+    type AnyError = Box<dyn std::error::Error + Send + Sync>;
+    let source = |n: usize| -> Result<Option<&[u8]>, AnyError> { Ok((n % 10 != 3).then_some(&contents[n][..])) };
+    let batch = store.batch();
+    let stored = batch.put_each(contents.len(), source).expect("stored");
+    batch.commit().expect("durable");
+    for (n, named) in stored.iter().enumerate() {
+        let due = (n % 10 != 3).then(|| (digest_of(&contents[n]), contents[n].len() as u64));
+        assert_eq!(*named, due);
+        assert!(due.is_none_or(|(digest, _)| store.get(digest, u64::MAX).is_ok_and(|found| found == contents[n])));
+    }
+    let entries: usize =
+        store.state().packs.keys().map(|n| store.pack(*n).expect("there").slots().expect("read").len()).sum();
+    assert_eq!(entries, 150 - 15, "nothing is written twice");
+    let batch = store.batch();
+    let failing = |n: usize| if n == 50 { Err("gone".into()) } else { source(n) };
+    assert_eq!(batch.put_each(contents.len(), failing).expect_err("one failed").to_string(), "gone");
+    let digests: Vec<Digest> = stored.iter().flatten().map(|(digest, _)| *digest).collect();
+    let refuse = |n: usize, _: &mut Reader| if n == 20 { Err(AnyError::from("no room")) } else { Ok(()) };
+    assert_eq!(store.read_each(&digests, refuse).expect_err("one failed").to_string(), "no room");
+}
+
+#[test]
 fn limits_hold() {
     let (_dir, store) = store();
     let mut writer = store.writer(10).expect("begun");

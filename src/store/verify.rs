@@ -98,8 +98,14 @@ impl Store {
         if !pack.is_headed() {
             verified.damaged.push(StoreError::Pack { path: pack.path().to_owned() });
         }
+        let entries = match self.entries(number) {
+            Ok(entries) => entries,
+            // Collected in this very moment.
+            Err(_) if !self.state().packs.contains_key(&number) => return Ok(0),
+            Err(error) => return Err(error),
+        };
         let mut read = PACK_HEADER as u64;
-        for slot in self.entries(number)? {
+        for slot in entries {
             read += u64::from(slot.stored);
             let counts = {
                 let mut state = self.state();
