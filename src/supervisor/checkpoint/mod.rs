@@ -56,6 +56,8 @@ async fn capture(
     taking: &Taking,
     actor: &Actor,
 ) -> Result<Checkpoint> {
+    // Until the row names what is stored, nothing else does.
+    let _held = host.store.run(|store| Ok(store.hold())).await?;
     let mut files = Files::of(host, kernel).await?;
     // What changed since the last time, for the most part: the less is left to do while everything stands still.
     files.prepare().await?;
