@@ -51,6 +51,7 @@ interface Worker {
   freeze @17 () -> ();
   # Stops every process inside between two executions: nothing writes to the workspace until `thaw`, or until this daemon is gone.
   thaw @18 () -> ();
+  # `Conflict` if they went on before, for a stop: what was read meanwhile may be of two moments.
 }
 
 interface Supervisor {

@@ -6,11 +6,15 @@ use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::path::Path;
 
-use super::state::{Begun, Direction, EntryKind, ExecBegin, ExecClose, Lease, NewConsent, NewEntry, OutputRecord};
+use super::state::{
+    Begun, Direction, EntryKind, ExecBegin, ExecClose, Lease, NewCheckpoint, NewConsent, NewEntry, OutputRecord,
+    Restored, Restoring,
+};
 use super::*;
+use crate::core::checkpoint::CheckpointType;
 use crate::core::engine::EngineName;
 use crate::core::exec::{ExecEnd, ExecRequest};
-use crate::core::ids::{Digest, Epoch, ExecId, HostId, KernelId, WorkerId};
+use crate::core::ids::{CheckpointId, Digest, Epoch, ExecId, HostId, KernelId, WorkerId};
 use crate::core::info::{GivenMount, McpTransport, MountInfo};
 use crate::core::spec::KernelSpec;
 use crate::sys::fault::tests::{crash_dir, run_child};
@@ -134,9 +138,38 @@ async fn step(n: usize, h: &CatalogHandle) -> Result<bool, CatalogError> {
         26 => h.remove_kernel(SECOND, notes("kernel_removed")).await.map(drop)?,
         27 => h.remove_kernel_files(SECOND).await?,
         28 => old_format(&h.kernel_files(FIRST).dir)?,
+        29 => state.add_checkpoint(new_checkpoint(1), mark("checkpoint")).await.map(drop)?,
+        30 => state.add_checkpoint(new_checkpoint(2), mark("checkpoint")).await.map(drop)?,
+        31 => state.pin_checkpoint(CheckpointId::from_bytes([1; 16]), true).await.map(drop)?,
+        32 => state.begin_restore(restoring()).await?,
+        33 => {
+            let (mounts, mcp) = (Vec::new(), Vec::new());
+            let done = Restored { restoring: restoring(), mounts, mcp, entry: mark("restored"), at_ms: 9 };
+            state.finish_restore(done).await.map(drop)?;
+        }
         _ => return Ok(false),
     }
     Ok(true)
+}
+
+fn new_checkpoint(id: u8) -> NewCheckpoint {
+    NewCheckpoint {
+        id: CheckpointId::from_bytes([id; 16]),
+        name: format!("c{id}"),
+        description: String::new(),
+        kind: CheckpointType::Manual,
+        creator: "me".into(),
+        at_ms: 5,
+        pinned: false,
+        manifest: Digest::from_bytes([id; 32]),
+        files: 1,
+        state_bytes: 2,
+    }
+}
+
+fn restoring() -> Restoring {
+    let [target, safety] = [1, 2].map(|id| CheckpointId::from_bytes([id; 16]));
+    Restoring { target, safety, actor: "me".into(), at_ms: 6 }
 }
 
 fn mark(text: &str) -> NewEntry {
@@ -285,7 +318,9 @@ fn check_after(fault: &str, label: &str, steps: Steps, seen: &[String]) {
 #[test]
 fn nothing_acknowledged_is_lost_and_nothing_half_done_is_seen() {
     let seen = expected();
-    for (label, point) in points().filter(|(label, _)| !label.name.starts_with("store.")) {
+    for (label, point) in
+        points().filter(|(label, _)| !["store.", "workspace."].iter().any(|of| label.name.starts_with(of)))
+    {
         for deed in ["kill", "eio", "enospc"] {
             check_after(&format!("{point}={deed}"), label.name, label.steps, &seen);
         }

@@ -38,9 +38,7 @@ impl Init {
         }
         let until = Instant::now() + STOPS_WITHIN;
         loop {
-            let runs =
-                processes().into_iter().map(|p| p.pid).find(|pid| !all_threads(*pid, |s| is_stopped(s) || is_dead(s)));
-            let Some(pid) = runs else { return Ok(frozen) };
+            let Some(pid) = one_that_runs() else { return Ok(frozen) };
             if Instant::now() > until {
                 let name = proc_file(pid, "comm").unwrap_or_default();
                 self.thaw(frozen);
@@ -61,6 +59,28 @@ impl Init {
             let _ = kill(Pid::from_raw(process.pid), Signal::SIGCONT);
         }
     }
+}
+
+/// A process that has not stopped. One that waits in `vfork` for a stopped child cannot stop, and does nothing else either: it
+/// is in the state that others have who wait for a device.
+fn one_that_runs() -> Option<i32> {
+    let all: Vec<i32> = processes().into_iter().map(|process| process.pid).collect();
+    let rests = |pid: i32| all_threads(pid, |state| is_stopped(state) || is_dead(state));
+    let moving: Vec<i32> = all.iter().copied().filter(|pid| !rests(*pid)).collect();
+    if moving.is_empty() {
+        return None;
+    }
+    let waited_for: Vec<i32> = all.iter().filter(|pid| rests(**pid)).filter_map(|pid| parent(*pid)).collect();
+    let waits = |pid: i32| {
+        waited_for.contains(&pid) && all_threads(pid, |state| is_stopped(state) || is_dead(state) || state == 'D')
+    };
+    moving.into_iter().find(|pid| !waits(*pid))
+}
+
+/// The fourth field of a `stat` file.
+fn parent(pid: i32) -> Option<i32> {
+    let stat = proc_file(pid, "stat").ok()?;
+    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
 /// Whether all threads of a process are in such a state; a process that is gone has none.

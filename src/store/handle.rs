@@ -31,6 +31,18 @@ impl StoreHandle {
         tokio::task::spawn_blocking(move || work(&store)).await.unwrap_or(Err(StoreError::Stopped))
     }
 
+    /// As [`Self::run`], without one of the places: for work that waits for others, and for work that must not wait for them.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn run_beside<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Store) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let store = self.store.clone();
+        tokio::task::spawn_blocking(move || work(&store)).await.unwrap_or(Err(StoreError::Stopped))
+    }
+
     /// See [`Store::put`].
     ///
     /// # Errors

@@ -47,7 +47,9 @@ pub struct Change {
 pub enum Trace {
     /// It only looks.
     None,
-    /// It ends what was begun, before everything that waits.
+    /// A restore: a change that journals itself, and the only one that is done in a kernel between two states.
+    Restore(Change),
+    /// It ends what a restore has begun, before everything that waits and whatever the limits say.
     First,
     /// A change that journals itself once it is done.
     Own(Change),

@@ -129,6 +129,13 @@ impl Kernel {
         answer.await.unwrap_or_else(|_| Err(self.gone()))
     }
 
+    /// As [`Self::ask`], for what must be done however many ask for something.
+    async fn ask_patiently<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T> {
+        let (reply, answer) = oneshot::channel();
+        self.commands.send(command(reply)).await.map_err(|_| self.gone())?;
+        answer.await.unwrap_or_else(|_| Err(self.gone()))
+    }
+
     fn gone(&self) -> Error {
         Error::not_found(format!("kernel {} is no longer here", self.spec.name))
     }
@@ -230,7 +237,7 @@ impl Kernel {
     /// # Errors
     /// What keeps a mount from being made, and the database's.
     pub(super) async fn finish_restore(&self, done: Restored) -> Result<u64> {
-        self.ask(|reply| Command::Restored(Box::new(done), reply)).await
+        self.ask_patiently(|reply| Command::Restored(Box::new(done), reply)).await
     }
 
     /// More standard input for a running execution.
@@ -273,14 +280,14 @@ impl Kernel {
     /// `conflict`, `busy` (leased), and those of [`Self::with_worker`].
     pub(super) async fn change_with_worker<T, F>(
         &self,
-        change: Change,
+        trace: Trace,
         operation: impl FnOnce(Rc<WorkerLink>) -> F + 'static,
     ) -> Result<T>
     where
         T: 'static,
         F: Future<Output = Result<T>> + 'static,
     {
-        self.operate(Trace::Own(change), operation).await
+        self.operate(trace, operation).await
     }
 
     /// As [`Self::with_worker`], before everything that waits.
@@ -314,7 +321,10 @@ impl Kernel {
                 let _ = sender.send(done);
             })
         });
-        self.ask(|reply| Command::Operate(trace, operation, reply)).await?;
+        match trace {
+            Trace::First => self.ask_patiently(|reply| Command::Operate(trace, operation, reply)).await?,
+            trace => self.ask(|reply| Command::Operate(trace, operation, reply)).await?,
+        }
         result.await.unwrap_or_else(|_| Err(self.gone()))
     }
 

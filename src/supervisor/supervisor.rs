@@ -288,6 +288,10 @@ impl Supervisor {
                     Ok(link) => checkpoint::resume(&host, &kernel, &link).await,
                     Err(error) => {
                         tracing::error!(kernel = %kernel.spec.name, %error, "no worker to end an unfinished restore with");
+                        let detail = serde_json::json!({ "error": error.message });
+                        host.events.publish(&kernel.event_name, "restore_unfinished", detail);
+                        // Whoever asks for a restore now ends it.
+                        kernel.restoring.set(false);
                     }
                 }
             })

@@ -175,6 +175,10 @@ impl Scan<'_> {
 
     fn walk_from(&mut self, mut folders: Vec<(FolderId, Option<OwnedFd>)>) -> Result<()> {
         while let Some((id, dir)) = folders.pop() {
+            // It may have gone again, with a folder above it.
+            if !self.index.folders.contains_key(&id) {
+                continue;
+            }
             let dir = match dir {
                 Some(dir) => dir,
                 None => match self.open_if_there(id)? {

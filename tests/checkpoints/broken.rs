@@ -92,3 +92,33 @@ fn a_daemon_killed_within_a_checkpoint_or_a_restore_leaves_one_of_two_states() {
     let ids: std::collections::BTreeSet<_> = log(&host, "k").iter().map(|one| one["id"].to_string()).collect();
     assert_eq!(ids.len(), log(&host, "k").len());
 }
+
+#[test]
+fn a_restore_that_fails_half_way_is_taken_back_and_what_waits_sees_one_state() {
+    for fault in
+        ["workspace.place.rename=eio", "workspace.staging.write=enospc", "state.restore.finish.before_commit=eio"]
+    {
+        let mut host = Host::prepare(User::Own);
+        host.env(fault::VARIABLE, fault);
+        host.launch();
+        set_up(&host);
+        host.with(async |client| {
+            let k = client.open_kernel("k").await.unwrap().0;
+            let waiting = async {
+                tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+                state(&client, fault).await
+            };
+            let (failed, seen) = futures::join!(k.restore_checkpoint("one", 0), waiting);
+            let failed = failed.expect_err("it was to fail");
+            assert!(failed.message.ends_with("the kernel is as it was"), "{fault}: {failed:?}");
+            assert_eq!(seen, "two", "{fault}: what waited saw the state that holds");
+            assert_eq!(state(&client, fault).await, "two", "{fault}");
+            let undone = k.undo(0).await.expect_err("nothing was restored");
+            assert_eq!(undone.code, ryokan::core::error::ErrorCode::NotFound, "{fault}: {undone:?}");
+            k.restore_checkpoint("one", 0).await.expect("the fault is over");
+            assert_eq!(state(&client, fault).await, "one", "{fault}");
+            k.undo(0).await.expect("undone");
+            assert_eq!(state(&client, fault).await, "two", "{fault}");
+        });
+    }
+}

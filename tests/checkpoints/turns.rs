@@ -101,3 +101,74 @@ fn nothing_writes_while_files_are_taken() {
         });
     }
 }
+
+#[test]
+fn a_process_that_waits_for_its_stopped_child_holds_up_no_checkpoint() {
+    let host = Host::start();
+    host.with(async |client| {
+        let k = kernel(&client, "k", EngineName::Python).await;
+        // The parent of a `vfork` waits, and cannot be stopped, until its child ends or becomes another program.
+        let program = "import ctypes\nlibc = ctypes.CDLL(None)\nif libc.vfork() == 0:\n    libc.pause()\n";
+        out(
+            &k,
+            &format!(
+                "import subprocess, time\nchild = subprocess.Popen(['python3', '-c', {program:?}]); time.sleep(0.5)"
+            ),
+        )
+        .await;
+        out(
+            &k,
+            "state = open(f'/proc/{child.pid}/stat').read().rpartition(')')[2].split()[0]\nassert state == 'D', state",
+        )
+        .await;
+        k.checkpoint(&named("one")).await.unwrap();
+        k.restore_checkpoint("one", 0).await.unwrap();
+    });
+}
+
+#[test]
+fn a_stop_waits_for_a_checkpoint_that_has_begun() {
+    let host = Host::start();
+    host.with(async |client| {
+        let k = kernel(&client, "k", EngineName::Python).await;
+        out(&k, "for n in range(3000): open(f'f{n}', 'w').write(str(n) * 100)").await;
+        let taking = named("one");
+        let stopped = async {
+            tokio::time::sleep(Duration::from_millis(30)).await;
+            k.stop(false).await
+        };
+        let (taken, stopped) = futures::join!(k.checkpoint(&taking), stopped);
+        stopped.unwrap();
+        taken.unwrap();
+        assert_eq!(k.info().await.unwrap().state, "stopped");
+    });
+}
+
+#[test]
+fn what_a_restore_is_about_to_replace_is_not_changed_meanwhile() {
+    let host = Host::start();
+    std::fs::create_dir(host.path("given")).unwrap();
+    let given = host.path("given").display().to_string();
+    host.with(async |client| {
+        let k = kernel(&client, "k", EngineName::Python).await;
+        out(&k, "for n in range(2000): open(f'f{n}', 'w').write('x')").await;
+        k.checkpoint(&named("one")).await.unwrap();
+        out(&k, "import os\nfor n in range(2000): os.remove(f'f{n}')").await;
+        let mounted = async {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            k.mount_at("/given", &given, false, 0).await
+        };
+        let (restored, mounted) = futures::join!(k.restore_checkpoint("one", 0), mounted);
+        restored.unwrap();
+        let there = async || k.mounts().await.unwrap().iter().any(|mount| mount.path == "/given");
+        match mounted {
+            Err(error) => assert_eq!((error.code, there().await), (ErrorCode::Conflict, false)),
+            // Before or after the restore, then: it is there, or comes back with what was there before.
+            Ok(()) if there().await => {}
+            Ok(()) => {
+                k.undo(0).await.unwrap();
+                assert!(there().await, "an acknowledged mount is gone");
+            }
+        }
+    });
+}

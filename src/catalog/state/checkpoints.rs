@@ -249,6 +249,11 @@ fn finish_restore(db: &Db, done: Restored) -> Result<u64> {
     grants::replace(db, &mounts, &mcp)?;
     let found = db.sql("end restore", |c| {
         c.prepare_cached("DELETE FROM restoring")?.execute([])?;
+        if target == safety {
+            // It was taken back: the kernel is where it was, and so is what undo goes back to.
+            let mut there = c.prepare_cached("SELECT count(*) FROM checkpoints WHERE id = ?")?;
+            return there.query_row([target.as_bytes()], |row| row.get::<_, i64>(0)).map(|rows| rows as usize);
+        }
         c.prepare_cached("INSERT OR REPLACE INTO head (one, checkpoint, undo) VALUES (1, ?, ?)")?
             .execute(params![target.as_bytes(), safety.as_bytes()])?;
         c.prepare_cached("UPDATE checkpoints SET restored_at_ms = ? WHERE id = ?")?

@@ -24,6 +24,15 @@ impl WorkerLink {
     /// `Busy` while an execution runs; the first error of `chunks`.
     pub async fn load(&self, chunks: impl Stream<Item = Result<StateChunk>>) -> Result<Vec<MissedEntry>> {
         answered(self.client.load_begin_request().send().promise).await?;
+        let loaded = self.load_begun(chunks).await;
+        if loaded.is_err() {
+            // A worker that loses its daemon in a load ends; it would wait for the rest otherwise.
+            self.connection.abort();
+        }
+        loaded
+    }
+
+    async fn load_begun(&self, chunks: impl Stream<Item = Result<StateChunk>>) -> Result<Vec<MissedEntry>> {
         let mut sent = VecDeque::with_capacity(CHUNKS_IN_FLIGHT);
         let mut chunks = std::pin::pin!(chunks);
         while let Some(chunk) = chunks.next().await {

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use tokio::sync::mpsc;
 
-use super::{Files, contents, find, state};
+use super::{Files, contents, find, freeze, state};
 use crate::core::checkpoint::{McpPart, StateParts};
 use crate::core::diff::{self, Area, Deed, Difference};
 use crate::core::error::{Error, Result};
@@ -65,7 +65,7 @@ async fn now(host: &Rc<Host>, kernel: &Rc<Kernel>) -> Result<Side> {
         let mut files = Files::of(&of, &own).await?;
         files.prepare().await?;
         let (parts, _) = state::capture(&link, &of.store).await?;
-        link.freeze().await?;
+        freeze(&link).await?;
         let collected = files.collect().await;
         link.thaw().await?;
         Ok((parts, files.finish(collected?).await?.part.tree))
@@ -93,7 +93,7 @@ async fn files(
     take: &mut impl AsyncFnMut(Difference) -> Result<()>,
 ) -> Result<()> {
     let (found, mut finds) = mpsc::channel(limits::DIFF_BEHIND);
-    let walk = host.store.run(move |store| {
+    let walk = host.store.run_beside(move |store| {
         let walk = || -> std::result::Result<(), workspace::WorkspaceError> {
             for change in workspace::diff(store, TreeId(before), TreeId(after))? {
                 let change = change?;

@@ -20,6 +20,7 @@ pub(super) struct Files {
     kernel: Rc<Kernel>,
     store: StoreHandle,
     tracker: Option<Box<Tracker>>,
+    durable: Durable,
 }
 
 /// What was captured of the files.
@@ -38,7 +39,8 @@ pub(super) struct CapturedFiles {
 impl Files {
     /// The kernel's tracker; opened if there is none yet.
     pub async fn of(host: &Host, kernel: &Rc<Kernel>) -> Result<Files> {
-        let mut files = Files { kernel: Rc::clone(kernel), store: host.store.clone(), tracker: None };
+        let durable = if host.config.power_safe { Durable::Power } else { Durable::Process };
+        let mut files = Files { kernel: Rc::clone(kernel), store: host.store.clone(), tracker: None, durable };
         let kept = kernel.tracker.borrow_mut().take();
         files.tracker = match kept {
             Some(tracker) => Some(tracker),
@@ -61,7 +63,8 @@ impl Files {
         work: impl FnOnce(&mut Tracker, &Store) -> std::result::Result<T, WorkspaceError> + Send + 'static,
     ) -> Result<T> {
         let mut tracker = self.tracker.take().ok_or_else(|| Error::internal("the workspace's tracker is gone"))?;
-        let done = self.store.run(move |store| {
+        // Everything inside may stand still for this: it waits for nobody.
+        let done = self.store.run_beside(move |store| {
             let done = work(&mut tracker, store);
             Ok((tracker, done))
         });
@@ -87,7 +90,8 @@ impl Files {
 
     /// Makes the workspace what a tree says. Gives how many entries were changed.
     pub async fn restore(&mut self, tree: Digest) -> Result<u64> {
-        let restored = self.run(move |tracker, store| tracker.restore(TreeId(tree), store, Durable::Process)).await?;
+        let durable = self.durable;
+        let restored = self.run(move |tracker, store| tracker.restore(TreeId(tree), store, durable)).await?;
         Ok(restored.changed)
     }
 }

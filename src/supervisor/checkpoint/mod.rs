@@ -17,7 +17,7 @@ mod turn;
 
 use std::rc::Rc;
 
-use super::command::{Actor, Change};
+use super::command::{Actor, Change, Trace};
 use super::host::Host;
 use super::kernel::Kernel;
 use crate::catalog::state::NewCheckpoint;
@@ -40,10 +40,17 @@ pub use restore::{restore, undo};
 /// checkpoint, and the kernel is as it was.
 pub async fn take(host: &Rc<Host>, kernel: &Rc<Kernel>, taking: Taking, actor: Actor) -> Result<Checkpoint> {
     taking.check()?;
+    // Before anything is interrupted for it.
+    let version = kernel.view().version;
+    if taking.expected_version != 0 && taking.expected_version != version {
+        let (name, wanted) = (&kernel.spec.name, taking.expected_version);
+        return Err(Error::conflict(format!("kernel {name} is at version {version}, not {wanted}"))
+            .hint("look at what changed, then try again with the present version"));
+    }
     if taking.interrupt {
         kernel.interrupt_running(&actor).await?;
     }
-    let change = Change { actor: actor.clone(), expected_version: taking.expected_version };
+    let change = Trace::Own(Change { actor: actor.clone(), expected_version: taking.expected_version });
     let (wait, door, host, own) = (taking.wait, Rc::clone(kernel), Rc::clone(host), Rc::clone(kernel));
     turn::take(&door, change, wait, move |link| async move { capture(&host, &own, &link, &taking, &actor).await }).await
 }
@@ -62,7 +69,7 @@ async fn capture(
     // What changed since the last time, for the most part: the less is left to do while everything stands still.
     files.prepare().await?;
     let (parts, state) = state::capture(link, &host.store).await?;
-    link.freeze().await?;
+    freeze(link).await?;
     let collected = files.collect().await;
     // Whatever came of it, the code inside goes on.
     link.thaw().await?;
@@ -95,6 +102,16 @@ async fn capture(
     let versions = (Some(before), Some(checkpoint.version));
     host.audit(actor, "checkpoint.create", &kernel.id.to_string(), versions, &outcome).await;
     Ok(checkpoint)
+}
+
+/// Stops everything inside. Whatever keeps that from being so, nothing stays stopped.
+async fn freeze(link: &WorkerLink) -> Result<()> {
+    let frozen = link.freeze().await;
+    if frozen.is_err() {
+        // It may have stopped though its answer did not come.
+        let _ = link.thaw().await;
+    }
+    frozen
 }
 
 async fn manifest(host: &Rc<Host>, kernel: &Rc<Kernel>, state: Digest, files: &CapturedFiles) -> Result<Manifest> {

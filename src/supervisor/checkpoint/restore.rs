@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::rc::Rc;
 
-use super::{Files, capture, contents, files, find, state, turn};
+use super::{Files, capture, contents, files, find, freeze, state, turn};
 use crate::catalog::state::{EntryKind, NewEntry, Restored, Restoring};
 use crate::core::checkpoint::{Checkpoint, CheckpointType, Manifest, Restoration, StateParts, Taking};
 use crate::core::error::{Error, Result};
@@ -11,7 +11,7 @@ use crate::core::ids::CheckpointId;
 use crate::core::info::{GivenMount, MissedEntry};
 use crate::core::limits;
 use crate::rpc::worker_link::WorkerLink;
-use crate::supervisor::command::{Actor, Change};
+use crate::supervisor::command::{Actor, Change, Trace};
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 
@@ -81,7 +81,7 @@ async fn to(
 ) -> Result<Restoration> {
     let alone = Alone::begin(kernel)?;
     let target = check(host, kernel, checkpoint).await?;
-    let change = Change { actor: actor.clone(), expected_version };
+    let change = Trace::Restore(Change { actor: actor.clone(), expected_version });
     let (host, kernel) = (Rc::clone(host), Rc::clone(kernel));
     // In a task of its own: once something was touched it goes on to one of its two ends, whoever still waits for it.
     let restoring = tokio::task::spawn_local(async move {
@@ -127,10 +127,7 @@ async fn check(host: &Rc<Host>, kernel: &Rc<Kernel>, checkpoint: Checkpoint) -> 
         let (its, ours) = (manifest.engine.name(), kernel.spec.engine.name());
         return Err(Error::refused(format!("checkpoint {short} is of engine {its}, not {ours}")).reason("engine"));
     }
-    let missing = state::missing(&host.store, &parts).await?;
-    if let Some(first) = missing.first() {
-        return Err(Error::corrupt(format!("checkpoint {short} lacks {} objects, {first} among them", missing.len())));
-    }
+    state::check(&host.store, &parts).await?;
     files::check(host, manifest.workspace.tree).await?;
     for GivenMount { mount, real } in &manifest.mounts {
         host.check_given(kernel.uid, Path::new(&mount.source), real.as_deref().map(Path::new))?;
@@ -151,20 +148,25 @@ async fn perform(
         name => format!("before restore of {name}"),
     };
     let name = name.chars().take(limits::CHECKPOINT_NAME_BYTES / 4).collect::<String>();
-    let taking = Taking::by_us(CheckpointType::System, &name);
-    let safety = capture(host, kernel, link, &taking, actor).await?;
-    let restoring =
-        Restoring { target: target.checkpoint.id, safety: safety.id, actor: actor.to_string(), at_ms: host.now_ms() };
+    // Out of a restore that could not be ended there is nothing whole to be kept: what was taken before that one is.
+    let safety = match kernel.records.restoring().await? {
+        Some(unfinished) => unfinished.safety,
+        None => {
+            let taking = Taking::by_us(CheckpointType::System, &name);
+            capture(host, kernel, link, &taking, actor).await?.id
+        }
+    };
+    let restoring = Restoring { target: target.checkpoint.id, safety, actor: actor.to_string(), at_ms: host.now_ms() };
     kernel.records.begin_restore(restoring.clone()).await?;
     kernel.between.set(true);
     let (version, missed, files_changed) = apply(host, kernel, link, &target, restoring).await?;
     let id = target.checkpoint.id;
-    let detail = serde_json::json!({ "id": id, "name": target.checkpoint.name, "safety": safety.id });
+    let detail = serde_json::json!({ "id": id, "name": target.checkpoint.name, "safety": safety });
     host.events.publish(&kernel.event_name, "checkpoint_restored", detail);
     let outcome = format!("{id} manifest {}", target.checkpoint.manifest);
     host.audit(actor, "checkpoint.restore", &kernel.id.to_string(), (Some(before), Some(version)), &outcome).await;
     let checkpoint = kernel.records.checkpoint(id).await?.unwrap_or(target.checkpoint);
-    Ok(Restoration { checkpoint, safety: safety.id, version, missed, files_changed })
+    Ok(Restoration { checkpoint, safety, version, missed, files_changed })
 }
 
 /// Files first, then the engine's state, then what is recorded. Each may be done twice.
@@ -176,7 +178,7 @@ async fn apply(
     restoring: Restoring,
 ) -> Result<(u64, Vec<MissedEntry>, u64)> {
     let mut files = Files::of(host, kernel).await?;
-    link.freeze().await?;
+    freeze(link).await?;
     let changed = files.restore(target.manifest.workspace.tree).await;
     link.thaw().await?;
     let files_changed = changed?;
@@ -188,6 +190,7 @@ async fn apply(
         at_ms: host.now_ms(),
         actor: restoring.actor.clone(),
         text: match target.checkpoint.name.as_str() {
+            _ if restoring.target == restoring.safety => format!("went back to {short}: a restore could not be done"),
             "" => format!("restored {short}"),
             name => format!("restored {short} {name:?}"),
         },

@@ -10,11 +10,13 @@ use crate::core::error::{Error, Result};
 use crate::core::ids::Digest;
 use crate::core::limits;
 use crate::rpc::worker_link::{StateChunk, StateHead, WorkerLink};
-use crate::store::StoreHandle;
+use crate::store::{StoreError, StoreHandle};
 use crate::supervisor::snapshot;
 
 /// Bodies that are read from the worker before they go to the store together, bytes.
 const TOGETHER_BYTES: usize = 8 << 20;
+/// Read at once when bodies are looked through, bytes.
+const READ_BYTES: usize = 256 << 10;
 
 /// Has the engine save, and stores what the store does not have yet. Gives the list and its address.
 ///
@@ -77,13 +79,21 @@ pub(super) async fn list(store: &StoreHandle, at: Digest) -> Result<StateParts> 
     StateParts::decode(&bytes).map_err(|error| Error::corrupt(format!("list of engine state {at}: {error}")))
 }
 
-/// The addresses that the store lacks.
+/// Reads every body, so that a damaged one is known before anything is touched.
 ///
 /// # Errors
-/// The store's.
-pub(super) async fn missing(store: &StoreHandle, parts: &StateParts) -> Result<Vec<Digest>> {
+/// `corrupt` names the first that is damaged or gone.
+pub(super) async fn check(store: &StoreHandle, parts: &StateParts) -> Result<()> {
     let addresses: Vec<Digest> = parts.entries.iter().map(|part| part.body).collect();
-    Ok(store.run(move |store| Ok(addresses.into_iter().filter(|at| !store.contains(*at)).collect())).await?)
+    let read = move |store: &crate::store::Store| {
+        store.read_each(&addresses, |_, reader| -> std::result::Result<(), StoreError> {
+            let mut room = vec![0; READ_BYTES];
+            while reader.read_some(&mut room)? > 0 {}
+            Ok(())
+        })
+    };
+    let read = store.run_beside(read).await;
+    read.map_err(|error| Error::corrupt(format!("the engine's state in this checkpoint: {error}")))
 }
 
 /// The entries in pieces that fit a frame, each read when its turn comes.

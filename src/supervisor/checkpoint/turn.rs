@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::core::error::{Error, Result};
 use crate::rpc::worker_link::WorkerLink;
-use crate::supervisor::command::Change;
+use crate::supervisor::command::Trace;
 use crate::supervisor::kernel::Kernel;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,7 +42,7 @@ impl Drop for Waiting {
 /// `deadline` if its turn did not come in time: then nothing was done. And those of `work`.
 pub(super) async fn take<T, F>(
     kernel: &Rc<Kernel>,
-    change: Change,
+    trace: Trace,
     wait: Duration,
     work: impl FnOnce(Rc<WorkerLink>) -> F + 'static,
 ) -> Result<T>
@@ -52,7 +52,7 @@ where
 {
     let turn = Rc::new(Cell::new(Turn::Waits));
     let (waiting, begins) = (Waiting(Rc::clone(&turn)), turn);
-    let done = kernel.change_with_worker(change, move |link| async move {
+    let done = kernel.change_with_worker(trace, move |link| async move {
         match begins.replace(Turn::Begun) {
             Turn::GivenUp => Err(Error::deadline("nobody waits for this any more")),
             Turn::Waits | Turn::Begun => work(link).await,

@@ -26,6 +26,7 @@ impl Task {
     /// Adds a mount: to the live worker first, for it may refuse, then for good.
     pub(super) async fn mount(&mut self, change: Change, mount: MountInfo) -> Result<()> {
         self.admit(&change.actor, change.expected_version)?;
+        self.not_restoring()?;
         check_inside_path(Path::new(&mount.path)).map_err(|error| Error::invalid(error.to_string()))?;
         let real = self.host.check_source(self.kernel.uid, Path::new(&mount.source))?;
         let mounts = self.all_mounts();
@@ -74,6 +75,7 @@ impl Task {
     /// Takes a mount away.
     pub(super) async fn unmount(&mut self, change: Change, path: &str) -> Result<()> {
         self.admit(&change.actor, change.expected_version)?;
+        self.not_restoring()?;
         let Some(at) = self.mounts.iter().position(|given| given.mount.path == path) else {
             let own = self.kernel.spec.paths.iter().any(|allowed| allowed.path == Path::new(path));
             return Err(if own {
@@ -95,6 +97,16 @@ impl Task {
         Ok(())
     }
 
+    /// What a restore is about to replace cannot be changed meanwhile: it would be lost.
+    fn not_restoring(&self) -> Result<()> {
+        if !self.kernel.restoring.get() {
+            return Ok(());
+        }
+        Err(Error::conflict(format!("kernel {} is being restored", self.kernel.spec.name))
+            .reason("restoring")
+            .hint("try again when that is done"))
+    }
+
     fn workspace(&self) -> PathBuf {
         self.host.catalog.kernel_files(self.kernel.id).workspace
     }
@@ -102,6 +114,7 @@ impl Task {
     /// Adds an MCP server: only one that the configuration allows.
     pub(super) async fn register_mcp(&mut self, change: Change, name: String, transport: McpTransport) -> Result<()> {
         self.admit(&change.actor, change.expected_version)?;
+        self.not_restoring()?;
         self.tools.register(&name, &transport)?;
         let text = format!("registered MCP server {name}");
         let written = self.kernel.records.put_mcp(&change.actor, &text, &name, transport, self.host.now_ms()).await;
@@ -121,6 +134,7 @@ impl Task {
     /// Takes an MCP server away.
     pub(super) async fn unregister_mcp(&mut self, change: Change, name: &str) -> Result<()> {
         self.admit(&change.actor, change.expected_version)?;
+        self.not_restoring()?;
         let text = format!("unregistered MCP server {name}");
         let version = self.kernel.records.remove_mcp(&change.actor, &text, name, self.host.now_ms()).await?;
         self.tools.unregister(name);

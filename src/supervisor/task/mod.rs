@@ -44,6 +44,8 @@ pub(super) use listener::Listener;
 enum Item {
     Execution(Rc<Execution>),
     Operation(Operation),
+    /// A restore, or the end of one.
+    Ending(Operation),
     /// A stop that waits for what was asked before it.
     Stop(Reply<()>),
 }
@@ -66,7 +68,7 @@ pub(super) enum Report {
     /// The worker's process has ended.
     Gone { attempt: u64 },
     /// The operation is over.
-    OperationDone { attempt: u64 },
+    OperationDone { number: u64 },
     /// A permit to run one more execution came.
     MayRun(OwnedSemaphorePermit),
 }
@@ -92,7 +94,9 @@ pub(super) struct Task {
     queue: VecDeque<Item>,
     running: Option<(Rc<Execution>, Option<OwnedSemaphorePermit>)>,
     permit: Permit,
-    operating: bool,
+    /// The operation that goes on now, by number.
+    operating: Option<u64>,
+    operations: u64,
     current: Option<Current>,
     idle_at: Option<Instant>,
     backoff_at: Option<Instant>,
@@ -148,10 +152,11 @@ impl Task {
             commands,
             reports,
             reporter,
-            queue: beginning.first.into_iter().map(Item::Operation).collect(),
+            queue: beginning.first.into_iter().map(Item::Ending).collect(),
             running: None,
             permit: Permit::None,
-            operating: false,
+            operating: None,
+            operations: 0,
             current: None,
             idle_at: None,
             backoff_at: None,
@@ -265,11 +270,12 @@ impl Task {
                 }
             }
             Report::Gone { attempt } => self.worker_gone(attempt).await,
-            Report::OperationDone { attempt } => {
-                if attempt == self.life.attempt {
-                    self.operating = false;
-                    if matches!(self.life.state, State::Ready) {
-                        self.step(Event::Used).await;
+            Report::OperationDone { number } => {
+                if self.operating == Some(number) {
+                    self.operating = None;
+                    match self.life.state {
+                        State::Ready => self.step(Event::Used).await,
+                        _ => self.dispatch().await,
                     }
                     self.rearm_idle();
                 }
@@ -298,7 +304,8 @@ impl Task {
         }
         if self.idle_at.is_some_and(|at| at <= now) {
             self.idle_at = None;
-            let in_use = self.operating || !self.queue.is_empty() || !self.kernel.view.borrow().jobs.is_empty();
+            let in_use =
+                self.operating.is_some() || !self.queue.is_empty() || !self.kernel.view.borrow().jobs.is_empty();
             if in_use {
                 self.arm_idle();
             } else {
@@ -376,7 +383,7 @@ impl Task {
     }
 
     fn rearm_idle(&mut self) {
-        if matches!(self.life.state, State::Ready) && !self.operating {
+        if matches!(self.life.state, State::Ready) && self.operating.is_none() {
             self.arm_idle();
         }
     }
@@ -418,7 +425,7 @@ impl Task {
             let _ = reply.send(Err(error));
             return;
         }
-        if mode == StopMode::WhenIdle && !self.queue.is_empty() {
+        if mode == StopMode::WhenIdle && (!self.queue.is_empty() || self.operating.is_some()) {
             self.queue.push_back(Item::Stop(reply));
             return;
         }

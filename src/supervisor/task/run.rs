@@ -102,18 +102,24 @@ impl Task {
         match &trace {
             Trace::Own(change) | Trace::Journalled(change, _) => {
                 self.admit(&change.actor, change.expected_version)?;
+                self.whole()?;
             }
-            Trace::None | Trace::First => {}
+            Trace::Restore(change) => self.admit(&change.actor, change.expected_version)?,
+            Trace::None => self.whole()?,
+            Trace::First => {}
         }
-        self.room_for_work()?;
-        let first = matches!(trace, Trace::First);
-        if let Trace::Journalled(change, text) = trace {
-            self.mark(&change.actor, &text).await?;
+        match &trace {
+            Trace::First => self.room_for_worker()?,
+            Trace::None | Trace::Own(_) | Trace::Journalled(..) | Trace::Restore(_) => self.room_for_work()?,
+        }
+        if let Trace::Journalled(change, text) = &trace {
+            self.mark(&change.actor, text).await?;
         }
         self.used();
-        match first {
-            true => self.queue.push_front(Item::Operation(operation)),
-            false => self.queue.push_back(Item::Operation(operation)),
+        match trace {
+            Trace::First => self.queue.push_front(Item::Ending(operation)),
+            Trace::Restore(_) => self.queue.push_back(Item::Ending(operation)),
+            Trace::None | Trace::Own(_) | Trace::Journalled(..) => self.queue.push_back(Item::Operation(operation)),
         }
         self.step(Event::Used).await;
         Ok(())
@@ -143,12 +149,12 @@ impl Task {
 
     async fn hand_over(&mut self) -> Option<Event> {
         let leaving = self.current.as_ref().is_some_and(|current| current.leaving);
-        if self.operating || self.running.is_some() || leaving {
+        if self.operating.is_some() || self.running.is_some() || leaving {
             return None;
         }
         let link = self.link()?;
-        if self.kernel.between.get() {
-            self.operations_only().await;
+        if self.kernel.between.get() && !self.end_first().await {
+            return None;
         }
         match self.queue.front()? {
             Item::Stop(_) => {
@@ -156,15 +162,20 @@ impl Task {
                 self.stopping.push(reply);
                 Some(Event::StopAsked { reason: StopReason::Asked, force: false })
             }
-            Item::Operation(_) => {
-                let Some(Item::Operation(operation)) = self.queue.pop_front() else { return None };
-                self.operating = true;
+            Item::Operation(_) | Item::Ending(_) => {
+                let Some(Item::Operation(operation) | Item::Ending(operation)) = self.queue.pop_front() else {
+                    return None;
+                };
+                self.operations += 1;
+                let number = self.operations;
+                // Until it is over, also if its worker is not: it may be at work on the kernel's files.
+                self.operating = Some(number);
                 self.idle_at = None;
-                let (reporter, attempt) = (self.reporter.clone(), self.life.attempt);
+                let reporter = self.reporter.clone();
                 tokio::task::spawn_local(async move {
                     operation(Ok(link)).await;
                     // The task may have ended meanwhile.
-                    let _ = reporter.send(Report::OperationDone { attempt });
+                    let _ = reporter.send(Report::OperationDone { number });
                 });
                 None
             }
@@ -193,15 +204,19 @@ impl Task {
         }
     }
 
-    /// Between two states no code runs: what would end that goes first, and without such a thing executions are refused.
-    async fn operations_only(&mut self) {
-        let ends = self.queue.iter().position(|item| matches!(item, Item::Operation(_)));
-        if let Some(operation) = ends.and_then(|at| self.queue.remove(at)) {
-            self.queue.push_front(operation);
-        } else if !self.kernel.restoring.get() {
+    /// Between two states nothing runs but what ends that, and it goes first; whether there is such a thing. If none is to come,
+    /// what waits is refused.
+    async fn end_first(&mut self) -> bool {
+        let ends = self.queue.iter().position(|item| matches!(item, Item::Ending(_)));
+        if let Some(ending) = ends.and_then(|at| self.queue.remove(at)) {
+            self.queue.push_front(ending);
+            return true;
+        }
+        if !self.kernel.restoring.get() {
             let error = self.unfinished();
             self.fail_all_queued(&error).await;
         }
+        false
     }
 
     /// The host-wide permit to run; if there is none now, it is asked for and work goes on when it comes.
@@ -335,7 +350,7 @@ impl Task {
                     let end = ExecEnd { err: error.message.clone(), ..ExecEnd::lost("") };
                     self.end(&execution, end).await;
                 }
-                Item::Operation(operation) => operation(Err(error.clone())).await,
+                Item::Operation(operation) | Item::Ending(operation) => operation(Err(error.clone())).await,
                 Item::Stop(reply) => self.stopping.push(reply),
             }
         }
@@ -351,7 +366,7 @@ impl Task {
                 Item::Execution(execution) => {
                     self.end(&execution, never_ran(why)).await;
                 }
-                Item::Operation(operation) => operation(Err(Error::unavailable(why))).await,
+                Item::Operation(operation) | Item::Ending(operation) => operation(Err(Error::unavailable(why))).await,
                 Item::Stop(reply) => self.stopping.push(reply),
             }
         }

@@ -223,7 +223,6 @@ impl Task {
             let detail = serde_json::json!({ "jobs": names });
             self.host.events.publish(&self.kernel.event_name, "jobs_killed", detail);
         }
-        self.operating = false;
         let cause = current.cause.unwrap_or(CrashCause::Killed);
         if let Some(error) = &current.not_saved {
             let detail = serde_json::json!({ "error": error.message });

@@ -64,8 +64,9 @@ impl Worker {
             Call::Unbind(path, answer) => reply(answer, self.enclosure.unbind(Path::new(&path))),
             Call::Freeze(answer) => reply(answer, self.freeze()),
             Call::Thaw(answer) => {
-                self.thaw();
-                reply(answer, Ok(()));
+                let stood = self.thaw();
+                let moved = || Error::conflict("a stop let the kernel's processes go on").reason("thawed");
+                reply(answer, if stood { Ok(()) } else { Err(moved()) });
             }
             Call::Usage(answer) => reply(answer, Ok(self.enclosure.usage())),
             Call::Heads(answer) => reply(answer, self.heads()),
@@ -150,10 +151,13 @@ impl Worker {
         Ok(())
     }
 
-    pub(super) fn thaw(&mut self) {
-        if std::mem::take(&mut self.frozen) {
+    /// Lets everything go on; whether it stood still until now.
+    pub(super) fn thaw(&mut self) -> bool {
+        let frozen = std::mem::take(&mut self.frozen);
+        if frozen {
             self.enclosure.thaw();
         }
+        frozen
     }
 
     fn bind(&mut self, bind: Bind) -> Result<()> {
