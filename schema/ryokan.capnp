@@ -342,7 +342,7 @@ struct Restoration {
   safety @1 :Text;            # the checkpoint that was taken just before
   version @2 :UInt64;         # the kernel's version now
   missed @3 :List(MissedEntry); # what the checkpoint never held, and what could not be built again
-  filesChanged @4 :UInt64;
+  filesChanged @4 :UInt64;    # files and folders that were made, changed or removed; a folder that came or went whole is one
 }
 
 struct KernelInfo {

@@ -93,9 +93,9 @@ fn join_row(lanes: usize, joins: usize) -> String {
 pub fn restoration(name: &str, done: &Restoration, paint: Paint) -> String {
     let mut text = format!("{} is at {}", plain(name), line(&done.checkpoint, false, paint));
     text.push_str(&match done.files_changed {
-        0 => "\nno file was changed".to_owned(),
-        1 => "\n1 file was changed".to_owned(),
-        changed => format!("\n{changed} files were changed"),
+        0 => "\nits files were as they are to be".to_owned(),
+        1 => "\nits files were changed in 1 place".to_owned(),
+        changed => format!("\nits files were changed in {changed} places"),
     });
     if !done.missed.is_empty() {
         let named = done.missed.iter().take(NAMED).map(|missed| plain(&missed.key));

@@ -144,6 +144,7 @@ async fn perform(
 ) -> Result<Restoration> {
     let before = kernel.view().version;
     let name = match target.checkpoint.name.as_str() {
+        _ if target.checkpoint.kind == CheckpointType::System => "before undo".into(),
         "" => format!("before restore of {}", target.checkpoint.short_id()),
         name => format!("before restore of {name}"),
     };
