@@ -65,6 +65,18 @@ impl Tracker {
     /// The tree cannot be read; files fail; somebody writes. The workspace is then between the two trees, and the next
     /// restore ends it.
     pub fn restore(&mut self, target: TreeId, objects: &dyn Objects, durable: Durable) -> Result<Restored> {
+        match self.restore_once(target, objects, durable) {
+            // What was known of a file may be of another that had its place, its size and its times within one tick of the
+            // clock. Nothing is taken for known then: every file is read.
+            Err(WorkspaceError::NotRestored { .. }) => {
+                self.forget()?;
+                self.restore_once(target, objects, durable)
+            }
+            done => done,
+        }
+    }
+
+    fn restore_once(&mut self, target: TreeId, objects: &dyn Objects, durable: Durable) -> Result<Restored> {
         let wanted = read::root(objects, target)?;
         let mut stage = Stage::open(&self.places, self.device)?;
         let done = self.restore_to(target, &wanted, objects, &mut stage);

@@ -157,10 +157,11 @@ impl Scan<'_> {
                 let touched = changes.is_some_and(|changes| {
                     changes.names.get(folder).and_then(|names| names.get(name)).is_some_and(|c| *c > Closely::Look)
                 });
-                if told && !touched {
-                    contents.insert(moved(*stamp), content.clone());
-                }
-                if (told && !touched) || *settled {
+                // Within one tick of the clock another file may have got its number, its size and its times.
+                if *settled {
+                    if told && !touched {
+                        contents.insert(moved(*stamp), content.clone());
+                    }
                     contents.insert(*stamp, content.clone());
                 }
             }

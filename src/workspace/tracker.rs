@@ -284,6 +284,18 @@ impl Tracker {
         }
     }
 
+    /// Begins anew, knowing nothing.
+    pub(super) fn forget(&mut self) -> Result<()> {
+        match std::fs::remove_file(&self.places.index) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(WorkspaceError::io("remove", &self.places.index, error));
+            }
+            Ok(()) | Err(_) => {}
+        }
+        *self = Tracker::open(self.places.clone())?;
+        Ok(())
+    }
+
     /// Keeps what is known for the next process. Old or missing, it costs the next one time and nothing else.
     ///
     /// # Errors

@@ -328,6 +328,8 @@ fn paths_may_be_longer_than_the_kernel_takes() {
     let deep = nix::fcntl::openat(&at, "f", flags, nix::sys::stat::Mode::S_IRWXU).expect("made");
     File::from(deep).write_all_at(b"deep", 0).expect("written");
     let mut tracker = world.tracker();
+    // Old enough to be trusted.
+    std::thread::sleep(std::time::Duration::from_millis(120));
     let first = tracker.capture(&world.store).expect("captured");
     assert_eq!((first.entries, first.not_captured_count), (61, 0));
     std::fs::rename(world.path(&name), world.path("moved")).expect("renamed");
