@@ -20,7 +20,7 @@ use super::beneath::{self, Kind};
 use super::changes::{self, Changes, Closely, Opens};
 use super::error::WorkspaceError;
 use super::how::{How, Unwatched, Walk};
-use super::index::{FolderId, Gone, Index, Known, ROOT, Stamp, What};
+use super::index::{FolderId, Gone, Index, Known, Place, ROOT, Stamp, What};
 use super::objects::{ObjectBatch, Objects};
 use super::read::{self, Read};
 use super::tree::entry::{Content, Meta, Moment, Name, Reason};
@@ -107,7 +107,32 @@ impl Scan<'_> {
             }
             self.refresh(*folder, dir.as_fd())?;
         }
-        self.walk_from(found)
+        self.walk_from(found)?;
+        self.read_regrouped()
+    }
+
+    /// Reads the files of which a name came or went under each of their names. What was written through a name that nobody knew
+    /// was told of that name alone: of the others nothing is known, nor that they are others, where there was one before.
+    fn read_regrouped(&mut self) -> Result<()> {
+        if self.index.regroup.is_empty() {
+            return Ok(());
+        }
+        let mut places: Vec<Place> = Vec::new();
+        for (id, folder) in &self.index.folders {
+            let of = folder.entries.iter().filter(|(_, known)| {
+                matches!(known.what, What::File { .. }) && self.index.regroup.contains(&known.stamp.inode)
+            });
+            places.extend(of.map(|(name, _)| (*id, name.clone())));
+        }
+        for (folder, name) in places {
+            if !self.index.folders.contains_key(&folder) {
+                continue;
+            }
+            if let Some(dir) = self.open_if_there(folder)? {
+                self.examine(folder, dir.as_fd(), &name, Closely::Read)?;
+            }
+        }
+        Ok(())
     }
 
     /// Whatever is told of one name of a file is true of its other names.

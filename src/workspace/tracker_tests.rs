@@ -340,3 +340,33 @@ fn paths_may_be_longer_than_the_kernel_takes() {
     world.nothing_is_staged();
     assert_eq!(observe(world.dir.path().join("workspace.staging").as_path()).len(), 1);
 }
+
+/// Through whichever name, in the same length, and with the time set back: what is told of one name is true of the other, which
+/// nobody knew for one before.
+#[test]
+fn a_file_that_got_a_second_name_and_other_bytes_is_read_under_both() {
+    for (written, settled, prepared) in [("a", true, false), ("b", true, false), ("a", false, true), ("b", false, true)]
+    {
+        let world = World::new();
+        world.write("a", "1".repeat(3000));
+        if settled {
+            std::thread::sleep(std::time::Duration::from_millis(120));
+        }
+        let mut tracker = world.tracker();
+        match prepared {
+            true => drop(tracker.prepare(&world.store).expect("prepared")),
+            false => drop(tracker.capture(&world.store).expect("captured")),
+        }
+        std::fs::hard_link(world.path("a"), world.path("b")).expect("linked");
+        let file = std::fs::OpenOptions::new().write(true).open(world.path(written)).expect("opened");
+        let before = file.metadata().expect("there").modified().expect("a time");
+        std::os::unix::fs::FileExt::write_all_at(&file, b"2", 1500).expect("written");
+        file.set_modified(before).expect("set back");
+        drop(file);
+        let captured = tracker.capture(&world.store).expect("captured");
+        let places = world.places_of("elsewhere");
+        std::fs::create_dir(&places.workspace).expect("made");
+        checkout(captured.tree, places.clone(), &world.store, Durable::Process).expect("checked out");
+        same(&observe(&places.workspace), &world.observe());
+    }
+}
