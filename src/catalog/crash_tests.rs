@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use super::state::{
-    Beginning, Begun, Direction, EntryKind, ExecBegin, ExecClose, Lease, NewCheckpoint, NewConsent, NewEntry,
+    Beginning, Begun, Direction, EntryKind, ExecBegin, ExecClose, FirstCheckpoint, Lease, NewCheckpoint, NewConsent, NewEntry,
     OutputRecord, Restored, Restoring,
 };
 use super::*;
@@ -175,11 +175,12 @@ fn beginning() -> Beginning {
     let parent = Some(from.checkpoint);
     Beginning {
         origin: Origin::of_fork(0, from),
-        checkpoint: Some((new_checkpoint(7), parent)),
+        checkpoints: vec![FirstCheckpoint { new: new_checkpoint(7), parent, entry: mark("forked") }],
         mounts: Vec::new(),
         mcp: Vec::new(),
         blobs: vec![Digest::from_bytes([5; 32])],
-        entry: mark("forked"),
+        entry: None,
+        at_ms: 1,
     }
 }
 

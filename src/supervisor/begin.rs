@@ -16,7 +16,7 @@ use super::host::Host;
 use super::kernel::Kernel;
 use super::records::{Records, StateRecord};
 use super::supervisor::{Reserved, Supervisor};
-use crate::catalog::state::{Beginning, EntryKind, NewCheckpoint, NewEntry};
+use crate::catalog::state::{Beginning, EntryKind, FirstCheckpoint, NewCheckpoint, NewEntry};
 use crate::catalog::{Created, Durability, EngineDb, EngineInfo, Entry, IdempotencyKey, KernelRow, NewAudit, Notes};
 use crate::core::checkpoint::{CheckpointType, Manifest, StateParts};
 use crate::core::error::{Error, ErrorCode, Result};
@@ -55,6 +55,16 @@ pub(super) struct Words<'a> {
     pub outcome: String,
     /// In the event of its creation.
     pub detail: serde_json::Value,
+}
+
+/// What a new kernel has of its own.
+struct Own {
+    origin: Origin,
+    checkpoints: Vec<FirstCheckpoint>,
+    /// The first entry of its journal, if that is none of a checkpoint.
+    entry: Option<NewEntry>,
+    blobs: Vec<Digest>,
+    thread_of: Option<KernelId>,
 }
 
 /// What a new kernel is, once everything was judged.
@@ -119,15 +129,20 @@ impl Supervisor {
         let filled = async {
             checkpoint::fill(host, id, seed.manifest.workspace.tree).await?;
             load_engine(host, id, seed).await?;
-            let (checkpoint, sealed) = seal(host, id, seed, &judged, actor).await?;
-            let outcome = format!("{}; {} manifest {sealed}", words.outcome, checkpoint.id);
-            Ok((Some((checkpoint, seed.parent)), Words { outcome, ..words }))
+            let (new, sealed) = seal(host, id, seed, &judged, actor).await?;
+            let outcome = format!("{}; {} manifest {sealed}", words.outcome, new.id);
+            let entry = mark(host, actor, &words);
+            let own = Own {
+                origin: seed.origin.clone(),
+                checkpoints: vec![FirstCheckpoint { new, parent: seed.parent, entry }],
+                entry: None,
+                blobs: seed.blobs.clone(),
+                thread_of: None,
+            };
+            Ok((own, Words { outcome, ..words }))
         };
         let made = match filled.await {
-            Ok((checkpoint, words)) => {
-                let (origin, blobs) = (seed.origin.clone(), seed.blobs.clone());
-                self.make_visible(id, judged, (origin, checkpoint, blobs), None, key, words, actor).await
-            }
+            Ok((own, words)) => self.make_visible(id, judged, own, key, words, actor).await,
             Err(error) => Err(error),
         };
         if made.is_err() {
@@ -151,21 +166,25 @@ impl Supervisor {
         let host = self.host();
         let id = KernelId::from_bytes(host.random());
         host.catalog.create_kernel_files(id).await?;
-        let first = (Origin::default(), None, Vec::new());
-        let made = self.make_visible(id, judged, first, Some(owner.id), key, words, actor).await;
+        let own = Own {
+            origin: Origin::default(),
+            checkpoints: Vec::new(),
+            entry: Some(mark(host, actor, &words)),
+            blobs: Vec::new(),
+            thread_of: Some(owner.id),
+        };
+        let made = self.make_visible(id, judged, own, key, words, actor).await;
         if made.is_err() {
             host.catalog.remove_kernel_files(id).await?;
         }
         made
     }
 
-    #[expect(clippy::too_many_arguments, reason = "the last step of two ways, each with all of it at hand")]
     async fn make_visible(
         &self,
         id: KernelId,
         judged: Judged,
-        (origin, checkpoint, blobs): (Origin, Option<(NewCheckpoint, Option<CheckpointId>)>, Vec<Digest>),
-        thread_of: Option<KernelId>,
+        own: Own,
         key: Option<(String, String)>,
         words: Words<'_>,
         actor: &Actor,
@@ -173,15 +192,9 @@ impl Supervisor {
         let (host, now) = (self.host(), self.host().now_ms());
         let Judged { spec, mounts, mcp } = judged;
         let records = Records::new(id, Epoch(1), &host.catalog, &host.store);
-        let entry = NewEntry {
-            kind: EntryKind::Mark,
-            at_ms: now,
-            actor: actor.to_string(),
-            text: words.mark,
-            detail_json: words.detail.to_string(),
-        };
+        let Own { origin, checkpoints, entry, blobs, thread_of } = own;
         let generation = origin.generation;
-        records.begin_kernel(Beginning { origin, checkpoint, mounts, mcp, blobs, entry }).await?;
+        records.begin_kernel(Beginning { origin, checkpoints, mounts, mcp, blobs, entry, at_ms: now }).await?;
         let record = StateRecord::default();
         let weaker = !spec.degraded.is_empty() || spec.net != Net::None;
         let row = KernelRow {
@@ -224,6 +237,16 @@ impl Supervisor {
         detail["by"] = actor.to_string().into();
         host.events.publish(&kernel.event_name, "kernel_created", detail);
         Ok(kernel)
+    }
+}
+
+fn mark(host: &Host, actor: &Actor, words: &Words<'_>) -> NewEntry {
+    NewEntry {
+        kind: EntryKind::Mark,
+        at_ms: host.now_ms(),
+        actor: actor.to_string(),
+        text: words.mark.clone(),
+        detail_json: words.detail.to_string(),
     }
 }
 

@@ -35,6 +35,8 @@ use crate::core::limits;
 use crate::sys::{fault, inode};
 
 type Result<T> = std::result::Result<T, WorkspaceError>;
+/// The names from the workspace to a folder.
+type Path = Vec<Name>;
 
 /// Brings a tree into an empty folder. Nobody else may know of the folder before this has returned.
 ///
@@ -70,7 +72,7 @@ pub fn checkout(
 
 /// A folder, or a page of one, that is to be made.
 struct Unit {
-    names: Vec<Name>,
+    names: Path,
     digest: Digest,
 }
 
@@ -86,14 +88,14 @@ struct Queue {
 #[derive(Default)]
 struct Made {
     /// Files, links and pipes by their folders.
-    entries: Vec<(Vec<Name>, Vec<(Name, Known)>)>,
-    folders: Vec<(Vec<Name>, Meta)>,
+    entries: Vec<(Path, Vec<(Name, Known)>)>,
+    folders: Vec<(Path, Meta)>,
     /// Names of files that have several.
-    groups: HashMap<Group, Vec<(Vec<Name>, Entry)>>,
+    groups: HashMap<Group, Vec<(Path, Entry)>>,
     bytes: u64,
     count: u64,
     /// Folders as they are in the end, by their names.
-    done: BTreeMap<Vec<Name>, Known>,
+    done: BTreeMap<Path, Known>,
     root: (Meta, Stamp),
 }
 
@@ -114,10 +116,10 @@ impl Made {
 
     fn into_index(self, settled_before: super::tree::entry::Moment) -> Index {
         let mut index = Index::new();
-        let mut ids: HashMap<Vec<Name>, FolderId> = HashMap::from([(Vec::new(), ROOT)]);
+        let mut ids: HashMap<Path, FolderId> = HashMap::from([(Vec::new(), ROOT)]);
         let settle = |known: Known| Known { settled: known.stamp.changed < settled_before, ..known };
         (index.root, index.root_stamp) = self.root;
-        let mut folders: Vec<(Vec<Name>, Known)> = self.done.into_iter().collect();
+        let mut folders: Vec<(Path, Known)> = self.done.into_iter().collect();
         folders.sort_by_key(|(names, _)| names.len());
         for (names, known) in folders {
             let Some((name, above)) = names.split_last() else { continue };

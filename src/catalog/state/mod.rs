@@ -21,7 +21,7 @@ pub use executions::{Begun, ExecBegin, ExecClose, ExecRecord};
 pub use grants::{Consent, NewConsent};
 pub use journal::{Direction, EntryKind, NewEntry};
 pub use lease::Lease;
-pub use origin::Beginning;
+pub use origin::{Beginning, FirstCheckpoint};
 pub use output::{Kept, OutputRecord, Runs};
 
 /// Asks the thread that owns a kernel's database. Cheap to clone. The database opens on use.

@@ -17,15 +17,28 @@ use crate::core::origin::{ForkPoint, Origin, OriginKind};
 pub struct Beginning {
     /// How it came to be.
     pub origin: Origin,
-    /// Its own first checkpoint, if it begins at one, and that one's parent.
-    pub checkpoint: Option<(NewCheckpoint, Option<CheckpointId>)>,
+    /// Its first checkpoints, oldest first; it is at the last.
+    pub checkpoints: Vec<FirstCheckpoint>,
     /// Its mounts beyond its specification's.
     pub mounts: Vec<GivenMount>,
     /// Its MCP servers.
     pub mcp: Vec<(String, McpTransport)>,
     /// The blobs that it may read.
     pub blobs: Vec<Digest>,
-    /// The first entry of its journal.
+    /// The first entry of its journal, if that is none of a checkpoint.
+    pub entry: Option<NewEntry>,
+    /// Milliseconds since 1970.
+    pub at_ms: i64,
+}
+
+/// A checkpoint that a kernel begins with.
+#[derive(Debug, Clone)]
+pub struct FirstCheckpoint {
+    /// What is recorded of it.
+    pub new: NewCheckpoint,
+    /// The one before, which may be another kernel's.
+    pub parent: Option<CheckpointId>,
+    /// Its entry in the journal.
     pub entry: NewEntry,
 }
 
@@ -56,14 +69,16 @@ impl StateHandle {
 }
 
 fn begin(db: &Db, beginning: Beginning) -> Result<()> {
-    let at_ms = beginning.entry.at_ms;
     grants::replace(db, &beginning.mounts, &beginning.mcp)?;
-    grants::grant_blobs(db, &beginning.blobs, at_ms)?;
+    grants::grant_blobs(db, &beginning.blobs, beginning.at_ms)?;
     put(db, &beginning.origin)?;
-    match beginning.checkpoint {
-        Some((checkpoint, parent)) => add_with_parent(db, &checkpoint, parent, beginning.entry).map(drop),
-        None => journal::append_one(db, beginning.entry).map(drop),
+    if let Some(entry) = beginning.entry {
+        journal::append_one(db, entry)?;
     }
+    for first in beginning.checkpoints {
+        add_with_parent(db, &first.new, first.parent, first.entry)?;
+    }
+    Ok(())
 }
 
 pub(super) fn get(db: &Db) -> Result<Origin> {
