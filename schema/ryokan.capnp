@@ -41,6 +41,10 @@ interface Host {
 
   ping @7 () -> (hostId :Text, serverTimeMs :Int64);
   # Takes no locks and touches no disk.
+
+  importKernel @8 (name :Text, withoutHost :Bool = false) -> (file :BundleWriter);
+  # A new kernel of a file that `Kernel.export` wrote, here or elsewhere. `name` empty: as it was called. `withoutHost`: without the host's
+  # paths, mounts and MCP servers that it had; otherwise each must be there and allowed here.
 }
 
 interface Kernel {
@@ -153,6 +157,9 @@ interface Kernel {
   thread @48 (name :Text, engine :Text = "", key :Text = "") -> (kernel :Kernel, info :KernelInfo);
   # A new kernel with an engine (empty: as this one) and state of its own, in this kernel's workspace and with its mounts. This kernel
   # cannot be removed before it, unless both are. The same `key` within 24 hours gives the same thread.
+
+  export @49 (refs :List(Text)) -> (file :BundleReader);
+  # This kernel and these of its checkpoints as one file; without any: all, and a new one of what is now. Needs the right `teleport`.
 }
 
 interface Execution {
@@ -194,6 +201,18 @@ interface BlobWriter {
   write @0 (data :Data) -> stream;
   finish @1 () -> (hash :Text, bytes :UInt64);
   # Without it nothing is kept.
+}
+
+interface BundleReader {
+  read @0 () -> (data :Data, end :Bool, digest :Text, bytes :UInt64);
+  # The next piece. At the end there is none, and digest and length are those of the whole. A failure means that what was read is no file.
+}
+
+interface BundleWriter {
+  write @0 (data :Data) -> stream;
+  # Fails as soon as something is wrong with the file.
+  finish @1 () -> (kernel :Kernel, info :KernelInfo);
+  # Without it nothing comes of it; after a failure nothing is visible.
 }
 
 interface Lease {

@@ -2,6 +2,7 @@
 //!
 //! `docs/ARCHITECTURE.md` is the map.
 
+pub mod bundle;
 pub mod catalog;
 pub mod cli;
 pub mod core;

@@ -15,6 +15,7 @@ use super::kernels::{LsArgs, NewArgs, RmArgs, StopArgs};
 use super::mcp::McpArgs;
 use super::mounts::{MountArgs, UnmountArgs};
 use super::paint::ColorChoice;
+use super::portable::{ExportArgs, ImportArgs};
 use super::repl::ReplArgs;
 use super::tools::ToolsArgs;
 use super::tour::TourArgs;
@@ -121,6 +122,10 @@ pub enum Command {
     Fork(ForkArgs),
     /// Make a kernel that works in the workspace of another
     Thread(ThreadArgs),
+    /// Write a kernel and its checkpoints to a file
+    Export(ExportArgs),
+    /// Make a kernel of a file that export wrote
+    Import(ImportArgs),
     /// Show a kernel's journal
     Journal(JournalArgs),
     /// Add a message to a kernel's journal

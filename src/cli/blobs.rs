@@ -100,13 +100,13 @@ async fn get(context: &Context, name: &str, hash: Digest, output: Option<&Path>)
 }
 
 /// Where a blob goes. A file appears whole or not at all.
-enum Target<'a> {
+pub(super) enum Target<'a> {
     Stdout(std::io::Stdout),
     File { path: &'a Path, temporary: PathBuf, file: std::fs::File },
 }
 
 impl<'a> Target<'a> {
-    fn open(output: Option<&'a Path>) -> Result<Target<'a>, Failure> {
+    pub(super) fn open(output: Option<&'a Path>) -> Result<Target<'a>, Failure> {
         match output.filter(|path| *path != Path::new("-")) {
             None => Ok(Target::Stdout(std::io::stdout())),
             Some(path) => {
@@ -119,14 +119,14 @@ impl<'a> Target<'a> {
         }
     }
 
-    fn write(&mut self, part: &[u8]) -> Result<(), Failure> {
+    pub(super) fn write(&mut self, part: &[u8]) -> Result<(), Failure> {
         match self {
             Target::Stdout(out) => out.write_all(part).map_err(Failure::of_output),
             Target::File { path, file, .. } => file.write_all(part).map_err(|e| unwritable(path, e)),
         }
     }
 
-    fn finish(&mut self) -> Result<(), Failure> {
+    pub(super) fn finish(&mut self) -> Result<(), Failure> {
         match self {
             Target::Stdout(out) => out.flush().map_err(Failure::of_output),
             Target::File { path, temporary, file } => {
@@ -153,7 +153,7 @@ fn unwritable(path: &Path, error: std::io::Error) -> Failure {
 }
 
 /// A line on a terminal that says how far it is, for what is large enough to wait for.
-struct Progress {
+pub(super) struct Progress {
     shown: bool,
     what: &'static str,
     bytes: u64,
@@ -164,11 +164,11 @@ struct Progress {
 const PROGRESS_BYTES: u64 = 16 << 20;
 
 impl Progress {
-    fn new(context: &Context, what: &'static str) -> Self {
+    pub(super) fn new(context: &Context, what: &'static str) -> Self {
         Progress { shown: context.terminal.stderr, what, bytes: 0, next: PROGRESS_BYTES }
     }
 
-    fn add(&mut self, bytes: usize) {
+    pub(super) fn add(&mut self, bytes: usize) {
         self.bytes += bytes as u64;
         if self.shown && self.bytes >= self.next {
             self.next = self.bytes + PROGRESS_BYTES;
@@ -176,7 +176,7 @@ impl Progress {
         }
     }
 
-    fn end(&self) {
+    pub(super) fn end(&self) {
         if self.shown && self.next > PROGRESS_BYTES {
             let _ = writeln!(std::io::stderr(), "\r{} {}   ", self.what, format_size(self.bytes));
         }

@@ -27,6 +27,7 @@ mod mcp;
 mod mounts;
 pub mod paint;
 mod paths;
+mod portable;
 pub mod render;
 mod repl;
 pub mod spec;
@@ -98,6 +99,8 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Undo(args) => checkpoints::undo(context, &args.name).await,
         Command::Fork(args) => forks::fork(context, args).await,
         Command::Thread(args) => forks::thread(context, args).await,
+        Command::Export(args) => portable::export(context, args).await,
+        Command::Import(args) => portable::import(context, args).await,
         Command::Journal(args) => journal::journal(context, args).await,
         Command::Message(args) => journal::message(context, args).await,
         Command::Events(args) => journal::events(context, args).await,

@@ -126,6 +126,20 @@ pub const CHECKPOINT_WAIT: Duration = Duration::from_secs(60);
 pub const FORK_CHILDREN: usize = 256;
 /// Children of one fork that are made at the same time.
 pub const FORKS_AT_ONCE: usize = 4;
+/// A piece of a kernel's file, bytes.
+pub const BUNDLE_PIECE_BYTES: usize = 256 << 10;
+/// Pieces of a file between client and reader or writer.
+pub const BUNDLE_PIECES_WAITING: usize = 4;
+/// What a file says first, bytes.
+pub const BUNDLE_HEAD_BYTES: usize = 64 << 20;
+/// Checkpoints of one file.
+pub const BUNDLE_CHECKPOINTS: usize = 10_000;
+/// Objects of one file.
+pub const BUNDLE_OBJECTS: u64 = 20_000_000;
+/// What the objects of one file hold, bytes.
+pub const BUNDLE_BYTES: u64 = 1 << 40;
+/// Files that are written or read at once.
+pub const BUNDLES_AT_ONCE: usize = 4;
 /// Engine state as one message (`snapshot`, `restore`), bytes.
 pub const STATE_INLINE_BYTES: usize = 32 << 20;
 /// Engine state of one kernel, all entries, bytes.

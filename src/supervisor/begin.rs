@@ -16,6 +16,7 @@ use super::host::Host;
 use super::kernel::Kernel;
 use super::records::{Records, StateRecord};
 use super::supervisor::{Reserved, Supervisor};
+use crate::bundle::Packed;
 use crate::catalog::state::{Beginning, EntryKind, FirstCheckpoint, NewCheckpoint, NewEntry};
 use crate::catalog::{Created, Durability, EngineDb, EngineInfo, Entry, IdempotencyKey, KernelRow, NewAudit, Notes};
 use crate::core::checkpoint::{CheckpointType, Manifest, StateParts};
@@ -143,6 +144,52 @@ impl Supervisor {
         };
         let made = match filled.await {
             Ok((own, words)) => self.make_visible(id, judged, own, key, words, actor).await,
+            Err(error) => Err(error),
+        };
+        if made.is_err() {
+            host.catalog.remove_kernel_files(id).await?;
+        }
+        made
+    }
+
+    /// Makes a kernel with the checkpoints of a file, each with a manifest that names the new kernel.
+    ///
+    /// # Errors
+    /// As [`Self::begin_from`].
+    pub(super) async fn begin_imported(
+        &self,
+        reserved: &Reserved,
+        seed: &Seed,
+        checkpoints: Vec<(Packed, Manifest)>,
+        words: Words<'_>,
+        actor: &Actor,
+    ) -> Result<Rc<Kernel>> {
+        let host = self.host();
+        let spec = KernelSpec { name: reserved.name().clone(), ..seed.manifest.spec.clone() };
+        let mcp = seed.manifest.mcp.iter().map(|part| (part.name.clone(), part.transport.clone())).collect();
+        let judged = self.judge(spec, &seed.manifest.mounts, mcp, actor)?;
+        let id = KernelId::from_bytes(host.random());
+        host.catalog.create_kernel_files(id).await?;
+        let filled = async {
+            checkpoint::fill(host, id, seed.manifest.workspace.tree).await?;
+            load_engine(host, id, seed).await?;
+            let mut own = Own {
+                origin: seed.origin.clone(),
+                checkpoints: Vec::new(),
+                entry: Some(mark(host, actor, &words)),
+                blobs: seed.blobs.clone(),
+                thread_of: None,
+            };
+            // The one that the kernel is at comes last.
+            let (at, others): (Vec<_>, Vec<_>) =
+                checkpoints.into_iter().partition(|(packed, _)| packed.id == seed.manifest.id);
+            for (packed, manifest) in others.into_iter().chain(at) {
+                own.checkpoints.push(imported(host, id, &judged, packed, manifest, actor).await?);
+            }
+            Ok(own)
+        };
+        let made = match filled.await {
+            Ok(own) => self.make_visible(id, judged, own, None, words, actor).await,
             Err(error) => Err(error),
         };
         if made.is_err() {
@@ -318,4 +365,43 @@ async fn seal(
         state_bytes: seed.parts.bytes(),
     };
     Ok((new, sealed))
+}
+
+/// A checkpoint of a file as the new kernel's own.
+async fn imported(
+    host: &Host,
+    id: KernelId,
+    judged: &Judged,
+    packed: Packed,
+    manifest: Manifest,
+    actor: &Actor,
+) -> Result<FirstCheckpoint> {
+    // It is the new kernel's: its name and owner are not those of the file, and what it is given is judged when it is restored.
+    let spec = KernelSpec { name: judged.spec.name.clone(), ..manifest.spec.clone() };
+    let state_list = host.store.get(manifest.state, limits::MANIFEST_BYTES as u64).await?;
+    let parts = StateParts::decode(&state_list).map_err(|error| Error::corrupt(error.to_string()))?;
+    let files = manifest.workspace.files;
+    let manifest = Manifest { kernel: id, epoch: Epoch(1), spec, journal: 0, ..manifest };
+    let sealed = host.store.put(checkpoint::encode(&manifest)?).await?;
+    let named = if packed.name.is_empty() { String::new() } else { format!(" {:?}", packed.name) };
+    let entry = NewEntry {
+        kind: EntryKind::Mark,
+        at_ms: host.now_ms(),
+        actor: actor.to_string(),
+        text: format!("imported checkpoint {}{named}", packed.id),
+        detail_json: serde_json::json!({ "checkpoint": packed.id, "manifest": sealed }).to_string(),
+    };
+    let new = NewCheckpoint {
+        id: packed.id,
+        name: packed.name,
+        description: packed.description,
+        kind: packed.kind,
+        creator: packed.creator,
+        at_ms: packed.at_ms,
+        pinned: packed.pinned,
+        manifest: sealed,
+        files,
+        state_bytes: parts.bytes(),
+    };
+    Ok(FirstCheckpoint { new, parent: packed.parent, entry })
 }

@@ -18,6 +18,7 @@ use super::worker::Workers;
 use crate::catalog::{CatalogHandle, NewAudit};
 use crate::core::error::{DISK_FULL, Error, Result};
 use crate::core::ids::{HostId, KernelId};
+use crate::core::limits;
 use crate::core::name::KernelName;
 use crate::store::StoreHandle;
 use crate::sys;
@@ -42,6 +43,8 @@ pub struct Host {
     /// Called when a kernel's door opens (`true`) or closes: whoever serves its socket.
     pub(super) doors: RefCell<Option<DoorKeeper>>,
     pub(super) reserve: Reserve,
+    /// Places for kernels' files that are being written or read.
+    pub(super) bundles: Arc<Semaphore>,
     stopping: Cell<bool>,
     in_flight: Arc<Semaphore>,
     clients: Cell<usize>,
@@ -69,6 +72,7 @@ impl Host {
             published: RefCell::default(),
             doors: RefCell::new(None),
             reserve,
+            bundles: Arc::new(Semaphore::new(limits::BUNDLES_AT_ONCE)),
             stopping: Cell::new(false),
             in_flight,
             clients: Cell::new(0),

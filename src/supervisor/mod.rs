@@ -17,6 +17,7 @@ pub mod host;
 pub mod kernel;
 pub mod lease;
 pub mod output;
+pub mod portable;
 pub mod records;
 pub mod recovery;
 mod reserve;

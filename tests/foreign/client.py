@@ -17,7 +17,7 @@ ryokan = capnp.load("schema/ryokan.capnp", imports=["schema"])
 
 # Interfaces that a client implements, and one without methods.
 OURS = ["OutputCallback", "KernelInfoSink", "EventSink", "JournalSink", "CheckpointSink", "DifferenceSink"]
-THEIRS = ["Host", "Kernel", "Execution", "BlobReader", "BlobWriter", "Lease"]
+THEIRS = ["Host", "Kernel", "Execution", "BlobReader", "BlobWriter", "BundleReader", "BundleWriter", "Lease"]
 SERVER = str(pathlib.Path("tests/mcp/server.py").absolute())
 called = set()
 
@@ -484,6 +484,25 @@ async def forks(host, shell):
         await host.removeKernel(name, 0)
 
 
+async def portable(host, shell):
+    await out(shell, "carried=yes; echo carried > carried")
+    file = Caller("BundleReader", (await shell.export(["latest"])).file)
+    pieces = []
+    while not (piece := await file.read()).end:
+        pieces.append(piece.data)
+    whole = b"".join(pieces)
+    assert piece.bytes == len(whole) and len(piece.digest) == 64, piece
+    cut = Caller("BundleWriter", (await host.importKernel("cut", False)).file)
+    await cut.write(whole[: len(whole) // 2])
+    await refused(cut.finish(), "corrupt")
+    writer = Caller("BundleWriter", (await host.importKernel("carried", False)).file)
+    await writer.write(whole)
+    made = await writer.finish()
+    assert (made.info.origin.kind, made.info.origin.name) == ("restored", "shell"), made.info.origin
+    await refused(host.openKernel("cut"), "notFound")
+    await host.removeKernel("carried", 0)
+
+
 async def main():
     socket, kernels, folder = sys.argv[1], pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3])
     client = await connect(socket)
@@ -498,6 +517,7 @@ async def main():
     await history(host, shell)
     await checkpoints(shell)
     await forks(host, shell)
+    await portable(host, shell)
     version = (await python.info()).info.version
     await refused(python.remove(version - 1), "conflict")
     await python.remove(version)
@@ -514,7 +534,7 @@ async def main():
     text = pathlib.Path("schema/ryokan.capnp").read_text()
     interfaces = {line.split()[1] for line in text.splitlines() if line.startswith("interface ")}
     assert interfaces == known, interfaces ^ known
-    assert len(methods("Host")) == 8 and len(methods("Kernel")) == 49
+    assert len(methods("Host")) == 9 and len(methods("Kernel")) == 50
     print(f"called {len(wanted)} methods")
 
 

@@ -3,6 +3,7 @@
 mod broken;
 mod forking;
 mod knowing;
+mod portable;
 mod threads;
 
 use serde_json::Value;

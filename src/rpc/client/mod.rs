@@ -18,6 +18,7 @@ mod fork;
 mod host;
 mod kernel;
 mod lease;
+mod portable;
 mod session;
 mod state;
 
@@ -29,4 +30,5 @@ pub use fork::Forks;
 pub use host::HostClient;
 pub use kernel::KernelClient;
 pub use lease::LeaseClient;
+pub use portable::{BundleDownload, BundleUpload};
 pub use state::{CheckedCode, Completions};

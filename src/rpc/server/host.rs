@@ -8,6 +8,7 @@ use capnp_rpc::new_client;
 use futures::StreamExt as _;
 
 use super::Connection;
+use super::portable::BundleWriterServer;
 use super::sinks::{Subscription, follow};
 use crate::core::error::{Error, Result};
 use crate::core::limits;
@@ -16,10 +17,11 @@ use crate::core::spec::KernelSpec;
 use crate::rpc::arrival::MostWords;
 use crate::rpc::convert::info::{read_kernel_filter, write_ability, write_host_info, write_kernel_info};
 use crate::rpc::convert::spec::read_spec_request;
-use crate::rpc::convert::{read_text, to_capnp};
+use crate::rpc::convert::{read_name, read_text, to_capnp};
 use crate::rpc::schema::ryokan_capnp::{WIRE_VERSION, host};
 use crate::supervisor::command::{Actor, Change};
 use crate::supervisor::kernel::Kernel;
+use crate::supervisor::portable::Import;
 
 /// One client's door to the host.
 pub(super) struct HostServer {
@@ -153,6 +155,26 @@ impl host::Server for HostServer {
         let kernel = supervisor.host().find(actor.uid, &name).map_err(to_capnp)?;
         let change = Change { actor, expected_version: params.get_expected_version() };
         supervisor.remove(&kernel, change, params.get_with_threads()).await.map_err(to_capnp)
+    }
+
+    async fn import_kernel(
+        self: Rc<Self>,
+        params: host::ImportKernelParams,
+        mut results: host::ImportKernelResults,
+    ) -> capnp::Result<()> {
+        let actor = self.actor().map_err(to_capnp)?;
+        let params = params.get()?;
+        let name = read_name(params.get_name(), "name").map_err(to_capnp)?;
+        let import = Import::begin(self.connection.supervisor.host()).await.map_err(to_capnp)?;
+        let server = BundleWriterServer {
+            connection: Rc::clone(&self.connection),
+            actor,
+            name,
+            without_host: params.get_without_host(),
+            import: tokio::sync::Mutex::new(Some(import)),
+        };
+        results.get().set_file(new_client(server));
+        Ok(())
     }
 
     async fn events(self: Rc<Self>, params: host::EventsParams, mut results: host::EventsResults) -> capnp::Result<()> {

@@ -384,6 +384,11 @@ impl kernel::Server for KernelServer {
         self.make_thread(params, results).await
     }
 
+    async fn export(self: Rc<Self>, params: kernel::ExportParams, results: kernel::ExportResults) -> capnp::Result<()> {
+        self.may(Right::Teleport)?;
+        self.export_file(params, results).await
+    }
+
     async fn execution(
         self: Rc<Self>,
         params: kernel::ExecutionParams,

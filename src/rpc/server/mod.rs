@@ -10,6 +10,7 @@ mod host;
 mod kernel;
 mod lease;
 mod listen;
+mod portable;
 mod sinks;
 mod telling;
 

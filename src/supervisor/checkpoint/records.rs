@@ -49,7 +49,7 @@ impl Records {
     ///
     /// # Errors
     /// The database's.
-    pub(super) async fn all_checkpoints(&self) -> Result<Vec<Checkpoint>> {
+    pub(in crate::supervisor) async fn all_checkpoints(&self) -> Result<Vec<Checkpoint>> {
         let (mut all, mut before) = (Vec::new(), u64::MAX);
         loop {
             let page = self.checkpoints(before, limits::PAGE_ROWS).await?;

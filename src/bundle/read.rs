@@ -1,0 +1,293 @@
+//! Reading a file into a store. Whatever is wrong with it is found before anything of it is given to the caller; what was stored by
+//! then is nobody's, and garbage collection takes it.
+
+use std::collections::HashSet;
+use std::io::{self, BufReader, Read};
+
+use super::frame::Opened;
+use super::{BundleError, Head, Packed, Record};
+use crate::core::checkpoint::{Manifest, StateParts, Taking};
+use crate::core::ids::{CheckpointId, Digest};
+use crate::core::limits;
+use crate::store::{Store, StoreError};
+use crate::workspace::{self, ObjectBatch, Objects, TreeId, WorkspaceError};
+
+/// Read at once, bytes.
+const PIECE: usize = 256 << 10;
+/// Objects up to this are stored together, bytes.
+const SMALL: u64 = 1 << 20;
+/// So many bytes of them at once.
+const TOGETHER: u64 = 32 << 20;
+/// Largest window of the compression: what a file may make its reader hold, as a power of two.
+const WINDOW_LOG: u32 = 24;
+
+/// What a file held; all of it is in the store.
+pub struct Contents {
+    /// What it said first.
+    pub head: Head,
+    /// Each checkpoint's manifest, as in the head.
+    pub manifests: Vec<Manifest>,
+    /// The engine's state at the checkpoint that an import begins at.
+    pub parts: StateParts,
+    /// Digest of the file.
+    pub digest: Digest,
+}
+
+/// Reads a file.
+///
+/// # Errors
+/// Each of [`BundleError`].
+pub fn read(store: &Store, from: impl Read) -> Result<Contents, BundleError> {
+    let opened = Opened::begin(from)?;
+    let mut decoder = zstd::stream::read::Decoder::new(opened)?.single_frame();
+    decoder.window_log_max(WINDOW_LOG)?;
+    let mut reading = Reading { store, from: decoder, seen: HashSet::new(), bytes: 0 };
+    let head = reading.head()?;
+    reading.objects()?;
+    let Reading { from, seen, .. } = reading;
+    let rest: BufReader<Opened<_>> = from.into_inner();
+    if !rest.buffer().is_empty() {
+        return Err(BundleError::Damaged("something follows the last record".into()));
+    }
+    let digest = rest.into_inner().finish()?;
+    let (manifests, parts) = whole(store, &head, seen)?;
+    Ok(Contents { head, manifests, parts, digest })
+}
+
+struct Reading<'a, R: io::BufRead> {
+    store: &'a Store,
+    from: zstd::stream::read::Decoder<'static, R>,
+    seen: HashSet<Digest>,
+    bytes: u64,
+}
+
+impl<R: io::BufRead> Reading<'_, R> {
+    fn fill(&mut self, room: &mut [u8], within: &'static str) -> Result<(), BundleError> {
+        self.from.read_exact(room).map_err(|error| sort(error, within))
+    }
+
+    fn record(&mut self) -> Result<(Record, u64), BundleError> {
+        let (mut kind, mut length) = ([0], [0; 8]);
+        self.fill(&mut kind, "a record")?;
+        self.fill(&mut length, "a record")?;
+        let kind = Record::of(kind[0]).ok_or_else(|| BundleError::Damaged(format!("a record of kind {}", kind[0])))?;
+        Ok((kind, u64::from_le_bytes(length)))
+    }
+
+    fn head(&mut self) -> Result<Head, BundleError> {
+        let (Record::Head, length) = self.record()? else {
+            return Err(BundleError::Damaged("it does not begin with its head".into()));
+        };
+        if length > limits::BUNDLE_HEAD_BYTES as u64 {
+            return Err(BundleError::TooLarge { what: "bytes of its head", most: limits::BUNDLE_HEAD_BYTES as u64 });
+        }
+        let mut json = Vec::new();
+        let count = (&mut self.from).take(length).read_to_end(&mut json).map_err(|error| sort(error, "its head"))?;
+        if (count as u64) < length {
+            return Err(BundleError::Truncated("its head"));
+        }
+        let head: Head =
+            serde_json::from_slice(&json).map_err(|error| BundleError::Damaged(format!("its head: {error}")))?;
+        check_head(&head).map(|()| head)
+    }
+
+    fn objects(&mut self) -> Result<(), BundleError> {
+        let mut batch = self.store.batch();
+        let mut together = 0;
+        loop {
+            let (kind, length) = self.record()?;
+            match kind {
+                Record::Head => return Err(BundleError::Damaged("it has two heads".into())),
+                Record::End => {
+                    let mut count = [0; 8];
+                    if length != 8 {
+                        return Err(BundleError::Damaged("its end is not one".into()));
+                    }
+                    self.fill(&mut count, "its end")?;
+                    if u64::from_le_bytes(count) != self.seen.len() as u64 {
+                        return Err(BundleError::Damaged("it does not hold as many objects as it says".into()));
+                    }
+                    break;
+                }
+                Record::Object => {
+                    let size = length
+                        .checked_sub(32)
+                        .ok_or_else(|| BundleError::Damaged("an object without an address".into()))?;
+                    self.admit(size)?;
+                    let mut address = [0; 32];
+                    self.fill(&mut address, "an object")?;
+                    let address = Digest::from_bytes(address);
+                    if size <= SMALL {
+                        let mut bytes = vec![0; size as usize];
+                        self.fill(&mut bytes, "an object")?;
+                        // Known before it is stored: only what is what it says has an address here.
+                        same(address, Digest::from_bytes(*blake3::hash(&bytes).as_bytes()))?;
+                        batch.put(&bytes)?;
+                        together += size;
+                    } else {
+                        self.large(address, size)?;
+                    }
+                    self.seen.insert(address);
+                    if together > TOGETHER {
+                        together = 0;
+                        std::mem::replace(&mut batch, self.store.batch()).commit()?;
+                    }
+                }
+            }
+        }
+        batch.commit()?;
+        match self.from.read(&mut [0]).map_err(|error| sort(error, "its end"))? {
+            0 => Ok(()),
+            _ => Err(BundleError::Damaged("something follows the last record".into())),
+        }
+    }
+
+    /// Counts an object in.
+    fn admit(&mut self, size: u64) -> Result<(), BundleError> {
+        self.bytes = self.bytes.saturating_add(size);
+        if size > limits::BLOB_BYTES || self.bytes > limits::BUNDLE_BYTES {
+            return Err(BundleError::TooLarge { what: "bytes", most: limits::BUNDLE_BYTES });
+        }
+        if self.seen.len() as u64 >= limits::BUNDLE_OBJECTS {
+            return Err(BundleError::TooLarge { what: "objects", most: limits::BUNDLE_OBJECTS });
+        }
+        Ok(())
+    }
+
+    fn large(&mut self, address: Digest, size: u64) -> Result<(), BundleError> {
+        let mut writer = self.store.writer(size)?;
+        let (mut room, mut left) = (vec![0; PIECE], size);
+        while left > 0 {
+            let count = room.len().min(usize::try_from(left).unwrap_or(PIECE));
+            self.fill(&mut room[..count], "an object")?;
+            writer.write(&room[..count])?;
+            left -= count as u64;
+        }
+        same(address, writer.finish()?.0)
+    }
+}
+
+fn same(said: Digest, is: Digest) -> Result<(), BundleError> {
+    match said == is {
+        true => Ok(()),
+        false => Err(BundleError::Damaged(format!("object {said} is not what its address says"))),
+    }
+}
+
+/// An error of the layers below, as what it is.
+fn sort(error: io::Error, within: &'static str) -> BundleError {
+    if error.kind() == io::ErrorKind::UnexpectedEof {
+        return BundleError::Truncated(within);
+    }
+    if error.get_ref().is_some_and(|inner| inner.is::<BundleError>()) {
+        if let Some(Ok(inner)) = error.into_inner().map(|inner| inner.downcast::<BundleError>()) {
+            return *inner;
+        }
+        return BundleError::Truncated(within);
+    }
+    // What zstd says of bytes that are not its own, in its own words.
+    BundleError::Damaged(format!("{within} cannot be unpacked: {error}"))
+}
+
+fn check_head(head: &Head) -> Result<(), BundleError> {
+    let wrong = |why: String| BundleError::Damaged(format!("its head: {why}"));
+    if head.checkpoints.is_empty() || head.checkpoints.len() > limits::BUNDLE_CHECKPOINTS {
+        return Err(wrong(format!("{} checkpoints", head.checkpoints.len())));
+    }
+    if head.name.len() > limits::NAME_BYTES || head.ryokan.len() > limits::IDENTIFIER_BYTES {
+        return Err(wrong("a name that is too long".into()));
+    }
+    let mut ids = HashSet::new();
+    for packed in &head.checkpoints {
+        let Packed { id, name, description, kind, creator, .. } = packed;
+        let taking = Taking { description: description.clone(), ..Taking::by_us(*kind, name) };
+        taking.check().map_err(|error| wrong(error.message))?;
+        if creator.len() > limits::PATH_BYTES || creator.chars().any(char::is_control) {
+            return Err(wrong("a creator that is no name".into()));
+        }
+        if !ids.insert(*id) {
+            return Err(wrong(format!("checkpoint {id} twice")));
+        }
+    }
+    match ids.contains(&head.begin) {
+        true => Ok(()),
+        false => Err(wrong("it begins at a checkpoint that it does not hold".into())),
+    }
+}
+
+/// The store, as far as the file itself holds it: a file must not lead to what somebody else stored.
+struct Held<'a> {
+    store: &'a Store,
+    held: HashSet<Digest>,
+}
+
+impl Objects for Held<'_> {
+    fn get(&self, digest: Digest, limit: u64) -> Result<Vec<u8>, StoreError> {
+        match self.held.contains(&digest) {
+            true => self.store.get(digest, limit),
+            false => Err(StoreError::NotFound(digest)),
+        }
+    }
+
+    fn contains(&self, digest: Digest) -> bool {
+        self.held.contains(&digest)
+    }
+
+    fn batch(&self) -> Box<dyn ObjectBatch> {
+        Objects::batch(self.store)
+    }
+}
+
+impl Held<'_> {
+    fn needs(&self, digest: Digest) -> Result<(), BundleError> {
+        match self.held.contains(&digest) {
+            true => Ok(()),
+            false => Err(BundleError::Damaged(format!("object {digest} is not in it"))),
+        }
+    }
+}
+
+/// Checks that the file holds everything that it speaks of.
+fn whole(store: &Store, head: &Head, held: HashSet<Digest>) -> Result<(Vec<Manifest>, StateParts), BundleError> {
+    let held = Held { store, held };
+    let wrong = |id: CheckpointId| {
+        move |error: &dyn std::fmt::Display| BundleError::Damaged(format!("checkpoint {id}: {error}"))
+    };
+    let most = limits::MANIFEST_BYTES as u64;
+    let (mut manifests, mut begins, mut walked) = (Vec::new(), StateParts::default(), HashSet::new());
+    for packed in &head.checkpoints {
+        let wrong = wrong(packed.id);
+        held.needs(packed.manifest)?;
+        let manifest = Manifest::decode(&store.get(packed.manifest, most)?).map_err(|error| wrong(&error))?;
+        if manifest.kernel != head.kernel || manifest.id != packed.id {
+            return Err(wrong(&"its manifest is another checkpoint's"));
+        }
+        manifest.spec.check().map_err(|error| wrong(&error))?;
+        if manifest.mounts.len() > limits::MOUNTS || manifest.mcp.len() > limits::MCP_SERVERS {
+            return Err(wrong(&"it has more mounts or servers than may be"));
+        }
+        for given in &manifest.mounts {
+            crate::core::spec::check_inside_path(std::path::Path::new(&given.mount.path))
+                .map_err(|error| wrong(&error))?;
+        }
+        held.needs(manifest.state)?;
+        let parts = StateParts::decode(&store.get(manifest.state, most)?).map_err(|error| wrong(&error))?;
+        if parts.entries.len() > limits::STATE_ENTRIES || parts.bytes() > limits::STATE_BYTES {
+            return Err(wrong(&"more engine state than may be"));
+        }
+        parts.entries.iter().try_for_each(|part| held.needs(part.body))?;
+        let reached = workspace::reach(&held, TreeId(manifest.workspace.tree), &mut walked, &mut |object| {
+            if held.contains(object) { Ok(()) } else { Err(StoreError::NotFound(object).into()) }
+        });
+        match reached {
+            Err(WorkspaceError::Store(StoreError::NotFound(object))) => held.needs(object)?,
+            reached => reached?,
+        }
+        if packed.id == head.begin {
+            begins = parts;
+        }
+        manifests.push(manifest);
+    }
+    head.blobs.iter().try_for_each(|blob| held.needs(*blob))?;
+    Ok((manifests, begins))
+}

@@ -1,0 +1,92 @@
+//! Writing a file: the head, then every object that its checkpoints and blobs need, each once.
+
+use std::collections::HashSet;
+use std::io::Write;
+
+use super::frame::Pieces;
+use super::{BundleError, Head, Record};
+use crate::core::checkpoint::{Manifest, StateParts};
+use crate::core::ids::Digest;
+use crate::core::limits;
+use crate::store::Store;
+use crate::workspace::{self, TreeId};
+
+/// Of zstd: what is written is read many times slower than it is compressed.
+const LEVEL: i32 = 3;
+/// Read from the store at once, bytes.
+const PIECE: usize = 256 << 10;
+
+/// Writes a file. Gives its digest and length.
+///
+/// # Errors
+/// An object is missing or damaged; those of `to`.
+pub fn write(store: &Store, head: &Head, to: impl Write) -> Result<(Digest, u64), BundleError> {
+    let pieces = Pieces::begin(to)?;
+    let mut writing = Writing { store, to: zstd::stream::write::Encoder::new(pieces, LEVEL)?, seen: HashSet::new() };
+    let json = serde_json::to_vec(head).map_err(|error| BundleError::Damaged(error.to_string()))?;
+    if json.len() > limits::BUNDLE_HEAD_BYTES {
+        return Err(BundleError::TooLarge { what: "bytes of its head", most: limits::BUNDLE_HEAD_BYTES as u64 });
+    }
+    writing.record(Record::Head, json.len() as u64)?;
+    writing.to.write_all(&json)?;
+    for packed in &head.checkpoints {
+        writing.checkpoint(packed.manifest)?;
+    }
+    for blob in &head.blobs {
+        writing.object(*blob)?;
+    }
+    writing.record(Record::End, 8)?;
+    let count = writing.seen.len() as u64;
+    writing.to.write_all(&count.to_le_bytes())?;
+    Ok(writing.to.finish()?.finish()?)
+}
+
+struct Writing<'a, W: Write> {
+    store: &'a Store,
+    to: zstd::stream::write::Encoder<'static, Pieces<W>>,
+    seen: HashSet<Digest>,
+}
+
+impl<W: Write> Writing<'_, W> {
+    fn record(&mut self, record: Record, length: u64) -> Result<(), BundleError> {
+        self.to.write_all(&[record as u8])?;
+        Ok(self.to.write_all(&length.to_le_bytes())?)
+    }
+
+    fn checkpoint(&mut self, at: Digest) -> Result<(), BundleError> {
+        let wrong = |error: crate::core::checkpoint::ManifestError| BundleError::Damaged(error.to_string());
+        let most = limits::MANIFEST_BYTES as u64;
+        let manifest = Manifest::decode(&self.store.get(at, most)?).map_err(wrong)?;
+        self.object(at)?;
+        let parts = StateParts::decode(&self.store.get(manifest.state, most)?).map_err(wrong)?;
+        self.object(manifest.state)?;
+        for part in parts.entries {
+            self.object(part.body)?;
+        }
+        let (mut tree, mut walked) = (Vec::new(), std::mem::take(&mut self.seen));
+        let reached = workspace::reach(self.store, TreeId(manifest.workspace.tree), &mut walked, &mut |object| {
+            tree.push(object);
+            Ok(())
+        });
+        self.seen = walked;
+        reached?;
+        tree.into_iter().try_for_each(|object| self.copy(object))
+    }
+
+    fn object(&mut self, digest: Digest) -> Result<(), BundleError> {
+        if self.seen.insert(digest) { self.copy(digest) } else { Ok(()) }
+    }
+
+    fn copy(&mut self, digest: Digest) -> Result<(), BundleError> {
+        let mut reader = self.store.open_object(digest)?;
+        self.record(Record::Object, 32 + reader.size())?;
+        self.to.write_all(digest.as_bytes())?;
+        let mut room = vec![0; PIECE.min(reader.size().max(1) as usize)];
+        loop {
+            match reader.read_some(&mut room)? {
+                0 => return Ok(()),
+                count => self.to.write_all(&room[..count])?,
+            }
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Kernels as files: export, import.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+
+use super::blobs::{Progress, Target};
+use super::context::Context;
+use super::failure::Failure;
+use super::{json, render};
+use crate::core::error::Error;
+use crate::core::limits;
+use crate::core::name::KernelName;
+use crate::core::quantity::format_size;
+
+/// `ryokan export`
+#[derive(Debug, Args)]
+pub struct ExportArgs {
+    /// Name or id of the kernel
+    pub name: String,
+    /// The file to write; - is standard output
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// Only this checkpoint, in place of all and a new one; repeatable
+    #[arg(long = "checkpoint", value_name = "REF")]
+    pub checkpoints: Vec<String>,
+}
+
+/// `ryokan import`
+#[derive(Debug, Args)]
+pub struct ImportArgs {
+    /// The file to read; - is standard input
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// What to call it, if not as before
+    #[arg(long = "as", value_name = "NAME", value_parser = super::kernels::parse_name)]
+    pub name: Option<KernelName>,
+    /// Leave out the host's paths, mounts and MCP servers that it had
+    #[arg(long)]
+    pub without_host: bool,
+}
+
+/// Writes a kernel to a file.
+pub async fn export(context: &Context, args: ExportArgs) -> Result<(), Failure> {
+    let to_stdout = args.file == Path::new("-");
+    if !to_stdout && args.file.exists() {
+        context.confirm(&format!("replace {}", args.file.display()))?;
+    }
+    let (kernel, info) = context.kernel(&args.name).await?;
+    let mut to = Target::open(Some(&args.file))?;
+    let mut download = kernel.export(&args.checkpoints).await?;
+    let mut progress = Progress::new(context, "written");
+    while let Some(piece) = download.next().await? {
+        to.write(&piece)?;
+        progress.add(piece.len());
+    }
+    let Some((digest, bytes)) = download.end() else {
+        return Err(Error::internal("the file has no end").into());
+    };
+    to.finish()?;
+    progress.end();
+    if to_stdout {
+        return Ok(());
+    }
+    context.show(
+        || json::blob(digest, bytes),
+        || {
+            let (name, file) = (&info.spec.name, args.file.display().to_string());
+            format!("exported {name} to {} ({})\n", render::plain(&file), format_size(bytes))
+        },
+    )
+}
+
+/// Makes a kernel of a file.
+pub async fn import(context: &Context, args: ImportArgs) -> Result<(), Failure> {
+    let unreadable = |e| Failure::of_file("read", &args.file, &e);
+    let mut from: Box<dyn Read> = match args.file == Path::new("-") {
+        true => Box::new(std::io::stdin()),
+        false => Box::new(std::fs::File::open(&args.file).map_err(unreadable)?),
+    };
+    let name = args.name.as_ref().map(KernelName::as_str).unwrap_or_default();
+    let mut upload = context.host().await?.import_kernel(name, args.without_host).await?;
+    let mut progress = Progress::new(context, "read");
+    let mut chunk = vec![0; limits::CHUNK_BYTES];
+    loop {
+        let read = match from.read(&mut chunk) {
+            Ok(0) => break,
+            Ok(read) => read,
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
+            Err(e) => return Err(unreadable(e)),
+        };
+        upload.write(&chunk[..read]).await?;
+        progress.add(read);
+    }
+    let (_, info) = upload.finish().await?;
+    progress.end();
+    context.show(|| json::kernel(&info), || format!("imported {} ({} checkpoints)\n", info.spec.name, info.checkpoints))
+}

@@ -1,0 +1,95 @@
+//! Kernels as files, in pieces that the client takes or gives when it is ready.
+
+use std::rc::Rc;
+
+use capnp_rpc::new_client;
+use tokio::sync::Mutex;
+
+use super::Connection;
+use super::kernel::KernelServer;
+use crate::core::error::Error;
+use crate::core::limits;
+use crate::core::rights::Rights;
+use crate::rpc::convert::info::write_kernel_info;
+use crate::rpc::convert::{read_data, read_text_list, to_capnp};
+use crate::rpc::schema::ryokan_capnp::{bundle_reader, bundle_writer, kernel};
+use crate::supervisor::command::Actor;
+use crate::supervisor::portable::{self, Export, Import};
+
+impl KernelServer {
+    pub(super) async fn export_file(
+        &self,
+        params: kernel::ExportParams,
+        mut results: kernel::ExportResults,
+    ) -> capnp::Result<()> {
+        let references = read_text_list(params.get()?.get_refs(), "checkpoints", limits::BUNDLE_CHECKPOINTS);
+        let references = references.map_err(to_capnp)?;
+        let host = self.connection.supervisor.host();
+        let export = portable::export(host, &self.kernel, &references, &self.actor).await.map_err(to_capnp)?;
+        results.get().set_file(new_client(BundleReaderServer { export: Mutex::new(export) }));
+        Ok(())
+    }
+}
+
+/// A file that is being written.
+struct BundleReaderServer {
+    /// One call reads at a time; another waits for it.
+    export: Mutex<Export>,
+}
+
+impl bundle_reader::Server for BundleReaderServer {
+    async fn read(
+        self: Rc<Self>,
+        _params: bundle_reader::ReadParams,
+        mut results: bundle_reader::ReadResults,
+    ) -> capnp::Result<()> {
+        let mut export = self.export.lock().await;
+        let mut results = results.get();
+        if let Some(piece) = export.pieces.recv().await {
+            results.set_data(&piece);
+            return Ok(());
+        }
+        let over = || Err(Error::conflict("this file was read to its end"));
+        let (digest, bytes) = (&mut export.done).await.unwrap_or_else(|_| over()).map_err(to_capnp)?;
+        results.set_end(true);
+        results.set_digest(digest.to_string());
+        results.set_bytes(bytes);
+        Ok(())
+    }
+}
+
+/// A file that is being read.
+pub(super) struct BundleWriterServer {
+    pub connection: Rc<Connection>,
+    pub actor: Actor,
+    pub name: String,
+    pub without_host: bool,
+    /// One call writes at a time; another waits for it.
+    pub import: Mutex<Option<Import>>,
+}
+
+impl bundle_writer::Server for BundleWriterServer {
+    async fn write(self: Rc<Self>, params: bundle_writer::WriteParams) -> capnp::Result<()> {
+        let data = read_data(params.get()?.get_data(), "data", limits::CHUNK_BYTES).map_err(to_capnp)?;
+        match &mut *self.import.lock().await {
+            Some(import) => import.write(data).await.map_err(to_capnp),
+            None => Err(to_capnp(Error::conflict("this import is over"))),
+        }
+    }
+
+    async fn finish(
+        self: Rc<Self>,
+        _params: bundle_writer::FinishParams,
+        mut results: bundle_writer::FinishResults,
+    ) -> capnp::Result<()> {
+        let import = self.import.lock().await.take();
+        let import = import.ok_or_else(|| to_capnp(Error::conflict("this import is over")))?;
+        let name = (!self.name.is_empty()).then_some(self.name.as_str());
+        let made = import.finish(&self.connection.supervisor, name, self.without_host, &self.actor).await;
+        let made = made.map_err(to_capnp)?;
+        let mut results = results.get();
+        write_kernel_info(results.reborrow().init_info(), &made.info_without_usage(), Rights::ALL).map_err(to_capnp)?;
+        results.set_kernel(self.connection.kernel_client(&made, Rights::ALL, self.actor.clone()));
+        Ok(())
+    }
+}

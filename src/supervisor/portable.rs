@@ -1,0 +1,293 @@
+//! A kernel as a file: exported from the store, imported as a new kernel.
+//!
+//! The file is written and read on blocking threads, a few at once; pieces go through bounded channels, so that a slow client slows
+//! them and costs no memory.
+
+use std::io::{self, Read, Write};
+use std::rc::Rc;
+
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
+use tokio::task::JoinHandle;
+
+use super::begin::{Seed, Words};
+use super::checkpoint;
+use super::command::Actor;
+use super::host::Host;
+use super::kernel::Kernel;
+use super::supervisor::Supervisor;
+use crate::bundle::{self, BundleError, Contents, Head, Packed};
+use crate::core::checkpoint::{Checkpoint, CheckpointType, Taking};
+use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::ids::Digest;
+use crate::core::limits;
+use crate::core::origin::{ForkPoint, Origin, OriginKind};
+
+/// A file that is being written: its pieces, and in the end what it is.
+pub struct Export {
+    /// The pieces, in order; at the end of them `done` says how it went.
+    pub pieces: mpsc::Receiver<Vec<u8>>,
+    /// Digest and length, or why there is none.
+    pub done: oneshot::Receiver<Result<(Digest, u64)>>,
+}
+
+/// Begins to write a kernel and some of its checkpoints; none named: all, and a new one of what is now.
+///
+/// # Errors
+/// `notFound`, `conflict` (ambiguous), `busy` (exports), and what keeps the checkpoint from being taken.
+pub async fn export(host: &Rc<Host>, kernel: &Rc<Kernel>, references: &[String], actor: &Actor) -> Result<Export> {
+    let place = place(host)?;
+    let source = kernel.lend()?;
+    let mut chosen: Vec<Checkpoint> = Vec::new();
+    if references.is_empty() {
+        let taking = Taking::by_us(CheckpointType::Auto, "export");
+        checkpoint::take(host, kernel, taking, actor.clone()).await?;
+        chosen = kernel.records.all_checkpoints().await?;
+    }
+    for reference in references {
+        chosen.push(checkpoint::find(kernel, reference).await?);
+    }
+    chosen.sort_by_key(|checkpoint| checkpoint.number);
+    chosen.dedup_by_key(|checkpoint| checkpoint.number);
+    let newest = chosen.last().ok_or_else(|| Error::not_found("the kernel has no checkpoints"))?;
+    if chosen.len() > limits::BUNDLE_CHECKPOINTS {
+        return Err(Error::refused(format!("{} checkpoints are more than one file holds", chosen.len()))
+            .reason("bundle_size")
+            .hint("name those that are wanted with --checkpoint"));
+    }
+    let head = Head {
+        ryokan: env!("CARGO_PKG_VERSION").into(),
+        at_ms: host.now_ms(),
+        host: host.id(),
+        kernel: kernel.id,
+        name: kernel.spec.name.to_string(),
+        generation: kernel.view().origin.generation,
+        begin: newest.id,
+        blobs: kernel.records.blobs_granted_until(newest.at_ms).await?,
+        checkpoints: chosen.iter().map(packed).collect(),
+    };
+    let outcome = format!("{} checkpoints, newest {}", chosen.len(), newest.id);
+    let version = Some(kernel.view().version);
+    host.audit(actor, "kernel.export", &kernel.id.to_string(), (version, version), &outcome).await;
+    let (to, pieces) = mpsc::channel(limits::BUNDLE_PIECES_WAITING);
+    let (tell, done) = oneshot::channel();
+    let store = host.store.clone();
+    // What it needs is named by the kernel's rows, and the kernel is lent until it is done.
+    tokio::task::spawn_local(async move {
+        let written = store.run_beside(move |store| {
+            let _place = place;
+            Ok(bundle::write(store, &head, Outlet(to)))
+        });
+        let written = match written.await {
+            Ok(written) => written.map_err(told),
+            Err(error) => Err(error.into()),
+        };
+        drop(source);
+        // A client that has left wants to know nothing.
+        let _ = tell.send(written);
+    });
+    Ok(Export { pieces, done })
+}
+
+fn packed(checkpoint: &Checkpoint) -> Packed {
+    Packed {
+        id: checkpoint.id,
+        name: checkpoint.name.clone(),
+        description: checkpoint.description.clone(),
+        kind: checkpoint.kind,
+        creator: checkpoint.creator.clone(),
+        at_ms: checkpoint.at_ms,
+        parent: checkpoint.parent,
+        pinned: checkpoint.pinned,
+        manifest: checkpoint.manifest,
+    }
+}
+
+/// One of the places for files that are being written or read.
+fn place(host: &Host) -> Result<OwnedSemaphorePermit> {
+    let places = std::sync::Arc::clone(&host.bundles);
+    places.try_acquire_owned().map_err(|_| {
+        Error::busy(format!("{} exports and imports are under way already", limits::BUNDLES_AT_ONCE))
+            .reason("bundles")
+            .hint("try again when one of them is done")
+    })
+}
+
+/// The writer's end of the pieces.
+struct Outlet(mpsc::Sender<Vec<u8>>);
+
+impl Write for Outlet {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let piece = &bytes[..bytes.len().min(limits::CHUNK_BYTES)];
+        match self.0.blocking_send(piece.to_vec()) {
+            Ok(()) => Ok(piece.len()),
+            Err(_) => Err(io::Error::new(io::ErrorKind::BrokenPipe, "the client takes no more")),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A file that is being read. Dropped, nothing comes of it.
+pub struct Import {
+    pieces: Option<mpsc::Sender<Vec<u8>>>,
+    reading: JoinHandle<Result<Contents>>,
+    _held: crate::store::Hold,
+}
+
+impl Import {
+    /// Begins to read a file.
+    ///
+    /// # Errors
+    /// `busy` (imports).
+    pub async fn begin(host: &Host) -> Result<Import> {
+        let place = place(host)?;
+        // Until the new kernel's rows name what is stored, nothing else does.
+        let held = host.store.run(|store| Ok(store.hold())).await?;
+        let (to, pieces) = mpsc::channel(limits::BUNDLE_PIECES_WAITING);
+        let store = host.store.clone();
+        let reading = tokio::task::spawn_local(async move {
+            let read = store.run_beside(move |store| {
+                let _place = place;
+                Ok(bundle::read(store, Inlet { pieces, rest: Vec::new(), at: 0 }))
+            });
+            read.await?.map_err(told)
+        });
+        Ok(Import { pieces: Some(to), reading, _held: held })
+    }
+
+    /// Takes the next piece; waits until there is room for it.
+    ///
+    /// # Errors
+    /// What is wrong with the file, as soon as it is known.
+    pub async fn write(&mut self, piece: Vec<u8>) -> Result<()> {
+        let Some(pieces) = &self.pieces else { return Err(over()) };
+        if pieces.send(piece).await.is_err() {
+            return Err(match self.read().await {
+                Err(error) => error,
+                Ok(_) => Error::corrupt("the file is damaged: something follows its end"),
+            });
+        }
+        Ok(())
+    }
+
+    async fn read(&mut self) -> Result<Contents> {
+        self.pieces = None;
+        (&mut self.reading).await.map_err(|error| Error::internal(error.to_string()))?
+    }
+
+    /// Makes a kernel of what was read. `name` none: as it was called. `without_host`: without anything that the file would be given of
+    /// this host.
+    ///
+    /// # Errors
+    /// What is wrong with the file; `alreadyExists`, `refused`, `notFound` (mounts): nothing is visible then.
+    pub async fn finish(
+        mut self,
+        supervisor: &Supervisor,
+        name: Option<&str>,
+        without_host: bool,
+        actor: &Actor,
+    ) -> Result<Rc<Kernel>> {
+        if self.pieces.is_none() {
+            return Err(over());
+        }
+        let contents = self.read().await?;
+        let name = name.unwrap_or(&contents.head.name).to_owned();
+        let (supervisor, actor) = (supervisor.clone(), actor.clone());
+        // In a task of its own: a client that leaves meanwhile leaves nothing half made.
+        let making = tokio::task::spawn_local(async move {
+            let made = make(&supervisor, contents, &name, without_host, &actor).await;
+            drop(self);
+            made
+        });
+        making.await.map_err(|error| Error::internal(error.to_string()))?
+    }
+}
+
+fn over() -> Error {
+    Error::conflict("this import is over").hint("begin another one")
+}
+
+/// The reader's end of the pieces.
+struct Inlet {
+    pieces: mpsc::Receiver<Vec<u8>>,
+    rest: Vec<u8>,
+    at: usize,
+}
+
+impl Read for Inlet {
+    fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
+        while self.at == self.rest.len() {
+            match self.pieces.blocking_recv() {
+                Some(piece) => (self.rest, self.at) = (piece, 0),
+                None => return Ok(0),
+            }
+        }
+        let count = room.len().min(self.rest.len() - self.at);
+        room[..count].copy_from_slice(&self.rest[self.at..self.at + count]);
+        self.at += count;
+        Ok(count)
+    }
+}
+
+async fn make(
+    supervisor: &Supervisor,
+    contents: Contents,
+    name: &str,
+    without_host: bool,
+    actor: &Actor,
+) -> Result<Rc<Kernel>> {
+    let Contents { head, manifests, mut parts, digest } = contents;
+    let name = name.parse().map_err(|error: crate::core::name::NameError| Error::invalid(error.to_string()))?;
+    let reserved = supervisor.reserve(actor.uid, name)?;
+    let begin = manifests.iter().find(|manifest| manifest.id == head.begin);
+    let mut manifest =
+        begin.cloned().ok_or_else(|| Error::corrupt("the file lacks the checkpoint that it begins at"))?;
+    if without_host {
+        manifest.spec.paths.clear();
+        manifest.mounts.clear();
+        manifest.mcp.clear();
+    }
+    // Where a path led on another host is nothing to hold it to here.
+    manifest.spec.paths.iter_mut().for_each(|path| path.real = None);
+    manifest.mounts.iter_mut().for_each(|mount| mount.real = None);
+    // The same file may be imported twice.
+    parts.leave_out_random();
+    let from = ForkPoint { kernel: head.kernel, name: head.name.clone(), checkpoint: head.begin };
+    let origin = Origin {
+        kind: OriginKind::Restored,
+        generation: head.generation.saturating_add(1),
+        from: Some(from),
+        restored: Some(head.begin),
+    };
+    let words = Words {
+        mark: format!("imported {} of host {}", head.name, head.host),
+        action: "kernel.import",
+        outcome: format!("{} of host {}; file {digest}", head.kernel, head.host),
+        detail: serde_json::json!({ "imported": head.kernel, "name": head.name, "host": head.host, "file": digest }),
+    };
+    let seed = Seed { manifest, parts, blobs: head.blobs, origin, parent: None, called: String::new() };
+    let checkpoints = head.checkpoints.into_iter().zip(manifests).collect();
+    supervisor.begin_imported(&reserved, &seed, checkpoints, words, actor).await
+}
+
+/// What a client is told.
+fn told(error: BundleError) -> Error {
+    let code = match &error {
+        BundleError::Version(_) => ErrorCode::Unsupported,
+        BundleError::Foreign | BundleError::TooLarge { .. } => ErrorCode::InvalidArgument,
+        BundleError::Truncated(_) | BundleError::Damaged(_) | BundleError::Tree(_) => ErrorCode::Corrupt,
+        BundleError::Store(_) => {
+            let BundleError::Store(error) = error else { return Error::internal("an error changed") };
+            return error.into();
+        }
+        BundleError::Io(_) => ErrorCode::Unavailable,
+    };
+    let hint = match code {
+        ErrorCode::Unsupported => "use the release that wrote it, or a later one",
+        ErrorCode::Corrupt => "get the file again from where it was written",
+        _ => "",
+    };
+    Error::new(code, error.to_string()).hint(hint).reason("bundle")
+}
