@@ -8,6 +8,7 @@ mod daemon;
 mod embedded;
 mod faults;
 mod foreign;
+mod fuzz_inputs;
 mod generated;
 mod licences;
 mod mcp;
