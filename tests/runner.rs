@@ -9,6 +9,7 @@ mod embedded;
 mod faults;
 mod foreign;
 mod fuzz_inputs;
+mod forks;
 mod generated;
 mod licences;
 mod mcp;

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use tokio::sync::mpsc;
 
-use super::{Files, contents, find, freeze, state};
+use super::{Files, Still, contents, find, state};
 use crate::core::checkpoint::{McpPart, StateParts};
 use crate::core::diff::{self, Area, Deed, Difference};
 use crate::core::error::{Error, Result};
@@ -65,9 +65,9 @@ async fn now(host: &Rc<Host>, kernel: &Rc<Kernel>) -> Result<Side> {
         let mut files = Files::of(&of, &own).await?;
         files.prepare().await?;
         let (parts, _) = state::capture(&link, &of.store).await?;
-        freeze(&link).await?;
+        let still = Still::of(&own, &link).await?;
         let collected = files.collect().await;
-        link.thaw().await?;
+        still.end().await?;
         Ok((parts, files.finish(collected?).await?.part.tree))
     });
     let (parts, tree) = looked.await?;

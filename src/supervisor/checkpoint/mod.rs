@@ -13,6 +13,7 @@ mod files;
 mod records;
 mod restore;
 mod state;
+mod still;
 mod turn;
 
 use std::rc::Rc;
@@ -29,9 +30,11 @@ use crate::core::limits;
 use crate::rpc::worker_link::WorkerLink;
 
 pub use compare::diff;
+pub(super) use files::fill;
 use files::{CapturedFiles, Files};
 pub(super) use restore::resume;
 pub use restore::{restore, undo};
+use still::Still;
 
 /// Takes a checkpoint at the next safe point.
 ///
@@ -69,10 +72,10 @@ async fn capture(
     // What changed since the last time, for the most part: the less is left to do while everything stands still.
     files.prepare().await?;
     let (parts, state) = state::capture(link, &host.store).await?;
-    freeze(link).await?;
+    let still = Still::of(kernel, link).await?;
     let collected = files.collect().await;
     // Whatever came of it, the code inside goes on.
-    link.thaw().await?;
+    still.end().await?;
     let files = files.finish(collected?).await?;
     let manifest = manifest(host, kernel, state, &files).await?;
     let bytes = encode(&manifest)?;
@@ -147,7 +150,7 @@ async fn manifest(host: &Rc<Host>, kernel: &Rc<Kernel>, state: Digest, files: &C
     })
 }
 
-fn encode(manifest: &Manifest) -> Result<Vec<u8>> {
+pub(super) fn encode(manifest: &Manifest) -> Result<Vec<u8>> {
     manifest.encode().map_err(|error| Error::refused(error.to_string()).reason("manifest_size"))
 }
 

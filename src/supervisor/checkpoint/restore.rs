@@ -3,11 +3,11 @@
 use std::path::Path;
 use std::rc::Rc;
 
-use super::{Files, capture, contents, files, find, freeze, state, turn};
+use super::{Files, Still, capture, contents, files, find, state, turn};
 use crate::catalog::state::{EntryKind, NewEntry, Restored, Restoring};
 use crate::core::checkpoint::{Checkpoint, CheckpointType, Manifest, Restoration, StateParts, Taking};
 use crate::core::error::{Error, Result};
-use crate::core::ids::CheckpointId;
+use crate::core::ids::{CheckpointId, Digest};
 use crate::core::info::{GivenMount, MissedEntry};
 use crate::core::limits;
 use crate::rpc::worker_link::WorkerLink;
@@ -39,6 +39,7 @@ impl Alone {
 impl Drop for Alone {
     fn drop(&mut self) {
         self.0.restoring.set(false);
+        self.0.wake_sessions();
     }
 }
 
@@ -81,6 +82,9 @@ async fn to(
 ) -> Result<Restoration> {
     let alone = Alone::begin(kernel)?;
     let target = check(host, kernel, checkpoint).await?;
+    if kernel.thread_of.is_none() {
+        kernel.others_rest()?;
+    }
     let change = Trace::Restore(Change { actor: actor.clone(), expected_version });
     let (host, kernel) = (Rc::clone(host), Rc::clone(kernel));
     // In a task of its own: once something was touched it goes on to one of its two ends, whoever still waits for it.
@@ -157,6 +161,11 @@ async fn perform(
             capture(host, kernel, link, &taking, actor).await?.id
         }
     };
+    // From here to the end nothing begins where the same files are.
+    let _hold = kernel.hold_files();
+    if kernel.thread_of.is_none() {
+        kernel.others_rest()?;
+    }
     let restoring = Restoring { target: target.checkpoint.id, safety, actor: actor.to_string(), at_ms: host.now_ms() };
     kernel.records.begin_restore(restoring.clone()).await?;
     kernel.between.set(true);
@@ -178,13 +187,21 @@ async fn apply(
     target: &Target,
     restoring: Restoring,
 ) -> Result<(u64, Vec<MissedEntry>, u64)> {
-    let mut files = Files::of(host, kernel).await?;
-    freeze(link).await?;
-    let changed = files.restore(target.manifest.workspace.tree).await;
-    link.thaw().await?;
-    let files_changed = changed?;
+    let files_changed = match kernel.thread_of {
+        None => restore_files(host, kernel, link, target.manifest.workspace.tree).await?,
+        // They are another kernel's, and that one's to restore.
+        Some(_) => 0,
+    };
     let mut missed = link.load(state::chunks(host.store.clone(), target.parts.clone())).await?;
     missed.extend(target.manifest.missed.iter().cloned());
+    if kernel.thread_of.is_some() {
+        let owner = &kernel.files().spec.name;
+        missed.push(MissedEntry {
+            key: "workspace".into(),
+            type_name: "workspace".into(),
+            reason: format!("it is kernel {owner}'s: a checkpoint of that one brings files back"),
+        });
+    }
     let short = target.checkpoint.short_id();
     let entry = NewEntry {
         kind: EntryKind::Mark,
@@ -209,6 +226,14 @@ async fn apply(
     Ok((version, missed, files_changed))
 }
 
+async fn restore_files(host: &Rc<Host>, kernel: &Rc<Kernel>, link: &Rc<WorkerLink>, tree: Digest) -> Result<u64> {
+    let mut files = Files::of(host, kernel).await?;
+    let still = Still::of(kernel, link).await?;
+    let changed = files.restore(tree).await;
+    still.end().await?;
+    changed
+}
+
 /// To the checkpoint that was taken just before a restore that did not end.
 async fn go_back(host: &Rc<Host>, kernel: &Rc<Kernel>, link: &Rc<WorkerLink>) -> Result<()> {
     let Some(restoring) = kernel.records.restoring().await? else { return Ok(()) };
@@ -225,7 +250,7 @@ async fn recorded(kernel: &Kernel, id: CheckpointId) -> Result<Checkpoint> {
 
 /// Ends a restore that a former daemon did not live to end: forwards, or else back.
 pub(in crate::supervisor) async fn resume(host: &Rc<Host>, kernel: &Rc<Kernel>, link: &Rc<WorkerLink>) {
-    let name = &kernel.spec.name;
+    let (name, _hold) = (&kernel.spec.name, kernel.hold_files());
     let ended = async {
         let Some(restoring) = kernel.records.restoring().await? else { return Ok(()) };
         let forwards = async {
