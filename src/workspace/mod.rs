@@ -12,7 +12,7 @@
 //!   ├ index      what is known of every entry     saved: between processes
 //!   ├ encode     a tree of the index: only what changed
 //!   └ restore    what differs from a tree, put in place        stage: files prepared where nobody else is
-//!  tree      entries, format, diff, reach: no file system
+//!  tree      entries, format, diff, needs, reach: no file system
 //! ```
 //! Untrusted code owns the workspace. Nothing here follows a symbolic link in it, runs anything, or makes set-uid files or
 //! devices. All of it blocks.
@@ -34,12 +34,13 @@ pub mod tree;
 
 pub use error::WorkspaceError;
 pub use how::{How, Unwatched, Walk};
-pub use objects::{ObjectBatch, Objects};
+pub use objects::{Counted, ObjectBatch, Objects, Together};
 pub use restore::{Durable, Restored, checkout};
 pub use tracker::{Captured, Collected, NotCaptured, Places, Tracker};
 pub use tree::TreeId;
 pub use tree::diff::{Change, Changed, Deed, Diff, diff};
 pub use tree::entry::Reason;
+pub use tree::needs::needs;
 pub use tree::reach::reach;
 
 #[cfg(test)]
