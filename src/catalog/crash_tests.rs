@@ -7,8 +7,8 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use super::state::{
-    Beginning, Begun, Direction, EntryKind, ExecBegin, ExecClose, FirstCheckpoint, Lease, NewCheckpoint, NewConsent, NewEntry,
-    OutputRecord, Restored, Restoring,
+    Beginning, Begun, Direction, EntryKind, ExecBegin, ExecClose, FirstCheckpoint, Lease, NewCheckpoint, NewConsent,
+    NewEntry, OutputRecord, Restored, Restoring,
 };
 use super::*;
 use crate::core::checkpoint::CheckpointType;

@@ -29,6 +29,7 @@ use super::tracker::{Pass, Tracker};
 use super::tree::TreeId;
 use super::tree::entry::{Content, Entry, Meta, Name, Node, path_of};
 use super::tree::format::Folder;
+use super::tree::needs::is_kept;
 use super::tree::read;
 use crate::core::ids::Digest;
 use crate::sys::fault;
@@ -233,9 +234,7 @@ impl<'a> Apply<'a> {
                 }
                 Ok(())
             }
-            (Node::File { .. }, Node::File { .. }) if now.node == wanted.node && only_mode(&now.meta, &wanted.meta) => {
-                self.adjust(here, known, &wanted.meta)
-            }
+            (Node::File { .. }, Node::File { .. }) if is_kept(&now, &wanted) => self.adjust(here, known, &wanted.meta),
             (Node::Folder { .. } | Node::Missing { .. }, _) | (_, Node::Folder { .. }) => {
                 self.remove(here)?;
                 self.make(here, &wanted)
@@ -340,11 +339,6 @@ impl<'a> Apply<'a> {
         }
         Ok((self.touched.into_iter().collect(), self.contents))
     }
-}
-
-/// Whether at most mode and time differ.
-fn only_mode(a: &Meta, b: &Meta) -> bool {
-    a.owner == b.owner && a.attributes == b.attributes
 }
 
 /// An entry's place while its folder is compared.

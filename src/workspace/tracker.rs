@@ -280,6 +280,12 @@ impl Tracker {
         self.finish(collected)
     }
 
+    /// What was captured did not become durable after all: the next pass takes nothing for stored that it does not find.
+    pub fn doubt(&mut self) {
+        self.sure(false);
+        self.base = None;
+    }
+
     /// Whether everything that is known refers to objects that are there.
     pub(super) fn sure(&mut self, sure: bool) {
         (self.unfinished, self.unsure_of_objects) = (!sure, !sure);

@@ -1,6 +1,7 @@
 //! A kernel's files: its workspace, followed by a [`Tracker`] that goes with the kernel.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -11,7 +12,7 @@ use crate::core::info::MissedEntry;
 use crate::store::{Store, StoreHandle};
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
-use crate::workspace::{self, Captured, Collected, Durable, Places, Tracker, TreeId, WorkspaceError};
+use crate::workspace::{self, Captured, Collected, Durable, Places, Together, Tracker, TreeId, WorkspaceError};
 
 /// The folder beside the workspace in which files are prepared, and the file with what is known of the workspace.
 const STAGING: &str = "staging";
@@ -79,13 +80,15 @@ impl Files {
     }
 
     /// Reads what changed while the kernel may still write.
-    pub async fn prepare(&mut self) -> Result<()> {
-        self.run(|tracker, store| tracker.prepare(store).map(drop)).await
+    pub async fn prepare(&mut self, objects: &Arc<Together>) -> Result<()> {
+        let objects = Arc::clone(objects);
+        self.run(move |tracker, _| tracker.prepare(&*objects).map(drop)).await
     }
 
     /// Collects what changed since. Nothing may write.
-    pub async fn collect(&mut self) -> Result<Collected> {
-        self.run(|tracker, store| tracker.collect(store)).await
+    pub async fn collect(&mut self, objects: &Arc<Together>) -> Result<Collected> {
+        let objects = Arc::clone(objects);
+        self.run(move |tracker, _| tracker.collect(&*objects)).await
     }
 
     /// Makes a tree of it; the kernel may write again.
@@ -147,23 +150,5 @@ fn describe(captured: Captured) -> CapturedFiles {
         files_read: captured.how.read,
         full_walk: captured.how.walk.map(|walk| walk.to_string()).unwrap_or_default(),
         part: WorkspacePart { tree: captured.tree.0, files: captured.entries },
-    }
-}
-
-/// Whether everything is there that a tree needs.
-pub(super) async fn check(host: &Host, tree: Digest) -> Result<()> {
-    let missing = host.store.run(move |store| {
-        let (mut seen, mut missing) = (std::collections::HashSet::new(), None);
-        let walked = crate::workspace::reach(store, TreeId(tree), &mut seen, &mut |object| {
-            if !store.contains(object) {
-                missing = Some(object);
-            }
-            Ok(())
-        });
-        Ok(walked.map(|()| missing))
-    });
-    match missing.await?? {
-        Some(object) => Err(Error::corrupt(format!("the files' tree {tree} lacks object {object}"))),
-        None => Ok(()),
     }
 }
