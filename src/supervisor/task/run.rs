@@ -1,5 +1,6 @@
 //! Executions: accepted, queued, handed to the worker, ended in the journal.
 
+use std::borrow::Cow;
 use std::rc::Rc;
 use std::task::Poll;
 
@@ -12,10 +13,11 @@ use crate::core::exec::{ExecEnd, ExecRequest, ExecStatus, OutputEvent};
 use crate::core::ids::ExecId;
 use crate::core::kernel::{CrashCause, Event, State, StopReason};
 use crate::core::limits;
+use crate::core::origin::Origin;
 use crate::rpc::worker_link::WorkerExec;
 use crate::supervisor::command::{Actor, Operation, Trace};
 use crate::supervisor::execution::Execution;
-use crate::supervisor::kernel::never_ran;
+use crate::supervisor::kernel::{Kernel, never_ran};
 
 impl Task {
     /// Journals and queues an execution.
@@ -63,26 +65,25 @@ impl Task {
     fn send_ahead(&self, request: &ExecRequest, output_kept: u64) -> Option<Ahead> {
         let leaving = self.current.as_ref().is_none_or(|current| current.leaving);
         let engaged = self.operating.is_some() || self.running.is_some() || !self.queue.is_empty();
-        if !matches!(self.life.state, State::Ready) || engaged || leaving || self.kernel.between.get() {
+        let waits = self.kernel.between.get() || self.kernel.must_stand_still();
+        if !matches!(self.life.state, State::Ready) || engaged || leaving || waits {
             return None;
         }
         let (link, exec) = (self.link()?, ExecId(self.kernel.view.borrow().executions + 1));
-        link.hold(exec, request, output_kept).then(|| Ahead { exec, link: Some(link) })
-    }
-
-    /// Whether the kernel is in one state, or on the way to one: not between two for want of a restore's end.
-    fn whole(&self) -> Result<()> {
-        match self.kernel.between.get() && !self.kernel.restoring.get() {
-            true => Err(self.unfinished()),
-            false => Ok(()),
+        let mut request = Cow::Borrowed(request);
+        if let Some(origin) = self.untold_origin() {
+            request.to_mut().env.extend(origin);
         }
+        link.hold(exec, &request, output_kept).then(|| Ahead { exec, link: Some(link) })
     }
 
-    fn unfinished(&self) -> Error {
-        let name = &self.kernel.spec.name;
-        Error::conflict(format!("a restore of kernel {name} was begun and could not be ended"))
-            .reason("restore_unfinished")
-            .hint(format!("`ryokan events {name}` says why; `ryokan restore {name} REF` tries again"))
+    /// Whether the kernel is in one state, or on the way to one: not between two for want of a restore's end. And so is the one
+    /// whose files it works with.
+    fn whole(&self) -> Result<()> {
+        match [&*self.kernel, self.kernel.files()].into_iter().find(|k| k.between.get() && !k.restoring.get()) {
+            Some(kernel) => Err(unfinished(kernel)),
+            None => Ok(()),
+        }
     }
 
     /// Whether one more piece of work may wait here.
@@ -175,6 +176,13 @@ impl Task {
         if self.kernel.between.get() && !self.end_first().await {
             return None;
         }
+        if self.kernel.must_stand_still() {
+            // Whoever holds the files wakes this task when they are let go.
+            if let Err(error) = self.whole() {
+                self.fail_all_queued(&error).await;
+            }
+            return None;
+        }
         match self.queue.front()? {
             Item::Stop(_) => {
                 let Some(Item::Stop(reply)) = self.queue.pop_front() else { return None };
@@ -204,7 +212,8 @@ impl Task {
                 let permit = self.permit_to_run()?;
                 let Some(Item::Execution(execution)) = self.queue.pop_front() else { return None };
                 let exec = execution.id;
-                let request = execution.take_request()?;
+                let mut request = execution.take_request()?;
+                request.env.extend(self.untold_origin().into_iter().flatten());
                 let output_kept = request.output_limit_bytes.min(limits::OUTPUT_KEPT_MOST_BYTES);
                 let starting = match self.ahead.take().filter(|ahead| ahead.exec == exec).and_then(Ahead::keep) {
                     Some(link) => Either::Left(link.go(exec)),
@@ -235,10 +244,17 @@ impl Task {
             return true;
         }
         if !self.kernel.restoring.get() {
-            let error = self.unfinished();
+            let error = unfinished(&self.kernel);
             self.fail_all_queued(&error).await;
         }
         false
+    }
+
+    /// What a worker could not know when it started: that the state was restored since.
+    fn untold_origin(&self) -> Option<[(String, String); 2]> {
+        let view = self.kernel.view.borrow();
+        let now = (view.origin.kind, view.origin.generation);
+        (view.told_origin != Some(now)).then(|| Origin::environment(now.0, now.1))
     }
 
     /// The host-wide permit to run; if there is none now, it is asked for and work goes on when it comes.
@@ -407,4 +423,11 @@ async fn give_way() {
         Poll::Pending
     })
     .await;
+}
+
+fn unfinished(kernel: &Kernel) -> Error {
+    let name = &kernel.spec.name;
+    Error::conflict(format!("a restore of kernel {name} was begun and could not be ended"))
+        .reason("restore_unfinished")
+        .hint(format!("`ryokan events {name}` says why; `ryokan restore {name} REF` tries again"))
 }
