@@ -361,6 +361,7 @@ struct KernelInfo {
   uid @12 :UInt32;
   executions @13 :UInt64;
   rights @14 :List(Right);    # of the capability that was asked
+  capture @15 :Text;          # how its files are captured: the driver, and why no better one
 }
 
 struct KernelFilter { labels @0 :List(Pair); states @1 :List(Text); prefix @2 :Text; }

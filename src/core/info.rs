@@ -151,6 +151,8 @@ pub struct KernelInfo {
     pub uid: u32,
     /// How many executions there were.
     pub executions: u64,
+    /// How its files are captured: the driver, and in parentheses why it is no better one.
+    pub capture: String,
 }
 
 /// The host as it introduces itself.

@@ -186,7 +186,7 @@ impl Init {
     /// If it is gone.
     pub fn open_workspace(&self) -> std::io::Result<OwnedFd> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-        Ok(openat(&self.kernel_dir, "workspace", flags, Mode::empty())?)
+        Ok(openat(&self.kernel_dir, &self.plan.own_workspace, flags, Mode::empty())?)
     }
 
     /// How large the workspace may be, bytes.

@@ -59,8 +59,11 @@ pub struct SandboxPlan {
     /// Needed if the daemon is root, ignored otherwise.
     #[serde(default)]
     pub run_as: Option<RunAs>,
-    /// The kernel's own folder; `workspace` in it becomes `/workspace`.
+    /// The kernel's own folder.
     pub kernel_dir: PathBuf,
+    /// What becomes `/workspace`: a path within the kernel's folder.
+    #[serde(default = "workspace")]
+    pub own_workspace: PathBuf,
     /// What the kernel calls its host.
     pub hostname: String,
     /// The cgroup v2 folder to make, below one that the daemon may make children in; the daemon removes it.
@@ -70,6 +73,10 @@ pub struct SandboxPlan {
     /// folder is always among them.
     #[serde(default)]
     pub protected: Vec<PathBuf>,
+}
+
+fn workspace() -> PathBuf {
+    PathBuf::from("workspace")
 }
 
 impl SandboxPlan {
@@ -82,6 +89,7 @@ impl SandboxPlan {
             degraded: Vec::new(),
             run_as: None,
             kernel_dir: kernel_dir.into(),
+            own_workspace: workspace(),
             hostname: String::from("kernel"),
             cgroup: None,
             protected: Vec::new(),
@@ -102,6 +110,9 @@ impl SandboxPlan {
         }
         if !self.kernel_dir.is_absolute() {
             return wrong(format!("kernel folder {:?} is not absolute", self.kernel_dir));
+        }
+        if !self.own_workspace.components().all(|part| matches!(part, std::path::Component::Normal(_))) {
+            return wrong(format!("workspace {:?} is not within the kernel's folder", self.own_workspace));
         }
         let name_fits = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
         if self.hostname.is_empty() || self.hostname.len() > limits::NAME_BYTES || !self.hostname.bytes().all(name_fits)
@@ -194,6 +205,8 @@ mod tests {
             plan.check().is_err()
         };
         assert!(refused(|p| p.kernel_dir = "k".into()));
+        assert!(refused(|p| p.own_workspace = "/workspace".into()));
+        assert!(refused(|p| p.own_workspace = "../workspace".into()));
         assert!(refused(|p| p.hostname = String::new()));
         assert!(refused(|p| p.hostname = "a b".into()));
         assert!(refused(|p| p.degraded = vec![Layer::Capabilities]));

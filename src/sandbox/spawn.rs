@@ -141,8 +141,8 @@ impl Init {
     /// Every mount that the engine's tree is to have: the workspace, the planned ones, those that came later.
     fn wanted(&self) -> Vec<Wanted> {
         let workspace = match &self.staging {
-            Some(staging) => staging::through(staging, "kernel/workspace"),
-            None => self.plan.kernel_dir.join("workspace"),
+            Some(staging) => staging::through(staging, "kernel").join(&self.plan.own_workspace),
+            None => self.plan.kernel_dir.join(&self.plan.own_workspace),
         };
         let mut wanted =
             vec![Wanted { inside: PathBuf::from("/workspace"), source: Source::Own(workspace), writable: true }];

@@ -74,6 +74,8 @@ pub struct Kernel {
     pub(super) between: Cell<bool>,
     /// Follows the workspace since its first checkpoint.
     pub(super) tracker: RefCell<Option<Box<Tracker>>>,
+    /// How the workspace is captured, and why no better.
+    pub(super) capture: RefCell<String>,
 }
 
 impl Kernel {
@@ -114,6 +116,7 @@ impl Kernel {
             sandbox: view.sandbox.clone(),
             uid: self.uid,
             executions: view.executions,
+            capture: self.capture.borrow().clone(),
         }
     }
 

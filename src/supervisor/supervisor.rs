@@ -258,6 +258,9 @@ impl Supervisor {
             restoring: std::cell::Cell::new(loaded.restoring),
             between: std::cell::Cell::new(loaded.restoring),
             tracker: std::cell::RefCell::new(None),
+            capture: std::cell::RefCell::new(
+                host.files.choice(&host.catalog.kernel_files(row.id).workspace).to_string(),
+            ),
         });
         let taken_over = adopted(&kernel);
         let tools = match &taken_over {

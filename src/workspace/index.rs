@@ -208,6 +208,17 @@ impl Index {
         self.touch(folder, name);
     }
 
+    /// Notes a file's content, which was not known when it was looked at.
+    pub(super) fn learn(&mut self, folder: FolderId, name: &[u8], of: Stamp, now: &Content, is_settled: bool) {
+        let known = self.folders.get_mut(&folder).and_then(|folder| folder.entries.get_mut(name));
+        if let Some(Known { stamp, settled, what: What::File { content, .. }, .. }) = known
+            && *stamp == of
+        {
+            content.clone_from(now);
+            *settled = is_settled;
+        }
+    }
+
     fn unlink(&mut self, inode: u64, place: &Place) {
         if let Some(places) = self.links.get_mut(&inode) {
             places.remove(place);

@@ -21,10 +21,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::beneath;
 use super::changes::{self, Changes, Opens};
+use super::driver::{self, Choice, Driver};
 use super::encode::encode;
 use super::error::WorkspaceError;
 use super::how::{How, Unwatched, Walk};
 use super::index::{Index, Stamp};
+use super::keep::Keeping;
 use super::objects::{ObjectBatch, Objects};
 use super::saved;
 use super::scan::Scan;
@@ -55,6 +57,7 @@ pub struct Tracker {
     pub(super) root: OwnedFd,
     pub(super) device: u64,
     pub(super) owner: (u32, u32),
+    pub(super) driver: Box<dyn Driver>,
     pub(super) index: Index,
     pub(super) notify: Option<Notify>,
     unwatched: Option<Unwatched>,
@@ -79,6 +82,8 @@ pub(super) struct Pass {
     pub contents: HashMap<Stamp, Content>,
     /// Whether the changes are all, though nobody tells.
     pub told_all: bool,
+    /// Where contents are kept that are read later.
+    pub keeping: Option<Keeping>,
 }
 
 /// Something that a tree has only the name of.
@@ -109,6 +114,7 @@ pub struct Captured {
 pub struct Collected {
     batch: Box<dyn ObjectBatch>,
     how: How,
+    keeping: Keeping,
 }
 
 impl Collected {
@@ -138,8 +144,10 @@ impl Tracker {
             saved::Loaded::Nothing => (Index::new(), Walk::First),
             saved::Loaded::Unusable => (Index::new(), Walk::Unusable),
         };
+        let driver = driver::choose(&places)?;
         Ok(Tracker {
             places,
+            driver,
             root,
             device: stat.st_dev,
             owner: (stat.st_uid, stat.st_gid),
@@ -175,7 +183,7 @@ impl Tracker {
     }
 
     /// Brings the index up to what is there.
-    pub(super) fn pass(&mut self, batch: &mut dyn ObjectBatch, objects: &dyn Objects, pass: Pass) -> Result<How> {
+    pub(super) fn pass(&mut self, batch: &mut dyn ObjectBatch, objects: &dyn Objects, pass: &mut Pass) -> Result<How> {
         self.drain();
         let unwatched = (self.notify.is_none() && !pass.told_all).then_some(Walk::Unwatched);
         // Until it is done, nothing is sure.
@@ -191,13 +199,15 @@ impl Tracker {
             told: walk.is_none(),
             notify: &mut self.notify,
             batch,
+            driver: &mut *self.driver,
+            keeping: pass.keeping.as_mut(),
             check,
             frozen: pass.frozen,
             how: &mut how,
             device: self.device,
             owner: self.owner,
             settled_before: Moment { secs: now.as_secs().cast_signed(), nanos: now.subsec_nanos() },
-            contents: pass.contents,
+            contents: std::mem::take(&mut pass.contents),
             later: &mut self.changes,
             later_walk: None,
             opened: 0,
@@ -206,6 +216,12 @@ impl Tracker {
         scan.drain();
         self.owner = scan.owner;
         self.walk = scan.later_walk;
+        // Twice within one tick of the clock leaves no trace in a stamp.
+        if let Some((folder, name)) = self.changes.written.take()
+            && pass.keeping.is_some()
+        {
+            return Err(WorkspaceError::Changing { path: self.index.path(folder, &name) });
+        }
         self.unfinished = false;
         self.unwatched = how.unwatched.or(self.unwatched);
         if check.is_some() {
@@ -222,7 +238,7 @@ impl Tracker {
     /// Files or the store fail; the next pass walks over everything then.
     pub fn prepare(&mut self, objects: &dyn Objects) -> Result<How> {
         let mut batch = objects.batch();
-        let done = self.pass(&mut *batch, objects, Pass::default());
+        let done = self.pass(&mut *batch, objects, &mut Pass::default());
         let done = done.and_then(|how| batch.commit().map(|()| how).map_err(WorkspaceError::from));
         self.sure(done.is_ok());
         done
@@ -236,12 +252,15 @@ impl Tracker {
     pub fn collect(&mut self, objects: &dyn Objects) -> Result<Collected> {
         let began = Instant::now();
         let mut batch = objects.batch();
-        let done = self.pass(&mut *batch, objects, Pass { frozen: true, ..Pass::default() });
+        // Of a collection that nobody finished.
+        self.driver.release()?;
+        let mut pass = Pass { frozen: true, keeping: Some(Keeping::default()), ..Pass::default() };
+        let done = self.pass(&mut *batch, objects, &mut pass);
         // Until it is finished: what is known refers to objects that are not there yet.
         self.sure(false);
         let mut how = done?;
         how.pause = began.elapsed();
-        Ok(Collected { batch, how })
+        Ok(Collected { batch, how, keeping: pass.keeping.unwrap_or_default() })
     }
 
     /// Makes a tree of what was collected. Writers may run again.
@@ -249,7 +268,9 @@ impl Tracker {
     /// # Errors
     /// The store fails; the next pass walks over everything then.
     pub fn finish(&mut self, collected: Collected) -> Result<Captured> {
-        let Collected { mut batch, how } = collected;
+        let Collected { mut batch, mut how, keeping } = collected;
+        keeping.resolve(&mut self.index, &mut *self.driver, &mut *batch, &mut how)?;
+        self.driver.release()?;
         let tree = encode(&mut self.index, &mut *batch)?;
         batch.commit()?;
         self.sure(true);
@@ -310,6 +331,16 @@ impl Tracker {
 
     fn root_inode(&self) -> u64 {
         beneath::look_at(&self.root).map(|stat| stat.st_ino).unwrap_or_default()
+    }
+
+    /// How files are held and copied, and why in no better way.
+    pub fn driver(&self) -> &Choice {
+        self.driver.choice()
+    }
+
+    /// Why changes are not told, so that everything is looked at each time.
+    pub fn unwatched(&self) -> Option<Unwatched> {
+        self.unwatched
     }
 
     /// The workspace's folder.

@@ -74,6 +74,7 @@ fn kernel(name: &str) -> KernelInfo {
         sandbox: vec![],
         uid: 1000,
         executions: 12,
+        capture: "reflink (the workspace was made as a folder, not in a subvolume)".into(),
     }
 }
 

@@ -32,6 +32,7 @@ pub fn read_kernel_info(reader: wire::kernel_info::Reader<'_>) -> Result<(Kernel
         sandbox: read_text_list(reader.get_sandbox(), "sandbox layers", limits::LABELS)?,
         uid: reader.get_uid(),
         executions: reader.get_executions(),
+        capture: read_text(reader.get_capture(), "way of capture")?,
     };
     Ok((info, read_rights(reader.get_rights())?))
 }
@@ -55,6 +56,7 @@ pub fn write_kernel_info(mut builder: wire::kernel_info::Builder<'_>, info: &Ker
     write_text_list(builder.reborrow().init_sandbox(count(info.sandbox.len())), &info.sandbox);
     builder.set_uid(info.uid);
     builder.set_executions(info.executions);
+    builder.set_capture(info.capture.as_str());
     write_rights(builder.init_rights(rights_len(rights)), rights);
     Ok(())
 }

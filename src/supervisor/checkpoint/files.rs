@@ -11,8 +11,7 @@ use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 use crate::workspace::{Captured, Collected, Durable, Places, Tracker, TreeId, WorkspaceError};
 
-/// The folder beside the workspace in which files are prepared, and the file with what is known of the workspace.
-const STAGING: &str = "staging";
+/// The file with what is known of the workspace.
 const INDEX: &str = "workspace.index";
 
 /// The tracker of a kernel's workspace, while its holder works with it. Goes back to the kernel when it is dropped.
@@ -46,11 +45,8 @@ impl Files {
             Some(tracker) => Some(tracker),
             None => {
                 let paths = host.catalog.kernel_files(kernel.id);
-                let places = Places {
-                    staging: paths.dir.join(STAGING),
-                    index: paths.dir.join(INDEX),
-                    workspace: paths.workspace,
-                };
+                let places =
+                    Places { staging: paths.staging, index: paths.dir.join(INDEX), workspace: paths.workspace };
                 let opened = tokio::task::spawn_blocking(move || Tracker::open(places)).await;
                 Some(Box::new(opened.map_err(|error| Error::internal(error.to_string()))??))
             }
@@ -85,7 +81,12 @@ impl Files {
 
     /// Makes a tree of it; the kernel may write again.
     pub async fn finish(&mut self, collected: Collected) -> Result<CapturedFiles> {
-        self.run(move |tracker, _| tracker.finish(collected)).await.map(describe)
+        let captured = self.run(move |tracker, _| tracker.finish(collected)).await?;
+        if let Some(tracker) = &self.tracker {
+            let unwatched = tracker.unwatched().map(|why| format!("; everything is looked at each time: {why}"));
+            *self.kernel.capture.borrow_mut() = format!("{}{}", tracker.driver(), unwatched.unwrap_or_default());
+        }
+        Ok(describe(captured))
     }
 
     /// Makes the workspace what a tree says. Gives how many entries were changed.

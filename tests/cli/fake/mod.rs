@@ -127,6 +127,7 @@ impl FakeHost {
                 sandbox: vec![],
                 uid: 1000,
                 executions: 0,
+                capture: "tracked".into(),
             },
             self.log.clone(),
             self.connections.clone(),
