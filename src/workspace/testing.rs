@@ -119,12 +119,19 @@ fn data(path: &Path, size: u64) -> Vec<(u64, u64)> {
         return Vec::new();
     }
     let file = std::fs::File::open(path).expect("opened");
-    let (mut at, mut found) = (0i64, Vec::new());
-    while let Ok(start) = lseek64(&file, at, Whence::SeekData) {
-        at = lseek64(&file, start, Whence::SeekHole).expect("a hole or the end");
-        found.push((start.cast_unsigned(), at.cast_unsigned().min(size)));
+    let look = || {
+        let (mut at, mut found) = (0i64, Vec::new());
+        while let Ok(start) = lseek64(&file, at, Whence::SeekData) {
+            at = lseek64(&file, start, Whence::SeekHole).expect("a hole or the end");
+            found.push((start.cast_unsigned(), at.cast_unsigned().min(size)));
+        }
+        found
+    };
+    if look() != [(0, size)] {
+        // XFS says of what is not on its device yet that more of it is data than will be.
+        file.sync_data().expect("synced");
     }
-    found
+    look()
 }
 
 /// A folder with a workspace, its staging, its index and a store.
