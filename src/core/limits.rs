@@ -286,6 +286,10 @@ pub const WORKSPACE_MISSING: usize = 10_000;
 pub const WORKSPACE_KEPT: usize = 65_536;
 /// Bytes of files that are kept in memory so.
 pub const WORKSPACE_KEPT_BYTES: u64 = 32 << 20;
+/// Threads that fill a new workspace.
+pub const WORKSPACE_FILLERS: usize = 8;
+/// Files up to so many bytes are sooner copied into a new workspace than cloned.
+pub const WORKSPACE_CLONE_ABOVE: u64 = 16 << 10;
 /// Clones that are held at once: each is an open file.
 pub const WORKSPACE_CLONES: usize = 256;
 /// Clones after which a snapshot is cheaper than more of them.

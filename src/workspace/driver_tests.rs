@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::testing::{Mounted, World, as_nobody, given_place, observe, same};
-use super::{DriverKind, Durable, Tracker, WorkspaceError, checkout};
+use super::{DriverKind, Durable, Tracker, WorkspaceError, branch, checkout};
 use crate::sys::btrfs;
 use crate::sys::fault::tests::with_fault;
 use crate::sys::inode::tests::Mapping;
@@ -300,4 +300,100 @@ fn a_workspace_of_more_folders_than_watches() {
     tracker.restore(first.tree, &world.store, Durable::Process).expect("restored");
     tracker.restore(second.tree, &world.store, Durable::Process).expect("restored");
     same(&world.observe(), &there);
+}
+
+/// What changes in the live workspace while another is made from it is taken from the store: the new one is the tree.
+#[test]
+fn a_branch_is_the_tree_whatever_happens_to_the_live_workspace() {
+    in_each(|world, kind| {
+        for n in 0..200 {
+            world.write(&format!("f{n:03}"), format!("{n}").repeat(9_000));
+        }
+        std::fs::hard_link(world.path("f000"), world.path("linked")).expect("linked");
+        std::thread::sleep(Duration::from_millis(120));
+        let mut tracker = world.tracker();
+        let captured = tracker.capture(&world.store).expect("captured");
+        let there = world.observe();
+        let donor = tracker.donor().expect("a donor").expect("sure");
+        let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let writer = std::thread::spawn({
+            let (stop, at) = (stop.clone(), world.workspace());
+            move || {
+                for n in (0..200).cycle() {
+                    let path = at.join(format!("f{n:03}"));
+                    match n % 4 {
+                        0 => std::fs::write(path, "other").expect("written"),
+                        1 => OpenOptions::new()
+                            .write(true)
+                            .open(path)
+                            .and_then(|f| f.write_all_at(b"?", 77))
+                            .expect("written"),
+                        2 => drop(
+                            std::fs::remove_file(path).and_then(|()| std::fs::create_dir(at.join(format!("f{n:03}")))),
+                        ),
+                        _ => drop(std::fs::rename(&path, at.join("moved"))),
+                    }
+                    if stop.load(std::sync::atomic::Ordering::Relaxed) {
+                        return;
+                    }
+                    if n % 4 == 3 {
+                        drop(std::fs::rename(at.join("moved"), path_of(&at, n)));
+                    }
+                    if n % 4 == 2 {
+                        let _ = std::fs::remove_dir(path_of(&at, n));
+                        std::fs::write(path_of(&at, n), "again").expect("written");
+                    }
+                }
+            }
+        });
+        for n in 0..3 {
+            let places = world.another(&format!("child{n}"));
+            let made = branch(Some(&donor), captured.tree, places.clone(), &world.store, Durable::Process);
+            let (_, restored, branched) = made.expect("branched");
+            assert_eq!((restored.left, branched.snapshot), (Vec::new(), kind == DriverKind::Btrfs));
+            same(&observe(&places.workspace), &there);
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        writer.join().expect("ended");
+    });
+}
+
+fn path_of(at: &Path, n: usize) -> std::path::PathBuf {
+    at.join(format!("f{n:03}"))
+}
+
+/// A branch that fails says so, and what it shares with the live workspace is shared.
+#[test]
+fn a_branch_that_fails_names_what_failed() {
+    in_each(|world, kind| {
+        world.write("f", vec![5; 400_000]);
+        std::fs::create_dir(world.path("d")).expect("made");
+        std::thread::sleep(Duration::from_millis(120));
+        let mut tracker = world.tracker();
+        let tree = tracker.capture(&world.store).expect("captured").tree;
+        let donor = tracker.donor().expect("a donor").expect("sure");
+        let faults: &[&str] = match kind {
+            DriverKind::Btrfs => &["workspace.branch.empty=eio", "workspace.branch.snapshot=eio"],
+            DriverKind::Reflink | DriverKind::Tracked => &["workspace.fill.folder=eio", "workspace.fill.furnish=eio"],
+        };
+        for (n, fault) in faults.iter().enumerate() {
+            let places = world.another(&format!("failed{n}"));
+            with_fault(fault, || {
+                branch(Some(&donor), tree, places, &world.store, Durable::Process).expect_err("armed")
+            });
+        }
+        let places = world.another("child");
+        let made = branch(Some(&donor), tree, places, &world.store, Durable::Power).expect("branched").2;
+        let (cloned, copied) = if kind == DriverKind::Tracked { (0, 1) } else { (1, 0) };
+        if kind != DriverKind::Btrfs {
+            assert_eq!((made.cloned, made.copied), (cloned, copied), "{kind:?}");
+        }
+        // Without a donor all comes from the store.
+        let places = world.another("from-store");
+        let made = branch(None, tree, places.clone(), &world.store, Durable::Process).expect("branched").2;
+        assert_eq!((made.snapshot, made.cloned, made.copied), (false, 0, 0));
+        same(&observe(&places.workspace), &world.observe());
+        let again = branch(None, tree, places, &world.store, Durable::Process).expect_err("it is not empty");
+        assert!(matches!(again, WorkspaceError::NotEmpty { .. }));
+    });
 }

@@ -14,16 +14,19 @@
 //!   ├ index      what is known of every entry     saved: between processes
 //!   ├ encode     a tree of the index: only what changed
 //!   └ restore    what differs from a tree, put in place        stage: files prepared where nobody else is
+//!  branch      a new workspace from a live one: a snapshot, or fill: several threads, from the live one's files or the store
 //!  tree      entries, format, diff, reach: no file system
 //! ```
 //! Untrusted code owns the workspace. Nothing here follows a symbolic link in it, runs anything, or makes set-uid files or
 //! devices. All of it blocks.
 
 mod beneath;
+mod branch;
 mod changes;
 mod driver;
 mod encode;
 mod error;
+mod fill;
 mod how;
 mod index;
 mod keep;
@@ -37,6 +40,7 @@ mod take;
 mod tracker;
 pub mod tree;
 
+pub use branch::{Branched, Donor, branch};
 pub use driver::{Choice, DriverKind, FsAbilities, abilities, doctor};
 pub use error::WorkspaceError;
 pub use how::{How, Unwatched, Walk};

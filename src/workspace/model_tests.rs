@@ -14,7 +14,7 @@ use proptest::test_runner::{Config, TestRunner};
 
 use super::testing::{Mounted, Observed, World, as_nobody, given_place, observe, same};
 use super::tree::TreeId;
-use super::{DriverKind, Durable, Tracker, checkout, diff};
+use super::{DriverKind, Durable, Tracker, branch, checkout, diff};
 use crate::sys::inode;
 
 /// What may happen to a workspace, or be asked of its tracker. Numbers choose among what is there.
@@ -275,6 +275,7 @@ fn run(world: &World, ops: &[Op]) {
             same(&observe(&places.workspace), wanted);
         }
     }
+    branches(world, &mut run, &trees);
     // A walk by somebody who knows nothing finds the same.
     let (last, _) = trees.first().expect("at least one");
     drop(run);
@@ -284,6 +285,25 @@ fn run(world: &World, ops: &[Op]) {
     world.nothing_is_staged();
     for pair in trees.windows(2) {
         differences_are_told(world, &pair[0], &pair[1]);
+    }
+}
+
+/// A workspace that is made with the help of the live one is what was asked for: the tree that the live one is at, and another.
+fn branches(world: &World, run: &mut Run<'_>, trees: &[(TreeId, Observed)]) {
+    let kind = run.tracker().driver().kind;
+    let donor = run.tracker().donor().expect("a donor").expect("what is known is sure");
+    for (n, (tree, wanted)) in [&trees[0], &trees[trees.len() - 1]].into_iter().enumerate() {
+        let places = world.another(&format!("branch{n}"));
+        let made = branch(Some(&donor), *tree, places.clone(), &world.store, Durable::Process).expect("branched");
+        let (mut child, restored, branched) = made;
+        assert_eq!((restored.left, branched.snapshot), (Vec::new(), kind == DriverKind::Btrfs));
+        same(&observe(&places.workspace), wanted);
+        // `observe` opened every file, so each is asked who may write to it, but none is read.
+        let first = child.capture(&world.store).expect("captured");
+        assert_eq!((first.tree, first.how.walk, first.how.read), (*tree, None, 0));
+        std::fs::write(places.workspace.join("only here"), "x").expect("written");
+        assert_ne!(child.capture(&world.store).expect("captured").tree, *tree);
+        assert!(!world.path("only here").exists());
     }
 }
 

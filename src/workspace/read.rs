@@ -133,12 +133,12 @@ fn fill(file: &File, offset: u64, buffer: &mut [u8]) -> io::Result<bool> {
 }
 
 /// Where the next data begins, if there is any.
-fn data(file: &File, from: u64) -> io::Result<Option<u64>> {
+pub(super) fn data(file: &File, from: u64) -> io::Result<Option<u64>> {
     seek(file, from, Whence::SeekData)
 }
 
 /// Where the next hole begins; the end of the file is one.
-fn hole(file: &File, from: u64) -> io::Result<Option<u64>> {
+pub(super) fn hole(file: &File, from: u64) -> io::Result<Option<u64>> {
     seek(file, from, Whence::SeekHole)
 }
 

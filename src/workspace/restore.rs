@@ -448,7 +448,7 @@ impl<'a> Both<'a> {
 }
 
 /// What differs from the tree after all was done, if it is what nobody could have made; else an error names it.
-fn differences(index: &Index, objects: &dyn Objects, wanted: &Entry, owner: Owner) -> Result<Vec<PathBuf>> {
+pub(super) fn differences(index: &Index, objects: &dyn Objects, wanted: &Entry, owner: Owner) -> Result<Vec<PathBuf>> {
     let mut left = Vec::new();
     if index.root != wanted.meta {
         return Err(WorkspaceError::NotRestored { path: PathBuf::from(".") });

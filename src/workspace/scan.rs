@@ -44,6 +44,8 @@ pub(super) struct Scan<'a> {
     pub check: Option<&'a dyn Objects>,
     /// Whether nobody writes now.
     pub frozen: bool,
+    /// Whether nobody has any of it open, nor had it.
+    pub private: bool,
     pub how: &'a mut How,
     /// Device and owner of the workspace.
     pub device: u64,
@@ -342,6 +344,10 @@ impl Scan<'_> {
                 Taken::Done => return Ok(None),
                 Taken::Folder(inner) => return Ok(Some(inner)),
                 Taken::Changed => closely = Closely::Read,
+                Taken::Later => {
+                    self.later.add((id, name.into()), Closely::Read);
+                    return Ok(None);
+                }
             }
         }
         if self.frozen {
@@ -464,6 +470,8 @@ pub(super) enum Taken {
     Done,
     Folder(FolderId),
     Changed,
+    /// It is left for when nobody writes.
+    Later,
 }
 
 /// The part of a stamp that a new name leaves as it was.

@@ -48,7 +48,8 @@ impl Scan<'_> {
                 Closely::Read => false,
             };
             // Within the clock's grain mode and attributes change without a trace.
-            if is_same && *stamp == now && *settled && closely == Closely::Look {
+            let looks = closely == Closely::Look || (closely == Closely::Walk && self.private);
+            if is_same && *stamp == now && *settled && looks {
                 return Ok(Taken::Done);
             }
             reuse = is_same.then(|| content.clone());
@@ -73,6 +74,12 @@ impl Scan<'_> {
         let hot = inode::may_be_written(file.as_fd());
         if hot {
             reuse = None;
+        }
+        if reuse.is_none() && hot && !self.frozen && now.size > self.driver.reads_up_to() {
+            // It is held and read when nobody writes, whatever is done now: what it takes to hold it is done.
+            let path = || self.index.path(id, name);
+            self.driver.ahead(&file).map_err(|error| WorkspaceError::io("write out", &path(), error))?;
+            return Ok(Taken::Later);
         }
         let attributes = beneath::attributes(file.as_fd())
             .map_err(|error| WorkspaceError::io("read the attributes of", &self.index.path(id, name), error))?;

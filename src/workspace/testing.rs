@@ -206,6 +206,20 @@ impl World {
         }
     }
 
+    /// The places of a new, empty workspace as another kernel beside this one has it.
+    pub(crate) fn another(&self, name: &str) -> Places {
+        let dir = self.dir.path().join(name);
+        std::fs::create_dir(&dir).expect("made");
+        let mut home = dir.clone();
+        if self.home != self.dir.path() {
+            let opened = std::fs::File::open(&dir).expect("opened");
+            crate::sys::btrfs::create(opened.as_fd(), "files").expect("a subvolume");
+            home = dir.join("files");
+        }
+        std::fs::create_dir(home.join("workspace")).expect("made");
+        Places { workspace: home.join("workspace"), staging: home.join("staging"), index: dir.join("index") }
+    }
+
     pub(crate) fn tracker(&self) -> Tracker {
         self.tracker_of(self.places())
     }

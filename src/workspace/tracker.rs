@@ -25,7 +25,7 @@ use super::driver::{self, Choice, Driver};
 use super::encode::encode;
 use super::error::WorkspaceError;
 use super::how::{How, Unwatched, Walk};
-use super::index::{Index, Stamp};
+use super::index::{FolderId, Index, Stamp};
 use super::keep::Keeping;
 use super::objects::{ObjectBatch, Objects};
 use super::saved;
@@ -68,6 +68,8 @@ pub struct Tracker {
     unfinished: bool,
     /// Whether objects that are known from before may have been collected since.
     unsure_of_objects: bool,
+    /// Whether nobody else has ever been in this workspace: what a stamp says is so.
+    pub(super) is_private: bool,
     pub(super) base: Option<TreeId>,
     grain: Duration,
     unsaved: bool,
@@ -158,6 +160,7 @@ impl Tracker {
             walk: Some(walk),
             unfinished: false,
             unsure_of_objects: true,
+            is_private: false,
             base: None,
             grain: grain(magic),
             unsaved: true,
@@ -197,6 +200,7 @@ impl Tracker {
             root: self.root.as_fd(),
             index: &mut self.index,
             told: walk.is_none(),
+            private: self.is_private,
             notify: &mut self.notify,
             batch,
             driver: &mut *self.driver,
@@ -285,6 +289,53 @@ impl Tracker {
     pub fn capture(&mut self, objects: &dyn Objects) -> Result<Captured> {
         let collected = self.collect(objects)?;
         self.finish(collected)
+    }
+
+    /// Begins to follow a workspace that nobody else has been in, made from one of which this index is known.
+    pub(super) fn seeded(places: Places, index: Index) -> Result<Tracker> {
+        let mut tracker = Tracker::open(places)?;
+        (tracker.index, tracker.is_private) = (index, true);
+        tracker.walk = Some(Walk::Reopened);
+        tracker.sure(true);
+        Ok(tracker)
+    }
+
+    /// What is known is a tree of the store, or one whose files are in the store and whose folders are not.
+    pub(super) fn settle(&mut self, base: Option<TreeId>) {
+        (self.walk, self.base, self.unsaved) = (None, base, true);
+        if base.is_none() {
+            self.index.touch_all();
+        }
+        self.sure(true);
+    }
+
+    /// Whether what is known refers to objects that are there.
+    pub(super) fn is_sure(&self) -> bool {
+        !self.unfinished && !self.unsure_of_objects
+    }
+
+    /// Has all folders watched that are known.
+    pub(super) fn watch_all(&mut self) -> Result<()> {
+        let folders: Vec<FolderId> = self.index.folders.keys().copied().collect();
+        for id in folders {
+            let Some(notify) = &self.notify else { return Ok(()) };
+            let names = self.index.names(id);
+            let added = beneath::folder(self.root.as_fd(), &names)
+                .map_err(WorkspaceError::of("open", &self.index.path(id, b"")))
+                .map(|dir| notify.add(dir.as_fd()))?;
+            match added {
+                Ok(watch) => {
+                    self.index.folder_mut(id).watch = Some(watch);
+                    self.index.watches.insert(watch, id);
+                }
+                Err(error) => {
+                    self.unwatched = Some(Unwatched::of(&error));
+                    self.notify = None;
+                    self.index.watches.clear();
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Whether everything that is known refers to objects that are there.

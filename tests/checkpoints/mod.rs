@@ -2,6 +2,7 @@
 
 mod broken;
 mod comparing;
+mod drivers;
 mod going_back;
 mod references;
 mod turns;

@@ -133,7 +133,7 @@ fn nameless(dir: BorrowedFd<'_>) -> io::Result<File> {
 }
 
 /// Whether an error says that these blocks cannot be shared, whatever the reason: then a file is read.
-fn cannot_clone(error: &io::Error) -> bool {
+pub(super) fn cannot_clone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EXDEV | libc::EINVAL | libc::ENOTTY | libc::EMLINK))
         && !fs::is_full(error)
 }
