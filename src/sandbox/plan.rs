@@ -64,6 +64,9 @@ pub struct SandboxPlan {
     /// What becomes `/workspace`: a path within the kernel's folder.
     #[serde(default = "workspace")]
     pub own_workspace: PathBuf,
+    /// Another folder to be `/workspace`: that of the kernel whose thread this one is.
+    #[serde(default)]
+    pub workspace: Option<PathBuf>,
     /// What the kernel calls its host.
     pub hostname: String,
     /// The cgroup v2 folder to make, below one that the daemon may make children in; the daemon removes it.
@@ -90,6 +93,7 @@ impl SandboxPlan {
             run_as: None,
             kernel_dir: kernel_dir.into(),
             own_workspace: workspace(),
+            workspace: None,
             hostname: String::from("kernel"),
             cgroup: None,
             protected: Vec::new(),
@@ -113,6 +117,9 @@ impl SandboxPlan {
         }
         if !self.own_workspace.components().all(|part| matches!(part, std::path::Component::Normal(_))) {
             return wrong(format!("workspace {:?} is not within the kernel's folder", self.own_workspace));
+        }
+        if let Some(workspace) = self.workspace.as_ref().filter(|workspace| !workspace.is_absolute()) {
+            return wrong(format!("workspace {workspace:?} is not absolute"));
         }
         let name_fits = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
         if self.hostname.is_empty() || self.hostname.len() > limits::NAME_BYTES || !self.hostname.bytes().all(name_fits)

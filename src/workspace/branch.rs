@@ -4,27 +4,24 @@
 //! ```text
 //!  Tracker::donor ──▶ Donor: what was known of the live workspace at its last capture
 //!                       ├ btrfs   snapshot of the subvolume, then what differs from the tree is restored in the copy
-//!                       └ else    fill: each file cloned (reflink) or copied (tracked) while its stamp is the known one
+//!                       └ else    checkout: each file cloned (reflink) or copied (tracked) while its stamp is the known one
 //! ```
 //! Nothing is frozen for it: a file that changes while it is taken is taken from the store.
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom};
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::Path;
 
 use super::beneath;
+use super::checkout::checkout_with;
 use super::driver::DriverKind;
-use super::encode::encode;
 use super::error::WorkspaceError;
-use super::fill::fill;
-use super::how::How;
-use super::index::{FolderId, Index, Known, Stamp, What};
-use super::objects::{Addresses, Objects};
+use super::index::{FolderId, Index, Known, ROOT, Stamp, What};
+use super::objects::Objects;
 use super::read;
 use super::restore::{Durable, Restored};
-use super::stage::Owner;
 use super::tracker::{Places, Tracker};
 use super::tree::TreeId;
 use super::tree::entry::{Content, Name};
@@ -93,28 +90,7 @@ pub fn branch(
         tracker.is_private = false;
         return Ok((tracker, restored, Branched { snapshot: true, ..Branched::default() }));
     }
-    let mut tracker = Tracker::open(places)?;
-    let wanted = super::tree::read::root(objects, tree)?;
-    let owner = Owner { own: tracker.owner, privileged: nix::unistd::Uid::effective().is_root() };
-    let filled = fill(tracker.root.as_fd(), owner, objects, &wanted, donor)?;
-    tracker.index = filled.index;
-    tracker.watch_all()?;
-    let exact = encode(&mut tracker.index, &mut Addresses)? == tree;
-    let mut left = filled.left;
-    if !exact {
-        left.extend(super::restore::differences(&tracker.index, objects, &wanted, owner)?);
-        left.sort();
-        left.dedup();
-    }
-    tracker.settle(exact.then_some(tree));
-    if durable == Durable::Power {
-        let sync = fault::point("workspace.fill.sync").and_then(|()| Ok(nix::unistd::syncfs(&tracker.root)?));
-        sync.map_err(|e| WorkspaceError::io("sync", &tracker.places.workspace, e))?;
-    }
-    let how = How { walk: None, unwatched: tracker.unwatched(), examined: filled.made, ..How::default() };
-    let restored = Restored { left, changed: filled.made, bytes: filled.bytes, how };
-    let branched = Branched { snapshot: false, cloned: filled.cloned, copied: filled.copied };
-    Ok((tracker, restored, branched))
+    checkout_with(donor, tree, places, objects, durable)
 }
 
 /// A donor's file, open.
@@ -131,34 +107,22 @@ pub(super) enum Given {
     Copied(u64),
     /// It is not what was known.
     Changed,
+    /// There is no such file.
+    Nothing,
 }
 
 impl Donor {
-    /// A folder within a folder, by what is known.
-    pub(super) fn folder(&self, id: FolderId, name: &[u8]) -> Option<FolderId> {
-        match self.index.known(id, name)?.what {
-            What::Folder(inner) => Some(inner),
-            What::File { .. } | What::Symlink(_) | What::Fifo | What::Missing(_) => None,
+    /// A folder, by its names, if it is known and still there.
+    pub(super) fn folder(&self, names: &[Name]) -> Option<Giver<'_>> {
+        let mut id = ROOT;
+        for name in names {
+            id = match self.index.known(id, name)?.what {
+                What::Folder(inner) => inner,
+                What::File { .. } | What::Symlink(_) | What::Fifo | What::Missing(_) => return None,
+            };
         }
-    }
-
-    /// Opens a folder, if it is still there.
-    pub(super) fn open(&self, id: FolderId) -> Option<OwnedFd> {
-        beneath::folder(self.root.as_fd(), &self.index.names(id)).ok()
-    }
-
-    /// The file of this name, if it is known to have this content, and worth more than to read that from the store.
-    pub(super) fn file(&self, id: FolderId, dir: BorrowedFd<'_>, name: &[u8], content: &Content) -> Option<Gift<'_>> {
-        let known = self.index.known(id, name)?;
-        let What::File { content: has, .. } = &known.what else { return None };
-        // One that somebody may write to without a word, or wrote to within the clock's grain, is not known by its stamp.
-        let is_sure = known.settled && !self.index.hot.contains(&(id, Name::from(name)));
-        if has != content || !is_sure || matches!(content, Content::Inline(_)) {
-            return None;
-        }
-        let file = beneath::file(dir, name).ok()?;
-        let clones = self.kind != DriverKind::Tracked && known.stamp.size > limits::WORKSPACE_CLONE_ABOVE;
-        is_as_known(&file, known.stamp).then_some(Gift { file, known, clones })
+        let dir = beneath::folder(self.root.as_fd(), names).ok()?;
+        Some(Giver { donor: self, id, dir })
     }
 
     /// Puts a snapshot of the subvolume in the place of the new one, which is empty. False if there is none to take the place of.
@@ -189,6 +153,29 @@ impl Donor {
     }
 }
 
+/// A donor's folder, open.
+pub(super) struct Giver<'a> {
+    donor: &'a Donor,
+    id: FolderId,
+    dir: OwnedFd,
+}
+
+impl Giver<'_> {
+    /// The file of this name, if it is known to have this content, and worth more than to read that from the store.
+    pub(super) fn file(&self, name: &[u8], content: &Content) -> Option<Gift<'_>> {
+        let known = self.donor.index.known(self.id, name)?;
+        let What::File { content: has, .. } = &known.what else { return None };
+        // One that somebody may write to without a word, or wrote to within the clock's grain, is not known by its stamp.
+        let is_sure = known.settled && !self.donor.index.hot.contains(&(self.id, Name::from(name)));
+        if has != content || !is_sure || matches!(content, Content::Inline(_)) {
+            return None;
+        }
+        let file = beneath::file(self.dir.as_fd(), name).ok()?;
+        let clones = self.donor.kind != DriverKind::Tracked && known.stamp.size > limits::WORKSPACE_CLONE_ABOVE;
+        is_as_known(&file, known.stamp).then_some(Gift { file, known, clones })
+    }
+}
+
 fn is_as_known(file: &File, stamp: Stamp) -> bool {
     beneath::look_at(file).is_ok_and(|stat| beneath::stamp(&stat) == stamp)
 }
@@ -199,7 +186,6 @@ impl Gift<'_> {
         if self.known.stamp.size != size {
             return Ok(Given::Changed);
         }
-        fault::point("workspace.fill.give")?;
         let given = if self.clones {
             match inode::clone_blocks(self.file.as_fd(), to.as_fd()) {
                 Ok(()) => Given::Cloned,

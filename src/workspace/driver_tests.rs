@@ -374,7 +374,7 @@ fn a_branch_that_fails_names_what_failed() {
         let donor = tracker.donor().expect("a donor").expect("sure");
         let faults: &[&str] = match kind {
             DriverKind::Btrfs => &["workspace.branch.empty=eio", "workspace.branch.snapshot=eio"],
-            DriverKind::Reflink | DriverKind::Tracked => &["workspace.fill.folder=eio", "workspace.fill.furnish=eio"],
+            DriverKind::Reflink | DriverKind::Tracked => &["workspace.checkout.sync=eio"],
         };
         for (n, fault) in faults.iter().enumerate() {
             let places = world.another(&format!("failed{n}"));

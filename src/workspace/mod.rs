@@ -14,8 +14,9 @@
 //!   ├ index      what is known of every entry     saved: between processes
 //!   ├ encode     a tree of the index: only what changed
 //!   └ restore    what differs from a tree, put in place        stage: files prepared where nobody else is
-//!  branch      a new workspace from a live one: a snapshot, or fill: several threads, from the live one's files or the store
-//!  tree      entries, format, diff, reach: no file system
+//!  branch      a new workspace from a live one: a snapshot, or a checkout that takes files from there
+//!  checkout  a tree into a new folder, by several threads
+//!  tree      entries, format, diff, needs, reach: no file system
 //! ```
 //! Untrusted code owns the workspace. Nothing here follows a symbolic link in it, runs anything, or makes set-uid files or
 //! devices. All of it blocks.
@@ -23,10 +24,10 @@
 mod beneath;
 mod branch;
 mod changes;
+mod checkout;
 mod driver;
 mod encode;
 mod error;
-mod fill;
 mod how;
 mod index;
 mod keep;
@@ -41,15 +42,17 @@ mod tracker;
 pub mod tree;
 
 pub use branch::{Branched, Donor, branch};
+pub use checkout::checkout;
 pub use driver::{Choice, DriverKind, FsAbilities, abilities, doctor};
 pub use error::WorkspaceError;
 pub use how::{How, Unwatched, Walk};
-pub use objects::{ObjectBatch, Objects};
-pub use restore::{Durable, Restored, checkout};
+pub use objects::{Counted, ObjectBatch, Objects, Together};
+pub use restore::{Durable, Restored};
 pub use tracker::{Captured, Collected, NotCaptured, Places, Tracker};
 pub use tree::TreeId;
 pub use tree::diff::{Change, Changed, Deed, Diff, diff};
 pub use tree::entry::Reason;
+pub use tree::needs::needs;
 pub use tree::reach::reach;
 
 #[cfg(test)]

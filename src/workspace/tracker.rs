@@ -167,6 +167,25 @@ impl Tracker {
         })
     }
 
+    /// Takes an index of what this process has just made, where nobody else is, for known. `base`: the tree that it is, if that
+    /// is in the store.
+    pub(super) fn made(&mut self, base: Option<TreeId>) -> Result<()> {
+        self.watch_all()?;
+        (self.walk, self.base, self.unsaved) = (None, base, true);
+        if base.is_none() {
+            // All files are in the store; these folders are not.
+            self.index.touch_all();
+        }
+        self.sure(true);
+        Ok(())
+    }
+
+    /// What was last changed before this, and looks as it did, is as it was.
+    pub(super) fn settled_before(&self) -> Moment {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().saturating_sub(self.grain);
+        Moment { secs: now.as_secs().cast_signed(), nanos: now.subsec_nanos() }
+    }
+
     /// Becomes readable when changes are told: then [`Self::drain`] is due, so that the host's queue does not overflow.
     /// None if nobody tells.
     pub fn told(&self) -> Option<BorrowedFd<'_>> {
@@ -194,7 +213,7 @@ impl Tracker {
         let walk = self.walk.take().or(unfinished).or(unwatched);
         let mut how = How { walk, unwatched: self.unwatched, ..How::default() };
         let changes = std::mem::take(&mut self.changes);
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().saturating_sub(self.grain);
+        let settled_before = self.settled_before();
         let check = self.unsure_of_objects.then_some(objects);
         let mut scan = Scan {
             root: self.root.as_fd(),
@@ -210,7 +229,7 @@ impl Tracker {
             how: &mut how,
             device: self.device,
             owner: self.owner,
-            settled_before: Moment { secs: now.as_secs().cast_signed(), nanos: now.subsec_nanos() },
+            settled_before,
             contents: std::mem::take(&mut pass.contents),
             later: &mut self.changes,
             later_walk: None,
@@ -300,15 +319,6 @@ impl Tracker {
         Ok(tracker)
     }
 
-    /// What is known is a tree of the store, or one whose files are in the store and whose folders are not.
-    pub(super) fn settle(&mut self, base: Option<TreeId>) {
-        (self.walk, self.base, self.unsaved) = (None, base, true);
-        if base.is_none() {
-            self.index.touch_all();
-        }
-        self.sure(true);
-    }
-
     /// Whether what is known refers to objects that are there.
     pub(super) fn is_sure(&self) -> bool {
         !self.unfinished && !self.unsure_of_objects
@@ -336,6 +346,12 @@ impl Tracker {
             }
         }
         Ok(())
+    }
+
+    /// What was captured did not become durable after all: the next pass takes nothing for stored that it does not find.
+    pub fn doubt(&mut self) {
+        self.sure(false);
+        self.base = None;
     }
 
     /// Whether everything that is known refers to objects that are there.
@@ -366,6 +382,21 @@ impl Tracker {
         }
         *self = Tracker::open(self.places.clone())?;
         Ok(())
+    }
+
+    /// As [`Self::save`], for a workspace that was just made and that nobody else has been in. What was made within the clock's
+    /// grain is known by its stamp once the clock has moved on, which is waited for if there is much of it.
+    ///
+    /// # Errors
+    /// As [`Self::save`].
+    pub fn save_made(&mut self) -> Result<()> {
+        let entries = self.index.folders.values_mut().flat_map(|folder| folder.entries.values_mut());
+        let unsure: Vec<_> = entries.filter(|known| !known.settled).collect();
+        if unsure.len() as u64 > limits::WORKSPACE_WORTH_SETTLING && self.grain <= LOCAL_GRAIN {
+            std::thread::sleep(self.grain);
+            unsure.into_iter().for_each(|known| known.settled = true);
+        }
+        self.save()
     }
 
     /// Keeps what is known for the next process. Old or missing, it costs the next one time and nothing else.
@@ -405,6 +436,9 @@ impl Tracker {
     }
 }
 
+/// What times may lag behind where they come from this machine's clock.
+const LOCAL_GRAIN: Duration = Duration::from_millis(50);
+
 /// What a file system's times may lag behind the clock: a stamp that is younger may stay the same though the file changes.
 fn grain(magic: i64) -> Duration {
     /// Times of these come from this machine's clock, at the latest a tick old.
@@ -417,5 +451,5 @@ fn grain(magic: i64) -> Duration {
         0x2fc1_2fc1, // ZFS
         0x794c_7630, // overlayfs
     ];
-    if LOCAL.contains(&magic) { Duration::from_millis(50) } else { Duration::from_secs(10) }
+    if LOCAL.contains(&magic) { LOCAL_GRAIN } else { Duration::from_secs(10) }
 }
