@@ -17,5 +17,6 @@ mod session_suite;
 mod support;
 mod systemd;
 mod tidy;
+mod upkeep;
 mod worker;
 mod workspace;

@@ -62,6 +62,7 @@ pub(super) fn audit(action: &str) -> NewAudit {
         version_before: None,
         version_after: Some(1),
         outcome: "done".into(),
+        ..NewAudit::default()
     }
 }
 
@@ -105,7 +106,7 @@ async fn step(n: usize, h: &CatalogHandle) -> Result<bool, CatalogError> {
         8 => {
             let request = ExecRequest { key: "k".into(), ..ExecRequest::code("1 + 1") };
             let begun = state.begin_exec(ExecBegin { request, actor: "me".into(), at_ms: 20 }).await?;
-            assert_eq!(begun, Begun::New(ExecId(1)));
+            assert_eq!(begun, Begun::New { exec: ExecId(1), journal: 1 });
         }
         9 => {
             let close = ExecClose { end: ExecEnd::lost("why"), output: OutputRecord::default(), at_ms: 30 };
@@ -147,6 +148,11 @@ async fn step(n: usize, h: &CatalogHandle) -> Result<bool, CatalogError> {
             let done = Restored { restoring: restoring(), mounts, mcp, entry: mark("restored"), at_ms: 9 };
             state.finish_restore(done).await.map(drop)?;
         }
+        34 => state.add_checkpoint(new_checkpoint(3), mark("checkpoint")).await.map(drop)?,
+        35 => state.add_checkpoint(new_checkpoint(4), mark("checkpoint")).await.map(drop)?,
+        36 => state.thin_checkpoints(Box::new(|_| vec![CheckpointId::from_bytes([3; 16])])).await.map(drop)?,
+        37 => state.add_checkpoint(new_checkpoint(5), mark("checkpoint")).await.map(drop)?,
+        38 => state.remove_checkpoint(CheckpointId::from_bytes([4; 16]), mark("removed")).await.map(drop)?,
         _ => return Ok(false),
     }
     Ok(true)
@@ -215,8 +221,8 @@ async fn observe(h: &CatalogHandle, dir: &Path) -> String {
         note("key", &h.recall_key("create/1000".into(), k.into(), 5).await.expect("readable"));
     }
     note("events", &h.events_after(0, 100).await.expect("readable"));
-    note("audit", &h.audit_after(0, None, 100).await.expect("readable"));
-    h.verify_audit(None).await.expect("readable").expect("the chain is whole");
+    note("audit", &h.audit_after(0, AuditFilter::default(), 100).await.expect("readable"));
+    h.verify_audit(Vec::new()).await.expect("readable").expect("the chain is whole");
     h.check().await.expect("sound");
     // A directory is of use once its kernel is known.
     if known.contains(&FIRST) {
@@ -226,7 +232,9 @@ async fn observe(h: &CatalogHandle, dir: &Path) -> String {
         note("running", &state.running_execs().await.expect("readable"));
         note("mounts", &state.mounts().await.expect("readable"));
         note("mcp", &state.mcp_servers().await.expect("readable"));
-        note("objects", &state.objects().await.expect("readable"));
+        note("checkpoints", &state.checkpoints(u64::MAX, 100).await.expect("readable"));
+        note("head", &state.head().await.expect("readable"));
+        note("objects", &state.roots().await.expect("readable"));
         note("lease", &state.lease().await.expect("readable"));
         note("consents", &state.consents(0).await.expect("readable"));
         state.check().await.expect("sound");

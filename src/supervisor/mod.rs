@@ -6,6 +6,7 @@
 //!          └─ Kernel (door) ─ Command ─▶ task/ ─ Life ─▶ worker.rs, output.rs, records.rs, tools.rs
 //! ```
 
+pub mod audit;
 pub mod checkpoint;
 pub mod command;
 pub mod events;
@@ -24,4 +25,5 @@ pub mod snapshot;
 pub mod supervisor;
 mod task;
 pub mod tools;
+pub mod upkeep;
 pub mod worker;

@@ -58,6 +58,7 @@ const fn label(name: &'static str, steps: Steps, doc: &'static str) -> Label {
 /// Every labelled operation. A test holds this table against the source.
 pub const LABELS: &[Label] = &[
     label("catalog.audit.append", Steps::Commit, "adds lines to the audit log"),
+    label("catalog.audit.head", Steps::File, "keeps the end of the audit log beside it"),
     label("catalog.data.dir", Steps::Dir, "makes the directory of all kernels"),
     label("catalog.database.create", Steps::One, "gives a new, empty database its name"),
     label("catalog.events.append", Steps::Commit, "adds events and drops the oldest"),
@@ -83,6 +84,8 @@ pub const LABELS: &[Label] = &[
     label("state.blobs.grant", Steps::Commit, "lets a kernel read blobs"),
     label("state.checkpoints.add", Steps::Commit, "makes a checkpoint visible"),
     label("state.checkpoints.pin", Steps::Commit, "keeps a checkpoint from retention, or no longer"),
+    label("state.checkpoints.remove", Steps::Commit, "removes a checkpoint that nobody wants any more"),
+    label("state.checkpoints.thin", Steps::Commit, "removes the checkpoints that retention lets go"),
     label("state.consent.add", Steps::Commit, "records a consent"),
     label("state.exec.begin", Steps::Commit, "records an execution before it starts"),
     label("state.exec.end", Steps::Commit, "closes an execution"),

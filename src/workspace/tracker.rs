@@ -168,6 +168,11 @@ impl Tracker {
         self.base
     }
 
+    /// What was read since the last tree was finished may go: nothing will name it. The next pass looks whether it is there.
+    pub fn doubt(&mut self) {
+        self.sure(false);
+    }
+
     /// Takes what was told of changes. Cheap; does not look at files.
     pub fn drain(&mut self) {
         let why = changes::drain(&mut self.notify, &mut self.index, &mut self.changes, Opens::Count);

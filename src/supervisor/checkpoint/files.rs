@@ -21,6 +21,8 @@ pub(super) struct Files {
     store: StoreHandle,
     tracker: Option<Box<Tracker>>,
     durable: Durable,
+    /// What was read for a tree that is not there yet: nothing names it.
+    unnamed: bool,
 }
 
 /// What was captured of the files.
@@ -40,7 +42,8 @@ impl Files {
     /// The kernel's tracker; opened if there is none yet.
     pub async fn of(host: &Host, kernel: &Rc<Kernel>) -> Result<Files> {
         let durable = if host.config.power_safe { Durable::Power } else { Durable::Process };
-        let mut files = Files { kernel: Rc::clone(kernel), store: host.store.clone(), tracker: None, durable };
+        let mut files =
+            Files { kernel: Rc::clone(kernel), store: host.store.clone(), tracker: None, durable, unnamed: false };
         let kept = kernel.tracker.borrow_mut().take();
         files.tracker = match kept {
             Some(tracker) => Some(tracker),
@@ -75,6 +78,7 @@ impl Files {
 
     /// Reads what changed while the kernel may still write.
     pub async fn prepare(&mut self) -> Result<()> {
+        self.unnamed = true;
         self.run(|tracker, store| tracker.prepare(store).map(drop)).await
     }
 
@@ -85,7 +89,9 @@ impl Files {
 
     /// Makes a tree of it; the kernel may write again.
     pub async fn finish(&mut self, collected: Collected) -> Result<CapturedFiles> {
-        self.run(move |tracker, _| tracker.finish(collected)).await.map(describe)
+        let captured = self.run(move |tracker, _| tracker.finish(collected)).await?;
+        self.unnamed = false;
+        Ok(describe(captured))
     }
 
     /// Makes the workspace what a tree says. Gives how many entries were changed.
@@ -99,7 +105,11 @@ impl Files {
 impl Drop for Files {
     fn drop(&mut self) {
         // Lost in a panic: the next one opens another, which looks at everything.
-        if let Some(tracker) = self.tracker.take() {
+        if let Some(mut tracker) = self.tracker.take() {
+            if self.unnamed {
+                tracker.doubt();
+            }
+            self.kernel.base.set(tracker.base().map(|tree| tree.0));
             *self.kernel.tracker.borrow_mut() = Some(tracker);
         }
     }
