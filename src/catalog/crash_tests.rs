@@ -327,7 +327,7 @@ fn check_after(fault: &str, label: &str, steps: Steps, seen: &[String]) {
 fn nothing_acknowledged_is_lost_and_nothing_half_done_is_seen() {
     let seen = expected();
     for (label, point) in
-        points().filter(|(label, _)| !["store.", "workspace."].iter().any(|of| label.name.starts_with(of)))
+        points().filter(|(label, _)| !["store.", "workspace.", "host."].iter().any(|of| label.name.starts_with(of)))
     {
         for deed in ["kill", "eio", "enospc"] {
             check_after(&format!("{point}={deed}"), label.name, label.steps, &seen);

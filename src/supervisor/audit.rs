@@ -209,7 +209,7 @@ fn keep_head(path: &PathBuf, head: AuditHead) -> std::result::Result<(), fs::FsE
     {
         return Ok(());
     }
-    fs::replace(path, format!("{head}\n").as_bytes(), 0o600, "catalog.audit.head")
+    fs::replace(path, format!("{head}\n").as_bytes(), 0o600, "host.audit.head")
 }
 
 #[cfg(test)]

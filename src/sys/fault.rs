@@ -58,7 +58,6 @@ const fn label(name: &'static str, steps: Steps, doc: &'static str) -> Label {
 /// Every labelled operation. A test holds this table against the source.
 pub const LABELS: &[Label] = &[
     label("catalog.audit.append", Steps::Commit, "adds lines to the audit log"),
-    label("catalog.audit.head", Steps::File, "keeps the end of the audit log beside it"),
     label("catalog.data.dir", Steps::Dir, "makes the directory of all kernels"),
     label("catalog.database.create", Steps::One, "gives a new, empty database its name"),
     label("catalog.events.append", Steps::Commit, "adds events and drops the oldest"),
@@ -75,6 +74,7 @@ pub const LABELS: &[Label] = &[
     label("engine.info.set", Steps::Commit, "notes which engine writes"),
     label("engine.state.apply", Steps::Commit, "stores what an execution changed"),
     label("engine.state.replace", Steps::Commit, "replaces all engine state"),
+    label("host.audit.head", Steps::File, "keeps the end of the audit log beside it"),
     label("kernel.files.dir", Steps::Dir, "makes a kernel's directory"),
     label("kernel.files.engine", Steps::One, "writes a kernel's empty engine.db"),
     label("kernel.files.hide", Steps::Rename, "takes a removed kernel's directory out of sight"),

@@ -28,7 +28,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("state.checkpoints.pin", "one row of one table, as a consent"),
     ("state.checkpoints.remove", "tests/upkeep"),
     ("state.checkpoints.thin", "tests/upkeep"),
-    ("catalog.audit.head", "tests/upkeep"),
+    ("host.audit.head", "tests/upkeep"),
     ("state.restore.begin", "tests/checkpoints"),
     ("state.restore.finish", "tests/checkpoints"),
     ("state.consent.add", "nothing asks for consent yet"),

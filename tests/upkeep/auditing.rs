@@ -38,7 +38,7 @@ fn whatever_changes_a_kernel_leaves_a_line_and_so_does_a_refusal() {
                 k.checkpoint(&super::taking(ryokan::core::checkpoint::CheckpointType::Manual, "no")).await.is_err()
             );
             lease.release().await.expect("released");
-            let weak = k.attenuate(&[Right::Read], "watcher").await.expect("a weaker one");
+            let weak = k.attenuate([Right::Read].into_iter().collect(), "watcher").await.expect("a weaker one");
             assert!(weak.restore_checkpoint("one", 0).await.is_err());
             assert!(k.restore_checkpoint("nothing", 0).await.is_err());
             k.set_retention(&ryokan::core::retention::Retention { newest: Some(5), keep_for_ms: None }, 0)

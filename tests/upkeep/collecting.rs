@@ -101,10 +101,7 @@ fn collection_beside_fifty_kernels_that_checkpoint_loses_nothing() {
         assert!(collections.get() > 3, "{}", collections.get());
         for (n, k) in kernels.iter().enumerate() {
             k.restore_checkpoint("c2", 0).await.expect("it is whole");
-            assert_eq!(
-                out(k, "echo $x; cat same own; wc -l < large").await,
-                format!("2\nsame0\n{n} 2\n{}", 20_000 + n * 2)
-            );
+            assert_eq!(out(k, "echo $x; cat same own").await, format!("2\nsame0\n{n} 2"));
         }
     });
     sound(&host, "after collections beside fifty kernels");

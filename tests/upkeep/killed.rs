@@ -157,7 +157,7 @@ fn a_full_disk_in_a_collection_costs_nothing_but_the_collection() {
 
 #[test]
 fn the_end_of_the_audit_log_is_kept_or_not_and_the_log_stays_whole() {
-    for (_, point) in fault::points().filter(|(label, _)| label.name == "catalog.audit.head") {
+    for (_, point) in fault::points().filter(|(label, _)| label.name == "host.audit.head") {
         let mut host = host(User::Own);
         host.ok(&["new", "k"]);
         host.kill();

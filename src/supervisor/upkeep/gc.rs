@@ -144,7 +144,8 @@ async fn retain(
     done: &mut GcReport,
 ) -> Result<HashSet<(KernelId, u64)>> {
     let mut doomed = HashSet::new();
-    for kernel in host.kernels() {
+    // One whose database cannot be read has none that are known; what it needs is asked for below.
+    for kernel in host.kernels().into_iter().filter(|kernel| kernel.view().checkpoints > 0) {
         let fates = kernel.fates(host.now_ms()).await?;
         let gone: HashSet<u64> = match dry_run {
             true => fates.iter().filter(|(_, fate)| !fate.stays()).map(|(one, _)| one.number).collect(),
