@@ -7,8 +7,8 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use super::state::{
-    Begun, Direction, EntryKind, ExecBegin, ExecClose, Lease, NewCheckpoint, NewConsent, NewEntry, OutputRecord,
-    Restored, Restoring,
+    Beginning, Begun, Direction, EntryKind, ExecBegin, ExecClose, FirstCheckpoint, Lease, NewCheckpoint, NewConsent,
+    NewEntry, OutputRecord, Restored, Restoring,
 };
 use super::*;
 use crate::core::checkpoint::CheckpointType;
@@ -16,6 +16,7 @@ use crate::core::engine::EngineName;
 use crate::core::exec::{ExecEnd, ExecRequest};
 use crate::core::ids::{CheckpointId, Digest, Epoch, ExecId, HostId, KernelId, WorkerId};
 use crate::core::info::{GivenMount, McpTransport, MountInfo};
+use crate::core::origin::{ForkPoint, Origin};
 use crate::core::spec::KernelSpec;
 use crate::sys::fault::tests::{crash_dir, run_child};
 use crate::sys::fault::{Steps, points};
@@ -43,6 +44,7 @@ pub(super) fn kernel(id: KernelId, name: &str) -> KernelRow {
         version: 1,
         epoch: Epoch(1),
         generation: 0,
+        thread_of: None,
         created_at_ms: 10,
         last_used_at_ms: 10,
     }
@@ -148,11 +150,12 @@ async fn step(n: usize, h: &CatalogHandle) -> Result<bool, CatalogError> {
             let done = Restored { restoring: restoring(), mounts, mcp, entry: mark("restored"), at_ms: 9 };
             state.finish_restore(done).await.map(drop)?;
         }
-        34 => state.add_checkpoint(new_checkpoint(3), mark("checkpoint")).await.map(drop)?,
-        35 => state.add_checkpoint(new_checkpoint(4), mark("checkpoint")).await.map(drop)?,
-        36 => state.thin_checkpoints(Box::new(|_| vec![CheckpointId::from_bytes([3; 16])])).await.map(drop)?,
-        37 => state.add_checkpoint(new_checkpoint(5), mark("checkpoint")).await.map(drop)?,
-        38 => state.remove_checkpoint(CheckpointId::from_bytes([4; 16]), mark("removed")).await.map(drop)?,
+        34 => state.begin(beginning()).await?,
+        35 => state.add_checkpoint(new_checkpoint(13), mark("checkpoint")).await.map(drop)?,
+        36 => state.add_checkpoint(new_checkpoint(14), mark("checkpoint")).await.map(drop)?,
+        37 => state.thin_checkpoints(Box::new(|_| vec![CheckpointId::from_bytes([13; 16])])).await.map(drop)?,
+        38 => state.add_checkpoint(new_checkpoint(15), mark("checkpoint")).await.map(drop)?,
+        39 => state.remove_checkpoint(CheckpointId::from_bytes([14; 16]), mark("removed")).await.map(drop)?,
         _ => return Ok(false),
     }
     Ok(true)
@@ -170,6 +173,20 @@ fn new_checkpoint(id: u8) -> NewCheckpoint {
         manifest: Digest::from_bytes([id; 32]),
         files: 1,
         state_bytes: 2,
+    }
+}
+
+fn beginning() -> Beginning {
+    let from = ForkPoint { kernel: FIRST, name: "one".into(), checkpoint: CheckpointId::from_bytes([1; 16]) };
+    let parent = Some(from.checkpoint);
+    Beginning {
+        origin: Origin::of_fork(0, from),
+        checkpoints: vec![FirstCheckpoint { new: new_checkpoint(7), parent, entry: mark("forked") }],
+        mounts: Vec::new(),
+        mcp: Vec::new(),
+        blobs: vec![Digest::from_bytes([5; 32])],
+        entry: None,
+        at_ms: 1,
     }
 }
 
@@ -235,6 +252,7 @@ async fn observe(h: &CatalogHandle, dir: &Path) -> String {
         note("checkpoints", &state.checkpoints(u64::MAX, 100).await.expect("readable"));
         note("head", &state.head().await.expect("readable"));
         note("objects", &state.roots().await.expect("readable"));
+        note("origin", &state.origin().await.expect("readable"));
         note("lease", &state.lease().await.expect("readable"));
         note("consents", &state.consents(0).await.expect("readable"));
         state.check().await.expect("sound");

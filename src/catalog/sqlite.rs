@@ -65,14 +65,16 @@ impl Kind {
         match self {
             Kind::Catalog => &[
                 include_str!("../../schema/catalog/0001_first.sql"),
-                include_str!("../../schema/catalog/0002_audit.sql"),
+                include_str!("../../schema/catalog/0002_threads.sql"),
+                include_str!("../../schema/catalog/0003_audit.sql"),
             ],
             Kind::State => &[
                 include_str!("../../schema/state/0001_first.sql"),
                 include_str!("../../schema/state/0002_real_sources.sql"),
                 include_str!("../../schema/state/0003_mount_places.sql"),
                 include_str!("../../schema/state/0004_checkpoints.sql"),
-                include_str!("../../schema/state/0005_rest.sql"),
+                include_str!("../../schema/state/0005_origin.sql"),
+                include_str!("../../schema/state/0006_rest.sql"),
             ],
             Kind::Engine => &[include_str!("../../schema/engine/0001_first.sql")],
         }

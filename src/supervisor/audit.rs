@@ -61,20 +61,17 @@ impl Host {
         }
     }
 
-    /// Writes a line about a kernel (its id).
+    /// Writes a line about a change of a kernel, with its version before and after.
     pub async fn audit(
         &self,
         actor: &Actor,
         action: &str,
-        kernel: &str,
-        version: (Option<u64>, Option<u64>),
-        outcome: &str,
+        kernel: &Kernel,
+        (version_before, version_after): (Option<u64>, Option<u64>),
+        detail: impl Into<String>,
     ) {
-        let known = kernel.parse().ok().and_then(|id| self.by_id.borrow().get(&id).cloned());
-        let line = self.line(actor, action, known.as_deref());
-        let (version_before, version_after) = version;
-        let (kernel, outcome) = (kernel.to_owned(), outcome.to_owned());
-        self.write_audit(NewAudit { kernel, version_before, version_after, outcome, ..line }).await;
+        let line = self.line(actor, action, Some(kernel));
+        self.write_audit(NewAudit { version_before, version_after, detail: bounded(detail), ..line }).await;
     }
 
     /// Writes a line about a checkpoint.

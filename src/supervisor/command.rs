@@ -113,6 +113,8 @@ pub enum Command {
     Retain(Change, Retention, Reply<()>),
     /// Whoever waited for their turn may have given up.
     LeaveQueue,
+    /// Look whether something can be begun that could not: the workspace stands still no longer.
+    Wake,
     /// End the worker and the task; what is on disk is the caller's to delete.
     Remove(Change, Reply<()>),
 }

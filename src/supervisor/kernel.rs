@@ -12,6 +12,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::command::{Actor, Change, Command, Operation, Reply, StopMode, Trace, Waiting};
 use super::execution::Execution;
 use super::records::{Found, Records};
+use super::sessions::Sessions;
 use crate::catalog::state::Restored;
 use crate::core::checkpoint::Checkpoint;
 use crate::core::error::{Error, Result};
@@ -20,10 +21,10 @@ use crate::core::ids::{CheckpointId, Digest, Epoch, ExecId, KernelId};
 use crate::core::info::{JournalEntry, KernelInfo, McpInfo, McpTransport, MissedEntry, MountInfo, ToolInfo};
 use crate::core::kernel::State;
 use crate::core::limits;
+use crate::core::origin::{Origin, OriginKind};
 use crate::core::retention::Retention;
 use crate::core::spec::KernelSpec;
 use crate::rpc::worker_link::{Job, WorkerLink};
-use crate::workspace::Tracker;
 
 /// What everybody may see of a kernel; written by its task only.
 #[derive(Debug, Clone)]
@@ -46,6 +47,10 @@ pub struct View {
     pub jobs: Vec<Job>,
     /// The worker's init on this host.
     pub worker_pid: Option<u32>,
+    /// How its state came to be.
+    pub origin: Origin,
+    /// What of that the worker was told when it started; of one that was adopted nothing is known.
+    pub(super) told_origin: Option<(OriginKind, u32)>,
 }
 
 /// The door to one kernel.
@@ -58,8 +63,8 @@ pub struct Kernel {
     pub spec: KernelSpec,
     /// Its epoch on this host.
     pub epoch: Epoch,
-    /// How often its state was restored or forked.
-    pub generation: u32,
+    /// The kernel in whose workspace it works, if that is not its own.
+    pub thread_of: Option<KernelId>,
     /// Milliseconds since 1970.
     pub created_at_ms: i64,
     /// What its events call it.
@@ -74,9 +79,9 @@ pub struct Kernel {
     pub(super) restoring: Cell<bool>,
     /// A restore has begun to change things and has not ended.
     pub(super) between: Cell<bool>,
-    /// Follows the workspace since its first checkpoint.
-    pub(super) tracker: RefCell<Option<Box<Tracker>>>,
-    /// The tree that the tracker builds upon: its objects are in use.
+    /// Who works in its workspace.
+    pub(super) sessions: Sessions,
+    /// The tree that whoever follows its files builds upon: its objects are in use.
     pub(super) base: Cell<Option<Digest>>,
     /// How long checkpoints that ryokan takes by itself are kept.
     pub(super) retention: Cell<Retention>,
@@ -106,17 +111,21 @@ impl Kernel {
         KernelInfo { memory_bytes, ..self.info_without_usage() }
     }
 
+    /// What it is made from, with what has changed of that since.
+    pub(super) fn spec_now(&self) -> KernelSpec {
+        KernelSpec { retention: self.retention.get(), ..self.spec.clone() }
+    }
+
     /// The kernel as clients are shown it in lists.
     pub fn info_without_usage(&self) -> KernelInfo {
         let view = self.view.borrow();
         KernelInfo {
             id: self.id,
-            spec: KernelSpec { retention: self.retention.get(), ..self.spec.clone() },
+            spec: self.spec_now(),
             state: view.state.name().to_owned(),
             state_reason: view.state.reason(),
             version: view.version,
             epoch: self.epoch,
-            generation: self.generation,
             checkpoints: u32::try_from(view.checkpoints).unwrap_or(u32::MAX),
             created_at_ms: self.created_at_ms,
             last_used_at_ms: view.last_used_at_ms,
@@ -124,6 +133,8 @@ impl Kernel {
             sandbox: view.sandbox.clone(),
             uid: self.uid,
             executions: view.executions,
+            origin: view.origin.clone(),
+            thread_of: self.thread_of,
         }
     }
 
@@ -216,26 +227,6 @@ impl Kernel {
             Some(exec) => self.interrupt(exec, actor.clone()).await,
             None => Ok(()),
         }
-    }
-
-    /// Takes what the host told of changed files, so that its queue does not overflow before the next checkpoint.
-    pub(super) fn follow_files(&self) {
-        if let Some(tracker) = self.tracker.borrow_mut().as_mut() {
-            tracker.drain();
-        }
-    }
-
-    /// Follows the files no longer: nobody is left who would change them. What is known of them is kept for the next time.
-    pub(super) fn leave_files(&self) {
-        let Some(mut tracker) = self.tracker.borrow_mut().take() else { return };
-        // The next one looks whether the contents that it knows are still there.
-        self.base.set(None);
-        let name = self.spec.name.to_string();
-        tokio::task::spawn_blocking(move || {
-            if let Err(error) = tracker.save() {
-                tracing::warn!(kernel = name, %error, "the next checkpoint looks at every file: what was known could not be kept");
-            }
-        });
     }
 
     /// Notes the version that a change brought; gives the one before. Nothing else sets it: changes may hear of their places in the

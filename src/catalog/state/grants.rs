@@ -3,7 +3,7 @@
 use rusqlite::{OptionalExtension as _, params};
 
 use crate::catalog::error::CatalogError;
-use crate::catalog::row::{json, signed, to_json, unsigned};
+use crate::catalog::row::{bytes, json, signed, to_json, unsigned};
 use crate::catalog::sqlite::{Db, Result};
 use crate::core::ids::Digest;
 use crate::core::info::{GivenMount, McpTransport, MountInfo};
@@ -86,6 +86,14 @@ pub(super) fn grant_blobs(db: &Db, digests: &[Digest], at_ms: i64) -> Result<()>
 pub(super) fn blob_granted(db: &Db, digest: Digest) -> Result<bool> {
     db.sql("look up blob", |c| {
         c.prepare_cached("SELECT 1 FROM blob_grants WHERE digest = ?")?.exists([digest.as_bytes()])
+    })
+}
+
+pub(super) fn blobs_granted_until(db: &Db, at_ms: i64) -> Result<Vec<Digest>> {
+    db.sql("list blobs", |c| {
+        c.prepare_cached("SELECT digest FROM blob_grants WHERE at_ms <= ? ORDER BY digest")?
+            .query_map([at_ms], |row| bytes(row, 0).map(Digest::from_bytes))?
+            .collect()
     })
 }
 

@@ -81,7 +81,8 @@ impl KernelServer {
     }
 
     pub(super) async fn remove_kernel(&self, params: kernel::RemoveParams) -> capnp::Result<()> {
-        let change = self.change(params.get()?.get_expected_version());
-        self.connection.supervisor.remove(&self.kernel, change).await.map_err(to_capnp)
+        let params = params.get()?;
+        let change = self.change(params.get_expected_version());
+        self.connection.supervisor.remove(&self.kernel, change, params.get_with_threads()).await.map_err(to_capnp)
     }
 }

@@ -155,7 +155,7 @@ impl host::Server for HostServer {
         let supervisor = &self.connection.supervisor;
         let kernel = supervisor.host().find(actor.uid, &name).map_err(to_capnp)?;
         let change = Change { actor: actor.clone(), expected_version: params.get_expected_version() };
-        let removed = supervisor.remove(&kernel, change).await;
+        let removed = supervisor.remove(&kernel, change, params.get_with_threads()).await;
         if let Err(error) = &removed {
             supervisor.host().audit_refusal(&actor, "kernel.remove", Some(&kernel), error).await;
         }

@@ -370,6 +370,14 @@ impl kernel::Server for KernelServer {
         self.audited("kernel.retention", Right::Admin, self.retain(params)).await
     }
 
+    async fn fork(self: Rc<Self>, params: kernel::ForkParams, results: kernel::ForkResults) -> capnp::Result<()> {
+        self.audited("kernel.fork", Right::Fork, self.fork_off(params, results)).await
+    }
+
+    async fn thread(self: Rc<Self>, params: kernel::ThreadParams, results: kernel::ThreadResults) -> capnp::Result<()> {
+        self.audited("kernel.thread", Right::Fork, self.make_thread(params, results)).await
+    }
+
     async fn execution(
         self: Rc<Self>,
         params: kernel::ExecutionParams,

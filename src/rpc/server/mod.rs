@@ -6,6 +6,7 @@ mod audited;
 mod blob;
 mod checkpoint;
 mod execution;
+mod fork;
 mod host;
 mod kernel;
 mod lease;

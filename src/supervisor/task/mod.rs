@@ -255,6 +255,7 @@ impl Task {
             Command::Retain(change, retention, reply) => {
                 let _ = reply.send(self.retain(change, retention).await);
             }
+            Command::Wake => self.dispatch().await,
             Command::Remove(change, reply) => self.remove(change, reply).await,
         }
     }
