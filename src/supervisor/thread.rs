@@ -79,6 +79,6 @@ async fn make(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: Threading, a
     let version = owner.records.mark(actor, &text, host.now_ms()).await?;
     owner.advance(version);
     let versions = (Some(before), Some(version));
-    host.audit(actor, "kernel.threaded", &owner.id.to_string(), versions, &thread.id.to_string()).await;
+    host.audit(actor, "kernel.threaded", &owner, versions, thread.id.to_string()).await;
     Ok(thread)
 }
