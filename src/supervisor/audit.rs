@@ -142,6 +142,7 @@ impl Host {
         let mut heads = Vec::new();
         for checkpoint in kernel.records.all_checkpoints().await.unwrap_or_default() {
             if let Ok(manifest) = super::checkpoint::manifest_of(self, &checkpoint).await
+                && manifest.host == self.id()
                 && let Some(head) = manifest.audit
             {
                 heads.push((head, format!("checkpoint {} of kernel {}", checkpoint.short_id(), kernel.spec.name)));

@@ -304,6 +304,7 @@ async fn seal(
         journal: 0,
         state: host.store.put(list).await?,
         mounts: judged.mounts.clone(),
+        audit: Some(host.catalog.audit_head().await?),
         ..seed.manifest.clone()
     };
     let sealed = host.store.put(checkpoint::encode(&manifest)?).await?;

@@ -63,7 +63,7 @@ async fn make(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: Threading, a
     let _source = owner.lend()?;
     let reserved = supervisor.reserve(actor.uid, wanted.name)?;
     let engine = wanted.engine.unwrap_or(kernel.spec.engine);
-    let spec = KernelSpec { name: reserved.name().clone(), engine, ..kernel.spec.clone() };
+    let spec = KernelSpec { name: reserved.name().clone(), engine, ..kernel.spec_now() };
     let (mounts, _) = kernel.records.grants().await?;
     let judged = supervisor.judge(spec, &mounts, Vec::new(), actor)?;
     let name = &owner.spec.name;

@@ -106,10 +106,10 @@ fn a_daemon_killed_at_any_step_of_retention_or_collection_loses_and_leaks_nothin
             let what = format!("{point}:{pass}");
             host.env(fault::VARIABLE, &format!("{what}=kill"));
             host.spawn();
-            crate::upkeep::killed::wait(&host);
+            wait(&host);
             let outcome = run_local(async {
                 let client = HostClient::connect(&host.socket(), "test").await?;
-                script(&client, round).await
+                script(&client, 100 * round + pass).await
             })
             .unwrap();
             if outcome.is_err() || has_died(&host) {
@@ -131,7 +131,7 @@ fn a_daemon_killed_at_any_step_of_retention_or_collection_loses_and_leaks_nothin
     assert_eq!(passed, LABELS.iter().copied().collect());
 }
 
-pub(super) fn wait(host: &Host) {
+fn wait(host: &Host) {
     let late = std::time::Instant::now() + std::time::Duration::from_secs(60);
     while !has_died(host) && std::os::unix::net::UnixStream::connect(host.socket()).is_err() {
         assert!(std::time::Instant::now() < late, "{}", host.log());
