@@ -53,6 +53,7 @@ impl World {
             mounts: Vec::new(),
             mcp: Vec::<McpPart>::new(),
             missed: Vec::new(),
+            audit: None,
         };
         let sealed = store.put(&manifest.encode().expect("encodes")).expect("stored");
         let packed = Packed {

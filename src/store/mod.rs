@@ -23,6 +23,7 @@ mod handle;
 mod layout;
 mod loose;
 mod pack;
+mod press;
 mod reader;
 mod recover;
 mod segment;
@@ -106,7 +107,7 @@ impl Store {
     /// # Errors
     /// None at present; a later one may need room at once.
     pub fn writer(&self, limit: u64) -> Result<Writer> {
-        Ok(Writer::begin(Arc::new(Hold::begin(self)), limit.min(limits::BLOB_BYTES)))
+        Ok(Writer::begin(Arc::new(Hold::begin(self)), None, limit.min(limits::BLOB_BYTES)))
     }
 
     /// Begins several objects that become durable together: one wait for the device, however many they are.
@@ -122,6 +123,18 @@ impl Store {
     /// Whether there is an object of that address. Says nothing of its content.
     pub fn contains(&self, digest: Digest) -> bool {
         self.slots(digest, Want::Object).is_ok_and(|slots| !slots.is_empty()) || self.loose(digest).is_file()
+    }
+
+    /// A number that grows whenever something is stored or used again.
+    pub fn work(&self) -> u64 {
+        self.state().touched.count()
+    }
+
+    /// Whether there is an object of that address; if so, it counts as used again now: for whoever is about to name it without
+    /// storing it again.
+    pub fn claim(&self, digest: Digest) -> bool {
+        self.state().touched.touch(digest);
+        self.contains(digest)
     }
 
     /// Length of an object in bytes.

@@ -67,7 +67,7 @@ pub async fn export(host: &Rc<Host>, kernel: &Rc<Kernel>, references: &[String],
     };
     let outcome = format!("{} checkpoints, newest {}", chosen.len(), newest.id);
     let version = Some(kernel.view().version);
-    host.audit(actor, "kernel.export", &kernel.id.to_string(), (version, version), &outcome).await;
+    host.audit(actor, "kernel.export", kernel, (version, version), outcome).await;
     let (to, pieces) = mpsc::channel(limits::BUNDLE_PIECES_WAITING);
     let (tell, done) = oneshot::channel();
     let store = host.store.clone();
@@ -267,7 +267,7 @@ async fn make(
         outcome: format!("{} of host {}; file {digest}", head.kernel, head.host),
         detail: serde_json::json!({ "imported": head.kernel, "name": head.name, "host": head.host, "file": digest }),
     };
-    let seed = Seed { manifest, parts, blobs: head.blobs, origin, parent: None, called: String::new() };
+    let seed = Seed { manifest, parts, blobs: head.blobs, origin, parent: None, called: String::new(), donor: None };
     let checkpoints = head.checkpoints.into_iter().zip(manifests).collect();
     supervisor.begin_imported(&reserved, &seed, checkpoints, words, actor).await
 }

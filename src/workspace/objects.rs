@@ -1,5 +1,8 @@
 //! What trees need of a store.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use crate::core::ids::Digest;
 use crate::store::{Batch, Store, StoreError};
 
@@ -10,7 +13,7 @@ pub trait Objects: Send + Sync {
     /// # Errors
     /// It is missing, damaged or larger.
     fn get(&self, digest: Digest, limit: u64) -> Result<Vec<u8>, StoreError>;
-    /// Whether there is such an object.
+    /// Whether there is such an object; if so, it is going to be used again.
     fn contains(&self, digest: Digest) -> bool;
     /// Begins objects that become durable together.
     fn batch(&self) -> Box<dyn ObjectBatch>;
@@ -36,7 +39,7 @@ impl Objects for Store {
     }
 
     fn contains(&self, digest: Digest) -> bool {
-        Store::contains(self, digest)
+        Store::claim(self, digest)
     }
 
     fn batch(&self) -> Box<dyn ObjectBatch> {
@@ -51,6 +54,96 @@ impl ObjectBatch for Batch {
 
     fn commit(self: Box<Self>) -> Result<(), StoreError> {
         Batch::commit(*self)
+    }
+}
+
+/// Objects of several steps that become durable together, in the end: what a step commits waits for [`Self::sync`]. Until then
+/// they can be read by way of this alone.
+pub struct Together {
+    store: Store,
+    batch: Arc<Batch>,
+}
+
+impl Together {
+    /// Nothing was added yet.
+    pub fn begin(store: &Store) -> Together {
+        Together { store: store.clone(), batch: Arc::new(store.batch()) }
+    }
+
+    /// Adds one.
+    ///
+    /// # Errors
+    /// There is no room, or the device fails.
+    pub fn put(&self, bytes: &[u8]) -> Result<Digest, StoreError> {
+        self.batch.put(bytes)
+    }
+
+    /// Makes all of them durable. They are kept from garbage collection until this is dropped.
+    ///
+    /// # Errors
+    /// There is no room, or the device fails: whoever believes that they are there must be told.
+    pub fn sync(&self) -> Result<(), StoreError> {
+        self.batch.sync()
+    }
+}
+
+impl Objects for Together {
+    fn get(&self, digest: Digest, limit: u64) -> Result<Vec<u8>, StoreError> {
+        self.batch.get(digest, limit)
+    }
+
+    fn contains(&self, digest: Digest) -> bool {
+        self.store.claim(digest)
+    }
+
+    fn batch(&self) -> Box<dyn ObjectBatch> {
+        Box::new(Step(Arc::clone(&self.batch)))
+    }
+}
+
+/// What one step adds.
+struct Step(Arc<Batch>);
+
+impl ObjectBatch for Step {
+    fn put(&mut self, bytes: &[u8]) -> Result<Digest, StoreError> {
+        self.0.put(bytes)
+    }
+
+    fn commit(self: Box<Self>) -> Result<(), StoreError> {
+        Ok(())
+    }
+}
+
+/// Counts what is read of a store.
+pub struct Counted<'a> {
+    objects: &'a dyn Objects,
+    read: AtomicU64,
+}
+
+impl<'a> Counted<'a> {
+    /// Nothing was read yet.
+    pub fn new(objects: &'a dyn Objects) -> Counted<'a> {
+        Counted { objects, read: AtomicU64::new(0) }
+    }
+
+    /// Objects that were read so far.
+    pub fn read(&self) -> u64 {
+        self.read.load(Ordering::Relaxed)
+    }
+}
+
+impl Objects for Counted<'_> {
+    fn get(&self, digest: Digest, limit: u64) -> Result<Vec<u8>, StoreError> {
+        self.read.fetch_add(1, Ordering::Relaxed);
+        self.objects.get(digest, limit)
+    }
+
+    fn contains(&self, digest: Digest) -> bool {
+        self.objects.contains(digest)
+    }
+
+    fn batch(&self) -> Box<dyn ObjectBatch> {
+        self.objects.batch()
     }
 }
 

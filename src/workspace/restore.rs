@@ -29,6 +29,7 @@ use super::tracker::{Pass, Tracker};
 use super::tree::TreeId;
 use super::tree::entry::{Content, Entry, Meta, Name, Node, path_of};
 use super::tree::format::Folder;
+use super::tree::needs::is_kept;
 use super::tree::read;
 use crate::core::ids::Digest;
 use crate::sys::fault;
@@ -101,7 +102,7 @@ impl Tracker {
         objects: &dyn Objects,
         stage: &mut Stage,
     ) -> Result<Restored> {
-        let how = self.pass(&mut Addresses, objects, Pass { frozen: true, ..Pass::default() })?;
+        let how = self.pass(&mut Addresses, objects, &mut Pass { frozen: true, ..Pass::default() })?;
         let owner = Owner { own: self.owner, privileged: nix::unistd::Uid::effective().is_root() };
         let mut left = Vec::new();
         let mut changed = 0;
@@ -115,7 +116,8 @@ impl Tracker {
                 (folder, Some(name)) => self.changes.add((folder, name), Closely::Look),
                 (folder, None) => self.changes.add_folder(folder),
             });
-            self.pass(&mut Addresses, objects, Pass { frozen: true, contents, told_all: true })?;
+            let mut pass = Pass { frozen: true, contents, told_all: true, keeping: None };
+            self.pass(&mut Addresses, objects, &mut pass)?;
             if encode(&mut self.index, &mut Addresses)? != target {
                 left = differences(&self.index, objects, wanted, owner)?;
             }
@@ -233,9 +235,7 @@ impl<'a> Apply<'a> {
                 }
                 Ok(())
             }
-            (Node::File { .. }, Node::File { .. }) if now.node == wanted.node && only_mode(&now.meta, &wanted.meta) => {
-                self.adjust(here, known, &wanted.meta)
-            }
+            (Node::File { .. }, Node::File { .. }) if is_kept(&now, &wanted) => self.adjust(here, known, &wanted.meta),
             (Node::Folder { .. } | Node::Missing { .. }, _) | (_, Node::Folder { .. }) => {
                 self.remove(here)?;
                 self.make(here, &wanted)
@@ -340,11 +340,6 @@ impl<'a> Apply<'a> {
         }
         Ok((self.touched.into_iter().collect(), self.contents))
     }
-}
-
-/// Whether at most mode and time differ.
-fn only_mode(a: &Meta, b: &Meta) -> bool {
-    a.owner == b.owner && a.attributes == b.attributes
 }
 
 /// An entry's place while its folder is compared.

@@ -2,7 +2,11 @@
 
 mod broken;
 mod comparing;
+mod cost;
+mod drivers;
 mod going_back;
+mod many;
+mod model;
 mod references;
 mod turns;
 

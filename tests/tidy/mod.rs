@@ -76,7 +76,10 @@ const LAYERS: &[(&str, &[&str])] = &[
             "core",
         ],
     ),
-    ("daemon", &["daemon", "supervisor", "rpc", "worker", "catalog", "store", "sandbox", "mcp", "sys", "core"]),
+    (
+        "daemon",
+        &["daemon", "supervisor", "rpc", "worker", "catalog", "store", "workspace", "sandbox", "mcp", "sys", "core"],
+    ),
     ("cli", &["cli", "rpc", "session", "sys", "core", "daemon"]),
 ];
 

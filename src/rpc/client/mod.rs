@@ -21,6 +21,7 @@ mod lease;
 mod portable;
 mod session;
 mod state;
+mod upkeep;
 
 pub use blob::{BlobDownload, BlobUpload};
 pub use connection::{connect_stream, run_local};

@@ -2,6 +2,7 @@
 //!
 //! Owns rights: every method checks its right before anything else. Never decides about kernels: the supervisor does.
 
+mod audited;
 mod blob;
 mod checkpoint;
 mod execution;
@@ -13,6 +14,7 @@ mod listen;
 mod portable;
 mod sinks;
 mod telling;
+mod upkeep;
 
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! take:     wait for the safe point ─▶ engine saves ─▶ freeze ─▶ files ─▶ thaw ─▶ manifest ─▶ row and journal entry: visible
-//! restore:  check everything ─▶ safety checkpoint ─▶ "restoring" recorded ─▶ files, state ─▶ mounts, row, journal entry: done
+//! restore:  gather what is now ─▶ read what differs and will be needed ─▶ safety checkpoint of what was gathered
+//!           ─▶ "restoring" recorded ─▶ files, state ─▶ mounts, row, journal entry: done
 //! ```
 //!
 //! Everything that a row names is in the store before the row is. A restore that a crash cut off is ended by the next daemon:
@@ -10,11 +11,15 @@
 
 mod compare;
 mod files;
+mod gather;
+mod keeping;
 mod records;
+mod rest;
 mod restore;
 mod state;
 mod still;
 mod turn;
+mod verify;
 
 use std::rc::Rc;
 
@@ -30,8 +35,12 @@ use crate::core::limits;
 use crate::rpc::worker_link::WorkerLink;
 
 pub use compare::diff;
-pub(super) use files::fill;
 use files::{CapturedFiles, Files};
+pub(super) use files::{donor, fill};
+use gather::{Gathered, gather};
+pub(super) use keeping::{hold, thin};
+pub use keeping::{pin, remove, set_retention};
+pub(super) use rest::{before_stop, told as rest_failed, wait as rest_wait};
 pub(super) use restore::resume;
 pub use restore::{restore, undo};
 use still::Still;
@@ -66,20 +75,22 @@ async fn capture(
     taking: &Taking,
     actor: &Actor,
 ) -> Result<Checkpoint> {
-    // Until the row names what is stored, nothing else does.
-    let _held = host.store.run(|store| Ok(store.hold())).await?;
-    let mut files = Files::of(host, kernel).await?;
-    // What changed since the last time, for the most part: the less is left to do while everything stands still.
-    files.prepare().await?;
-    let (parts, state) = state::capture(link, &host.store).await?;
-    let still = Still::of(kernel, link).await?;
-    let collected = files.collect().await;
-    // Whatever came of it, the code inside goes on.
-    still.end().await?;
-    let files = files.finish(collected?).await?;
+    let gathered = gather(host, kernel, link).await?;
+    seal(host, kernel, gathered, taking, actor).await
+}
+
+/// Makes a checkpoint of what was gathered.
+async fn seal(
+    host: &Rc<Host>,
+    kernel: &Rc<Kernel>,
+    gathered: Gathered,
+    taking: &Taking,
+    actor: &Actor,
+) -> Result<Checkpoint> {
+    let Gathered { parts, state, files, mut objects } = gathered;
     let manifest = manifest(host, kernel, state, &files).await?;
-    let bytes = encode(&manifest)?;
-    let sealed = host.store.put(bytes).await?;
+    let sealed = objects.settle(host, Some(encode(&manifest)?)).await?;
+    let sealed = sealed.ok_or_else(|| Error::internal("the manifest was not stored"))?;
     let new = NewCheckpoint {
         id: manifest.id,
         name: taking.name.clone(),
@@ -101,9 +112,9 @@ async fn capture(
         "files_read": files.files_read, "full_walk": files.full_walk,
     });
     host.events.publish(&kernel.event_name, "checkpoint_created", detail);
-    let outcome = format!("{} manifest {sealed}", checkpoint.id);
-    let versions = (Some(before), Some(checkpoint.version));
-    host.audit(actor, "checkpoint.create", &kernel.id.to_string(), versions, &outcome).await;
+    let (versions, words) = ((before, checkpoint.version), format!("{} ({})", checkpoint.id, checkpoint.kind.name()));
+    host.audit_checkpoint(actor, "checkpoint.create", kernel, versions, sealed, words).await;
+    keeping::thin_soon(host, kernel);
     Ok(checkpoint)
 }
 
@@ -140,13 +151,14 @@ async fn manifest(host: &Rc<Host>, kernel: &Rc<Kernel>, state: Digest, files: &C
         parent: kernel.records.head().await?.checkpoint,
         at_ms: host.now_ms(),
         engine: kernel.spec.engine,
-        spec: kernel.spec.clone(),
+        spec: kernel.spec_now(),
         journal: view.version.saturating_sub(1),
         state,
         workspace: files.part.clone(),
         mounts,
         mcp: mcp.into_iter().map(|(name, transport)| McpPart { name, transport }).collect(),
         missed,
+        audit: Some(host.catalog.audit_head().await?),
     })
 }
 
@@ -183,12 +195,20 @@ pub async fn find(kernel: &Kernel, reference: &str) -> Result<Checkpoint> {
 /// # Errors
 /// `corrupt`, `unsupported` for one of a later release.
 pub(super) async fn contents(host: &Host, checkpoint: &Checkpoint) -> Result<(Manifest, StateParts)> {
-    use crate::core::checkpoint::ManifestError as Wrong;
-    let bytes = host.store.get(checkpoint.manifest, limits::MANIFEST_BYTES as u64).await?;
-    let manifest = Manifest::decode(&bytes).map_err(|error| match error {
-        Wrong::Newer(_) | Wrong::Kind(_) => Error::unsupported(error.to_string()).reason("manifest_format"),
-        Wrong::Malformed(_) | Wrong::TooLarge { .. } => Error::corrupt(error.to_string()),
-    })?;
+    let manifest = manifest_of(host, checkpoint).await?;
     let parts = state::list(&host.store, manifest.state).await?;
     Ok((manifest, parts))
+}
+
+/// A checkpoint's manifest; read back and checked.
+///
+/// # Errors
+/// `corrupt`, `unsupported` for one of a later release.
+pub(super) async fn manifest_of(host: &Host, checkpoint: &Checkpoint) -> Result<Manifest> {
+    use crate::core::checkpoint::ManifestError as Wrong;
+    let bytes = host.store.get(checkpoint.manifest, limits::MANIFEST_BYTES as u64).await?;
+    Manifest::decode(&bytes).map_err(|error| match error {
+        Wrong::Newer(_) | Wrong::Kind(_) => Error::unsupported(error.to_string()).reason("manifest_format"),
+        Wrong::Malformed(_) | Wrong::TooLarge { .. } => Error::corrupt(error.to_string()),
+    })
 }

@@ -3,7 +3,10 @@
 use std::path::Path;
 use std::rc::Rc;
 
-use super::{Files, Still, capture, contents, files, find, state, turn};
+use super::gather::gather;
+use super::keeping::hold;
+use super::verify::{self, Present};
+use super::{Files, Still, contents, find, seal, state, turn};
 use crate::catalog::state::{EntryKind, NewEntry, Restored, Restoring};
 use crate::core::checkpoint::{Checkpoint, CheckpointType, Manifest, Restoration, StateParts, Taking};
 use crate::core::error::{Error, Result};
@@ -15,7 +18,7 @@ use crate::supervisor::command::{Actor, Change, Trace};
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 
-/// A checkpoint with everything that it holds, checked.
+/// A checkpoint with what it holds.
 struct Target {
     checkpoint: Checkpoint,
     manifest: Manifest,
@@ -81,7 +84,10 @@ async fn to(
     actor: Actor,
 ) -> Result<Restoration> {
     let alone = Alone::begin(kernel)?;
-    let target = check(host, kernel, checkpoint).await?;
+    // Until the database knows that it is being restored, and the files are its own.
+    let (checkpoint, held) = hold(kernel, checkpoint).await?;
+    let target = load(host, kernel, checkpoint).await?;
+    judge(host, kernel, &target)?;
     if kernel.thread_of.is_none() {
         kernel.others_rest()?;
     }
@@ -89,7 +95,7 @@ async fn to(
     let (host, kernel) = (Rc::clone(host), Rc::clone(kernel));
     // In a task of its own: once something was touched it goes on to one of its two ends, whoever still waits for it.
     let restoring = tokio::task::spawn_local(async move {
-        let _alone = alone;
+        let (_alone, _held) = (alone, held);
         let (of, own, door) = (Rc::clone(&host), Rc::clone(&kernel), Rc::clone(&kernel));
         let done = turn::take(&door, change, limits::CHECKPOINT_WAIT, move |link| async move {
             perform(&of, &own, &link, target, &actor).await
@@ -117,8 +123,8 @@ async fn back(host: &Rc<Host>, kernel: &Rc<Kernel>, failed: Error) -> Error {
     }
 }
 
-/// Everything that can be known to be wrong before anything is touched.
-async fn check(host: &Rc<Host>, kernel: &Rc<Kernel>, checkpoint: Checkpoint) -> Result<Target> {
+/// What a checkpoint of this kernel says that it holds.
+async fn load(host: &Rc<Host>, kernel: &Rc<Kernel>, checkpoint: Checkpoint) -> Result<Target> {
     let short = checkpoint.short_id();
     if !checkpoint.restore_point {
         return Err(Error::refused(format!("checkpoint {short} is not one to restore")).reason("no_restore_point"));
@@ -131,12 +137,14 @@ async fn check(host: &Rc<Host>, kernel: &Rc<Kernel>, checkpoint: Checkpoint) -> 
         let (its, ours) = (manifest.engine.name(), kernel.spec.engine.name());
         return Err(Error::refused(format!("checkpoint {short} is of engine {its}, not {ours}")).reason("engine"));
     }
-    state::check(&host.store, &parts).await?;
-    files::check(host, manifest.workspace.tree).await?;
-    for GivenMount { mount, real } in &manifest.mounts {
-        host.check_given(kernel.uid, Path::new(&mount.source), real.as_deref().map(Path::new))?;
-    }
     Ok(Target { checkpoint, manifest, parts })
+}
+
+/// Whether what was given may still be given.
+fn judge(host: &Host, kernel: &Kernel, target: &Target) -> Result<()> {
+    target.manifest.mounts.iter().try_for_each(|GivenMount { mount, real }| {
+        host.check_given(kernel.uid, Path::new(&mount.source), real.as_deref().map(Path::new)).map(drop)
+    })
 }
 
 async fn perform(
@@ -154,11 +162,18 @@ async fn perform(
     };
     let name = name.chars().take(limits::CHECKPOINT_NAME_BYTES / 4).collect::<String>();
     // Out of a restore that could not be ended there is nothing whole to be kept: what was taken before that one is.
-    let safety = match kernel.records.restoring().await? {
-        Some(unfinished) => unfinished.safety,
+    let Target { manifest, parts, .. } = &target;
+    let (safety, present, objects_read) = match kernel.records.restoring().await? {
+        Some(unfinished) => {
+            verify::whole(&host.store, manifest, parts).await?;
+            (unfinished.safety, None, None)
+        }
         None => {
+            let gathered = gather(host, kernel, link).await?;
+            let present = Present::of(&gathered, &kernel.view().missed);
+            let read = verify::difference(&host.store, &present, manifest, parts).await?;
             let taking = Taking::by_us(CheckpointType::System, &name);
-            capture(host, kernel, link, &taking, actor).await?.id
+            (seal(host, kernel, gathered, &taking, actor).await?.id, Some(present), Some(read))
         }
     };
     // From here to the end nothing begins where the same files are.
@@ -169,12 +184,16 @@ async fn perform(
     let restoring = Restoring { target: target.checkpoint.id, safety, actor: actor.to_string(), at_ms: host.now_ms() };
     kernel.records.begin_restore(restoring.clone()).await?;
     kernel.between.set(true);
-    let (version, missed, files_changed) = apply(host, kernel, link, &target, restoring).await?;
+    let (version, missed, files_changed) = apply(host, kernel, link, &target, present.as_ref(), restoring).await?;
     let id = target.checkpoint.id;
-    let detail = serde_json::json!({ "id": id, "name": target.checkpoint.name, "safety": safety });
+    // How much it was: the more differs, the more is read.
+    let detail = serde_json::json!({
+        "id": id, "name": target.checkpoint.name, "safety": safety, "files_changed": files_changed,
+        "objects_read": objects_read,
+    });
     host.events.publish(&kernel.event_name, "checkpoint_restored", detail);
-    let outcome = format!("{id} manifest {}", target.checkpoint.manifest);
-    host.audit(actor, "checkpoint.restore", &kernel.id.to_string(), (Some(before), Some(version)), &outcome).await;
+    let (words, manifest) = (format!("{id}, safety checkpoint {safety}"), target.checkpoint.manifest);
+    host.audit_checkpoint(actor, "checkpoint.restore", kernel, (before, version), manifest, words).await;
     let checkpoint = kernel.records.checkpoint(id).await?.unwrap_or(target.checkpoint);
     Ok(Restoration { checkpoint, safety, version, missed, files_changed })
 }
@@ -185,6 +204,7 @@ async fn apply(
     kernel: &Rc<Kernel>,
     link: &Rc<WorkerLink>,
     target: &Target,
+    present: Option<&Present>,
     restoring: Restoring,
 ) -> Result<(u64, Vec<MissedEntry>, u64)> {
     let files_changed = match kernel.thread_of {
@@ -192,7 +212,10 @@ async fn apply(
         // They are another kernel's, and that one's to restore.
         Some(_) => 0,
     };
-    let mut missed = link.load(state::chunks(host.store.clone(), target.parts.clone())).await?;
+    let mut missed = match present {
+        Some(present) if present.is_state(&target.parts) => Vec::new(),
+        Some(_) | None => link.load(state::chunks(host.store.clone(), target.parts.clone())).await?,
+    };
     missed.extend(target.manifest.missed.iter().cloned());
     if kernel.thread_of.is_some() {
         let owner = &kernel.files().spec.name;
@@ -238,9 +261,10 @@ async fn restore_files(host: &Rc<Host>, kernel: &Rc<Kernel>, link: &Rc<WorkerLin
 async fn go_back(host: &Rc<Host>, kernel: &Rc<Kernel>, link: &Rc<WorkerLink>) -> Result<()> {
     let Some(restoring) = kernel.records.restoring().await? else { return Ok(()) };
     let safety = recorded(kernel, restoring.safety).await?;
-    let target = check(host, kernel, safety).await?;
+    let target = load(host, kernel, safety).await?;
+    verify::whole(&host.store, &target.manifest, &target.parts).await?;
     let back = Restoring { target: restoring.safety, ..restoring };
-    apply(host, kernel, link, &target, back).await.map(drop)
+    apply(host, kernel, link, &target, None, back).await.map(drop)
 }
 
 async fn recorded(kernel: &Kernel, id: CheckpointId) -> Result<Checkpoint> {
@@ -254,8 +278,10 @@ pub(in crate::supervisor) async fn resume(host: &Rc<Host>, kernel: &Rc<Kernel>, 
     let ended = async {
         let Some(restoring) = kernel.records.restoring().await? else { return Ok(()) };
         let forwards = async {
-            let target = check(host, kernel, recorded(kernel, restoring.target).await?).await?;
-            apply(host, kernel, link, &target, restoring.clone()).await
+            let target = load(host, kernel, recorded(kernel, restoring.target).await?).await?;
+            judge(host, kernel, &target)?;
+            verify::whole(&host.store, &target.manifest, &target.parts).await?;
+            apply(host, kernel, link, &target, None, restoring.clone()).await
         };
         match forwards.await {
             Ok(_) => Ok(()),
