@@ -6,6 +6,7 @@
 //!  ├ stream.rs    throughput, a slow client
 //!  ├ scale.rs     memory, idle cost, many clients, restart, many kernels
 //!  ├ workspace.rs captures and restores of a folder, beside cp, restic, borg, rsync
+//!  ├ rollback.rs  a Python kernel goes back, in memory and from saved state
 //!  ├ trace.rs     where the time of one execution goes
 //!  ├ daemon.rs    the daemon under test     peers.rs   bubblewrap, ipykernel
 //!  └ process.rs   /proc                     report.rs  the table
@@ -17,6 +18,7 @@ mod latency;
 mod peers;
 mod process;
 mod report;
+mod rollback;
 mod scale;
 mod stream;
 mod trace;
@@ -90,6 +92,7 @@ const BENCHES: &[(&str, Bench)] = &[
     ("idle", scale::idle),
     ("kernels", scale::kernels),
     ("workspace", workspace::workspace),
+    ("rollback", rollback::rollback),
 ];
 
 fn main() -> ExitCode {

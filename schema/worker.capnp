@@ -52,6 +52,16 @@ interface Worker {
   # Stops every process inside between two executions: nothing writes to the workspace until `thaw`, or until this daemon is gone.
   thaw @18 () -> ();
   # `Conflict` if they went on before, for a stop: what was read meanwhile may be of two moments.
+
+  keep @19 (checkpoint :Text, spare :Text) -> (whyNot :Text);
+  # Has the engine keep a copy of itself in memory, under that checkpoint's id; empty answer: it stands. The oldest copy beyond
+  # three goes, but not that of `spare`.
+  wake @20 (checkpoint :Text) -> (missedJson :Data);
+  # Makes that copy the engine: everything else inside ends. `NotFound` with reason `no_copy` says why there is none; nothing
+  # was touched then. engine.db is not: `revise` brings it after.
+  revise @21 (key :Text, metaJson :Data, data :Data, more :Bool, gone :Bool, last :Bool) -> ();
+  # One change of engine.db that makes it what the engine has already: a chunk of an entry, as in `loadEntry`, or one that is `gone`.
+  # The `last` one (its key may be empty) stores them all in one transaction.
 }
 
 interface Supervisor {

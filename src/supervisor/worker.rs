@@ -319,6 +319,10 @@ pub(super) async fn start(
         document.engine_settings.python_compiled = compiled_driver(host, &interpreter).await;
         document.engine_settings.python = vec![interpreter];
     }
+    document.rollback_bytes = match kernel.spec.engine {
+        EngineName::Python => host.config.rollback_bytes,
+        EngineName::Kaish => 0,
+    };
     document.power_safe = host.config.power_safe;
     document.orphan_grace_ms = host.config.orphan_grace.as_millis() as u64;
     let mut row = WorkerRow {

@@ -3,6 +3,8 @@
 mod broken;
 mod comparing;
 mod going_back;
+mod memory;
+mod memory_hostile;
 mod references;
 mod turns;
 

@@ -134,6 +134,8 @@ impl Daemon {
 pub struct Python {
     /// The interpreter: a name to be found on `PATH`, or an absolute path.
     pub command: PathBuf,
+    /// Memory that copies of one kernel's interpreter may take, bytes; 0: none are kept.
+    pub rollback_bytes: u64,
 }
 
 /// What an acknowledged change survives.
@@ -303,7 +305,12 @@ impl From<&Config> for RawConfig {
                 log_level: daemon.log_level.clone(),
                 idle_exit: Wait(daemon.idle_exit),
             },
-            engines: RawEngines { python: RawPython { command: python.command.to_string_lossy().into_owned() } },
+            engines: RawEngines {
+                python: RawPython {
+                    command: python.command.to_string_lossy().into_owned(),
+                    rollback_memory: Size(python.rollback_bytes),
+                },
+            },
             mcp: RawMcp {
                 servers: mcp_servers.iter().map(|entry| (entry.name.clone(), servers::to_raw(entry))).collect(),
             },

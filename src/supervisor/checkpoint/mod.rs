@@ -10,6 +10,7 @@
 
 mod compare;
 mod files;
+mod memory;
 mod records;
 mod restore;
 mod state;
@@ -52,16 +53,18 @@ pub async fn take(host: &Rc<Host>, kernel: &Rc<Kernel>, taking: Taking, actor: A
     }
     let change = Trace::Own(Change { actor: actor.clone(), expected_version: taking.expected_version });
     let (wait, door, host, own) = (taking.wait, Rc::clone(kernel), Rc::clone(host), Rc::clone(kernel));
-    turn::take(&door, change, wait, move |link| async move { capture(&host, &own, &link, &taking, &actor).await }).await
+    turn::take(&door, change, wait, move |link| async move { capture(&host, &own, &link, &taking, &actor, None).await })
+        .await
 }
 
-/// Takes a checkpoint now: the caller holds the worker.
+/// Takes a checkpoint now: the caller holds the worker. The copy in memory of the checkpoint `spare` stays, however many there are.
 async fn capture(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
     link: &Rc<WorkerLink>,
     taking: &Taking,
     actor: &Actor,
+    spare: Option<CheckpointId>,
 ) -> Result<Checkpoint> {
     // Until the row names what is stored, nothing else does.
     let _held = host.store.run(|store| Ok(store.hold())).await?;
@@ -69,12 +72,15 @@ async fn capture(
     // What changed since the last time, for the most part: the less is left to do while everything stands still.
     files.prepare().await?;
     let (parts, state) = state::capture(link, &host.store).await?;
+    let id = CheckpointId::from_bytes(host.random());
+    let copy = memory::keep(host, link, kernel.spec.engine, (id, taking.kind), spare).await?;
     freeze(link).await?;
     let collected = files.collect().await;
     // Whatever came of it, the code inside goes on.
     link.thaw().await?;
     let files = files.finish(collected?).await?;
-    let manifest = manifest(host, kernel, state, &files).await?;
+    let mut manifest = manifest(host, kernel, id, state, &files).await?;
+    manifest.missed.extend(copy.why_not);
     let bytes = encode(&manifest)?;
     let sealed = host.store.put(bytes).await?;
     let new = NewCheckpoint {
@@ -95,7 +101,7 @@ async fn capture(
     kernel.view.borrow_mut().checkpoints += 1;
     let detail = serde_json::json!({
         "id": checkpoint.id, "name": checkpoint.name, "type": checkpoint.kind, "pause_us": files.pause_us,
-        "files_read": files.files_read, "full_walk": files.full_walk,
+        "files_read": files.files_read, "full_walk": files.full_walk, "copy_us": copy.took_us,
     });
     host.events.publish(&kernel.event_name, "checkpoint_created", detail);
     let outcome = format!("{} manifest {sealed}", checkpoint.id);
@@ -114,7 +120,13 @@ async fn freeze(link: &WorkerLink) -> Result<()> {
     frozen
 }
 
-async fn manifest(host: &Rc<Host>, kernel: &Rc<Kernel>, state: Digest, files: &CapturedFiles) -> Result<Manifest> {
+async fn manifest(
+    host: &Rc<Host>,
+    kernel: &Rc<Kernel>,
+    id: CheckpointId,
+    state: Digest,
+    files: &CapturedFiles,
+) -> Result<Manifest> {
     let view = kernel.view();
     let mut missed = view.missed;
     missed.extend(files.missed.iter().cloned());
@@ -133,7 +145,7 @@ async fn manifest(host: &Rc<Host>, kernel: &Rc<Kernel>, state: Digest, files: &C
         host: host.id(),
         kernel: kernel.id,
         epoch: kernel.epoch,
-        id: CheckpointId::from_bytes(host.random()),
+        id,
         parent: kernel.records.head().await?.checkpoint,
         at_ms: host.now_ms(),
         engine: kernel.spec.engine,

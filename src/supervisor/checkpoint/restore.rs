@@ -3,10 +3,10 @@
 use std::path::Path;
 use std::rc::Rc;
 
-use super::{Files, capture, contents, files, find, freeze, state, turn};
+use super::{Files, capture, contents, files, find, freeze, memory, state, turn};
 use crate::catalog::state::{EntryKind, NewEntry, Restored, Restoring};
-use crate::core::checkpoint::{Checkpoint, CheckpointType, Manifest, Restoration, StateParts, Taking};
-use crate::core::error::{Error, Result};
+use crate::core::checkpoint::{Checkpoint, CheckpointType, Manifest, Recalled, Restoration, StateParts, Taking};
+use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::ids::CheckpointId;
 use crate::core::info::{GivenMount, MissedEntry};
 use crate::core::limits;
@@ -14,6 +14,9 @@ use crate::rpc::worker_link::WorkerLink;
 use crate::supervisor::command::{Actor, Change, Trace};
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
+
+/// Between two looks at whether a worker has ended.
+const LOOK_AGAIN: std::time::Duration = std::time::Duration::from_millis(5);
 
 /// A checkpoint with everything that it holds, checked.
 struct Target {
@@ -100,6 +103,12 @@ async fn to(
 
 /// After a restore that failed half-way: with a worker of its own if need be, to where the kernel was.
 async fn back(host: &Rc<Host>, kernel: &Rc<Kernel>, failed: Error) -> Error {
+    if failed.code == ErrorCode::Lost {
+        let worker = kernel.link.borrow().as_ref().map(Rc::downgrade);
+        if let Some(worker) = worker {
+            is_gone(kernel, &worker).await;
+        }
+    }
     let (of, own) = (Rc::clone(host), Rc::clone(kernel));
     let undone = kernel.first_with_worker(move |link| async move { go_back(&of, &own, &link).await });
     match undone.await {
@@ -111,6 +120,18 @@ async fn back(host: &Rc<Host>, kernel: &Rc<Kernel>, failed: Error) -> Error {
             Error { message, ..failed }.hint("nothing is lost: mend the cause, then restore again")
         }
     }
+}
+
+/// Waits until a worker whose engine has ended is no longer the kernel's.
+async fn is_gone(kernel: &Kernel, worker: &std::rc::Weak<WorkerLink>) {
+    let there = || kernel.link.borrow().as_ref().is_some_and(|link| std::ptr::eq(Rc::as_ptr(link), worker.as_ptr()));
+    let gone = async {
+        while there() {
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    };
+    // If it is there still, what comes next says so.
+    let _ = tokio::time::timeout(limits::WORKER_STOP, gone).await;
 }
 
 /// Everything that can be known to be wrong before anything is touched.
@@ -154,20 +175,33 @@ async fn perform(
         Some(unfinished) => unfinished.safety,
         None => {
             let taking = Taking::by_us(CheckpointType::System, &name);
-            capture(host, kernel, link, &taking, actor).await?.id
+            capture(host, kernel, link, &taking, actor, Some(target.checkpoint.id)).await?.id
         }
     };
     let restoring = Restoring { target: target.checkpoint.id, safety, actor: actor.to_string(), at_ms: host.now_ms() };
     kernel.records.begin_restore(restoring.clone()).await?;
     kernel.between.set(true);
-    let (version, missed, files_changed) = apply(host, kernel, link, &target, restoring).await?;
+    let Applied { version, engine, missed, files_changed, engine_us } =
+        apply(host, kernel, link, &target, restoring).await?;
     let id = target.checkpoint.id;
-    let detail = serde_json::json!({ "id": id, "name": target.checkpoint.name, "safety": safety });
+    let detail = serde_json::json!({
+        "id": id, "name": target.checkpoint.name, "safety": safety, "engine": engine, "engine_us": engine_us,
+    });
     host.events.publish(&kernel.event_name, "checkpoint_restored", detail);
     let outcome = format!("{id} manifest {}", target.checkpoint.manifest);
     host.audit(actor, "checkpoint.restore", &kernel.id.to_string(), (Some(before), Some(version)), &outcome).await;
     let checkpoint = kernel.records.checkpoint(id).await?.unwrap_or(target.checkpoint);
-    Ok(Restoration { checkpoint, safety, version, missed, files_changed })
+    Ok(Restoration { checkpoint, safety, version, missed, files_changed, engine })
+}
+
+/// What a restore did.
+struct Applied {
+    version: u64,
+    engine: Recalled,
+    missed: Vec<MissedEntry>,
+    files_changed: u64,
+    /// How long it took to bring the engine back, microseconds.
+    engine_us: u64,
 }
 
 /// Files first, then the engine's state, then what is recorded. Each may be done twice.
@@ -177,14 +211,16 @@ async fn apply(
     link: &Rc<WorkerLink>,
     target: &Target,
     restoring: Restoring,
-) -> Result<(u64, Vec<MissedEntry>, u64)> {
+) -> Result<Applied> {
     let mut files = Files::of(host, kernel).await?;
     freeze(link).await?;
     let changed = files.restore(target.manifest.workspace.tree).await;
     link.thaw().await?;
     let files_changed = changed?;
-    let mut missed = link.load(state::chunks(host.store.clone(), target.parts.clone())).await?;
-    missed.extend(target.manifest.missed.iter().cloned());
+    let begun = tokio::time::Instant::now();
+    let Target { checkpoint, manifest, parts } = target;
+    let (engine, missed) = memory::recall(host, link, checkpoint, manifest, parts).await?;
+    let engine_us = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
     let short = target.checkpoint.short_id();
     let entry = NewEntry {
         kind: EntryKind::Mark,
@@ -206,7 +242,7 @@ async fn apply(
     };
     let version = kernel.finish_restore(done).await?;
     kernel.between.set(false);
-    Ok((version, missed, files_changed))
+    Ok(Applied { version, engine, missed, files_changed, engine_us })
 }
 
 /// To the checkpoint that was taken just before a restore that did not end.

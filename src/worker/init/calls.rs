@@ -62,7 +62,10 @@ impl Worker {
             Call::LoadEnd(answer) => self.load_end(answer),
             Call::Bind(bind, answer) => reply(answer, self.bind(bind)),
             Call::Unbind(path, answer) => reply(answer, self.enclosure.unbind(Path::new(&path))),
-            Call::Freeze(answer) => reply(answer, self.freeze()),
+            Call::Keep { of, spare, answer } => self.keep(of, spare, answer),
+            Call::Wake(of, answer) => self.wake(&of, answer),
+            Call::Revise(revision, answer) => reply(answer, self.revise(revision)),
+            Call::Freeze(answer) => self.freeze_when_kept(answer),
             Call::Thaw(answer) => {
                 let stood = self.thaw();
                 let moved = || Error::conflict("a stop let the kernel's processes go on").reason("thawed");
@@ -120,7 +123,10 @@ impl Worker {
 
     fn dynamic_tools(&mut self, json: &[u8]) -> Result<()> {
         match &self.life {
-            Life::Serving => self.control.send(json, &[], None).map_err(Error::internal),
+            Life::Serving => {
+                self.copies.note_tools(json);
+                self.control.send(json, &[], None).map_err(Error::internal)
+            }
             Life::Starting(_) | Life::Stopping(_) | Life::Leaving(_) => Err(Error::unavailable("the worker is ending")),
         }
     }
@@ -141,7 +147,7 @@ impl Worker {
         Ok(self.state.entry(key)?.map(whole))
     }
 
-    fn freeze(&mut self) -> Result<()> {
+    pub(super) fn freeze(&mut self) -> Result<()> {
         self.check_idle()?;
         if !self.asked.is_empty() {
             return Err(Error::busy("the engine is answering a request"));

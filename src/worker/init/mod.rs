@@ -17,6 +17,7 @@
 
 mod calls;
 mod control;
+mod copies;
 pub mod enclosure;
 mod ending;
 pub mod entry;
@@ -49,6 +50,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, Sleep};
 
 use self::control::Control;
+use self::copies::Copies;
 use self::enclosure::{Enclosure, EngineParts, Watch};
 use self::ending::{Leaving, Stopping};
 use self::executions::Run;
@@ -82,6 +84,8 @@ pub struct Settings {
     pub output_buffer_bytes: usize,
     /// Where entries of a load may be spooled: the kernel's folder.
     pub spool_folder: PathBuf,
+    /// Memory that copies of the engine may take, bytes; 0: none are kept.
+    pub rollback_bytes: u64,
 }
 
 /// What init reports once it serves.
@@ -131,6 +135,7 @@ pub struct Worker {
     state: State,
     run: Option<Run>,
     loading: Option<Loading>,
+    copies: Copies,
     /// Everything inside is stopped for a checkpoint.
     frozen: bool,
     asked: HashMap<u64, Asked>,
@@ -208,6 +213,7 @@ impl Worker {
             state: State::new(db),
             run: None,
             loading: None,
+            copies: Copies::default(),
             frozen: false,
             asked: HashMap::new(),
             last_id: 0,
@@ -248,6 +254,7 @@ impl Worker {
     /// Takes one thing from each source; whether there was any.
     fn step(&mut self, cx: &mut Context<'_>) -> bool {
         let mut progressed = self.poll_engine(cx);
+        progressed |= self.poll_copies(cx);
         while self.takes_calls()
             && let Poll::Ready(Some(call)) = self.calls.poll_recv(cx)
         {
@@ -319,7 +326,11 @@ impl Worker {
         };
         let run = self.run.as_ref().and_then(Run::nearest_deadline);
         let asked = self.asked.values().map(|asked| asked.until).min();
-        [life, run, asked, self.orphan_at, self.watch_at, self.hung_up_at, self.gone_by].into_iter().flatten().min()
+        let waking = self.copies.deadline();
+        [life, run, asked, waking, self.orphan_at, self.watch_at, self.hung_up_at, self.gone_by]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     fn on_deadline(&mut self, now: Instant) {
@@ -328,6 +339,7 @@ impl Worker {
             self.on_watch(now);
         }
         self.on_run_deadline(now);
+        self.on_copies_deadline(now);
         if self.asked.values().any(|asked| asked.until <= now) {
             self.kill(WorkerCause::Unresponsive);
         }
@@ -347,8 +359,13 @@ impl Worker {
         let busy = self.run.is_some() || !self.state.jobs().is_empty();
         self.watch_at = None;
         if busy {
+            self.bound_copies();
             match self.enclosure.watch() {
                 Watch::Within { next } => self.watch_at = Some(now + next),
+                // What nobody uses goes first.
+                Watch::Beyond(WorkerCause::OutOfMemory) if self.give_up_copy() => {
+                    self.watch_at = Some(now + limits::WATCH_INTERVAL);
+                }
                 Watch::Beyond(cause) => self.kill(cause),
             }
         }
