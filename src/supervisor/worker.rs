@@ -341,8 +341,7 @@ pub(super) async fn start(
         row.start_ticks = sys::process::start_ticks(pid).unwrap_or(0);
         Ok(host.catalog.put_worker(row).await?)
     };
-    let launched =
-        launch::start(&document, &identity.secret, &host.config.worker_binary, Stdio::inherit(), record).await;
+    let launched = launch::start(&document, &identity.secret, &host.config.worker, Stdio::inherit(), record).await;
     let launched = match launched {
         Ok(launched) => launched,
         Err(error) => {
