@@ -63,20 +63,20 @@ fn a_copy_that_lies_or_will_not_wake_is_none() {
         }
         // Copies that there never were, or that are no copies.
         for (deed, said) in [
-            ("lambda number, link: None", "ended before it stood"),
-            ("lambda number, link: 'not today'", "not today"),
-            ("lambda number, link: 1 / 0", "ZeroDivisionError while it was made"),
-            ("lambda number, link: os.write(link, bytes(8)) and None", "ended before it stood"),
+            ("lambda number, link, engine: None", "ended before it stood"),
+            ("lambda number, link, engine: 'not today'", "not today"),
+            ("lambda number, link, engine: 1 / 0", "ZeroDivisionError while it was made"),
+            ("lambda number, link, engine: os.write(link, bytes(8)) and None", "ended before it stood"),
             (
-                "lambda number, link: os.write(link, frame({'ev': 'reply', 'id': number, 'ok': True})) and None",
+                "lambda number, link, engine: os.write(link, frame({'ev': 'reply', 'id': number, 'ok': True})) and None",
                 "it is the engine itself",
             ),
             (
-                "lambda number, link: subprocess.run(['/bin/cat', '/workspace/frame'], stdout=link, pass_fds=[]) and None",
+                "lambda number, link, engine: subprocess.run(['/bin/cat', '/workspace/frame'], stdout=link, pass_fds=[]) and None",
                 "it is gone",
             ),
             (
-                "lambda number, link: subprocess.Popen(['/bin/sh', '-c', 'cat /workspace/frame; exec sleep 60'], stdout=link) and time.sleep(0.3)",
+                "lambda number, link, engine: subprocess.Popen(['/bin/sh', '-c', 'cat /workspace/frame; exec sleep 60'], stdout=link) and time.sleep(0.3)",
                 "its parent lives",
             ),
         ] {

@@ -8,6 +8,10 @@ import unittest
 from engine import Engine, Result
 
 
+# As on a machine or with an interpreter where a fork can only be a child.
+NOT_AS_SIBLING = "from _ryokan import sibling; sibling._calls = ()"
+
+
 class Copy(Engine):
     """The other end of a copy's control socket."""
 
@@ -43,7 +47,12 @@ def value(engine, code):
 
 class Copies(unittest.TestCase):
     def test_a_copy_is_as_the_engine_was(self):
+        for prepare in ("", NOT_AS_SIBLING):
+            self.copies_are_as_the_engine_was(prepare)
+
+    def copies_are_as_the_engine_was(self, prepare):
         with Engine() as engine:
+            engine.run(prepare)
             engine.run("import random; random.seed(5); g = iter(range(9)); l = [next(g)]; import os; pid = os.getpid()")
             reply, copy = keep(engine)
             self.assertEqual(copy.spoke, {"ev": "reply", "id": reply["id"], "ok": True})
@@ -56,7 +65,12 @@ class Copies(unittest.TestCase):
             self.assertEqual(value(copy, "(len(l), next(g), round(random.random(), 6), os.getpid() == pid)"), [1, 1, 0.622902, False])
 
     def test_no_wait_of_the_codes_meets_a_copy(self):
+        for prepare in ("", NOT_AS_SIBLING):
+            self.no_wait_meets_a_copy(prepare)
+
+    def no_wait_meets_a_copy(self, prepare):
         with Engine() as engine:
+            engine.run(prepare)
             keep(engine)
             engine.run("import os\ntry: os.wait()\nexcept ChildProcessError: alone = True")
             self.assertTrue(value(engine, "alone"))

@@ -14,6 +14,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::task::Context;
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 use serde::Deserialize;
 use tokio::io::Interest;
@@ -46,6 +47,11 @@ struct Copy {
 }
 
 impl Copy {
+    fn has_ended(&self) -> bool {
+        let mut fds = [PollFd::new(self.process.as_fd(), PollFlags::POLLIN)];
+        poll(&mut fds, PollTimeout::ZERO) != Ok(0)
+    }
+
     fn end(self) {
         // One that is gone already needs nothing.
         let _ = pidfd::signal(self.process.as_fd(), Signal::SIGKILL);
@@ -295,6 +301,10 @@ impl Worker {
 
     /// The copy runs: everything else ends, and it is the engine.
     fn on_woken(&mut self, copy: Copy, json: &[u8], answer: Answer<Vec<u8>>) {
+        // It may have been collected already; its number would be another's then.
+        if copy.has_ended() {
+            return self.fail_wake(copy, answer, "its process ended when it was to wake");
+        }
         let Copy { of, control, pid, process } = copy;
         let exchanged = self.enclosure.become_engine(pid, &self.copies.pids());
         let watched = watch(process, Interest::READABLE);

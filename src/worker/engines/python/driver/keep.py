@@ -1,8 +1,9 @@
 """Copies: at init's word this process forks a copy of itself. It stands still until init wakes it, and then is the engine.
 
-    engine ── fork ──▶ between ── fork ──▶ copy: its own control socket, descriptors of its own (see held), then waits
-       ▲                  └ ends once the copy stands: so the copy is nobody's child but init's, and no `wait` of the code's meets it
-       └── reply when `between` has ended
+    engine ── fork ──▶ copy: its own control socket, descriptors of its own (see held), then waits
+       └── reply, once the copy stands
+
+A copy is init's child, so that no `wait` of the code's meets it: forked as a sibling, or by a process in between that ends.
 
 The engine does nothing meanwhile, so a copy is of one moment. Whatever goes wrong in a copy ends it: it never comes back
 into the engine's loop but by being woken. Imported with the first request.
@@ -11,7 +12,7 @@ import _signal
 import os
 import sys
 
-from _ryokan import brief, execute, gate, held, jobs, state, wire
+from _ryokan import brief, execute, gate, held, jobs, sibling, state, wire
 
 _EVERY = _signal.valid_signals()
 _TIMERS = (_signal.ITIMER_REAL, _signal.ITIMER_VIRTUAL, _signal.ITIMER_PROF)
@@ -23,11 +24,13 @@ def keep(frame, tail):
     if not wire.descriptors:
         raise wire.Malformed("a copy is wanted, but no socket for it came along")
     link = wire.descriptors.pop(0)
-    why = _in_the_way()
+    why, engine = _in_the_way(), os.getpid()
     if why is None:
         try:
-            why = _fork(number, link)
+            why = _fork(number, link, engine)
         except BaseException as error:  # of a handler or a hook of the code's
+            if os.getpid() != engine:
+                os._exit(1)
             why = f"{type(error).__name__} while it was made: {brief.cut(str(error), 200)}"
     if why is _WOKEN:
         return
@@ -48,36 +51,52 @@ def _in_the_way():
     return None
 
 
-def _fork(number, link):
+def _fork(number, link, engine):
     """`None`: the copy stands; `_WOKEN`, in the copy: it is the engine now; anything else: why there is none."""
     wire.flush()
-    engine = os.getpid()
     kept = _Kept()
+    told, tell = os.pipe()
     execute.copying = True
     try:
-        between = os.fork()
+        copied = _split()
     except OSError as error:
         return f"no process for it: {error.strerror}"
     finally:
         if os.getpid() == engine:
             execute.copying = False
-    if between:
-        try:
-            _, status = os.waitpid(between, 0)
-        except ChildProcessError:  # the code has its children collected by others; init hears of the copy itself
-            return None
-        return None if status == 0 else "it could not be made: there are no processes or no memory left for it"
-    try:
-        told, tell = os.pipe()
-        if os.fork():
             os.close(tell)
-            os._exit(0 if os.read(told, 1) else 1)
+            # Nothing is done here before the copy's descriptors are its own; if it ends first, so does this.
+            stands = os.read(told, 1)
+            os.close(told)
+    if not copied:
+        return None if stands else "it ended before it stood"
+    try:
         os.close(told)
         execute.copying = False
         _stand(number, link, tell, engine, kept)
     except BaseException:
         os._exit(1)
     return _WOKEN
+
+
+def _split():
+    """True in the copy. It is a child of this process's parent, or becomes one."""
+    forked = sibling.fork()
+    if forked is not None:
+        return forked == 0
+    between = os.fork()
+    if between:
+        try:
+            os.waitpid(between, 0)
+        except ChildProcessError:  # the code has its children collected by others
+            pass
+        return False
+    try:
+        if os.fork() == 0:
+            return True
+    except BaseException:
+        os._exit(1)
+    os._exit(0)
 
 
 class _Kept:
