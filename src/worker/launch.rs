@@ -31,6 +31,7 @@ use crate::core::error::{Error, Result};
 use crate::core::ids::{Epoch, KernelId, WorkerId};
 use crate::core::limits;
 use crate::core::name::KernelName;
+use crate::core::origin::OriginKind;
 use crate::rpc::worker_proof::{PROOF_BYTES, WorkerIdentity};
 use crate::sandbox::SandboxPlan;
 use crate::sys::pidfd;
@@ -75,6 +76,9 @@ pub struct LaunchDocument {
     /// Memory that copies of the engine may take, bytes; 0: none are kept.
     #[serde(default)]
     pub rollback_bytes: u64,
+    /// How the state that it loads came to be, and its generation: for the code inside.
+    #[serde(default)]
+    pub origin: (OriginKind, u32),
 }
 
 impl LaunchDocument {
@@ -100,6 +104,7 @@ impl LaunchDocument {
             output_buffer_bytes: limits::OUTPUT_BUFFER_BYTES,
             power_safe: false,
             rollback_bytes: 0,
+            origin: (OriginKind::Original, 0),
         }
     }
 

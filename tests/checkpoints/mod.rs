@@ -2,9 +2,12 @@
 
 mod broken;
 mod comparing;
+mod cost;
 mod going_back;
+mod many;
 mod memory;
 mod memory_hostile;
+mod model;
 mod references;
 mod turns;
 

@@ -4,7 +4,8 @@ use std::rc::Rc;
 
 use tokio::sync::mpsc;
 
-use super::{Files, contents, find, freeze, state};
+use super::gather::gather;
+use super::{contents, find};
 use crate::core::checkpoint::{McpPart, StateParts};
 use crate::core::diff::{self, Area, Deed, Difference};
 use crate::core::error::{Error, Result};
@@ -62,13 +63,9 @@ async fn side_of(host: &Rc<Host>, kernel: &Rc<Kernel>, reference: &str) -> Resul
 async fn now(host: &Rc<Host>, kernel: &Rc<Kernel>) -> Result<Side> {
     let (of, own) = (Rc::clone(host), Rc::clone(kernel));
     let looked = kernel.with_worker(None, move |link| async move {
-        let mut files = Files::of(&of, &own).await?;
-        files.prepare().await?;
-        let (parts, _) = state::capture(&link, &of.store).await?;
-        freeze(&link).await?;
-        let collected = files.collect().await;
-        link.thaw().await?;
-        Ok((parts, files.finish(collected?).await?.part.tree))
+        let mut gathered = gather(&of, &own, &link, None).await?;
+        gathered.objects.settle(&of, None).await?;
+        Ok((gathered.parts, gathered.files.part.tree))
     });
     let (parts, tree) = looked.await?;
     let (mounts, mcp) = kernel.records.grants().await?;

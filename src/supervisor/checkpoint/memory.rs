@@ -18,6 +18,15 @@ const KEY: &str = "memory";
 /// Reason of the worker's error that says that there is no copy.
 const NO_COPY: &str = "no_copy";
 
+/// A copy that is to be kept.
+#[derive(Debug, Clone)]
+pub(super) struct Keep {
+    /// Of what type the checkpoint is.
+    pub kind: CheckpointType,
+    /// The checkpoint whose copy stays, however many there are.
+    pub spare: Option<CheckpointId>,
+}
+
 /// What became of a copy that was to be made.
 pub(super) struct Copy {
     /// What the checkpoint does not hold, by name, if there is none.
@@ -34,14 +43,14 @@ pub(super) async fn keep(
     host: &Host,
     link: &WorkerLink,
     engine: EngineName,
-    (id, kind): (CheckpointId, CheckpointType),
-    spare: Option<CheckpointId>,
+    id: CheckpointId,
+    keep: Option<Keep>,
 ) -> Result<Copy> {
-    if unwanted(host, engine, kind).is_some() {
+    let Some(keep) = keep.filter(|keep| unwanted(host, engine, keep.kind).is_none()) else {
         return Ok(Copy { why_not: None, took_us: None });
-    }
+    };
     let begun = tokio::time::Instant::now();
-    let why_not = link.keep(id, spare).await?;
+    let why_not = link.keep(id, keep.spare).await?;
     let took_us = u64::try_from(begun.elapsed().as_micros()).ok();
     let missed = |reason| MissedEntry { key: KEY.into(), type_name: "interpreter".into(), reason };
     Ok(Copy { why_not: (!why_not.is_empty()).then(|| missed(why_not)), took_us })
@@ -58,8 +67,8 @@ fn unwanted(host: &Host, engine: EngineName, kind: CheckpointType) -> Option<&'s
     }
 }
 
-/// Brings the engine to a checkpoint: its memory if there is a copy, else its saved state. Gives what is not as it was. May be done
-/// twice.
+/// Brings the engine to a checkpoint: its memory if there is a copy, else its saved state. Gives what is not as it was. `is_there`: what the engine
+/// has is that very state already. May be done twice.
 ///
 /// # Errors
 /// The worker's, the store's.
@@ -67,8 +76,8 @@ pub(super) async fn recall(
     host: &Rc<Host>,
     link: &Rc<WorkerLink>,
     checkpoint: &Checkpoint,
-    manifest: &Manifest,
-    parts: &StateParts,
+    (manifest, parts): (&Manifest, &StateParts),
+    is_there: bool,
 ) -> Result<(Recalled, Vec<MissedEntry>)> {
     let never = manifest.missed.iter().find(|missed| missed.key == KEY).map(|missed| missed.reason.clone());
     let why_not = match (unwanted(host, manifest.engine, checkpoint.kind), never) {
@@ -85,7 +94,10 @@ pub(super) async fn recall(
             Err(error) => return Err(error),
         },
     };
-    let mut missed = link.load(state::chunks(host.store.clone(), parts.clone())).await?;
+    let mut missed = match is_there {
+        true => Vec::new(),
+        false => link.load(state::chunks(host.store.clone(), parts.clone())).await?,
+    };
     missed.extend(manifest.missed.iter().filter(|missed| missed.key != KEY).cloned());
     Ok((Recalled::Saved { why_not_memory: why_not }, missed))
 }

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! take:     wait for the safe point ─▶ engine saves ─▶ freeze ─▶ files ─▶ thaw ─▶ manifest ─▶ row and journal entry: visible
-//! restore:  check everything ─▶ safety checkpoint ─▶ "restoring" recorded ─▶ files, state ─▶ mounts, row, journal entry: done
+//! restore:  gather what is now ─▶ read what differs and will be needed ─▶ safety checkpoint of what was gathered
+//!           ─▶ "restoring" recorded ─▶ files, state ─▶ mounts, row, journal entry: done
 //! ```
 //!
 //! Everything that a row names is in the store before the row is. A restore that a crash cut off is ended by the next daemon:
@@ -10,11 +11,14 @@
 
 mod compare;
 mod files;
+mod gather;
 mod memory;
 mod records;
 mod restore;
 mod state;
+mod still;
 mod turn;
+mod verify;
 
 use std::rc::Rc;
 
@@ -30,9 +34,13 @@ use crate::core::limits;
 use crate::rpc::worker_link::WorkerLink;
 
 pub use compare::diff;
+pub(super) use files::fill;
 use files::{CapturedFiles, Files};
+use gather::{Gathered, gather};
+use memory::Keep;
 pub(super) use restore::resume;
 pub use restore::{restore, undo};
+use still::Still;
 
 /// Takes a checkpoint at the next safe point.
 ///
@@ -53,36 +61,34 @@ pub async fn take(host: &Rc<Host>, kernel: &Rc<Kernel>, taking: Taking, actor: A
     }
     let change = Trace::Own(Change { actor: actor.clone(), expected_version: taking.expected_version });
     let (wait, door, host, own) = (taking.wait, Rc::clone(kernel), Rc::clone(host), Rc::clone(kernel));
-    turn::take(&door, change, wait, move |link| async move { capture(&host, &own, &link, &taking, &actor, None).await })
-        .await
+    turn::take(&door, change, wait, move |link| async move { capture(&host, &own, &link, &taking, &actor).await }).await
 }
 
-/// Takes a checkpoint now: the caller holds the worker. The copy in memory of the checkpoint `spare` stays, however many there are.
+/// Takes a checkpoint now: the caller holds the worker.
 async fn capture(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
     link: &Rc<WorkerLink>,
     taking: &Taking,
     actor: &Actor,
-    spare: Option<CheckpointId>,
 ) -> Result<Checkpoint> {
-    // Until the row names what is stored, nothing else does.
-    let _held = host.store.run(|store| Ok(store.hold())).await?;
-    let mut files = Files::of(host, kernel).await?;
-    // What changed since the last time, for the most part: the less is left to do while everything stands still.
-    files.prepare().await?;
-    let (parts, state) = state::capture(link, &host.store).await?;
-    let id = CheckpointId::from_bytes(host.random());
-    let copy = memory::keep(host, link, kernel.spec.engine, (id, taking.kind), spare).await?;
-    freeze(link).await?;
-    let collected = files.collect().await;
-    // Whatever came of it, the code inside goes on.
-    link.thaw().await?;
-    let files = files.finish(collected?).await?;
+    let gathered = gather(host, kernel, link, Some(Keep { kind: taking.kind, spare: None })).await?;
+    seal(host, kernel, gathered, taking, actor).await
+}
+
+/// Makes a checkpoint of what was gathered.
+async fn seal(
+    host: &Rc<Host>,
+    kernel: &Rc<Kernel>,
+    gathered: Gathered,
+    taking: &Taking,
+    actor: &Actor,
+) -> Result<Checkpoint> {
+    let Gathered { id, parts, state, copy, files, mut objects } = gathered;
     let mut manifest = manifest(host, kernel, id, state, &files).await?;
     manifest.missed.extend(copy.why_not);
-    let bytes = encode(&manifest)?;
-    let sealed = host.store.put(bytes).await?;
+    let sealed = objects.settle(host, Some(encode(&manifest)?)).await?;
+    let sealed = sealed.ok_or_else(|| Error::internal("the manifest was not stored"))?;
     let new = NewCheckpoint {
         id: manifest.id,
         name: taking.name.clone(),
@@ -159,7 +165,7 @@ async fn manifest(
     })
 }
 
-fn encode(manifest: &Manifest) -> Result<Vec<u8>> {
+pub(super) fn encode(manifest: &Manifest) -> Result<Vec<u8>> {
     manifest.encode().map_err(|error| Error::refused(error.to_string()).reason("manifest_size"))
 }
 

@@ -3,11 +3,13 @@
 use std::path::Path;
 use std::rc::Rc;
 
-use super::{Files, capture, contents, files, find, freeze, memory, state, turn};
+use super::gather::gather;
+use super::verify::{self, Present};
+use super::{Files, Keep, Still, contents, find, memory, seal, turn};
 use crate::catalog::state::{EntryKind, NewEntry, Restored, Restoring};
 use crate::core::checkpoint::{Checkpoint, CheckpointType, Manifest, Recalled, Restoration, StateParts, Taking};
 use crate::core::error::{Error, ErrorCode, Result};
-use crate::core::ids::CheckpointId;
+use crate::core::ids::{CheckpointId, Digest};
 use crate::core::info::{GivenMount, MissedEntry};
 use crate::core::limits;
 use crate::rpc::worker_link::WorkerLink;
@@ -18,7 +20,7 @@ use crate::supervisor::kernel::Kernel;
 /// Between two looks at whether a worker has ended.
 const LOOK_AGAIN: std::time::Duration = std::time::Duration::from_millis(5);
 
-/// A checkpoint with everything that it holds, checked.
+/// A checkpoint with what it holds.
 struct Target {
     checkpoint: Checkpoint,
     manifest: Manifest,
@@ -42,6 +44,7 @@ impl Alone {
 impl Drop for Alone {
     fn drop(&mut self) {
         self.0.restoring.set(false);
+        self.0.wake_sessions();
     }
 }
 
@@ -83,7 +86,11 @@ async fn to(
     actor: Actor,
 ) -> Result<Restoration> {
     let alone = Alone::begin(kernel)?;
-    let target = check(host, kernel, checkpoint).await?;
+    let target = load(host, kernel, checkpoint).await?;
+    judge(host, kernel, &target)?;
+    if kernel.thread_of.is_none() {
+        kernel.others_rest()?;
+    }
     let change = Trace::Restore(Change { actor: actor.clone(), expected_version });
     let (host, kernel) = (Rc::clone(host), Rc::clone(kernel));
     // In a task of its own: once something was touched it goes on to one of its two ends, whoever still waits for it.
@@ -134,8 +141,8 @@ async fn is_gone(kernel: &Kernel, worker: &std::rc::Weak<WorkerLink>) {
     let _ = tokio::time::timeout(limits::WORKER_STOP, gone).await;
 }
 
-/// Everything that can be known to be wrong before anything is touched.
-async fn check(host: &Rc<Host>, kernel: &Rc<Kernel>, checkpoint: Checkpoint) -> Result<Target> {
+/// What a checkpoint of this kernel says that it holds.
+async fn load(host: &Rc<Host>, kernel: &Rc<Kernel>, checkpoint: Checkpoint) -> Result<Target> {
     let short = checkpoint.short_id();
     if !checkpoint.restore_point {
         return Err(Error::refused(format!("checkpoint {short} is not one to restore")).reason("no_restore_point"));
@@ -148,12 +155,14 @@ async fn check(host: &Rc<Host>, kernel: &Rc<Kernel>, checkpoint: Checkpoint) -> 
         let (its, ours) = (manifest.engine.name(), kernel.spec.engine.name());
         return Err(Error::refused(format!("checkpoint {short} is of engine {its}, not {ours}")).reason("engine"));
     }
-    state::check(&host.store, &parts).await?;
-    files::check(host, manifest.workspace.tree).await?;
-    for GivenMount { mount, real } in &manifest.mounts {
-        host.check_given(kernel.uid, Path::new(&mount.source), real.as_deref().map(Path::new))?;
-    }
     Ok(Target { checkpoint, manifest, parts })
+}
+
+/// Whether what was given may still be given.
+fn judge(host: &Host, kernel: &Kernel, target: &Target) -> Result<()> {
+    target.manifest.mounts.iter().try_for_each(|GivenMount { mount, real }| {
+        host.check_given(kernel.uid, Path::new(&mount.source), real.as_deref().map(Path::new)).map(drop)
+    })
 }
 
 async fn perform(
@@ -171,21 +180,37 @@ async fn perform(
     };
     let name = name.chars().take(limits::CHECKPOINT_NAME_BYTES / 4).collect::<String>();
     // Out of a restore that could not be ended there is nothing whole to be kept: what was taken before that one is.
-    let safety = match kernel.records.restoring().await? {
-        Some(unfinished) => unfinished.safety,
+    let Target { manifest, parts, .. } = &target;
+    let (safety, present, objects_read) = match kernel.records.restoring().await? {
+        Some(unfinished) => {
+            verify::whole(&host.store, manifest, parts).await?;
+            (unfinished.safety, None, None)
+        }
         None => {
+            // The copy of the one that is restored is not to go for this.
+            let keep = Keep { kind: CheckpointType::System, spare: Some(target.checkpoint.id) };
+            let gathered = gather(host, kernel, link, Some(keep)).await?;
+            let present = Present::of(&gathered, &kernel.view().missed);
+            let read = verify::difference(&host.store, &present, manifest, parts).await?;
             let taking = Taking::by_us(CheckpointType::System, &name);
-            capture(host, kernel, link, &taking, actor, Some(target.checkpoint.id)).await?.id
+            (seal(host, kernel, gathered, &taking, actor).await?.id, Some(present), Some(read))
         }
     };
+    // From here to the end nothing begins where the same files are.
+    let _hold = kernel.hold_files();
+    if kernel.thread_of.is_none() {
+        kernel.others_rest()?;
+    }
     let restoring = Restoring { target: target.checkpoint.id, safety, actor: actor.to_string(), at_ms: host.now_ms() };
     kernel.records.begin_restore(restoring.clone()).await?;
     kernel.between.set(true);
     let Applied { version, engine, missed, files_changed, engine_us } =
-        apply(host, kernel, link, &target, restoring).await?;
+        apply(host, kernel, link, &target, present.as_ref(), restoring).await?;
     let id = target.checkpoint.id;
+    // How much it was: the more differs, the more is read.
     let detail = serde_json::json!({
-        "id": id, "name": target.checkpoint.name, "safety": safety, "engine": engine, "engine_us": engine_us,
+        "id": id, "name": target.checkpoint.name, "safety": safety, "files_changed": files_changed,
+        "objects_read": objects_read, "engine": engine, "engine_us": engine_us,
     });
     host.events.publish(&kernel.event_name, "checkpoint_restored", detail);
     let outcome = format!("{id} manifest {}", target.checkpoint.manifest);
@@ -210,17 +235,27 @@ async fn apply(
     kernel: &Rc<Kernel>,
     link: &Rc<WorkerLink>,
     target: &Target,
+    present: Option<&Present>,
     restoring: Restoring,
 ) -> Result<Applied> {
-    let mut files = Files::of(host, kernel).await?;
-    freeze(link).await?;
-    let changed = files.restore(target.manifest.workspace.tree).await;
-    link.thaw().await?;
-    let files_changed = changed?;
+    let files_changed = match kernel.thread_of {
+        None => restore_files(host, kernel, link, target.manifest.workspace.tree).await?,
+        // They are another kernel's, and that one's to restore.
+        Some(_) => 0,
+    };
     let begun = tokio::time::Instant::now();
     let Target { checkpoint, manifest, parts } = target;
-    let (engine, missed) = memory::recall(host, link, checkpoint, manifest, parts).await?;
+    let is_there = present.is_some_and(|present| present.is_state(parts));
+    let (engine, mut missed) = memory::recall(host, link, checkpoint, (manifest, parts), is_there).await?;
     let engine_us = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
+    if kernel.thread_of.is_some() {
+        let owner = &kernel.files().spec.name;
+        missed.push(MissedEntry {
+            key: "workspace".into(),
+            type_name: "workspace".into(),
+            reason: format!("it is kernel {owner}'s: a checkpoint of that one brings files back"),
+        });
+    }
     let short = target.checkpoint.short_id();
     let entry = NewEntry {
         kind: EntryKind::Mark,
@@ -245,13 +280,22 @@ async fn apply(
     Ok(Applied { version, engine, missed, files_changed, engine_us })
 }
 
+async fn restore_files(host: &Rc<Host>, kernel: &Rc<Kernel>, link: &Rc<WorkerLink>, tree: Digest) -> Result<u64> {
+    let mut files = Files::of(host, kernel).await?;
+    let still = Still::of(kernel, link).await?;
+    let changed = files.restore(tree).await;
+    still.end().await?;
+    changed
+}
+
 /// To the checkpoint that was taken just before a restore that did not end.
 async fn go_back(host: &Rc<Host>, kernel: &Rc<Kernel>, link: &Rc<WorkerLink>) -> Result<()> {
     let Some(restoring) = kernel.records.restoring().await? else { return Ok(()) };
     let safety = recorded(kernel, restoring.safety).await?;
-    let target = check(host, kernel, safety).await?;
+    let target = load(host, kernel, safety).await?;
+    verify::whole(&host.store, &target.manifest, &target.parts).await?;
     let back = Restoring { target: restoring.safety, ..restoring };
-    apply(host, kernel, link, &target, back).await.map(drop)
+    apply(host, kernel, link, &target, None, back).await.map(drop)
 }
 
 async fn recorded(kernel: &Kernel, id: CheckpointId) -> Result<Checkpoint> {
@@ -261,12 +305,14 @@ async fn recorded(kernel: &Kernel, id: CheckpointId) -> Result<Checkpoint> {
 
 /// Ends a restore that a former daemon did not live to end: forwards, or else back.
 pub(in crate::supervisor) async fn resume(host: &Rc<Host>, kernel: &Rc<Kernel>, link: &Rc<WorkerLink>) {
-    let name = &kernel.spec.name;
+    let (name, _hold) = (&kernel.spec.name, kernel.hold_files());
     let ended = async {
         let Some(restoring) = kernel.records.restoring().await? else { return Ok(()) };
         let forwards = async {
-            let target = check(host, kernel, recorded(kernel, restoring.target).await?).await?;
-            apply(host, kernel, link, &target, restoring.clone()).await
+            let target = load(host, kernel, recorded(kernel, restoring.target).await?).await?;
+            judge(host, kernel, &target)?;
+            verify::whole(&host.store, &target.manifest, &target.parts).await?;
+            apply(host, kernel, link, &target, None, restoring.clone()).await
         };
         match forwards.await {
             Ok(_) => Ok(()),

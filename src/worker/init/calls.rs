@@ -65,7 +65,7 @@ impl Worker {
             Call::Keep { of, spare, answer } => self.keep(of, spare, answer),
             Call::Wake(of, answer) => self.wake(&of, answer),
             Call::Revise(revision, answer) => reply(answer, self.revise(revision)),
-            Call::Freeze(answer) => self.freeze_when_kept(answer),
+            Call::Freeze(at_work, answer) => self.freeze_when_kept(at_work, answer),
             Call::Thaw(answer) => {
                 let stood = self.thaw();
                 let moved = || Error::conflict("a stop let the kernel's processes go on").reason("thawed");
@@ -147,10 +147,14 @@ impl Worker {
         Ok(self.state.entry(key)?.map(whole))
     }
 
-    pub(super) fn freeze(&mut self) -> Result<()> {
-        self.check_idle()?;
-        if !self.asked.is_empty() {
-            return Err(Error::busy("the engine is answering a request"));
+    pub(super) fn freeze(&mut self, at_work: bool) -> Result<()> {
+        // For what others do with the same files, it does not matter what this one does.
+        let serves_others = at_work && matches!(self.life, Life::Serving) && !self.frozen;
+        if !serves_others {
+            self.check_idle()?;
+            if !self.asked.is_empty() {
+                return Err(Error::busy("the engine is answering a request"));
+            }
         }
         self.enclosure.freeze()?;
         self.frozen = true;

@@ -202,15 +202,15 @@ impl Worker {
             None => tracing::info!(why, "a restored checkpoint has no copy in memory any more"),
         }
         for held in std::mem::take(&mut self.copies.freezes) {
-            let _ = held.send(self.freeze());
+            let _ = held.send(self.freeze(false));
         }
     }
 
-    /// Stops everything inside, once no copy is being made.
-    pub(super) fn freeze_when_kept(&mut self, answer: Answer<()>) {
+    /// Stops everything inside; between executions only once no copy is being made.
+    pub(super) fn freeze_when_kept(&mut self, at_work: bool, answer: Answer<()>) {
         match self.copies.making {
-            Some(_) => self.copies.freezes.push(answer),
-            None => drop(answer.send(self.freeze())),
+            Some(_) if !at_work => self.copies.freezes.push(answer),
+            Some(_) | None => drop(answer.send(self.freeze(at_work))),
         }
     }
 

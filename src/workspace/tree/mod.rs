@@ -5,6 +5,7 @@
 pub mod diff;
 pub mod entry;
 pub mod format;
+pub mod needs;
 pub mod reach;
 pub mod read;
 
