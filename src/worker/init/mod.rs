@@ -24,6 +24,7 @@ pub mod entry;
 mod events;
 mod executions;
 mod frames;
+mod lane;
 mod ledger;
 pub mod listener;
 mod loading;
@@ -129,6 +130,7 @@ pub struct Worker {
     exit: AsyncFd<Watched>,
     children: Option<AsyncFd<Watched>>,
     calls: mpsc::Receiver<WorkerCall>,
+    lane: Option<lane::Lane>,
     descriptors: listener::Descriptors,
     ledger: Ledger,
     outbox: Outbox,
@@ -207,6 +209,7 @@ impl Worker {
             exit: watched(engine.pidfd)?,
             children: children.map(watched).transpose()?,
             calls,
+            lane: None,
             descriptors,
             ledger: Ledger::default(),
             outbox: Outbox::default(),
@@ -255,6 +258,7 @@ impl Worker {
     fn step(&mut self, cx: &mut Context<'_>) -> bool {
         let mut progressed = self.poll_engine(cx);
         progressed |= self.poll_copies(cx);
+        progressed |= self.poll_lane(cx);
         while self.takes_calls()
             && let Poll::Ready(Some(call)) = self.calls.poll_recv(cx)
         {
