@@ -7,8 +7,8 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use super::state::{
-    Begun, Direction, EntryKind, ExecBegin, ExecClose, Lease, NewCheckpoint, NewConsent, NewEntry, OutputRecord,
-    Restored, Restoring,
+    Beginning, Begun, Direction, EntryKind, ExecBegin, ExecClose, FirstCheckpoint, Lease, NewCheckpoint, NewConsent,
+    NewEntry, OutputRecord, Restored, Restoring,
 };
 use super::*;
 use crate::core::checkpoint::CheckpointType;
@@ -16,6 +16,7 @@ use crate::core::engine::EngineName;
 use crate::core::exec::{ExecEnd, ExecRequest};
 use crate::core::ids::{CheckpointId, Digest, Epoch, ExecId, HostId, KernelId, WorkerId};
 use crate::core::info::{GivenMount, McpTransport, MountInfo};
+use crate::core::origin::{ForkPoint, Origin};
 use crate::core::spec::KernelSpec;
 use crate::sys::fault::tests::{crash_dir, run_child};
 use crate::sys::fault::{Steps, points};
@@ -43,6 +44,7 @@ pub(super) fn kernel(id: KernelId, name: &str) -> KernelRow {
         version: 1,
         epoch: Epoch(1),
         generation: 0,
+        thread_of: None,
         created_at_ms: 10,
         last_used_at_ms: 10,
     }
@@ -147,6 +149,7 @@ async fn step(n: usize, h: &CatalogHandle) -> Result<bool, CatalogError> {
             let done = Restored { restoring: restoring(), mounts, mcp, entry: mark("restored"), at_ms: 9 };
             state.finish_restore(done).await.map(drop)?;
         }
+        34 => state.begin(beginning()).await?,
         _ => return Ok(false),
     }
     Ok(true)
@@ -164,6 +167,20 @@ fn new_checkpoint(id: u8) -> NewCheckpoint {
         manifest: Digest::from_bytes([id; 32]),
         files: 1,
         state_bytes: 2,
+    }
+}
+
+fn beginning() -> Beginning {
+    let from = ForkPoint { kernel: FIRST, name: "one".into(), checkpoint: CheckpointId::from_bytes([1; 16]) };
+    let parent = Some(from.checkpoint);
+    Beginning {
+        origin: Origin::of_fork(0, from),
+        checkpoints: vec![FirstCheckpoint { new: new_checkpoint(7), parent, entry: mark("forked") }],
+        mounts: Vec::new(),
+        mcp: Vec::new(),
+        blobs: vec![Digest::from_bytes([5; 32])],
+        entry: None,
+        at_ms: 1,
     }
 }
 
@@ -227,6 +244,7 @@ async fn observe(h: &CatalogHandle, dir: &Path) -> String {
         note("mounts", &state.mounts().await.expect("readable"));
         note("mcp", &state.mcp_servers().await.expect("readable"));
         note("objects", &state.objects().await.expect("readable"));
+        note("origin", &state.origin().await.expect("readable"));
         note("lease", &state.lease().await.expect("readable"));
         note("consents", &state.consents(0).await.expect("readable"));
         state.check().await.expect("sound");

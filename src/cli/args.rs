@@ -9,6 +9,7 @@ use super::checkpoints::{CheckpointArgs, DiffArgs, LogArgs, RestoreArgs};
 use super::completions::CompletionsArgs;
 use super::doctor::ConfigArgs;
 use super::exec::{ExecArgs, RunArgs};
+use super::forks::{ForkArgs, ThreadArgs};
 use super::journal::{EventsArgs, JournalArgs, MessageArgs};
 use super::kernels::{LsArgs, NewArgs, RmArgs, StopArgs};
 use super::mcp::McpArgs;
@@ -116,6 +117,10 @@ pub enum Command {
     Restore(RestoreArgs),
     /// Go back to where a kernel was before its last restore
     Undo(NameArgs),
+    /// Make kernels that begin as one is, or was at a checkpoint
+    Fork(ForkArgs),
+    /// Make a kernel that works in the workspace of another
+    Thread(ThreadArgs),
     /// Show a kernel's journal
     Journal(JournalArgs),
     /// Add a message to a kernel's journal

@@ -19,6 +19,7 @@ mod drive;
 mod exec;
 pub mod exit;
 pub mod failure;
+mod forks;
 mod journal;
 pub mod json;
 mod kernels;
@@ -95,6 +96,8 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Diff(args) => checkpoints::diff(context, args).await,
         Command::Restore(args) => checkpoints::restore(context, args).await,
         Command::Undo(args) => checkpoints::undo(context, &args.name).await,
+        Command::Fork(args) => forks::fork(context, args).await,
+        Command::Thread(args) => forks::thread(context, args).await,
         Command::Journal(args) => journal::journal(context, args).await,
         Command::Message(args) => journal::message(context, args).await,
         Command::Events(args) => journal::events(context, args).await,

@@ -122,6 +122,10 @@ pub const DIFF_SHOWN_CHARS: usize = 200;
 pub const DIFF_BEHIND: usize = 256;
 /// How long a checkpoint waits for what runs, unless it is told another time.
 pub const CHECKPOINT_WAIT: Duration = Duration::from_secs(60);
+/// Children of one fork.
+pub const FORK_CHILDREN: usize = 256;
+/// Children of one fork that are made at the same time.
+pub const FORKS_AT_ONCE: usize = 4;
 /// Engine state as one message (`snapshot`, `restore`), bytes.
 pub const STATE_INLINE_BYTES: usize = 32 << 20;
 /// Engine state of one kernel, all entries, bytes.

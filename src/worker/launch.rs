@@ -31,6 +31,7 @@ use crate::core::error::{Error, Result};
 use crate::core::ids::{Epoch, KernelId, WorkerId};
 use crate::core::limits;
 use crate::core::name::KernelName;
+use crate::core::origin::OriginKind;
 use crate::rpc::worker_proof::{PROOF_BYTES, WorkerIdentity};
 use crate::sandbox::SandboxPlan;
 use crate::sys::pidfd;
@@ -72,6 +73,9 @@ pub struct LaunchDocument {
     /// Whether saved state must survive a loss of power: every save then waits for the disk.
     #[serde(default)]
     pub power_safe: bool,
+    /// How the state that it loads came to be, and its generation: for the code inside.
+    #[serde(default)]
+    pub origin: (OriginKind, u32),
 }
 
 impl LaunchDocument {
@@ -96,6 +100,7 @@ impl LaunchDocument {
             orphan_grace_ms: u64::try_from(limits::ORPHAN_GRACE.as_millis()).unwrap_or(u64::MAX),
             output_buffer_bytes: limits::OUTPUT_BUFFER_BYTES,
             power_safe: false,
+            origin: (OriginKind::Original, 0),
         }
     }
 

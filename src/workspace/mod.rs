@@ -12,6 +12,7 @@
 //!   ├ index      what is known of every entry     saved: between processes
 //!   ├ encode     a tree of the index: only what changed
 //!   └ restore    what differs from a tree, put in place        stage: files prepared where nobody else is
+//!  checkout  a tree into a new folder, by several threads
 //!  tree      entries, format, diff, needs, reach: no file system
 //! ```
 //! Untrusted code owns the workspace. Nothing here follows a symbolic link in it, runs anything, or makes set-uid files or
@@ -19,6 +20,7 @@
 
 mod beneath;
 mod changes;
+mod checkout;
 mod encode;
 mod error;
 mod how;
@@ -32,10 +34,11 @@ mod stage;
 mod tracker;
 pub mod tree;
 
+pub use checkout::checkout;
 pub use error::WorkspaceError;
 pub use how::{How, Unwatched, Walk};
 pub use objects::{Counted, ObjectBatch, Objects, Together};
-pub use restore::{Durable, Restored, checkout};
+pub use restore::{Durable, Restored};
 pub use tracker::{Captured, Collected, NotCaptured, Places, Tracker};
 pub use tree::TreeId;
 pub use tree::diff::{Change, Changed, Deed, Diff, diff};

@@ -25,7 +25,7 @@ use super::how::How;
 use super::index::{FolderId, Index, Known, Place, ROOT, Stamp, What};
 use super::objects::{Addresses, Objects};
 use super::stage::{Owner, Stage, Staged, set_time};
-use super::tracker::{Pass, Places, Tracker};
+use super::tracker::{Pass, Tracker};
 use super::tree::TreeId;
 use super::tree::entry::{Content, Entry, Meta, Name, Node, path_of};
 use super::tree::format::Folder;
@@ -123,25 +123,6 @@ impl Tracker {
         }
         Ok(Restored { left, changed, bytes: stage.bytes, how })
     }
-}
-
-/// Brings a tree into an empty folder: for forks and imports.
-///
-/// # Errors
-/// The folder is not empty; as [`Tracker::restore`].
-pub fn checkout(
-    target: TreeId,
-    places: Places,
-    objects: &dyn Objects,
-    durable: Durable,
-) -> Result<(Tracker, Restored)> {
-    let mut tracker = Tracker::open(places)?;
-    let path = &tracker.places.workspace;
-    if !beneath::list(tracker.root.as_fd()).map_err(WorkspaceError::of("list", path))?.is_empty() {
-        return Err(WorkspaceError::NotEmpty { path: path.clone() });
-    }
-    let restored = tracker.restore(target, objects, durable)?;
-    Ok((tracker, restored))
 }
 
 /// A folder that is there and the one that it is to be.
@@ -441,7 +422,7 @@ impl<'a> Both<'a> {
 }
 
 /// What differs from the tree after all was done, if it is what nobody could have made; else an error names it.
-fn differences(index: &Index, objects: &dyn Objects, wanted: &Entry, owner: Owner) -> Result<Vec<PathBuf>> {
+pub(super) fn differences(index: &Index, objects: &dyn Objects, wanted: &Entry, owner: Owner) -> Result<Vec<PathBuf>> {
     let mut left = Vec::new();
     if index.root != wanted.meta {
         return Err(WorkspaceError::NotRestored { path: PathBuf::from(".") });

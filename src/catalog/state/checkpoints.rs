@@ -3,7 +3,7 @@
 use rusqlite::{Connection, OptionalExtension as _, Row, params};
 
 use super::journal::{self, NewEntry};
-use super::{StateHandle, grants};
+use super::{StateHandle, grants, origin};
 use crate::catalog::error::CatalogError;
 use crate::catalog::row::{bytes, signed, unsigned, wrong};
 use crate::catalog::sqlite::{Db, Result};
@@ -150,9 +150,17 @@ impl StateHandle {
 }
 
 fn add(db: &Db, new: &NewCheckpoint, entry: NewEntry) -> Result<Checkpoint> {
+    add_with_parent(db, new, head(db)?.checkpoint, entry)
+}
+
+pub(super) fn add_with_parent(
+    db: &Db,
+    new: &NewCheckpoint,
+    parent: Option<CheckpointId>,
+    entry: NewEntry,
+) -> Result<Checkpoint> {
     let sequence = journal::append_one(db, entry)?;
     db.sql("record checkpoint", |c| {
-        let parent = read_head(c)?.checkpoint;
         let place = CheckpointType::ALL.iter().position(|kind| *kind == new.kind);
         let number = c
             .prepare_cached(
@@ -247,6 +255,9 @@ fn finish_restore(db: &Db, done: Restored) -> Result<u64> {
     let Restored { restoring: Restoring { target, safety, .. }, mounts, mcp, entry, at_ms } = done;
     let sequence = journal::append_one(db, entry)?;
     grants::replace(db, &mounts, &mcp)?;
+    if target != safety {
+        origin::put(db, &origin::get(db)?.after_restore(target))?;
+    }
     let found = db.sql("end restore", |c| {
         c.prepare_cached("DELETE FROM restoring")?.execute([])?;
         if target == safety {

@@ -5,6 +5,7 @@ mod executions;
 mod grants;
 mod journal;
 mod lease;
+mod origin;
 mod output;
 
 use super::bank::Target;
@@ -20,6 +21,7 @@ pub use executions::{Begun, ExecBegin, ExecClose, ExecRecord};
 pub use grants::{Consent, NewConsent};
 pub use journal::{Direction, EntryKind, NewEntry};
 pub use lease::Lease;
+pub use origin::{Beginning, FirstCheckpoint};
 pub use output::{Kept, OutputRecord, Runs};
 
 /// Asks the thread that owns a kernel's database. Cheap to clone. The database opens on use.

@@ -10,9 +10,9 @@ mod table;
 mod time;
 mod value;
 
-pub use checkpoints::{checkpoint_line, checkpoint_log, difference, difference_counts, restoration};
+pub use checkpoints::{Branches, checkpoint_line, checkpoint_log, difference, difference_counts, restoration};
 pub use journal::{event, journal_entry};
-pub use kernels::{kernel, kernels};
+pub use kernels::{forks, kernel, kernels};
 pub use lists::{abilities, mcp_servers, mounts, tools, vars};
 pub use table::Table;
 pub use time::{ago, now_ms, span_us, stamp};

@@ -374,6 +374,16 @@ impl kernel::Server for KernelServer {
         self.pin(params).await
     }
 
+    async fn fork(self: Rc<Self>, params: kernel::ForkParams, results: kernel::ForkResults) -> capnp::Result<()> {
+        self.may(Right::Fork)?;
+        self.fork_off(params, results).await
+    }
+
+    async fn thread(self: Rc<Self>, params: kernel::ThreadParams, results: kernel::ThreadResults) -> capnp::Result<()> {
+        self.may(Right::Fork)?;
+        self.make_thread(params, results).await
+    }
+
     async fn execution(
         self: Rc<Self>,
         params: kernel::ExecutionParams,
@@ -489,8 +499,9 @@ impl kernel::Server for KernelServer {
         _results: kernel::RemoveResults,
     ) -> capnp::Result<()> {
         self.may(Right::Admin)?;
-        let change = self.change(params.get()?.get_expected_version());
-        self.connection.supervisor.remove(&self.kernel, change).await.map_err(to_capnp)
+        let params = params.get()?;
+        let change = self.change(params.get_expected_version());
+        self.connection.supervisor.remove(&self.kernel, change, params.get_with_threads()).await.map_err(to_capnp)
     }
 
     async fn journal(

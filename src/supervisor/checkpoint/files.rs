@@ -3,14 +3,16 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
+use tokio::sync::OwnedSemaphorePermit;
+
 use crate::core::checkpoint::WorkspacePart;
 use crate::core::error::{Error, Result};
-use crate::core::ids::Digest;
+use crate::core::ids::{Digest, KernelId};
 use crate::core::info::MissedEntry;
 use crate::store::{Store, StoreHandle};
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
-use crate::workspace::{Captured, Collected, Durable, Places, Together, Tracker, TreeId, WorkspaceError};
+use crate::workspace::{self, Captured, Collected, Durable, Places, Together, Tracker, TreeId, WorkspaceError};
 
 /// The folder beside the workspace in which files are prepared, and the file with what is known of the workspace.
 const STAGING: &str = "staging";
@@ -22,6 +24,7 @@ pub(super) struct Files {
     store: StoreHandle,
     tracker: Option<Box<Tracker>>,
     durable: Durable,
+    _turn: OwnedSemaphorePermit,
 }
 
 /// What was captured of the files.
@@ -38,24 +41,26 @@ pub(super) struct CapturedFiles {
 }
 
 impl Files {
-    /// The kernel's tracker; opened if there is none yet.
+    /// The tracker of the kernel's workspace, when its turn comes; opened if there is none yet.
+    ///
+    /// # Errors
+    /// `deadline`; `conflict` if the files are another kernel's and between two states; those of opening it.
     pub async fn of(host: &Host, kernel: &Rc<Kernel>) -> Result<Files> {
-        let durable = if host.config.power_safe { Durable::Power } else { Durable::Process };
-        let mut files = Files { kernel: Rc::clone(kernel), store: host.store.clone(), tracker: None, durable };
-        let kept = kernel.tracker.borrow_mut().take();
-        files.tracker = match kept {
-            Some(tracker) => Some(tracker),
-            None => {
-                let paths = host.catalog.kernel_files(kernel.id);
-                let places = Places {
-                    staging: paths.dir.join(STAGING),
-                    index: paths.dir.join(INDEX),
-                    workspace: paths.workspace,
-                };
-                let opened = tokio::task::spawn_blocking(move || Tracker::open(places)).await;
-                Some(Box::new(opened.map_err(|error| Error::internal(error.to_string()))??))
-            }
-        };
+        let turn = kernel.turn_with_files().await?;
+        let owner = kernel.files();
+        if owner.id != kernel.id && owner.between.get() {
+            return Err(Error::conflict(format!("kernel {} is being restored", owner.spec.name))
+                .reason("restoring")
+                .hint("try again when that is done"));
+        }
+        let (places, durable) = (places(host, owner.id), durable(host));
+        let kept = kernel.take_tracker();
+        let store = host.store.clone();
+        let mut files = Files { kernel: Rc::clone(kernel), store, tracker: kept, durable, _turn: turn };
+        if files.tracker.is_none() {
+            let opened = tokio::task::spawn_blocking(move || Tracker::open(places)).await;
+            files.tracker = Some(Box::new(opened.map_err(|error| Error::internal(error.to_string()))??));
+        }
         Ok(files)
     }
 
@@ -91,6 +96,13 @@ impl Files {
         self.run(move |tracker, _| tracker.finish(collected)).await.map(describe)
     }
 
+    /// What was captured did not become durable.
+    pub fn doubt(&mut self) {
+        if let Some(tracker) = &mut self.tracker {
+            tracker.doubt();
+        }
+    }
+
     /// Makes the workspace what a tree says. Gives how many entries were changed.
     pub async fn restore(&mut self, tree: Digest) -> Result<u64> {
         let durable = self.durable;
@@ -103,9 +115,34 @@ impl Drop for Files {
     fn drop(&mut self) {
         // Lost in a panic: the next one opens another, which looks at everything.
         if let Some(tracker) = self.tracker.take() {
-            *self.kernel.tracker.borrow_mut() = Some(tracker);
+            self.kernel.keep_tracker(tracker);
         }
     }
+}
+
+fn places(host: &Host, kernel: KernelId) -> Places {
+    let paths = host.catalog.kernel_files(kernel);
+    Places { staging: paths.dir.join(STAGING), index: paths.dir.join(INDEX), workspace: paths.workspace }
+}
+
+fn durable(host: &Host) -> Durable {
+    if host.config.power_safe { Durable::Power } else { Durable::Process }
+}
+
+/// Fills the workspace of a kernel that nobody knows yet.
+///
+/// # Errors
+/// Those of making it; what was made is the caller's to remove.
+pub(in crate::supervisor) async fn fill(host: &Host, kernel: KernelId, tree: Digest) -> Result<()> {
+    let (places, durable) = (places(host, kernel), durable(host));
+    let filled = host.store.run_beside(move |store| {
+        let filled = workspace::checkout(TreeId(tree), places, store, durable).and_then(|(mut tracker, _)| {
+            // So that its first checkpoint reads nothing again.
+            tracker.save()
+        });
+        Ok(filled)
+    });
+    Ok(filled.await??)
 }
 
 fn describe(captured: Captured) -> CapturedFiles {

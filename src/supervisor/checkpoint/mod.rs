@@ -15,6 +15,7 @@ mod gather;
 mod records;
 mod restore;
 mod state;
+mod still;
 mod turn;
 mod verify;
 
@@ -32,10 +33,12 @@ use crate::core::limits;
 use crate::rpc::worker_link::WorkerLink;
 
 pub use compare::diff;
+pub(super) use files::fill;
 use files::{CapturedFiles, Files};
 use gather::{Gathered, gather};
 pub(super) use restore::resume;
 pub use restore::{restore, undo};
+use still::Still;
 
 /// Takes a checkpoint at the next safe point.
 ///
@@ -153,7 +156,7 @@ async fn manifest(host: &Rc<Host>, kernel: &Rc<Kernel>, state: Digest, files: &C
     })
 }
 
-fn encode(manifest: &Manifest) -> Result<Vec<u8>> {
+pub(super) fn encode(manifest: &Manifest) -> Result<Vec<u8>> {
     manifest.encode().map_err(|error| Error::refused(error.to_string()).reason("manifest_size"))
 }
 

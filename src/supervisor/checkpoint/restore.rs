@@ -5,11 +5,11 @@ use std::rc::Rc;
 
 use super::gather::gather;
 use super::verify::{self, Present};
-use super::{Files, contents, find, freeze, seal, state, turn};
+use super::{Files, Still, contents, find, seal, state, turn};
 use crate::catalog::state::{EntryKind, NewEntry, Restored, Restoring};
 use crate::core::checkpoint::{Checkpoint, CheckpointType, Manifest, Restoration, StateParts, Taking};
 use crate::core::error::{Error, Result};
-use crate::core::ids::CheckpointId;
+use crate::core::ids::{CheckpointId, Digest};
 use crate::core::info::{GivenMount, MissedEntry};
 use crate::core::limits;
 use crate::rpc::worker_link::WorkerLink;
@@ -41,6 +41,7 @@ impl Alone {
 impl Drop for Alone {
     fn drop(&mut self) {
         self.0.restoring.set(false);
+        self.0.wake_sessions();
     }
 }
 
@@ -84,6 +85,9 @@ async fn to(
     let alone = Alone::begin(kernel)?;
     let target = load(host, kernel, checkpoint).await?;
     judge(host, kernel, &target)?;
+    if kernel.thread_of.is_none() {
+        kernel.others_rest()?;
+    }
     let change = Trace::Restore(Change { actor: actor.clone(), expected_version });
     let (host, kernel) = (Rc::clone(host), Rc::clone(kernel));
     // In a task of its own: once something was touched it goes on to one of its two ends, whoever still waits for it.
@@ -163,12 +167,17 @@ async fn perform(
         }
         None => {
             let gathered = gather(host, kernel, link).await?;
-            let present = Present::of(&gathered, &kernel.view().missed);
+            let present = Present::of(&gathered, kernel);
             let read = verify::difference(&host.store, &present, manifest, parts).await?;
             let taking = Taking::by_us(CheckpointType::System, &name);
             (seal(host, kernel, gathered, &taking, actor).await?.id, Some(present), Some(read))
         }
     };
+    // From here to the end nothing begins where the same files are.
+    let _hold = kernel.hold_files();
+    if kernel.thread_of.is_none() {
+        kernel.others_rest()?;
+    }
     let restoring = Restoring { target: target.checkpoint.id, safety, actor: actor.to_string(), at_ms: host.now_ms() };
     kernel.records.begin_restore(restoring.clone()).await?;
     kernel.between.set(true);
@@ -195,16 +204,24 @@ async fn apply(
     present: Option<&Present>,
     restoring: Restoring,
 ) -> Result<(u64, Vec<MissedEntry>, u64)> {
-    let mut files = Files::of(host, kernel).await?;
-    freeze(link).await?;
-    let changed = files.restore(target.manifest.workspace.tree).await;
-    link.thaw().await?;
-    let files_changed = changed?;
+    let files_changed = match kernel.thread_of {
+        None => restore_files(host, kernel, link, target.manifest.workspace.tree).await?,
+        // They are another kernel's, and that one's to restore.
+        Some(_) => 0,
+    };
     let mut missed = match present {
         Some(present) if present.is_state(&target.parts) => Vec::new(),
         Some(_) | None => link.load(state::chunks(host.store.clone(), target.parts.clone())).await?,
     };
     missed.extend(target.manifest.missed.iter().cloned());
+    if kernel.thread_of.is_some() {
+        let owner = &kernel.files().spec.name;
+        missed.push(MissedEntry {
+            key: "workspace".into(),
+            type_name: "workspace".into(),
+            reason: format!("it is kernel {owner}'s: a checkpoint of that one brings files back"),
+        });
+    }
     let short = target.checkpoint.short_id();
     let entry = NewEntry {
         kind: EntryKind::Mark,
@@ -229,6 +246,14 @@ async fn apply(
     Ok((version, missed, files_changed))
 }
 
+async fn restore_files(host: &Rc<Host>, kernel: &Rc<Kernel>, link: &Rc<WorkerLink>, tree: Digest) -> Result<u64> {
+    let mut files = Files::of(host, kernel).await?;
+    let still = Still::of(kernel, link).await?;
+    let changed = files.restore(tree).await;
+    still.end().await?;
+    changed
+}
+
 /// To the checkpoint that was taken just before a restore that did not end.
 async fn go_back(host: &Rc<Host>, kernel: &Rc<Kernel>, link: &Rc<WorkerLink>) -> Result<()> {
     let Some(restoring) = kernel.records.restoring().await? else { return Ok(()) };
@@ -246,7 +271,7 @@ async fn recorded(kernel: &Kernel, id: CheckpointId) -> Result<Checkpoint> {
 
 /// Ends a restore that a former daemon did not live to end: forwards, or else back.
 pub(in crate::supervisor) async fn resume(host: &Rc<Host>, kernel: &Rc<Kernel>, link: &Rc<WorkerLink>) {
-    let name = &kernel.spec.name;
+    let (name, _hold) = (&kernel.spec.name, kernel.hold_files());
     let ended = async {
         let Some(restoring) = kernel.records.restoring().await? else { return Ok(()) };
         let forwards = async {
