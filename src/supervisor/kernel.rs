@@ -79,6 +79,8 @@ pub struct Kernel {
     pub(super) between: Cell<bool>,
     /// Who works in its workspace.
     pub(super) sessions: Sessions,
+    /// How the workspace is captured, and why no better.
+    pub(super) capture: RefCell<String>,
 }
 
 impl Kernel {
@@ -120,6 +122,7 @@ impl Kernel {
             executions: view.executions,
             origin: view.origin.clone(),
             thread_of: self.thread_of,
+            capture: self.capture.borrow().clone(),
         }
     }
 

@@ -282,6 +282,9 @@ impl Supervisor {
             restoring: std::cell::Cell::new(loaded.restoring),
             between: std::cell::Cell::new(loaded.restoring),
             sessions: Sessions::new(owner.clone()),
+            capture: std::cell::RefCell::new(
+                host.files.choice(&host.catalog.kernel_files(row.id).workspace).to_string(),
+            ),
         });
         if let Some(owner) = owner {
             owner.joined_by(&kernel);

@@ -90,7 +90,7 @@ fn lease(file: BorrowedFd<'_>, kind: libc::c_int) -> bool {
     /// `F_SETSIG` of `fcntl.h`, the same on every architecture.
     const SET_SIGNAL: libc::c_int = 10;
     // SAFETY: takes integers only.
-    let fcntl = |command: libc::c_int, value| unsafe { libc::fcntl(file.as_raw_fd(), command, value) };
+    let fcntl = |command: libc::c_int, value: libc::c_int| unsafe { libc::fcntl(file.as_raw_fd(), command, value) };
     // Whoever opens the file for writing meanwhile has a signal sent to us. SIGIO, which it is otherwise, would end this process.
     (kind == libc::F_UNLCK || fcntl(SET_SIGNAL, libc::SIGURG) >= 0) && fcntl(libc::F_SETLEASE, kind) >= 0
 }
@@ -102,6 +102,17 @@ fn lease(file: BorrowedFd<'_>, kind: libc::c_int) -> bool {
 pub fn clone_blocks(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: takes integers only.
     checked(i64::from(unsafe { libc::ioctl(to.as_raw_fd(), libc::FICLONE, from.as_raw_fd()) })).map(drop)
+}
+
+/// Writes what is only in memory of a file to its device, and waits for that. For a clone that is not to wait: no promise of
+/// durability, for nothing is said of the file's metadata.
+///
+/// # Errors
+/// What the device refuses.
+pub fn write_out(file: BorrowedFd<'_>) -> io::Result<()> {
+    let how = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    // SAFETY: takes integers only.
+    checked(i64::from(unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, how) })).map(drop)
 }
 
 /// The number that says what kind of file system an open file is on (`statfs`).
