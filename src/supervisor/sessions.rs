@@ -146,7 +146,9 @@ impl Kernel {
 
     /// Gives it back.
     pub(super) fn keep_tracker(&self, tracker: Box<Tracker>) {
-        *self.files().sessions.tracker.borrow_mut() = Some(tracker);
+        let files = self.files();
+        files.base.set(tracker.base().map(|tree| tree.0));
+        *files.sessions.tracker.borrow_mut() = Some(tracker);
     }
 
     /// Refuses to change files under code that runs: what it does with them would be lost, or be done to others.
@@ -217,6 +219,8 @@ impl Kernel {
             return;
         }
         let Some(mut tracker) = self.take_tracker() else { return };
+        // The next one looks whether the contents that it knows are still there.
+        self.files().base.set(None);
         let name = self.files().spec.name.to_string();
         tokio::task::spawn_blocking(move || {
             if let Err(error) = tracker.save() {

@@ -14,6 +14,7 @@ use crate::core::ids::{CheckpointId, Digest, Epoch, ExecId, HostId, KernelId};
 use crate::core::info::{Ability, Event, HostInfo, JournalEntry, KernelFilter, KernelInfo, McpTransport};
 use crate::core::name::KernelName;
 use crate::core::origin::{ForkPoint, Origin, OriginKind};
+use crate::core::retention::Retention;
 use crate::core::rights::{Right, Rights};
 use crate::core::spec::{AllowedPath, Isolation, KernelLimits, KernelSpec, Net};
 use crate::core::value::{BlobRef, Value};
@@ -187,7 +188,8 @@ pub fn any_spec() -> impl Strategy<Value = KernelSpec> {
         prop_oneof![Just(Net::None), Just(Net::Host)],
     );
     let numbers = (1..u64::MAX, 1..u32::MAX, 1..u32::MAX, 1..u32::MAX, 1..u64::MAX, 0..u64::MAX);
-    let degraded = (prop::collection::vec("[a-z]{1,8}", 0..3), any::<bool>());
+    let retention = (prop::option::of(1..u32::MAX), prop::option::of(1..u64::MAX));
+    let degraded = (prop::collection::vec("[a-z]{1,8}", 0..3), any::<bool>(), retention);
     (names, kinds, numbers, any_paths(), pairs(), degraded).prop_map(|(names, kinds, n, paths, labels, rest)| {
         KernelSpec {
             name: names.0,
@@ -207,6 +209,7 @@ pub fn any_spec() -> impl Strategy<Value = KernelSpec> {
             labels,
             degraded: rest.0,
             ephemeral: rest.1,
+            retention: Retention { newest: rest.2.0, keep_for_ms: rest.2.1 },
         }
     })
 }
@@ -224,6 +227,8 @@ pub fn any_spec_request() -> impl Strategy<Value = SpecRequest> {
             open_files: all.open_files.filter(|_| given[6]),
             workspace_bytes: all.workspace_bytes.filter(|_| given[7]),
             idle_timeout_ms: all.idle_timeout_ms.filter(|_| given[8]),
+            keep_checkpoints: all.keep_checkpoints.filter(|_| given[8]),
+            keep_checkpoints_for_ms: all.keep_checkpoints_for_ms.filter(|_| given[7]),
             from_dir: from_dir.map(Into::into),
             ..all
         }
