@@ -193,7 +193,7 @@ async fn perform(
             // The copy of the one that is restored is not to go for this.
             let keep = Keep { kind: CheckpointType::System, spare: Some(target.checkpoint.id) };
             let gathered = gather(host, kernel, link, Some(keep)).await?;
-            let present = Present::of(&gathered, &kernel.view().missed);
+            let present = Present::of(&gathered, kernel);
             let read = verify::difference(&host.store, &present, manifest, parts).await?;
             let taking = Taking::by_us(CheckpointType::System, &name);
             (seal(host, kernel, gathered, &taking, actor).await?.id, Some(present), Some(read))
