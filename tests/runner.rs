@@ -19,5 +19,6 @@ mod session_suite;
 mod support;
 mod systemd;
 mod tidy;
+mod upkeep;
 mod worker;
 mod workspace;

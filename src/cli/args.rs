@@ -18,6 +18,7 @@ use super::paint::ColorChoice;
 use super::repl::ReplArgs;
 use super::tools::ToolsArgs;
 use super::tour::TourArgs;
+use super::upkeep::{AuditArgs, GcArgs, RetentionArgs};
 use super::vars::{GetArgs, SetArgs};
 
 /// Git for running computers: durable, sandboxed sessions that execute code.
@@ -121,12 +122,20 @@ pub enum Command {
     Fork(ForkArgs),
     /// Make a kernel that works in the workspace of another
     Thread(ThreadArgs),
+    /// Show or change how long a kernel's automatic checkpoints are kept
+    Retention(RetentionArgs),
     /// Show a kernel's journal
     Journal(JournalArgs),
     /// Add a message to a kernel's journal
     Message(MessageArgs),
     /// Show what happened on the host or to a kernel
     Events(EventsArgs),
+    /// Remove checkpoints that are too old, and what nothing names any more
+    Gc(GcArgs),
+    /// Read everything that is stored and name what is damaged
+    Verify,
+    /// Show who did what, or prove that the log of it is whole
+    Audit(AuditArgs),
     /// Check or show the daemon's configuration
     Config(ConfigArgs),
     /// Show what this host can do, and what to do about the rest

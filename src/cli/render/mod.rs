@@ -8,6 +8,7 @@ mod kernels;
 mod lists;
 mod table;
 mod time;
+mod upkeep;
 mod value;
 
 pub use checkpoints::{Branches, checkpoint_line, checkpoint_log, difference, difference_counts, restoration};
@@ -16,6 +17,7 @@ pub use kernels::{forks, kernel, kernels};
 pub use lists::{abilities, mcp_servers, mounts, tools, vars};
 pub use table::Table;
 pub use time::{ago, now_ms, span_us, stamp};
+pub use upkeep::{audit_line, audit_proof, damage, gc_item, gc_report, verify_report};
 pub use value::value_of;
 
 /// Text with every control character shown as an escape, except line ends and tabs.

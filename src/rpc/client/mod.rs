@@ -20,6 +20,7 @@ mod kernel;
 mod lease;
 mod session;
 mod state;
+mod upkeep;
 
 pub use blob::{BlobDownload, BlobUpload};
 pub use connection::{connect_stream, run_local};

@@ -11,14 +11,14 @@ use super::{Connection, require};
 use crate::core::error::{Error, Result};
 use crate::core::exec::{ExecRequest, Work};
 use crate::core::ids::{Digest, ExecId};
-use crate::core::info::{Job, MountInfo};
+use crate::core::info::Job;
 use crate::core::limits;
 use crate::core::rights::{Right, Rights};
 use crate::rpc::convert::checkpoint::write_checkpoint;
 use crate::rpc::convert::exec::{read_exec_request, write_exec_result};
 use crate::rpc::convert::info::write_kernel_info;
 use crate::rpc::convert::listing::{write_jobs, write_missed, write_mounts, write_tools, write_vars};
-use crate::rpc::convert::mcp::{read_mcp_transport, write_mcp_info};
+use crate::rpc::convert::mcp::write_mcp_info;
 use crate::rpc::convert::rights::read_rights;
 use crate::rpc::convert::value::{read_value, write_value};
 use crate::rpc::convert::{read_data, read_name, read_text, to_capnp, write_text_list};
@@ -37,11 +37,11 @@ pub(super) struct KernelServer {
 }
 
 impl KernelServer {
-    fn may(&self, right: Right) -> capnp::Result<()> {
+    pub(super) fn may(&self, right: Right) -> capnp::Result<()> {
         require(self.rights, right).map_err(to_capnp)
     }
 
-    fn change(&self, expected_version: u64) -> Change {
+    pub(super) fn change(&self, expected_version: u64) -> Change {
         Change { actor: self.actor.clone(), expected_version }
     }
 
@@ -138,14 +138,7 @@ impl kernel::Server for KernelServer {
     }
 
     async fn mount(self: Rc<Self>, params: kernel::MountParams, _results: kernel::MountResults) -> capnp::Result<()> {
-        self.may(Right::Admin)?;
-        let params = params.get()?;
-        let mount = MountInfo {
-            path: read_name(params.get_path(), "path").map_err(to_capnp)?,
-            source: read_name(params.get_source(), "source").map_err(to_capnp)?,
-            writable: params.get_writable(),
-        };
-        self.kernel.mount(self.change(params.get_expected_version()), mount).await.map_err(to_capnp)
+        self.audited("kernel.mount", Right::Admin, self.add_mount(params)).await
     }
 
     async fn unmount(
@@ -153,10 +146,7 @@ impl kernel::Server for KernelServer {
         params: kernel::UnmountParams,
         _results: kernel::UnmountResults,
     ) -> capnp::Result<()> {
-        self.may(Right::Admin)?;
-        let params = params.get()?;
-        let path = read_name(params.get_path(), "path").map_err(to_capnp)?;
-        self.kernel.unmount(self.change(params.get_expected_version()), path).await.map_err(to_capnp)
+        self.audited("kernel.unmount", Right::Admin, self.take_mount_away(params)).await
     }
 
     async fn list_mounts(
@@ -203,11 +193,7 @@ impl kernel::Server for KernelServer {
         params: kernel::RegisterMcpParams,
         _results: kernel::RegisterMcpResults,
     ) -> capnp::Result<()> {
-        self.may(Right::Admin)?;
-        let params = params.get()?;
-        let name = read_name(params.get_name(), "name").map_err(to_capnp)?;
-        let transport = read_mcp_transport(params.get_transport()?).map_err(to_capnp)?;
-        self.kernel.register_mcp(self.change(params.get_expected_version()), name, transport).await.map_err(to_capnp)
+        self.audited("kernel.mcp_register", Right::Admin, self.add_mcp(params)).await
     }
 
     async fn unregister_mcp(
@@ -215,10 +201,7 @@ impl kernel::Server for KernelServer {
         params: kernel::UnregisterMcpParams,
         _results: kernel::UnregisterMcpResults,
     ) -> capnp::Result<()> {
-        self.may(Right::Admin)?;
-        let params = params.get()?;
-        let name = read_name(params.get_name(), "name").map_err(to_capnp)?;
-        self.kernel.unregister_mcp(self.change(params.get_expected_version()), name).await.map_err(to_capnp)
+        self.audited("kernel.mcp_unregister", Right::Admin, self.take_mcp_away(params)).await
     }
 
     async fn list_mcp_servers(
@@ -283,6 +266,7 @@ impl kernel::Server for KernelServer {
         self.may(Right::Write)?;
         let data = read_data(params.get()?.get_data(), "data", limits::BLOB_INLINE_BYTES).map_err(to_capnp)?;
         let records = &self.kernel.records;
+        let _held = records.store().run(|store| Ok(store.hold())).await.map_err(|error| to_capnp(error.into()))?;
         let digest = records.store().put(data).await.map_err(|error| to_capnp(error.into()))?;
         records.grant(digest, crate::sys::clock::now_ms()).await.map_err(to_capnp)?;
         results.get().set_hash(digest.to_string());
@@ -320,8 +304,7 @@ impl kernel::Server for KernelServer {
         params: kernel::CheckpointParams,
         results: kernel::CheckpointResults,
     ) -> capnp::Result<()> {
-        self.may(Right::Checkpoint)?;
-        self.take_checkpoint(params, results).await
+        self.audited("checkpoint.create", Right::Checkpoint, self.take_checkpoint(params, results)).await
     }
 
     async fn checkpoints(
@@ -351,13 +334,11 @@ impl kernel::Server for KernelServer {
         params: kernel::RestoreCheckpointParams,
         results: kernel::RestoreCheckpointResults,
     ) -> capnp::Result<()> {
-        self.may(Right::Restore)?;
-        self.restore_to(params, results).await
+        self.audited("checkpoint.restore", Right::Restore, self.restore_to(params, results)).await
     }
 
     async fn undo(self: Rc<Self>, params: kernel::UndoParams, results: kernel::UndoResults) -> capnp::Result<()> {
-        self.may(Right::Restore)?;
-        self.undo_restore(params, results).await
+        self.audited("checkpoint.restore", Right::Restore, self.undo_restore(params, results)).await
     }
 
     async fn diff(self: Rc<Self>, params: kernel::DiffParams, _results: kernel::DiffResults) -> capnp::Result<()> {
@@ -370,18 +351,31 @@ impl kernel::Server for KernelServer {
         params: kernel::PinCheckpointParams,
         _results: kernel::PinCheckpointResults,
     ) -> capnp::Result<()> {
-        self.may(Right::Checkpoint)?;
-        self.pin(params).await
+        self.audited("checkpoint.pin", Right::Checkpoint, self.pin(params)).await
+    }
+
+    async fn remove_checkpoint(
+        self: Rc<Self>,
+        params: kernel::RemoveCheckpointParams,
+        results: kernel::RemoveCheckpointResults,
+    ) -> capnp::Result<()> {
+        self.audited("checkpoint.remove", Right::Checkpoint, self.remove_one(params, results)).await
+    }
+
+    async fn set_retention(
+        self: Rc<Self>,
+        params: kernel::SetRetentionParams,
+        _results: kernel::SetRetentionResults,
+    ) -> capnp::Result<()> {
+        self.audited("kernel.retention", Right::Admin, self.retain(params)).await
     }
 
     async fn fork(self: Rc<Self>, params: kernel::ForkParams, results: kernel::ForkResults) -> capnp::Result<()> {
-        self.may(Right::Fork)?;
-        self.fork_off(params, results).await
+        self.audited("kernel.fork", Right::Fork, self.fork_off(params, results)).await
     }
 
     async fn thread(self: Rc<Self>, params: kernel::ThreadParams, results: kernel::ThreadResults) -> capnp::Result<()> {
-        self.may(Right::Fork)?;
-        self.make_thread(params, results).await
+        self.audited("kernel.thread", Right::Fork, self.make_thread(params, results)).await
     }
 
     async fn execution(
@@ -414,16 +408,9 @@ impl kernel::Server for KernelServer {
     async fn publish(
         self: Rc<Self>,
         params: kernel::PublishParams,
-        mut results: kernel::PublishResults,
+        results: kernel::PublishResults,
     ) -> capnp::Result<()> {
-        self.may(Right::Admin)?;
-        let params = params.get()?;
-        let rights = self.rights.and(read_rights(params.get_rights()).map_err(to_capnp)?);
-        let name = read_name(params.get_name(), "name").map_err(to_capnp)?;
-        let published = Rc::clone(&self.connection.published);
-        let path = published.publish(&self.connection, &self.kernel, &name, rights).await.map_err(to_capnp)?;
-        results.get().set_path(path.display().to_string());
-        Ok(())
+        self.audited("kernel.publish", Right::Admin, self.publish_socket(params, results)).await
     }
 
     async fn unpublish(
@@ -431,9 +418,7 @@ impl kernel::Server for KernelServer {
         params: kernel::UnpublishParams,
         _results: kernel::UnpublishResults,
     ) -> capnp::Result<()> {
-        self.may(Right::Admin)?;
-        let name = read_name(params.get()?.get_name(), "name").map_err(to_capnp)?;
-        self.connection.published.unpublish(&self.kernel, &name, &self.actor).await.map_err(to_capnp)
+        self.audited("kernel.unpublish", Right::Admin, self.unpublish_socket(params)).await
     }
 
     async fn open_blob(
@@ -478,6 +463,8 @@ impl kernel::Server for KernelServer {
             )
         })?;
         receiver.may(Right::Write)?;
+        // Between the look at one row and the writing of the other, the collection of garbage lists no rows.
+        let _names = self.host().upkeep.names.read().await;
         self.kernel.records.readable(digest).await.map_err(to_capnp)?;
         receiver.kernel.records.grant(digest, crate::sys::clock::now_ms()).await.map_err(to_capnp)
     }
@@ -498,10 +485,7 @@ impl kernel::Server for KernelServer {
         params: kernel::RemoveParams,
         _results: kernel::RemoveResults,
     ) -> capnp::Result<()> {
-        self.may(Right::Admin)?;
-        let params = params.get()?;
-        let change = self.change(params.get_expected_version());
-        self.connection.supervisor.remove(&self.kernel, change, params.get_with_threads()).await.map_err(to_capnp)
+        self.audited("kernel.remove", Right::Admin, self.remove_kernel(params)).await
     }
 
     async fn journal(
@@ -537,8 +521,7 @@ impl kernel::Server for KernelServer {
     }
 
     async fn lease(self: Rc<Self>, params: kernel::LeaseParams, results: kernel::LeaseResults) -> capnp::Result<()> {
-        self.may(Right::Write)?;
-        self.take_lease(params, results).await
+        self.audited("kernel.lease", Right::Write, self.take_lease(params, results)).await
     }
 
     async fn describe_vars(

@@ -4,9 +4,10 @@ use std::rc::Rc;
 
 use tokio::sync::mpsc;
 
+use super::contents;
 use super::gather::gather;
-use super::{contents, find};
-use crate::core::checkpoint::{McpPart, StateParts};
+use super::keeping::find_held;
+use crate::core::checkpoint::{Checkpoint, McpPart, StateParts};
 use crate::core::diff::{self, Area, Deed, Difference};
 use crate::core::error::{Error, Result};
 use crate::core::ids::Digest;
@@ -37,8 +38,18 @@ pub async fn diff(
     to: &str,
     mut take: impl AsyncFnMut(Difference) -> Result<()>,
 ) -> Result<()> {
-    let before = side_of(host, kernel, from).await?;
-    let after = if to.is_empty() { now(host, kernel).await? } else { side_of(host, kernel, to).await? };
+    // What is compared is read to the end.
+    let (from, _from_held) = find_held(kernel, from).await?;
+    let before = side_of(host, &from).await?;
+    // Nothing names the tree of what is now but this.
+    let _held = host.store.run(|store| Ok(store.hold())).await?;
+    let (after, _to_held) = match to {
+        "" => (now(host, kernel).await?, None),
+        to => {
+            let (to, held) = find_held(kernel, to).await?;
+            (side_of(host, &to).await?, Some(held))
+        }
+    };
     for difference in diff::of_state(&before.parts, &after.parts) {
         take(difference).await?;
     }
@@ -53,8 +64,8 @@ pub async fn diff(
     Ok(())
 }
 
-async fn side_of(host: &Rc<Host>, kernel: &Rc<Kernel>, reference: &str) -> Result<Side> {
-    let (manifest, parts) = contents(host, &find(kernel, reference).await?).await?;
+async fn side_of(host: &Host, checkpoint: &Checkpoint) -> Result<Side> {
+    let (manifest, parts) = contents(host, checkpoint).await?;
     let (tree, mounts, mcp, journal) = (manifest.workspace.tree, manifest.mounts, manifest.mcp, manifest.journal);
     Ok(Side { parts, tree, mounts, mcp, journal })
 }

@@ -12,7 +12,9 @@
 mod compare;
 mod files;
 mod gather;
+mod keeping;
 mod records;
+mod rest;
 mod restore;
 mod state;
 mod still;
@@ -33,9 +35,12 @@ use crate::core::limits;
 use crate::rpc::worker_link::WorkerLink;
 
 pub use compare::diff;
-pub(super) use files::fill;
 use files::{CapturedFiles, Files};
+pub(super) use files::{donor, fill};
 use gather::{Gathered, gather};
+pub(super) use keeping::{hold, thin};
+pub use keeping::{pin, remove, set_retention};
+pub(super) use rest::{before_stop, told as rest_failed, wait as rest_wait};
 pub(super) use restore::resume;
 pub use restore::{restore, undo};
 use still::Still;
@@ -107,9 +112,9 @@ async fn seal(
         "files_read": files.files_read, "full_walk": files.full_walk,
     });
     host.events.publish(&kernel.event_name, "checkpoint_created", detail);
-    let outcome = format!("{} manifest {sealed}", checkpoint.id);
-    let versions = (Some(before), Some(checkpoint.version));
-    host.audit(actor, "checkpoint.create", &kernel.id.to_string(), versions, &outcome).await;
+    let (versions, words) = ((before, checkpoint.version), format!("{} ({})", checkpoint.id, checkpoint.kind.name()));
+    host.audit_checkpoint(actor, "checkpoint.create", kernel, versions, sealed, words).await;
+    keeping::thin_soon(host, kernel);
     Ok(checkpoint)
 }
 
@@ -146,13 +151,14 @@ async fn manifest(host: &Rc<Host>, kernel: &Rc<Kernel>, state: Digest, files: &C
         parent: kernel.records.head().await?.checkpoint,
         at_ms: host.now_ms(),
         engine: kernel.spec.engine,
-        spec: kernel.spec.clone(),
+        spec: kernel.spec_now(),
         journal: view.version.saturating_sub(1),
         state,
         workspace: files.part.clone(),
         mounts,
         mcp: mcp.into_iter().map(|(name, transport)| McpPart { name, transport }).collect(),
         missed,
+        audit: Some(host.catalog.audit_head().await?),
     })
 }
 
@@ -189,12 +195,20 @@ pub async fn find(kernel: &Kernel, reference: &str) -> Result<Checkpoint> {
 /// # Errors
 /// `corrupt`, `unsupported` for one of a later release.
 pub(super) async fn contents(host: &Host, checkpoint: &Checkpoint) -> Result<(Manifest, StateParts)> {
-    use crate::core::checkpoint::ManifestError as Wrong;
-    let bytes = host.store.get(checkpoint.manifest, limits::MANIFEST_BYTES as u64).await?;
-    let manifest = Manifest::decode(&bytes).map_err(|error| match error {
-        Wrong::Newer(_) | Wrong::Kind(_) => Error::unsupported(error.to_string()).reason("manifest_format"),
-        Wrong::Malformed(_) | Wrong::TooLarge { .. } => Error::corrupt(error.to_string()),
-    })?;
+    let manifest = manifest_of(host, checkpoint).await?;
     let parts = state::list(&host.store, manifest.state).await?;
     Ok((manifest, parts))
+}
+
+/// A checkpoint's manifest; read back and checked.
+///
+/// # Errors
+/// `corrupt`, `unsupported` for one of a later release.
+pub(super) async fn manifest_of(host: &Host, checkpoint: &Checkpoint) -> Result<Manifest> {
+    use crate::core::checkpoint::ManifestError as Wrong;
+    let bytes = host.store.get(checkpoint.manifest, limits::MANIFEST_BYTES as u64).await?;
+    Manifest::decode(&bytes).map_err(|error| match error {
+        Wrong::Newer(_) | Wrong::Kind(_) => Error::unsupported(error.to_string()).reason("manifest_format"),
+        Wrong::Malformed(_) | Wrong::TooLarge { .. } => Error::corrupt(error.to_string()),
+    })
 }

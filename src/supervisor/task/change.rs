@@ -3,11 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use super::Task;
+use crate::core::audit::NewAudit;
 use crate::core::error::{Error, Result};
 use crate::core::info::{GivenMount, McpTransport, MountInfo};
 use crate::core::limits;
 use crate::core::spec::check_inside_path;
 use crate::sandbox::place;
+use crate::supervisor::audit::bounded;
 use crate::supervisor::command::{Actor, Change};
 use crate::supervisor::lease::{self, Lease};
 use crate::supervisor::records::version_after;
@@ -148,16 +150,18 @@ impl Task {
 
     /// What a kernel may reach has changed: an event, and a line of the audit log.
     async fn changed(&self, actor: &Actor, version: u64, names: (&'static str, &str), detail: serde_json::Value) {
-        let before = std::mem::replace(&mut self.kernel.view.borrow_mut().version, version);
+        let before = self.kernel.advance(version);
+        let line = self.host.line(actor, names.1, Some(&self.kernel));
+        let line = NewAudit { version_before: Some(before), version_after: Some(version), ..line };
+        self.host.write_audit(NewAudit { detail: bounded(detail.to_string()), ..line }).await;
         self.host.events.publish(&self.kernel.event_name, names.0, detail);
-        self.host.audit(actor, names.1, &self.kernel.id.to_string(), (Some(before), Some(version)), "done").await;
     }
 
     /// Appends what an agent or a person said.
     pub(super) async fn message(&mut self, actor: &Actor, role: &str, text: &str) -> Result<u64> {
         self.admit(actor, 0)?;
         let sequence = self.kernel.records.message(actor, role, text, self.host.now_ms()).await?;
-        self.kernel.view.borrow_mut().version = version_after(sequence);
+        self.kernel.advance(version_after(sequence));
         Ok(sequence)
     }
 
@@ -175,6 +179,7 @@ impl Task {
         if ttl_ms == 0 {
             if let Some(lease) = self.lease.take() {
                 self.kernel.records.release_lease(&lease).await?;
+                self.leased(actor, "kernel.lease_release", &lease).await;
             }
             return Ok((Vec::new(), now));
         }
@@ -188,7 +193,16 @@ impl Task {
         let lease = Lease { holder, token_hash: Lease::hash(&token), expires_at_ms: now.saturating_add(ttl_ms as i64) };
         self.kernel.records.take_lease(&lease, now).await?;
         let expires = lease.expires_at_ms;
+        // Taken up again or prolonged it is the same lease.
+        if self.lease.as_ref().is_none_or(|before| !before.is_held_by(&token)) {
+            self.leased(actor, "kernel.lease", &lease).await;
+        }
         self.lease = Some(lease);
         Ok((token, expires))
+    }
+
+    async fn leased(&self, actor: &Actor, action: &str, lease: &Lease) {
+        let line = self.host.line(actor, action, Some(&self.kernel));
+        self.host.write_audit(NewAudit { detail: bounded(format!("holder {:?}", lease.holder)), ..line }).await;
     }
 }

@@ -15,9 +15,10 @@ use crate::core::kernel::{CrashCause, Event, State, StopReason};
 use crate::core::limits;
 use crate::core::origin::Origin;
 use crate::rpc::worker_link::WorkerExec;
-use crate::supervisor::command::{Actor, Operation, Trace};
+use crate::supervisor::command::{Actor, Operation, Trace, Turn, Waiting};
 use crate::supervisor::execution::Execution;
 use crate::supervisor::kernel::{Kernel, never_ran};
+use crate::supervisor::records::version_after;
 
 impl Task {
     /// Journals and queues an execution.
@@ -40,16 +41,13 @@ impl Task {
         }
         let keep = request.output_limit_bytes.min(limits::OUTPUT_KEPT_MOST_BYTES);
         let ahead = self.send_ahead(&request, keep);
-        let exec = match self.kernel.records.begin(&request, &actor, self.host.now_ms()).await? {
-            Begun::New(exec) => exec,
+        let (exec, journal) = match self.kernel.records.begin(&request, &actor, self.host.now_ms()).await? {
+            Begun::New { exec, journal } => (exec, journal),
             Begun::Before(exec) => return self.kernel.execution(exec).await,
         };
         self.ahead = ahead.filter(|ahead| ahead.exec == exec);
-        {
-            let mut view = self.kernel.view.borrow_mut();
-            view.version += 1;
-            view.executions = exec.0;
-        }
+        self.kernel.advance(version_after(journal));
+        self.kernel.view.borrow_mut().executions = exec.0;
         self.used();
         let execution = Execution::queued(exec, request, keep);
         self.kernel.executions.borrow_mut().insert(exec, Rc::clone(&execution));
@@ -118,7 +116,8 @@ impl Task {
     }
 
     /// Queues an operation, after the change that it makes was journalled.
-    pub(super) async fn operate(&mut self, trace: Trace, operation: Operation) -> Result<()> {
+    pub(super) async fn operate(&mut self, trace: Trace, operation: Operation, waiting: Option<Waiting>) -> Result<()> {
+        self.drop_given_up();
         match &trace {
             Trace::Own(change) | Trace::Journalled(change, _) => {
                 self.admit(&change.actor, change.expected_version)?;
@@ -137,9 +136,11 @@ impl Task {
         }
         self.used();
         match trace {
-            Trace::First => self.queue.push_front(Item::Ending(operation)),
-            Trace::Restore(_) => self.queue.push_back(Item::Ending(operation)),
-            Trace::None | Trace::Own(_) | Trace::Journalled(..) => self.queue.push_back(Item::Operation(operation)),
+            Trace::First => self.queue.push_front(Item::Ending(operation, waiting)),
+            Trace::Restore(_) => self.queue.push_back(Item::Ending(operation, waiting)),
+            Trace::None | Trace::Own(_) | Trace::Journalled(..) => {
+                self.queue.push_back(Item::Operation(operation, waiting));
+            }
         }
         self.step(Event::Used).await;
         Ok(())
@@ -148,7 +149,7 @@ impl Task {
     /// Appends a mark to the journal: a change from outside, so the version grows.
     pub(super) async fn mark(&mut self, actor: &Actor, text: &str) -> Result<()> {
         let version = self.kernel.records.mark(actor, text, self.host.now_ms()).await?;
-        self.kernel.view.borrow_mut().version = version;
+        self.kernel.advance(version);
         Ok(())
     }
 
@@ -189,21 +190,11 @@ impl Task {
                 self.stopping.push(reply);
                 Some(Event::StopAsked { reason: StopReason::Asked, force: false })
             }
-            Item::Operation(_) | Item::Ending(_) => {
-                let Some(Item::Operation(operation) | Item::Ending(operation)) = self.queue.pop_front() else {
+            Item::Operation(..) | Item::Ending(..) => {
+                let Some(Item::Operation(operation, _) | Item::Ending(operation, _)) = self.queue.pop_front() else {
                     return None;
                 };
-                self.operations += 1;
-                let number = self.operations;
-                // Until it is over, also if its worker is not: it may be at work on the kernel's files.
-                self.operating = Some(number);
-                self.idle_at = None;
-                let reporter = self.reporter.clone();
-                tokio::task::spawn_local(async move {
-                    operation(Ok(link)).await;
-                    // The task may have ended meanwhile.
-                    let _ = reporter.send(Report::OperationDone { number });
-                });
+                self.begin_operation(operation(Ok(link)));
                 None
             }
             // They wait for room in the journal, which is tried again and again.
@@ -235,10 +226,33 @@ impl Task {
         }
     }
 
+    /// Does something beside the task that nothing else may be done beside.
+    pub(super) fn begin_operation(&mut self, operation: impl Future<Output = ()> + 'static) {
+        self.operations += 1;
+        let number = self.operations;
+        // Until it is over, also if its worker is not: it may be at work on the kernel's files.
+        self.operating = Some(number);
+        self.idle_at = None;
+        let reporter = self.reporter.clone();
+        tokio::task::spawn_local(async move {
+            operation.await;
+            // The task may have ended meanwhile.
+            let _ = reporter.send(Report::OperationDone { number });
+        });
+    }
+
+    /// Takes out of the queue what nobody waits for any more.
+    pub(super) fn drop_given_up(&mut self) {
+        self.queue.retain(|item| match item {
+            Item::Operation(_, Some(waiting)) | Item::Ending(_, Some(waiting)) => waiting.get() != Turn::GivenUp,
+            Item::Operation(_, None) | Item::Ending(_, None) | Item::Execution(_) | Item::Stop(_) => true,
+        });
+    }
+
     /// Between two states nothing runs but what ends that, and it goes first; whether there is such a thing. If none is to come,
     /// what waits is refused.
     async fn end_first(&mut self) -> bool {
-        let ends = self.queue.iter().position(|item| matches!(item, Item::Ending(_)));
+        let ends = self.queue.iter().position(|item| matches!(item, Item::Ending(..)));
         if let Some(ending) = ends.and_then(|at| self.queue.remove(at)) {
             self.queue.push_front(ending);
             return true;
@@ -389,7 +403,7 @@ impl Task {
                     let end = ExecEnd { err: error.message.clone(), ..ExecEnd::lost("") };
                     self.end(&execution, end).await;
                 }
-                Item::Operation(operation) | Item::Ending(operation) => operation(Err(error.clone())).await,
+                Item::Operation(operation, _) | Item::Ending(operation, _) => operation(Err(error.clone())).await,
                 Item::Stop(reply) => self.stopping.push(reply),
             }
         }
@@ -405,7 +419,9 @@ impl Task {
                 Item::Execution(execution) => {
                     self.end(&execution, never_ran(why)).await;
                 }
-                Item::Operation(operation) | Item::Ending(operation) => operation(Err(Error::unavailable(why))).await,
+                Item::Operation(operation, _) | Item::Ending(operation, _) => {
+                    operation(Err(Error::unavailable(why))).await
+                }
                 Item::Stop(reply) => self.stopping.push(reply),
             }
         }
