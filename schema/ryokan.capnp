@@ -468,6 +468,7 @@ struct KernelInfo {
   rights @14 :List(Right);    # of the capability that was asked
   origin @15 :Origin;
   threadOf @16 :Text;         # id of the kernel whose workspace this one works in; empty: its own
+  capture @17 :Text;          # how its files are captured: the driver, and why no better one
 }
 
 struct Origin {

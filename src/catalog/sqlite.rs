@@ -85,6 +85,14 @@ impl Kind {
         self.migrations().len() as i64
     }
 
+    /// Bytes of a page in a new database. Each commit writes whole pages to the WAL; those of a kernel's journal carry a few rows.
+    const fn page_bytes(self) -> i32 {
+        match self {
+            Kind::State => 1024,
+            Kind::Catalog | Kind::Engine => 4096,
+        }
+    }
+
     /// The bytes of an empty database of this kind: writing them is many times faster than running its DDL.
     pub(super) fn template(self) -> Result<&'static [u8]> {
         static TEMPLATES: [OnceLock<Vec<u8>>; 3] = [const { OnceLock::new() }; 3];
@@ -100,7 +108,7 @@ impl Kind {
 
     fn make_template(self) -> rusqlite::Result<Vec<u8>> {
         let mut conn = Connection::open_in_memory()?;
-        conn.pragma_update(None, "page_size", 4096)?;
+        conn.pragma_update(None, "page_size", self.page_bytes())?;
         conn.pragma_update(None, "application_id", self.application_id())?;
         for migration in self.migrations() {
             conn.execute_batch(migration)?;

@@ -58,6 +58,7 @@ pub fn kernel(info: &KernelInfo) -> Json {
         "sandbox": info.sandbox,
         "uid": info.uid,
         "executions": info.executions,
+        "capture": info.capture,
     })
 }
 

@@ -75,6 +75,8 @@ pub const TOOL_CALLS: usize = 64;
 pub const ENGINE_REQUESTS: usize = 64;
 /// An engine's list of jobs or of what it does not capture, bytes.
 pub const ENGINE_LIST_BYTES: usize = 4 << 20;
+/// The largest message on the lane between daemon and init, bytes. A start or an end that is larger goes as a call.
+pub const LANE_BYTES: usize = 64 << 10;
 /// Calls of the daemon that wait for init's event loop.
 pub const WORKER_CALLS: usize = 256;
 /// Connections that a worker's private socket has open at once.
@@ -320,5 +322,17 @@ pub const WORKSPACE_OPENED: usize = 2048;
 pub const WORKSPACE_OPEN: usize = 64;
 /// Things that a capture names as not captured; of more, only the number is told.
 pub const WORKSPACE_MISSING: usize = 10_000;
+/// Files that are kept in memory or held by a driver while nobody writes, to be stored later; more are stored at once.
+pub const WORKSPACE_KEPT: usize = 65_536;
+/// Bytes of files that are kept in memory so.
+pub const WORKSPACE_KEPT_BYTES: u64 = 32 << 20;
+/// Entries of a workspace that was just made above which the clock's next tick is waited for, so that none is read again.
+pub const WORKSPACE_WORTH_SETTLING: u64 = 1000;
+/// Files up to so many bytes are sooner copied into a new workspace than cloned.
+pub const WORKSPACE_CLONE_ABOVE: u64 = 16 << 10;
+/// Clones that are held at once: each is an open file.
+pub const WORKSPACE_CLONES: usize = 256;
+/// Clones after which a snapshot is cheaper than more of them.
+pub const WORKSPACE_CLONES_BEFORE_SNAPSHOT: usize = 64;
 /// A saved index of a workspace, bytes; a larger one is not saved.
 pub const WORKSPACE_INDEX_BYTES: u64 = 4 << 30;

@@ -9,6 +9,7 @@
 
 use std::path::Path;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use super::audit::bounded;
 use super::checkpoint;
@@ -44,6 +45,8 @@ pub(super) struct Seed {
     pub parent: Option<CheckpointId>,
     /// What its own first checkpoint is called.
     pub called: String,
+    /// Whose files it may take where they are those of the checkpoint.
+    pub donor: Option<Arc<crate::workspace::Donor>>,
 }
 
 /// What is said of a new kernel, whatever it begins from.
@@ -128,7 +131,7 @@ impl Supervisor {
         let id = KernelId::from_bytes(host.random());
         host.catalog.create_kernel_files(id).await?;
         let filled = async {
-            checkpoint::fill(host, id, seed.manifest.workspace.tree).await?;
+            checkpoint::fill(host, id, seed.manifest.workspace.tree, seed.donor.clone()).await?;
             load_engine(host, id, seed).await?;
             let (new, sealed) = seal(host, id, seed, &judged, actor).await?;
             let outcome = format!("{}; {} manifest {sealed}", words.outcome, new.id);

@@ -163,7 +163,8 @@ async fn seed(supervisor: &Supervisor, kernel: &Rc<Kernel>, point: &Checkpoint) 
     let from = ForkPoint { kernel: kernel.id, name: kernel.spec.name.to_string(), checkpoint: point.id };
     let origin = Origin::of_fork(kernel.view().origin.generation, from);
     let called = format!("fork of {}", kernel.spec.name);
-    Ok(Seed { manifest, parts, blobs, origin, parent: Some(point.id), called })
+    let donor = checkpoint::donor(supervisor.host(), kernel).await?;
+    Ok(Seed { manifest, parts, blobs, origin, parent: Some(point.id), called, donor })
 }
 
 fn words(kernel: &Kernel, point: &Checkpoint) -> Words<'static> {

@@ -34,6 +34,8 @@ pub struct Host {
     pub store: StoreHandle,
     /// The event log.
     pub events: Rc<Events>,
+    /// What the file system of the workspaces can do.
+    pub files: crate::workspace::FsAbilities,
     /// What the workers share.
     pub workers: Workers,
     pub(super) by_id: RefCell<HashMap<KernelId, Rc<Kernel>>>,
@@ -62,11 +64,14 @@ impl Host {
         let in_flight = Arc::new(Semaphore::new(config.executions_in_flight));
         let workers = Workers::new(config.workers, catalog.clone(), catalog.host_id(), config.cgroup_base.clone());
         let reserve = Reserve::new(config.reserve.clone());
+        let kernels = catalog.kernel_files(KernelId::from_bytes([0; 16])).dir;
+        let files = crate::workspace::abilities(kernels.parent().unwrap_or(&kernels));
         Rc::new(Host {
             config,
             catalog,
             store,
             events,
+            files,
             workers,
             by_id: RefCell::default(),
             by_name: RefCell::default(),

@@ -89,6 +89,8 @@ pub struct Kernel {
     pub(super) thin_due_ms: Cell<i64>,
     /// Checkpoints that operations read now, and how many do.
     pub(super) held: RefCell<BTreeMap<CheckpointId, u32>>,
+    /// How the workspace is captured, and why no better.
+    pub(super) capture: RefCell<String>,
 }
 
 impl Kernel {
@@ -135,6 +137,7 @@ impl Kernel {
             executions: view.executions,
             origin: view.origin.clone(),
             thread_of: self.thread_of,
+            capture: self.capture.borrow().clone(),
         }
     }
 

@@ -237,7 +237,7 @@ pub fn any_spec_request() -> impl Strategy<Value = SpecRequest> {
 
 pub fn any_info() -> impl Strategy<Value = (KernelInfo, Rights)> {
     let rights = prop::collection::vec(prop::sample::select(Right::ALL.to_vec()), 0..8);
-    let texts = ("[a-z]{0,9}", ".{0,20}", prop::collection::vec(".{0,9}", 0..4));
+    let texts = ("[a-z]{0,9}", ".{0,20}", prop::collection::vec(".{0,9}", 0..4), ".{0,20}");
     let numbers = (any::<[u64; 4]>(), any::<[u32; 3]>(), any::<[i64; 2]>());
     (any::<[u8; 16]>(), any_spec(), texts, numbers, rights).prop_map(
         |(id, spec, texts, (long, short, times), rights)| {
@@ -266,6 +266,7 @@ pub fn any_info() -> impl Strategy<Value = (KernelInfo, Rights)> {
                     restored: long[1].is_multiple_of(2).then(|| CheckpointId::from_bytes(id)),
                 },
                 thread_of: long[2].is_multiple_of(2).then(|| KernelId::from_bytes(id)),
+                capture: texts.3,
             };
             (info, rights.into_iter().collect())
         },

@@ -35,8 +35,8 @@ use crate::core::limits;
 use crate::rpc::worker_link::WorkerLink;
 
 pub use compare::diff;
-pub(super) use files::fill;
 use files::{CapturedFiles, Files};
+pub(super) use files::{donor, fill};
 use gather::{Gathered, gather};
 pub(super) use keeping::{hold, thin};
 pub use keeping::{pin, remove, set_retention};

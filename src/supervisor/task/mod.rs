@@ -94,6 +94,7 @@ pub(super) struct Task {
     reporter: mpsc::UnboundedSender<Report>,
     queue: VecDeque<Item>,
     running: Option<(Rc<Execution>, Option<OwnedSemaphorePermit>)>,
+    ahead: Option<Ahead>,
     permit: Permit,
     /// The operation that goes on now, by number.
     operating: Option<u64>,
@@ -112,6 +113,27 @@ pub(super) struct Task {
     /// Whether the stop that goes on was forced, or is the daemon's.
     is_forced: bool,
     leaving: bool,
+}
+
+/// An execution that was sent to the worker before its beginning was in the journal. Dropped, it is taken back.
+struct Ahead {
+    exec: ExecId,
+    link: Option<Rc<WorkerLink>>,
+}
+
+impl Ahead {
+    /// It is to run: gives where it waits.
+    fn keep(mut self) -> Option<Rc<WorkerLink>> {
+        self.link.take()
+    }
+}
+
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        if let Some(link) = &self.link {
+            link.withdraw(self.exec);
+        }
+    }
 }
 
 /// The host-wide permit to run an execution.
@@ -157,6 +179,7 @@ impl Task {
             reporter,
             queue: beginning.first.into_iter().map(|first| Item::Ending(first, None)).collect(),
             running: None,
+            ahead: None,
             permit: Permit::None,
             operating: None,
             operations: 0,

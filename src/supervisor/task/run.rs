@@ -1,8 +1,12 @@
 //! Executions: accepted, queued, handed to the worker, ended in the journal.
 
+use std::borrow::Cow;
 use std::rc::Rc;
+use std::task::Poll;
 
-use super::{Item, Permit, Report, Task};
+use futures::future::Either;
+
+use super::{Ahead, Item, Permit, Report, Task};
 use crate::catalog::state::Begun;
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::exec::{ExecEnd, ExecRequest, ExecStatus, OutputEvent};
@@ -36,10 +40,12 @@ impl Task {
             request.output_limit_bytes = self.host.config.output_kept_bytes;
         }
         let keep = request.output_limit_bytes.min(limits::OUTPUT_KEPT_MOST_BYTES);
+        let ahead = self.send_ahead(&request, keep);
         let (exec, journal) = match self.kernel.records.begin(&request, &actor, self.host.now_ms()).await? {
             Begun::New { exec, journal } => (exec, journal),
             Begun::Before(exec) => return self.kernel.execution(exec).await,
         };
+        self.ahead = ahead.filter(|ahead| ahead.exec == exec);
         self.kernel.advance(version_after(journal));
         self.kernel.view.borrow_mut().executions = exec.0;
         self.used();
@@ -47,7 +53,26 @@ impl Task {
         self.kernel.executions.borrow_mut().insert(exec, Rc::clone(&execution));
         self.queue.push_back(Item::Execution(Rc::clone(&execution)));
         self.step(Event::Used).await;
+        // Something else goes first: then it goes its usual way later.
+        self.ahead = None;
         Ok(execution)
+    }
+
+    /// Sends an execution to the worker that would run it at once, where it waits until its beginning is in the journal: both take
+    /// about as long. Its number is the next.
+    fn send_ahead(&self, request: &ExecRequest, output_kept: u64) -> Option<Ahead> {
+        let leaving = self.current.as_ref().is_none_or(|current| current.leaving);
+        let engaged = self.operating.is_some() || self.running.is_some() || !self.queue.is_empty();
+        let waits = self.kernel.between.get() || self.kernel.must_stand_still();
+        if !matches!(self.life.state, State::Ready) || engaged || leaving || waits {
+            return None;
+        }
+        let (link, exec) = (self.link()?, ExecId(self.kernel.view.borrow().executions + 1));
+        let mut request = Cow::Borrowed(request);
+        if let Some(origin) = self.untold_origin() {
+            request.to_mut().env.extend(origin);
+        }
+        link.hold(exec, &request, output_kept).then(|| Ahead { exec, link: Some(link) })
     }
 
     /// Whether the kernel is in one state, or on the way to one: not between two for want of a restore's end. And so is the one
@@ -179,9 +204,12 @@ impl Task {
                 let Some(Item::Execution(execution)) = self.queue.pop_front() else { return None };
                 let exec = execution.id;
                 let mut request = execution.take_request()?;
-                self.tell_origin(&mut request);
+                request.env.extend(self.untold_origin().into_iter().flatten());
                 let output_kept = request.output_limit_bytes.min(limits::OUTPUT_KEPT_MOST_BYTES);
-                let starting = link.start(WorkerExec { exec, request, output_kept });
+                let starting = match self.ahead.take().filter(|ahead| ahead.exec == exec).and_then(Ahead::keep) {
+                    Some(link) => Either::Left(link.go(exec)),
+                    None => Either::Right(link.start(WorkerExec { exec, request, output_kept })),
+                };
                 self.running = Some((execution, Some(permit)));
                 let reporter = self.reporter.clone();
                 tokio::task::spawn_local(async move {
@@ -237,12 +265,10 @@ impl Task {
     }
 
     /// What a worker could not know when it started: that the state was restored since.
-    fn tell_origin(&self, request: &mut ExecRequest) {
+    fn untold_origin(&self) -> Option<[(String, String); 2]> {
         let view = self.kernel.view.borrow();
         let now = (view.origin.kind, view.origin.generation);
-        if view.told_origin != Some(now) {
-            request.env.extend(Origin::environment(now.0, now.1));
-        }
+        (view.told_origin != Some(now)).then(|| Origin::environment(now.0, now.1))
     }
 
     /// The host-wide permit to run; if there is none now, it is asked for and work goes on when it comes.
@@ -319,6 +345,7 @@ impl Task {
         if self.end(&execution, end).await {
             self.acknowledge(exec, lost);
         }
+        give_way().await;
         self.used();
         self.kernel.follow_files();
         if lost {
@@ -399,6 +426,19 @@ impl Task {
             }
         }
     }
+}
+
+/// Lets every other task of the event loop that is ready go first: whoever waits is answered before the rest is seen to.
+async fn give_way() {
+    let mut gave = false;
+    std::future::poll_fn(|cx| {
+        if std::mem::replace(&mut gave, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
 }
 
 fn unfinished(kernel: &Kernel) -> Error {
