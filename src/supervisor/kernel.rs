@@ -81,6 +81,8 @@ pub struct Kernel {
     pub(super) between: Cell<bool>,
     /// Who works in its workspace.
     pub(super) sessions: Sessions,
+    /// How the workspace is captured, and why no better.
+    pub(super) capture: RefCell<String>,
     /// The tree that whoever follows its files builds upon: its objects are in use.
     pub(super) base: Cell<Option<Digest>>,
     /// How long checkpoints that ryokan takes by itself are kept.
@@ -89,8 +91,6 @@ pub struct Kernel {
     pub(super) thin_due_ms: Cell<i64>,
     /// Checkpoints that operations read now, and how many do.
     pub(super) held: RefCell<BTreeMap<CheckpointId, u32>>,
-    /// How the workspace is captured, and why no better.
-    pub(super) capture: RefCell<String>,
 }
 
 impl Kernel {

@@ -284,13 +284,13 @@ impl Supervisor {
             restoring: std::cell::Cell::new(loaded.restoring),
             between: std::cell::Cell::new(loaded.restoring),
             sessions: Sessions::new(owner.clone()),
+            capture: std::cell::RefCell::new(
+                host.files.choice(&host.catalog.kernel_files(row.id).workspace).to_string(),
+            ),
             base: std::cell::Cell::new(None),
             retention: std::cell::Cell::new(row.spec.retention),
             thin_due_ms: std::cell::Cell::new(0),
             held: std::cell::RefCell::default(),
-            capture: std::cell::RefCell::new(
-                host.files.choice(&host.catalog.kernel_files(row.id).workspace).to_string(),
-            ),
         });
         if let Some(owner) = owner {
             owner.joined_by(&kernel);

@@ -50,6 +50,19 @@ fn everything_comes_back_on(kind: &str, driver: &str) {
             let has = |name: &str| doctor.iter().find(|a| a["name"] == name).is_some_and(|a| a["present"] == true);
             assert_eq!((has("reflink"), has("btrfs")), (driver != "tracked", driver == "btrfs"));
         });
+        // A fork has the files, and they are its own.
+        host.ok(&["fork", "k", "child"]);
+        host.with(async |client| {
+            let child = client.open_kernel("child").await.unwrap().0;
+            let has = out(&child, "tail -n 1 large; stat -c %h large; cat d/f; echo other > large; rm -r d").await;
+            assert_eq!(has.split_whitespace().collect::<Vec<_>>(), ["100000", "2", "one"]);
+            checkpoint(&host, "child", "changed");
+            let k = client.open_kernel("k").await.unwrap().0;
+            assert_eq!(out(&k, "tail -n 1 large; cat d/f").await.split_whitespace().last(), Some("one"));
+            let shown: Value = serde_json::from_str(&host.ok(&["show", "child", "--json"])).unwrap();
+            assert!(shown["capture"].as_str().unwrap().starts_with(driver), "{shown}");
+        });
+        host.ok(&["rm", "child", "--yes"]);
         host.ok(&["rm", "k", "--yes"]);
         let kernels = data.join("ryokan/kernels");
         assert_eq!(kernels.read_dir().unwrap().count(), 0, "{kind}, {user:?}: nothing is left of a removed kernel");
