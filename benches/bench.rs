@@ -7,6 +7,7 @@
 //!  ├ scale.rs     memory, idle cost, many clients, restart, many kernels
 //!  ├ checkpoint.rs checkpoints, restores, history: files.rs (the data), keepers.rs (restic, borg, rsync, git, Btrfs, cp)
 //!  ├ workspace.rs captures and restores of a folder, beside cp, restic, borg, rsync
+//!  ├ rollback.rs  a Python kernel goes back, in memory and from saved state
 //!  ├ trace.rs     where the time of one execution goes
 //!  ├ daemon.rs    the daemon under test     peers.rs   bubblewrap, ipykernel
 //!  └ process.rs   /proc                     report.rs  the table
@@ -19,6 +20,7 @@ mod latency;
 mod peers;
 mod process;
 mod report;
+mod rollback;
 mod scale;
 mod stream;
 mod trace;
@@ -98,6 +100,7 @@ const BENCHES: &[(&str, Bench)] = &[
     ("idle", scale::idle),
     ("kernels", scale::kernels),
     ("workspace", workspace::workspace),
+    ("rollback", rollback::rollback),
     ("checkpoint-10k", checkpoint::ten_thousand),
     ("checkpoint-100k", checkpoint::hundred_thousand),
     ("checkpoint-history", checkpoint::history),

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use ryokan::core::checkpoint::{CheckpointType, Taking};
 use ryokan::core::engine::EngineName;
 use ryokan::core::exec::ExecRequest;
+use ryokan::core::fork::Forking;
 use ryokan::rpc::client::{HostClient, KernelClient};
 use ryokan::rpc::convert::spec::SpecRequest;
 use ryokan::session::Session as _;
@@ -43,6 +44,7 @@ struct Ours {
     first: f64,
     again: f64,
     back: f64,
+    fork: f64,
     bytes: u64,
 }
 
@@ -98,6 +100,10 @@ fn against(report: &mut Report, size: Size, ours: &Ours, all: &[Kept]) {
     let made_for_it = |name: &str| matches!(name, "restic" | "borg");
     let measured: Vec<&Kept> = all.iter().filter(|kept| kept.lacks.is_none() && made_for_it(kept.name)).collect();
     let least = |of: &dyn Fn(&Kept) -> f64| measured.iter().map(|kept| of(kept)).fold(f64::INFINITY, f64::min);
+    for copied in all.iter().filter(|kept| kept.lacks.is_none() && kept.name.starts_with("cp ")) {
+        let what = format!("{}: {} ÷ fork", size.name, copied.name);
+        report.figure(&what, copied.again.p50() / ours.fork, "", Some(Target::AtLeast(5.0)));
+    }
     if measured.is_empty() {
         return;
     }
@@ -145,9 +151,10 @@ fn ours(world: &World, report: &mut Report, size: Size, source: &Path) -> anyhow
         report.times(&what("undo of it"), &rounds.undone, None);
         report.times(&what("diff to now, 10 files touched"), &rounds.compared, None);
         pauses(world, report, size, &host, &kernel).await?;
+        let fork = forks(world, report, size, &host, &kernel).await?;
         report.figure(&what("daemon in the end, RSS"), process::rss_mib(daemon.pid()), "MiB", None);
         report.figure(&what("size of the store in the end"), files::on_disk(&store) as f64 / 1e6, "MB", None);
-        Ok(Ours { first: seconds(first) * 1e3, again, back, bytes })
+        Ok(Ours { first: seconds(first) * 1e3, again, back, fork, bytes })
     })
 }
 
@@ -272,6 +279,28 @@ async fn pauses(
     report.times(&format!("{}: of it, looking at the files", size.name), &told, None);
     report.note("as the daemon tells it");
     Ok(())
+}
+
+/// Kernels that begin as this one is; milliseconds for one.
+async fn forks(
+    world: &World,
+    report: &mut Report,
+    size: Size,
+    host: &HostClient,
+    kernel: &KernelClient,
+) -> anyhow::Result<f64> {
+    let mut one = Samples::default();
+    for n in 0..world.times(3, 2) {
+        crate::go_on()?;
+        let name = format!("fork-{n}");
+        let begun = Instant::now();
+        let forks = kernel.fork(&Forking::of(&name)).await?;
+        one.add(begun.elapsed());
+        forks.children.into_iter().try_for_each(|(_, made)| made.map(drop))?;
+        host.remove_kernel(&name, 0).await?;
+    }
+    report.times(&format!("{}: fork of the live kernel", size.name), &one, None);
+    Ok(one.p50())
 }
 
 /// How long the newest checkpoints stopped everything, as their events say, milliseconds.

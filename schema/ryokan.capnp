@@ -465,6 +465,8 @@ struct Restoration {
   version @2 :UInt64;         # the kernel's version now
   missed @3 :List(MissedEntry); # what the checkpoint never held, and what could not be built again
   filesChanged @4 :UInt64;    # files and folders that were made, changed or removed; a folder that came or went whole is one
+  fromMemory @5 :Bool;        # the engine came back from a copy in memory, with everything that it held; else from its saved state
+  whyNotMemory @6 :Text;      # empty: it came from memory, or its engine keeps no copies
 }
 
 struct KernelInfo {

@@ -57,6 +57,16 @@ interface Worker {
   lane @19 (token :UInt64) -> ();
   # The descriptor that came under that number over the descriptor socket is a sequenced-packet socket: from now on `LaneCall`s may
   # come there, one message a packet, and are answered there by `LaneAnswer`s. It is this attachment's and ends with it.
+
+  keep @20 (checkpoint :Text, spare :Text) -> (whyNot :Text);
+  # Has the engine keep a copy of itself in memory, under that checkpoint's id; empty answer: it stands. The oldest copy beyond
+  # three goes, but not that of `spare`.
+  wake @21 (checkpoint :Text) -> (missedJson :Data);
+  # Makes that copy the engine: everything else inside ends. `NotFound` with reason `no_copy` says why there is none; nothing
+  # was touched then. engine.db is not: `revise` brings it after.
+  revise @22 (key :Text, metaJson :Data, data :Data, more :Bool, gone :Bool, last :Bool) -> ();
+  # One change of engine.db that makes it what the engine has already: a chunk of an entry, as in `loadEntry`, or one that is `gone`.
+  # The `last` one (its key may be empty) stores them all in one transaction.
 }
 
 interface Supervisor {

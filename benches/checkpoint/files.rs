@@ -122,7 +122,7 @@ fn content(size: Size, words: &Words, n: usize) -> Vec<u8> {
     let length = (length as f64 * size.scale) as usize + seed.below(200);
     match n % 10 {
         // A fifth cannot be compressed: pictures, archives, models.
-        0 if n % 200 == 0 => noise(&mut seed, length),
+        0 if n.is_multiple_of(200) => noise(&mut seed, length),
         1 => noise(&mut seed, length),
         2 => numbers(&mut seed, length),
         3..6 => text(words, &mut seed, length),

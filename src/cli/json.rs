@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::{Value as Json, json};
 
 use crate::core::audit::{AuditBreak, AuditHead, AuditLine};
-use crate::core::checkpoint::{Checkpoint, Restoration};
+use crate::core::checkpoint::{Checkpoint, Recalled, Restoration};
 use crate::core::diff::{Area, Deed};
 use crate::core::exec::ExecResult;
 use crate::core::ids::Digest;
@@ -221,12 +221,18 @@ pub fn difference_counts(counts: &BTreeMap<(Area, Deed), u64>) -> Json {
 
 /// What a restore did.
 pub fn restoration(done: &Restoration) -> Json {
+    let (engine_from, why_not_memory) = match &done.engine {
+        Recalled::Memory => ("memory", ""),
+        Recalled::Saved { why_not_memory } => ("saved", why_not_memory.as_str()),
+    };
     json!({
         "checkpoint": checkpoint(&done.checkpoint, true),
         "safety": done.safety,
         "version": done.version,
         "missed": done.missed,
         "files_changed": done.files_changed,
+        "engine_from": engine_from,
+        "why_not_memory": why_not_memory,
     })
 }
 

@@ -48,12 +48,12 @@ pub struct SpecArgs {
     /// Stop it after so much idle time, such as 5m, or never
     #[arg(long, value_name = "TIME", value_parser = parse_idle)]
     pub idle_timeout: Option<u64>,
-    /// Keep so many of the newest checkpoints that were not asked for, or all
-    #[arg(long, value_name = "N|all", value_parser = parse_newest)]
-    pub keep_checkpoints: Option<u32>,
-    /// Keep none of those longer than this, such as 30d, or never let one go for its age
-    #[arg(long, value_name = "TIME|never", value_parser = parse_idle)]
-    pub keep_checkpoints_for: Option<u64>,
+    /// Automatic checkpoints to keep: so many of the newest, or all
+    #[arg(long, value_name = "N", value_parser = parse_newest)]
+    pub keep: Option<u32>,
+    /// How long to keep them, such as 30d, or never for no end
+    #[arg(long, value_name = "TIME", value_parser = parse_idle)]
+    pub keep_for: Option<u64>,
     /// Label it; repeatable
     #[arg(long = "label", value_name = "K=V", value_parser = parse_pair)]
     pub labels: Vec<(String, String)>,
@@ -83,8 +83,8 @@ impl SpecArgs {
             open_files: self.open_files,
             workspace_bytes: self.workspace,
             idle_timeout_ms: self.idle_timeout,
-            keep_checkpoints: self.keep_checkpoints.map(|newest| (newest > 0).then_some(newest)),
-            keep_checkpoints_for_ms: self.keep_checkpoints_for.map(|ms| (ms > 0).then_some(ms)),
+            keep_checkpoints: self.keep.map(|newest| (newest > 0).then_some(newest)),
+            keep_checkpoints_for_ms: self.keep_for.map(|ms| (ms > 0).then_some(ms)),
             labels: self.labels.clone(),
             degraded: self.allow_degraded.clone(),
             from_dir: self.from_dir.as_deref().map(folder).transpose()?,

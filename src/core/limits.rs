@@ -128,6 +128,15 @@ pub const DIFF_SHOWN_CHARS: usize = 200;
 pub const DIFF_BEHIND: usize = 256;
 /// How long a checkpoint waits for what runs, unless it is told another time.
 pub const CHECKPOINT_WAIT: Duration = Duration::from_secs(60);
+/// Copies of one Python engine that stand still in memory, each for a checkpoint: the newest, and while one is restored the safety
+/// checkpoint's beside it.
+pub const COPIES: usize = 3;
+/// Copies that are gone of which a worker remembers why.
+pub const COPIES_REMEMBERED: usize = 64;
+/// A copy must have woken within this, or the saved state is used.
+pub const COPY_WAKES: Duration = Duration::from_secs(2);
+/// Memory that the copies of one engine may take by default, bytes.
+pub const ROLLBACK_BYTES: u64 = 256 << 20;
 /// How long a stop waits for the checkpoint before it.
 pub const REST_CHECKPOINT: Duration = Duration::from_secs(10);
 /// The same for a forced stop, and for that of the daemon.

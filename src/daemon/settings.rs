@@ -57,6 +57,7 @@ pub(super) fn settings(config: &Config, paths: &Paths) -> anyhow::Result<Setting
         orphan_grace: config.daemon.orphan_grace,
         power_safe: config.daemon.durability == Durability::Power,
         python: config.python.command.clone(),
+        rollback_bytes: config.python.rollback_bytes,
         cache: paths.data_dir().join("cache"),
         reserve: paths.data_dir().join("reserve"),
         worker: worker()?,

@@ -88,6 +88,19 @@ pub enum Call {
     Heads(Answer<Vec<StateHead>>),
     /// A stored state entry.
     Entry(String, Answer<Option<StateEntry>>),
+    /// Have the engine keep a copy of itself; answered with why there is none, or nothing.
+    Keep {
+        /// Of which checkpoint.
+        of: String,
+        /// The checkpoint whose copy does not go for it.
+        spare: String,
+        /// Where the answer goes.
+        answer: Answer<String>,
+    },
+    /// Make the copy of that checkpoint the engine; answered with what is not as it was, as a `missed` frame.
+    Wake(String, Answer<Vec<u8>>),
+    /// One change of the stored state.
+    Revise(Revision, Answer<()>),
     /// Stop everything inside for a moment.
     Freeze(bool, Answer<()>),
     /// Let it go on.
@@ -109,7 +122,8 @@ impl Call {
         match self {
             Call::Gone => {}
             Call::Attach { answer, .. } => drop(answer.send(Err(error))),
-            Call::Request(_, answer) | Call::LoadEnd(answer) => drop(answer.send(Err(error))),
+            Call::Keep { answer, .. } => drop(answer.send(Err(error))),
+            Call::Request(_, answer) | Call::LoadEnd(answer) | Call::Wake(_, answer) => drop(answer.send(Err(error))),
             Call::Start(_, answer) => drop(answer.send(Err(error))),
             Call::Usage(answer) => drop(answer.send(Err(error))),
             Call::Heads(answer) => drop(answer.send(Err(error))),
@@ -120,6 +134,7 @@ impl Call {
             | Call::DynamicTools(_, answer)
             | Call::LoadBegin(answer)
             | Call::LoadEntry(_, answer)
+            | Call::Revise(_, answer)
             | Call::Bind(_, answer)
             | Call::Unbind(_, answer)
             | Call::Freeze(_, answer)
@@ -161,6 +176,23 @@ pub enum Started {
     Runs,
     /// It is over already; this is all that it wrote.
     Ended(Finish, Chunks),
+}
+
+/// A change of the stored state that the engine has made already.
+#[derive(Debug)]
+pub struct Revision {
+    /// Which entry; empty: none, this only ends the changes.
+    pub key: String,
+    /// What people see of it.
+    pub meta_json: Vec<u8>,
+    /// A piece of its body.
+    pub data: Vec<u8>,
+    /// More of this entry follows.
+    pub more: bool,
+    /// The entry is no longer there.
+    pub gone: bool,
+    /// All changes have come: they are stored, in one transaction.
+    pub last: bool,
 }
 
 /// A mount to make.
@@ -387,6 +419,34 @@ impl worker::Server for WorkerServer {
     async fn unbind(self: Rc<Self>, params: worker::UnbindParams, _: worker::UnbindResults) -> Done {
         let path = params.get()?.get_path()?.to_string()?;
         self.call(|answer| Call::Unbind(path, answer)).await
+    }
+
+    async fn keep(self: Rc<Self>, params: worker::KeepParams, mut results: worker::KeepResults) -> Done {
+        let params = params.get()?;
+        let (of, spare) = (params.get_checkpoint()?.to_string()?, params.get_spare()?.to_string()?);
+        let why = self.call(|answer| Call::Keep { of, spare, answer }).await?;
+        results.get().set_why_not(&why);
+        Ok(())
+    }
+
+    async fn wake(self: Rc<Self>, params: worker::WakeParams, mut results: worker::WakeResults) -> Done {
+        let of = params.get()?.get_checkpoint()?.to_string()?;
+        let missed = self.call(|answer| Call::Wake(of, answer)).await?;
+        results.get().set_missed_json(&missed);
+        Ok(())
+    }
+
+    async fn revise(self: Rc<Self>, params: worker::ReviseParams, _: worker::ReviseResults) -> Done {
+        let params = params.get()?;
+        let revision = Revision {
+            key: params.get_key()?.to_string()?,
+            meta_json: params.get_meta_json()?.to_vec(),
+            data: params.get_data()?.to_vec(),
+            more: params.get_more(),
+            gone: params.get_gone(),
+            last: params.get_last(),
+        };
+        self.call(|answer| Call::Revise(revision, answer)).await
     }
 
     async fn freeze(self: Rc<Self>, params: worker::FreezeParams, _: worker::FreezeResults) -> Done {

@@ -15,6 +15,7 @@ mod bind;
 pub mod cgroup;
 mod child;
 mod confine;
+mod copies;
 mod daemon_side;
 mod enter;
 mod freeze;

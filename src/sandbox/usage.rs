@@ -67,6 +67,25 @@ pub(super) fn proportional_bytes(process: &Process) -> u64 {
     kib.map_or(process.resident_bytes, |kib| kib * 1024)
 }
 
+/// A process's memory that no file is behind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Anonymous {
+    /// All of it.
+    pub resident: u64,
+    /// Each shared page divided among those who share it.
+    pub share: u64,
+}
+
+/// What no file is behind; `None` if the process is gone or the host kernel does not tell.
+pub(super) fn anonymous_bytes(pid: i32) -> Option<Anonymous> {
+    let text = proc_file(pid, "smaps_rollup").ok()?;
+    let bytes = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
+    };
+    Some(Anonymous { resident: bytes("Anonymous:")?, share: bytes("Pss_Anon:")? })
+}
+
 /// How much of a tmpfs is in use.
 pub(super) fn scratch_bytes(scratch: &OwnedFd) -> u64 {
     fstatvfs(scratch).map_or(0, |found| (found.blocks() - found.blocks_free()) * found.fragment_size())
@@ -114,5 +133,7 @@ mod tests {
         let this = found.iter().find(|process| process.pid == own).expect("the test's own process is listed");
         assert!(this.resident_bytes > 0 && this.tasks > 0);
         assert!(proportional_bytes(this) > 0);
+        let anonymous = anonymous_bytes(own).expect("the host kernel tells");
+        assert!(anonymous.share > 0 && anonymous.share <= anonymous.resident);
     }
 }

@@ -284,3 +284,21 @@ fn a_store_of_format_1_is_read_and_moves_into_packs() {
         assert!(if content == dead { found.is_err() } else { found.expect("whole") == content });
     }
 }
+
+/// Whoever stored it names it after the list was made, and lets go before the list is used.
+#[test]
+fn what_is_named_between_the_list_and_its_use_stays() {
+    let (_dir, store) = store();
+    let garbage = store.put(&noise(1, 1000)).expect("stored");
+    let writer = store.hold();
+    let named = store.put(&noise(2, 1000)).expect("stored");
+    let lister = store.hold_before_all(Duration::ZERO);
+    let listed: HashSet<Digest> = HashSet::new();
+    drop(writer);
+    let options = GcOptions { grace: Duration::ZERO, ..GcOptions::default() };
+    let found = fates(&store, options, |digest| listed.contains(&digest));
+    assert_eq!((found[&named], found[&garbage]), (Fate::Recent, Fate::Unreferenced));
+    drop(lister);
+    let found = fates(&store, options, |_| false);
+    assert_eq!(found[&named], Fate::Unreferenced);
+}

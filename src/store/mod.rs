@@ -120,6 +120,12 @@ impl Store {
         Hold::begin(self)
     }
 
+    /// As [`Self::hold`], and keeps besides what was written or used again within `grace`, or since the oldest writer began that is
+    /// at work now: for whoever lists what is named, and collects garbage by that list later.
+    pub fn hold_before_all(&self, grace: std::time::Duration) -> Hold {
+        Hold::begin_before_all(self, grace)
+    }
+
     /// Whether there is an object of that address. Says nothing of its content.
     pub fn contains(&self, digest: Digest) -> bool {
         self.slots(digest, Want::Object).is_ok_and(|slots| !slots.is_empty()) || self.loose(digest).is_file()

@@ -206,7 +206,7 @@ proptest! {
 #[test]
 fn an_inserted_byte_costs_a_few_chunks() {
     let (_dir, store) = store();
-    let mut content = noise(1, 10_000_000);
+    let mut content = noise(1, 20_000_000);
     store.put(&content).expect("stored");
     let entries = |store: &Store| store.state().packs.keys().copied().collect::<Vec<_>>().into_iter();
     let parts = |store: &Store| -> Vec<Digest> {
@@ -254,7 +254,7 @@ fn damage_is_seen_before_the_last_byte_and_named() {
 #[test]
 fn a_damaged_chunk_concerns_the_objects_that_contain_it_and_no_other() {
     let (dir, store) = store();
-    let (mut first, other) = (noise(1, 2_000_000), noise(2, 2_000_000));
+    let (mut first, other) = (noise(1, 4_000_000), noise(2, 4_000_000));
     let one = store.put(&first).expect("stored");
     first.extend_from_slice(b"and more");
     let two = store.put(&first).expect("stored");
@@ -264,7 +264,7 @@ fn a_damaged_chunk_concerns_the_objects_that_contain_it_and_no_other() {
     let place = store.slots(chunk, Want::Data).expect("read")[0];
     let mut seen = Vec::new();
     let verified = store.verify(|progress| seen.push(progress)).expect("readable");
-    assert!(seen.last().is_some_and(|last| last.packs == last.of_packs && last.bytes > 4_000_000), "{seen:?}");
+    assert!(seen.last().is_some_and(|last| last.packs == last.of_packs && last.bytes > 8_000_000), "{seen:?}");
     let mut named: Vec<_> = verified
         .damaged
         .iter()

@@ -65,10 +65,22 @@ pub struct Hold {
 
 impl Hold {
     pub(super) fn begin(store: &Store) -> Hold {
+        let since = Instant::now();
+        Hold::since(store, |_| since)
+    }
+
+    /// One that began as long ago as the oldest of those that there are, and at least `grace` ago: whoever lists what is named
+    /// *now* must also keep what others stored before, and name only later. They may have let go of their own by the time when
+    /// the list is used.
+    pub(super) fn begin_before_all(store: &Store, grace: Duration) -> Hold {
+        Hold::since(store, |touched| touched.cutoff(Instant::now(), grace))
+    }
+
+    fn since(store: &Store, since: impl FnOnce(&Touched) -> Instant) -> Hold {
         let mut state = store.state();
-        let id = state.touched.next_hold;
+        let (id, since) = (state.touched.next_hold, since(&state.touched));
         state.touched.next_hold += 1;
-        state.touched.holds.insert(id, Instant::now());
+        state.touched.holds.insert(id, since);
         drop(state);
         Hold { store: store.clone(), id }
     }

@@ -4,7 +4,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::command::Actor;
 use super::host::Host;
@@ -201,7 +201,7 @@ fn read_head(path: &Path) -> Result<Option<AuditHead>> {
 }
 
 /// Writes the end, unless the file knows of a later one: then lines are missing, which verification is to find.
-fn keep_head(path: &PathBuf, head: AuditHead) -> std::result::Result<(), fs::FsError> {
+fn keep_head(path: &Path, head: AuditHead) -> std::result::Result<(), fs::FsError> {
     if let Ok(Some(before)) = read_head(path)
         && before.sequence > head.sequence
     {

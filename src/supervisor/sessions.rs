@@ -213,15 +213,6 @@ impl Kernel {
         }
     }
 
-    /// What was last captured of the files did not become durable.
-    pub(super) fn doubt_files(&self) {
-        if let Some(tracker) = self.files().sessions.tracker.borrow_mut().as_mut() {
-            tracker.doubt();
-        }
-        // What is not there is not to be kept; of the rest the next capture sees whether it is there.
-        self.files().base.set(None);
-    }
-
     /// Follows the files no longer, if nobody is left who would change them. What is known of them is kept for the next time.
     pub(super) fn leave_files(&self) {
         if self.others().iter().any(|other| other.link.borrow().is_some()) {

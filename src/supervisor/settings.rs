@@ -56,6 +56,8 @@ pub struct Settings {
     pub power_safe: bool,
     /// The Python interpreter.
     pub python: PathBuf,
+    /// Memory that copies of one Python engine may take, bytes; 0: none are kept.
+    pub rollback_bytes: u64,
     /// Folder for what can be made again.
     pub cache: PathBuf,
     /// The file that keeps some of the disk back.

@@ -330,6 +330,10 @@ pub(super) async fn start(
         document.engine_settings.python_compiled = compiled_driver(host, &interpreter).await;
         document.engine_settings.python = vec![interpreter];
     }
+    document.rollback_bytes = match kernel.spec.engine {
+        EngineName::Python => host.config.rollback_bytes,
+        EngineName::Kaish => 0,
+    };
     document.power_safe = host.config.power_safe;
     document.origin = {
         let view = kernel.view();

@@ -78,13 +78,21 @@ pub fn remove_attribute(file: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
 /// Whether anybody has a regular file open for writing, or mapped so: a read lease is refused then. Where the file system
 /// or the user may not ask, the answer is yes.
 pub fn may_be_written(file: BorrowedFd<'_>) -> bool {
-    // SAFETY: takes integers only.
-    let lease = |kind: libc::c_int| unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, kind) };
-    if lease(libc::F_RDLCK) < 0 {
+    if !lease(file, libc::F_RDLCK) {
         return true;
     }
-    lease(libc::F_UNLCK);
+    lease(file, libc::F_UNLCK);
     false
+}
+
+/// Takes or gives up a lease; whether that was granted.
+fn lease(file: BorrowedFd<'_>, kind: libc::c_int) -> bool {
+    /// `F_SETSIG` of `fcntl.h`, the same on every architecture.
+    const SET_SIGNAL: libc::c_int = 10;
+    // SAFETY: takes integers only.
+    let fcntl = |command: libc::c_int, value: libc::c_int| unsafe { libc::fcntl(file.as_raw_fd(), command, value) };
+    // Whoever opens the file for writing meanwhile has a signal sent to us. SIGIO, which it is otherwise, would end this process.
+    (kind == libc::F_UNLCK || fcntl(SET_SIGNAL, libc::SIGURG) >= 0) && fcntl(libc::F_SETLEASE, kind) >= 0
 }
 
 /// Makes an empty file share the blocks of another: both are whole, and neither sees what is written to the other later.
@@ -160,6 +168,20 @@ pub(crate) mod tests {
         drop(writer);
         assert!(may_be_written(reader.as_fd()));
         drop(mapping);
+        assert!(!may_be_written(reader.as_fd()));
+    }
+
+    #[test]
+    fn whoever_opens_a_file_while_it_is_asked_after_does_not_end_this_process() {
+        use std::os::unix::fs::OpenOptionsExt as _;
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("f");
+        std::fs::write(&path, "text").expect("written");
+        let reader = std::fs::File::open(&path).expect("opened");
+        assert!(lease(reader.as_fd(), libc::F_RDLCK));
+        let refused = std::fs::File::options().write(true).custom_flags(libc::O_NONBLOCK).open(&path);
+        assert_eq!(refused.expect_err("leased").raw_os_error(), Some(libc::EWOULDBLOCK));
+        assert!(lease(reader.as_fd(), libc::F_UNLCK));
         assert!(!may_be_written(reader.as_fd()));
     }
 

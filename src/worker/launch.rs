@@ -73,6 +73,9 @@ pub struct LaunchDocument {
     /// Whether saved state must survive a loss of power: every save then waits for the disk.
     #[serde(default)]
     pub power_safe: bool,
+    /// Memory that copies of the engine may take, bytes; 0: none are kept.
+    #[serde(default)]
+    pub rollback_bytes: u64,
     /// How the state that it loads came to be, and its generation: for the code inside.
     #[serde(default)]
     pub origin: (OriginKind, u32),
@@ -100,6 +103,7 @@ impl LaunchDocument {
             orphan_grace_ms: u64::try_from(limits::ORPHAN_GRACE.as_millis()).unwrap_or(u64::MAX),
             output_buffer_bytes: limits::OUTPUT_BUFFER_BYTES,
             power_safe: false,
+            rollback_bytes: 0,
             origin: (OriginKind::Original, 0),
         }
     }

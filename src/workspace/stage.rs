@@ -54,7 +54,10 @@ impl Stage {
     /// Opens the folder, or makes it, and empties it.
     pub(super) fn open(places: &Places, device: u64) -> Result<Stage> {
         let path = places.staging.clone();
-        fs::create_dir_durable(&path, 0o700, "workspace.staging.dir")?;
+        // Each restore comes here: one that is there already needs no wait for the device.
+        if !path.is_dir() {
+            fs::create_dir_durable(&path, 0o700, "workspace.staging.dir")?;
+        }
         let dir: OwnedFd = File::open(&path).map_err(WorkspaceError::of("open", &path))?.into();
         let stat = beneath::look_at(&dir).map_err(WorkspaceError::of("look at", &path))?;
         if stat.st_dev != device {

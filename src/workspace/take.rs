@@ -185,9 +185,11 @@ impl Scan<'_> {
         match content {
             Content::Inline(_) => true,
             Content::Whole(digest) => objects.contains(*digest),
+            // It is going to be used again, as its pieces are: reading alone does not keep it.
             Content::Map(digest) => objects
-                .get(*digest, limits::TREE_OBJECT_BYTES)
-                .ok()
+                .contains(*digest)
+                .then(|| objects.get(*digest, limits::TREE_OBJECT_BYTES).ok())
+                .flatten()
                 .and_then(|bytes| decode_map(&bytes).ok())
                 .is_some_and(|map| map.pieces.iter().all(|piece| objects.contains(piece.digest))),
         }

@@ -6,6 +6,8 @@ mod cost;
 mod drivers;
 mod going_back;
 mod many;
+mod memory;
+mod memory_hostile;
 mod model;
 mod references;
 mod turns;

@@ -91,7 +91,8 @@ fn code(engine: EngineName, op: &Op) -> String {
         },
         Op::Rename(d, f, e, g) | Op::Link(d, f, e, g) => {
             let (from, to, links) = (path(*d, *f), path(*e, *g), matches!(op, Op::Link(..)));
-            let (deed, command) = if links { ("os.link", "ln") } else { ("os.rename", "mv") };
+            // kaish makes no hard links.
+            let (deed, command) = if links { ("os.link", "cp") } else { ("os.rename", "mv") };
             match python {
                 true => format!(
                     "if os.path.isfile({from:?}) and os.path.isdir({:?}) and not os.path.exists({to:?}): {deed}({from:?}, {to:?})",

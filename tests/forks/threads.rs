@@ -10,7 +10,7 @@ use ryokan::core::fork::Forking;
 use ryokan::rpc::client::KernelClient;
 
 use super::{folders, show};
-use crate::support::{Host, User, kernel, out, users};
+use crate::support::{Host, User, eventually, kernel, out, users};
 
 fn named(name: &str) -> Taking {
     Taking::by_us(CheckpointType::Manual, name)
@@ -100,7 +100,10 @@ fn nothing_of_any_session_writes_while_files_are_taken() {
             // An execution of the thread that writes the same number into two files as fast as it can.
             let busy = "import itertools\nfor n in itertools.count():\n    open('a', 'w').write(str(n))\n    open('b', 'w').write(str(n))";
             let running = t.run(&ExecRequest::code(busy)).await.unwrap();
-            tokio::time::sleep(Duration::from_millis(300)).await;
+            eventually("the thread writes", || async {
+                out(&k, "import os; print(os.path.exists('b'))").await == "True"
+            })
+            .await;
             for round in 0..5 {
                 k.checkpoint(&named(&format!("c{round}"))).await.expect("the thread stands still for it");
             }

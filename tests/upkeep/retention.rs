@@ -118,7 +118,7 @@ fn a_clock_that_went_backwards_lets_nothing_go() {
 #[test]
 fn how_long_is_said_at_creation_and_changed_later() {
     let mut host = host(User::Own);
-    host.ok(&["new", "k", "--keep-checkpoints", "3", "--keep-checkpoints-for", "7d"]);
+    host.ok(&["new", "k", "--keep", "3", "--keep-for", "7d"]);
     assert!(host.ok(&["show", "k"]).contains("keeps newest 3, for 7d"), "{}", host.ok(&["show", "k"]));
     assert_eq!(host.ok(&["retention", "k"]), "newest 3, for 7d\n");
     assert_eq!(host.ok(&["retention", "k", "--newest", "all", "--for", "never"]), "all, for ever\n");

@@ -117,6 +117,7 @@ pub struct Plan {
     pub orphan_grace: Duration,
     pub output_buffer_bytes: usize,
     pub daemon_uid: u32,
+    pub rollback_bytes: u64,
 }
 
 impl Default for Plan {
@@ -126,6 +127,7 @@ impl Default for Plan {
             orphan_grace: Duration::from_secs(60),
             output_buffer_bytes: limits::OUTPUT_BUFFER_BYTES,
             daemon_uid: Uid::effective().as_raw(),
+            rollback_bytes: limits::ROLLBACK_BYTES,
         }
     }
 }
@@ -188,6 +190,7 @@ impl Fake {
                 orphan_grace: plan.orphan_grace,
                 output_buffer_bytes: plan.output_buffer_bytes,
                 spool_folder: folder.path().to_owned(),
+                rollback_bytes: plan.rollback_bytes,
             },
             enclosure: Box::new(enclosure),
             engine,

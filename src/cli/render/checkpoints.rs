@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::time::{ago, now_ms};
 use super::{first_line, plain};
 use crate::cli::paint::Paint;
-use crate::core::checkpoint::{Checkpoint, CheckpointType, Restoration};
+use crate::core::checkpoint::{Checkpoint, CheckpointType, Recalled, Restoration};
 use crate::core::diff::{Area, Deed, Difference};
 use crate::core::ids::CheckpointId;
 use crate::core::origin::ForkPoint;
@@ -13,6 +13,8 @@ use crate::core::quantity::format_size;
 
 /// Characters of a name that one line shows.
 const NAME: usize = 60;
+/// Characters of a reason that one line shows.
+const REASON: usize = 200;
 /// Things not restored that are named one by one.
 const NAMED: usize = 8;
 
@@ -116,6 +118,13 @@ pub fn restoration(name: &str, done: &Restoration, paint: Paint) -> String {
         0 => "\nits files were as they are to be".to_owned(),
         1 => "\nits files were changed in 1 place".to_owned(),
         changed => format!("\nits files were changed in {changed} places"),
+    });
+    text.push_str(&match &done.engine {
+        Recalled::Memory => "\nits interpreter is the one of then, from memory".to_owned(),
+        Recalled::Saved { why_not_memory } if why_not_memory.is_empty() => String::new(),
+        Recalled::Saved { why_not_memory } => {
+            format!("\nits interpreter was built from its saved state: {}", first_line(why_not_memory, REASON))
+        }
     });
     if !done.missed.is_empty() {
         let named = done.missed.iter().take(NAMED).map(|missed| plain(&missed.key));

@@ -164,6 +164,22 @@ pub struct Restoration {
     pub missed: Vec<MissedEntry>,
     /// Files and folders that were changed.
     pub files_changed: u64,
+    /// From what the engine was brought back.
+    #[serde(flatten)]
+    pub engine: Recalled,
+}
+
+/// From what a restore brought the engine back.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "engine_from", rename_all = "lowercase")]
+pub enum Recalled {
+    /// From a copy of its process that stood still since the checkpoint: everything that it held is there.
+    Memory,
+    /// From its saved state.
+    Saved {
+        /// Why not from memory; empty: such an engine never is.
+        why_not_memory: String,
+    },
 }
 
 /// Digits of an identity that are shown.

@@ -212,7 +212,7 @@ fn python(raw: &RawEngines, faults: &mut Faults) -> Python {
     if let Err(why) = check_command(command) {
         faults.add(Fault::new(&["engines", "python", "command"], why));
     }
-    Python { command: PathBuf::from(command) }
+    Python { command: PathBuf::from(command), rollback_bytes: raw.python.rollback_memory.0 }
 }
 
 /// A program: a name to be found on `PATH`, or an absolute path.

@@ -150,6 +150,8 @@ pub struct Upkeep {
 pub struct Python {
     /// The interpreter: a name to be found on `PATH`, or an absolute path.
     pub command: PathBuf,
+    /// Memory that copies of one kernel's interpreter may take, bytes; 0: none are kept.
+    pub rollback_bytes: u64,
 }
 
 /// What an acknowledged change survives.
@@ -326,7 +328,12 @@ impl From<&Config> for RawConfig {
                 copied: Size(upkeep.copied_bytes),
                 grace: Span(upkeep.grace),
             },
-            engines: RawEngines { python: RawPython { command: python.command.to_string_lossy().into_owned() } },
+            engines: RawEngines {
+                python: RawPython {
+                    command: python.command.to_string_lossy().into_owned(),
+                    rollback_memory: Size(python.rollback_bytes),
+                },
+            },
             mcp: RawMcp {
                 servers: mcp_servers.iter().map(|entry| (entry.name.clone(), servers::to_raw(entry))).collect(),
             },

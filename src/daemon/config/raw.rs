@@ -161,11 +161,12 @@ pub(super) struct RawEngines {
 #[serde(default, deny_unknown_fields)]
 pub(super) struct RawPython {
     pub(super) command: String,
+    pub(super) rollback_memory: Size,
 }
 
 impl Default for RawPython {
     fn default() -> Self {
-        Self { command: "python3".into() }
+        Self { command: "python3".into(), rollback_memory: Size(limits::ROLLBACK_BYTES) }
     }
 }
 

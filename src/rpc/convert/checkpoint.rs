@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::listing::{read_missed, write_missed};
 use super::text::{count, malformed, read_text, read_text_list, unknown, write_text_list};
-use crate::core::checkpoint::{Checkpoint, CheckpointType, Restoration, Taking};
+use crate::core::checkpoint::{Checkpoint, CheckpointType, Recalled, Restoration, Taking};
 use crate::core::diff::{Area, Deed, Difference};
 use crate::core::error::{Error, Result};
 use crate::core::ids::CheckpointId;
@@ -113,6 +113,10 @@ pub fn read_restoration(reader: wire::restoration::Reader<'_>) -> Result<Restora
         version: reader.get_version(),
         missed: read_missed(reader.get_missed())?,
         files_changed: reader.get_files_changed(),
+        engine: match reader.get_from_memory() {
+            true => Recalled::Memory,
+            false => Recalled::Saved { why_not_memory: read_text(reader.get_why_not_memory(), "why not from memory")? },
+        },
     })
 }
 
@@ -123,6 +127,10 @@ pub fn write_restoration(mut builder: wire::restoration::Builder<'_>, done: &Res
     builder.set_version(done.version);
     write_missed(builder.reborrow().init_missed(count(done.missed.len())), &done.missed);
     builder.set_files_changed(done.files_changed);
+    match &done.engine {
+        Recalled::Memory => builder.set_from_memory(true),
+        Recalled::Saved { why_not_memory } => builder.set_why_not_memory(why_not_memory.as_str()),
+    }
 }
 
 /// Reads a difference.

@@ -17,7 +17,7 @@ use super::types::from_capnp;
 use super::{CodeCheck, Completions, DynamicTool, WorkerExec, WorkerLink, WorkerUsage};
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::exec::{ExecRequest, Work};
-use crate::core::ids::ExecId;
+use crate::core::ids::{CheckpointId, ExecId};
 use crate::core::info::{ToolInfo, VarInfo};
 use crate::core::limits;
 use crate::core::value::Value;
@@ -196,12 +196,26 @@ impl WorkerLink {
         }
     }
 
-    /// Writes every state entry to `engine.db`, changed or not.
+    /// Writes every state entry that may have changed since to `engine.db`.
     ///
     /// # Errors
     /// `Busy` while an execution runs.
     pub async fn save(&self) -> Result<()> {
-        self.ask(&json!({ "op": "save" })).await.map(|_: Done| ())
+        self.ask(&json!({ "op": "save", "changed": true })).await.map(|_: Done| ())
+    }
+
+    /// Has the engine keep a copy of itself for that checkpoint. The oldest of them goes if there are too many, but not that of `spare`.
+    /// Gives why there is none; empty: it stands.
+    ///
+    /// # Errors
+    /// `Busy` while an execution runs.
+    pub async fn keep(&self, checkpoint: CheckpointId, spare: Option<CheckpointId>) -> Result<String> {
+        let mut request = self.client.keep_request();
+        request.get().set_checkpoint(checkpoint.to_string());
+        request.get().set_spare(spare.map(|id| id.to_string()).unwrap_or_default());
+        let answer = answered(request.send().promise).await?;
+        let why = answer.get().and_then(|r| Ok(r.get_why_not()?.to_string()?));
+        why.map_err(|e| from_capnp(&e))
     }
 
     /// Stops everything inside: nothing writes until [`Self::thaw`], or until the link ends.

@@ -9,7 +9,7 @@ use super::supervisor::decode_missed;
 use super::types::from_capnp;
 use super::{StateChunk, StateEntry, StateHead, WorkerLink};
 use crate::core::error::{Error, Result};
-use crate::core::ids::{Digest, ExecId};
+use crate::core::ids::{CheckpointId, Digest, ExecId};
 use crate::core::info::MissedEntry;
 use crate::core::limits;
 
@@ -56,6 +56,47 @@ impl WorkerLink {
         let answer = answered(self.client.load_end_request().send().promise).await?;
         let missed = answer.get().and_then(|r| r.get_missed_json()).map_err(|e| from_capnp(&e))?;
         Ok(decode_missed(missed))
+    }
+
+    /// Makes the copy of that checkpoint the engine; everything else inside ends. Gives what is not as it was. `engine.db` is as before: see
+    /// [`Self::revise`].
+    ///
+    /// # Errors
+    /// `NotFound` with reason `no_copy` and why: nothing was touched then. `Lost` if neither is the engine now.
+    pub async fn wake(&self, checkpoint: CheckpointId) -> Result<Vec<MissedEntry>> {
+        let mut request = self.client.wake_request();
+        request.get().set_checkpoint(checkpoint.to_string());
+        let answer = answered(request.send().promise).await?;
+        let missed = answer.get().and_then(|r| r.get_missed_json()).map_err(|e| from_capnp(&e))?;
+        Ok(decode_missed(missed))
+    }
+
+    /// Changes `engine.db` to what the engine has already: entries that are gone, and chunks of those that are new or changed. One
+    /// transaction.
+    ///
+    /// # Errors
+    /// The first of `chunks`, and the database's; nothing is changed then.
+    pub async fn revise(&self, gone: Vec<String>, chunks: impl Stream<Item = Result<StateChunk>>) -> Result<()> {
+        for key in &gone {
+            let mut request = self.client.revise_request();
+            request.get().set_key(key);
+            request.get().set_gone(true);
+            answered(request.send().promise).await?;
+        }
+        let mut chunks = std::pin::pin!(chunks);
+        while let Some(chunk) = chunks.next().await {
+            let chunk = chunk?;
+            let mut request = self.client.revise_request();
+            let mut entry = request.get();
+            entry.set_key(&chunk.key);
+            entry.set_meta_json(&chunk.meta_json);
+            entry.set_data(&chunk.data);
+            entry.set_more(chunk.more);
+            answered(request.send().promise).await?;
+        }
+        let mut request = self.client.revise_request();
+        request.get().set_last(true);
+        answered(request.send().promise).await.map(drop)
     }
 
     /// What `engine.db` holds now, by key, without bodies: as of the last end of an execution.

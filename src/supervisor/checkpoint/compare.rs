@@ -74,7 +74,7 @@ async fn side_of(host: &Host, checkpoint: &Checkpoint) -> Result<Side> {
 async fn now(host: &Rc<Host>, kernel: &Rc<Kernel>) -> Result<Side> {
     let (of, own) = (Rc::clone(host), Rc::clone(kernel));
     let looked = kernel.with_worker(None, move |link| async move {
-        let mut gathered = gather(&of, &own, &link).await?;
+        let mut gathered = gather(&of, &own, &link, None).await?;
         gathered.objects.settle(&of, None).await?;
         Ok((gathered.parts, gathered.files.part.tree))
     });

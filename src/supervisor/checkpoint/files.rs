@@ -100,6 +100,13 @@ impl Files {
         Ok(describe(captured))
     }
 
+    /// What was captured did not become durable.
+    pub fn doubt(&mut self) {
+        if let Some(tracker) = &mut self.tracker {
+            tracker.doubt();
+        }
+    }
+
     /// Makes the workspace what a tree says. Gives how many entries were changed.
     pub async fn restore(&mut self, tree: Digest) -> Result<u64> {
         let durable = self.durable;

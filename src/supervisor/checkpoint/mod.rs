@@ -13,6 +13,7 @@ mod compare;
 mod files;
 mod gather;
 mod keeping;
+mod memory;
 mod records;
 mod rest;
 mod restore;
@@ -40,6 +41,7 @@ pub(super) use files::{donor, fill};
 use gather::{Gathered, gather};
 pub(super) use keeping::{hold, thin};
 pub use keeping::{pin, remove, set_retention};
+use memory::Keep;
 pub(super) use rest::{before_stop, told as rest_failed, wait as rest_wait};
 pub(super) use restore::resume;
 pub use restore::{restore, undo};
@@ -75,7 +77,7 @@ async fn capture(
     taking: &Taking,
     actor: &Actor,
 ) -> Result<Checkpoint> {
-    let gathered = gather(host, kernel, link).await?;
+    let gathered = gather(host, kernel, link, Some(Keep { kind: taking.kind, spare: None })).await?;
     seal(host, kernel, gathered, taking, actor).await
 }
 
@@ -87,8 +89,9 @@ async fn seal(
     taking: &Taking,
     actor: &Actor,
 ) -> Result<Checkpoint> {
-    let Gathered { parts, state, files, mut objects } = gathered;
-    let manifest = manifest(host, kernel, state, &files).await?;
+    let Gathered { id, parts, state, copy, files, mut objects } = gathered;
+    let mut manifest = manifest(host, kernel, id, state, &files).await?;
+    manifest.missed.extend(copy.why_not);
     let sealed = objects.settle(host, Some(encode(&manifest)?)).await?;
     let sealed = sealed.ok_or_else(|| Error::internal("the manifest was not stored"))?;
     let new = NewCheckpoint {
@@ -109,7 +112,7 @@ async fn seal(
     kernel.view.borrow_mut().checkpoints += 1;
     let detail = serde_json::json!({
         "id": checkpoint.id, "name": checkpoint.name, "type": checkpoint.kind, "pause_us": files.pause_us,
-        "files_read": files.files_read, "full_walk": files.full_walk,
+        "files_read": files.files_read, "full_walk": files.full_walk, "copy_us": copy.took_us,
     });
     host.events.publish(&kernel.event_name, "checkpoint_created", detail);
     let (versions, words) = ((before, checkpoint.version), format!("{} ({})", checkpoint.id, checkpoint.kind.name()));
@@ -128,7 +131,13 @@ async fn freeze(link: &WorkerLink) -> Result<()> {
     frozen
 }
 
-async fn manifest(host: &Rc<Host>, kernel: &Rc<Kernel>, state: Digest, files: &CapturedFiles) -> Result<Manifest> {
+async fn manifest(
+    host: &Rc<Host>,
+    kernel: &Rc<Kernel>,
+    id: CheckpointId,
+    state: Digest,
+    files: &CapturedFiles,
+) -> Result<Manifest> {
     let view = kernel.view();
     let mut missed = view.missed;
     missed.extend(files.missed.iter().cloned());
@@ -147,7 +156,7 @@ async fn manifest(host: &Rc<Host>, kernel: &Rc<Kernel>, state: Digest, files: &C
         host: host.id(),
         kernel: kernel.id,
         epoch: kernel.epoch,
-        id: CheckpointId::from_bytes(host.random()),
+        id,
         parent: kernel.records.head().await?.checkpoint,
         at_ms: host.now_ms(),
         engine: kernel.spec.engine,

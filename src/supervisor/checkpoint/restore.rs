@@ -6,10 +6,10 @@ use std::rc::Rc;
 use super::gather::gather;
 use super::keeping::hold;
 use super::verify::{self, Present};
-use super::{Files, Still, contents, find, seal, state, turn};
+use super::{Files, Keep, Still, contents, find, memory, seal, turn};
 use crate::catalog::state::{EntryKind, NewEntry, Restored, Restoring};
-use crate::core::checkpoint::{Checkpoint, CheckpointType, Manifest, Restoration, StateParts, Taking};
-use crate::core::error::{Error, Result};
+use crate::core::checkpoint::{Checkpoint, CheckpointType, Manifest, Recalled, Restoration, StateParts, Taking};
+use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::ids::{CheckpointId, Digest};
 use crate::core::info::{GivenMount, MissedEntry};
 use crate::core::limits;
@@ -17,6 +17,9 @@ use crate::rpc::worker_link::WorkerLink;
 use crate::supervisor::command::{Actor, Change, Trace};
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
+
+/// Between two looks at whether a worker has ended.
+const LOOK_AGAIN: std::time::Duration = std::time::Duration::from_millis(5);
 
 /// A checkpoint with what it holds.
 struct Target {
@@ -110,6 +113,12 @@ async fn to(
 
 /// After a restore that failed half-way: with a worker of its own if need be, to where the kernel was.
 async fn back(host: &Rc<Host>, kernel: &Rc<Kernel>, failed: Error) -> Error {
+    if failed.code == ErrorCode::Lost {
+        let worker = kernel.link.borrow().as_ref().map(Rc::downgrade);
+        if let Some(worker) = worker {
+            is_gone(kernel, &worker).await;
+        }
+    }
     let (of, own) = (Rc::clone(host), Rc::clone(kernel));
     let undone = kernel.first_with_worker(move |link| async move { go_back(&of, &own, &link).await });
     match undone.await {
@@ -121,6 +130,18 @@ async fn back(host: &Rc<Host>, kernel: &Rc<Kernel>, failed: Error) -> Error {
             Error { message, ..failed }.hint("nothing is lost: mend the cause, then restore again")
         }
     }
+}
+
+/// Waits until a worker whose engine has ended is no longer the kernel's.
+async fn is_gone(kernel: &Kernel, worker: &std::rc::Weak<WorkerLink>) {
+    let there = || kernel.link.borrow().as_ref().is_some_and(|link| std::ptr::eq(Rc::as_ptr(link), worker.as_ptr()));
+    let gone = async {
+        while there() {
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    };
+    // If it is there still, what comes next says so.
+    let _ = tokio::time::timeout(limits::WORKER_STOP, gone).await;
 }
 
 /// What a checkpoint of this kernel says that it holds.
@@ -169,8 +190,10 @@ async fn perform(
             (unfinished.safety, None, None)
         }
         None => {
-            let gathered = gather(host, kernel, link).await?;
-            let present = Present::of(&gathered, &kernel.view().missed);
+            // The copy of the one that is restored is not to go for this.
+            let keep = Keep { kind: CheckpointType::System, spare: Some(target.checkpoint.id) };
+            let gathered = gather(host, kernel, link, Some(keep)).await?;
+            let present = Present::of(&gathered, kernel);
             let read = verify::difference(&host.store, &present, manifest, parts).await?;
             let taking = Taking::by_us(CheckpointType::System, &name);
             (seal(host, kernel, gathered, &taking, actor).await?.id, Some(present), Some(read))
@@ -184,18 +207,29 @@ async fn perform(
     let restoring = Restoring { target: target.checkpoint.id, safety, actor: actor.to_string(), at_ms: host.now_ms() };
     kernel.records.begin_restore(restoring.clone()).await?;
     kernel.between.set(true);
-    let (version, missed, files_changed) = apply(host, kernel, link, &target, present.as_ref(), restoring).await?;
+    let Applied { version, engine, missed, files_changed, engine_us } =
+        apply(host, kernel, link, &target, present.as_ref(), restoring).await?;
     let id = target.checkpoint.id;
     // How much it was: the more differs, the more is read.
     let detail = serde_json::json!({
         "id": id, "name": target.checkpoint.name, "safety": safety, "files_changed": files_changed,
-        "objects_read": objects_read,
+        "objects_read": objects_read, "engine": engine, "engine_us": engine_us,
     });
     host.events.publish(&kernel.event_name, "checkpoint_restored", detail);
     let (words, manifest) = (format!("{id}, safety checkpoint {safety}"), target.checkpoint.manifest);
     host.audit_checkpoint(actor, "checkpoint.restore", kernel, (before, version), manifest, words).await;
     let checkpoint = kernel.records.checkpoint(id).await?.unwrap_or(target.checkpoint);
-    Ok(Restoration { checkpoint, safety, version, missed, files_changed })
+    Ok(Restoration { checkpoint, safety, version, missed, files_changed, engine })
+}
+
+/// What a restore did.
+struct Applied {
+    version: u64,
+    engine: Recalled,
+    missed: Vec<MissedEntry>,
+    files_changed: u64,
+    /// How long it took to bring the engine back, microseconds.
+    engine_us: u64,
 }
 
 /// Files first, then the engine's state, then what is recorded. Each may be done twice.
@@ -206,17 +240,17 @@ async fn apply(
     target: &Target,
     present: Option<&Present>,
     restoring: Restoring,
-) -> Result<(u64, Vec<MissedEntry>, u64)> {
+) -> Result<Applied> {
     let files_changed = match kernel.thread_of {
         None => restore_files(host, kernel, link, target.manifest.workspace.tree).await?,
         // They are another kernel's, and that one's to restore.
         Some(_) => 0,
     };
-    let mut missed = match present {
-        Some(present) if present.is_state(&target.parts) => Vec::new(),
-        Some(_) | None => link.load(state::chunks(host.store.clone(), target.parts.clone())).await?,
-    };
-    missed.extend(target.manifest.missed.iter().cloned());
+    let begun = tokio::time::Instant::now();
+    let Target { checkpoint, manifest, parts } = target;
+    let is_there = present.is_some_and(|present| present.is_state(parts));
+    let (engine, mut missed) = memory::recall(host, link, checkpoint, (manifest, parts), is_there).await?;
+    let engine_us = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
     if kernel.thread_of.is_some() {
         let owner = &kernel.files().spec.name;
         missed.push(MissedEntry {
@@ -246,7 +280,7 @@ async fn apply(
     };
     let version = kernel.finish_restore(done).await?;
     kernel.between.set(false);
-    Ok((version, missed, files_changed))
+    Ok(Applied { version, engine, missed, files_changed, engine_us })
 }
 
 async fn restore_files(host: &Rc<Host>, kernel: &Rc<Kernel>, link: &Rc<WorkerLink>, tree: Digest) -> Result<u64> {

@@ -83,6 +83,20 @@ pub(super) async fn list(store: &StoreHandle, at: Digest) -> Result<StateParts> 
     StateParts::decode(&bytes).map_err(|error| Error::corrupt(format!("list of engine state {at}: {error}")))
 }
 
+/// Makes `engine.db` what this list says; the engine is so already. Only what differs is read and sent.
+///
+/// # Errors
+/// The worker's, the store's; `engine.db` is as before then.
+pub(super) async fn revise(link: &Rc<WorkerLink>, store: StoreHandle, wanted: StateParts) -> Result<()> {
+    let there: BTreeMap<String, StatePart> =
+        parts(link.state_heads().await?)?.into_iter().map(|part| (part.key.clone(), part)).collect();
+    let stays = |key: &String| wanted.entries.binary_search_by(|part| part.key.cmp(key)).is_ok();
+    let gone = there.keys().filter(|key| !stays(key)).cloned().collect();
+    let differs = |part: &StatePart| there.get(&part.key) != Some(part);
+    let entries = wanted.entries.iter().filter(|part| differs(part)).cloned().collect();
+    link.revise(gone, chunks(store, StateParts { entries })).await
+}
+
 /// The entries in pieces that fit a frame, each read when its turn comes.
 pub(super) fn chunks(store: StoreHandle, parts: StateParts) -> impl Stream<Item = Result<StateChunk>> {
     futures::stream::iter(parts.entries).flat_map(move |part| {

@@ -10,6 +10,7 @@ use crate::core::checkpoint::{Manifest, StateParts};
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::ids::Digest;
 use crate::store::{Store, StoreError, StoreHandle};
+use crate::supervisor::kernel::Kernel;
 use crate::workspace::{self, Counted, Together, TreeId, WorkspaceError};
 
 /// Read at once when objects are looked through, bytes.
@@ -23,15 +24,18 @@ pub(super) struct Present {
     tree: Digest,
     /// Where it is, durable or not.
     objects: Arc<Together>,
+    /// Whether its files are its own: another's are not restored.
+    owns_files: bool,
     /// Something lives in the engine that no entry holds.
     holds_more: bool,
 }
 
 impl Present {
-    pub(super) fn of(gathered: &Gathered, missed: &[crate::core::info::MissedEntry]) -> Present {
+    pub(super) fn of(gathered: &Gathered, kernel: &Kernel) -> Present {
         let Gathered { parts, files, objects, .. } = gathered;
         let (parts, objects) = (parts.clone(), Arc::clone(&objects.together));
-        Present { parts, tree: files.part.tree, objects, holds_more: !missed.is_empty() }
+        let (owns_files, holds_more) = (kernel.thread_of.is_none(), !kernel.view().missed.is_empty());
+        Present { parts, tree: files.part.tree, objects, owns_files, holds_more }
     }
 
     /// Whether the engine need not be given any state: it has that very state, and nothing else.
@@ -51,6 +55,9 @@ pub(super) async fn difference(
     parts: &StateParts,
 ) -> Result<u64> {
     let state = if present.is_state(parts) { 0 } else { bodies(store, parts).await? };
+    if !present.owns_files {
+        return Ok(state);
+    }
     let (objects, before, after) =
         (Arc::clone(&present.objects), TreeId(present.tree), TreeId(manifest.workspace.tree));
     let files = store.run_beside(move |store| Ok(files(store, &objects, before, after))).await?;

@@ -39,7 +39,7 @@ pub(super) struct Root {
 /// # Errors
 /// A database cannot be read: then nobody knows what it names. The error names the kernel.
 pub(super) async fn list(host: &Rc<Host>) -> Result<Vec<Root>> {
-    collect(host, |error| Err(error)).await
+    collect(host, Err).await
 }
 
 /// Lists the roots of the kernels whose databases can be read.

@@ -66,7 +66,10 @@ impl Worker {
             Call::LoadEnd(answer) => self.load_end(answer),
             Call::Bind(bind, answer) => reply(answer, self.bind(bind)),
             Call::Unbind(path, answer) => reply(answer, self.enclosure.unbind(Path::new(&path))),
-            Call::Freeze(at_work, answer) => reply(answer, self.freeze(at_work)),
+            Call::Keep { of, spare, answer } => self.keep(of, spare, answer),
+            Call::Wake(of, answer) => self.wake(&of, answer),
+            Call::Revise(revision, answer) => reply(answer, self.revise(revision)),
+            Call::Freeze(at_work, answer) => self.freeze_when_kept(at_work, answer),
             Call::Thaw(answer) => {
                 let stood = self.thaw();
                 let moved = || Error::conflict("a stop let the kernel's processes go on").reason("thawed");
@@ -125,7 +128,10 @@ impl Worker {
 
     fn dynamic_tools(&mut self, json: &[u8]) -> Result<()> {
         match &self.life {
-            Life::Serving => self.control.send(json, &[], None).map_err(Error::internal),
+            Life::Serving => {
+                self.copies.note_tools(json);
+                self.control.send(json, &[], None).map_err(Error::internal)
+            }
             Life::Starting(_) | Life::Stopping(_) | Life::Leaving(_) => Err(Error::unavailable("the worker is ending")),
         }
     }
@@ -146,7 +152,7 @@ impl Worker {
         Ok(self.state.entry(key)?.map(whole))
     }
 
-    fn freeze(&mut self, at_work: bool) -> Result<()> {
+    pub(super) fn freeze(&mut self, at_work: bool) -> Result<()> {
         // For what others do with the same files, it does not matter what this one does.
         let serves_others = at_work && matches!(self.life, Life::Serving) && !self.frozen;
         if !serves_others {

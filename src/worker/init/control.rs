@@ -6,13 +6,14 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::task::{Context, Poll, ready};
 
+use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::frames::{self, EngineEvent};
 use crate::core::limits;
-use crate::sys::socket::send_with_fds;
+use crate::sys::socket::{note_senders, receive_from, send_with_fds};
 use crate::sys::watched::{Watched, watch};
 use crate::worker::wire::{self, Decoder, FrameError};
 
@@ -37,6 +38,17 @@ struct Outgoing {
     descriptor: Option<OwnedFd>,
 }
 
+/// Which process speaks first on a socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sender {
+    /// Nobody wants to know.
+    Unasked,
+    /// To be noted with the first bytes.
+    Awaited,
+    /// The host kernel's word for it.
+    Known(i32),
+}
+
 /// The engine's control socket.
 pub struct Control {
     /// Watched for what comes in only: a watch for room would wake init whenever the engine has read something.
@@ -49,6 +61,7 @@ pub struct Control {
     out_bytes: usize,
     /// The engine closed its end.
     ended: bool,
+    sender: Sender,
 }
 
 impl Control {
@@ -66,7 +79,25 @@ impl Control {
             out: VecDeque::new(),
             out_bytes: 0,
             ended: false,
+            sender: Sender::Unasked,
         })
+    }
+
+    /// Takes over a socket and notes who speaks first on it: see [`Control::sender`].
+    ///
+    /// # Errors
+    /// If it cannot be watched.
+    pub fn noting_sender(socket: UnixStream) -> io::Result<Self> {
+        note_senders(&socket)?;
+        Ok(Control { sender: Sender::Awaited, ..Control::new(socket)? })
+    }
+
+    /// The process that sent the first bytes, by the host kernel's word; `None` if it was not to be noted or nothing came.
+    pub fn sender(&self) -> Option<i32> {
+        match self.sender {
+            Sender::Known(pid) => Some(pid),
+            Sender::Unasked | Sender::Awaited => None,
+        }
     }
 
     /// Queues a frame that has no number; `descriptor` goes with its first byte.
@@ -169,7 +200,7 @@ impl Control {
                 self.ended = true;
                 break;
             };
-            match recv(guard.get_inner().as_raw_fd(), &mut self.scratch, MsgFlags::MSG_DONTWAIT) {
+            match receive(guard.get_inner(), &mut self.scratch, &mut self.sender) {
                 Ok(0) => self.ended = true,
                 Ok(n) => {
                     if n < self.scratch.len() {
@@ -178,8 +209,8 @@ impl Control {
                     self.decoder.feed(&self.scratch[..n]);
                     return Poll::Ready(());
                 }
-                Err(nix::errno::Errno::EAGAIN) => guard.clear_ready(),
-                Err(nix::errno::Errno::EINTR) => {}
+                Err(Errno::EAGAIN) => guard.clear_ready(),
+                Err(Errno::EINTR) => {}
                 Err(_) => self.ended = true,
             }
         }
@@ -190,13 +221,13 @@ impl Control {
     pub fn read_rest(&mut self) {
         let mut room = limits::FRAME_JSON_BYTES + limits::FRAME_TAIL_BYTES;
         while !self.ended && room > 0 {
-            match recv(self.socket.as_raw_fd(), &mut self.scratch, MsgFlags::MSG_DONTWAIT) {
+            match receive(self.socket.get_ref(), &mut self.scratch, &mut self.sender) {
                 Ok(0) => self.ended = true,
                 Ok(n) => {
                     room = room.saturating_sub(n);
                     self.decoder.feed(&self.scratch[..n]);
                 }
-                Err(nix::errno::Errno::EINTR) => {}
+                Err(Errno::EINTR) => {}
                 Err(_) => return,
             }
         }
@@ -221,6 +252,19 @@ impl Control {
     }
 }
 
+/// Reads what is there, without waiting.
+fn receive(socket: &Watched, scratch: &mut [u8], sender: &mut Sender) -> nix::Result<usize> {
+    if *sender != Sender::Awaited {
+        return recv(socket.as_raw_fd(), scratch, MsgFlags::MSG_DONTWAIT);
+    }
+    let received = receive_from(socket.as_fd(), scratch);
+    let (count, pid) = received.map_err(|e| Errno::from_raw(e.raw_os_error().unwrap_or(libc::EPROTO)))?;
+    if count > 0 {
+        *sender = Sender::Known(pid);
+    }
+    Ok(count)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -241,6 +285,25 @@ mod tests {
         assert!(control.request(8, b"{}", None).is_err(), "no request is empty");
         assert!(control.request(8, b"[]", None).is_err());
         assert!(control.request(8, b"{", None).is_err());
+    }
+
+    #[tokio::test]
+    async fn who_speaks_first_is_the_host_kernels_word() {
+        let (ours, mut theirs) = UnixStream::pair().expect("a socket pair");
+        let mut control = Control::noting_sender(ours).expect("a control socket");
+        assert_eq!(control.sender(), None);
+        let mut bytes = Vec::new();
+        wire::encode_raw(br#"{"ev":"reply","id":1,"ok":true}"#, &[], &mut bytes).expect("encodes");
+        theirs.write_all(&bytes).expect("written");
+        std::future::poll_fn(|cx| control.poll_read(cx)).await;
+        assert_eq!(control.sender(), i32::try_from(std::process::id()).ok());
+        assert!(matches!(control.next(), Ok(Some(_))));
+        theirs.write_all(&bytes).expect("written");
+        std::future::poll_fn(|cx| control.poll_read(cx)).await;
+        assert!(matches!(control.next(), Ok(Some(_))));
+        drop(theirs);
+        control.read_rest();
+        assert!(control.has_ended());
     }
 
     #[tokio::test]

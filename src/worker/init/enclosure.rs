@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
-use crate::core::error::Result;
+use crate::core::error::{Error, Result};
 use crate::rpc::worker_link::{WorkerCause, WorkerUsage};
 
 /// A started engine.
@@ -55,6 +55,15 @@ pub enum MountSource {
     Tree(OwnedFd, PathBuf),
 }
 
+/// What copies of the engine cost, and what is left.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CopiesMemory {
+    /// Memory that would be free without them, bytes.
+    pub used_bytes: u64,
+    /// What the kernel could take beside them until its limit, bytes.
+    pub free_bytes: u64,
+}
+
 /// The sandbox around one engine.
 pub trait Enclosure {
     /// The layers in force, one line each.
@@ -74,6 +83,25 @@ pub trait Enclosure {
     fn freeze(&mut self) -> Result<()>;
     /// Lets everything go on; nothing if nothing is stopped.
     fn thaw(&mut self);
+    /// Makes a process that says it is a copy of the engine one that can be woken; gives a descriptor of it. Only what the host kernel says
+    /// of it counts.
+    ///
+    /// # Errors
+    /// What it is not.
+    fn take_copy(&mut self, pid: i32) -> Result<OwnedFd> {
+        Err(Error::unsupported(format!("process {pid} cannot be a copy here")))
+    }
+    /// Makes a copy the engine: everything else inside but the `spared` ends. Gives its exit if it ended meanwhile.
+    ///
+    /// # Errors
+    /// `Deadline` if something does not end.
+    fn become_engine(&mut self, pid: i32, _spared: &[i32]) -> Result<Option<Exit>> {
+        Err(Error::unsupported(format!("process {pid} cannot become the engine here")))
+    }
+    /// What copies cost; an upper bound will do if it is at most `enough` and half of what would be free.
+    fn copies_memory(&mut self, _copies: &[i32], _enough: u64) -> CopiesMemory {
+        CopiesMemory::default()
+    }
     /// Looks at memory and workspace. Called while something runs.
     fn watch(&mut self) -> Watch;
     /// What is used now.

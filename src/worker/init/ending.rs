@@ -61,6 +61,7 @@ impl Worker {
     /// Saves and ends.
     pub(super) fn stop(&mut self, grace: Duration, answer: Option<Answer<()>>) {
         self.thaw();
+        self.stop_waking();
         let refused = match (&self.life, &self.loading) {
             (Life::Serving, None) => None,
             (Life::Serving, Some(_)) => Some(Error::busy("the engine's state is being loaded")),
@@ -182,7 +183,7 @@ impl Worker {
         ended
     }
 
-    fn on_engine_exit(&mut self, exit: Exit) {
+    pub(super) fn on_engine_exit(&mut self, exit: Exit) {
         self.enclosure.kill_all();
         self.take_last_frames();
         let going = matches!(self.life, Life::Stopping(Stopping { phase: Phase::Going, .. }));

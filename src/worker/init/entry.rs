@@ -105,6 +105,7 @@ fn serve(document: LaunchDocument, init: Init, sockets: Sockets, daemon_uid: u32
         orphan_grace: Duration::from_millis(document.orphan_grace_ms),
         output_buffer_bytes: document.output_buffer_bytes,
         spool_folder,
+        rollback_bytes: document.rollback_bytes,
     };
     let parts = Parts {
         settings,

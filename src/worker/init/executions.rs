@@ -168,6 +168,7 @@ impl Worker {
     /// Whether the engine is free.
     pub(super) fn check_idle(&self) -> Result<()> {
         match (&self.life, &self.run, &self.loading) {
+            (Life::Serving, None, None) if self.copies.is_waking() => Err(Error::busy("the engine is being restored")),
             (Life::Serving, None, None) if self.frozen => Err(Error::busy("the kernel is frozen for a checkpoint")),
             (Life::Serving, None, None) => Ok(()),
             (Life::Serving, Some(run), _) => Err(Error::busy(format!("execution {} runs", run.exec))),

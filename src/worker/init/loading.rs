@@ -237,8 +237,7 @@ impl Worker {
         };
         match replaced {
             Ok(()) => {
-                let missed = serde_json::to_vec(&json!({ "entries": missed_of(&json) })).unwrap_or_default();
-                let _ = answer.send(Ok(missed));
+                let _ = answer.send(Ok(missed_json(&json)));
             }
             Err(error) => {
                 let _ = answer.send(Err(error));
@@ -261,6 +260,11 @@ fn pieces(body: &[u8]) -> impl Iterator<Item = (&[u8], bool)> {
         let start = i * limits::FRAME_TAIL_BYTES;
         (&body[start..body.len().min(start + limits::FRAME_TAIL_BYTES)], i + 1 < count)
     })
+}
+
+/// What a reply says was missed, for the daemon.
+pub(super) fn missed_json(reply: &[u8]) -> Vec<u8> {
+    serde_json::to_vec(&json!({ "entries": missed_of(reply) })).unwrap_or_default()
 }
 
 fn missed_of(json: &[u8]) -> Vec<MissedEntry> {

@@ -17,6 +17,7 @@
 
 mod calls;
 mod control;
+mod copies;
 pub mod enclosure;
 mod ending;
 pub mod entry;
@@ -50,6 +51,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, Sleep};
 
 use self::control::Control;
+use self::copies::Copies;
 use self::enclosure::{Enclosure, EngineParts, Watch};
 use self::ending::{Leaving, Stopping};
 use self::executions::Run;
@@ -83,6 +85,8 @@ pub struct Settings {
     pub output_buffer_bytes: usize,
     /// Where entries of a load may be spooled: the kernel's folder.
     pub spool_folder: PathBuf,
+    /// Memory that copies of the engine may take, bytes; 0: none are kept.
+    pub rollback_bytes: u64,
 }
 
 /// What init reports once it serves.
@@ -133,6 +137,7 @@ pub struct Worker {
     state: State,
     run: Option<Run>,
     loading: Option<Loading>,
+    copies: Copies,
     /// Everything inside is stopped for a checkpoint.
     frozen: bool,
     asked: HashMap<u64, Asked>,
@@ -211,6 +216,7 @@ impl Worker {
             state: State::new(db),
             run: None,
             loading: None,
+            copies: Copies::default(),
             frozen: false,
             asked: HashMap::new(),
             last_id: 0,
@@ -251,6 +257,7 @@ impl Worker {
     /// Takes one thing from each source; whether there was any.
     fn step(&mut self, cx: &mut Context<'_>) -> bool {
         let mut progressed = self.poll_engine(cx);
+        progressed |= self.poll_copies(cx);
         progressed |= self.poll_lane(cx);
         while self.takes_calls()
             && let Poll::Ready(Some(call)) = self.calls.poll_recv(cx)
@@ -323,7 +330,11 @@ impl Worker {
         };
         let run = self.run.as_ref().and_then(Run::nearest_deadline);
         let asked = self.asked.values().map(|asked| asked.until).min();
-        [life, run, asked, self.orphan_at, self.watch_at, self.hung_up_at, self.gone_by].into_iter().flatten().min()
+        let waking = self.copies.deadline();
+        [life, run, asked, waking, self.orphan_at, self.watch_at, self.hung_up_at, self.gone_by]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     fn on_deadline(&mut self, now: Instant) {
@@ -332,6 +343,7 @@ impl Worker {
             self.on_watch(now);
         }
         self.on_run_deadline(now);
+        self.on_copies_deadline(now);
         if self.asked.values().any(|asked| asked.until <= now) {
             self.kill(WorkerCause::Unresponsive);
         }
@@ -351,8 +363,13 @@ impl Worker {
         let busy = self.run.is_some() || !self.state.jobs().is_empty();
         self.watch_at = None;
         if busy {
+            self.bound_copies();
             match self.enclosure.watch() {
                 Watch::Within { next } => self.watch_at = Some(now + next),
+                // What nobody uses goes first.
+                Watch::Beyond(WorkerCause::OutOfMemory) if self.give_up_copy() => {
+                    self.watch_at = Some(now + limits::WATCH_INTERVAL);
+                }
                 Watch::Beyond(cause) => self.kill(cause),
             }
         }

@@ -1,5 +1,7 @@
 //! Requests to the engine other than executions, and their replies.
 
+use std::os::fd::OwnedFd;
+
 use tokio::time::Instant;
 
 use super::{Life, Worker};
@@ -26,6 +28,8 @@ pub(super) enum By {
     Load(Answer<Vec<u8>>),
     /// A stop: the state is saved.
     Stop,
+    /// A copy of the engine that is being made.
+    Keep,
 }
 
 impl Worker {
@@ -55,8 +59,16 @@ impl Worker {
     /// # Errors
     /// If the engine takes no more; it is being killed then, and whoever waited learns of it.
     pub(super) fn ask(&mut self, json: &[u8], by: By) -> Result<()> {
+        self.ask_with(json, None, by)
+    }
+
+    /// As [`Self::ask`], with a descriptor.
+    ///
+    /// # Errors
+    /// As [`Self::ask`].
+    pub(super) fn ask_with(&mut self, json: &[u8], descriptor: Option<OwnedFd>, by: By) -> Result<()> {
         let id = self.next_id();
-        if let Err(why) = self.control.request(id, json, None) {
+        if let Err(why) = self.control.request(id, json, descriptor) {
             self.kill(WorkerCause::Protocol(why));
             let lost = Error::lost("the engine does not take requests");
             if let By::Daemon(answer) | By::Load(answer) = by {
@@ -80,6 +92,10 @@ impl Worker {
             By::Startup => self.on_started(ok, &json),
             By::Load(answer) => {
                 self.on_loaded(ok, json, answer);
+                Ok(())
+            }
+            By::Keep => {
+                self.on_kept(ok, &json);
                 Ok(())
             }
             By::Stop => {
@@ -107,6 +123,7 @@ impl Worker {
                 let _ = answer.send(Err(error.clone()));
             }
         }
+        self.forget_copies(error);
     }
 
     /// Whether calls are taken from the queue: not before the worker serves.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::enclosure::{Enclosure, EngineParts, Exit, MountSource, Watch};
+use super::enclosure::{CopiesMemory, Enclosure, EngineParts, Exit, MountSource, Watch};
 use crate::core::engine::EngineName;
 use crate::core::error::{Error, Result};
 use crate::rpc::worker_link::{WorkerCause, WorkerUsage};
@@ -73,6 +73,13 @@ impl Sandboxed {
     }
 }
 
+fn exit_of(cause: ExitCause) -> Exit {
+    match cause {
+        ExitCause::Exited(status) => Exit::Status(status),
+        ExitCause::Killed(signal) => Exit::Signal(signal),
+    }
+}
+
 /// Ticks a watch that is due; when it is to be ticked next.
 fn tick<W>(due: &mut Option<Due<W>>, look: impl FnOnce(&mut W) -> Verdict, cause: WorkerCause) -> Watch {
     let now = Instant::now();
@@ -105,10 +112,7 @@ impl Enclosure for Sandboxed {
 
     fn reap(&mut self) -> Option<Exit> {
         let engine = self.init.reap().into_iter().find(|(pid, _)| *pid == self.pid)?;
-        Some(match engine.1 {
-            ExitCause::Exited(status) => Exit::Status(status),
-            ExitCause::Killed(signal) => Exit::Signal(signal),
-        })
+        Some(exit_of(engine.1))
     }
 
     fn cause_of(&mut self, exit: Exit) -> WorkerCause {
@@ -135,6 +139,24 @@ impl Enclosure for Sandboxed {
         if let Some(frozen) = self.frozen.take() {
             self.init.thaw(frozen);
         }
+    }
+
+    fn take_copy(&mut self, pid: i32) -> Result<OwnedFd> {
+        if pid == self.pid {
+            return Err(Error::refused("it is the engine itself"));
+        }
+        self.init.take_copy(pid).map_err(Error::refused)
+    }
+
+    fn become_engine(&mut self, pid: i32, spared: &[i32]) -> Result<Option<Exit>> {
+        let ended = self.init.leave_only(pid, spared).map_err(Error::deadline)?;
+        self.pid = pid;
+        Ok(ended.map(exit_of))
+    }
+
+    fn copies_memory(&mut self, copies: &[i32], enough: u64) -> CopiesMemory {
+        let (used_bytes, free_bytes) = self.init.copies_memory(self.pid, copies, enough);
+        CopiesMemory { used_bytes, free_bytes }
     }
 
     fn watch(&mut self) -> Watch {

@@ -100,7 +100,11 @@ def tool_result_(frame, tail):
 
 
 def save_(frame, tail):
-    state.everything(resend=True)
+    if frame.get("changed") is True:
+        # What cannot have changed is not even looked at: that alone would make it this process's own beside its copies.
+        state.after(effects.of_call())
+    else:
+        state.everything(resend=True)
     _reply(wire.number(frame, "id"))
 
 
@@ -122,6 +126,15 @@ def loaded_(frame, tail):
     _reply(wire.number(frame, "id"), missed=restore.finish())
 
 
+def keep_(frame, tail):
+    try:
+        from _ryokan import keep
+    except Exception as error:
+        wire.close_descriptors()
+        return _fail(wire.number(frame, "id"), "refused", brief.cut(f"{type(error).__name__}: {error}", 400))
+    keep.keep(frame, tail)
+
+
 HANDLERS = {
     "interrupt": interrupt_,
     "get": get_,
@@ -136,4 +149,5 @@ HANDLERS = {
     "load": load_,
     "entry": entry_,
     "loaded": loaded_,
+    "keep": keep_,
 }

@@ -9,6 +9,8 @@ import sys
 from _ryokan import brief, definitions, dynamic, effects, gate, jobs, rich, run, state, streams, trace, values, wire
 
 forked = False
+# A copy of the engine is being made (see keep): no child of the code's.
+copying = False
 _CODE = type((lambda: 0).__code__)
 
 
@@ -148,6 +150,8 @@ def _end(number, exec_id, outcome, happened):
 def in_child():
     """In a child of os.fork(): it runs on with user code, but never speaks and never serves."""
     global forked
+    if copying:
+        return
     forked = True
     wire.forget()
     gate.after_fork()

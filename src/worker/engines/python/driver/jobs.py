@@ -25,6 +25,13 @@ def report():
         wire.post({"ev": "jobs", "jobs": now})
 
 
+def forget():
+    """Says that there are none: what ran was never this process's child."""
+    global _known
+    _known = []
+    wire.post({"ev": "jobs", "jobs": []})
+
+
 def known():
     """Whether any job ran at the last look."""
     return bool(_known)

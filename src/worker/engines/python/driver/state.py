@@ -206,3 +206,8 @@ def _tell_missed(adopt):
         if missed != _missed_sent:
             _missed_sent = missed
             wire.post({"ev": "missed", "entries": missed})
+
+
+def tell_again():
+    """Posts the list of what cannot be saved to an init that was told another one since."""
+    wire.post({"ev": "missed", "entries": _missed_sent})

@@ -105,6 +105,11 @@ def install():
     renew()
 
 
+def copies():
+    """The descriptors of the safe copies."""
+    return _copies.values()
+
+
 def renew():
     """Fresh objects and descriptors where user code closed or replaced them."""
     global out, err, no_input

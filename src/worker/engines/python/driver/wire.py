@@ -82,14 +82,26 @@ def alive():
 
 def forget():
     """In a forked child: the socket is the parent's."""
-    global _sock, _lock
+    global _sock, _lock, _posted_bytes
     if _sock is not None:
         _sock.close()
     _sock = None
     _lock = allocate_lock()
     _buffer.clear()
     _posted.clear()
+    _posted_bytes = 0
     descriptors.clear()
+
+
+def adopt(fd):
+    """In a copy of the engine: a socket of its own in the place of the engine's."""
+    global _sock
+    import fcntl
+
+    forget()
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FD_MIN)
+    os.close(fd)
+    _sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, fileno=moved)
 
 
 def _encode(frame, tail):

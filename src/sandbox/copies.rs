@@ -1,0 +1,115 @@
+//! Copies of the engine's process: whether a process can be one, what they cost, and the exchange of one for the engine.
+//!
+//! The engine forks them; here nothing is believed but what the host kernel says. A copy has every layer of the sandbox that the
+//! engine has, for none of them can be laid down and a fork inherits all.
+
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::init::{ExitCause, Init, proc_file};
+use super::usage::{Process, anonymous_bytes, processes};
+use crate::sys::pidfd;
+
+/// How long everything may take to end: a process that waits for a device ends only when it has its answer.
+const ENDS_WITHIN: Duration = Duration::from_secs(1);
+/// Between two looks.
+const LOOK_AGAIN: Duration = Duration::from_micros(200);
+/// What is killed first where memory is short.
+const FIRST_TO_GO: &str = "1000";
+/// As the engine was started.
+const ORDINARY: &str = "0";
+
+impl Init {
+    /// Opens a process that is to be a copy: a child of init's, so nobody else can collect it.
+    ///
+    /// # Errors
+    /// What it is not.
+    pub fn take_copy(&self, pid: i32) -> Result<OwnedFd, String> {
+        if pid <= 1 {
+            return Err("it is no process of this kernel".into());
+        }
+        let process = pidfd::open(Pid::from_raw(pid)).map_err(|error| format!("it is gone: {error}"))?;
+        // Looked at after the descriptor was opened: so the descriptor is of that very process.
+        match proc_file(pid, "stat").ok().and_then(|stat| parent(&stat)) {
+            Some(1) => {}
+            Some(_) => return Err("its parent lives".into()),
+            None => return Err("it is gone".into()),
+        }
+        // Nothing depends on it: the budget counts as well.
+        let _ = std::fs::write(format!("/proc/{pid}/oom_score_adj"), FIRST_TO_GO);
+        Ok(process)
+    }
+
+    /// Ends everything inside but one process and the `spared`; gives how that one ended if it did.
+    ///
+    /// # Errors
+    /// If something did not end in time.
+    pub fn leave_only(&self, pid: i32, spared: &[i32]) -> Result<Option<ExitCause>, String> {
+        let _ = std::fs::write(format!("/proc/{pid}/oom_score_adj"), ORDINARY);
+        let until = Instant::now() + ENDS_WITHIN;
+        let mut its_end = None;
+        loop {
+            let others = processes().into_iter().map(|process| process.pid);
+            let others: Vec<i32> = others.filter(|other| *other != pid && !spared.contains(other)).collect();
+            // What they leave behind becomes init's child and is collected here too.
+            let ended = self.reap();
+            its_end = its_end.or(ended.iter().find(|(ended, _)| *ended == pid).map(|(_, cause)| *cause));
+            let left: Vec<i32> =
+                others.into_iter().filter(|other| !ended.iter().any(|(pid, _)| pid == other)).collect();
+            if left.is_empty() {
+                return Ok(its_end);
+            }
+            if Instant::now() > until {
+                return Err(format!("{} processes do not end", left.len()));
+            }
+            for other in left {
+                match kill(Pid::from_raw(other), Signal::SIGKILL) {
+                    Ok(()) | Err(Errno::ESRCH) => {}
+                    Err(error) => return Err(format!("process {other} cannot be ended: {error}")),
+                }
+            }
+            std::thread::sleep(LOOK_AGAIN);
+        }
+    }
+
+    /// Memory that would be free without these copies, and what is free beside them. The first is an upper bound if that is at most
+    /// `enough` and no more than half of what would be free.
+    pub fn copies_memory(&self, engine: i32, copies: &[i32], enough: u64) -> (u64, u64) {
+        let all = processes();
+        let of = |pid: i32| all.iter().find(|process| process.pid == pid);
+        let copies: Vec<&Process> = copies.iter().filter_map(|pid| of(*pid)).collect();
+        let limit = self.plan.limits.memory_bytes;
+        let resident: u64 = all.iter().map(|process| process.resident_bytes).sum::<u64>() + self.scratch_used();
+        let most: u64 = copies.iter().map(|copy| copy.resident_bytes).sum();
+        // Shared pages counted for each: if even that is little, the exact figures, which cost the more the larger they are, are not needed.
+        if most <= enough && most <= limit.saturating_sub(resident) / 2 {
+            return (most, limit.saturating_sub(resident));
+        }
+        let used: u64 = self.usage().memory_bytes;
+        let shares: u64 =
+            copies.iter().map(|copy| anonymous_bytes(copy.pid).map_or(copy.resident_bytes, |of| of.share)).sum();
+        // Of what the engine shares with them, their part would become its own.
+        let kept = anonymous_bytes(engine).map_or(0, |of| of.resident.saturating_sub(of.share));
+        (shares.saturating_sub(kept), limit.saturating_sub(used))
+    }
+}
+
+/// The fourth field of a `stat` file; the name in it may hold anything.
+fn parent(stat: &str) -> Option<i32> {
+    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_parent_is_read_whatever_the_name() {
+        assert_eq!(parent("42 (a) 7 b) (c) T 3 1"), Some(3));
+        assert_eq!(parent("42 (x"), None);
+    }
+}

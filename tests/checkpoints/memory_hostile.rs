@@ -1,0 +1,203 @@
+//! Copies that die, lie or will not wake; a daemon and an engine that die in between. Whatever they do, it is their own kernel that
+//! it happens to, and a restore ends in one of the two states.
+
+use ryokan::core::checkpoint::Recalled;
+use ryokan::rpc::client::{HostClient, run_local};
+use ryokan::sys::fault;
+
+use super::memory::{python, rebuilt, recall, take};
+use crate::support::{Host, User, out, run, users};
+
+/// Kills everything in the kernel but the engine and init.
+const KILL_OTHERS: &str = "
+import os
+for p in os.listdir('/proc'):
+    if p.isdigit() and int(p) not in (1, os.getpid()): os.kill(int(p), 9)
+";
+
+#[test]
+fn a_copy_that_was_killed_is_told_and_the_saved_state_used() {
+    for user in users() {
+        let host = Host::start_as(user);
+        host.with(async |client| {
+            let k = python(&client).await;
+            out(&k, "x = 1; g = (i for i in 'ab')").await;
+            take(&k, "one").await;
+            out(&k, &format!("x = 2{KILL_OTHERS}")).await;
+            let (why, done) = rebuilt(&k, "one").await;
+            assert!(why.contains("its process ended"), "{user:?}: {why}");
+            assert!(done.missed.iter().any(|missed| missed.key == "var/g"), "{user:?}: {:?}", done.missed);
+            assert_eq!(out(&k, "print(x, 'g' in globals())").await, "1 False", "{user:?}");
+            let done = k.undo(0).await.expect("undone");
+            assert_eq!(done.engine, Recalled::Memory, "{user:?}");
+            assert_eq!(out(&k, "print(x, next(g))").await, "2 a", "{user:?}");
+        });
+    }
+}
+
+#[test]
+fn a_copy_that_lies_or_will_not_wake_is_none() {
+    let host = Host::start();
+    host.with(async |client| {
+        let k = python(&client).await;
+        out(&k, "x = 0").await;
+        for (deed, said) in [
+            ("lambda: os._exit(1)", "its process ended when it was to wake"),
+            ("lambda: time.sleep(60)", "did not wake in time"),
+            ("lambda: os.write(wire.fileno(), b'\\xff' * 100)", "breaks the limits"),
+            ("lambda: wire.send({'ev': 'reply', 'id': 1, 'ok': True})", "answered something else"),
+            ("lambda: wire.send({'ev': 'reply', 'id': 1, 'ok': False})", "answered something else"),
+            ("lambda: wire.send({'ev': 'nonsense'})", "unknown event"),
+        ] {
+            // The driver is within the code's reach: here it is another in every copy.
+            let set_up = format!(
+                "import os, time, sys\nfrom _ryokan import keep, held, wire\nwas = held.attach\nheld.attach = {deed}\nx += 1; g = (i for i in 'ab')"
+            );
+            out(&k, &set_up).await;
+            let id = take(&k, "").await;
+            let x = out(&k, "print(x)").await;
+            out(&k, "held.attach = was; x = -1").await;
+            let (why, _) = rebuilt(&k, &id).await;
+            assert!(why.contains(said), "{deed}: {why}");
+            assert_eq!(out(&k, "print(x)").await, x, "{deed}");
+        }
+        // Copies that there never were, or that are no copies.
+        for (deed, said) in [
+            ("lambda number, link, engine: None", "ended before it stood"),
+            ("lambda number, link, engine: 'not today'", "not today"),
+            ("lambda number, link, engine: 1 / 0", "ZeroDivisionError while it was made"),
+            ("lambda number, link, engine: os.write(link, bytes(8)) and None", "ended before it stood"),
+            (
+                "lambda number, link, engine: os.write(link, frame({'ev': 'reply', 'id': number, 'ok': True})) and None",
+                "it is the engine itself",
+            ),
+            (
+                "lambda number, link, engine: subprocess.run(['/bin/cat', '/workspace/frame'], stdout=link, pass_fds=[]) and None",
+                "it is gone",
+            ),
+            (
+                "lambda number, link, engine: subprocess.Popen(['/bin/sh', '-c', 'cat /workspace/frame; exec sleep 60'], stdout=link) and time.sleep(0.3)",
+                "its parent lives",
+            ),
+        ] {
+            let set_up = format!(
+                "
+import json, os, struct, subprocess, time
+from _ryokan import keep, wire
+def frame(fields):
+    body = json.dumps(fields).encode()
+    return struct.pack('<II', len(body), 0) + body
+open('/workspace/frame', 'wb').write(frame({{'ev': 'reply', 'id': 1, 'ok': True}}))
+if not hasattr(keep, 'was'): keep.was = keep._fork
+keep._fork = {deed}
+x = 7"
+            );
+            out(&k, &set_up).await;
+            let id = take(&k, "").await;
+            out(&k, "keep._fork = keep.was; x = 8").await;
+            let (why, _) = rebuilt(&k, &id).await;
+            assert!(why.contains(said), "{deed}: {why}");
+            assert_eq!(out(&k, "print(x)").await, "7", "{deed}");
+        }
+    });
+}
+
+#[test]
+fn a_copy_that_does_not_stand_still_is_none() {
+    let host = Host::start();
+    host.with(async |client| {
+        let k = python(&client).await;
+        let chatter = "
+import os
+from _ryokan import wire
+def receive(os=os, engine=os.getpid(), wire=wire, was=wire.receive):
+    if os.getpid() != engine: wire.send({'ev': 'jobs', 'jobs': []})
+    return was()
+wire.receive = receive; x = 1";
+        out(&k, chatter).await;
+        take(&k, "one").await;
+        out(&k, "x = 2").await;
+        let (why, _) = rebuilt(&k, "one").await;
+        assert!(why.contains("did not stand still") || why.contains("answered something else"), "{why}");
+        assert_eq!(out(&k, "print(x)").await, "1");
+    });
+}
+
+#[test]
+fn an_engine_killed_in_the_exchange_leaves_the_kernel_as_it_was() {
+    for user in users() {
+        let host = Host::start_as(user);
+        host.with(async |client| {
+            let k = python(&client).await;
+            let deed = "lambda: os.kill(engine, 9) or time.sleep(1) or []";
+            let set_up = format!(
+                "import os, time\nfrom _ryokan import keep, held\nengine = os.getpid(); held.attach = {deed}; x = 1"
+            );
+            out(&k, &set_up).await;
+            take(&k, "one").await;
+            out(&k, "x = 2").await;
+            let failed = k.restore_checkpoint("one", 0).await.expect_err("its engine was killed");
+            assert!(failed.message.ends_with("the kernel is as it was"), "{user:?}: {failed:?}");
+            assert_eq!(out(&k, "print(x)").await, "2", "{user:?}");
+            let (why, _) = rebuilt(&k, "one").await;
+            assert!(why.contains("started after"), "{user:?}: {why}");
+            assert_eq!(out(&k, "print(x)").await, "1", "{user:?}");
+            // The new engine itself, as soon as it is one.
+            out(&k, "import os\nx = 3").await;
+            take(&k, "three").await;
+            recall(&k, "three").await;
+            run(&k, "os.kill(os.getpid(), 9)").await;
+            assert_eq!(out(&k, "print(x)").await, "3", "{user:?}");
+        });
+    }
+}
+
+/// In which state the kernel is, engine and files.
+async fn state(client: &HostClient, what: &str) -> String {
+    let k = client.open_kernel("k").await.expect("the kernel is there").0;
+    let shown = out(&k, "print(x, open('f').read())").await;
+    match shown.as_str() {
+        "1 1" => "one".into(),
+        "2 2" => "two".into(),
+        _ => panic!("{what}: between two states: {shown:?}"),
+    }
+}
+
+#[test]
+fn a_daemon_killed_in_the_exchange_leaves_one_of_two_states() {
+    let mut host = Host::prepare(User::Own);
+    host.configure("[daemon]\ndurability = \"power\"\n");
+    host.launch();
+    host.with(async |client| {
+        let k = python(&client).await;
+        out(&k, "x = 1; g = iter('ab'); open('f', 'w').write('1')").await;
+        take(&k, "one").await;
+        out(&k, "x = 2; open('f', 'w').write('2')").await;
+    });
+    let points: Vec<_> = fault::points().filter(|(label, _)| label.name.starts_with("state.restore.")).collect();
+    assert!(points.len() > 2, "{}", points.len());
+    for (_, point) in points {
+        // The daemon goes, the worker with its copies stays.
+        host.kill();
+        host.env(fault::VARIABLE, &format!("{point}=kill"));
+        host.launch();
+        let answered = run_local(async {
+            let client = HostClient::connect(&host.socket(), "test").await?;
+            let k = client.open_kernel("k").await?.0;
+            k.restore_checkpoint("one", 0).await
+        })
+        .unwrap();
+        host.kill();
+        host.env(fault::VARIABLE, "");
+        host.launch();
+        host.with(async |client| {
+            let what = format!("{point}: {answered:?}");
+            let at = state(&client, &what).await;
+            assert!(answered.is_err() || at == "one", "{what}: an acknowledged restore was lost");
+            let k = client.open_kernel("k").await.unwrap().0;
+            recall(&k, "one").await;
+            assert_eq!(out(&k, "print(x, list(g))").await, "1 ['a', 'b']", "{what}");
+            out(&k, "x = 2; open('f', 'w').write('2')").await;
+        });
+    }
+}

@@ -1,0 +1,142 @@
+"""Copies of the engine: made at `keep`, still until `wake`."""
+import os
+import signal
+import socket
+import time
+import unittest
+
+from engine import Engine, Result
+
+
+# As on a machine or with an interpreter where a fork can only be a child.
+NOT_AS_SIBLING = "from _ryokan import sibling; sibling._calls = ()"
+
+
+class Copy(Engine):
+    """The other end of a copy's control socket."""
+
+    def __init__(self, engine, ours):
+        self.__dict__.update(engine.__dict__)
+        self.sock, self.buffer, self.parts, self.events = ours, bytearray(), {}, []
+        self.spoke, _ = self.frame(Result())
+
+    def wake(self):
+        return self.ask("wake")
+
+
+def keep(engine):
+    """The engine's answer, and the copy if there is one."""
+    ours, theirs = socket.socketpair()
+    engine.number += 1
+    engine.send({"op": "keep", "id": engine.number}, fds=[theirs.fileno()])
+    theirs.close()
+    result = Result()
+    while (reply := engine.frame(result)[0])["ev"] != "reply":
+        result.events.append(reply)
+    if not reply["ok"]:
+        ours.close()
+        return reply, None
+    return reply, Copy(engine, ours)
+
+
+def value(engine, code):
+    result = engine.run(code)
+    assert result.end["status"] == "done", (result.end, result.err)
+    return result.value
+
+
+class Copies(unittest.TestCase):
+    def test_a_copy_is_as_the_engine_was(self):
+        for prepare in ("", NOT_AS_SIBLING):
+            self.copies_are_as_the_engine_was(prepare)
+
+    def copies_are_as_the_engine_was(self, prepare):
+        with Engine() as engine:
+            engine.run(prepare)
+            engine.run("import random; random.seed(5); g = iter(range(9)); l = [next(g)]; import os; pid = os.getpid()")
+            reply, copy = keep(engine)
+            self.assertEqual(copy.spoke, {"ev": "reply", "id": reply["id"], "ok": True})
+            engine.run("random.random(); l.append(next(g))")
+            self.assertEqual(value(engine, "(len(l), os.getpid() == pid)"), [2, True])
+            woken = copy.wake()
+            self.assertTrue(woken["ok"])
+            # The harness starts the engine with the end of a pipe too many.
+            self.assertLessEqual({missed["type"] for missed in woken["missed"]}, {"pipe"})
+            self.assertEqual(value(copy, "(len(l), next(g), round(random.random(), 6), os.getpid() == pid)"), [1, 1, 0.622902, False])
+
+    def test_no_wait_of_the_codes_meets_a_copy(self):
+        for prepare in ("", NOT_AS_SIBLING):
+            self.no_wait_meets_a_copy(prepare)
+
+    def no_wait_meets_a_copy(self, prepare):
+        with Engine() as engine:
+            engine.run(prepare)
+            keep(engine)
+            engine.run("import os\ntry: os.wait()\nexcept ChildProcessError: alone = True")
+            self.assertTrue(value(engine, "alone"))
+            engine.run("import subprocess; p = subprocess.Popen(['/bin/sleep', '30'])")
+            reply, _ = keep(engine)
+            self.assertTrue(reply["ok"])
+            self.assertEqual(value(engine, "p.poll() is None"), True)
+            engine.run("p.kill(); p.wait()")
+
+    def test_threads_and_handlers_are_told_and_harm_nothing(self):
+        with Engine() as engine:
+            engine.run("import threading; e = threading.Event(); t = threading.Thread(target=e.wait); t.start()")
+            reply, copy = keep(engine)
+            self.assertIn("2 threads run", reply["message"])
+            engine.run("e.set(); t.join()")
+            # Handlers of the code's that fail while it is made, or take its child away from it.
+            engine.run("import signal, os\nsignal.signal(signal.SIGCHLD, lambda *_: os.wait())")
+            reply, _ = keep(engine)
+            self.assertIn(reply["ok"], (True, False))
+            engine.run("signal.signal(signal.SIGCHLD, signal.SIG_IGN)")
+            reply, copy = keep(engine)
+            self.assertTrue(reply["ok"], reply)
+            self.assertTrue(copy.wake()["ok"])
+            self.assertEqual(value(copy, "1 + 1"), 2)
+
+    def test_hooks_of_the_codes_run_and_cannot_speak(self):
+        with Engine() as engine:
+            engine.run("import os\nos.register_at_fork(after_in_child=lambda: 1 / 0, before=lambda: [].x)")
+            reply, copy = keep(engine)
+            self.assertTrue(reply["ok"])
+            self.assertTrue(copy.wake()["ok"])
+            self.assertEqual(value(copy, "2 * 3"), 6)
+            self.assertEqual(value(engine, "2 * 4"), 8)
+            # A child that the code itself forks is still none that speaks.
+            self.assertEqual(value(engine, "os.waitpid(os.fork() or os._exit(7), 0)[1] >> 8"), 7)
+
+    def test_a_copy_ends_with_its_socket_and_ignores_signals(self):
+        with Engine() as engine:
+            engine.run("import os")
+            _, copy = keep(engine)
+            (found,) = self._others(engine, engine.pid)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+                os.kill(found, number)
+            time.sleep(0.05)
+            self.assertTrue(copy.wake()["ok"])
+            self.assertEqual(value(copy, "os.getpid()"), found)
+            _, another = keep(copy)
+            another.sock.close()
+            until = time.monotonic() + 10
+            while self._others(engine, engine.pid, found):
+                self.assertLess(time.monotonic(), until)
+                time.sleep(0.01)
+            os.kill(found, signal.SIGKILL)
+
+    @staticmethod
+    def _others(engine, *known):
+        """Processes in the engine's folder: every engine has one of its own."""
+        found = []
+        for pid in os.listdir("/proc"):
+            try:
+                if pid.isdigit() and int(pid) not in known and os.readlink(f"/proc/{pid}/cwd") == engine.cwd:
+                    found.append(int(pid))
+            except OSError:
+                continue
+        return found
+
+
+if __name__ == "__main__":
+    unittest.main()
