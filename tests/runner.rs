@@ -18,4 +18,5 @@ mod support;
 mod systemd;
 mod tidy;
 mod worker;
+mod workflow;
 mod workspace;

@@ -69,6 +69,7 @@ impl Kind {
                 include_str!("../../schema/state/0002_real_sources.sql"),
                 include_str!("../../schema/state/0003_mount_places.sql"),
                 include_str!("../../schema/state/0004_checkpoints.sql"),
+                include_str!("../../schema/state/0005_workflow.sql"),
             ],
             Kind::Engine => &[include_str!("../../schema/engine/0001_first.sql")],
         }

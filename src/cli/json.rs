@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::{Value as Json, json};
 
 use crate::core::checkpoint::{Checkpoint, Restoration};
-use crate::core::diff::{Area, Deed};
+use crate::core::diff::{Area, Deed, Patch};
 use crate::core::exec::ExecResult;
 use crate::core::ids::Digest;
 use crate::core::info::{Event, JournalEntry, KernelInfo, ToolInfo};
@@ -97,6 +97,11 @@ pub fn var(name: &str, value: &Value) -> Json {
     json!({ "name": name, "value": value.to_plain_json(), "tagged": value.to_json() })
 }
 
+/// A thing whose fields are its JSON already.
+pub fn of<T: Serialize>(item: &T) -> Json {
+    serde_json::to_value(item).unwrap_or_default()
+}
+
 /// Things whose fields are their JSON already.
 pub fn list<T: Serialize>(items: &[T]) -> Json {
     items.iter().map(|item| serde_json::to_value(item).unwrap_or_default()).collect()
@@ -127,6 +132,15 @@ pub fn checkpoint(checkpoint: &Checkpoint, is_head: bool) -> Json {
     json
 }
 
+/// What differs in one file, as text.
+pub fn patch(patch: &Patch) -> Json {
+    let mut json = json!({ "deed": patch.deed, "note": patch.note });
+    for (name, held) in [("path", &patch.path), ("before", &patch.before), ("text", &patch.text)] {
+        bytes(&mut json, name, held);
+    }
+    json
+}
+
 /// How many differences there are, by area and deed.
 pub fn difference_counts(counts: &BTreeMap<(Area, Deed), u64>) -> Json {
     let mut areas = serde_json::Map::new();
@@ -147,6 +161,8 @@ pub fn restoration(done: &Restoration) -> Json {
         "version": done.version,
         "missed": done.missed,
         "files_changed": done.files_changed,
+        "decisions_changed": done.decisions_changed,
+        "artifacts_changed": done.artifacts_changed,
     })
 }
 

@@ -32,6 +32,7 @@ pub mod spec;
 mod tools;
 mod tour;
 mod vars;
+mod workflow;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -95,6 +96,10 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Diff(args) => checkpoints::diff(context, args).await,
         Command::Restore(args) => checkpoints::restore(context, args).await,
         Command::Undo(args) => checkpoints::undo(context, &args.name).await,
+        Command::Step(args) => workflow::step(context, args).await,
+        Command::Handoff(args) => workflow::handoff(context, args).await,
+        Command::Decision(args) => workflow::decision(context, args).await,
+        Command::Artifact(args) => workflow::artifact(context, args).await,
         Command::Journal(args) => journal::journal(context, args).await,
         Command::Message(args) => journal::message(context, args).await,
         Command::Events(args) => journal::events(context, args).await,

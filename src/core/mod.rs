@@ -19,3 +19,4 @@ pub mod rights;
 pub mod spec;
 pub mod state;
 pub mod value;
+pub mod workflow;

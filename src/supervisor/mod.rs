@@ -25,3 +25,4 @@ pub mod supervisor;
 mod task;
 pub mod tools;
 pub mod worker;
+pub mod workflow;

@@ -24,6 +24,7 @@ mod error;
 mod how;
 mod index;
 mod objects;
+mod one;
 mod read;
 mod restore;
 mod saved;
@@ -35,11 +36,13 @@ pub mod tree;
 pub use error::WorkspaceError;
 pub use how::{How, Unwatched, Walk};
 pub use objects::{ObjectBatch, Objects};
+pub use one::read_file;
 pub use restore::{Durable, Restored, checkout};
 pub use tracker::{Captured, Collected, NotCaptured, Places, Tracker};
 pub use tree::TreeId;
 pub use tree::diff::{Change, Changed, Deed, Diff, diff};
 pub use tree::entry::Reason;
+pub use tree::look::{Text, find, text};
 pub use tree::reach::reach;
 
 #[cfg(test)]

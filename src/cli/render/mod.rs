@@ -6,17 +6,21 @@ mod checkpoints;
 mod journal;
 mod kernels;
 mod lists;
+mod patch;
 mod table;
 mod time;
 mod value;
+mod workflow;
 
 pub use checkpoints::{checkpoint_line, checkpoint_log, difference, difference_counts, restoration};
 pub use journal::{event, journal_entry};
 pub use kernels::{kernel, kernels};
 pub use lists::{abilities, mcp_servers, mounts, tools, vars};
+pub use patch::patch;
 pub use table::Table;
 pub use time::{ago, now_ms, span_us, stamp};
 pub use value::value_of;
+pub use workflow::{artifacts, decision, decision_line, decisions, step, workflow};
 
 /// Text with every control character shown as an escape, except line ends and tabs.
 pub fn plain(text: &str) -> String {

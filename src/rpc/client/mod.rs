@@ -19,12 +19,13 @@ mod kernel;
 mod lease;
 mod session;
 mod state;
+mod workflow;
 
 pub use blob::{BlobDownload, BlobUpload};
 pub use connection::{connect_stream, run_local};
 pub use execution::ExecutionClient;
 pub use feed::Events;
 pub use host::HostClient;
-pub use kernel::KernelClient;
+pub use kernel::{JournalSeen, KernelClient};
 pub use lease::LeaseClient;
 pub use state::{CheckedCode, Completions};

@@ -11,6 +11,7 @@ mod lease;
 mod listen;
 mod sinks;
 mod telling;
+mod workflow;
 
 use std::cell::RefCell;
 use std::rc::Rc;

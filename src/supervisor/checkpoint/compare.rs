@@ -4,13 +4,15 @@ use std::rc::Rc;
 
 use tokio::sync::mpsc;
 
-use super::{Files, contents, find, freeze, state};
-use crate::core::checkpoint::{McpPart, StateParts};
-use crate::core::diff::{self, Area, Deed, Difference};
+use super::{Files, contents, find, freeze, state, tool_part};
+use crate::core::checkpoint::{McpPart, StateParts, ToolPart};
+use crate::core::diff::{self, Area, Deed, Difference, Sizes};
 use crate::core::error::{Error, Result};
 use crate::core::ids::Digest;
 use crate::core::info::GivenMount;
 use crate::core::limits;
+use crate::core::spec::KernelSpec;
+use crate::core::workflow::WorkflowPart;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 use crate::workspace::{self, Changed, TreeId};
@@ -21,8 +23,19 @@ struct Side {
     tree: Digest,
     mounts: Vec<GivenMount>,
     mcp: Vec<McpPart>,
+    tools: Vec<ToolPart>,
+    spec: KernelSpec,
+    work: WorkflowPart,
+    files: u64,
     /// Number of the newest journal entry.
     journal: u64,
+}
+
+impl Side {
+    fn sizes(&self) -> Sizes {
+        let artifacts = self.work.artifacts.iter().map(|artifact| artifact.bytes).sum();
+        [("files", self.files), ("engine state", self.parts.bytes()), ("artifacts", artifacts)]
+    }
 }
 
 /// Tells `take` what differs from checkpoint `from` to checkpoint `to`; `to` empty: to what is now.
@@ -42,8 +55,15 @@ pub async fn diff(
         take(difference).await?;
     }
     files(host, before.tree, after.tree, &mut take).await?;
-    let given = diff::of_mounts(&before.mounts, &after.mounts).into_iter();
-    for difference in given.chain(diff::of_mcp(&before.mcp, &after.mcp)) {
+    let told = [
+        diff::of_mounts(&before.mounts, &after.mounts),
+        diff::of_mcp(&before.mcp, &after.mcp),
+        diff::of_tools(&before.tools, &after.tools),
+        diff::of_limits(&before.spec, &after.spec),
+        diff::of_work(&before.work, &after.work),
+        diff::of_sizes(&before.sizes(), &after.sizes()),
+    ];
+    for difference in told.into_iter().flatten() {
         take(difference).await?;
     }
     if let Some(difference) = journal(before.journal, after.journal) {
@@ -54,8 +74,31 @@ pub async fn diff(
 
 async fn side_of(host: &Rc<Host>, kernel: &Rc<Kernel>, reference: &str) -> Result<Side> {
     let (manifest, parts) = contents(host, &find(kernel, reference).await?).await?;
-    let (tree, mounts, mcp, journal) = (manifest.workspace.tree, manifest.mounts, manifest.mcp, manifest.journal);
-    Ok(Side { parts, tree, mounts, mcp, journal })
+    Ok(Side {
+        parts,
+        tree: manifest.workspace.tree,
+        mounts: manifest.mounts,
+        mcp: manifest.mcp,
+        tools: manifest.tools,
+        spec: manifest.spec,
+        work: manifest.work,
+        files: manifest.workspace.files,
+        journal: manifest.journal,
+    })
+}
+
+/// The files as they are now.
+pub(super) async fn tree_now(host: &Rc<Host>, kernel: &Rc<Kernel>) -> Result<Digest> {
+    let (of, own) = (Rc::clone(host), Rc::clone(kernel));
+    let looked = kernel.with_worker(None, move |link| async move {
+        let mut files = Files::of(&of, &own).await?;
+        files.prepare().await?;
+        freeze(&link).await?;
+        let collected = files.collect().await;
+        link.thaw().await?;
+        Ok(files.finish(collected?).await?.part.tree)
+    });
+    looked.await
 }
 
 /// As a checkpoint would have it; nothing refers to what is stored for that.
@@ -68,12 +111,22 @@ async fn now(host: &Rc<Host>, kernel: &Rc<Kernel>) -> Result<Side> {
         freeze(&link).await?;
         let collected = files.collect().await;
         link.thaw().await?;
-        Ok((parts, files.finish(collected?).await?.part.tree))
+        Ok((parts, files.finish(collected?).await?.part))
     });
-    let (parts, tree) = looked.await?;
+    let (parts, workspace) = looked.await?;
     let (mounts, mcp) = kernel.records.grants().await?;
     let mcp = mcp.into_iter().map(|(name, transport)| McpPart { name, transport }).collect();
-    Ok(Side { parts, tree, mounts, mcp, journal: kernel.view().version.saturating_sub(1) })
+    Ok(Side {
+        parts,
+        tree: workspace.tree,
+        mounts,
+        mcp,
+        tools: kernel.offered_tools().await?.iter().map(tool_part).collect(),
+        spec: kernel.spec.clone(),
+        work: kernel.records.workflow_part().await?,
+        files: workspace.files,
+        journal: kernel.view().version.saturating_sub(1),
+    })
 }
 
 fn journal(before: u64, after: u64) -> Option<Difference> {

@@ -13,6 +13,7 @@ mod files;
 mod records;
 mod restore;
 mod state;
+mod text;
 mod turn;
 
 use std::rc::Rc;
@@ -20,18 +21,24 @@ use std::rc::Rc;
 use super::command::{Actor, Change, Trace};
 use super::host::Host;
 use super::kernel::Kernel;
-use crate::catalog::state::NewCheckpoint;
-use crate::core::checkpoint::{Checkpoint, FORMAT, Manifest, McpPart, Named, RefError, Reference, StateParts, Taking};
+use super::records::version_after;
+use super::workflow;
+use crate::catalog::state::{Added, NewCheckpoint, Together};
+use crate::core::checkpoint::{
+    Checkpoint, FORMAT, Manifest, McpPart, Named, RefError, Reference, StateParts, Taking, ToolPart,
+};
 use crate::core::error::{Error, Result};
 use crate::core::ids::{CheckpointId, Digest};
-use crate::core::info::MissedEntry;
+use crate::core::info::{MissedEntry, ToolInfo};
 use crate::core::limits;
+use crate::core::workflow::Outcome;
 use crate::rpc::worker_link::WorkerLink;
 
 pub use compare::diff;
 use files::{CapturedFiles, Files};
 pub(super) use restore::resume;
 pub use restore::{restore, undo};
+pub use text::diff_text;
 
 /// Takes a checkpoint at the next safe point.
 ///
@@ -39,6 +46,20 @@ pub use restore::{restore, undo};
 /// `deadline` if the kernel did not come to rest, `conflict`, and whatever keeps a part from being captured: then there is no
 /// checkpoint, and the kernel is as it was.
 pub async fn take(host: &Rc<Host>, kernel: &Rc<Kernel>, taking: Taking, actor: Actor) -> Result<Checkpoint> {
+    Ok(take_with(host, kernel, taking, actor, None).await?.0)
+}
+
+/// As [`take`], together with a change of the work: both or neither. Gives what that gave, too.
+///
+/// # Errors
+/// As [`take`], and those of the change.
+pub(super) async fn take_with(
+    host: &Rc<Host>,
+    kernel: &Rc<Kernel>,
+    taking: Taking,
+    actor: Actor,
+    with: Option<Together>,
+) -> Result<(Checkpoint, Option<Outcome>)> {
     taking.check()?;
     // Before anything is interrupted for it.
     let version = kernel.view().version;
@@ -52,7 +73,8 @@ pub async fn take(host: &Rc<Host>, kernel: &Rc<Kernel>, taking: Taking, actor: A
     }
     let change = Trace::Own(Change { actor: actor.clone(), expected_version: taking.expected_version });
     let (wait, door, host, own) = (taking.wait, Rc::clone(kernel), Rc::clone(host), Rc::clone(kernel));
-    turn::take(&door, change, wait, move |link| async move { capture(&host, &own, &link, &taking, &actor).await }).await
+    turn::take(&door, change, wait, move |link| async move { capture(&host, &own, &link, &taking, &actor, with).await })
+        .await
 }
 
 /// Takes a checkpoint now: the caller holds the worker.
@@ -62,7 +84,8 @@ async fn capture(
     link: &Rc<WorkerLink>,
     taking: &Taking,
     actor: &Actor,
-) -> Result<Checkpoint> {
+    with: Option<Together>,
+) -> Result<(Checkpoint, Option<Outcome>)> {
     // Until the row names what is stored, nothing else does.
     let _held = host.store.run(|store| Ok(store.hold())).await?;
     let mut files = Files::of(host, kernel).await?;
@@ -74,7 +97,7 @@ async fn capture(
     // Whatever came of it, the code inside goes on.
     link.thaw().await?;
     let files = files.finish(collected?).await?;
-    let manifest = manifest(host, kernel, state, &files).await?;
+    let manifest = manifest(host, kernel, state, &files, with.as_ref()).await?;
     let bytes = encode(&manifest)?;
     let sealed = host.store.put(bytes).await?;
     let new = NewCheckpoint {
@@ -88,20 +111,29 @@ async fn capture(
         manifest: sealed,
         files: manifest.workspace.files,
         state_bytes: parts.bytes(),
+        summary: taking.summary.clone(),
+        compact: taking.compact.clone(),
+        with,
     };
     let before = kernel.view().version;
-    let checkpoint = kernel.records.add_checkpoint(new, actor).await?;
-    kernel.advance(checkpoint.version);
+    let named = new.with.as_ref().map(|with| with.request().change.names());
+    let Added { checkpoint, outcome, sequence } = kernel.records.add_checkpoint(new, actor).await?;
+    kernel.advance(version_after(sequence));
     kernel.view.borrow_mut().checkpoints += 1;
     let detail = serde_json::json!({
         "id": checkpoint.id, "name": checkpoint.name, "type": checkpoint.kind, "pause_us": files.pause_us,
         "files_read": files.files_read, "full_walk": files.full_walk,
     });
     host.events.publish(&kernel.event_name, "checkpoint_created", detail);
-    let outcome = format!("{} manifest {sealed}", checkpoint.id);
+    let sealed = format!("{} manifest {sealed}", checkpoint.id);
     let versions = (Some(before), Some(checkpoint.version));
-    host.audit(actor, "checkpoint.create", &kernel.id.to_string(), versions, &outcome).await;
-    Ok(checkpoint)
+    host.audit(actor, "checkpoint.create", &kernel.id.to_string(), versions, &sealed).await;
+    if let (Some((event, deed)), Some(outcome)) = (named, &outcome) {
+        host.events.publish(&kernel.event_name, event, workflow::detail(outcome));
+        let versions = (Some(before), Some(version_after(sequence)));
+        host.audit(actor, deed, &kernel.id.to_string(), versions, &format!("done with {}", checkpoint.id)).await;
+    }
+    Ok((checkpoint, outcome))
 }
 
 /// Stops everything inside. Whatever keeps that from being so, nothing stays stopped.
@@ -114,7 +146,19 @@ async fn freeze(link: &WorkerLink) -> Result<()> {
     frozen
 }
 
-async fn manifest(host: &Rc<Host>, kernel: &Rc<Kernel>, state: Digest, files: &CapturedFiles) -> Result<Manifest> {
+async fn manifest(
+    host: &Rc<Host>,
+    kernel: &Rc<Kernel>,
+    state: Digest,
+    files: &CapturedFiles,
+    with: Option<&Together>,
+) -> Result<Manifest> {
+    let tools = kernel.offered_tools().await?.iter().map(tool_part).collect();
+    let work = kernel.records.workflow_part().await?;
+    let work = match with.map(Together::request) {
+        Some(request) => work.after(&request.change, request.at_ms)?,
+        None => work,
+    };
     let view = kernel.view();
     let mut missed = view.missed;
     missed.extend(files.missed.iter().cloned());
@@ -143,8 +187,19 @@ async fn manifest(host: &Rc<Host>, kernel: &Rc<Kernel>, state: Digest, files: &C
         workspace: files.part.clone(),
         mounts,
         mcp: mcp.into_iter().map(|(name, transport)| McpPart { name, transport }).collect(),
+        work,
+        tools,
         missed,
     })
+}
+
+fn tool_part(tool: &ToolInfo) -> ToolPart {
+    let mut hash = blake3::Hasher::new();
+    // The length first, so that no two of them read as another two.
+    hash.update(&(tool.description.len() as u64).to_le_bytes());
+    hash.update(tool.description.as_bytes()).update(tool.schema_json.as_bytes());
+    let hash = Digest::from_bytes(*hash.finalize().as_bytes());
+    ToolPart { name: tool.name.clone(), source: tool.source.clone(), hash }
 }
 
 fn encode(manifest: &Manifest) -> Result<Vec<u8>> {
@@ -183,7 +238,9 @@ pub(super) async fn contents(host: &Host, checkpoint: &Checkpoint) -> Result<(Ma
     use crate::core::checkpoint::ManifestError as Wrong;
     let bytes = host.store.get(checkpoint.manifest, limits::MANIFEST_BYTES as u64).await?;
     let manifest = Manifest::decode(&bytes).map_err(|error| match error {
-        Wrong::Newer(_) | Wrong::Kind(_) => Error::unsupported(error.to_string()).reason("manifest_format"),
+        Wrong::Newer(_) | Wrong::NewerWork(_) | Wrong::Kind(_) => {
+            Error::unsupported(error.to_string()).reason("manifest_format")
+        }
         Wrong::Malformed(_) | Wrong::TooLarge { .. } => Error::corrupt(error.to_string()),
     })?;
     let parts = state::list(&host.store, manifest.state).await?;

@@ -4,16 +4,18 @@ use std::path::Path;
 use std::rc::Rc;
 
 use super::{Files, capture, contents, files, find, freeze, state, turn};
-use crate::catalog::state::{EntryKind, NewEntry, Restored, Restoring};
+use crate::catalog::state::{EntryKind, Finished, NewEntry, Restored, Restoring};
 use crate::core::checkpoint::{Checkpoint, CheckpointType, Manifest, Restoration, StateParts, Taking};
 use crate::core::error::{Error, Result};
-use crate::core::ids::CheckpointId;
+use crate::core::ids::{CheckpointId, Digest};
 use crate::core::info::{GivenMount, MissedEntry};
 use crate::core::limits;
+use crate::core::workflow::Options;
 use crate::rpc::worker_link::WorkerLink;
 use crate::supervisor::command::{Actor, Change, Trace};
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
+use crate::supervisor::records::version_after;
 
 /// A checkpoint with everything that it holds, checked.
 struct Target {
@@ -51,44 +53,48 @@ pub async fn restore(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
     reference: &str,
-    expected_version: u64,
-    actor: Actor,
+    options: Options,
+    change: Change,
 ) -> Result<Restoration> {
     let checkpoint = find(kernel, reference).await?;
-    to(host, kernel, checkpoint, expected_version, actor).await
+    to(host, kernel, checkpoint, options, change).await
 }
 
 /// Goes back to where the kernel was before its last restore. Once more: forwards again.
 ///
 /// # Errors
 /// `notFound` if nothing was restored, and those of [`restore`].
-pub async fn undo(host: &Rc<Host>, kernel: &Rc<Kernel>, expected_version: u64, actor: Actor) -> Result<Restoration> {
+pub async fn undo(host: &Rc<Host>, kernel: &Rc<Kernel>, change: Change) -> Result<Restoration> {
     let name = &kernel.spec.name;
     let none = || Error::not_found(format!("nothing was restored in kernel {name}, so there is nothing to undo"));
     let id = kernel.records.head().await?.undo.ok_or_else(|| {
         none().hint(format!("`ryokan log {name}` lists checkpoints; `ryokan restore {name} REF` goes back to one"))
     })?;
     let checkpoint = kernel.records.checkpoint(id).await?.ok_or_else(none)?;
-    to(host, kernel, checkpoint, expected_version, actor).await
+    // What the restore did to decisions and artifacts is taken back with it: that needs no asking.
+    to(host, kernel, checkpoint, Options::default(), change).await
 }
 
 async fn to(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
     checkpoint: Checkpoint,
-    expected_version: u64,
-    actor: Actor,
+    options: Options,
+    change: Change,
 ) -> Result<Restoration> {
     let alone = Alone::begin(kernel)?;
     let target = check(host, kernel, checkpoint).await?;
-    let change = Trace::Restore(Change { actor: actor.clone(), expected_version });
+    if options.with_artifacts {
+        check_artifacts(host, &target).await?;
+    }
+    let (actor, change) = (change.actor.clone(), Trace::Restore(change));
     let (host, kernel) = (Rc::clone(host), Rc::clone(kernel));
     // In a task of its own: once something was touched it goes on to one of its two ends, whoever still waits for it.
     let restoring = tokio::task::spawn_local(async move {
         let _alone = alone;
         let (of, own, door) = (Rc::clone(&host), Rc::clone(&kernel), Rc::clone(&kernel));
         let done = turn::take(&door, change, limits::CHECKPOINT_WAIT, move |link| async move {
-            perform(&of, &own, &link, target, &actor).await
+            perform(&of, &own, &link, target, options, &actor).await
         });
         match done.await {
             Err(failed) if kernel.between.get() => Err(back(&host, &kernel, failed).await),
@@ -135,11 +141,26 @@ async fn check(host: &Rc<Host>, kernel: &Rc<Kernel>, checkpoint: Checkpoint) -> 
     Ok(Target { checkpoint, manifest, parts })
 }
 
+/// Whether the content is there of what artifacts are to be again.
+async fn check_artifacts(host: &Host, target: &Target) -> Result<()> {
+    let wanted: Vec<(String, Digest)> =
+        target.manifest.work.artifacts.iter().map(|artifact| (artifact.name.clone(), artifact.hash)).collect();
+    let missing = host.store.run(move |store| Ok(wanted.into_iter().find(|(_, hash)| !store.contains(*hash)))).await?;
+    match missing {
+        Some((name, hash)) => {
+            Err(Error::corrupt(format!("object {hash}, the content of artifact {name:?} then, is gone"))
+                .hint("restore without artifacts"))
+        }
+        None => Ok(()),
+    }
+}
+
 async fn perform(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
     link: &Rc<WorkerLink>,
     target: Target,
+    options: Options,
     actor: &Actor,
 ) -> Result<Restoration> {
     let before = kernel.view().version;
@@ -154,20 +175,29 @@ async fn perform(
         Some(unfinished) => unfinished.safety,
         None => {
             let taking = Taking::by_us(CheckpointType::System, &name);
-            capture(host, kernel, link, &taking, actor).await?.id
+            capture(host, kernel, link, &taking, actor, None).await?.0.id
         }
     };
-    let restoring = Restoring { target: target.checkpoint.id, safety, actor: actor.to_string(), at_ms: host.now_ms() };
+    let (id, by, at_ms) = (target.checkpoint.id, actor.to_string(), host.now_ms());
+    let restoring = Restoring { target: id, safety, actor: by, at_ms, options };
     kernel.records.begin_restore(restoring.clone()).await?;
     kernel.between.set(true);
-    let (version, missed, files_changed) = apply(host, kernel, link, &target, restoring).await?;
-    let id = target.checkpoint.id;
+    let Applied { finished, missed, files_changed } = apply(host, kernel, link, &target, restoring).await?;
+    let version = version_after(finished.sequence);
     let detail = serde_json::json!({ "id": id, "name": target.checkpoint.name, "safety": safety });
     host.events.publish(&kernel.event_name, "checkpoint_restored", detail);
     let outcome = format!("{id} manifest {}", target.checkpoint.manifest);
     host.audit(actor, "checkpoint.restore", &kernel.id.to_string(), (Some(before), Some(version)), &outcome).await;
     let checkpoint = kernel.records.checkpoint(id).await?.unwrap_or(target.checkpoint);
-    Ok(Restoration { checkpoint, safety, version, missed, files_changed })
+    let Finished { decisions_changed, artifacts_changed, .. } = finished;
+    Ok(Restoration { checkpoint, safety, version, missed, files_changed, decisions_changed, artifacts_changed })
+}
+
+/// What a restore did, once it is done.
+struct Applied {
+    finished: Finished,
+    missed: Vec<MissedEntry>,
+    files_changed: u64,
 }
 
 /// Files first, then the engine's state, then what is recorded. Each may be done twice.
@@ -177,7 +207,7 @@ async fn apply(
     link: &Rc<WorkerLink>,
     target: &Target,
     restoring: Restoring,
-) -> Result<(u64, Vec<MissedEntry>, u64)> {
+) -> Result<Applied> {
     let mut files = Files::of(host, kernel).await?;
     freeze(link).await?;
     let changed = files.restore(target.manifest.workspace.tree).await;
@@ -201,12 +231,13 @@ async fn apply(
         at_ms: host.now_ms(),
         mounts: target.manifest.mounts.clone(),
         mcp: target.manifest.mcp.iter().map(|part| (part.name.clone(), part.transport.clone())).collect(),
+        work: target.manifest.work.clone(),
         entry,
         restoring,
     };
-    let version = kernel.finish_restore(done).await?;
+    let finished = kernel.finish_restore(done).await?;
     kernel.between.set(false);
-    Ok((version, missed, files_changed))
+    Ok(Applied { finished, missed, files_changed })
 }
 
 /// To the checkpoint that was taken just before a restore that did not end.
@@ -214,7 +245,8 @@ async fn go_back(host: &Rc<Host>, kernel: &Rc<Kernel>, link: &Rc<WorkerLink>) ->
     let Some(restoring) = kernel.records.restoring().await? else { return Ok(()) };
     let safety = recorded(kernel, restoring.safety).await?;
     let target = check(host, kernel, safety).await?;
-    let back = Restoring { target: restoring.safety, ..restoring };
+    // Nothing was recorded yet of what was asked beside.
+    let back = Restoring { target: restoring.safety, options: Options::default(), ..restoring };
     apply(host, kernel, link, &target, back).await.map(drop)
 }
 

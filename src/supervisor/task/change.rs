@@ -1,4 +1,4 @@
-//! Changes from outside other than executions: mounts, MCP servers, messages, leases.
+//! Changes from outside other than executions and records: mounts, MCP servers, leases.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,6 @@ use crate::core::spec::check_inside_path;
 use crate::sandbox::place;
 use crate::supervisor::command::{Actor, Change};
 use crate::supervisor::lease::{self, Lease};
-use crate::supervisor::records::version_after;
 
 impl Task {
     /// The allowed paths of the specification and the mounts added since.
@@ -98,7 +97,7 @@ impl Task {
     }
 
     /// What a restore is about to replace cannot be changed meanwhile: it would be lost.
-    fn not_restoring(&self) -> Result<()> {
+    pub(super) fn not_restoring(&self) -> Result<()> {
         if !self.kernel.restoring.get() {
             return Ok(());
         }
@@ -144,18 +143,16 @@ impl Task {
     }
 
     /// What a kernel may reach has changed: an event, and a line of the audit log.
-    async fn changed(&self, actor: &Actor, version: u64, names: (&'static str, &str), detail: serde_json::Value) {
+    pub(super) async fn changed(
+        &self,
+        actor: &Actor,
+        version: u64,
+        names: (&'static str, &str),
+        detail: serde_json::Value,
+    ) {
         let before = std::mem::replace(&mut self.kernel.view.borrow_mut().version, version);
         self.host.events.publish(&self.kernel.event_name, names.0, detail);
         self.host.audit(actor, names.1, &self.kernel.id.to_string(), (Some(before), Some(version)), "done").await;
-    }
-
-    /// Appends what an agent or a person said.
-    pub(super) async fn message(&mut self, actor: &Actor, role: &str, text: &str) -> Result<u64> {
-        self.admit(actor, 0)?;
-        let sequence = self.kernel.records.message(actor, role, text, self.host.now_ms()).await?;
-        self.kernel.view.borrow_mut().version = version_after(sequence);
-        Ok(sequence)
     }
 
     /// Takes, takes up again, or (with a time of 0) releases a lease.

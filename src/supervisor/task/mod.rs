@@ -12,6 +12,7 @@
 mod change;
 mod ends;
 mod listener;
+mod records;
 mod restored;
 mod run;
 mod work;
@@ -238,8 +239,11 @@ impl Task {
                 let _ = reply.send(self.start(&actor).await);
             }
             Command::Stop(actor, mode, reply) => self.stop(actor, mode, reply).await,
-            Command::Message(actor, role, text, reply) => {
-                let _ = reply.send(self.message(&actor, &role, &text).await);
+            Command::Message(change, message, reply) => {
+                let _ = reply.send(self.message(change, message).await);
+            }
+            Command::Work(change, what, key, reply) => {
+                let _ = reply.send(self.record_work(change, *what, key).await);
             }
             Command::Lease(actor, holder, token, ttl_ms, reply) => {
                 let _ = reply.send(self.take_lease(&actor, holder, token, ttl_ms).await);
