@@ -5,6 +5,7 @@
 //!  ├ latency.rs   round trips, new kernel to first result, variables
 //!  ├ stream.rs    throughput, a slow client
 //!  ├ scale.rs     memory, idle cost, many clients, restart, many kernels
+//!  ├ checkpoint.rs checkpoints, restores, history: files.rs (the data), keepers.rs (restic, borg, rsync, git, Btrfs, cp)
 //!  ├ workspace.rs captures and restores of a folder, beside cp, restic, borg, rsync
 //!  ├ trace.rs     where the time of one execution goes
 //!  ├ daemon.rs    the daemon under test     peers.rs   bubblewrap, ipykernel
@@ -12,6 +13,7 @@
 //! ```
 //! `scripts/bench` builds it and brings what it needs.
 
+mod checkpoint;
 mod daemon;
 mod latency;
 mod peers;
@@ -24,8 +26,10 @@ mod workspace;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Parser;
+use nix::sys::signal::{SigSet, Signal};
 
 use crate::daemon::Daemon;
 use crate::report::Report;
@@ -42,6 +46,9 @@ struct Args {
     /// Also as JSON, into this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Without the other programs that checkpoints are measured beside
+    #[arg(long)]
+    alone: bool,
     /// Names of benchmarks
     #[arg(long)]
     list: bool,
@@ -57,13 +64,14 @@ struct Args {
     /// `cargo bench` says this to every benchmark
     #[arg(long, hide = true)]
     bench: bool,
-    /// What to measure; nothing: everything
+    /// What to measure, or the word that several begin with; nothing: everything
     names: Vec<String>,
 }
 
 /// What a benchmark is given.
 struct World {
     quick: bool,
+    alone: bool,
     daemon: PathBuf,
     python: PathBuf,
     ipykernel: Option<PathBuf>,
@@ -90,10 +98,41 @@ const BENCHES: &[(&str, Bench)] = &[
     ("idle", scale::idle),
     ("kernels", scale::kernels),
     ("workspace", workspace::workspace),
+    ("checkpoint-10k", checkpoint::ten_thousand),
+    ("checkpoint-100k", checkpoint::hundred_thousand),
+    ("checkpoint-history", checkpoint::history),
 ];
+
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// Ends a benchmark that somebody interrupted, so that whatever it made is removed on the way.
+fn go_on() -> anyhow::Result<()> {
+    anyhow::ensure!(!INTERRUPTED.load(Ordering::Relaxed), "interrupted");
+    Ok(())
+}
+
+/// An interruption is noted, for [`go_on`].
+fn note_interruptions() -> anyhow::Result<()> {
+    let mut signals = SigSet::empty();
+    signals.add(Signal::SIGINT);
+    signals.add(Signal::SIGTERM);
+    // Before any other thread is there; programs that are started begin with none blocked.
+    signals.thread_block()?;
+    std::thread::spawn(move || {
+        while signals.wait().is_ok() {
+            eprintln!("interrupted: removing what was made");
+            INTERRUPTED.store(true, Ordering::Relaxed);
+        }
+    });
+    Ok(())
+}
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    if let Err(error) = note_interruptions() {
+        eprintln!("bench: {error:#}");
+        return ExitCode::FAILURE;
+    }
     match run(&args) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
@@ -109,11 +148,15 @@ fn run(args: &Args) -> anyhow::Result<bool> {
         BENCHES.iter().for_each(|(name, _)| println!("{name}"));
         return Ok(true);
     }
-    for name in &args.names {
-        anyhow::ensure!(BENCHES.iter().any(|(known, _)| known == name), "no benchmark {name:?}: see --list");
+    let is_meant = |name: &str, wanted: &String| {
+        name.strip_prefix(wanted.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+    };
+    for wanted in &args.names {
+        anyhow::ensure!(BENCHES.iter().any(|(name, _)| is_meant(name, wanted)), "no benchmark {wanted:?}: see --list");
     }
     let world = World {
         quick: args.quick,
+        alone: args.alone,
         daemon: args.daemon.clone(),
         python: args.python.clone(),
         ipykernel: args.ipykernel.clone(),
@@ -124,8 +167,11 @@ fn run(args: &Args) -> anyhow::Result<bool> {
     let mut report = Report::new(&world);
     let mut all_ran = true;
     for (name, bench) in BENCHES {
-        if !args.names.is_empty() && !args.names.iter().any(|wanted| wanted == name) {
+        if !args.names.is_empty() && !args.names.iter().any(|wanted| is_meant(name, wanted)) {
             continue;
+        }
+        if INTERRUPTED.load(Ordering::Relaxed) {
+            return Ok(false);
         }
         eprintln!("{name} …");
         report.section(name);

@@ -30,7 +30,8 @@ impl Daemon {
     /// Starts one with folders of its own and waits until it answers.
     pub fn start(world: &World) -> anyhow::Result<Daemon> {
         // Short: socket paths have 108 bytes.
-        let root = tempfile::Builder::new().prefix("rb").tempdir_in("/tmp")?.keep();
+        let base = std::env::var_os("RYOKAN_BENCH_DIR").map_or_else(|| PathBuf::from("/tmp"), PathBuf::from);
+        let root = tempfile::Builder::new().prefix("rb").tempdir_in(base)?.keep();
         for folder in ["run", "data", "config/ryokan"] {
             std::fs::create_dir_all(root.join(folder))?;
         }
@@ -49,15 +50,10 @@ impl Daemon {
     pub fn start_again(&mut self) -> anyhow::Result<Duration> {
         let log = std::fs::File::options().create(true).append(true).open(self.log())?;
         let begun = Instant::now();
-        let child = Command::new(&self.program)
-            .env("XDG_RUNTIME_DIR", self.root.join("run"))
-            .env("XDG_DATA_HOME", self.root.join("data"))
-            .env("XDG_CONFIG_HOME", self.root.join("config"))
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log)
-            .spawn()
-            .context("ryokand")?;
+        let mut command = Command::new(&self.program);
+        self.places(&mut command);
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        let child = command.spawn().context("ryokand")?;
         self.child = Some(child);
         let socket = self.socket();
         ryokan::rpc::client::run_local(async {
@@ -81,6 +77,26 @@ impl Daemon {
     /// The control socket.
     pub fn socket(&self) -> PathBuf {
         self.root.join("run/ryokan/ryokand.sock")
+    }
+
+    /// Where it keeps everything.
+    pub fn data(&self) -> PathBuf {
+        self.root.join("data/ryokan")
+    }
+
+    /// The command line, with this daemon.
+    pub fn cli(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(self.program.with_file_name("ryokan"));
+        command.args(arguments);
+        self.places(&mut command);
+        command
+    }
+
+    fn places(&self, command: &mut Command) {
+        for (variable, folder) in [("XDG_RUNTIME_DIR", "run"), ("XDG_DATA_HOME", "data"), ("XDG_CONFIG_HOME", "config")]
+        {
+            command.env(variable, self.root.join(folder));
+        }
     }
 
     pub fn pid(&self) -> u32 {

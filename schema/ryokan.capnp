@@ -28,8 +28,9 @@ interface Host {
   listKernels @3 (filter :KernelFilter, sink :KernelInfoSink) -> ();
   # Streams in order of name; returns when all were sent.
 
-  removeKernel @4 (name :Text, expectedVersion :UInt64 = 0) -> ();
-  # Ends its worker and deletes its files, journal and sockets. What the kernel was given by mounts is untouched.
+  removeKernel @4 (name :Text, expectedVersion :UInt64 = 0, withThreads :Bool = false) -> ();
+  # Ends its worker and deletes its files, journal and sockets. What the kernel was given by mounts is untouched. `conflict` with reason
+  # `threads` if it has threads, unless they go too (`withThreads`).
 
   events @5 (since :UInt64, sink :EventSink) -> (subscription :Subscription);
   # What happened after sequence number `since` and whatever happens until `subscription` is dropped. A gap (the log is
@@ -102,7 +103,7 @@ interface Kernel {
   # Starts the worker now. Also closes an open circuit breaker.
   stop @27 (force :Bool = false) -> ();
   # Ends the worker; state is kept. Waits for what runs, unless `force` interrupts it.
-  remove @28 (expectedVersion :UInt64 = 0) -> ();
+  remove @28 (expectedVersion :UInt64 = 0, withThreads :Bool = false) -> ();
 
   journal @29 (since :UInt64, limit :UInt32, sink :JournalSink, compacted :Bool = false, checkpoint :Text) -> ();
   # Entries after sequence number `since`, oldest first; `limit` 0: all. With `compacted`, messages that a checkpoint compacted are
@@ -150,34 +151,41 @@ interface Kernel {
   # What differs from checkpoint `from` to checkpoint `to` (empty: to what is now), area by area; files that were added, removed or
   # renamed after those that were changed. Of what changed nothing but its time is not told.
 
-  workflow @47 () -> (workflow :Workflow);
+  fork @47 (request :ForkRequest) -> (checkpoint :Checkpoint, children :List(ForkedKernel));
+  # New kernels that begin as this one is, or was at a checkpoint: engine state, workspace, mounts, MCP servers, limits. All of them
+  # from one safe point. `checkpoint`: the fork point, one of this kernel's. Each child has its own result; it is there whole or not at
+  # all. A child's capability has the rights that this one has.
+  thread @48 (name :Text, engine :Text = "", key :Text = "") -> (kernel :Kernel, info :KernelInfo);
+  # A new kernel with an engine (empty: as this one) and state of its own, in this kernel's workspace and with its mounts. This kernel
+  # cannot be removed before it, unless both are. The same `key` within 24 hours gives the same thread.
+  workflow @49 () -> (workflow :Workflow);
   # Steps and the current agent.
-  beginStep @48 (name :Text, expectedVersion :UInt64 = 0) -> (step :Step);
+  beginStep @50 (name :Text, expectedVersion :UInt64 = 0) -> (step :Step);
   # `conflict` with reason `step_open` while another is not completed.
-  completeStep @49 (expectedVersion :UInt64 = 0) -> (step :Step, checkpoint :Checkpoint);
+  completeStep @51 (expectedVersion :UInt64 = 0) -> (step :Step, checkpoint :Checkpoint);
   # With a checkpoint of type `auto`: both or neither. As `checkpoint`, it waits for what runs.
-  handOver @50 (agent :Text, note :Text, expectedVersion :UInt64 = 0) -> (checkpoint :Checkpoint);
+  handOver @52 (agent :Text, note :Text, expectedVersion :UInt64 = 0) -> (checkpoint :Checkpoint);
   # `agent` works from now on. With a checkpoint of type `auto`: both or neither.
 
-  openDecision @51 (title :Text, text :Text, key :Text, expectedVersion :UInt64 = 0) -> (decision :Decision);
+  openDecision @53 (title :Text, text :Text, key :Text, expectedVersion :UInt64 = 0) -> (decision :Decision);
   # The same `key` within 24 hours gives the same decision.
-  lockDecision @52 (id :UInt64, expectedVersion :UInt64 = 0) -> (decision :Decision, checkpoint :Checkpoint);
+  lockDecision @54 (id :UInt64, expectedVersion :UInt64 = 0) -> (decision :Decision, checkpoint :Checkpoint);
   # With a checkpoint of type `auto` just before: both or neither.
-  supersedeDecision @53 (id :UInt64, expectedVersion :UInt64 = 0) -> (decision :Decision);
-  decisions @54 (sink :DecisionSink) -> ();
+  supersedeDecision @55 (id :UInt64, expectedVersion :UInt64 = 0) -> (decision :Decision);
+  decisions @56 (sink :DecisionSink) -> ();
   # Oldest first.
 
-  putArtifact @55 (name :Text, source :ArtifactSource, contentType :Text, key :Text, expectedVersion :UInt64 = 0)
+  putArtifact @57 (name :Text, source :ArtifactSource, contentType :Text, key :Text, expectedVersion :UInt64 = 0)
       -> (artifact :Artifact);
   # One more version, unless the newest is the same already. The same `key` within 24 hours gives the same version.
-  revertArtifact @56 (name :Text, version :UInt32, expectedVersion :UInt64 = 0) -> (artifact :Artifact);
+  revertArtifact @58 (name :Text, version :UInt32, expectedVersion :UInt64 = 0) -> (artifact :Artifact);
   # One more version, with the content of an earlier one.
-  artifacts @57 (name :Text, sink :ArtifactSink) -> ();
+  artifacts @59 (name :Text, sink :ArtifactSink) -> ();
   # The newest version of each, by name; of one artifact, if `name` is given: every version, newest first.
-  artifact @58 (name :Text, version :UInt32 = 0) -> (artifact :Artifact, blob :BlobReader);
+  artifact @60 (name :Text, version :UInt32 = 0) -> (artifact :Artifact, blob :BlobReader);
   # `version` 0: the newest.
 
-  diffText @59 (from :Text, to :Text, paths :List(Data), sink :PatchSink) -> ();
+  diffText @61 (from :Text, to :Text, paths :List(Data), sink :PatchSink) -> ();
   # What differs in the files from checkpoint `from` to checkpoint `to` (empty: to what is now), as unified diffs; `paths` empty:
   # of all files, else of these and of what is beneath them.
 }
@@ -472,6 +480,38 @@ struct KernelInfo {
   uid @12 :UInt32;
   executions @13 :UInt64;
   rights @14 :List(Right);    # of the capability that was asked
+  origin @15 :Origin;
+  threadOf @16 :Text;         # id of the kernel whose workspace this one works in; empty: its own
+}
+
+struct Origin {
+  # How the present state came to be. The code inside finds the kind in RYOKAN_ORIGIN, the generation in RYOKAN_GENERATION.
+  kind @0 :Text;              # `original`, `restored`, `forked`
+  kernel @1 :Text;            # id of the kernel that it was forked from; empty: none
+  name @2 :Text;              # what that one was called then
+  checkpoint @3 :Text;        # at which of its checkpoints
+  restored @4 :Text;          # the checkpoint that was restored last; empty: none
+}
+
+struct ForkRequest {
+  name @0 :Text;              # of the child; of several: what their names begin with, `-1`, `-2` and so on follow
+  from @1 :Text;              # a checkpoint of this kernel; empty: as it is now
+  count @2 :UInt32 = 1;
+  interrupt @3 :Bool;         # interrupt what runs rather than wait for it
+  waitMs @4 :UInt64;          # for the kernel to come to rest; 0: a minute
+  expectedVersion @5 :UInt64;
+  key @6 :Text;               # the same key within 24 hours gives the same children
+}
+
+struct ForkedKernel {
+  name @0 :Text;
+  union {
+    forked :group {
+      kernel @1 :Kernel;
+      info @2 :KernelInfo;
+    }
+    failed @3 :Error;
+  }
 }
 
 struct KernelFilter { labels @0 :List(Pair); states @1 :List(Text); prefix @2 :Text; }

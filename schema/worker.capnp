@@ -48,8 +48,9 @@ interface Worker {
   stateEntry @16 (key :Text, offset :UInt64) -> (metaJson :Data, size :UInt64, data :Data);
   # At most 1 MiB of an entry's body from `offset`.
 
-  freeze @17 () -> ();
-  # Stops every process inside between two executions: nothing writes to the workspace until `thaw`, or until this daemon is gone.
+  freeze @17 (atWork :Bool = false) -> ();
+  # Stops every process inside between two executions, or (`atWork`) whatever goes on: nothing writes to the workspace until `thaw`, or
+  # until this daemon is gone.
   thaw @18 () -> ();
   # `Conflict` if they went on before, for a stop: what was read meanwhile may be of two moments.
 }

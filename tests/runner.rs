@@ -8,6 +8,8 @@ mod daemon;
 mod embedded;
 mod faults;
 mod foreign;
+mod forks;
+mod fuzz_inputs;
 mod generated;
 mod licences;
 mod mcp;

@@ -1,33 +1,7 @@
 //! The configuration file, and the rules for paths in it.
 #![no_main]
 
-use std::path::Path;
+#[path = "../inputs/config.rs"]
+mod config;
 
-use libfuzzer_sys::fuzz_target;
-use ryokan::daemon::config::{Config, PathRules};
-
-fuzz_target!(|text: &str| {
-    let file = Path::new("/etc/ryokan/config.toml");
-    match Config::parse(text, file) {
-        Ok(config) => {
-            let again = Config::parse(&config.to_toml(), file).expect("what is in effect can be written and read");
-            assert_eq!(config, again);
-            let _ = config.sandbox.path_rules.forbids(Path::new("/home/a/.ssh/id"), Some(Path::new("/home/a")));
-        }
-        Err(problems) => {
-            assert!(!problems.is_empty(), "a refusal says why");
-            let lines = text.lines().count().max(1);
-            for problem in problems {
-                assert!(problem.line <= lines + 1, "line {} of {lines}", problem.line);
-                let _ = problem.to_string();
-            }
-        }
-    }
-    let rules: Vec<String> = text.lines().take(16).map(str::to_owned).collect();
-    if let Ok(rules) = PathRules::parse(&rules) {
-        for path in ["/", "/home/a", "/home/a/.ssh", "/srv/x/y"] {
-            let _ = rules.forbids(Path::new(path), Some(Path::new("/home/a")));
-            let _ = rules.forbids(Path::new(path), None);
-        }
-    }
-});
+libfuzzer_sys::fuzz_target!(|text: &str| config::run(text));

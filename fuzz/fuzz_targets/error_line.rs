@@ -1,14 +1,7 @@
 //! The error inside the text of an exception, which any peer can have written.
 #![no_main]
 
-use libfuzzer_sys::fuzz_target;
-use ryokan::core::error::Error;
-use ryokan::rpc::convert::{from_capnp, to_capnp};
+#[path = "../inputs/error_line.rs"]
+mod error_line;
 
-fuzz_target!(|text: &str| {
-    if let Some(error) = Error::from_line(text) {
-        assert_eq!(Error::from_line(&error.to_line()).as_ref(), Some(&error));
-        assert_eq!(from_capnp(to_capnp(error.clone())), error);
-    }
-    let _ = from_capnp(capnp::Error::failed(text.to_owned()));
-});
+libfuzzer_sys::fuzz_target!(|text: &str| error_line::run(text));

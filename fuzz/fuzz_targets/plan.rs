@@ -1,27 +1,7 @@
 //! What a daemon hands to a worker's init: the sandbox plan and the document around it.
 #![no_main]
 
-use std::path::Path;
+#[path = "../inputs/plan.rs"]
+mod plan;
 
-use libfuzzer_sys::fuzz_target;
-use ryokan::sandbox::SandboxPlan;
-
-fuzz_target!(|data: &[u8]| {
-    let Ok(plan) = serde_json::from_slice::<SandboxPlan>(data) else { return };
-    let text = serde_json::to_vec(&plan);
-    if let Ok(text) = text {
-        assert_eq!(serde_json::from_slice::<SandboxPlan>(&text).ok().as_ref(), Some(&plan));
-    }
-    if plan.check().is_ok() {
-        let ordered = plan.mounts_outermost_first();
-        for (i, mount) in ordered.iter().enumerate() {
-            assert!(
-                !ordered[..i].iter().any(|earlier| earlier.inside.starts_with(&mount.inside)),
-                "{:?} would cover a mount that was made before it",
-                mount.inside
-            );
-        }
-        let _ = (plan.scratch_bytes(), plan.scratch_files(), plan.whole_cpus());
-        let _ = plan.writable_at(Path::new("/workspace/a"));
-    }
-});
+libfuzzer_sys::fuzz_target!(|data: &[u8]| plan::run(data));

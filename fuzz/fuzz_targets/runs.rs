@@ -1,13 +1,7 @@
 //! How an execution's two streams interleave, as the journal keeps it.
 #![no_main]
 
-use libfuzzer_sys::fuzz_target;
-use ryokan::catalog::state::Runs;
-use ryokan::core::exec::Stream;
+#[path = "../inputs/runs.rs"]
+mod runs;
 
-fuzz_target!(|data: &[u8]| {
-    let Some(runs) = Runs::from_bytes(data) else { return };
-    let _ = (runs.bytes_of(Stream::Stdout), runs.bytes_of(Stream::Stderr));
-    let again = Runs::from_bytes(&runs.to_bytes()).expect("what was read can be written and read again");
-    assert_eq!(runs.iter().collect::<Vec<_>>(), again.iter().collect::<Vec<_>>());
-});
+libfuzzer_sys::fuzz_target!(|data: &[u8]| runs::run(data));

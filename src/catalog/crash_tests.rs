@@ -7,8 +7,8 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use super::state::{
-    Begun, Direction, EntryKind, ExecBegin, ExecClose, Lease, NewCheckpoint, NewConsent, NewEntry, OutputRecord,
-    Restored, Restoring, Together,
+    Beginning, Begun, Direction, EntryKind, ExecBegin, ExecClose, FirstCheckpoint, Lease, NewCheckpoint, NewConsent,
+    NewEntry, OutputRecord, Restored, Restoring, Together,
 };
 use super::*;
 use crate::core::checkpoint::{CheckpointType, Span};
@@ -16,6 +16,7 @@ use crate::core::engine::EngineName;
 use crate::core::exec::{ExecEnd, ExecRequest};
 use crate::core::ids::{CheckpointId, Digest, Epoch, ExecId, HostId, KernelId, WorkerId};
 use crate::core::info::{GivenMount, JournalView, McpTransport, MountInfo};
+use crate::core::origin::{ForkPoint, Origin};
 use crate::core::spec::KernelSpec;
 use crate::core::workflow::{Change, Content, Options, Request, WorkflowPart};
 use crate::sys::fault::tests::{crash_dir, run_child};
@@ -44,6 +45,7 @@ pub(super) fn kernel(id: KernelId, name: &str) -> KernelRow {
         version: 1,
         epoch: Epoch(1),
         generation: 0,
+        thread_of: None,
         created_at_ms: 10,
         last_used_at_ms: 10,
     }
@@ -187,6 +189,7 @@ async fn work_step(n: usize, state: &StateHandle) -> Result<bool, CatalogError> 
             let done = Restored { restoring, mounts, mcp, work, entry: mark("restored"), at_ms: 9 };
             state.finish_restore(done).await.map(drop)?;
         }
+        42 => state.begin(beginning()).await?,
         _ => return Ok(false),
     }
     Ok(true)
@@ -207,6 +210,22 @@ fn new_checkpoint(id: u8) -> NewCheckpoint {
         summary: String::new(),
         compact: Vec::new(),
         with: None,
+    }
+}
+
+fn beginning() -> Beginning {
+    let from = ForkPoint { kernel: FIRST, name: "one".into(), checkpoint: CheckpointId::from_bytes([1; 16]) };
+    let parent = Some(from.checkpoint);
+    Beginning {
+        origin: Origin::of_fork(0, from),
+        work: WorkflowPart::default(),
+        decisions: Vec::new(),
+        checkpoints: vec![FirstCheckpoint { new: new_checkpoint(7), parent, entry: mark("forked") }],
+        mounts: Vec::new(),
+        mcp: Vec::new(),
+        blobs: vec![Digest::from_bytes([5; 32])],
+        entry: None,
+        at_ms: 1,
     }
 }
 
@@ -277,6 +296,7 @@ async fn observe(h: &CatalogHandle, dir: &Path) -> String {
         note("workflow", &state.workflow().await.expect("readable"));
         note("decisions", &state.decisions(0).await.expect("readable"));
         note("artifacts", &state.artifact_versions("n".into(), 100).await.expect("readable"));
+        note("origin", &state.origin().await.expect("readable"));
         note("lease", &state.lease().await.expect("readable"));
         note("consents", &state.consents(0).await.expect("readable"));
         state.check().await.expect("sound");

@@ -26,8 +26,10 @@ pub struct KernelRow {
     pub version: u64,
     /// Grows with each change of ownership.
     pub epoch: Epoch,
-    /// How often the engine's state was restored or forked.
+    /// How often the engine's state had been restored or forked when the kernel was made; its `state.db` has what is true now.
     pub generation: u32,
+    /// The kernel in whose workspace it works, which must be there as long; none: it has its own.
+    pub thread_of: Option<KernelId>,
     /// Milliseconds since 1970.
     pub created_at_ms: i64,
     /// Milliseconds since 1970.
@@ -62,7 +64,7 @@ pub struct KernelChange {
     pub last_used_at_ms: Option<i64>,
 }
 
-const COLUMNS: &str = "id, uid, spec, state, version, epoch, generation, created_at_ms, last_used_at_ms";
+const COLUMNS: &str = "id, uid, spec, state, version, epoch, generation, created_at_ms, last_used_at_ms, thread_of";
 
 fn read(row: &Row<'_>) -> rusqlite::Result<KernelRow> {
     Ok(KernelRow {
@@ -75,6 +77,10 @@ fn read(row: &Row<'_>) -> rusqlite::Result<KernelRow> {
         generation: unsigned32(row, 6)?,
         created_at_ms: row.get(7)?,
         last_used_at_ms: row.get(8)?,
+        thread_of: match row.get_ref(9)? {
+            rusqlite::types::ValueRef::Null => None,
+            _ => Some(KernelId::from_bytes(bytes(row, 9)?)),
+        },
     })
 }
 
@@ -92,11 +98,16 @@ pub(super) fn insert(db: &Db, kernel: &KernelRow, key: Option<&IdempotencyKey>, 
     if count >= limits::KERNELS as u64 {
         return Err(CatalogError::Limit { what: "the number of kernels", most: limits::KERNELS as u64 });
     }
+    if let Some(owner) = kernel.thread_of
+        && get(db, owner)?.is_none()
+    {
+        return Err(CatalogError::NotFound(format!("kernel {owner}")));
+    }
     let spec = to_json(db.path(), "a specification", &kernel.spec)?;
     let inserted = db.sql("insert kernel", |c| {
         c.prepare_cached(
-            "INSERT INTO kernels (id, uid, name, spec, state, version, epoch, generation, created_at_ms, last_used_at_ms)
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
+            "INSERT INTO kernels (id, uid, name, spec, state, version, epoch, generation, created_at_ms, last_used_at_ms,
+             thread_of) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
         )?
         .execute(params![
             kernel.id.as_bytes(),
@@ -109,6 +120,7 @@ pub(super) fn insert(db: &Db, kernel: &KernelRow, key: Option<&IdempotencyKey>, 
             kernel.generation,
             kernel.created_at_ms,
             kernel.last_used_at_ms,
+            kernel.thread_of.map(|owner| *owner.as_bytes()),
         ])
     })?;
     if inserted == 0 {
@@ -197,6 +209,13 @@ pub(super) fn touch(db: &Db, id: KernelId, at_ms: i64) -> Result<()> {
 }
 
 pub(super) fn remove(db: &Db, id: KernelId) -> Result<()> {
+    let threads = db.sql("count threads", |c| {
+        c.prepare_cached("SELECT count(*) FROM kernels WHERE thread_of = ?")?
+            .query_row([id.as_bytes()], |row| unsigned(row, 0))
+    })?;
+    if threads > 0 {
+        return Err(CatalogError::Conflict(format!("{threads} kernels work in the workspace of kernel {id}")));
+    }
     let removed =
         db.sql("remove kernel", |c| c.prepare_cached("DELETE FROM kernels WHERE id = ?")?.execute([id.as_bytes()]))?;
     found(removed, || format!("kernel {id}"))

@@ -63,13 +63,17 @@ impl Kind {
     /// The migrations; the n-th brings a database to format n.
     const fn migrations(self) -> &'static [&'static str] {
         match self {
-            Kind::Catalog => &[include_str!("../../schema/catalog/0001_first.sql")],
+            Kind::Catalog => &[
+                include_str!("../../schema/catalog/0001_first.sql"),
+                include_str!("../../schema/catalog/0002_threads.sql"),
+            ],
             Kind::State => &[
                 include_str!("../../schema/state/0001_first.sql"),
                 include_str!("../../schema/state/0002_real_sources.sql"),
                 include_str!("../../schema/state/0003_mount_places.sql"),
                 include_str!("../../schema/state/0004_checkpoints.sql"),
-                include_str!("../../schema/state/0005_workflow.sql"),
+                include_str!("../../schema/state/0005_origin.sql"),
+                include_str!("../../schema/state/0006_workflow.sql"),
             ],
             Kind::Engine => &[include_str!("../../schema/engine/0001_first.sql")],
         }

@@ -9,6 +9,7 @@ use super::checkpoints::{CheckpointArgs, DiffArgs, LogArgs, RestoreArgs};
 use super::completions::CompletionsArgs;
 use super::doctor::ConfigArgs;
 use super::exec::{ExecArgs, RunArgs};
+use super::forks::{ForkArgs, ThreadArgs};
 use super::journal::{EventsArgs, JournalArgs, MessageArgs};
 use super::kernels::{LsArgs, NewArgs, RmArgs, StopArgs};
 use super::mcp::McpArgs;
@@ -117,6 +118,10 @@ pub enum Command {
     Restore(RestoreArgs),
     /// Go back to where a kernel was before its last restore
     Undo(NameArgs),
+    /// Make kernels that begin as one is, or was at a checkpoint
+    Fork(ForkArgs),
+    /// Make a kernel that works in the workspace of another
+    Thread(ThreadArgs),
     /// Begin, complete and list the steps of the work in a kernel
     Step(StepArgs),
     /// Hand the work in a kernel over to another agent, with a checkpoint

@@ -13,6 +13,7 @@ use super::{json, render};
 use crate::core::checkpoint::{Checkpoint, CheckpointType, Restoration, Span, Taking};
 use crate::core::diff::{Area, Deed, Patch};
 use crate::core::error::Error;
+use crate::core::info::{KernelFilter, KernelInfo};
 use crate::core::workflow::Options;
 use crate::rpc::client::KernelClient;
 
@@ -153,7 +154,19 @@ pub async fn log(context: &Context, args: LogArgs) -> Result<(), Failure> {
         context.say(&format!("no checkpoints yet: `ryokan checkpoint {name} -m TEXT` takes one"));
         return Ok(());
     }
-    context.print(&render::checkpoint_log(&all, args.graph, context.terminal.paint))
+    let branches = if args.graph { Some(branches(context, &info).await?) } else { None };
+    context.print(&render::checkpoint_log(&all, branches.as_ref(), context.terminal.paint))
+}
+
+/// Where forks join and leave the kernel's checkpoints.
+async fn branches(context: &Context, info: &KernelInfo) -> Result<render::Branches, Failure> {
+    let mut branches = render::Branches { from: info.origin.from.clone(), ..render::Branches::default() };
+    for other in context.host().await?.list_kernels(&KernelFilter::default()).await? {
+        if let Some(from) = other.origin.from.filter(|from| from.kernel == info.id) {
+            branches.to.entry(from.checkpoint).or_default().push(other.spec.name.to_string());
+        }
+    }
+    Ok(branches)
 }
 
 /// `ryokan diff`

@@ -14,6 +14,7 @@ use crate::core::ids::Digest;
 use crate::core::info::{Event, JournalEntry, KernelInfo, ToolInfo};
 use crate::core::rights::Rights;
 use crate::core::value::Value;
+use crate::rpc::client::Forks;
 
 /// A kernel.
 pub fn kernel(info: &KernelInfo) -> Json {
@@ -43,7 +44,9 @@ pub fn kernel(info: &KernelInfo) -> Json {
         "state_reason": info.state_reason,
         "version": info.version,
         "epoch": info.epoch.0,
-        "generation": info.generation,
+        "generation": info.origin.generation,
+        "origin": info.origin,
+        "thread_of": info.thread_of,
         "checkpoints": info.checkpoints,
         "created_at_ms": info.created_at_ms,
         "last_used_at_ms": info.last_used_at_ms,
@@ -130,6 +133,18 @@ pub fn checkpoint(checkpoint: &Checkpoint, is_head: bool) -> Json {
     let mut json = serde_json::to_value(checkpoint).unwrap_or_default();
     json["is_head"] = is_head.into();
     json
+}
+
+/// What became of a fork: each child is a kernel, or the error that it met.
+pub fn forks(forks: &Forks) -> Json {
+    let child = |(name, made): &(String, crate::core::error::Result<_>)| match made {
+        Ok((_, info)) => json!({ "name": name, "kernel": kernel(info), "error": null }),
+        Err(error) => json!({ "name": name, "kernel": null, "error": error }),
+    };
+    json!({
+        "checkpoint": forks.checkpoint,
+        "children": forks.children.iter().map(child).collect::<Vec<_>>(),
+    })
 }
 
 /// What differs in one file, as text.

@@ -7,7 +7,7 @@ use super::context::Context;
 use super::failure::Failure;
 use super::spec::{SpecArgs, parse_pair};
 use super::{json, render};
-use crate::core::info::KernelFilter;
+use crate::core::info::{KernelFilter, KernelInfo};
 use crate::core::kernel::State;
 use crate::core::name::KernelName;
 
@@ -62,9 +62,12 @@ pub struct RmArgs {
     /// Names or ids of the kernels
     #[arg(required = true, value_name = "NAME")]
     pub names: Vec<String>,
+    /// Remove with each kernel those that work in its workspace as threads
+    #[arg(long)]
+    pub with_threads: bool,
 }
 
-fn parse_name(text: &str) -> Result<KernelName, String> {
+pub(super) fn parse_name(text: &str) -> Result<KernelName, String> {
     text.parse().map_err(|e: crate::core::name::NameError| e.to_string())
 }
 
@@ -125,7 +128,7 @@ pub async fn stop(context: &Context, args: StopArgs) -> Result<(), Failure> {
     report(context, &kernel.info().await?)
 }
 
-fn report(context: &Context, info: &crate::core::info::KernelInfo) -> Result<(), Failure> {
+fn report(context: &Context, info: &KernelInfo) -> Result<(), Failure> {
     context.show(|| json::kernel(info), || format!("{} is {}\n", info.spec.name, info.state))
 }
 
@@ -137,12 +140,26 @@ pub async fn rm(context: &Context, args: RmArgs) -> Result<(), Failure> {
         let (_, info) = host.open_kernel(name).await?;
         named.push(info);
     }
+    if args.with_threads {
+        // Named, so that nobody removes what he did not know of.
+        let all = host.list_kernels(&KernelFilter::default()).await?;
+        let is_named = |info: &KernelInfo| named.iter().any(|other: &KernelInfo| other.id == info.id);
+        let threads = all.into_iter().filter(|info| !is_named(info));
+        let threads: Vec<KernelInfo> =
+            threads.filter(|info| named.iter().any(|other| info.thread_of == Some(other.id))).collect();
+        named.splice(0..0, threads);
+    }
     let names: Vec<&str> = named.iter().map(|info| info.spec.name.as_str()).collect();
     context.confirm(&format!("remove {} with files and journal", names.join(", ")))?;
     let mut first = None;
     for info in &named {
         // By id, so that a kernel of the same name made meanwhile is not taken for the one that was asked about.
-        match host.remove_kernel(&info.id.to_string(), 0).await {
+        let id = info.id.to_string();
+        let removed = match args.with_threads {
+            true => host.remove_with_threads(&id, 0).await,
+            false => host.remove_kernel(&id, 0).await,
+        };
+        match removed {
             Ok(()) if context.options.json => {}
             Ok(()) => context.print(&format!("removed {}\n", info.spec.name))?,
             Err(error) => first = first.or(Some(error)),

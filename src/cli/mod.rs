@@ -19,6 +19,7 @@ mod drive;
 mod exec;
 pub mod exit;
 pub mod failure;
+mod forks;
 mod journal;
 pub mod json;
 mod kernels;
@@ -96,6 +97,8 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Diff(args) => checkpoints::diff(context, args).await,
         Command::Restore(args) => checkpoints::restore(context, args).await,
         Command::Undo(args) => checkpoints::undo(context, &args.name).await,
+        Command::Fork(args) => forks::fork(context, args).await,
+        Command::Thread(args) => forks::thread(context, args).await,
         Command::Step(args) => workflow::step(context, args).await,
         Command::Handoff(args) => workflow::handoff(context, args).await,
         Command::Decision(args) => workflow::decision(context, args).await,

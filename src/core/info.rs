@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::engine::EngineName;
 use super::ids::{Epoch, HostId, KernelId};
 use super::name::KernelName;
+use super::origin::Origin;
 use super::spec::KernelSpec;
 
 /// A variable in a list.
@@ -135,8 +136,6 @@ pub struct KernelInfo {
     pub version: u64,
     /// Grows with each change of ownership.
     pub epoch: Epoch,
-    /// How often the engine's state was restored or forked.
-    pub generation: u32,
     /// How many checkpoints there are.
     pub checkpoints: u32,
     /// Milliseconds since 1970.
@@ -151,6 +150,10 @@ pub struct KernelInfo {
     pub uid: u32,
     /// How many executions there were.
     pub executions: u64,
+    /// How the present state came to be.
+    pub origin: Origin,
+    /// The kernel whose workspace it works in; its own if there is none.
+    pub thread_of: Option<KernelId>,
 }
 
 /// The host as it introduces itself.

@@ -148,6 +148,10 @@ pub const PATCH_PATH_BYTES: usize = 4 << 20;
 pub const DIFF_BEHIND: usize = 256;
 /// How long a checkpoint waits for what runs, unless it is told another time.
 pub const CHECKPOINT_WAIT: Duration = Duration::from_secs(60);
+/// Children of one fork.
+pub const FORK_CHILDREN: usize = 256;
+/// Children of one fork that are made at the same time.
+pub const FORKS_AT_ONCE: usize = 4;
 /// Engine state as one message (`snapshot`, `restore`), bytes.
 pub const STATE_INLINE_BYTES: usize = 32 << 20;
 /// Engine state of one kernel, all entries, bytes.
@@ -254,13 +258,19 @@ pub const PAGE_ROWS: usize = 1000;
 pub const STORE_OPERATIONS: usize = 4;
 /// Threads that hash and compress for one batch, or read for one restore.
 pub const STORE_THREADS: usize = 4;
+/// Bytes of one batch that wait to be compressed; beyond, who brings more compresses too.
+pub const STORE_QUEUE_BYTES: usize = 4 << 20;
+/// Bytes that wait beyond which other threads begin to compress.
+pub const STORE_BESIDE_BYTES: usize = 512 << 10;
+/// Lists of chunks that wait for their chunks to be written.
+pub const STORE_LISTS: usize = 1024;
 /// An object up to this is one chunk, bytes; a larger one is cut where its content says.
-pub const STORE_WHOLE_BYTES: usize = 256 << 10;
+pub const STORE_WHOLE_BYTES: usize = 512 << 10;
 /// Smallest chunk of a larger object but its last, bytes. This and the next two are part of the format: with others, what is
 /// there would not be found again.
-pub const STORE_CHUNK_LEAST_BYTES: usize = 64 << 10;
+pub const STORE_CHUNK_LEAST_BYTES: usize = 128 << 10;
 /// What chunks are like on the average, bytes.
-pub const STORE_CHUNK_MEAN_BYTES: usize = 256 << 10;
+pub const STORE_CHUNK_MEAN_BYTES: usize = 512 << 10;
 /// Largest chunk, bytes.
 pub const STORE_CHUNK_MOST_BYTES: usize = 1 << 20;
 /// One entry of a pack, bytes: the list of the chunks of the largest object is less.

@@ -145,7 +145,7 @@ fn open_catalog(config: &Config, paths: &Paths) -> anyhow::Result<Catalog> {
 fn serve_config(config: &Config, paths: &Paths, supervisor: &Supervisor, uid: u32) -> ServeConfig {
     let name = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default();
     let data = paths.data_dir().to_owned();
-    let worker = supervisor.host().config.worker_binary.clone();
+    let worker = supervisor.host().config.worker.path().to_owned();
     ServeConfig {
         host: HostInfo {
             id: supervisor.host().id(),

@@ -12,6 +12,7 @@ use crate::core::name::KernelName;
 use crate::core::spec::KernelSpec;
 use crate::mcp::{Account, Launch};
 use crate::supervisor::settings::Settings;
+use crate::worker::program::WorkerProgram;
 
 /// Fills the supervisor's settings.
 ///
@@ -54,7 +55,7 @@ pub(super) fn settings(config: &Config, paths: &Paths) -> anyhow::Result<Setting
         python: config.python.command.clone(),
         cache: paths.data_dir().join("cache"),
         reserve: paths.data_dir().join("reserve"),
-        worker_binary: worker_binary()?,
+        worker: worker()?,
         worker_sockets: paths.workers_runtime(),
         protected: paths.own_dirs().iter().map(|dir| dir.to_path_buf()).collect(),
         cgroup_base: crate::sandbox::delegated_cgroup(),
@@ -90,6 +91,12 @@ fn worker_user(config: &Config) -> anyhow::Result<Option<(u32, u32)>> {
         "sandbox.worker_user {name:?} is root: name an unprivileged account"
     );
     Ok(Some((user.uid.as_raw(), user.gid.as_raw())))
+}
+
+/// The worker's program, held open.
+fn worker() -> anyhow::Result<WorkerProgram> {
+    let path = worker_binary()?;
+    WorkerProgram::open(path.clone()).with_context(|| format!("open {}", path.display()))
 }
 
 /// The worker's executable: beside the daemon's own.

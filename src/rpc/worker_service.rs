@@ -87,7 +87,7 @@ pub enum Call {
     /// A stored state entry.
     Entry(String, Answer<Option<StateEntry>>),
     /// Stop everything inside for a moment.
-    Freeze(Answer<()>),
+    Freeze(bool, Answer<()>),
     /// Let it go on.
     Thaw(Answer<()>),
     /// Save and end; answered when the state is saved.
@@ -118,7 +118,7 @@ impl Call {
             | Call::LoadEntry(_, answer)
             | Call::Bind(_, answer)
             | Call::Unbind(_, answer)
-            | Call::Freeze(answer)
+            | Call::Freeze(_, answer)
             | Call::Thaw(answer)
             | Call::Stop { answer, .. } => drop(answer.send(Err(error))),
         }
@@ -394,8 +394,9 @@ impl worker::Server for WorkerServer {
         self.call(|answer| Call::Unbind(path, answer)).await
     }
 
-    async fn freeze(self: Rc<Self>, _: worker::FreezeParams, _: worker::FreezeResults) -> Done {
-        self.call(Call::Freeze).await
+    async fn freeze(self: Rc<Self>, params: worker::FreezeParams, _: worker::FreezeResults) -> Done {
+        let at_work = params.get()?.get_at_work();
+        self.call(|answer| Call::Freeze(at_work, answer)).await
     }
 
     async fn thaw(self: Rc<Self>, _: worker::ThawParams, _: worker::ThawResults) -> Done {

@@ -100,7 +100,7 @@ pub(super) fn namespaces() -> Result<BTreeMap<String, String>, SandboxError> {
 
 impl Outer {
     fn resolve_protected(&mut self) {
-        let folders = self.plan.protected.iter().chain([&self.plan.kernel_dir]);
+        let folders = self.plan.protected.iter().chain([&self.plan.kernel_dir]).chain(&self.plan.workspace);
         // One that is not there has nothing to protect.
         self.protected = folders.filter_map(|folder| std::fs::canonicalize(folder).ok()).collect();
     }

@@ -186,7 +186,11 @@ impl Init {
     /// If it is gone.
     pub fn open_workspace(&self) -> std::io::Result<OwnedFd> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-        Ok(openat(&self.kernel_dir, "workspace", flags, Mode::empty())?)
+        Ok(match (&self.plan.workspace, &self.staging) {
+            (None, _) => openat(&self.kernel_dir, "workspace", flags, Mode::empty())?,
+            (Some(_), Some(staging)) => openat(staging, staging::SHARED, flags, Mode::empty())?,
+            (Some(workspace), None) => open(workspace, flags, Mode::empty())?,
+        })
     }
 
     /// How large the workspace may be, bytes.

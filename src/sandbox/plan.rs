@@ -61,6 +61,9 @@ pub struct SandboxPlan {
     pub run_as: Option<RunAs>,
     /// The kernel's own folder; `workspace` in it becomes `/workspace`.
     pub kernel_dir: PathBuf,
+    /// Another folder to be `/workspace`: that of the kernel whose thread this one is.
+    #[serde(default)]
+    pub workspace: Option<PathBuf>,
     /// What the kernel calls its host.
     pub hostname: String,
     /// The cgroup v2 folder to make, below one that the daemon may make children in; the daemon removes it.
@@ -82,6 +85,7 @@ impl SandboxPlan {
             degraded: Vec::new(),
             run_as: None,
             kernel_dir: kernel_dir.into(),
+            workspace: None,
             hostname: String::from("kernel"),
             cgroup: None,
             protected: Vec::new(),
@@ -102,6 +106,9 @@ impl SandboxPlan {
         }
         if !self.kernel_dir.is_absolute() {
             return wrong(format!("kernel folder {:?} is not absolute", self.kernel_dir));
+        }
+        if let Some(workspace) = self.workspace.as_ref().filter(|workspace| !workspace.is_absolute()) {
+            return wrong(format!("workspace {workspace:?} is not absolute"));
         }
         let name_fits = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
         if self.hostname.is_empty() || self.hostname.len() > limits::NAME_BYTES || !self.hostname.bytes().all(name_fits)

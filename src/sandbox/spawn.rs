@@ -140,9 +140,11 @@ impl Init {
 
     /// Every mount that the engine's tree is to have: the workspace, the planned ones, those that came later.
     fn wanted(&self) -> Vec<Wanted> {
-        let workspace = match &self.staging {
-            Some(staging) => staging::through(staging, "kernel/workspace"),
-            None => self.plan.kernel_dir.join("workspace"),
+        let workspace = match (&self.staging, &self.plan.workspace) {
+            (Some(staging), None) => staging::through(staging, "kernel/workspace"),
+            (Some(staging), Some(_)) => staging::through(staging, staging::SHARED),
+            (None, None) => self.plan.kernel_dir.join("workspace"),
+            (None, Some(workspace)) => workspace.clone(),
         };
         let mut wanted =
             vec![Wanted { inside: PathBuf::from("/workspace"), source: Source::Own(workspace), writable: true }];

@@ -6,6 +6,7 @@
 //!
 //! ```text
 //!  <kernel_dir> = tmpfs ┬ kernel   the kernel's folder, owner mapped
+//!                       ├ shared   another kernel's workspace, for a thread, owner mapped
 //!                       ├ 0, 1, …  the planned mounts, in the plan's order, owners mapped (files and folders)
 //!                       └ live-N   what was sent later
 //! ```
@@ -31,6 +32,8 @@ use crate::sys::process::exit_now;
 
 /// The kernel's folder in the staging tree.
 pub(super) const KERNEL: &str = "kernel";
+/// The workspace of a thread in the staging tree.
+pub(super) const SHARED: &str = "shared";
 
 /// Builds the staging tree in a new mount namespace and makes it the working directory. Needs root.
 ///
@@ -40,6 +43,9 @@ pub(super) fn stage(plan: &SandboxPlan, run_as: RunAs) -> Result<(), SandboxErro
     let kernel = openat(AT_FDCWD, &plan.kernel_dir, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())
         .map_err(failed(Layer::IdMap, format_args!("cannot open {:?}", plan.kernel_dir)))?;
     let mut trees = vec![(String::from(KERNEL), map_owner(&kernel, &plan.kernel_dir, run_as)?)];
+    if let Some(workspace) = &plan.workspace {
+        trees.push((String::from(SHARED), mapped(workspace, run_as)?));
+    }
     if run_as.map_root {
         for (i, planned) in plan.mounts.iter().enumerate() {
             trees.push((i.to_string(), mapped(&planned.source, run_as)?));

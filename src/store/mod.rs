@@ -23,6 +23,7 @@ mod handle;
 mod layout;
 mod loose;
 mod pack;
+mod press;
 mod reader;
 mod recover;
 mod segment;
@@ -106,7 +107,7 @@ impl Store {
     /// # Errors
     /// None at present; a later one may need room at once.
     pub fn writer(&self, limit: u64) -> Result<Writer> {
-        Ok(Writer::begin(Arc::new(Hold::begin(self)), limit.min(limits::BLOB_BYTES)))
+        Ok(Writer::begin(Arc::new(Hold::begin(self)), None, limit.min(limits::BLOB_BYTES)))
     }
 
     /// Begins several objects that become durable together: one wait for the device, however many they are.

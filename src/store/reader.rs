@@ -67,6 +67,16 @@ impl Store {
         Ok(bytes)
     }
 
+    /// Reads a whole object of one chunk, durable or not.
+    pub(super) fn get_written(&self, digest: Digest, limit: u64) -> Result<Option<Vec<u8>>> {
+        let mut slots = self.state().find(digest, Want::Object)?;
+        slots.retain(|slot| slot.kind.is_data());
+        if slots.iter().any(|slot| slot.size > limit) {
+            return Err(StoreError::TooLarge { limit });
+        }
+        self.read_best(&slots, Pack::read)
+    }
+
     /// Reads `length` bytes from `from`, fewer at the object's end. The chunks that they are in are checked.
     ///
     /// # Errors

@@ -10,6 +10,7 @@ use fastcdc::v2020::FastCDC;
 
 use super::encode::encode;
 use super::format::{Kind, List, digest_of};
+use super::press::{Item, Press, What};
 use super::state::Want;
 use super::touched::Hold;
 use super::{Result, Store, StoreError};
@@ -27,6 +28,8 @@ const WINDOW: usize = 4 * MOST;
 #[derive(Debug)]
 pub struct Writer {
     hold: Arc<Hold>,
+    /// Of a batch.
+    press: Option<Arc<Press>>,
     lost: u64,
     /// Bytes that are not cut yet.
     rest: Vec<u8>,
@@ -38,10 +41,10 @@ pub struct Writer {
 }
 
 impl Writer {
-    pub(super) fn begin(hold: Arc<Hold>, limit: u64) -> Writer {
+    pub(super) fn begin(hold: Arc<Hold>, press: Option<Arc<Press>>, limit: u64) -> Writer {
         let lost = hold.store().state().lost;
         let (rest, list, hasher) = (Vec::new(), List::default(), blake3::Hasher::new());
-        Writer { hold, lost, rest, list, hasher, written: 0, limit }
+        Writer { hold, press, lost, rest, list, hasher, written: 0, limit }
     }
 
     /// Appends bytes.
@@ -97,26 +100,31 @@ impl Writer {
         self.cut(true)?;
         self.list.size = self.written;
         let digest = Digest::from_bytes(*self.hasher.finalize().as_bytes());
-        self.store().add(Kind::List, digest, self.written, &self.list.write())?;
+        match self.press.clone() {
+            None => self.store().add(Kind::List, digest, self.written, &self.list.write())?,
+            Some(_) if self.store().keep(digest, Want::Object)? => {}
+            Some(press) => press.add_list(digest, std::mem::take(&mut self.list))?,
+        }
         Ok((digest, self.written))
     }
 
-    fn end_whole(self, loose_counts: bool) -> Result<(Digest, u64)> {
+    fn end_whole(mut self, loose_counts: bool) -> Result<(Digest, u64)> {
         let (digest, size) = (digest_of(&self.rest), self.written);
         let store = self.store();
         if store.keep(digest, Want::Object)? && store.keep(digest, Want::Data)? {
             return Ok((digest, size));
         }
-        if loose_counts && store.is_loose_good(digest) {
-            return Ok((digest, size));
-        }
-        store.add(Kind::Whole, digest, size, &self.rest)?;
-        if !store.keep(digest, Want::Object)? {
-            // The bytes are there as a part of another object: this one is a list of that one chunk.
-            let list = List { size, chunks: vec![(digest, self.rest.len() as u32)] };
-            store.add(Kind::List, digest, size, &list.write())?;
-        }
+        let (plain, what) = (std::mem::take(&mut self.rest), What::Whole { loose_counts });
+        self.write_item(Item { digest, plain, what })?;
         Ok((digest, size))
+    }
+
+    /// Writes now, or as soon as it is its turn among what the batch has to write.
+    fn write_item(&self, item: Item) -> Result<()> {
+        match &self.press {
+            Some(press) => press.add(item),
+            None => self.store().write(&item),
+        }
     }
 
     fn store(&self) -> &Store {
@@ -132,7 +140,9 @@ impl Writer {
             let chunk = &self.rest[at..to];
             let digest = digest_of(chunk);
             self.hasher.update(chunk);
-            self.hold.store().add(Kind::Part, digest, chunk.len() as u64, chunk)?;
+            if !self.store().keep(digest, Want::Data)? {
+                self.write_item(Item { digest, plain: chunk.to_vec(), what: What::Part })?;
+            }
             self.list.chunks.push((digest, chunk.len() as u32));
             at = to;
         }
@@ -146,14 +156,15 @@ impl Writer {
 #[derive(Debug)]
 pub struct Batch {
     hold: Arc<Hold>,
+    press: Arc<Press>,
     lost: u64,
 }
 
 impl Batch {
     pub(super) fn begin(store: &Store) -> Batch {
         let hold = Arc::new(Hold::begin(store));
-        let lost = store.state().lost;
-        Batch { hold, lost }
+        let (press, lost) = (Arc::new(Press::new(store)), store.state().lost);
+        Batch { hold, press, lost }
     }
 
     /// Adds an object. It may be read only after [`Self::commit`].
@@ -168,7 +179,7 @@ impl Batch {
 
     /// Begins an object of this batch whose bytes come piece by piece: end it with [`Self::add`].
     pub fn writer(&self, limit: u64) -> Writer {
-        Writer::begin(Arc::clone(&self.hold), limit.min(limits::BLOB_BYTES))
+        Writer::begin(Arc::clone(&self.hold), Some(Arc::clone(&self.press)), limit.min(limits::BLOB_BYTES))
     }
 
     /// Adds an object that came piece by piece.
@@ -187,7 +198,35 @@ impl Batch {
     /// # Errors
     /// `Full`, `Io`; some may be there then, whole, and unreferenced.
     pub fn commit(self) -> Result<()> {
+        self.sync()
+    }
+
+    /// Makes those durable that were added so far; more may be. All are kept from garbage collection until it is dropped.
+    ///
+    /// # Errors
+    /// As [`Self::commit`].
+    pub fn sync(&self) -> Result<()> {
+        self.press.drain()?;
         self.hold.store().sync(self.lost)
+    }
+
+    /// Reads an object of the store, one of this batch included.
+    ///
+    /// # Errors
+    /// As [`Store::get`].
+    pub fn get(&self, digest: Digest, limit: u64) -> Result<Vec<u8>> {
+        let store = self.hold.store();
+        match store.get(digest, limit) {
+            Err(StoreError::NotFound(_)) => {}
+            found => return found,
+        }
+        self.press.drain()?;
+        if let Some(bytes) = store.get_written(digest, limit)? {
+            return Ok(bytes);
+        }
+        // Of several chunks: those are read when they are durable.
+        self.sync()?;
+        store.get(digest, limit)
     }
 }
 
@@ -199,8 +238,24 @@ impl Store {
         state.has(digest, want)
     }
 
+    /// Writes a chunk, or an object of one chunk.
+    pub(super) fn write(&self, Item { digest, plain, what }: &Item) -> Result<()> {
+        let (digest, size) = (*digest, plain.len() as u64);
+        let What::Whole { loose_counts } = *what else { return self.add(Kind::Part, digest, size, plain) };
+        if loose_counts && self.is_loose_good(digest) {
+            return Ok(());
+        }
+        self.add(Kind::Whole, digest, size, plain)?;
+        if self.keep(digest, Want::Object)? {
+            return Ok(());
+        }
+        // The bytes are there as a part of another object: this one is a list of that one chunk.
+        let list = List { size, chunks: vec![(digest, plain.len() as u32)] };
+        self.add(Kind::List, digest, size, &list.write())
+    }
+
     /// Writes an entry unless it is there.
-    fn add(&self, kind: Kind, digest: Digest, size: u64, plain: &[u8]) -> Result<()> {
+    pub(super) fn add(&self, kind: Kind, digest: Digest, size: u64, plain: &[u8]) -> Result<()> {
         let want = if kind.is_data() { Want::Data } else { Want::Object };
         if self.keep(digest, want)? {
             return Ok(());

@@ -104,6 +104,8 @@ pub enum Command {
     Lease(Actor, String, Vec<u8>, u64, Reply<(Vec<u8>, i64)>),
     /// End a restore: mounts and servers as they are from now on, and the record of it.
     Restored(Box<Restored>, Reply<Finished>),
+    /// Look whether something can be begun that could not: the workspace stands still no longer.
+    Wake,
     /// End the worker and the task; what is on disk is the caller's to delete.
     Remove(Change, Reply<()>),
 }

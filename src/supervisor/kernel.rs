@@ -12,6 +12,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::command::{Actor, Change, Command, Message, Operation, Reply, StopMode, Trace};
 use super::execution::Execution;
 use super::records::{Found, Records};
+use super::sessions::Sessions;
 use crate::catalog::state::{Finished, Restored};
 use crate::core::error::{Error, Result};
 use crate::core::exec::{ExecEnd, ExecRequest, ExecStatus};
@@ -21,10 +22,10 @@ use crate::core::info::{
 };
 use crate::core::kernel::State;
 use crate::core::limits;
+use crate::core::origin::{Origin, OriginKind};
 use crate::core::spec::KernelSpec;
 use crate::core::workflow::{self, Outcome};
 use crate::rpc::worker_link::{Job, WorkerLink};
-use crate::workspace::Tracker;
 
 /// What everybody may see of a kernel; written by its task only.
 #[derive(Debug, Clone)]
@@ -47,6 +48,10 @@ pub struct View {
     pub jobs: Vec<Job>,
     /// The worker's init on this host.
     pub worker_pid: Option<u32>,
+    /// How its state came to be.
+    pub origin: Origin,
+    /// What of that the worker was told when it started; of one that was adopted nothing is known.
+    pub(super) told_origin: Option<(OriginKind, u32)>,
 }
 
 /// The door to one kernel.
@@ -59,8 +64,8 @@ pub struct Kernel {
     pub spec: KernelSpec,
     /// Its epoch on this host.
     pub epoch: Epoch,
-    /// How often its state was restored or forked.
-    pub generation: u32,
+    /// The kernel in whose workspace it works, if that is not its own.
+    pub thread_of: Option<KernelId>,
     /// Milliseconds since 1970.
     pub created_at_ms: i64,
     /// What its events call it.
@@ -75,8 +80,8 @@ pub struct Kernel {
     pub(super) restoring: Cell<bool>,
     /// A restore has begun to change things and has not ended.
     pub(super) between: Cell<bool>,
-    /// Follows the workspace since its first checkpoint.
-    pub(super) tracker: RefCell<Option<Box<Tracker>>>,
+    /// Who works in its workspace.
+    pub(super) sessions: Sessions,
 }
 
 impl Kernel {
@@ -109,7 +114,6 @@ impl Kernel {
             state_reason: view.state.reason(),
             version: view.version,
             epoch: self.epoch,
-            generation: self.generation,
             checkpoints: u32::try_from(view.checkpoints).unwrap_or(u32::MAX),
             created_at_ms: self.created_at_ms,
             last_used_at_ms: view.last_used_at_ms,
@@ -117,6 +121,8 @@ impl Kernel {
             sandbox: view.sandbox.clone(),
             uid: self.uid,
             executions: view.executions,
+            origin: view.origin.clone(),
+            thread_of: self.thread_of,
         }
     }
 
@@ -209,24 +215,6 @@ impl Kernel {
             Some(exec) => self.interrupt(exec, actor.clone()).await,
             None => Ok(()),
         }
-    }
-
-    /// Takes what the host told of changed files, so that its queue does not overflow before the next checkpoint.
-    pub(super) fn follow_files(&self) {
-        if let Some(tracker) = self.tracker.borrow_mut().as_mut() {
-            tracker.drain();
-        }
-    }
-
-    /// Follows the files no longer: nobody is left who would change them. What is known of them is kept for the next time.
-    pub(super) fn leave_files(&self) {
-        let Some(mut tracker) = self.tracker.borrow_mut().take() else { return };
-        let name = self.spec.name.to_string();
-        tokio::task::spawn_blocking(move || {
-            if let Err(error) = tracker.save() {
-                tracing::warn!(kernel = name, %error, "the next checkpoint looks at every file: what was known could not be kept");
-            }
-        });
     }
 
     /// Notes the version that a change brought.

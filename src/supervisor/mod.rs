@@ -6,10 +6,12 @@
 //!          └─ Kernel (door) ─ Command ─▶ task/ ─ Life ─▶ worker.rs, output.rs, records.rs, tools.rs
 //! ```
 
+mod begin;
 pub mod checkpoint;
 pub mod command;
 pub mod events;
 pub mod execution;
+pub mod fork;
 mod from_dir;
 pub mod host;
 pub mod kernel;
@@ -18,11 +20,13 @@ pub mod output;
 pub mod records;
 pub mod recovery;
 mod reserve;
+mod sessions;
 pub mod settings;
 pub mod snapshot;
 #[expect(clippy::module_inception, reason = "the module is named for the layer, the file for its type")]
 pub mod supervisor;
 mod task;
+pub mod thread;
 pub mod tools;
 pub mod worker;
 pub mod workflow;

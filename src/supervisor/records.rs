@@ -18,6 +18,7 @@ use crate::core::ids::{Digest, Epoch, ExecId, KernelId};
 use crate::core::info::{GivenMount, JournalEntry, JournalView, McpTransport};
 use crate::core::kernel::Life;
 use crate::core::limits;
+use crate::core::origin::Origin;
 use crate::core::rights::{Right, Rights};
 use crate::store::StoreHandle;
 
@@ -73,6 +74,8 @@ pub struct Loaded {
     pub restoring: bool,
     /// How many checkpoints there are.
     pub checkpoints: u64,
+    /// How the present state came to be.
+    pub origin: Origin,
 }
 
 impl Loaded {
@@ -87,6 +90,7 @@ impl Loaded {
             lease: None,
             restoring: false,
             checkpoints: 0,
+            origin: Origin::default(),
         }
     }
 }
@@ -116,7 +120,7 @@ impl Records {
         let (newest, executions) = (state.journal(Direction::Before(u64::MAX), 1), state.exec_count());
         let (running, mounts) = (state.running_execs(), state.mounts());
         let (mcp, lease, restoring) = (state.mcp_servers(), state.lease(), state.restoring());
-        let checkpoints = state.checkpoint_count();
+        let (checkpoints, origin) = (state.checkpoint_count(), state.origin());
         Ok(Loaded {
             version: version_after(newest.await?.first().map_or(0, |entry| entry.sequence)),
             executions: executions.await?,
@@ -126,6 +130,7 @@ impl Records {
             lease: lease.await?.and_then(read_lease),
             restoring: restoring.await?.is_some(),
             checkpoints: checkpoints.await?,
+            origin: origin.await?,
         })
     }
 

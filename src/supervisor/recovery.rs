@@ -71,20 +71,24 @@ impl Supervisor {
                 done.ended += 1;
             }
         }
-        let recoveries: Vec<_> = rows
-            .into_iter()
-            .map(|row| {
-                let worker = workers.remove(&row.id);
-                self.recover_kernel(row, worker)
-            })
-            .collect();
-        // Not all at once: the databases' queues are bounded.
-        let mut recoveries = futures::stream::iter(recoveries).buffer_unordered(RECOVERED_AT_ONCE);
-        while let Some(part) = recoveries.next().await {
-            done.adopted += part.adopted;
-            done.ended += part.ended;
-            done.lost += part.lost;
-            done.damaged += part.damaged;
+        // Whoever works in another's workspace comes after that one.
+        let (threads, rows): (Vec<_>, Vec<_>) = rows.into_iter().partition(|row| row.thread_of.is_some());
+        for rows in [rows, threads] {
+            let recoveries: Vec<_> = rows
+                .into_iter()
+                .map(|row| {
+                    let worker = workers.remove(&row.id);
+                    self.recover_kernel(row, worker)
+                })
+                .collect();
+            // Not all at once: the databases' queues are bounded.
+            let mut recoveries = futures::stream::iter(recoveries).buffer_unordered(RECOVERED_AT_ONCE);
+            while let Some(part) = recoveries.next().await {
+                done.adopted += part.adopted;
+                done.ended += part.ended;
+                done.lost += part.lost;
+                done.damaged += part.damaged;
+            }
         }
         self.let_go_of_ephemeral().await;
         self.sweep(&known).await;
@@ -133,7 +137,12 @@ impl Supervisor {
         let records = Records::new(row.id, row.epoch, &host.catalog, &host.store);
         // A kernel that was at rest has nothing open: its database stays closed until somebody uses it.
         let at_rest = worker.is_none() && !record.life.has_worker();
-        let mut loaded = match load(&records).await {
+        let homeless = row.thread_of.filter(|owner| !host.by_id.borrow().contains_key(owner));
+        let loaded = match homeless {
+            Some(owner) => Err(Error::corrupt(format!("kernel {owner}, in whose workspace it works, is gone"))),
+            None => load(&records).await,
+        };
+        let mut loaded = match loaded {
             Ok(loaded) => loaded,
             Err(error) => {
                 tracing::error!(kernel = %row.spec.name, %error, "the kernel's history is damaged");

@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::core::spec::KernelSpec;
 use crate::mcp::Launch;
 use crate::mcp::allow::AllowList;
+use crate::worker::program::WorkerProgram;
 
 /// Names the rule that forbids giving a host path to a kernel of this uid, if one does.
 pub type PathRule = Box<dyn Fn(&Path, u32) -> Option<String>>;
@@ -51,8 +52,8 @@ pub struct Settings {
     pub cache: PathBuf,
     /// The file that keeps some of the disk back.
     pub reserve: PathBuf,
-    /// The worker's executable.
-    pub worker_binary: PathBuf,
+    /// What workers run.
+    pub worker: WorkerProgram,
     /// Folder of the workers' private sockets.
     pub worker_sockets: PathBuf,
     /// The daemon's own folders: never shown to a kernel.

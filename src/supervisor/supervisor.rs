@@ -11,6 +11,7 @@ use super::events::Events;
 use super::host::{DoorKeeper, Host};
 use super::kernel::{Kernel, View};
 use super::records::{Loaded, Records, StateRecord};
+use super::sessions::Sessions;
 use super::settings::Settings;
 use super::task::{Adopted, Beginning, Report, Task};
 use super::tools::Tools;
@@ -18,6 +19,7 @@ use crate::catalog::{CatalogHandle, Created, IdempotencyKey, KernelRow, NewAudit
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::ids::{Epoch, KernelId};
 use crate::core::limits;
+use crate::core::name::KernelName;
 use crate::core::spec::{Isolation, KernelSpec, Net};
 use crate::store::StoreHandle;
 
@@ -74,55 +76,73 @@ impl Supervisor {
             return Err(Error::invalid(format!("the key has more than {} bytes", limits::KEY_BYTES)));
         }
         if !key.is_empty()
-            && let Some(id) = self.host.catalog.recall_key(scope.clone(), key.to_owned(), self.host.now_ms()).await?
-            && let Some(kernel) = id.parse::<KernelId>().ok().and_then(|id| self.host.by_id.borrow().get(&id).cloned())
+            && let Some(kernel) = self.recall(&scope, key).await?
         {
             return Ok(kernel);
         }
         let spec = self.checked(spec, actor)?;
-        let name = (actor.uid, spec.name.clone());
-        if self.host.published.borrow().contains(&(actor.uid, spec.name.to_string())) {
-            return Err(Error::already_exists(format!("a kernel is published as {} already", spec.name))
-                .hint("take another name: both would have the same socket"));
-        }
-        let taken = self.host.by_name.borrow().contains_key(&name) || self.host.creating.borrow().contains_key(&name);
-        if taken {
-            return Err(Error::already_exists(format!("there is a kernel {} already", spec.name))
-                .hint("take another name, or open that kernel"));
-        }
-        self.host.creating.borrow_mut().insert(name.clone(), ());
+        let reserved = self.reserve(actor.uid, spec.name.clone())?;
         // In a task of its own: a client that leaves meanwhile must leave nothing half made.
         let (this, from_dir, actor) = (self.clone(), from_dir.map(Path::to_owned), actor.clone());
         let key = (!key.is_empty()).then(|| (scope, key.to_owned()));
         let making = tokio::task::spawn_local(async move {
-            let made = this.make(spec, from_dir.as_deref(), key, &actor).await;
-            this.host.creating.borrow_mut().remove(&name);
-            made
+            let _reserved = reserved;
+            this.make(spec, from_dir.as_deref(), key, &actor).await
         });
         making.await.map_err(|error| Error::internal(error.to_string()))?
     }
 
+    /// The kernel that was made with this key, while keys are remembered and it is there.
+    ///
+    /// # Errors
+    /// The catalog's.
+    pub(super) async fn recall(&self, scope: &str, key: &str) -> Result<Option<Rc<Kernel>>> {
+        let known = self.host.catalog.recall_key(scope.to_owned(), key.to_owned(), self.host.now_ms()).await?;
+        let id = known.and_then(|id| id.parse::<KernelId>().ok());
+        Ok(id.and_then(|id| self.host.by_id.borrow().get(&id).cloned()))
+    }
+
+    /// Keeps a place and a name for a kernel that is being made.
+    ///
+    /// # Errors
+    /// `busy` if there are as many as may be, `alreadyExists`.
+    pub(super) fn reserve(&self, uid: u32, name: KernelName) -> Result<Reserved> {
+        let config = &self.host.config;
+        {
+            let creating = self.host.creating.borrow();
+            let own = self.host.visible(uid).len() + creating.keys().filter(|(owner, _)| *owner == uid).count();
+            if self.host.by_id.borrow().len() + creating.len() >= config.kernels || own >= config.kernels_per_user {
+                return Err(Error::busy(format!("there are {own} kernels already"))
+                    .hint("remove some, or raise limits.kernels"));
+            }
+        }
+        if self.host.published.borrow().contains(&(uid, name.to_string())) {
+            return Err(Error::already_exists(format!("a kernel is published as {name} already"))
+                .hint("take another name: both would have the same socket"));
+        }
+        let name = (uid, name);
+        if self.host.by_name.borrow().contains_key(&name) || self.host.creating.borrow().contains_key(&name) {
+            return Err(Error::already_exists(format!("there is a kernel {} already", name.1))
+                .hint("take another name, or open that kernel"));
+        }
+        self.host.creating.borrow_mut().insert(name.clone(), ());
+        Ok(Reserved { host: Rc::clone(&self.host), name })
+    }
+
     /// Checks what is asked for; gives it with where its paths lead.
     fn checked(&self, mut spec: KernelSpec, actor: &Actor) -> Result<KernelSpec> {
-        self.check_spec(&spec, actor)?;
+        self.check_spec(&spec)?;
         for allowed in &mut spec.paths {
             allowed.real = Some(self.host.check_source(actor.uid, &allowed.path)?);
         }
         Ok(spec)
     }
 
-    fn check_spec(&self, spec: &KernelSpec, actor: &Actor) -> Result<()> {
+    pub(super) fn check_spec(&self, spec: &KernelSpec) -> Result<()> {
         let config = &self.host.config;
         spec.check().map_err(|error| Error::invalid(error.to_string()))?;
         if self.host.is_stopping() {
             return Err(Error::unavailable("the daemon is stopping"));
-        }
-        let creating = self.host.creating.borrow();
-        let own = self.host.visible(actor.uid).len() + creating.keys().filter(|(uid, _)| *uid == actor.uid).count();
-        if self.host.by_id.borrow().len() + creating.len() >= config.kernels || own >= config.kernels_per_user {
-            return Err(
-                Error::busy(format!("there are {own} kernels already")).hint("remove some, or raise limits.kernels")
-            );
         }
         match spec.isolation {
             Isolation::Process => {}
@@ -177,6 +197,7 @@ impl Supervisor {
             version: 1,
             epoch: Epoch(1),
             generation: 0,
+            thread_of: None,
             created_at_ms: now,
             last_used_at_ms: now,
         };
@@ -232,12 +253,13 @@ impl Supervisor {
         let host = &self.host;
         let (commands, waiting) = mpsc::channel(limits::KERNEL_REQUESTS);
         let version = loaded.version.max(record.version);
+        let owner = row.thread_of.and_then(|owner| host.by_id.borrow().get(&owner).cloned());
         let kernel = Rc::new(Kernel {
             id: row.id,
             uid: row.uid,
             spec: row.spec.clone(),
             epoch: row.epoch,
-            generation: row.generation,
+            thread_of: row.thread_of,
             created_at_ms: row.created_at_ms,
             event_name: host.event_name(row.uid, &row.spec.name),
             records: Records::new(row.id, row.epoch, &host.catalog, &host.store),
@@ -251,14 +273,19 @@ impl Supervisor {
                 missed: Vec::new(),
                 jobs: Vec::new(),
                 worker_pid: None,
+                origin: loaded.origin,
+                told_origin: None,
             }),
             link: std::cell::RefCell::new(None),
             executions: std::cell::RefCell::default(),
             commands,
             restoring: std::cell::Cell::new(loaded.restoring),
             between: std::cell::Cell::new(loaded.restoring),
-            tracker: std::cell::RefCell::new(None),
+            sessions: Sessions::new(owner.clone()),
         });
+        if let Some(owner) = owner {
+            owner.joined_by(&kernel);
+        }
         let taken_over = adopted(&kernel);
         let tools = match &taken_over {
             Some((_, channel)) => Rc::clone(&channel.tools),
@@ -310,14 +337,22 @@ impl Supervisor {
         )
     }
 
-    /// Ends a kernel's worker and deletes everything of it.
+    /// Ends a kernel's worker and deletes everything of it; `with_threads`: its threads too, which go first.
     ///
     /// # Errors
-    /// `conflict`, `busy` (leased), and those of the catalog.
-    pub async fn remove(&self, kernel: &Rc<Kernel>, change: Change) -> Result<()> {
+    /// `conflict` (also for its threads, unless they go too), `busy` (leased), and those of the catalog.
+    pub async fn remove(&self, kernel: &Rc<Kernel>, change: Change, with_threads: bool) -> Result<()> {
         // In a task of its own: a client that leaves meanwhile must leave nothing half removed.
         let (this, kernel) = (self.clone(), Rc::clone(kernel));
-        let removing = tokio::task::spawn_local(async move { this.remove_whole(&kernel, change).await });
+        let removing = tokio::task::spawn_local(async move {
+            if with_threads {
+                for thread in kernel.threads() {
+                    let change = Change { actor: change.actor.clone(), expected_version: 0 };
+                    this.remove_whole(&thread, change).await?;
+                }
+            }
+            this.remove_whole(&kernel, change).await
+        });
         removing.await.map_err(|error| Error::internal(error.to_string()))?
     }
 
@@ -327,7 +362,7 @@ impl Supervisor {
             // The next daemon does it.
             return;
         }
-        match self.remove(kernel, Change { actor, expected_version: 0 }).await {
+        match self.remove(kernel, Change { actor, expected_version: 0 }, true).await {
             Ok(()) => {}
             // Its client removed it before it left.
             Err(error) if error.code == ErrorCode::NotFound => {}
@@ -338,7 +373,11 @@ impl Supervisor {
     async fn remove_whole(&self, kernel: &Rc<Kernel>, change: Change) -> Result<()> {
         let host = &self.host;
         let (actor, version) = (change.actor.clone(), kernel.view().version);
-        kernel.remove(change).await?;
+        kernel.set_removing(true)?;
+        if let Err(error) = kernel.remove(change).await {
+            kernel.set_removing(false)?;
+            return Err(error);
+        }
         host.knock(kernel, false);
         host.by_id.borrow_mut().remove(&kernel.id);
         host.by_name.borrow_mut().remove(&(kernel.uid, kernel.spec.name.clone()));
@@ -382,4 +421,23 @@ pub(super) struct Channel {
     pub tools: Rc<Tools>,
     pub reporter: mpsc::UnboundedSender<Report>,
     pub reports: mpsc::UnboundedReceiver<Report>,
+}
+
+/// A name that is kept for a kernel while it is being made.
+pub(super) struct Reserved {
+    host: Rc<Host>,
+    name: (u32, KernelName),
+}
+
+impl Reserved {
+    /// The name.
+    pub fn name(&self) -> &KernelName {
+        &self.name.1
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        self.host.creating.borrow_mut().remove(&self.name);
+    }
 }

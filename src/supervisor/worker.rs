@@ -15,6 +15,7 @@ use crate::core::engine::EngineName;
 use crate::core::error::{Error, Result};
 use crate::core::ids::{HostId, KernelId, WorkerId};
 use crate::core::info::{GivenMount, MountInfo};
+use crate::core::origin::OriginKind;
 use crate::core::spec::KernelSpec;
 use crate::rpc::worker_link::{WorkerIdentity, WorkerLink, WorkerReport};
 use crate::sandbox::plan::{PlannedMount, RunAs, SandboxPlan};
@@ -37,6 +38,8 @@ pub struct Started {
     pub report: WorkerReport,
     /// Its process.
     pub process: WorkerProcess,
+    /// The origin of the kernel's state that it was told, if that is known.
+    pub told_origin: Option<(OriginKind, u32)>,
 }
 
 /// The init process of a worker, counted while it is there.
@@ -224,6 +227,12 @@ fn plan(host: &Host, kernel: &Kernel, worker: WorkerId, mounts: Vec<GivenMount>)
     let spec = &kernel.spec;
     let files = host.catalog.kernel_files(kernel.id);
     let mut plan = SandboxPlan::new(files.dir);
+    if let Some(owner) = kernel.thread_of {
+        if kernel.files().id != owner {
+            return Err(Error::corrupt(format!("kernel {owner}, in whose workspace it works, is gone")));
+        }
+        plan.workspace = Some(host.catalog.kernel_files(owner).workspace);
+    }
     plan.net = spec.net;
     plan.limits = spec.limits;
     plan.hostname = spec.name.as_str().to_owned();
@@ -320,6 +329,10 @@ pub(super) async fn start(
         document.engine_settings.python = vec![interpreter];
     }
     document.power_safe = host.config.power_safe;
+    document.origin = {
+        let view = kernel.view();
+        (view.origin.kind, view.origin.generation)
+    };
     document.orphan_grace_ms = host.config.orphan_grace.as_millis() as u64;
     let mut row = WorkerRow {
         id,
@@ -337,8 +350,7 @@ pub(super) async fn start(
         row.start_ticks = sys::process::start_ticks(pid).unwrap_or(0);
         Ok(host.catalog.put_worker(row).await?)
     };
-    let launched =
-        launch::start(&document, &identity.secret, &host.config.worker_binary, Stdio::inherit(), record).await;
+    let launched = launch::start(&document, &identity.secret, &host.config.worker, Stdio::inherit(), record).await;
     let launched = match launched {
         Ok(launched) => launched,
         Err(error) => {
@@ -349,7 +361,7 @@ pub(super) async fn start(
     let process = WorkerProcess { id, process: launched.process, socket: socket.clone(), _place: place };
     let attached = WorkerLink::attach(&socket, &identity, listener).await;
     match attached {
-        Ok((link, report)) => Ok(Started { link, report, process }),
+        Ok((link, report)) => Ok(Started { link, report, process, told_origin: Some(document.origin) }),
         Err(error) => {
             process.kill();
             process.ended().await;
@@ -379,7 +391,7 @@ pub(super) async fn adopt(host: &Rc<Host>, row: &WorkerRow, listener: Rc<Listene
         .ok_or_else(|| Error::lost("the worker ended as it was adopted"))?;
     let (socket, place) = (row.socket.clone(), Place::take(&host.workers.live));
     let process = WorkerProcess { id: row.id, process, socket, _place: place };
-    Ok(Started { link, report, process })
+    Ok(Started { link, report, process, told_origin: None })
 }
 
 /// Ends a recorded worker that could not be adopted, if its process is still the one that was recorded.

@@ -139,7 +139,8 @@ pub async fn revert_artifact(kernel: &Kernel, change: Change, name: String, vers
 
 /// Reads a file of the workspace into the store, as it is now.
 async fn store_file(host: &Rc<Host>, kernel: &Kernel, path: Vec<u8>) -> Result<(Digest, u64)> {
-    let root = host.catalog.kernel_files(kernel.id).workspace;
+    // A thread's workspace is another kernel's.
+    let root = host.catalog.kernel_files(kernel.files().id).workspace;
     let read = host.store.run_beside(move |store| Ok(workspace::read_file(&root, Path::new(as_os(&path)), store)));
     Ok(read.await??)
 }
@@ -266,6 +267,21 @@ impl Records {
     /// The database's.
     pub async fn decisions(&self, after: u64) -> Result<Vec<Decision>> {
         Ok(self.state.decisions(after).await?)
+    }
+
+    /// Every decision.
+    ///
+    /// # Errors
+    /// The database's.
+    pub(super) async fn all_decisions(&self) -> Result<Vec<Decision>> {
+        let mut all: Vec<Decision> = Vec::new();
+        loop {
+            let page = self.decisions(all.last().map_or(0, |last| last.id)).await?;
+            if page.is_empty() {
+                return Ok(all);
+            }
+            all.extend(page);
+        }
     }
 
     /// A page of artifacts after a name, each in its newest version.

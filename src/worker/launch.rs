@@ -10,7 +10,7 @@
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -20,16 +20,18 @@ use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Interest, Lines};
-use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::process::{Child, ChildStdin, ChildStdout};
 
 use super::engines::EngineSettings;
 use super::init::Ready;
 use super::init::enclosure::Exit;
+use super::program::WorkerProgram;
 use crate::core::engine::EngineName;
 use crate::core::error::{Error, Result};
 use crate::core::ids::{Epoch, KernelId, WorkerId};
 use crate::core::limits;
 use crate::core::name::KernelName;
+use crate::core::origin::OriginKind;
 use crate::rpc::worker_proof::{PROOF_BYTES, WorkerIdentity};
 use crate::sandbox::SandboxPlan;
 use crate::sys::pidfd;
@@ -71,6 +73,9 @@ pub struct LaunchDocument {
     /// Whether saved state must survive a loss of power: every save then waits for the disk.
     #[serde(default)]
     pub power_safe: bool,
+    /// How the state that it loads came to be, and its generation: for the code inside.
+    #[serde(default)]
+    pub origin: (OriginKind, u32),
 }
 
 impl LaunchDocument {
@@ -95,6 +100,7 @@ impl LaunchDocument {
             orphan_grace_ms: u64::try_from(limits::ORPHAN_GRACE.as_millis()).unwrap_or(u64::MAX),
             output_buffer_bytes: limits::OUTPUT_BUFFER_BYTES,
             power_safe: false,
+            origin: (OriginKind::Original, 0),
         }
     }
 
@@ -222,12 +228,12 @@ impl WorkerProcess {
 pub async fn start(
     document: &LaunchDocument,
     secret: &[u8; PROOF_BYTES],
-    worker_binary: &Path,
+    program: &WorkerProgram,
     stderr: Stdio,
     record: impl AsyncFnOnce(u32) -> Result<()>,
 ) -> Result<Launch> {
     let bytes = document.to_bytes()?;
-    let mut outer = spawn(worker_binary, stderr)?;
+    let mut outer = spawn(program, stderr)?;
     let mut init = None;
     let starting = async {
         let (mut stdin, mut lines) = pipes(&mut outer)?;
@@ -270,9 +276,10 @@ pub async fn start(
     }
 }
 
-fn spawn(worker_binary: &Path, stderr: Stdio) -> Result<Child> {
+fn spawn(program: &WorkerProgram, stderr: Stdio) -> Result<Child> {
     // No `pre_exec`: without one this is a vfork, whose cost does not grow with the daemon's memory.
-    Command::new(worker_binary)
+    program
+        .command()
         .arg("init")
         .env_clear()
         .current_dir("/")
@@ -282,7 +289,7 @@ fn spawn(worker_binary: &Path, stderr: Stdio) -> Result<Child> {
         .kill_on_drop(true)
         .spawn()
         .map_err(|e| {
-            Error::unavailable(format!("cannot run {}: {e}", worker_binary.display()))
+            Error::unavailable(format!("cannot run {}: {e}", program.path().display()))
                 .hint("ryokan-worker is installed beside ryokand")
         })
 }

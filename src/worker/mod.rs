@@ -7,10 +7,13 @@ pub mod init;
 pub mod launch;
 pub mod probe;
 mod probe_exercise;
+pub mod program;
 pub mod wire;
 
 /// The worker's entry: the first argument says as what it was started.
 pub fn main() {
+    // It may have been run by a descriptor, whose number would be its name.
+    let _ = nix::sys::prctl::set_name(c"ryokan-worker");
     let mut arguments = std::env::args().skip(1);
     match arguments.next().as_deref() {
         Some("init") => init::entry::main(),

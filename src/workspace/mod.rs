@@ -12,13 +12,15 @@
 //!   ├ index      what is known of every entry     saved: between processes
 //!   ├ encode     a tree of the index: only what changed
 //!   └ restore    what differs from a tree, put in place        stage: files prepared where nobody else is
-//!  tree      entries, format, diff, reach: no file system
+//!  checkout  a tree into a new folder, by several threads
+//!  tree      entries, format, diff, needs, reach: no file system
 //! ```
 //! Untrusted code owns the workspace. Nothing here follows a symbolic link in it, runs anything, or makes set-uid files or
 //! devices. All of it blocks.
 
 mod beneath;
 mod changes;
+mod checkout;
 mod encode;
 mod error;
 mod how;
@@ -33,16 +35,18 @@ mod stage;
 mod tracker;
 pub mod tree;
 
+pub use checkout::checkout;
 pub use error::WorkspaceError;
 pub use how::{How, Unwatched, Walk};
-pub use objects::{ObjectBatch, Objects};
+pub use objects::{Counted, ObjectBatch, Objects, Together};
 pub use one::read_file;
-pub use restore::{Durable, Restored, checkout};
+pub use restore::{Durable, Restored};
 pub use tracker::{Captured, Collected, NotCaptured, Places, Tracker};
 pub use tree::TreeId;
 pub use tree::diff::{Change, Changed, Deed, Diff, diff};
 pub use tree::entry::Reason;
 pub use tree::look::{Text, find, text};
+pub use tree::needs::needs;
 pub use tree::reach::reach;
 
 #[cfg(test)]

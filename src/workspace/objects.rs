@@ -1,5 +1,8 @@
 //! What trees need of a store.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use crate::core::ids::Digest;
 use crate::store::{Batch, Store, StoreError};
 
@@ -51,6 +54,96 @@ impl ObjectBatch for Batch {
 
     fn commit(self: Box<Self>) -> Result<(), StoreError> {
         Batch::commit(*self)
+    }
+}
+
+/// Objects of several steps that become durable together, in the end: what a step commits waits for [`Self::sync`]. Until then
+/// they can be read by way of this alone.
+pub struct Together {
+    store: Store,
+    batch: Arc<Batch>,
+}
+
+impl Together {
+    /// Nothing was added yet.
+    pub fn begin(store: &Store) -> Together {
+        Together { store: store.clone(), batch: Arc::new(store.batch()) }
+    }
+
+    /// Adds one.
+    ///
+    /// # Errors
+    /// There is no room, or the device fails.
+    pub fn put(&self, bytes: &[u8]) -> Result<Digest, StoreError> {
+        self.batch.put(bytes)
+    }
+
+    /// Makes all of them durable. They are kept from garbage collection until this is dropped.
+    ///
+    /// # Errors
+    /// There is no room, or the device fails: whoever believes that they are there must be told.
+    pub fn sync(&self) -> Result<(), StoreError> {
+        self.batch.sync()
+    }
+}
+
+impl Objects for Together {
+    fn get(&self, digest: Digest, limit: u64) -> Result<Vec<u8>, StoreError> {
+        self.batch.get(digest, limit)
+    }
+
+    fn contains(&self, digest: Digest) -> bool {
+        self.store.contains(digest)
+    }
+
+    fn batch(&self) -> Box<dyn ObjectBatch> {
+        Box::new(Step(Arc::clone(&self.batch)))
+    }
+}
+
+/// What one step adds.
+struct Step(Arc<Batch>);
+
+impl ObjectBatch for Step {
+    fn put(&mut self, bytes: &[u8]) -> Result<Digest, StoreError> {
+        self.0.put(bytes)
+    }
+
+    fn commit(self: Box<Self>) -> Result<(), StoreError> {
+        Ok(())
+    }
+}
+
+/// Counts what is read of a store.
+pub struct Counted<'a> {
+    objects: &'a dyn Objects,
+    read: AtomicU64,
+}
+
+impl<'a> Counted<'a> {
+    /// Nothing was read yet.
+    pub fn new(objects: &'a dyn Objects) -> Counted<'a> {
+        Counted { objects, read: AtomicU64::new(0) }
+    }
+
+    /// Objects that were read so far.
+    pub fn read(&self) -> u64 {
+        self.read.load(Ordering::Relaxed)
+    }
+}
+
+impl Objects for Counted<'_> {
+    fn get(&self, digest: Digest, limit: u64) -> Result<Vec<u8>, StoreError> {
+        self.read.fetch_add(1, Ordering::Relaxed);
+        self.objects.get(digest, limit)
+    }
+
+    fn contains(&self, digest: Digest) -> bool {
+        self.objects.contains(digest)
+    }
+
+    fn batch(&self) -> Box<dyn ObjectBatch> {
+        self.objects.batch()
     }
 }
 

@@ -25,10 +25,11 @@ use super::how::How;
 use super::index::{FolderId, Index, Known, Place, ROOT, Stamp, What};
 use super::objects::{Addresses, Objects};
 use super::stage::{Owner, Stage, Staged, set_time};
-use super::tracker::{Pass, Places, Tracker};
+use super::tracker::{Pass, Tracker};
 use super::tree::TreeId;
 use super::tree::entry::{Content, Entry, Meta, Name, Node, path_of};
 use super::tree::format::Folder;
+use super::tree::needs::is_kept;
 use super::tree::read;
 use crate::core::ids::Digest;
 use crate::sys::fault;
@@ -122,25 +123,6 @@ impl Tracker {
         }
         Ok(Restored { left, changed, bytes: stage.bytes, how })
     }
-}
-
-/// Brings a tree into an empty folder: for forks and imports.
-///
-/// # Errors
-/// The folder is not empty; as [`Tracker::restore`].
-pub fn checkout(
-    target: TreeId,
-    places: Places,
-    objects: &dyn Objects,
-    durable: Durable,
-) -> Result<(Tracker, Restored)> {
-    let mut tracker = Tracker::open(places)?;
-    let path = &tracker.places.workspace;
-    if !beneath::list(tracker.root.as_fd()).map_err(WorkspaceError::of("list", path))?.is_empty() {
-        return Err(WorkspaceError::NotEmpty { path: path.clone() });
-    }
-    let restored = tracker.restore(target, objects, durable)?;
-    Ok((tracker, restored))
 }
 
 /// A folder that is there and the one that it is to be.
@@ -252,9 +234,7 @@ impl<'a> Apply<'a> {
                 }
                 Ok(())
             }
-            (Node::File { .. }, Node::File { .. }) if now.node == wanted.node && only_mode(&now.meta, &wanted.meta) => {
-                self.adjust(here, known, &wanted.meta)
-            }
+            (Node::File { .. }, Node::File { .. }) if is_kept(&now, &wanted) => self.adjust(here, known, &wanted.meta),
             (Node::Folder { .. } | Node::Missing { .. }, _) | (_, Node::Folder { .. }) => {
                 self.remove(here)?;
                 self.make(here, &wanted)
@@ -361,11 +341,6 @@ impl<'a> Apply<'a> {
     }
 }
 
-/// Whether at most mode and time differ.
-fn only_mode(a: &Meta, b: &Meta) -> bool {
-    a.owner == b.owner && a.attributes == b.attributes
-}
-
 /// An entry's place while its folder is compared.
 struct Here<'a> {
     pair: &'a Pair,
@@ -447,7 +422,7 @@ impl<'a> Both<'a> {
 }
 
 /// What differs from the tree after all was done, if it is what nobody could have made; else an error names it.
-fn differences(index: &Index, objects: &dyn Objects, wanted: &Entry, owner: Owner) -> Result<Vec<PathBuf>> {
+pub(super) fn differences(index: &Index, objects: &dyn Objects, wanted: &Entry, owner: Owner) -> Result<Vec<PathBuf>> {
     let mut left = Vec::new();
     if index.root != wanted.meta {
         return Err(WorkspaceError::NotRestored { path: PathBuf::from(".") });

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::testing::{Observed, World, observe, same};
-use super::{Durable, Places, Tracker, TreeId, WorkspaceError};
+use super::{Counted, Durable, Places, Tracker, TreeId, WorkspaceError, needs};
 use crate::store::Store;
 use crate::sys::fault::points;
 use crate::sys::fault::tests::{crash_dir, run_child, with_fault};
@@ -276,4 +276,42 @@ fn unreadable_things_are_named() {
     assert_eq!(std::fs::read(world.path("open")).expect("there"), b"x");
     mode(&world.path("closed"), 0o700);
     assert!(world.path("closed/x").exists(), "what could not be captured is left alone");
+}
+
+#[test]
+fn what_is_needed_for_a_restore_is_read_and_nothing_else() {
+    let world = World::new();
+    for folder in 0..20 {
+        std::fs::create_dir(world.path(&format!("d{folder}"))).expect("made");
+        for file in 0..20 {
+            world.write(&format!("d{folder}/f{file}"), format!("{folder} {file}").repeat(100));
+        }
+    }
+    let mut tracker = world.tracker();
+    let first = tracker.capture(&world.store).expect("captured").tree;
+    world.write("d3/f1", "changed".repeat(100));
+    std::fs::remove_file(world.path("d4/f2")).expect("removed");
+    world.write("d5/new", "new".repeat(200));
+    std::fs::rename(world.path("d6/f1"), world.path("d6/renamed")).expect("renamed");
+    std::fs::remove_dir_all(world.path("d7")).expect("removed");
+    mode(&world.path("d8/f1"), 0o600);
+    let second = tracker.capture(&world.store).expect("captured").tree;
+    let needed = |from, to| {
+        let (counted, mut contents) = (Counted::new(&world.store), 0);
+        needs(&counted, from, to, &mut |_| {
+            contents += 1;
+            Ok(())
+        })
+        .expect("whole");
+        (contents, counted.read())
+    };
+    // Of the whole of a folder that went, and not of what only changed its mode.
+    assert_eq!(needed(second, first).0, 1 + 1 + 1 + 20);
+    assert_eq!(needed(first, second).0, 1 + 1 + 1);
+    assert_eq!(needed(first, first), (0, 0));
+    let counted = Counted::new(&world.store);
+    let restored = tracker.restore(first, &counted, Durable::Process).expect("restored");
+    assert_eq!(restored.how.walk, None);
+    let (contents, read) = needed(second, first);
+    assert!(counted.read() <= contents + read, "{} objects were read", counted.read());
 }

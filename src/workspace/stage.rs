@@ -285,7 +285,7 @@ impl Stage {
     }
 }
 
-fn times(modified: Moment) -> (TimeSpec, TimeSpec) {
+pub(super) fn times(modified: Moment) -> (TimeSpec, TimeSpec) {
     (TimeSpec::UTIME_OMIT, TimeSpec::new(modified.secs, i64::from(modified.nanos)))
 }
 

@@ -156,6 +156,20 @@ impl Tracker {
         })
     }
 
+    /// Takes an index of what this process has just made for known. `base`: the tree that it is.
+    pub(super) fn made(&mut self, base: Option<TreeId>) {
+        // All of it was looked at as it was made, but nobody watched.
+        self.walk = Some(Walk::Reopened);
+        self.sure(base.is_some());
+        (self.base, self.unsaved) = (base, true);
+    }
+
+    /// What was last changed before this, and looks as it did, is as it was.
+    pub(super) fn settled_before(&self) -> Moment {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().saturating_sub(self.grain);
+        Moment { secs: now.as_secs().cast_signed(), nanos: now.subsec_nanos() }
+    }
+
     /// Becomes readable when changes are told: then [`Self::drain`] is due, so that the host's queue does not overflow.
     /// None if nobody tells.
     pub fn told(&self) -> Option<BorrowedFd<'_>> {
@@ -183,7 +197,7 @@ impl Tracker {
         let walk = self.walk.take().or(unfinished).or(unwatched);
         let mut how = How { walk, unwatched: self.unwatched, ..How::default() };
         let changes = std::mem::take(&mut self.changes);
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().saturating_sub(self.grain);
+        let settled_before = self.settled_before();
         let check = self.unsure_of_objects.then_some(objects);
         let mut scan = Scan {
             root: self.root.as_fd(),
@@ -196,7 +210,7 @@ impl Tracker {
             how: &mut how,
             device: self.device,
             owner: self.owner,
-            settled_before: Moment { secs: now.as_secs().cast_signed(), nanos: now.subsec_nanos() },
+            settled_before,
             contents: pass.contents,
             later: &mut self.changes,
             later_walk: None,
@@ -264,6 +278,12 @@ impl Tracker {
     pub fn capture(&mut self, objects: &dyn Objects) -> Result<Captured> {
         let collected = self.collect(objects)?;
         self.finish(collected)
+    }
+
+    /// What was captured did not become durable after all: the next pass takes nothing for stored that it does not find.
+    pub fn doubt(&mut self) {
+        self.sure(false);
+        self.base = None;
     }
 
     /// Whether everything that is known refers to objects that are there.

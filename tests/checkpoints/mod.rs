@@ -2,7 +2,10 @@
 
 mod broken;
 mod comparing;
+mod cost;
 mod going_back;
+mod many;
+mod model;
 mod references;
 mod turns;
 

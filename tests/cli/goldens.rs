@@ -66,7 +66,6 @@ fn kernel(name: &str) -> KernelInfo {
         state_reason: String::new(),
         version: 3,
         epoch: Epoch(1),
-        generation: 0,
         checkpoints: 0,
         created_at_ms: NOW_MS - 86_400_000,
         last_used_at_ms: NOW_MS - 90_000,
@@ -74,6 +73,8 @@ fn kernel(name: &str) -> KernelInfo {
         sandbox: vec![],
         uid: 1000,
         executions: 12,
+        origin: Default::default(),
+        thread_of: None,
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod given;
 mod places;
+mod upgrade;
 
 use std::time::Duration;
 

@@ -29,6 +29,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("state.restore.begin", "tests/checkpoints"),
     ("state.restore.finish", "tests/checkpoints"),
     ("state.consent.add", "nothing asks for consent yet"),
+    ("state.kernel.begin", "tests/forks"),
     ("state.mcp.put", "needs a server; tests/mcp"),
     ("state.mcp.remove", "needs a server; tests/mcp"),
     ("store.dropped.write", "nothing is collected yet"),

@@ -550,6 +550,33 @@ async def work(shell):
     assert [entry["sequence"] for entry in held.entries] == [said]
 
 
+async def forks(host, shell):
+    await out(shell, "forked=no; echo parent > own")
+    done = await shell.fork({"name": "child", "count": 2, "waitMs": 30_000, "key": "foreign"})
+    assert done.checkpoint.name == "fork to child", done.checkpoint
+    assert [child.name for child in done.children] == ["child-1", "child-2"]
+    for child in done.children:
+        assert child.which() == "forked", child
+        info = child.forked.info
+        assert (info.origin.kind, info.origin.name, info.origin.checkpoint) == ("forked", "shell", done.checkpoint.id)
+        own = Caller("Kernel", child.forked.kernel)
+        assert await out(own, "cat own; echo $RYOKAN_ORIGIN") == "parent\nforked\n"
+        await out(own, "echo child > own")
+    assert await out(shell, "cat own") == "parent\n"
+    again = await shell.fork({"name": "child", "from": done.checkpoint.id, "count": 1})
+    assert again.children[0].which() == "forked" and again.children[0].name == "child", again
+    taken = await shell.fork({"name": "child", "from": done.checkpoint.id, "count": 1})
+    assert taken.children[0].which() == "failed" and str(taken.children[0].failed.code) == "alreadyExists", taken
+    await refused(shell.fork({"name": "child", "count": 0}), "invalidArgument")
+    made = await shell.thread("thread", "python", "")
+    assert made.info.threadOf == (await shell.info()).info.id and made.info.spec.engine == "python"
+    assert await out(Caller("Kernel", made.kernel), "print(open('own').read())") == "parent\n\n"
+    await refused(shell.remove(0, False), "conflict", "threads")
+    await host.removeKernel("thread", 0)
+    for name in ("child", "child-1", "child-2"):
+        await host.removeKernel(name, 0)
+
+
 async def main():
     socket, kernels, folder = sys.argv[1], pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3])
     client = await connect(socket)
@@ -564,6 +591,7 @@ async def main():
     await history(host, shell)
     await checkpoints(shell)
     await work(shell)
+    await forks(host, shell)
     version = (await python.info()).info.version
     await refused(python.remove(version - 1), "conflict")
     await python.remove(version)
@@ -580,7 +608,7 @@ async def main():
     text = pathlib.Path("schema/ryokan.capnp").read_text()
     interfaces = {line.split()[1] for line in text.splitlines() if line.startswith("interface ")}
     assert interfaces == known, interfaces ^ known
-    assert len(methods("Host")) == 8 and len(methods("Kernel")) == 60
+    assert len(methods("Host")) == 8 and len(methods("Kernel")) == 62
     print(f"called {len(wanted)} methods")
 
 

@@ -15,6 +15,7 @@ use ryokan::rpc::worker_link::{WorkerCause, WorkerIdentity, WorkerLink, WorkerRe
 use ryokan::sandbox::{PlannedMount, RunAs, SandboxPlan};
 use ryokan::worker::init::enclosure::Exit;
 use ryokan::worker::launch::{BUILD, Launch, LaunchDocument, start};
+use ryokan::worker::program::WorkerProgram;
 
 use super::code;
 use super::listener::{Recorder, local};
@@ -51,7 +52,7 @@ impl Kernel {
 
     pub async fn launch(&self) -> Result<Running> {
         let log = std::fs::File::create(self.folder.path().join("worker.log")).unwrap();
-        start(&self.document, &self.identity.secret, &binary(), Stdio::from(log), async |_| Ok(())).await.map(Running)
+        start(&self.document, &self.identity.secret, &program(), Stdio::from(log), async |_| Ok(())).await.map(Running)
     }
 
     /// What the worker's init said.
@@ -77,8 +78,8 @@ impl Drop for Running {
     }
 }
 
-pub fn binary() -> PathBuf {
-    PathBuf::from(env!("CARGO_BIN_EXE_ryokan-worker"))
+fn program() -> WorkerProgram {
+    WorkerProgram::open(env!("CARGO_BIN_EXE_ryokan-worker").into()).unwrap()
 }
 
 async fn served(kernel: &Kernel) -> (Running, WorkerLink, Rc<Recorder>, WorkerReport) {

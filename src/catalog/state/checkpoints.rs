@@ -3,7 +3,7 @@
 use rusqlite::{Connection, OptionalExtension as _, Row, params};
 
 use super::journal::{self, NewEntry};
-use super::{StateHandle, grants, workflow};
+use super::{StateHandle, grants, origin, work_from, workflow};
 use crate::catalog::error::CatalogError;
 use crate::catalog::row::{bytes, signed, unsigned, unsigned32, wrong};
 use crate::catalog::sqlite::{Db, Result};
@@ -205,8 +205,25 @@ fn add(db: &Db, new: &NewCheckpoint, entry: NewEntry) -> Result<Added> {
     if let Some(Together::Before(request)) = &new.with {
         outcome = Some(workflow::change(db, request)?.outcome);
     }
-    let mut sequence = journal::append_one(db, entry)?;
-    let number = db.sql("record checkpoint", |c| insert(c, new, sequence))?;
+    let checkpoint = add_with_parent(db, new, head(db)?.checkpoint, entry)?;
+    // Its version is one more than its own entry's number.
+    let mut sequence = checkpoint.version - 1;
+    if let Some(Together::After(request)) = &new.with {
+        let done = workflow::change(db, request)?;
+        sequence = done.sequence.unwrap_or(sequence);
+        outcome = Some(done.outcome);
+    }
+    Ok(Added { checkpoint, outcome, sequence })
+}
+
+pub(super) fn add_with_parent(
+    db: &Db,
+    new: &NewCheckpoint,
+    parent: Option<CheckpointId>,
+    entry: NewEntry,
+) -> Result<Checkpoint> {
+    let sequence = journal::append_one(db, entry)?;
+    let number = db.sql("record checkpoint", |c| insert(c, new, parent, sequence))?;
     if !new.compact.is_empty() {
         let messages = journal::compact(db, number, &new.compact)?;
         db.sql("record checkpoint", |c| {
@@ -214,18 +231,10 @@ fn add(db: &Db, new: &NewCheckpoint, entry: NewEntry) -> Result<Added> {
                 .execute(params![signed(messages), signed(number)])
         })?;
     }
-    if let Some(Together::After(request)) = &new.with {
-        let done = workflow::change(db, request)?;
-        sequence = done.sequence.unwrap_or(sequence);
-        outcome = Some(done.outcome);
-    }
-    let checkpoint = db
-        .sql("read checkpoint", |c| c.prepare_cached(&select("WHERE number = ?"))?.query_row([signed(number)], read))?;
-    Ok(Added { checkpoint, outcome, sequence })
+    db.sql("read checkpoint", |c| c.prepare_cached(&select("WHERE number = ?"))?.query_row([signed(number)], read))
 }
 
-fn insert(c: &Connection, new: &NewCheckpoint, sequence: u64) -> rusqlite::Result<u64> {
-    let parent = read_head(c)?.checkpoint;
+fn insert(c: &Connection, new: &NewCheckpoint, parent: Option<CheckpointId>, sequence: u64) -> rusqlite::Result<u64> {
     let place = CheckpointType::ALL.iter().position(|kind| *kind == new.kind);
     let (step, step_name, agent) = workflow::shown(c)?;
     let number = c
@@ -331,8 +340,11 @@ fn finish_restore(db: &Db, done: Restored) -> Result<Finished> {
     let Restoring { target, safety, actor, options, .. } = restoring;
     let sequence = journal::append_one(db, entry)?;
     grants::replace(db, &mounts, &mcp)?;
+    if target != safety {
+        origin::put(db, &origin::get(db)?.after_restore(target))?;
+    }
     let (decisions_changed, artifacts_changed) =
-        workflow::go_back(db, &work, (target, safety), options, (&actor, at_ms))?;
+        work_from::go_back(db, &work, (target, safety), options, (&actor, at_ms))?;
     let found = db.sql("end restore", |c| {
         c.prepare_cached("DELETE FROM restoring")?.execute([])?;
         if target == safety {

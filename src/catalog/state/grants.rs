@@ -89,6 +89,14 @@ pub(super) fn blob_granted(db: &Db, digest: Digest) -> Result<bool> {
     })
 }
 
+pub(super) fn blobs_granted_until(db: &Db, at_ms: i64) -> Result<Vec<Digest>> {
+    db.sql("list blobs", |c| {
+        c.prepare_cached("SELECT digest FROM blob_grants WHERE at_ms <= ? ORDER BY digest")?
+            .query_map([at_ms], |row| bytes(row, 0).map(Digest::from_bytes))?
+            .collect()
+    })
+}
+
 pub(super) fn objects(db: &Db) -> Result<Vec<Digest>> {
     db.sql("list objects", |c| {
         c.prepare_cached(

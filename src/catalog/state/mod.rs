@@ -6,7 +6,9 @@ mod grants;
 mod journal;
 mod keys;
 mod lease;
+mod origin;
 mod output;
+mod work_from;
 mod workflow;
 
 use super::bank::Target;
@@ -22,6 +24,7 @@ pub use executions::{Begun, ExecBegin, ExecClose, ExecRecord};
 pub use grants::{Consent, NewConsent};
 pub use journal::{Direction, EntryKind, NewEntry};
 pub use lease::Lease;
+pub use origin::{Beginning, FirstCheckpoint};
 pub use output::{Kept, OutputRecord, Runs};
 pub use workflow::Done;
 

@@ -13,9 +13,8 @@ use crate::catalog::thread::Pending;
 use crate::core::error::Error;
 use crate::core::ids::{CheckpointId, Digest};
 use crate::core::limits;
-use crate::core::workflow::going_back;
 use crate::core::workflow::{
-    self, Artifact, Change, Content, Decision, DecisionEvent, DecisionState, Options, Outcome, Request, Step, Workflow,
+    self, Artifact, Change, Content, Decision, DecisionEvent, DecisionState, Outcome, Request, Step, Workflow,
     WorkflowPart,
 };
 
@@ -156,7 +155,7 @@ fn before(db: &Db, request: &Request) -> Result<Option<Outcome>> {
     })
 }
 
-fn workflow_now(db: &Db) -> Result<Workflow> {
+pub(super) fn workflow_now(db: &Db) -> Result<Workflow> {
     let steps = db.sql("list steps", |c| {
         c.prepare_cached("SELECT number, name, agent, begun_at_ms, completed_at_ms FROM steps ORDER BY number")?
             .query_map([], read_step)?
@@ -182,13 +181,13 @@ fn agent(db: &Db) -> Result<String> {
     Ok(found.unwrap_or_default())
 }
 
-fn set_agent(db: &Db, name: &str) -> Result<()> {
+pub(super) fn set_agent(db: &Db, name: &str) -> Result<()> {
     db.sql("set agent", |c| {
         c.prepare_cached("INSERT OR REPLACE INTO agent (one, name) VALUES (1, ?)")?.execute([name]).map(drop)
     })
 }
 
-fn put_step(db: &Db, step: &Step) -> Result<()> {
+pub(super) fn put_step(db: &Db, step: &Step) -> Result<()> {
     db.sql("record step", |c| {
         c.prepare_cached(
             "INSERT OR REPLACE INTO steps (number, name, agent, begun_at_ms, completed_at_ms) VALUES (?, ?, ?, ?, ?)",
@@ -251,7 +250,7 @@ fn decisions(db: &Db, after: u64) -> Result<Vec<Decision>> {
 }
 
 /// Every decision without its text.
-fn decision_heads(db: &Db) -> Result<Vec<Decision>> {
+pub(super) fn decision_heads(db: &Db) -> Result<Vec<Decision>> {
     db.sql("list decisions", |c| {
         c.prepare_cached(&format!("{} ORDER BY id", DECISION.replace("title, text", "title, ''")))?
             .query_map([], read_decision)?
@@ -296,7 +295,7 @@ fn step_decision(db: &Db, id: u64, event: DecisionEvent, actor: &str, at_ms: i64
 }
 
 /// Gives a decision a state; `restored`: the mark of the restore that does it.
-fn set_decision(
+pub(super) fn set_decision(
     db: &Db,
     id: u64,
     state: DecisionState,
@@ -336,7 +335,7 @@ fn artifact(db: &Db, name: &str, version: u32) -> Result<Option<Artifact>> {
     })
 }
 
-fn newest_artifacts(db: &Db) -> Result<Vec<Artifact>> {
+pub(super) fn newest_artifacts(db: &Db) -> Result<Vec<Artifact>> {
     artifacts_after(db, "", limits::ARTIFACTS)
 }
 
@@ -359,7 +358,7 @@ fn versions_before(db: &Db, name: &str, before: u32, most: usize) -> Result<Vec<
     })
 }
 
-fn add_version(db: &Db, artifact: &Artifact) -> Result<()> {
+pub(super) fn add_version(db: &Db, artifact: &Artifact) -> Result<()> {
     db.sql("record artifact", |c| {
         c.prepare_cached(
             "INSERT INTO artifacts (name, version, object, bytes, content_type, put_by, at_ms, reverts_to, restored)
@@ -452,44 +451,6 @@ fn put_words(artifact: Artifact) -> Said {
     };
     let detail = serde_json::json!({ "artifact": name, "version": version, "hash": artifact.hash });
     (Outcome::Artifact(artifact), text, detail)
-}
-
-/// What a restore does to the records: within its transaction. Gives how many decisions and artifacts it changed.
-pub(super) fn go_back(
-    db: &Db,
-    part: &WorkflowPart,
-    (target, safety): (CheckpointId, CheckpointId),
-    options: Options,
-    (actor, at_ms): (&str, i64),
-) -> Result<(u32, u32)> {
-    if workflow_now(db)? != part.workflow {
-        db.sql("clear steps", |c| c.prepare_cached("DELETE FROM steps")?.execute([]))?;
-        part.workflow.steps.iter().try_for_each(|step| put_step(db, step))?;
-        set_agent(db, &part.workflow.agent)?;
-    }
-    let decisions = going_back::decisions(part, &decision_heads(db)?, target, options);
-    for (id, state) in &decisions {
-        set_decision(db, *id, *state, (actor, at_ms), Some(safety))?;
-    }
-    let newest = newest_artifacts(db)?;
-    let artifacts = going_back::artifacts(part, &newest, target, options);
-    for (name, wanted) in &artifacts {
-        let Some(newest) = newest.iter().find(|one| one.name == *name) else { continue };
-        let then = part.artifacts.iter().find(|then| wanted.is_some() && then.name == *name);
-        let again = Artifact {
-            name: name.clone(),
-            version: newest.version.saturating_add(1),
-            hash: then.map(|then| then.hash),
-            bytes: then.map_or(0, |then| then.bytes),
-            content_type: then.map(|then| then.content_type.clone()).unwrap_or_default(),
-            put_by: actor.to_owned(),
-            at_ms,
-            reverts_to: wanted.unwrap_or(0),
-            restored: Some(safety),
-        };
-        add_version(db, &again)?;
-    }
-    Ok((decisions.len() as u32, artifacts.len() as u32))
 }
 
 fn refused(error: Error) -> CatalogError {

@@ -8,6 +8,7 @@ use crate::cli::paint::Paint;
 use crate::core::checkpoint::{Checkpoint, CheckpointType, Restoration};
 use crate::core::diff::{Area, Deed, Difference};
 use crate::core::ids::CheckpointId;
+use crate::core::origin::ForkPoint;
 use crate::core::quantity::format_size;
 
 /// Characters of a name that one line shows.
@@ -55,11 +56,20 @@ fn line(checkpoint: &Checkpoint, is_head: bool, paint: Paint) -> String {
     words.join(" ")
 }
 
-/// Checkpoints, newest first; `graph`: with lines from each to the one that it came from.
-pub fn checkpoint_log(all: &[(Checkpoint, bool)], graph: bool, paint: Paint) -> String {
-    if !graph {
+/// Where branches of forks join and leave a kernel's checkpoints.
+#[derive(Debug, Default)]
+pub struct Branches {
+    /// From what the kernel itself was forked.
+    pub from: Option<ForkPoint>,
+    /// The kernels that were forked from it, by name, at each checkpoint.
+    pub to: BTreeMap<CheckpointId, Vec<String>>,
+}
+
+/// Checkpoints, newest first; with `branches` also lines from each to the one that it came from.
+pub fn checkpoint_log(all: &[(Checkpoint, bool)], branches: Option<&Branches>, paint: Paint) -> String {
+    let Some(branches) = branches else {
         return all.iter().map(|(checkpoint, is_head)| checkpoint_line(checkpoint, *is_head, paint)).collect();
-    }
+    };
     let mut lanes: Vec<CheckpointId> = Vec::new();
     let mut drawn = String::new();
     for (checkpoint, is_head) in all {
@@ -77,11 +87,21 @@ pub fn checkpoint_log(all: &[(Checkpoint, bool)], graph: bool, paint: Paint) -> 
             lanes.remove(*joins);
         }
         let marks: Vec<&str> = (0..lanes.len()).map(|lane| if lane == at { "*" } else { "|" }).collect();
-        drawn.push_str(&format!("{}  {}\n", paint.dim(&marks.join(" ")), line(checkpoint, *is_head, paint)));
+        let forks = branches.to.get(&checkpoint.id).map(|names| names.join(", ")).unwrap_or_default();
+        let forks =
+            if forks.is_empty() { forks } else { format!(" {}", paint.note(&format!("⑂ {}", plain(&forks)))) };
+        let marks = paint.dim(&marks.join(" "));
+        drawn.push_str(&format!("{marks}  {}{forks}\n", line(checkpoint, *is_head, paint)));
         match checkpoint.parent {
             Some(parent) => lanes[at] = parent,
             None => drop(lanes.remove(at)),
         }
+    }
+    if let Some(from) = branches.from.as_ref().filter(|from| lanes.contains(&from.checkpoint)) {
+        let short: String = from.checkpoint.to_string().chars().take(10).collect();
+        let marks: Vec<&str> = lanes.iter().map(|lane| if *lane == from.checkpoint { "o" } else { "|" }).collect();
+        let marks = paint.dim(&marks.join(" "));
+        drawn.push_str(&format!("{marks}  {}\n", paint.note(&format!("{short} of {}", plain(&from.name)))));
     }
     drawn
 }
@@ -211,7 +231,7 @@ mod tests {
     }
 
     fn marks(all: &[(Checkpoint, bool)]) -> Vec<String> {
-        let drawn = checkpoint_log(all, true, Paint::OFF);
+        let drawn = checkpoint_log(all, Some(&Branches::default()), Paint::OFF);
         let mark = |line: &str| {
             let name = line.split_whitespace().find(|word| word.starts_with('c') && word.len() == 2);
             let lanes = line.split("  ").next().unwrap_or_default();
@@ -237,5 +257,18 @@ mod tests {
     fn a_parent_that_is_gone_is_no_harm() {
         let all = [one(5, Some(4)), one(3, Some(2))];
         assert_eq!(marks(&all), ["* c5", "| * c3"]);
+    }
+
+    #[test]
+    fn forks_are_seen_where_they_leave_and_come_from() {
+        use crate::core::ids::KernelId;
+        let all = [one(3, Some(2)), one(2, Some(1)), one(1, Some(9))];
+        let id = |n: u8| CheckpointId::from_bytes([n; 16]);
+        let from = ForkPoint { kernel: KernelId::from_bytes([1; 16]), name: "parent".into(), checkpoint: id(9) };
+        let to = BTreeMap::from([(id(2), vec!["a".to_owned(), "b".to_owned()])]);
+        let drawn = checkpoint_log(&all, Some(&Branches { from: Some(from), to }), Paint::OFF);
+        let lines: Vec<&str> = drawn.lines().collect();
+        assert!(lines[1].ends_with("⑂ a, b") && !lines[0].contains('⑂'), "{drawn}");
+        assert_eq!(lines[3], "o  0909090909 of parent", "{drawn}");
     }
 }

@@ -2,9 +2,12 @@
 
 use super::{Table, ago, plain, stamp};
 use crate::cli::paint::Paint;
+use crate::core::ids::CheckpointId;
 use crate::core::info::KernelInfo;
+use crate::core::origin::{Origin, OriginKind};
 use crate::core::quantity::format_size;
 use crate::core::rights::Rights;
+use crate::rpc::client::Forks;
 
 /// A list of kernels, or `none` if it is empty.
 pub fn kernels(kernels: &[KernelInfo], none: &str, now_ms: i64, paint: Paint) -> String {
@@ -73,12 +76,40 @@ pub fn kernel(info: &KernelInfo, rights: Rights, now_ms: i64, paint: Paint) -> S
     }
     field("without", spec.degraded.join(" "));
     field("executions", info.executions.to_string());
-    field("version", format!("{} (generation {}, epoch {})", info.version, info.generation, info.epoch.0));
+    field("version", format!("{} (generation {}, epoch {})", info.version, info.origin.generation, info.epoch.0));
+    field("origin", origin(&info.origin));
+    field("thread of", info.thread_of.map(|owner| owner.to_string()).unwrap_or_default());
     field("created", format!("{}, {}", stamp(info.created_at_ms), ago(info.created_at_ms, now_ms)));
     field("last used", ago(info.last_used_at_ms, now_ms));
     field("owner", format!("uid {}", info.uid));
     if rights != Rights::ALL {
         field("rights", rights.iter().map(|right| right.name()).collect::<Vec<_>>().join(" "));
+    }
+    text
+}
+
+fn origin(origin: &Origin) -> String {
+    let short = |id: &CheckpointId| id.to_string().chars().take(10).collect::<String>();
+    let mut words = vec![origin.kind.name().to_owned()];
+    if let Some(restored) = &origin.restored {
+        words.push(format!("to {}", short(restored)));
+    }
+    if let Some(from) = &origin.from {
+        let forked = if origin.kind == OriginKind::Forked { "" } else { "; forked " };
+        words.push(format!("{forked}from {} at {}", from.name, short(&from.checkpoint)).trim_start().to_owned());
+    }
+    words.join(" ").replace(" ;", ";")
+}
+
+/// What became of a fork.
+pub fn forks(parent: &str, forks: &Forks, paint: Paint) -> String {
+    let mut text = String::new();
+    let at = forks.checkpoint.as_ref().map(|point| format!(" at {}", point.short_id())).unwrap_or_default();
+    for (name, made) in &forks.children {
+        text.push_str(&match made {
+            Ok((_, info)) => format!("forked {} from {}{at}\n", paint.head(info.spec.name.as_str()), plain(parent)),
+            Err(error) => format!("{} {}: {}\n", paint.bad("not forked"), plain(name), plain(&error.message)),
+        });
     }
     text
 }

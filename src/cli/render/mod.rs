@@ -12,9 +12,9 @@ mod time;
 mod value;
 mod workflow;
 
-pub use checkpoints::{checkpoint_line, checkpoint_log, difference, difference_counts, restoration};
+pub use checkpoints::{Branches, checkpoint_line, checkpoint_log, difference, difference_counts, restoration};
 pub use journal::{event, journal_entry};
-pub use kernels::{kernel, kernels};
+pub use kernels::{forks, kernel, kernels};
 pub use lists::{abilities, mcp_servers, mounts, tools, vars};
 pub use patch::patch;
 pub use table::Table;

@@ -188,7 +188,15 @@ impl Manifest {
     }
 }
 
+/// What the keys of state entries begin with that hold the state of random generators.
+const RANDOM: &str = "random/";
+
 impl StateParts {
+    /// Leaves out what would have two kernels draw the same random numbers.
+    pub fn leave_out_random(&mut self) {
+        self.entries.retain(|part| !part.key.starts_with(RANDOM));
+    }
+
     /// The bytes to store.
     ///
     /// # Errors

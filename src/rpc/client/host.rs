@@ -128,9 +128,22 @@ impl HostClient {
     /// # Errors
     /// `notFound`, `conflict`.
     pub async fn remove_kernel(&self, name: &str, expected_version: u64) -> Result<()> {
+        self.remove(name, expected_version, false).await
+    }
+
+    /// As [`Self::remove_kernel`], with the threads that work in its workspace.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn remove_with_threads(&self, name: &str, expected_version: u64) -> Result<()> {
+        self.remove(name, expected_version, true).await
+    }
+
+    async fn remove(&self, name: &str, expected_version: u64, with_threads: bool) -> Result<()> {
         let mut request = self.cap.remove_kernel_request();
         request.get().set_name(name);
         request.get().set_expected_version(expected_version);
+        request.get().set_with_threads(with_threads);
         self.link.wait(request.send().promise).await.map(drop)
     }
 

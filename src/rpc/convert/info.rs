@@ -9,6 +9,7 @@ use crate::core::error::{Error, Result};
 use crate::core::ids::Epoch;
 use crate::core::info::{Ability, Event, HostInfo, JournalEntry, KernelFilter, KernelInfo};
 use crate::core::limits;
+use crate::core::origin::{ForkPoint, Origin, OriginKind};
 use crate::core::rights::Rights;
 use crate::rpc::schema::ryokan_capnp as wire;
 
@@ -24,7 +25,6 @@ pub fn read_kernel_info(reader: wire::kernel_info::Reader<'_>) -> Result<(Kernel
         state_reason: read_text(reader.get_state_reason(), "reason of the state")?,
         version: reader.get_version(),
         epoch: Epoch(reader.get_epoch()),
-        generation: reader.get_generation(),
         checkpoints: reader.get_checkpoints(),
         created_at_ms: reader.get_created_at_ms(),
         last_used_at_ms: reader.get_last_used_at_ms(),
@@ -32,6 +32,8 @@ pub fn read_kernel_info(reader: wire::kernel_info::Reader<'_>) -> Result<(Kernel
         sandbox: read_text_list(reader.get_sandbox(), "sandbox layers", limits::LABELS)?,
         uid: reader.get_uid(),
         executions: reader.get_executions(),
+        origin: read_origin(reader.get_origin().map_err(|e| malformed("origin", e))?, reader.get_generation())?,
+        thread_of: optional(read_name(reader.get_thread_of(), "kernel of a thread")?)?,
     };
     Ok((info, read_rights(reader.get_rights())?))
 }
@@ -47,7 +49,9 @@ pub fn write_kernel_info(mut builder: wire::kernel_info::Builder<'_>, info: &Ker
     builder.set_state_reason(info.state_reason.as_str());
     builder.set_version(info.version);
     builder.set_epoch(info.epoch.0);
-    builder.set_generation(info.generation);
+    builder.set_generation(info.origin.generation);
+    write_origin(builder.reborrow().init_origin(), &info.origin);
+    builder.set_thread_of(text_of(info.thread_of));
     builder.set_checkpoints(info.checkpoints);
     builder.set_created_at_ms(info.created_at_ms);
     builder.set_last_used_at_ms(info.last_used_at_ms);
@@ -57,6 +61,39 @@ pub fn write_kernel_info(mut builder: wire::kernel_info::Builder<'_>, info: &Ker
     builder.set_executions(info.executions);
     write_rights(builder.init_rights(rights_len(rights)), rights);
     Ok(())
+}
+
+fn read_origin(reader: wire::origin::Reader<'_>, generation: u32) -> Result<Origin> {
+    let kind = read_name(reader.get_kind(), "kind of an origin")?;
+    let name = read_name(reader.get_name(), "name in an origin")?;
+    let kernel = optional(read_name(reader.get_kernel(), "kernel of an origin")?)?;
+    let checkpoint = optional(read_name(reader.get_checkpoint(), "checkpoint of an origin")?)?;
+    let kind = match kind.as_str() {
+        // A daemon that does not tell.
+        "" => OriginKind::Original,
+        kind => OriginKind::from_name(kind).ok_or_else(|| Error::invalid(format!("{kind:?} is no kind of origin")))?,
+    };
+    let from = kernel.zip(checkpoint).map(|(kernel, checkpoint)| ForkPoint { kernel, name, checkpoint });
+    let restored = optional(read_name(reader.get_restored(), "restored checkpoint")?)?;
+    Ok(Origin { kind, generation, from, restored })
+}
+
+fn write_origin(mut builder: wire::origin::Builder<'_>, origin: &Origin) {
+    builder.set_kind(origin.kind.name());
+    if let Some(ForkPoint { kernel, name, checkpoint }) = &origin.from {
+        builder.set_kernel(kernel.to_string());
+        builder.set_name(name.as_str());
+        builder.set_checkpoint(checkpoint.to_string());
+    }
+    builder.set_restored(text_of(origin.restored));
+}
+
+fn text_of(id: Option<impl std::fmt::Display>) -> String {
+    id.map(|id| id.to_string()).unwrap_or_default()
+}
+
+fn optional<T: std::str::FromStr<Err: std::fmt::Display>>(text: String) -> Result<Option<T>> {
+    if text.is_empty() { Ok(None) } else { parsed(text).map(Some) }
 }
 
 /// Reads which kernels to list.

@@ -10,9 +10,10 @@ use super::spec::SpecRequest;
 use crate::core::engine::EngineName;
 use crate::core::error::Result;
 use crate::core::exec::{ExecEnd, ExecRequest, ExecResult, ExecStatus, OutputData, OutputEvent, OutputNode, Work};
-use crate::core::ids::{Digest, Epoch, ExecId, HostId, KernelId};
+use crate::core::ids::{CheckpointId, Digest, Epoch, ExecId, HostId, KernelId};
 use crate::core::info::{Ability, Event, HostInfo, JournalEntry, KernelFilter, KernelInfo, McpTransport};
 use crate::core::name::KernelName;
+use crate::core::origin::{ForkPoint, Origin, OriginKind};
 use crate::core::rights::{Right, Rights};
 use crate::core::spec::{AllowedPath, Isolation, KernelLimits, KernelSpec, Net};
 use crate::core::value::{BlobRef, Value};
@@ -242,7 +243,6 @@ pub fn any_info() -> impl Strategy<Value = (KernelInfo, Rights)> {
                 state_reason: texts.1,
                 version: long[0],
                 epoch: Epoch(long[1]),
-                generation: short[0],
                 checkpoints: short[1],
                 created_at_ms: times[0],
                 last_used_at_ms: times[1],
@@ -250,6 +250,17 @@ pub fn any_info() -> impl Strategy<Value = (KernelInfo, Rights)> {
                 sandbox: texts.2,
                 uid: short[2],
                 executions: long[3],
+                origin: Origin {
+                    kind: OriginKind::ALL[short[0] as usize % 3],
+                    generation: short[0],
+                    from: long[0].is_multiple_of(2).then(|| ForkPoint {
+                        kernel: KernelId::from_bytes(id),
+                        name: "parent".into(),
+                        checkpoint: CheckpointId::from_bytes(id),
+                    }),
+                    restored: long[1].is_multiple_of(2).then(|| CheckpointId::from_bytes(id)),
+                },
+                thread_of: long[2].is_multiple_of(2).then(|| KernelId::from_bytes(id)),
             };
             (info, rights.into_iter().collect())
         },

@@ -152,7 +152,7 @@ impl host::Server for HostServer {
         let supervisor = &self.connection.supervisor;
         let kernel = supervisor.host().find(actor.uid, &name).map_err(to_capnp)?;
         let change = Change { actor, expected_version: params.get_expected_version() };
-        supervisor.remove(&kernel, change).await.map_err(to_capnp)
+        supervisor.remove(&kernel, change, params.get_with_threads()).await.map_err(to_capnp)
     }
 
     async fn events(self: Rc<Self>, params: host::EventsParams, mut results: host::EventsResults) -> capnp::Result<()> {

@@ -74,6 +74,8 @@ impl kernel::Server for KernelServer {
         Checkpoint checkpoint(params: CheckpointParams, results: CheckpointResults) = take_checkpoint(params, results);
         Restore restore_checkpoint(params: RestoreCheckpointParams, results: RestoreCheckpointResults) = restore_to(params, results);
         Restore undo(params: UndoParams, results: UndoResults) = undo_restore(params, results);
+        Fork fork(params: ForkParams, results: ForkResults) = fork_off(params, results);
+        Fork thread(params: ThreadParams, results: ThreadResults) = make_thread(params, results);
         Read diff(params: DiffParams, _results: DiffResults) = tell_differences(params);
         Read diff_text(params: DiffTextParams, _results: DiffTextResults) = tell_text(params);
         Checkpoint pin_checkpoint(params: PinCheckpointParams, _results: PinCheckpointResults) = pin(params);
@@ -488,8 +490,9 @@ impl kernel::Server for KernelServer {
         _results: kernel::RemoveResults,
     ) -> capnp::Result<()> {
         self.may(Right::Admin)?;
-        let change = self.change(params.get()?.get_expected_version());
-        self.connection.supervisor.remove(&self.kernel, change).await.map_err(to_capnp)
+        let params = params.get()?;
+        let change = self.change(params.get_expected_version());
+        self.connection.supervisor.remove(&self.kernel, change, params.get_with_threads()).await.map_err(to_capnp)
     }
 
     async fn events(

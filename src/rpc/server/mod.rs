@@ -5,6 +5,7 @@
 mod blob;
 mod checkpoint;
 mod execution;
+mod fork;
 mod host;
 mod kernel;
 mod lease;

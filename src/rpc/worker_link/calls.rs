@@ -220,6 +220,16 @@ impl WorkerLink {
         answered(self.client.freeze_request().send().promise).await.map(drop)
     }
 
+    /// As [`Self::freeze`], whatever goes on inside.
+    ///
+    /// # Errors
+    /// `Deadline` if something does not stop; then everything goes on. `Unavailable` and `Lost` where the worker is ending.
+    pub async fn freeze_at_work(&self) -> Result<()> {
+        let mut request = self.client.freeze_request();
+        request.get().set_at_work(true);
+        answered(request.send().promise).await.map(drop)
+    }
+
     /// Lets everything go on.
     ///
     /// # Errors

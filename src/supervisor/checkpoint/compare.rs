@@ -4,7 +4,8 @@ use std::rc::Rc;
 
 use tokio::sync::mpsc;
 
-use super::{Files, contents, find, freeze, state, tool_part};
+use super::gather::gather;
+use super::{contents, find, tool_part};
 use crate::core::checkpoint::{McpPart, StateParts, ToolPart};
 use crate::core::diff::{self, Area, Deed, Difference, Sizes};
 use crate::core::error::{Error, Result};
@@ -91,12 +92,9 @@ async fn side_of(host: &Rc<Host>, kernel: &Rc<Kernel>, reference: &str) -> Resul
 pub(super) async fn tree_now(host: &Rc<Host>, kernel: &Rc<Kernel>) -> Result<Digest> {
     let (of, own) = (Rc::clone(host), Rc::clone(kernel));
     let looked = kernel.with_worker(None, move |link| async move {
-        let mut files = Files::of(&of, &own).await?;
-        files.prepare().await?;
-        freeze(&link).await?;
-        let collected = files.collect().await;
-        link.thaw().await?;
-        Ok(files.finish(collected?).await?.part.tree)
+        let mut gathered = gather(&of, &own, &link).await?;
+        gathered.objects.settle(&of, None).await?;
+        Ok(gathered.files.part.tree)
     });
     looked.await
 }
@@ -105,13 +103,9 @@ pub(super) async fn tree_now(host: &Rc<Host>, kernel: &Rc<Kernel>) -> Result<Dig
 async fn now(host: &Rc<Host>, kernel: &Rc<Kernel>) -> Result<Side> {
     let (of, own) = (Rc::clone(host), Rc::clone(kernel));
     let looked = kernel.with_worker(None, move |link| async move {
-        let mut files = Files::of(&of, &own).await?;
-        files.prepare().await?;
-        let (parts, _) = state::capture(&link, &of.store).await?;
-        freeze(&link).await?;
-        let collected = files.collect().await;
-        link.thaw().await?;
-        Ok((parts, files.finish(collected?).await?.part))
+        let mut gathered = gather(&of, &own, &link).await?;
+        gathered.objects.settle(&of, None).await?;
+        Ok((gathered.parts, gathered.files.part))
     });
     let (parts, workspace) = looked.await?;
     let (mounts, mcp) = kernel.records.grants().await?;

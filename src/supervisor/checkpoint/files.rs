@@ -1,15 +1,18 @@
 //! A kernel's files: its workspace, followed by a [`Tracker`] that goes with the kernel.
 
 use std::rc::Rc;
+use std::sync::Arc;
+
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::core::checkpoint::WorkspacePart;
 use crate::core::error::{Error, Result};
-use crate::core::ids::Digest;
+use crate::core::ids::{Digest, KernelId};
 use crate::core::info::MissedEntry;
 use crate::store::{Store, StoreHandle};
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
-use crate::workspace::{Captured, Collected, Durable, Places, Tracker, TreeId, WorkspaceError};
+use crate::workspace::{self, Captured, Collected, Durable, Places, Together, Tracker, TreeId, WorkspaceError};
 
 /// The folder beside the workspace in which files are prepared, and the file with what is known of the workspace.
 const STAGING: &str = "staging";
@@ -21,6 +24,7 @@ pub(super) struct Files {
     store: StoreHandle,
     tracker: Option<Box<Tracker>>,
     durable: Durable,
+    _turn: OwnedSemaphorePermit,
 }
 
 /// What was captured of the files.
@@ -37,24 +41,26 @@ pub(super) struct CapturedFiles {
 }
 
 impl Files {
-    /// The kernel's tracker; opened if there is none yet.
+    /// The tracker of the kernel's workspace, when its turn comes; opened if there is none yet.
+    ///
+    /// # Errors
+    /// `deadline`; `conflict` if the files are another kernel's and between two states; those of opening it.
     pub async fn of(host: &Host, kernel: &Rc<Kernel>) -> Result<Files> {
-        let durable = if host.config.power_safe { Durable::Power } else { Durable::Process };
-        let mut files = Files { kernel: Rc::clone(kernel), store: host.store.clone(), tracker: None, durable };
-        let kept = kernel.tracker.borrow_mut().take();
-        files.tracker = match kept {
-            Some(tracker) => Some(tracker),
-            None => {
-                let paths = host.catalog.kernel_files(kernel.id);
-                let places = Places {
-                    staging: paths.dir.join(STAGING),
-                    index: paths.dir.join(INDEX),
-                    workspace: paths.workspace,
-                };
-                let opened = tokio::task::spawn_blocking(move || Tracker::open(places)).await;
-                Some(Box::new(opened.map_err(|error| Error::internal(error.to_string()))??))
-            }
-        };
+        let turn = kernel.turn_with_files().await?;
+        let owner = kernel.files();
+        if owner.id != kernel.id && owner.between.get() {
+            return Err(Error::conflict(format!("kernel {} is being restored", owner.spec.name))
+                .reason("restoring")
+                .hint("try again when that is done"));
+        }
+        let (places, durable) = (places(host, owner.id), durable(host));
+        let kept = kernel.take_tracker();
+        let store = host.store.clone();
+        let mut files = Files { kernel: Rc::clone(kernel), store, tracker: kept, durable, _turn: turn };
+        if files.tracker.is_none() {
+            let opened = tokio::task::spawn_blocking(move || Tracker::open(places)).await;
+            files.tracker = Some(Box::new(opened.map_err(|error| Error::internal(error.to_string()))??));
+        }
         Ok(files)
     }
 
@@ -74,13 +80,15 @@ impl Files {
     }
 
     /// Reads what changed while the kernel may still write.
-    pub async fn prepare(&mut self) -> Result<()> {
-        self.run(|tracker, store| tracker.prepare(store).map(drop)).await
+    pub async fn prepare(&mut self, objects: &Arc<Together>) -> Result<()> {
+        let objects = Arc::clone(objects);
+        self.run(move |tracker, _| tracker.prepare(&*objects).map(drop)).await
     }
 
     /// Collects what changed since. Nothing may write.
-    pub async fn collect(&mut self) -> Result<Collected> {
-        self.run(|tracker, store| tracker.collect(store)).await
+    pub async fn collect(&mut self, objects: &Arc<Together>) -> Result<Collected> {
+        let objects = Arc::clone(objects);
+        self.run(move |tracker, _| tracker.collect(&*objects)).await
     }
 
     /// Makes a tree of it; the kernel may write again.
@@ -100,9 +108,34 @@ impl Drop for Files {
     fn drop(&mut self) {
         // Lost in a panic: the next one opens another, which looks at everything.
         if let Some(tracker) = self.tracker.take() {
-            *self.kernel.tracker.borrow_mut() = Some(tracker);
+            self.kernel.keep_tracker(tracker);
         }
     }
+}
+
+fn places(host: &Host, kernel: KernelId) -> Places {
+    let paths = host.catalog.kernel_files(kernel);
+    Places { staging: paths.dir.join(STAGING), index: paths.dir.join(INDEX), workspace: paths.workspace }
+}
+
+fn durable(host: &Host) -> Durable {
+    if host.config.power_safe { Durable::Power } else { Durable::Process }
+}
+
+/// Fills the workspace of a kernel that nobody knows yet.
+///
+/// # Errors
+/// Those of making it; what was made is the caller's to remove.
+pub(in crate::supervisor) async fn fill(host: &Host, kernel: KernelId, tree: Digest) -> Result<()> {
+    let (places, durable) = (places(host, kernel), durable(host));
+    let filled = host.store.run_beside(move |store| {
+        let filled = workspace::checkout(TreeId(tree), places, store, durable).and_then(|(mut tracker, _)| {
+            // So that its first checkpoint reads nothing again.
+            tracker.save()
+        });
+        Ok(filled)
+    });
+    Ok(filled.await??)
 }
 
 fn describe(captured: Captured) -> CapturedFiles {
@@ -117,23 +150,5 @@ fn describe(captured: Captured) -> CapturedFiles {
         files_read: captured.how.read,
         full_walk: captured.how.walk.map(|walk| walk.to_string()).unwrap_or_default(),
         part: WorkspacePart { tree: captured.tree.0, files: captured.entries },
-    }
-}
-
-/// Whether everything is there that a tree needs.
-pub(super) async fn check(host: &Host, tree: Digest) -> Result<()> {
-    let missing = host.store.run(move |store| {
-        let (mut seen, mut missing) = (std::collections::HashSet::new(), None);
-        let walked = crate::workspace::reach(store, TreeId(tree), &mut seen, &mut |object| {
-            if !store.contains(object) {
-                missing = Some(object);
-            }
-            Ok(())
-        });
-        Ok(walked.map(|()| missing))
-    });
-    match missing.await?? {
-        Some(object) => Err(Error::corrupt(format!("the files' tree {tree} lacks object {object}"))),
-        None => Ok(()),
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! take:     wait for the safe point ─▶ engine saves ─▶ freeze ─▶ files ─▶ thaw ─▶ manifest ─▶ row and journal entry: visible
-//! restore:  check everything ─▶ safety checkpoint ─▶ "restoring" recorded ─▶ files, state ─▶ mounts, row, journal entry: done
+//! restore:  gather what is now ─▶ read what differs and will be needed ─▶ safety checkpoint of what was gathered
+//!           ─▶ "restoring" recorded ─▶ files, state ─▶ mounts, row, journal entry: done
 //! ```
 //!
 //! Everything that a row names is in the store before the row is. A restore that a crash cut off is ended by the next daemon:
@@ -10,11 +11,14 @@
 
 mod compare;
 mod files;
+mod gather;
 mod records;
 mod restore;
 mod state;
+mod still;
 mod text;
 mod turn;
+mod verify;
 
 use std::rc::Rc;
 
@@ -35,9 +39,12 @@ use crate::core::workflow::Outcome;
 use crate::rpc::worker_link::WorkerLink;
 
 pub use compare::diff;
+pub(super) use files::fill;
 use files::{CapturedFiles, Files};
+use gather::{Gathered, gather};
 pub(super) use restore::resume;
 pub use restore::{restore, undo};
+use still::Still;
 pub use text::diff_text;
 
 /// Takes a checkpoint at the next safe point.
@@ -86,20 +93,23 @@ async fn capture(
     actor: &Actor,
     with: Option<Together>,
 ) -> Result<(Checkpoint, Option<Outcome>)> {
-    // Until the row names what is stored, nothing else does.
-    let _held = host.store.run(|store| Ok(store.hold())).await?;
-    let mut files = Files::of(host, kernel).await?;
-    // What changed since the last time, for the most part: the less is left to do while everything stands still.
-    files.prepare().await?;
-    let (parts, state) = state::capture(link, &host.store).await?;
-    freeze(link).await?;
-    let collected = files.collect().await;
-    // Whatever came of it, the code inside goes on.
-    link.thaw().await?;
-    let files = files.finish(collected?).await?;
+    let gathered = gather(host, kernel, link).await?;
+    seal(host, kernel, gathered, taking, actor, with).await
+}
+
+/// Makes a checkpoint of what was gathered, together with a change of the work: both or neither.
+async fn seal(
+    host: &Rc<Host>,
+    kernel: &Rc<Kernel>,
+    gathered: Gathered,
+    taking: &Taking,
+    actor: &Actor,
+    with: Option<Together>,
+) -> Result<(Checkpoint, Option<Outcome>)> {
+    let Gathered { parts, state, files, mut objects } = gathered;
     let manifest = manifest(host, kernel, state, &files, with.as_ref()).await?;
-    let bytes = encode(&manifest)?;
-    let sealed = host.store.put(bytes).await?;
+    let sealed = objects.settle(host, Some(encode(&manifest)?)).await?;
+    let sealed = sealed.ok_or_else(|| Error::internal("the manifest was not stored"))?;
     let new = NewCheckpoint {
         id: manifest.id,
         name: taking.name.clone(),
@@ -202,7 +212,7 @@ fn tool_part(tool: &ToolInfo) -> ToolPart {
     ToolPart { name: tool.name.clone(), source: tool.source.clone(), hash }
 }
 
-fn encode(manifest: &Manifest) -> Result<Vec<u8>> {
+pub(super) fn encode(manifest: &Manifest) -> Result<Vec<u8>> {
     manifest.encode().map_err(|error| Error::refused(error.to_string()).reason("manifest_size"))
 }
 

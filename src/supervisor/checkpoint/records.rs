@@ -1,16 +1,18 @@
 //! What a kernel keeps of its checkpoints.
 
-use crate::catalog::state::{Added, EntryKind, Finished, Head, NewCheckpoint, NewEntry, Restored, Restoring};
+use crate::catalog::state::{
+    Added, Beginning, EntryKind, Finished, Head, NewCheckpoint, NewEntry, Restored, Restoring,
+};
 use crate::core::checkpoint::Checkpoint;
 use crate::core::error::Result;
-use crate::core::ids::CheckpointId;
+use crate::core::ids::{CheckpointId, Digest};
 use crate::core::info::{GivenMount, McpTransport};
 use crate::core::limits;
 use crate::supervisor::command::Actor;
 use crate::supervisor::records::Records;
 
 /// Mounts, and MCP servers by name.
-pub(super) type Grants = (Vec<GivenMount>, Vec<(String, McpTransport)>);
+pub(in crate::supervisor) type Grants = (Vec<GivenMount>, Vec<(String, McpTransport)>);
 
 impl Records {
     /// Makes a checkpoint visible, with its entry in the journal.
@@ -37,7 +39,7 @@ impl Records {
     ///
     /// # Errors
     /// The database's.
-    pub(super) async fn checkpoint(&self, id: CheckpointId) -> Result<Option<Checkpoint>> {
+    pub(in crate::supervisor) async fn checkpoint(&self, id: CheckpointId) -> Result<Option<Checkpoint>> {
         Ok(self.state.checkpoint(id).await?)
     }
 
@@ -83,7 +85,7 @@ impl Records {
     ///
     /// # Errors
     /// The database's.
-    pub(super) async fn grants(&self) -> Result<Grants> {
+    pub(in crate::supervisor) async fn grants(&self) -> Result<Grants> {
         let (mounts, mcp) = (self.state.mounts(), self.state.mcp_servers());
         Ok((mounts.await?, mcp.await?))
     }
@@ -110,5 +112,21 @@ impl Records {
     /// `conflict` if the checkpoint is gone.
     pub(in crate::supervisor) async fn finish_restore(&self, done: Restored) -> Result<Finished> {
         Ok(self.state.finish_restore(done).await?)
+    }
+
+    /// Writes a new kernel's first records.
+    ///
+    /// # Errors
+    /// The database's.
+    pub(in crate::supervisor) async fn begin_kernel(&self, beginning: Beginning) -> Result<()> {
+        Ok(self.state.begin(beginning).await?)
+    }
+
+    /// The blobs that the kernel could read at a time, milliseconds since 1970.
+    ///
+    /// # Errors
+    /// The database's.
+    pub(in crate::supervisor) async fn blobs_granted_until(&self, at_ms: i64) -> Result<Vec<Digest>> {
+        Ok(self.state.blobs_granted_until(at_ms).await?)
     }
 }

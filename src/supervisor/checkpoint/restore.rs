@@ -3,7 +3,9 @@
 use std::path::Path;
 use std::rc::Rc;
 
-use super::{Files, capture, contents, files, find, freeze, state, turn};
+use super::gather::gather;
+use super::verify::{self, Present};
+use super::{Files, Still, contents, find, seal, state, turn};
 use crate::catalog::state::{EntryKind, Finished, NewEntry, Restored, Restoring};
 use crate::core::checkpoint::{Checkpoint, CheckpointType, Manifest, Restoration, StateParts, Taking};
 use crate::core::error::{Error, Result};
@@ -17,7 +19,7 @@ use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 use crate::supervisor::records::version_after;
 
-/// A checkpoint with everything that it holds, checked.
+/// A checkpoint with what it holds.
 struct Target {
     checkpoint: Checkpoint,
     manifest: Manifest,
@@ -41,6 +43,7 @@ impl Alone {
 impl Drop for Alone {
     fn drop(&mut self) {
         self.0.restoring.set(false);
+        self.0.wake_sessions();
     }
 }
 
@@ -83,9 +86,13 @@ async fn to(
     change: Change,
 ) -> Result<Restoration> {
     let alone = Alone::begin(kernel)?;
-    let target = check(host, kernel, checkpoint).await?;
+    let target = load(host, kernel, checkpoint).await?;
+    judge(host, kernel, &target)?;
     if options.with_artifacts {
         check_artifacts(host, &target).await?;
+    }
+    if kernel.thread_of.is_none() {
+        kernel.others_rest()?;
     }
     let (actor, change) = (change.actor.clone(), Trace::Restore(change));
     let (host, kernel) = (Rc::clone(host), Rc::clone(kernel));
@@ -119,8 +126,8 @@ async fn back(host: &Rc<Host>, kernel: &Rc<Kernel>, failed: Error) -> Error {
     }
 }
 
-/// Everything that can be known to be wrong before anything is touched.
-async fn check(host: &Rc<Host>, kernel: &Rc<Kernel>, checkpoint: Checkpoint) -> Result<Target> {
+/// What a checkpoint of this kernel says that it holds.
+async fn load(host: &Rc<Host>, kernel: &Rc<Kernel>, checkpoint: Checkpoint) -> Result<Target> {
     let short = checkpoint.short_id();
     if !checkpoint.restore_point {
         return Err(Error::refused(format!("checkpoint {short} is not one to restore")).reason("no_restore_point"));
@@ -132,11 +139,6 @@ async fn check(host: &Rc<Host>, kernel: &Rc<Kernel>, checkpoint: Checkpoint) -> 
     if manifest.engine != kernel.spec.engine {
         let (its, ours) = (manifest.engine.name(), kernel.spec.engine.name());
         return Err(Error::refused(format!("checkpoint {short} is of engine {its}, not {ours}")).reason("engine"));
-    }
-    state::check(&host.store, &parts).await?;
-    files::check(host, manifest.workspace.tree).await?;
-    for GivenMount { mount, real } in &manifest.mounts {
-        host.check_given(kernel.uid, Path::new(&mount.source), real.as_deref().map(Path::new))?;
     }
     Ok(Target { checkpoint, manifest, parts })
 }
@@ -155,6 +157,13 @@ async fn check_artifacts(host: &Host, target: &Target) -> Result<()> {
     }
 }
 
+/// Whether what was given may still be given.
+fn judge(host: &Host, kernel: &Kernel, target: &Target) -> Result<()> {
+    target.manifest.mounts.iter().try_for_each(|GivenMount { mount, real }| {
+        host.check_given(kernel.uid, Path::new(&mount.source), real.as_deref().map(Path::new)).map(drop)
+    })
+}
+
 async fn perform(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
@@ -171,20 +180,37 @@ async fn perform(
     };
     let name = name.chars().take(limits::CHECKPOINT_NAME_BYTES / 4).collect::<String>();
     // Out of a restore that could not be ended there is nothing whole to be kept: what was taken before that one is.
-    let safety = match kernel.records.restoring().await? {
-        Some(unfinished) => unfinished.safety,
+    let Target { manifest, parts, .. } = &target;
+    let (safety, present, objects_read) = match kernel.records.restoring().await? {
+        Some(unfinished) => {
+            verify::whole(&host.store, manifest, parts).await?;
+            (unfinished.safety, None, None)
+        }
         None => {
+            let gathered = gather(host, kernel, link).await?;
+            let present = Present::of(&gathered, &kernel.view().missed);
+            let read = verify::difference(&host.store, &present, manifest, parts).await?;
             let taking = Taking::by_us(CheckpointType::System, &name);
-            capture(host, kernel, link, &taking, actor, None).await?.0.id
+            (seal(host, kernel, gathered, &taking, actor, None).await?.0.id, Some(present), Some(read))
         }
     };
+    // From here to the end nothing begins where the same files are.
+    let _hold = kernel.hold_files();
+    if kernel.thread_of.is_none() {
+        kernel.others_rest()?;
+    }
     let (id, by, at_ms) = (target.checkpoint.id, actor.to_string(), host.now_ms());
     let restoring = Restoring { target: id, safety, actor: by, at_ms, options };
     kernel.records.begin_restore(restoring.clone()).await?;
     kernel.between.set(true);
-    let Applied { finished, missed, files_changed } = apply(host, kernel, link, &target, restoring).await?;
+    let applied = apply(host, kernel, link, &target, present.as_ref(), restoring).await?;
+    let Applied { finished, missed, files_changed } = applied;
     let version = version_after(finished.sequence);
-    let detail = serde_json::json!({ "id": id, "name": target.checkpoint.name, "safety": safety });
+    // How much it was: the more differs, the more is read.
+    let detail = serde_json::json!({
+        "id": id, "name": target.checkpoint.name, "safety": safety, "files_changed": files_changed,
+        "objects_read": objects_read,
+    });
     host.events.publish(&kernel.event_name, "checkpoint_restored", detail);
     let outcome = format!("{id} manifest {}", target.checkpoint.manifest);
     host.audit(actor, "checkpoint.restore", &kernel.id.to_string(), (Some(before), Some(version)), &outcome).await;
@@ -206,15 +232,27 @@ async fn apply(
     kernel: &Rc<Kernel>,
     link: &Rc<WorkerLink>,
     target: &Target,
+    present: Option<&Present>,
     restoring: Restoring,
 ) -> Result<Applied> {
-    let mut files = Files::of(host, kernel).await?;
-    freeze(link).await?;
-    let changed = files.restore(target.manifest.workspace.tree).await;
-    link.thaw().await?;
-    let files_changed = changed?;
-    let mut missed = link.load(state::chunks(host.store.clone(), target.parts.clone())).await?;
+    let files_changed = match kernel.thread_of {
+        None => restore_files(host, kernel, link, target.manifest.workspace.tree).await?,
+        // They are another kernel's, and that one's to restore.
+        Some(_) => 0,
+    };
+    let mut missed = match present {
+        Some(present) if present.is_state(&target.parts) => Vec::new(),
+        Some(_) | None => link.load(state::chunks(host.store.clone(), target.parts.clone())).await?,
+    };
     missed.extend(target.manifest.missed.iter().cloned());
+    if kernel.thread_of.is_some() {
+        let owner = &kernel.files().spec.name;
+        missed.push(MissedEntry {
+            key: "workspace".into(),
+            type_name: "workspace".into(),
+            reason: format!("it is kernel {owner}'s: a checkpoint of that one brings files back"),
+        });
+    }
     let short = target.checkpoint.short_id();
     let entry = NewEntry {
         kind: EntryKind::Mark,
@@ -240,14 +278,23 @@ async fn apply(
     Ok(Applied { finished, missed, files_changed })
 }
 
+async fn restore_files(host: &Rc<Host>, kernel: &Rc<Kernel>, link: &Rc<WorkerLink>, tree: Digest) -> Result<u64> {
+    let mut files = Files::of(host, kernel).await?;
+    let still = Still::of(kernel, link).await?;
+    let changed = files.restore(tree).await;
+    still.end().await?;
+    changed
+}
+
 /// To the checkpoint that was taken just before a restore that did not end.
 async fn go_back(host: &Rc<Host>, kernel: &Rc<Kernel>, link: &Rc<WorkerLink>) -> Result<()> {
     let Some(restoring) = kernel.records.restoring().await? else { return Ok(()) };
     let safety = recorded(kernel, restoring.safety).await?;
-    let target = check(host, kernel, safety).await?;
+    let target = load(host, kernel, safety).await?;
+    verify::whole(&host.store, &target.manifest, &target.parts).await?;
     // Nothing was recorded yet of what was asked beside.
     let back = Restoring { target: restoring.safety, options: Options::default(), ..restoring };
-    apply(host, kernel, link, &target, back).await.map(drop)
+    apply(host, kernel, link, &target, None, back).await.map(drop)
 }
 
 async fn recorded(kernel: &Kernel, id: CheckpointId) -> Result<Checkpoint> {
@@ -257,12 +304,14 @@ async fn recorded(kernel: &Kernel, id: CheckpointId) -> Result<Checkpoint> {
 
 /// Ends a restore that a former daemon did not live to end: forwards, or else back.
 pub(in crate::supervisor) async fn resume(host: &Rc<Host>, kernel: &Rc<Kernel>, link: &Rc<WorkerLink>) {
-    let name = &kernel.spec.name;
+    let (name, _hold) = (&kernel.spec.name, kernel.hold_files());
     let ended = async {
         let Some(restoring) = kernel.records.restoring().await? else { return Ok(()) };
         let forwards = async {
-            let target = check(host, kernel, recorded(kernel, restoring.target).await?).await?;
-            apply(host, kernel, link, &target, restoring.clone()).await
+            let target = load(host, kernel, recorded(kernel, restoring.target).await?).await?;
+            judge(host, kernel, &target)?;
+            verify::whole(&host.store, &target.manifest, &target.parts).await?;
+            apply(host, kernel, link, &target, None, restoring.clone()).await
         };
         match forwards.await {
             Ok(_) => Ok(()),

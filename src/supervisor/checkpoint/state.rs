@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use futures::{Stream, StreamExt as _};
 
@@ -10,19 +11,22 @@ use crate::core::error::{Error, Result};
 use crate::core::ids::Digest;
 use crate::core::limits;
 use crate::rpc::worker_link::{StateChunk, StateHead, WorkerLink};
-use crate::store::{StoreError, StoreHandle};
+use crate::store::StoreHandle;
 use crate::supervisor::snapshot;
+use crate::workspace::Together;
 
 /// Bodies that are read from the worker before they go to the store together, bytes.
 const TOGETHER_BYTES: usize = 8 << 20;
-/// Read at once when bodies are looked through, bytes.
-const READ_BYTES: usize = 256 << 10;
 
 /// Has the engine save, and stores what the store does not have yet. Gives the list and its address.
 ///
 /// # Errors
 /// The engine's, `corrupt` if `engine.db` is damaged, and the store's.
-pub(super) async fn capture(link: &Rc<WorkerLink>, store: &StoreHandle) -> Result<(StateParts, Digest)> {
+pub(super) async fn capture(
+    link: &Rc<WorkerLink>,
+    store: &StoreHandle,
+    objects: &Arc<Together>,
+) -> Result<(StateParts, Digest)> {
     link.save().await?;
     let heads = link.state_heads().await?;
     let known = {
@@ -37,13 +41,13 @@ pub(super) async fn capture(link: &Rc<WorkerLink>, store: &StoreHandle) -> Resul
         fresh.insert(head.digest, body);
         if bytes >= TOGETHER_BYTES {
             bytes = 0;
-            put_all(store, std::mem::take(&mut fresh)).await?;
+            put_all(store, objects, std::mem::take(&mut fresh)).await?;
         }
     }
     let parts = StateParts { entries: parts(heads)? };
     let list = parts.encode().map_err(|error| Error::refused(error.to_string()).reason("state_size"))?;
     fresh.insert(Digest::from_bytes(*blake3::hash(&list).as_bytes()), list.clone());
-    put_all(store, fresh).await?;
+    put_all(store, objects, fresh).await?;
     Ok((parts, Digest::from_bytes(*blake3::hash(&list).as_bytes())))
 }
 
@@ -58,14 +62,14 @@ fn parts(heads: Vec<StateHead>) -> Result<Vec<StatePart>> {
     Ok(parts)
 }
 
-async fn put_all(store: &StoreHandle, objects: BTreeMap<Digest, Vec<u8>>) -> Result<()> {
-    let put = move |store: &crate::store::Store| {
-        let batch = store.batch();
-        for (address, body) in &objects {
-            let put = batch.put(body)?;
+async fn put_all(store: &StoreHandle, objects: &Arc<Together>, bodies: BTreeMap<Digest, Vec<u8>>) -> Result<()> {
+    let objects = Arc::clone(objects);
+    let put = move |_: &crate::store::Store| {
+        for (address, body) in &bodies {
+            let put = objects.put(body)?;
             debug_assert_eq!(put, *address, "an entry's digest is that of its body");
         }
-        batch.commit()
+        Ok(())
     };
     Ok(store.run(put).await?)
 }
@@ -77,23 +81,6 @@ async fn put_all(store: &StoreHandle, objects: BTreeMap<Digest, Vec<u8>>) -> Res
 pub(super) async fn list(store: &StoreHandle, at: Digest) -> Result<StateParts> {
     let bytes = store.get(at, limits::MANIFEST_BYTES as u64).await?;
     StateParts::decode(&bytes).map_err(|error| Error::corrupt(format!("list of engine state {at}: {error}")))
-}
-
-/// Reads every body, so that a damaged one is known before anything is touched.
-///
-/// # Errors
-/// `corrupt` names the first that is damaged or gone.
-pub(super) async fn check(store: &StoreHandle, parts: &StateParts) -> Result<()> {
-    let addresses: Vec<Digest> = parts.entries.iter().map(|part| part.body).collect();
-    let read = move |store: &crate::store::Store| {
-        store.read_each(&addresses, |_, reader| -> std::result::Result<(), StoreError> {
-            let mut room = vec![0; READ_BYTES];
-            while reader.read_some(&mut room)? > 0 {}
-            Ok(())
-        })
-    };
-    let read = store.run_beside(read).await;
-    read.map_err(|error| Error::corrupt(format!("the engine's state in this checkpoint: {error}")))
 }
 
 /// The entries in pieces that fit a frame, each read when its turn comes.

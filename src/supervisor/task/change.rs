@@ -92,7 +92,10 @@ impl Task {
         if let Some(link) = self.link() {
             link.unbind(Path::new(path)).await?;
         }
-        place::clear(&self.workspace(), Path::new(path), made);
+        // Where others work too, one of them may have mounted something at the same place.
+        if self.kernel.others().is_empty() {
+            place::clear(&self.workspace(), Path::new(path), made);
+        }
         Ok(())
     }
 
@@ -107,7 +110,7 @@ impl Task {
     }
 
     fn workspace(&self) -> PathBuf {
-        self.host.catalog.kernel_files(self.kernel.id).workspace
+        self.host.catalog.kernel_files(self.kernel.files().id).workspace
     }
 
     /// Adds an MCP server: only one that the configuration allows.

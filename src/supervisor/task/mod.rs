@@ -248,6 +248,7 @@ impl Task {
             Command::Lease(actor, holder, token, ttl_ms, reply) => {
                 let _ = reply.send(self.take_lease(&actor, holder, token, ttl_ms).await);
             }
+            Command::Wake => self.dispatch().await,
             Command::Remove(change, reply) => self.remove(change, reply).await,
         }
     }

@@ -14,6 +14,7 @@ impl Task {
         let (wanted, mcp) = (done.mounts.clone(), done.mcp.clone());
         let gone: Vec<GivenMount> = self.mounts.iter().filter(|mount| !wanted.contains(mount)).cloned().collect();
         let new: Vec<GivenMount> = wanted.iter().filter(|mount| !self.mounts.contains(mount)).cloned().collect();
+        let (target, safety) = (done.restoring.target, done.restoring.safety);
         let recorded = match self.exchange(&gone, &new).await {
             Ok(()) => self.kernel.records.finish_restore(done).await,
             Err(error) => Err(error),
@@ -27,6 +28,10 @@ impl Task {
                 return Err(error);
             }
         };
+        if target != safety {
+            let mut view = self.kernel.view.borrow_mut();
+            view.origin = view.origin.after_restore(target);
+        }
         self.mounts = wanted;
         self.tools.replace(&mcp);
         self.kernel.advance(version_after(finished.sequence));

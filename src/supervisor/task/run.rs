@@ -9,10 +9,11 @@ use crate::core::exec::{ExecEnd, ExecRequest, ExecStatus, OutputEvent};
 use crate::core::ids::ExecId;
 use crate::core::kernel::{CrashCause, Event, State, StopReason};
 use crate::core::limits;
+use crate::core::origin::Origin;
 use crate::rpc::worker_link::WorkerExec;
 use crate::supervisor::command::{Actor, Operation, Trace};
 use crate::supervisor::execution::Execution;
-use crate::supervisor::kernel::never_ran;
+use crate::supervisor::kernel::{Kernel, never_ran};
 
 impl Task {
     /// Journals and queues an execution.
@@ -51,19 +52,13 @@ impl Task {
         Ok(execution)
     }
 
-    /// Whether the kernel is in one state, or on the way to one: not between two for want of a restore's end.
+    /// Whether the kernel is in one state, or on the way to one: not between two for want of a restore's end. And so is the one
+    /// whose files it works with.
     fn whole(&self) -> Result<()> {
-        match self.kernel.between.get() && !self.kernel.restoring.get() {
-            true => Err(self.unfinished()),
-            false => Ok(()),
+        match [&*self.kernel, self.kernel.files()].into_iter().find(|k| k.between.get() && !k.restoring.get()) {
+            Some(kernel) => Err(unfinished(kernel)),
+            None => Ok(()),
         }
-    }
-
-    fn unfinished(&self) -> Error {
-        let name = &self.kernel.spec.name;
-        Error::conflict(format!("a restore of kernel {name} was begun and could not be ended"))
-            .reason("restore_unfinished")
-            .hint(format!("`ryokan events {name}` says why; `ryokan restore {name} REF` tries again"))
     }
 
     /// Whether one more piece of work may wait here.
@@ -156,6 +151,13 @@ impl Task {
         if self.kernel.between.get() && !self.end_first().await {
             return None;
         }
+        if self.kernel.must_stand_still() {
+            // Whoever holds the files wakes this task when they are let go.
+            if let Err(error) = self.whole() {
+                self.fail_all_queued(&error).await;
+            }
+            return None;
+        }
         match self.queue.front()? {
             Item::Stop(_) => {
                 let Some(Item::Stop(reply)) = self.queue.pop_front() else { return None };
@@ -185,7 +187,8 @@ impl Task {
                 let permit = self.permit_to_run()?;
                 let Some(Item::Execution(execution)) = self.queue.pop_front() else { return None };
                 let exec = execution.id;
-                let request = execution.take_request()?;
+                let mut request = execution.take_request()?;
+                self.tell_origin(&mut request);
                 let output_kept = request.output_limit_bytes.min(limits::OUTPUT_KEPT_MOST_BYTES);
                 let starting = link.start(WorkerExec { exec, request, output_kept });
                 self.running = Some((execution, Some(permit)));
@@ -213,10 +216,19 @@ impl Task {
             return true;
         }
         if !self.kernel.restoring.get() {
-            let error = self.unfinished();
+            let error = unfinished(&self.kernel);
             self.fail_all_queued(&error).await;
         }
         false
+    }
+
+    /// What a worker could not know when it started: that the state was restored since.
+    fn tell_origin(&self, request: &mut ExecRequest) {
+        let view = self.kernel.view.borrow();
+        let now = (view.origin.kind, view.origin.generation);
+        if view.told_origin != Some(now) {
+            request.env.extend(Origin::environment(now.0, now.1));
+        }
     }
 
     /// The host-wide permit to run; if there is none now, it is asked for and work goes on when it comes.
@@ -371,4 +383,11 @@ impl Task {
             }
         }
     }
+}
+
+fn unfinished(kernel: &Kernel) -> Error {
+    let name = &kernel.spec.name;
+    Error::conflict(format!("a restore of kernel {name} was begun and could not be ended"))
+        .reason("restore_unfinished")
+        .hint(format!("`ryokan events {name}` says why; `ryokan restore {name} REF` tries again"))
 }

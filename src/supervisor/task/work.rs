@@ -75,13 +75,14 @@ impl Task {
     }
 
     fn take_on(&mut self, attempt: u64, started: Started) {
-        let Started { link, report, process } = started;
+        let Started { link, report, process, told_origin } = started;
         {
             let mut view = self.kernel.view.borrow_mut();
             view.sandbox = report.sandbox;
             view.missed = report.missed;
             view.jobs = report.jobs;
             view.worker_pid = Some(process.pid());
+            view.told_origin = told_origin;
         }
         if !report.not_restored.is_empty() {
             let names: Vec<_> = report.not_restored.iter().map(|m| format!("{} ({})", m.key, m.reason)).collect();

@@ -13,6 +13,7 @@ use crate::core::engine::EngineName;
 use crate::core::error::Error;
 use crate::core::error::Result;
 use crate::core::name::KernelName;
+use crate::core::origin::{Origin, OriginKind};
 use crate::sandbox::EngineProgram;
 
 /// Where programs are found inside.
@@ -51,16 +52,17 @@ pub fn program(
     settings: &EngineSettings,
     compiled: &[u8],
     kernel: &KernelName,
+    origin: (OriginKind, u32),
 ) -> Result<EngineProgram> {
-    let env = environment(kernel);
+    let env = environment(kernel, origin);
     match engine {
         EngineName::Kaish => kaish_program(env),
         EngineName::Python => python::program(settings, compiled, env),
     }
 }
 
-fn environment(kernel: &KernelName) -> Vec<(String, String)> {
-    [
+fn environment(kernel: &KernelName, origin: (OriginKind, u32)) -> Vec<(String, String)> {
+    let fixed = [
         ("HOME", "/workspace"),
         ("PATH", PATH),
         ("LANG", "C.UTF-8"),
@@ -68,8 +70,8 @@ fn environment(kernel: &KernelName) -> Vec<(String, String)> {
         ("USER", "guest"),
         ("RYOKAN_KERNEL", kernel.as_str()),
     ]
-    .map(|(name, value)| (name.to_owned(), value.to_owned()))
-    .into()
+    .map(|(name, value)| (name.to_owned(), value.to_owned()));
+    fixed.into_iter().chain(Origin::environment(origin.0, origin.1)).collect()
 }
 
 #[cfg(feature = "kaish")]

@@ -62,7 +62,7 @@ impl Worker {
             Call::LoadEnd(answer) => self.load_end(answer),
             Call::Bind(bind, answer) => reply(answer, self.bind(bind)),
             Call::Unbind(path, answer) => reply(answer, self.enclosure.unbind(Path::new(&path))),
-            Call::Freeze(answer) => reply(answer, self.freeze()),
+            Call::Freeze(at_work, answer) => reply(answer, self.freeze(at_work)),
             Call::Thaw(answer) => {
                 let stood = self.thaw();
                 let moved = || Error::conflict("a stop let the kernel's processes go on").reason("thawed");
@@ -141,10 +141,14 @@ impl Worker {
         Ok(self.state.entry(key)?.map(whole))
     }
 
-    fn freeze(&mut self) -> Result<()> {
-        self.check_idle()?;
-        if !self.asked.is_empty() {
-            return Err(Error::busy("the engine is answering a request"));
+    fn freeze(&mut self, at_work: bool) -> Result<()> {
+        // For what others do with the same files, it does not matter what this one does.
+        let serves_others = at_work && matches!(self.life, Life::Serving) && !self.frozen;
+        if !serves_others {
+            self.check_idle()?;
+            if !self.asked.is_empty() {
+                return Err(Error::busy("the engine is answering a request"));
+            }
         }
         self.enclosure.freeze()?;
         self.frozen = true;

@@ -83,7 +83,8 @@ fn serve(document: LaunchDocument, init: Init, sockets: Sockets, daemon_uid: u32
         if document.power_safe { Durability::Power } else { Durability::Process },
     )?;
     let spool_folder = init.kernel_dir();
-    let program = engines::program(document.engine, &document.engine_settings, compiled, &document.name)?;
+    let program =
+        engines::program(document.engine, &document.engine_settings, compiled, &document.name, document.origin)?;
     let children = watch_children().map_err(internal("watch processes"))?;
     let (enclosure, engine) = Sandboxed::start(init, document.engine, program)?;
     let mut secret = [0; PROOF_BYTES];

@@ -26,10 +26,25 @@ class Pickler(_pickle.Pickler):
             return reducer(obj)
         if isinstance(obj, type):
             return _class(obj)
+        if kind.__name__ in _GENERATORS:
+            for module, name in _SHARED_GENERATORS:
+                if obj is getattr(sys.modules.get(module), name, None):
+                    return _shared_generator, (module, name)
         if kind.__name__ == "_lru_cache_wrapper" and getattr(obj, "__module__", None) == "__main__":
             parameters = obj.cache_parameters()
             return _make_cached, (obj.__wrapped__, parameters["maxsize"], parameters["typed"])
         return NotImplemented
+
+
+# The generators behind a module's functions, such as random.random. Saved by reference: their state is a setting.
+_SHARED_GENERATORS = (("random", "_inst"), ("numpy.random.mtrand", "_rand"))
+_GENERATORS = frozenset(("Random", "RandomState"))
+
+
+def _shared_generator(module, name):
+    import importlib
+
+    return getattr(importlib.import_module(module), name)
 
 
 def importable(obj):

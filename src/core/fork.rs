@@ -1,0 +1,77 @@
+//! What is asked of a fork: how many children, of what, and what they are called.
+
+use std::time::Duration;
+
+use super::error::{Error, Result};
+use super::limits;
+
+/// What fork is wanted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Forking {
+    /// The child's name; of several what their names begin with.
+    pub name: String,
+    /// The checkpoint to begin from, as somebody called it; empty: what is now.
+    pub from: String,
+    /// How many children.
+    pub count: u32,
+    /// Interrupt what runs now rather than wait for it.
+    pub interrupt: bool,
+    /// How long to wait for the safe point.
+    pub wait: Duration,
+    /// The version that the caller knows; 0: any.
+    pub expected_version: u64,
+    /// The same key within a day gives the same children; empty: none.
+    pub key: String,
+}
+
+impl Forking {
+    /// One child of what is now.
+    pub fn of(name: impl Into<String>) -> Forking {
+        Forking {
+            name: name.into(),
+            from: String::new(),
+            count: 1,
+            interrupt: false,
+            wait: limits::CHECKPOINT_WAIT,
+            expected_version: 0,
+            key: String::new(),
+        }
+    }
+
+    /// Checks what does not depend on the host.
+    ///
+    /// # Errors
+    /// `invalidArgument`.
+    pub fn check(&self) -> Result<()> {
+        if self.count == 0 || self.count as usize > limits::FORK_CHILDREN {
+            let most = limits::FORK_CHILDREN;
+            return Err(Error::invalid(format!("{} children at once: from 1 to {most} can be", self.count)));
+        }
+        if self.key.len() > limits::KEY_BYTES {
+            return Err(Error::invalid(format!("the key has more than {} bytes", limits::KEY_BYTES)));
+        }
+        Ok(())
+    }
+
+    /// What the children are to be called.
+    pub fn names(&self) -> Vec<String> {
+        match self.count {
+            0 | 1 => vec![self.name.clone()],
+            count => (1..=count).map(|n| format!("{}-{n}", self.name)).collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn several_children_are_numbered() {
+        assert_eq!(Forking::of("a").names(), ["a"]);
+        assert_eq!(Forking { count: 3, ..Forking::of("a") }.names(), ["a-1", "a-2", "a-3"]);
+        for (count, fits) in [(0, false), (1, true), (limits::FORK_CHILDREN as u32, true), (u32::MAX, false)] {
+            assert_eq!(Forking { count, ..Forking::of("a") }.check().is_ok(), fits, "{count}");
+        }
+    }
+}

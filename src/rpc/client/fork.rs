@@ -1,0 +1,73 @@
+//! Kernels that are made from a kernel: forks and threads.
+
+use super::connection::{answer, fields};
+use super::kernel::KernelClient;
+use crate::core::checkpoint::Checkpoint;
+use crate::core::engine::EngineName;
+use crate::core::error::Result;
+use crate::core::fork::Forking;
+use crate::core::info::KernelInfo;
+use crate::core::name::KernelName;
+use crate::rpc::convert::checkpoint::read_checkpoint;
+use crate::rpc::convert::fork::{read_error, write_fork_request};
+use crate::rpc::convert::{info, read_name};
+use crate::rpc::schema::ryokan_capnp::forked_kernel;
+
+/// What became of a fork.
+pub struct Forks {
+    /// The fork point; none if no child had to be made.
+    pub checkpoint: Option<Checkpoint>,
+    /// Each child that was asked for, by name.
+    pub children: Vec<(String, Result<(KernelClient, KernelInfo)>)>,
+}
+
+impl KernelClient {
+    /// Makes kernels that begin as this one. What fails of one child is that child's result.
+    ///
+    /// # Errors
+    /// The daemon's, if no child could be made at all.
+    pub async fn fork(&self, forking: &Forking) -> Result<Forks> {
+        let mut call = self.cap.fork_request();
+        write_fork_request(call.get().init_request(), forking);
+        let response = self.link.wait(call.send().promise).await?;
+        let response = fields(response.get())?;
+        let mut children = Vec::new();
+        for child in fields(response.get_children())?.iter() {
+            let name = answer(read_name(child.get_name(), "name of a kernel"))?;
+            let made = match child.which().map_err(capnp::Error::from) {
+                Ok(forked_kernel::Which::Forked(forked)) => {
+                    let (info, _) = answer(info::read_kernel_info(fields(forked.get_info())?))?;
+                    Ok((KernelClient::new(fields(forked.get_kernel())?, self.link.clone()), info))
+                }
+                Ok(forked_kernel::Which::Failed(error)) => Err(answer(read_error(fields(error)?))?),
+                Err(error) => fields(Err(error))?,
+            };
+            children.push((name, made));
+        }
+        let point = match response.has_checkpoint() {
+            true => Some(answer(read_checkpoint(fields(response.get_checkpoint())?))?.0),
+            false => None,
+        };
+        Ok(Forks { checkpoint: point, children })
+    }
+
+    /// Makes a kernel with an engine and a state of its own in this one's workspace; `engine` none: the same engine.
+    ///
+    /// # Errors
+    /// The daemon's.
+    pub async fn thread(
+        &self,
+        name: &KernelName,
+        engine: Option<EngineName>,
+        key: &str,
+    ) -> Result<(KernelClient, KernelInfo)> {
+        let mut call = self.cap.thread_request();
+        call.get().set_name(name.as_str());
+        call.get().set_engine(engine.map_or("", |engine| engine.name()));
+        call.get().set_key(key);
+        let response = self.link.call(call.send().promise).await?;
+        let response = fields(response.get())?;
+        let (info, _) = answer(info::read_kernel_info(fields(response.get_info())?))?;
+        Ok((KernelClient::new(fields(response.get_kernel())?, self.link.clone()), info))
+    }
+}

@@ -1,0 +1,92 @@
+//! Forks: what is asked for. What became of it holds capabilities, so each side writes and reads that itself.
+
+use std::time::Duration;
+
+use super::text::{read_name, read_text, unknown};
+use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::fork::Forking;
+use crate::core::limits;
+use crate::rpc::schema::ryokan_capnp as wire;
+
+/// Reads a request.
+///
+/// # Errors
+/// `invalidArgument` for what is malformed.
+pub fn read_fork_request(reader: wire::fork_request::Reader<'_>) -> Result<Forking> {
+    Ok(Forking {
+        name: read_name(reader.get_name(), "name of a kernel")?,
+        from: read_text(reader.get_from(), "checkpoint to fork from")?,
+        count: reader.get_count(),
+        interrupt: reader.get_interrupt(),
+        wait: match reader.get_wait_ms() {
+            0 => limits::CHECKPOINT_WAIT,
+            ms => Duration::from_millis(ms),
+        },
+        expected_version: reader.get_expected_version(),
+        key: read_text(reader.get_key(), "key")?,
+    })
+}
+
+/// Writes a request.
+pub fn write_fork_request(mut builder: wire::fork_request::Builder<'_>, forking: &Forking) {
+    builder.set_name(forking.name.as_str());
+    builder.set_from(forking.from.as_str());
+    builder.set_count(forking.count);
+    builder.set_interrupt(forking.interrupt);
+    builder.set_wait_ms(u64::try_from(forking.wait.as_millis()).unwrap_or(u64::MAX).max(1));
+    builder.set_expected_version(forking.expected_version);
+    builder.set_key(forking.key.as_str());
+}
+
+/// Reads an error that is part of an answer.
+///
+/// # Errors
+/// `invalidArgument` for what is malformed.
+pub fn read_error(reader: wire::error::Reader<'_>) -> Result<Error> {
+    let code = reader.get_code().map_err(|n| unknown("code of an error", n))?;
+    let code = ErrorCode::ALL.into_iter().nth(code as usize);
+    Ok(Error {
+        code: code.ok_or_else(|| Error::invalid("an error without a code that is known"))?,
+        message: read_text(reader.get_message(), "message of an error")?,
+        hint: read_text(reader.get_hint(), "hint of an error")?,
+        reason: read_text(reader.get_reason(), "reason of an error")?,
+    })
+}
+
+/// Writes an error that is part of an answer.
+pub fn write_error(mut builder: wire::error::Builder<'_>, error: &Error) {
+    let place = ErrorCode::ALL.iter().position(|code| *code == error.code).unwrap_or_default();
+    if let Ok(code) = wire::ErrorCode::try_from(place as u16) {
+        builder.set_code(code);
+    }
+    builder.set_message(error.message.as_str());
+    builder.set_hint(error.hint.as_str());
+    builder.set_reason(error.reason.as_str());
+}
+
+#[cfg(test)]
+#[expect(clippy::unit_arg, reason = "`infallible` turns a writer that cannot fail into one that the checks take")]
+mod tests {
+    use super::*;
+    use crate::rpc::convert::testing::{check_round_trip, infallible};
+
+    #[test]
+    fn requests_and_errors_survive() {
+        let forking = Forking {
+            from: "~2".into(),
+            count: 7,
+            interrupt: true,
+            wait: Duration::from_millis(5),
+            expected_version: 9,
+            key: "k".into(),
+            ..Forking::of("name")
+        };
+        let write = |b: wire::fork_request::Builder<'_>, f: &Forking| infallible(write_fork_request(b, f));
+        check_round_trip::<wire::fork_request::Owned, _>(&forking, write, read_fork_request).expect("survives");
+        for code in ErrorCode::ALL {
+            let error = Error::new(code, "what").hint("do").reason("rule");
+            let write = |b: wire::error::Builder<'_>, e: &Error| infallible(write_error(b, e));
+            check_round_trip::<wire::error::Owned, _>(&error, write, read_error).expect("survives");
+        }
+    }
+}

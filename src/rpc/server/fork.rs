@@ -1,0 +1,76 @@
+//! Kernels that are made from a kernel: forks and threads.
+
+use super::kernel::KernelServer;
+use crate::core::error::Error;
+use crate::rpc::convert::checkpoint::write_checkpoint;
+use crate::rpc::convert::fork::{read_fork_request, write_error};
+use crate::rpc::convert::info::write_kernel_info;
+use crate::rpc::convert::{read_name, read_text, to_capnp};
+use crate::rpc::schema::ryokan_capnp::kernel;
+use crate::supervisor::fork;
+use crate::supervisor::thread::{self, Threading};
+
+impl KernelServer {
+    pub(super) async fn fork_off(
+        &self,
+        params: kernel::ForkParams,
+        mut results: kernel::ForkResults,
+    ) -> capnp::Result<()> {
+        let wanted = read_fork_request(params.get()?.get_request()?).map_err(to_capnp)?;
+        let done = fork::fork(&self.connection.supervisor, &self.kernel, wanted, self.actor.clone()).await;
+        let done = done.map_err(to_capnp)?;
+        let mut results = results.get();
+        if let Some(point) = &done.checkpoint {
+            let head = self.kernel.records.head().await.map_err(to_capnp)?.checkpoint;
+            write_checkpoint(results.reborrow().init_checkpoint(), point, head == Some(point.id));
+        }
+        let mut children = results.init_children(done.children.len() as u32);
+        for (i, (name, made)) in done.children.iter().enumerate() {
+            let mut child = children.reborrow().get(i as u32);
+            child.set_name(name.as_str());
+            match made {
+                Ok(made) => {
+                    let mut forked = child.init_forked();
+                    // No more than the holder has of this one.
+                    write_kernel_info(forked.reborrow().init_info(), &made.info_without_usage(), self.rights)
+                        .map_err(to_capnp)?;
+                    forked.set_kernel(self.connection.kernel_client(made, self.rights, self.actor_of_another()));
+                }
+                Err(error) => write_error(child.init_failed(), error),
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) async fn make_thread(
+        &self,
+        params: kernel::ThreadParams,
+        mut results: kernel::ThreadResults,
+    ) -> capnp::Result<()> {
+        let params = params.get()?;
+        let name = read_name(params.get_name(), "name").map_err(to_capnp)?;
+        let name = name.parse().map_err(|e: crate::core::name::NameError| to_capnp(Error::invalid(e.to_string())))?;
+        let engine = read_name(params.get_engine(), "engine").map_err(to_capnp)?;
+        let engine = match engine.as_str() {
+            "" => None,
+            engine => Some(
+                engine
+                    .parse()
+                    .map_err(|e: crate::core::engine::UnknownEngine| to_capnp(Error::invalid(e.to_string())))?,
+            ),
+        };
+        let key = read_text(params.get_key(), "key").map_err(to_capnp)?;
+        let wanted = Threading { name, engine, key };
+        let made = thread::thread(&self.connection.supervisor, &self.kernel, wanted, self.actor.clone()).await;
+        let made = made.map_err(to_capnp)?;
+        let mut results = results.get();
+        write_kernel_info(results.reborrow().init_info(), &made.info_without_usage(), self.rights).map_err(to_capnp)?;
+        results.set_kernel(self.connection.kernel_client(&made, self.rights, self.actor_of_another()));
+        Ok(())
+    }
+
+    /// The same holder at another kernel, where a lease of this one is none.
+    fn actor_of_another(&self) -> crate::supervisor::command::Actor {
+        crate::supervisor::command::Actor { lease: Vec::new(), ..self.actor.clone() }
+    }
+}

@@ -1,0 +1,280 @@
+//! Compression beside whoever reads and hashes. What a batch is given waits here, a bounded number of bytes, until one of a few
+//! threads has compressed and appended it; a caller for whom there is no room, or who wants all of it done, does his part.
+//!
+//! ```text
+//! put ─▶ hash ─▶ [queue] ─▶ compress, append     by threads that begin when there is much to do
+//!                   └─────▶ compress, append     by who finds the queue full, or drains it
+//! ```
+//! Lists of chunks are appended when their chunks have been: whoever finds a list finds what it lists.
+
+use std::collections::{HashSet, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::{self, JoinHandle};
+
+use super::format::{Kind, List};
+use super::{Result, Store, StoreError, limits, lock};
+use crate::core::ids::Digest;
+
+/// Something to be written.
+#[derive(Debug)]
+pub(super) struct Item {
+    pub digest: Digest,
+    pub plain: Vec<u8>,
+    pub what: What,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum What {
+    /// A chunk of an object.
+    Part,
+    /// An object of one chunk. One of format 1 may count as written.
+    Whole { loose_counts: bool },
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    items: VecDeque<Item>,
+    bytes: usize,
+    /// What waits or is being written: the same again is not.
+    known: HashSet<(Digest, What)>,
+    lists: Vec<(Digest, List)>,
+    working: usize,
+    state: Progress,
+}
+
+#[derive(Debug, Default)]
+enum Progress {
+    #[default]
+    Well,
+    /// The first error, for the first who asks.
+    Failed(Option<StoreError>),
+    Closed,
+}
+
+#[derive(Debug)]
+struct Shared {
+    store: Store,
+    queue: Mutex<Queue>,
+    changed: Condvar,
+}
+
+/// What a batch has to write. Dropped, what was not begun is forgotten.
+#[derive(Debug)]
+pub(super) struct Press {
+    shared: Arc<Shared>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Press {
+    pub(super) fn new(store: &Store) -> Press {
+        let shared = Shared { store: store.clone(), queue: Mutex::default(), changed: Condvar::new() };
+        Press { shared: Arc::new(shared), threads: Mutex::default() }
+    }
+
+    /// Takes something to be written.
+    pub(super) fn add(&self, item: Item) -> Result<()> {
+        let mut queue = lock(&self.shared.queue);
+        queue.check()?;
+        if !queue.known.insert((item.digest, item.what)) {
+            return Ok(());
+        }
+        queue.bytes += item.plain.len();
+        queue.items.push_back(item);
+        let (is_much, is_full) = (queue.bytes > limits::STORE_BESIDE_BYTES, queue.bytes > limits::STORE_QUEUE_BYTES);
+        drop(queue);
+        if is_much {
+            self.begin_threads();
+            self.shared.changed.notify_all();
+        }
+        if is_full { self.shared.work_once().map(drop) } else { Ok(()) }
+    }
+
+    /// Takes the list of an object whose chunks were added before.
+    pub(super) fn add_list(&self, digest: Digest, list: List) -> Result<()> {
+        let mut queue = lock(&self.shared.queue);
+        queue.check()?;
+        queue.lists.push((digest, list));
+        let is_full = queue.lists.len() >= limits::STORE_LISTS;
+        drop(queue);
+        if is_full { self.drain() } else { Ok(()) }
+    }
+
+    /// Waits until all that was added is appended, and helps.
+    pub(super) fn drain(&self) -> Result<()> {
+        while self.shared.work_once()? {}
+        let mut queue = lock(&self.shared.queue);
+        while queue.working > 0 {
+            queue = self.shared.wait(queue);
+        }
+        queue.check()?;
+        let lists = std::mem::take(&mut queue.lists);
+        drop(queue);
+        lists.iter().try_for_each(|(digest, list)| self.shared.store.add(Kind::List, *digest, list.size, &list.write()))
+    }
+
+    fn begin_threads(&self) {
+        let mut threads = lock(&self.threads);
+        let wanted = thread::available_parallelism().map_or(1, usize::from).min(limits::STORE_THREADS) - 1;
+        while threads.len() < wanted {
+            let shared = Arc::clone(&self.shared);
+            let begun = thread::Builder::new().name("store".to_owned()).spawn(move || shared.work_on());
+            // A host that gives no more threads: the callers do it all.
+            let Ok(begun) = begun else { return };
+            threads.push(begun);
+        }
+    }
+}
+
+impl Drop for Press {
+    fn drop(&mut self) {
+        let mut queue = lock(&self.shared.queue);
+        queue.state = Progress::Closed;
+        queue.items.clear();
+        drop(queue);
+        self.shared.changed.notify_all();
+        for thread in lock(&self.threads).drain(..) {
+            // A panic there is told by who waited for it.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Queue {
+    fn check(&mut self) -> Result<()> {
+        match &mut self.state {
+            Progress::Well => Ok(()),
+            Progress::Failed(error) => Err(error.take().unwrap_or(StoreError::Unsynced)),
+            Progress::Closed => Err(StoreError::Stopped),
+        }
+    }
+}
+
+/// Counts as work under way; ended by a panic too.
+struct Working<'a> {
+    shared: &'a Shared,
+    item: Item,
+    done: Result<()>,
+}
+
+impl Drop for Working<'_> {
+    fn drop(&mut self) {
+        let mut queue = lock(&self.shared.queue);
+        queue.working -= 1;
+        queue.known.remove(&(self.item.digest, self.item.what));
+        if let Err(error) = std::mem::replace(&mut self.done, Ok(()))
+            && matches!(queue.state, Progress::Well)
+        {
+            queue.state = Progress::Failed(Some(error));
+            queue.items.clear();
+            queue.known.clear();
+            queue.bytes = 0;
+        }
+        drop(queue);
+        self.shared.changed.notify_all();
+    }
+}
+
+impl Shared {
+    fn wait<'a>(&'a self, queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
+        self.changed.wait(queue).unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// A thread's life.
+    fn work_on(&self) {
+        loop {
+            let mut queue = lock(&self.queue);
+            while queue.items.is_empty() {
+                if matches!(queue.state, Progress::Closed) {
+                    return;
+                }
+                queue = self.wait(queue);
+            }
+            drop(queue);
+            // Whoever drains is told.
+            let _ = self.write_next();
+        }
+    }
+
+    /// Does one piece of work; false if there is none. An error is the batch's.
+    fn work_once(&self) -> Result<bool> {
+        let did = self.write_next();
+        lock(&self.queue).check().map(|()| did)
+    }
+
+    fn write_next(&self) -> bool {
+        let mut queue = lock(&self.queue);
+        let Some(item) = queue.items.pop_front() else { return false };
+        queue.bytes -= item.plain.len();
+        queue.working += 1;
+        drop(queue);
+        let mut working = Working { shared: self, item, done: Err(StoreError::Stopped) };
+        working.done = self.store.write(&working.item);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::format::digest_of;
+    use super::*;
+    use crate::sys::fault::tests::{crash_dir, with_fault};
+
+    /// Bytes that are nobody else's, half of which can be compressed away.
+    fn bytes(n: usize, length: usize) -> Vec<u8> {
+        let mut bytes = vec![7; length];
+        blake3::Hasher::new().update(&n.to_le_bytes()).finalize_xof().fill(&mut bytes[..length / 2]);
+        bytes
+    }
+
+    #[test]
+    fn whatever_is_put_is_there_in_the_end_and_only_then() {
+        let dir = crash_dir();
+        let store = Store::open(&dir.path().join("store")).expect("opened");
+        let lengths = [0, 100, 70_000, 600_000, limits::STORE_WHOLE_BYTES, 3_000_000];
+        // Each twice, and one whose bytes are a chunk of another: more than may wait, so that several threads write it.
+        let mut contents: Vec<Vec<u8>> = (0..60).map(|n| bytes(n, lengths[n % lengths.len()])).collect();
+        contents.extend(contents.clone());
+        let batch = store.batch();
+        let digests: Vec<Digest> = contents.iter().map(|content| batch.put(content).expect("taken")).collect();
+        for (digest, content) in digests.iter().zip(&contents) {
+            assert_eq!(*digest, digest_of(content));
+            assert!(!store.contains(*digest), "nothing is there before it is durable");
+        }
+        for at in [1, 2, 3, 5] {
+            assert_eq!(batch.get(digests[at], u64::MAX).expect("its own"), contents[at]);
+        }
+        batch.commit().expect("durable");
+        drop(store);
+        let store = Store::open(&dir.path().join("store")).expect("opened");
+        for (digest, content) in digests.iter().zip(&contents) {
+            assert_eq!(store.get(*digest, u64::MAX).expect("whole"), *content);
+        }
+        assert!(store.verify(|_| ()).expect("readable").damaged.is_empty());
+    }
+
+    #[test]
+    fn an_error_is_the_batchs_and_nobody_elses() {
+        let dir = crash_dir();
+        let store = Store::open(&dir.path().join("store")).expect("opened");
+        let (batch, other) = (store.batch(), store.batch());
+        let kept = other.put(&bytes(1, 1000)).expect("taken");
+        let lost = batch.put(&bytes(2, 1000)).expect("taken");
+        let failed = with_fault("store.pack.write=enospc", || batch.sync().expect_err("armed"));
+        assert!(matches!(failed, StoreError::Full { .. }), "{failed:?}");
+        assert!(batch.put(&bytes(3, 1000)).is_err() && batch.commit().is_err(), "it cannot be whole any more");
+        other.commit().expect("durable");
+        assert!(store.contains(kept) && !store.contains(lost));
+        store.put(&bytes(2, 1000)).expect("another time");
+        assert!(store.contains(lost));
+    }
+
+    #[test]
+    fn what_a_dropped_batch_was_given_has_no_address() {
+        let dir = crash_dir();
+        let store = Store::open(&dir.path().join("store")).expect("opened");
+        let batch = store.batch();
+        let digests: Vec<Digest> = (0..40).map(|n| batch.put(&bytes(n, 300_000)).expect("taken")).collect();
+        drop(batch);
+        assert!(digests.iter().all(|digest| !store.contains(*digest)));
+    }
+}

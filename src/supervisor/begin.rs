@@ -1,0 +1,334 @@
+//! Kernels that begin from a checkpoint: of another kernel (a fork), or of another host (an import). And threads, which begin
+//! without one.
+//!
+//! ```text
+//! name reserved ─▶ everything judged again ─▶ folder ─▶ files ─▶ engine.db ─▶ manifest ─▶ state.db ─▶ row in the catalog: visible
+//! ```
+//! Until the row is there, nobody knows of the kernel: what fails removes the folder, and what was killed leaves one that the next
+//! start removes.
+
+use std::path::Path;
+use std::rc::Rc;
+
+use super::checkpoint;
+use super::command::Actor;
+use super::host::Host;
+use super::kernel::Kernel;
+use super::records::{Records, StateRecord};
+use super::supervisor::{Reserved, Supervisor};
+use crate::catalog::state::{Beginning, EntryKind, FirstCheckpoint, NewCheckpoint, NewEntry};
+use crate::catalog::{Created, Durability, EngineDb, EngineInfo, Entry, IdempotencyKey, KernelRow, NewAudit, Notes};
+use crate::core::checkpoint::{CheckpointType, Manifest, StateParts};
+use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::ids::{CheckpointId, Digest, Epoch, KernelId};
+use crate::core::info::{GivenMount, McpTransport};
+use crate::core::limits;
+use crate::core::origin::Origin;
+use crate::core::spec::{KernelSpec, Net};
+use crate::core::workflow::{Decision, WorkflowPart};
+
+/// Format of the state as a whole, as `engine.db` notes it.
+const STATE_FORMAT: u32 = 1;
+
+/// What a kernel begins from.
+pub(super) struct Seed {
+    /// The checkpoint's manifest.
+    pub manifest: Manifest,
+    /// The engine's state that it is to have.
+    pub parts: StateParts,
+    /// What the new kernel may read of blobs.
+    pub blobs: Vec<Digest>,
+    /// How it comes to be.
+    pub origin: Origin,
+    /// The checkpoint that its own first one follows.
+    pub parent: Option<CheckpointId>,
+    /// What its own first checkpoint is called.
+    pub called: String,
+    /// The decisions that the manifest names, with their texts, as far as they are known.
+    pub decisions: Vec<Decision>,
+}
+
+/// What is said of a new kernel, whatever it begins from.
+pub(super) struct Words<'a> {
+    /// The first entry of its journal.
+    pub mark: String,
+    /// In the audit log; `_weaker` is added for a kernel that does without a part of the sandbox.
+    pub action: &'a str,
+    /// In the audit log.
+    pub outcome: String,
+    /// In the event of its creation.
+    pub detail: serde_json::Value,
+}
+
+/// What a new kernel has of its own.
+struct Own {
+    origin: Origin,
+    work: WorkflowPart,
+    decisions: Vec<Decision>,
+    checkpoints: Vec<FirstCheckpoint>,
+    /// The first entry of its journal, if that is none of a checkpoint.
+    entry: Option<NewEntry>,
+    blobs: Vec<Digest>,
+    thread_of: Option<KernelId>,
+}
+
+/// What a new kernel is, once everything was judged.
+pub(super) struct Judged {
+    spec: KernelSpec,
+    mounts: Vec<GivenMount>,
+    mcp: Vec<(String, McpTransport)>,
+}
+
+impl Supervisor {
+    /// Judges again what a kernel is to have: what was allowed once may be forbidden by now, or be nobody's to give here.
+    ///
+    /// # Errors
+    /// `busy` (limits), `refused`, `notFound`.
+    pub(super) fn judge(
+        &self,
+        mut spec: KernelSpec,
+        mounts: &[GivenMount],
+        mcp: Vec<(String, McpTransport)>,
+        actor: &Actor,
+    ) -> Result<Judged> {
+        let host = self.host();
+        // What goes with a connection goes with that one's.
+        spec.ephemeral = false;
+        self.check_spec(&spec)?;
+        for allowed in &mut spec.paths {
+            allowed.real = Some(host.check_given(actor.uid, &allowed.path, allowed.real.as_deref())?);
+        }
+        let mounts = mounts.iter().map(|GivenMount { mount, real }| {
+            let real = host.check_given(actor.uid, Path::new(&mount.source), real.as_deref().map(Path::new))?;
+            Ok(GivenMount { mount: mount.clone(), real: Some(real.display().to_string()) })
+        });
+        let mounts = mounts.collect::<Result<_>>()?;
+        for (name, transport) in &mcp {
+            match host.config.mcp_allowed.admit(spec.name.as_str(), name, transport) {
+                // As many run as may; that is judged when it is to run.
+                Err(error) if error.code != ErrorCode::Busy => return Err(error),
+                Ok(_) | Err(_) => {}
+            }
+        }
+        Ok(Judged { spec, mounts, mcp })
+    }
+
+    /// Makes a kernel from a checkpoint.
+    ///
+    /// # Errors
+    /// Those of [`Self::judge`], of the store and of the databases; nothing is left then.
+    pub(super) async fn begin_from(
+        &self,
+        reserved: &Reserved,
+        seed: &Seed,
+        key: Option<(String, String)>,
+        words: Words<'_>,
+        actor: &Actor,
+    ) -> Result<Rc<Kernel>> {
+        let host = self.host();
+        let spec = KernelSpec { name: reserved.name().clone(), ..seed.manifest.spec.clone() };
+        let mcp = seed.manifest.mcp.iter().map(|part| (part.name.clone(), part.transport.clone())).collect();
+        let judged = self.judge(spec, &seed.manifest.mounts, mcp, actor)?;
+        let id = KernelId::from_bytes(host.random());
+        host.catalog.create_kernel_files(id).await?;
+        let filled = async {
+            checkpoint::fill(host, id, seed.manifest.workspace.tree).await?;
+            load_engine(host, id, seed).await?;
+            let (new, sealed) = seal(host, id, seed, &judged, actor).await?;
+            let outcome = format!("{}; {} manifest {sealed}", words.outcome, new.id);
+            let entry = mark(host, actor, &words);
+            let own = Own {
+                origin: seed.origin.clone(),
+                work: seed.manifest.work.clone(),
+                decisions: seed.decisions.clone(),
+                checkpoints: vec![FirstCheckpoint { new, parent: seed.parent, entry }],
+                entry: None,
+                blobs: seed.blobs.clone(),
+                thread_of: None,
+            };
+            Ok((own, Words { outcome, ..words }))
+        };
+        let made = match filled.await {
+            Ok((own, words)) => self.make_visible(id, judged, own, key, words, actor).await,
+            Err(error) => Err(error),
+        };
+        if made.is_err() {
+            host.catalog.remove_kernel_files(id).await?;
+        }
+        made
+    }
+
+    /// Makes a kernel that works in the workspace of another.
+    ///
+    /// # Errors
+    /// Those of [`Self::judge`] and of the databases; nothing is left then.
+    pub(super) async fn begin_thread(
+        &self,
+        owner: &Rc<Kernel>,
+        judged: Judged,
+        key: Option<(String, String)>,
+        words: Words<'_>,
+        actor: &Actor,
+    ) -> Result<Rc<Kernel>> {
+        let host = self.host();
+        let id = KernelId::from_bytes(host.random());
+        host.catalog.create_kernel_files(id).await?;
+        let own = Own {
+            origin: Origin::default(),
+            work: WorkflowPart::default(),
+            decisions: Vec::new(),
+            checkpoints: Vec::new(),
+            entry: Some(mark(host, actor, &words)),
+            blobs: Vec::new(),
+            thread_of: Some(owner.id),
+        };
+        let made = self.make_visible(id, judged, own, key, words, actor).await;
+        if made.is_err() {
+            host.catalog.remove_kernel_files(id).await?;
+        }
+        made
+    }
+
+    async fn make_visible(
+        &self,
+        id: KernelId,
+        judged: Judged,
+        own: Own,
+        key: Option<(String, String)>,
+        words: Words<'_>,
+        actor: &Actor,
+    ) -> Result<Rc<Kernel>> {
+        let (host, now) = (self.host(), self.host().now_ms());
+        let Judged { spec, mounts, mcp } = judged;
+        let records = Records::new(id, Epoch(1), &host.catalog, &host.store);
+        let Own { origin, work, decisions, checkpoints, entry, blobs, thread_of } = own;
+        let generation = origin.generation;
+        let beginning = Beginning { origin, work, decisions, checkpoints, mounts, mcp, blobs, entry, at_ms: now };
+        records.begin_kernel(beginning).await?;
+        let record = StateRecord::default();
+        let weaker = !spec.degraded.is_empty() || spec.net != Net::None;
+        let row = KernelRow {
+            id,
+            uid: actor.uid,
+            spec,
+            state_json: serde_json::to_string(&record).map_err(|error| Error::internal(error.to_string()))?,
+            version: 1,
+            epoch: Epoch(1),
+            generation,
+            thread_of,
+            created_at_ms: now,
+            last_used_at_ms: now,
+        };
+        let audit = NewAudit {
+            at_ms: now,
+            uid: actor.uid,
+            client: actor.client.clone(),
+            action: format!("{}{}", words.action, if weaker { "_weaker" } else { "" }),
+            kernel: id.to_string(),
+            version_before: None,
+            version_after: Some(0),
+            outcome: words.outcome,
+        };
+        let expires_at_ms = now.saturating_add(limits::KEY_LIFE.as_millis() as i64);
+        let key = key.map(|(scope, key)| IdempotencyKey { scope, key, expires_at_ms });
+        let loaded = records.load().await?;
+        let notes = Notes { events: Vec::new(), audit: vec![audit] };
+        match host.catalog.insert_kernel(row.clone(), key, notes).await?.value {
+            Created::New => {}
+            // Somebody asked for the same at the same moment.
+            Created::Before(_) => {
+                return Err(Error::conflict("this key is being used for another request at the same time")
+                    .hint("ask again: what that request made is given"));
+            }
+        }
+        let kernel = self.open(&row, record, loaded, |_| None);
+        let mut detail = words.detail;
+        detail["id"] = id.to_string().into();
+        detail["by"] = actor.to_string().into();
+        host.events.publish(&kernel.event_name, "kernel_created", detail);
+        Ok(kernel)
+    }
+}
+
+fn mark(host: &Host, actor: &Actor, words: &Words<'_>) -> NewEntry {
+    NewEntry {
+        kind: EntryKind::Mark,
+        at_ms: host.now_ms(),
+        actor: actor.to_string(),
+        text: words.mark.clone(),
+        detail_json: words.detail.to_string(),
+    }
+}
+
+/// Writes the engine's state where the kernel's first worker finds it.
+async fn load_engine(host: &Host, id: KernelId, seed: &Seed) -> Result<()> {
+    if seed.parts.entries.is_empty() {
+        return Ok(());
+    }
+    let path = host.catalog.kernel_files(id).engine_db;
+    let durability = if host.config.power_safe { Durability::Power } else { Durability::Process };
+    // Which version wrote it is in no manifest; the engine that reads it says its own.
+    let info = EngineInfo { name: seed.manifest.engine.name().into(), version: String::new(), format: STATE_FORMAT };
+    let parts = seed.parts.clone();
+    let loaded = host.store.run_beside(move |store| {
+        let load = || -> Result<()> {
+            let mut failed = None;
+            let entries = parts.entries.into_iter().map_while(|part| match store.get(part.body, limits::STATE_BYTES) {
+                Ok(body) => Some(Entry { key: part.key, meta_json: part.meta.to_string(), body }),
+                Err(error) => {
+                    failed = Some(error);
+                    None
+                }
+            });
+            let db = EngineDb::open(&path, durability)?;
+            db.replace_all(&info, entries, &[])?;
+            match failed {
+                Some(error) => Err(error.into()),
+                None => Ok(db.close()?),
+            }
+        };
+        Ok(load())
+    });
+    loaded.await?
+}
+
+/// Stores the manifest of the new kernel's own first checkpoint.
+async fn seal(
+    host: &Host,
+    id: KernelId,
+    seed: &Seed,
+    judged: &Judged,
+    actor: &Actor,
+) -> Result<(NewCheckpoint, Digest)> {
+    let list = seed.parts.encode().map_err(|error| Error::refused(error.to_string()).reason("state_size"))?;
+    let manifest = Manifest {
+        host: host.id(),
+        kernel: id,
+        epoch: Epoch(1),
+        id: CheckpointId::from_bytes(host.random()),
+        parent: seed.parent,
+        at_ms: host.now_ms(),
+        spec: judged.spec.clone(),
+        journal: 0,
+        state: host.store.put(list).await?,
+        mounts: judged.mounts.clone(),
+        ..seed.manifest.clone()
+    };
+    let sealed = host.store.put(checkpoint::encode(&manifest)?).await?;
+    let new = NewCheckpoint {
+        id: manifest.id,
+        name: seed.called.clone(),
+        description: String::new(),
+        kind: CheckpointType::Auto,
+        creator: actor.to_string(),
+        at_ms: manifest.at_ms,
+        pinned: false,
+        manifest: sealed,
+        files: manifest.workspace.files,
+        state_bytes: seed.parts.bytes(),
+        summary: String::new(),
+        compact: Vec::new(),
+        with: None,
+    };
+    Ok((new, sealed))
+}

@@ -1,0 +1,130 @@
+//! What a restore will need is read before anything is touched: what is damaged or gone is known while nothing was done.
+//!
+//! That is what differs from what is there: folders, files and state that stay as they are need nothing of the store, and are not
+//! looked for in it. So the cost grows with what changed.
+
+use std::sync::Arc;
+
+use super::gather::Gathered;
+use crate::core::checkpoint::{Manifest, StateParts};
+use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::ids::Digest;
+use crate::store::{Store, StoreError, StoreHandle};
+use crate::workspace::{self, Counted, Together, TreeId, WorkspaceError};
+
+/// Read at once when objects are looked through, bytes.
+const READ_BYTES: usize = 256 << 10;
+/// Objects that are read together.
+const TOGETHER: usize = 4096;
+
+/// What a kernel was a moment ago, as far as a restore changes it.
+pub(super) struct Present {
+    parts: StateParts,
+    tree: Digest,
+    /// Where it is, durable or not.
+    objects: Arc<Together>,
+    /// Something lives in the engine that no entry holds.
+    holds_more: bool,
+}
+
+impl Present {
+    pub(super) fn of(gathered: &Gathered, missed: &[crate::core::info::MissedEntry]) -> Present {
+        let Gathered { parts, files, objects, .. } = gathered;
+        let (parts, objects) = (parts.clone(), Arc::clone(&objects.together));
+        Present { parts, tree: files.part.tree, objects, holds_more: !missed.is_empty() }
+    }
+
+    /// Whether the engine need not be given any state: it has that very state, and nothing else.
+    pub(super) fn is_state(&self, parts: &StateParts) -> bool {
+        !self.holds_more && self.parts == *parts
+    }
+}
+
+/// Reads what is needed to make what is present what a checkpoint holds. Gives how many objects that were.
+///
+/// # Errors
+/// `corrupt` names the first that is damaged or gone.
+pub(super) async fn difference(
+    store: &StoreHandle,
+    present: &Present,
+    manifest: &Manifest,
+    parts: &StateParts,
+) -> Result<u64> {
+    let state = if present.is_state(parts) { 0 } else { bodies(store, parts).await? };
+    let (objects, before, after) =
+        (Arc::clone(&present.objects), TreeId(present.tree), TreeId(manifest.workspace.tree));
+    let files = store.run_beside(move |store| Ok(files(store, &objects, before, after))).await?;
+    Ok(state + files.map_err(Error::from).map_err(of_files)?)
+}
+
+/// Reads what is needed of the files.
+fn files(
+    store: &Store,
+    objects: &Together,
+    present: TreeId,
+    target: TreeId,
+) -> std::result::Result<u64, WorkspaceError> {
+    let counted = Counted::new(objects);
+    let (mut contents, mut read) = (Vec::new(), 0);
+    workspace::needs(&counted, present, target, &mut |content| {
+        contents.push(content);
+        if contents.len() == TOGETHER {
+            read += contents.len() as u64;
+            look_through(store, &contents)?;
+            contents.clear();
+        }
+        Ok(())
+    })?;
+    look_through(store, &contents)?;
+    Ok(counted.read() + read + contents.len() as u64)
+}
+
+/// Reads objects to their ends.
+fn look_through(store: &Store, objects: &[Digest]) -> std::result::Result<(), StoreError> {
+    store.read_each(objects, |_, reader| {
+        let mut room = vec![0; READ_BYTES.min(usize::try_from(reader.size()).unwrap_or(READ_BYTES)).max(1)];
+        while reader.read_some(&mut room)? > 0 {}
+        Ok::<(), StoreError>(())
+    })
+}
+
+/// Looks for everything that a checkpoint holds, whatever is there: its state is read, its files' objects are looked for.
+///
+/// # Errors
+/// As [`difference`].
+pub(super) async fn whole(store: &StoreHandle, manifest: &Manifest, parts: &StateParts) -> Result<()> {
+    bodies(store, parts).await?;
+    let tree = manifest.workspace.tree;
+    let missing = store.run_beside(move |store| {
+        let (mut seen, mut missing) = (std::collections::HashSet::new(), None);
+        let walked = workspace::reach(store, TreeId(tree), &mut seen, &mut |object| {
+            if !store.contains(object) {
+                missing = Some(object);
+            }
+            Ok(())
+        });
+        Ok(walked.map(|()| missing))
+    });
+    match missing.await?.map_err(Error::from).map_err(of_files)? {
+        Some(object) => Err(of_files(Error::corrupt(format!("the files' tree {tree} lacks object {object}")))),
+        None => Ok(()),
+    }
+}
+
+fn of_files(error: Error) -> Error {
+    let message = format!("the files in this checkpoint: {}", error.message);
+    match error.code {
+        // Of what a checkpoint names, nothing may be gone.
+        ErrorCode::NotFound => Error::corrupt(message).hint("ryokan verify names everything that is damaged"),
+        _ => Error { message, ..error },
+    }
+}
+
+/// Reads the body of every entry of the engine's state; gives how many there are.
+async fn bodies(store: &StoreHandle, parts: &StateParts) -> Result<u64> {
+    let addresses: Vec<Digest> = parts.entries.iter().map(|part| part.body).collect();
+    let count = addresses.len() as u64;
+    let read = store.run_beside(move |store| look_through(store, &addresses)).await;
+    read.map_err(|error| Error::corrupt(format!("the engine's state in this checkpoint: {error}")))?;
+    Ok(count)
+}

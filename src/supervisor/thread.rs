@@ -1,0 +1,84 @@
+//! Threads: kernels with an engine and a state of their own, in the workspace and with the mounts of another.
+//!
+//! A thread of a thread is one of the same workspace: there are no layers of them. The kernel whose workspace it is goes last.
+
+use std::rc::Rc;
+
+use super::begin::Words;
+use super::command::Actor;
+use super::kernel::Kernel;
+use super::supervisor::Supervisor;
+use crate::core::engine::EngineName;
+use crate::core::error::{Error, Result};
+use crate::core::limits;
+use crate::core::name::KernelName;
+use crate::core::spec::KernelSpec;
+
+/// What thread is wanted.
+#[derive(Debug, Clone)]
+pub struct Threading {
+    /// Its name.
+    pub name: KernelName,
+    /// Its engine, if it is to be another than the kernel's.
+    pub engine: Option<EngineName>,
+    /// The same key within a day gives the same thread; empty: none.
+    pub key: String,
+}
+
+/// Makes a kernel that works in this one's workspace.
+///
+/// # Errors
+/// `alreadyExists`, `busy` (limits), `refused`, `conflict` (it is being removed), and those of the databases.
+pub async fn thread(
+    supervisor: &Supervisor,
+    kernel: &Rc<Kernel>,
+    wanted: Threading,
+    actor: Actor,
+) -> Result<Rc<Kernel>> {
+    if wanted.key.len() > limits::KEY_BYTES {
+        return Err(Error::invalid(format!("the key has more than {} bytes", limits::KEY_BYTES)));
+    }
+    let (supervisor, kernel) = (supervisor.clone(), Rc::clone(kernel));
+    // In a task of its own: a client that leaves meanwhile leaves nothing half made.
+    let making = tokio::task::spawn_local(async move { make(&supervisor, &kernel, wanted, &actor).await });
+    making.await.map_err(|error| Error::internal(error.to_string()))?
+}
+
+async fn make(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: Threading, actor: &Actor) -> Result<Rc<Kernel>> {
+    let host = supervisor.host();
+    let mut key = None;
+    if !wanted.key.is_empty() {
+        let scope = format!("thread/{}/{}", actor.uid, kernel.id);
+        if let Some(known) = supervisor.recall(&scope, &wanted.key).await? {
+            return Ok(known);
+        }
+        key = Some((scope, wanted.key));
+    }
+    let owner = kernel.files_owner();
+    if owner.spec.ephemeral {
+        return Err(Error::refused(format!("kernel {} goes with the client that made it", owner.spec.name))
+            .reason("ephemeral")
+            .hint("make a thread of one that stays"));
+    }
+    let _source = owner.lend()?;
+    let reserved = supervisor.reserve(actor.uid, wanted.name)?;
+    let engine = wanted.engine.unwrap_or(kernel.spec.engine);
+    let spec = KernelSpec { name: reserved.name().clone(), engine, ..kernel.spec.clone() };
+    let (mounts, _) = kernel.records.grants().await?;
+    let judged = supervisor.judge(spec, &mounts, Vec::new(), actor)?;
+    let name = &owner.spec.name;
+    let words = Words {
+        mark: format!("made as a thread of {name}"),
+        action: "kernel.thread",
+        outcome: format!("of {}", owner.id),
+        detail: serde_json::json!({ "thread_of": owner.id, "name": name }),
+    };
+    let thread = supervisor.begin_thread(&owner, judged, key, words, actor).await?;
+    let before = owner.view().version;
+    let text = format!("{} works in this workspace as a thread", thread.spec.name);
+    let version = owner.records.mark(actor, &text, host.now_ms()).await?;
+    owner.advance(version);
+    let versions = (Some(before), Some(version));
+    host.audit(actor, "kernel.threaded", &owner.id.to_string(), versions, &thread.id.to_string()).await;
+    Ok(thread)
+}

@@ -1,0 +1,168 @@
+//! A daemon killed, or refused by its disk, in the middle of a fork: the child is there whole, or there is nothing of it.
+
+use ryokan::core::engine::EngineName;
+use ryokan::core::error::ErrorCode;
+use ryokan::core::fork::Forking;
+use ryokan::rpc::client::{HostClient, run_local};
+use ryokan::sys::fault;
+
+use super::folders;
+use crate::support::{Host, User, kernel, out, users};
+
+/// The steps at which something of a fork becomes durable.
+const FAMILIES: [&str; 8] = [
+    "catalog.kernel.insert",
+    "engine.state.replace",
+    "kernel.files.",
+    "state.checkpoints.add",
+    "state.journal.append",
+    "state.kernel.begin",
+    "store.pack.",
+    "workspace.",
+];
+
+/// What must have been come to.
+const PASSED: [&str; 9] = [
+    "catalog.kernel.insert",
+    "engine.state.replace",
+    "kernel.files.dir",
+    "state.checkpoints.add",
+    "state.journal.append",
+    "state.kernel.begin",
+    "workspace.checkout.file",
+    "workspace.checkout.folder",
+    "workspace.checkout.sync",
+];
+
+const SHOW: &str = "echo $x; cat f d/g; ls";
+
+fn set_up(host: &Host) {
+    host.with(async |client| {
+        let k = kernel(&client, "k", EngineName::Kaish).await;
+        out(&k, "x=1; echo 1 > f; mkdir d; echo 2 > d/g; for i in $(seq 1 20); do echo $i > \"d/$i\"; done").await;
+    });
+}
+
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while !holds() {
+        assert!(std::time::Instant::now() < deadline, "it never came: {what}");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}
+
+/// The parent is as it was, and every child that is told is whole. Gives how many there are; removes them.
+async fn look(client: &HostClient, what: &str) -> usize {
+    let mut children = 0;
+    for info in client.list_kernels(&Default::default()).await.expect("a list") {
+        let kernel = client.open_kernel(info.spec.name.as_str()).await.expect("it is told").0;
+        assert_eq!(out(&kernel, SHOW).await, "1\n1\n2\nd\nf", "{what}: {}", info.spec.name);
+        if info.spec.name.as_str() != "k" {
+            children += 1;
+            assert_eq!(info.origin.kind.name(), "forked", "{what}");
+            kernel.restore_checkpoint("latest", 0).await.expect("its fork point is whole");
+            assert_eq!(out(&kernel, SHOW).await, "1\n1\n2\nd\nf", "{what}: restored");
+            kernel.remove(0).await.expect("removed");
+        }
+    }
+    children
+}
+
+#[test]
+fn a_daemon_killed_within_a_fork_leaves_whole_children_or_none() {
+    let mut host = Host::prepare(User::Own);
+    host.configure("[daemon]\ndurability = \"power\"\n");
+    host.launch();
+    set_up(&host);
+    let points = fault::points().filter(|(label, _)| FAMILIES.iter().any(|family| label.name.starts_with(family)));
+    let mut killed = Vec::new();
+    for (round, (label, point)) in points.enumerate() {
+        host.kill();
+        host.env(fault::VARIABLE, &format!("{point}=kill"));
+        host.spawn();
+        until("the daemon serves or is dead", || {
+            !Host::is_alive(host.pid() as u32) || std::os::unix::net::UnixStream::connect(host.socket()).is_ok()
+        });
+        let forking = Forking { count: 2, key: format!("round {round}"), ..Forking::of("c") };
+        let answered = run_local(async {
+            let client = HostClient::connect(&host.socket(), "test").await?;
+            let forked = client.open_kernel("k").await?.0.fork(&forking).await?;
+            forked.children.into_iter().map(|(_, made)| made.map(drop)).collect::<Result<Vec<()>, _>>()
+        });
+        let answered = answered.unwrap();
+        if !Host::is_alive(host.pid() as u32) {
+            killed.push(label.name);
+        }
+        host.kill();
+        host.env(fault::VARIABLE, "");
+        host.launch();
+        let what = format!("{point}: {answered:?}");
+        let known = host.with(async |client| client.list_kernels(&Default::default()).await.unwrap().len());
+        assert_eq!(folders(&host), known, "{what}: something is left\n{}", host.log());
+        let children = host.with(async |client| look(&client, &what).await);
+        assert!(answered.is_err() || children == 2, "{what}: {children} of the acknowledged children are there");
+        // And now it goes.
+        host.with(async |client| {
+            let k = client.open_kernel("k").await.unwrap().0;
+            let again = k.fork(&Forking::of("again")).await.expect("forked");
+            assert!(again.children.iter().all(|(_, made)| made.is_ok()), "{what}");
+            assert_eq!(look(&client, &what).await, 1, "{what}");
+        });
+        assert_eq!(folders(&host), 1, "{what}");
+    }
+    for label in PASSED {
+        assert!(killed.contains(&label), "nothing came to {label}: {killed:?}");
+    }
+}
+
+#[test]
+fn a_child_that_fails_half_way_leaves_nothing_and_harms_no_other() {
+    for user in users() {
+        for fault in [
+            "workspace.checkout.file:7=enospc",
+            "workspace.checkout.folder=eio",
+            "engine.state.replace.before_commit=eio",
+            "state.kernel.begin.before_commit=enospc",
+            "catalog.kernel.insert.before_commit:2=eio",
+        ] {
+            let mut host = Host::prepare(user);
+            host.env(fault::VARIABLE, fault);
+            host.launch();
+            set_up(&host);
+            host.with(async |client| {
+                let k = client.open_kernel("k").await.unwrap().0;
+                let forked = k.fork(&Forking { count: 3, ..Forking::of("c") }).await.expect("the fork point is taken");
+                let failed = forked.children.iter().filter(|(_, made)| made.is_err()).count();
+                assert_eq!(failed, 1, "{user:?} {fault}");
+                assert_eq!(folders(&host), 3, "{user:?} {fault}");
+                assert_eq!(look(&client, fault).await, 2, "{user:?} {fault}");
+            });
+        }
+    }
+}
+
+/// What a fork was made from is there until it is done; what it is made of, as long as a child needs it.
+#[test]
+fn a_parent_that_is_removed_meanwhile_waits_or_the_fork_fails() {
+    let host = Host::start();
+    host.with(async |client| {
+        let k = kernel(&client, "k", EngineName::Python).await;
+        out(&k, "for n in range(2000): open(f'f{n}', 'w').write('x' * n)").await;
+        let removing = async {
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+            k.remove(0).await
+        };
+        let forking = Forking { count: 4, ..Forking::of("c") };
+        let (forked, removed) = futures::join!(k.fork(&forking), removing);
+        let forked = forked.expect("it came first");
+        let refused = removed.expect_err("it came second");
+        assert_eq!((refused.code, refused.reason.as_str()), (ErrorCode::Conflict, "forking"));
+        k.remove(0).await.expect("now it goes");
+        for (name, made) in forked.children {
+            let (child, _) = made.expect("made");
+            assert_eq!(out(&child, "import os; print(len(os.listdir('.')))").await, "2000", "{name}");
+            child.remove(0).await.unwrap();
+        }
+    });
+    assert_eq!(folders(&host), 0);
+}

@@ -1,0 +1,223 @@
+//! Threads: a state of one's own in the workspace of another.
+
+use std::time::Duration;
+
+use ryokan::core::checkpoint::{CheckpointType, Taking};
+use ryokan::core::engine::EngineName;
+use ryokan::core::error::ErrorCode;
+use ryokan::core::exec::{ExecRequest, ExecStatus};
+use ryokan::core::fork::Forking;
+use ryokan::rpc::client::KernelClient;
+
+use super::{folders, show};
+use crate::support::{Host, User, kernel, out, users};
+
+fn named(name: &str) -> Taking {
+    Taking::by_us(CheckpointType::Manual, name)
+}
+
+async fn thread(kernel: &KernelClient, name: &str, engine: Option<EngineName>) -> KernelClient {
+    kernel.thread(&name.parse().unwrap(), engine, "").await.expect("made").0
+}
+
+#[test]
+fn a_thread_has_its_own_state_and_the_files_and_mounts_of_another() {
+    for user in users() {
+        let mut host = Host::start_as(user);
+        std::fs::create_dir(host.path("given")).unwrap();
+        std::fs::write(host.path("given").join("who"), "given").unwrap();
+        host.ok(&["new", "k"]);
+        host.ok(&["mount", "k", "/given", host.path("given").to_str().unwrap()]);
+        host.ok(&["mount", "k", "/workspace/inner", host.path("given").to_str().unwrap()]);
+        host.ok(&["exec", "k", "x=1; echo one > f"]);
+        host.ok(&["thread", "k", "t"]);
+        host.ok(&["thread", "t", "py", "--engine", "python"]);
+        for name in ["t", "py"] {
+            // A thread of a thread is one of the same workspace.
+            assert_eq!(show(&host, name)["thread_of"], show(&host, "k")["id"], "{user:?}");
+            assert_eq!(show(&host, name)["origin"]["kind"], "original", "{user:?}");
+        }
+        assert_eq!(
+            host.ok(&["exec", "t", "echo ${x:-none} $(cat f /given/who inner/who)"]),
+            "none one\ngivengiven\n",
+            "{user:?}"
+        );
+        assert_eq!(host.ok(&["exec", "py", "print(open('f').read(), open('/given/who').read())"]), "one\n given\n");
+        host.ok(&["exec", "py", "open('g', 'w').write('from py'); x = 2"]);
+        host.ok(&["exec", "t", "x=3; cat g > h"]);
+        assert_eq!(host.ok(&["exec", "k", "echo $x $(cat h)"]), "1 from py\n", "{user:?}");
+        host.restart();
+        assert_eq!(host.ok(&["exec", "t", "echo $x $(cat g)"]), "3 from py\n", "{user:?}: after a restart");
+        for name in ["k", "t", "py"] {
+            host.ok(&["stop", name]);
+        }
+        host.restart();
+        assert_eq!(host.ok(&["exec", "py", "print(x, open('h').read())"]), "2 from py\n", "{user:?}: all stopped");
+        // The place of a mount stays while others may use it.
+        host.ok(&["unmount", "k", "/workspace/inner"]);
+        assert_eq!(host.ok(&["exec", "t", "cat inner/who"]), "given", "{user:?}");
+    }
+}
+
+#[test]
+fn whose_workspace_it_is_is_not_removed_unnoticed() {
+    for user in users() {
+        let host = Host::start_as(user);
+        host.ok(&["new", "k"]);
+        host.ok(&["exec", "k", "echo kept > f"]);
+        host.ok(&["thread", "k", "t"]);
+        host.ok(&["thread", "t", "u"]);
+        let refused = host.cli(&["rm", "k", "--yes"]);
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert_eq!(refused.status.code(), Some(4), "{user:?}: {said}");
+        assert!(said.contains('t') && said.contains('u') && said.contains("--with-threads"), "{user:?}: {said}");
+        assert_eq!(host.ok(&["exec", "k", "cat f"]), "kept\n", "{user:?}");
+        // A thread may go at any time: it takes nothing with it.
+        host.ok(&["rm", "t", "--yes"]);
+        assert_eq!(host.ok(&["exec", "u", "cat f"]), "kept\n", "{user:?}");
+        let removed = host.ok(&["rm", "k", "--with-threads", "--yes"]);
+        assert_eq!(removed, "removed u\nremoved k\n", "{user:?}");
+        assert_eq!(folders(&host), 0, "{user:?}");
+        // Over the interface, by the capability.
+        host.with(async |client| {
+            let k = kernel(&client, "k", EngineName::Kaish).await;
+            thread(&k, "t", None).await;
+            let refused = k.remove(0).await.unwrap_err();
+            assert_eq!((refused.code, refused.reason.as_str()), (ErrorCode::Conflict, "threads"));
+            client.remove_with_threads("k", 0).await.unwrap();
+        });
+        assert_eq!(folders(&host), 0, "{user:?}");
+    }
+}
+
+#[test]
+fn nothing_of_any_session_writes_while_files_are_taken() {
+    for user in users() {
+        let host = Host::start_as(user);
+        host.with(async |client| {
+            let k = kernel(&client, "k", EngineName::Python).await;
+            let t = thread(&k, "t", None).await;
+            // An execution of the thread that writes the same number into two files as fast as it can.
+            let busy = "import itertools\nfor n in itertools.count():\n    open('a', 'w').write(str(n))\n    open('b', 'w').write(str(n))";
+            let running = t.run(&ExecRequest::code(busy)).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            for round in 0..5 {
+                k.checkpoint(&named(&format!("c{round}"))).await.expect("the thread stands still for it");
+            }
+            let refused = k.restore_checkpoint("c1", 0).await.unwrap_err();
+            assert_eq!((refused.code, refused.reason.as_str()), (ErrorCode::Conflict, "workspace_busy"), "{user:?}");
+            t.interrupt_execution(running.exec()).await.unwrap();
+            assert_eq!(running.result().await.unwrap().end.status, ExecStatus::Interrupted, "{user:?}: it went on");
+            for round in 0..5 {
+                k.restore_checkpoint(&format!("c{round}"), 0).await.unwrap();
+                for session in [&k, &t] {
+                    let read = out(session, "print(open('a').read() or '-', open('b').read() or '-')").await;
+                    let numbers: Vec<Option<i64>> = read.split(' ').map(|n| n.trim().parse().ok()).collect();
+                    if let [Some(a), Some(b)] = numbers[..] {
+                        assert!(a == b || a == b + 1, "{user:?}: {read}");
+                    }
+                }
+            }
+            // Both at once: one after the other, and neither sees half of it.
+            let (one, other) = (named("of k"), named("of t"));
+            let (one, other) = futures::join!(k.checkpoint(&one), t.checkpoint(&other));
+            assert!(one.is_ok() && other.is_ok(), "{user:?}: {one:?} {other:?}");
+        });
+    }
+}
+
+#[test]
+fn a_thread_goes_back_alone_and_leaves_the_files() {
+    let host = Host::start();
+    host.with(async |client| {
+        let k = kernel(&client, "k", EngineName::Kaish).await;
+        out(&k, "x=k; echo 1 > f").await;
+        let t = thread(&k, "t", None).await;
+        out(&t, "x=1").await;
+        t.checkpoint(&named("one")).await.unwrap();
+        k.checkpoint(&named("both")).await.unwrap();
+        out(&t, "x=2; echo 2 > f").await;
+        let done = t.restore_checkpoint("one", 0).await.unwrap();
+        assert_eq!(out(&t, "echo $x $(cat f)").await, "1 2", "its own state");
+        assert!(done.missed.iter().any(|missed| missed.key == "workspace"), "{:?}", done.missed);
+        assert_eq!(done.files_changed, 0);
+        // Whose files they are brings them back, for all, and takes the state of nobody else.
+        k.restore_checkpoint("both", 0).await.unwrap();
+        assert_eq!(
+            (out(&t, "echo $x $(cat f)").await, out(&k, "echo $x $(cat f)").await),
+            ("1 1".into(), "k 1".into())
+        );
+        k.undo(0).await.unwrap();
+        assert_eq!(out(&t, "cat f").await, "2");
+        t.undo(0).await.unwrap();
+        assert_eq!(out(&t, "echo $x").await, "2");
+        // A fork of a thread has files of its own.
+        let (child, info) = t.fork(&Forking::of("c")).await.unwrap().children.remove(0).1.unwrap();
+        assert_eq!(info.thread_of, None);
+        out(&child, "echo child > f").await;
+        assert_eq!((out(&child, "echo $x $(cat f)").await, out(&k, "cat f").await), ("2 child".into(), "2".into()));
+        // What a restore is to change stands still: an execution that is asked for meanwhile comes after it.
+        out(&k, "for i in $(seq 1 500); do echo $i > \"n$i\"; done").await;
+        k.checkpoint(&named("many")).await.unwrap();
+        out(&k, "rm -f n1 n2 n3; for i in $(seq 4 500); do echo x > \"n$i\"; done").await;
+        let asked = async {
+            tokio::time::sleep(Duration::from_millis(30)).await;
+            out(&t, "cat n1 n500 || echo gone").await
+        };
+        let (restored, seen) = futures::join!(k.restore_checkpoint("many", 0), asked);
+        match restored {
+            Ok(_) => assert!(seen == "1\n500" || seen.ends_with("gone"), "{seen}"),
+            Err(error) => assert_eq!(error.reason, "workspace_busy"),
+        }
+    });
+}
+
+#[test]
+fn no_session_works_between_two_states_of_its_files() {
+    let mut host = Host::prepare(User::Own);
+    host.launch();
+    host.with(async |client| {
+        let k = kernel(&client, "k", EngineName::Kaish).await;
+        out(&k, "echo 1 > f; echo 1 > g").await;
+        let t = thread(&k, "t", None).await;
+        out(&t, "x=t").await;
+        k.checkpoint(&named("one")).await.unwrap();
+        out(&k, "echo 2 > f; echo 2 > g").await;
+    });
+    for point in ["state.restore.begin.after_commit", "workspace.place.rename:2", "state.restore.finish.before_commit"]
+    {
+        host.kill();
+        host.env(ryokan::sys::fault::VARIABLE, &format!("{point}=kill"));
+        host.launch();
+        assert!(!host.cli(&["restore", "k", "one", "--yes"]).status.success(), "{point}");
+        host.kill();
+        host.env(ryokan::sys::fault::VARIABLE, "");
+        host.launch();
+        // The first thing that is asked, of the thread.
+        let seen = host.ok(&["exec", "t", "echo $x $(cat f g)"]);
+        assert!(["t 1\n1\n", "t 2\n2\n"].contains(&seen.as_str()), "{point}: between two states: {seen:?}");
+        assert_eq!(host.ok(&["exec", "k", "echo t $(cat f g)"]), seen, "{point}");
+        host.ok(&["exec", "k", "echo 2 > f; echo 2 > g"]);
+    }
+}
+
+#[test]
+fn threads_are_made_once_for_a_key_and_not_of_what_goes() {
+    let host = Host::start();
+    host.with(async |client| {
+        let k = kernel(&client, "k", EngineName::Kaish).await;
+        let name = "t".parse().unwrap();
+        let first = k.thread(&name, None, "once").await.unwrap().1;
+        assert_eq!(k.thread(&name, None, "once").await.unwrap().1.id, first.id);
+        assert_eq!(k.thread(&name, None, "").await.err().unwrap().code, ErrorCode::AlreadyExists);
+        let mut passing = crate::support::spec("passing", EngineName::Kaish);
+        passing.ephemeral = true;
+        let passing = client.create_kernel(&passing, "").await.unwrap().0;
+        let refused = passing.thread(&"u".parse().unwrap(), None, "").await.err().unwrap();
+        assert_eq!(refused.reason, "ephemeral");
+        let (child, info) = passing.fork(&Forking::of("stays")).await.unwrap().children.remove(0).1.unwrap();
+        assert!(!info.spec.ephemeral, "a fork of it stays");
+        assert_eq!(out(&child, "echo here").await, "here");
+    });
+    assert_eq!(folders(&host), 4);
+}
