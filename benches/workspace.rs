@@ -1,12 +1,14 @@
 //! Captures and restores of a workspace, beside other ways to keep a folder. The files come from a seed: the same in each run.
 
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use ryokan::store::Store;
-use ryokan::workspace::{Captured, Durable, Places, Tracker};
+use ryokan::workspace::{Captured, Durable, Places, Tracker, branch};
 
 use crate::World;
 use crate::report::{Report, Samples, Target};
@@ -62,7 +64,8 @@ pub fn workspace(world: &World, report: &mut Report) -> anyhow::Result<()> {
 fn measure(world: &World, report: &mut Report, size: &Size) -> anyhow::Result<()> {
     let dir =
         tempfile::tempdir_in(std::env::var_os("RYOKAN_BENCH_DIR").map_or_else(std::env::temp_dir, PathBuf::from))?;
-    let root = dir.path().join("workspace");
+    let home = home(dir.path())?;
+    let root = home.join("workspace");
     let mut seed = Seed(0x9e37_79b9_7f4a_7c15);
     for n in 0..size.files {
         if n % FOLDER == 0 {
@@ -70,22 +73,125 @@ fn measure(world: &World, report: &mut Report, size: &Size) -> anyhow::Result<()
         }
         std::fs::write(file(&root, n), seed.bytes(size.bytes / size.files))?;
     }
-    let places =
-        Places { workspace: root.clone(), staging: dir.path().join("staging"), index: dir.path().join("index") };
+    let places = Places { workspace: root.clone(), staging: home.join("staging"), index: dir.path().join("index") };
     let store = Store::open(&dir.path().join("store"))?;
     let mut tracker = Tracker::open(places.clone())?;
     let begun = Instant::now();
     let first = tracker.capture(&store)?;
     report.figure(&format!("{}: first capture", size.name), begun.elapsed().as_secs_f64(), "s", None);
-    report.note(format!("{} folders watched", tracker.watched()));
+    report.note(format!("driver {}; {} folders watched", tracker.driver(), tracker.watched()));
     touched(world, report, size, &root, &mut tracker, &store, &first)?;
     tracker.save()?;
+    forks(world, report, size, dir.path(), &mut tracker, &store)?;
     drop(tracker);
     let begun = Instant::now();
     let again = Tracker::open(places)?.capture(&store)?;
     report.figure(&format!("{}: first capture of a new process", size.name), ms(begun.elapsed()), "ms", None);
     report.note(format!("{} files read", again.how.read));
+    large_file(world, report, &store)?;
     peers(report, size, &root, dir.path())
+}
+
+/// Where the workspace and its staging are: in a subvolume where there are such, as a kernel has it.
+fn home(dir: &Path) -> anyhow::Result<PathBuf> {
+    let opened = std::fs::File::open(dir)?;
+    match ryokan::workspace::abilities(dir).subvolumes {
+        Ok(()) => {
+            ryokan::sys::btrfs::create(opened.as_fd(), "files")?;
+            Ok(dir.join("files"))
+        }
+        Err(_) => Ok(dir.to_owned()),
+    }
+}
+
+/// Another workspace from the live one, as a fork makes it, beside copies by `cp`.
+fn forks(
+    world: &World,
+    report: &mut Report,
+    size: &Size,
+    dir: &Path,
+    tracker: &mut Tracker,
+    store: &Store,
+) -> anyhow::Result<()> {
+    let (mut whole, mut first) = (Samples::default(), Samples::default());
+    let (source, times) = (tracker.workspace().to_owned(), world.times(5, 2));
+    let mut how = String::new();
+    for n in 0..times {
+        let child = dir.join(format!("child{n}"));
+        std::fs::create_dir(&child)?;
+        let home = home(&child)?;
+        let places =
+            Places { workspace: home.join("workspace"), staging: home.join("staging"), index: child.join("index") };
+        std::fs::create_dir(&places.workspace)?;
+        let begun = Instant::now();
+        let captured = tracker.capture(store)?;
+        let donor = tracker.donor()?;
+        let (mut branched, _, done) = branch(donor.as_ref(), captured.tree, places, store, Durable::Process)?;
+        whole.add(begun.elapsed());
+        how = format!("snapshot: {}, {} cloned, {} copied", done.snapshot, done.cloned, done.copied);
+        let begun = Instant::now();
+        let again = branched.capture(store)?;
+        first.add(begun.elapsed());
+        anyhow::ensure!(
+            again.tree == captured.tree && again.how.read == 0,
+            "the first capture read {}",
+            again.how.read
+        );
+        drop(branched);
+        std::fs::remove_dir_all(&child)?;
+    }
+    report.times(&format!("{}: fork of the live workspace", size.name), &whole, Some(Target::AtMost(60.0)));
+    report.note(how);
+    report.times(&format!("{}: first capture of the fork", size.name), &first, None);
+    for option in ["--reflink=never", "--reflink=always"] {
+        let mut copies = Samples::default();
+        for _ in 0..times {
+            let copy = dir.join("cp-copy");
+            let begun = Instant::now();
+            let status =
+                Command::new("cp").args(["-a", option]).args([&source, &copy]).stderr(Stdio::null()).status()?;
+            copies.add(begun.elapsed());
+            std::fs::remove_dir_all(&copy)?;
+            if !status.success() {
+                copies = Samples::default();
+                break;
+            }
+        }
+        if option == "--reflink=always" && ryokan::workspace::abilities(dir).clones.is_err() {
+            continue;
+        }
+        report.times(&format!("{}: cp -a {option}", size.name), &copies, None);
+    }
+    Ok(())
+}
+
+/// The pause for one open file in which a few bytes changed: it must not grow with the file where files can be cloned.
+fn large_file(world: &World, report: &mut Report, store: &Store) -> anyhow::Result<()> {
+    for megabytes in [1, 100] {
+        let dir =
+            tempfile::tempdir_in(std::env::var_os("RYOKAN_BENCH_DIR").map_or_else(std::env::temp_dir, PathBuf::from))?;
+        let home = home(dir.path())?;
+        let places = Places {
+            workspace: home.join("workspace"),
+            staging: home.join("staging"),
+            index: dir.path().join("index"),
+        };
+        std::fs::create_dir(&places.workspace)?;
+        let file = std::fs::File::create(places.workspace.join("large"))?;
+        file.write_all_at(&Seed(3).bytes(megabytes << 20), 0)?;
+        let mut tracker = Tracker::open(places)?;
+        let mut pause = Samples::default();
+        for n in 0..world.times(8, 3) as u64 {
+            file.write_all_at(&Seed(n + 9).bytes(100), n * 10_000)?;
+            tracker.prepare(store)?;
+            file.write_all_at(&Seed(n + 99).bytes(100), n * 10_000)?;
+            let collected = tracker.collect(store)?;
+            pause.add(collected.how().pause);
+            tracker.finish(collected)?;
+        }
+        report.times(&format!("pause, one open file of {megabytes} MiB touched"), &pause, Some(Target::AtMost(10.0)));
+    }
+    Ok(())
 }
 
 fn ms(took: Duration) -> f64 {

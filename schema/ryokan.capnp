@@ -41,6 +41,20 @@ interface Host {
 
   ping @7 () -> (hostId :Text, serverTimeMs :Int64);
   # Takes no locks and touches no disk.
+
+  gc @8 (dryRun :Bool, sink :GcSink) -> (report :GcReport);
+  # Removes checkpoints that retention lets go, then every object that nothing names, beside whoever works. `sink` gets each
+  # checkpoint that goes; with `dryRun`, which changes nothing, each checkpoint and object with why it stays or goes. Of a system-wide
+  # daemon its own user only.
+  verify @9 (sink :VerifySink) -> (report :VerifyReport);
+  # Reads everything: databases, audit log, packs, and whatever rows and checkpoints name. `sink` gets what is damaged and what
+  # cannot be had because of it. Of a system-wide daemon its own user only.
+  audit @10 (kernel :Text, since :UInt64, limit :UInt32, sink :AuditSink) -> ();
+  # Lines of the audit log after number `since`, oldest first; `limit` 0: all. `kernel` by name or id, also of one that was removed
+  # (id only); empty: all that you may see.
+  verifyAudit @11 (known :Text) -> (head :Text, brokenAt :UInt64, why :Text);
+  # Proves the log's chain. `known`: an end of it, `LINE:HASH`, that you kept; may be empty. `head` is the end now; `brokenAt` the first
+  # line that does not fit, 0: all do.
 }
 
 interface Kernel {
@@ -158,34 +172,41 @@ interface Kernel {
   thread @48 (name :Text, engine :Text = "", key :Text = "") -> (kernel :Kernel, info :KernelInfo);
   # A new kernel with an engine (empty: as this one) and state of its own, in this kernel's workspace and with its mounts. This kernel
   # cannot be removed before it, unless both are. The same `key` within 24 hours gives the same thread.
-  workflow @49 () -> (workflow :Workflow);
+
+  removeCheckpoint @49 (ref :Text, expectedVersion :UInt64 = 0) -> (checkpoint :Checkpoint);
+  # For good. `conflict` for the one that the kernel is at, and for those that `undo` or a restore under way need. Its children become
+  # those of its parent.
+  setRetention @50 (retention :Retention, expectedVersion :UInt64 = 0) -> ();
+  # How long checkpoints are kept that are neither `manual` nor pinned; a bound of 0 stays as it is.
+
+  workflow @51 () -> (workflow :Workflow);
   # Steps and the current agent.
-  beginStep @50 (name :Text, expectedVersion :UInt64 = 0) -> (step :Step);
+  beginStep @52 (name :Text, expectedVersion :UInt64 = 0) -> (step :Step);
   # `conflict` with reason `step_open` while another is not completed.
-  completeStep @51 (expectedVersion :UInt64 = 0) -> (step :Step, checkpoint :Checkpoint);
+  completeStep @53 (expectedVersion :UInt64 = 0) -> (step :Step, checkpoint :Checkpoint);
   # With a checkpoint of type `auto`: both or neither. As `checkpoint`, it waits for what runs.
-  handOver @52 (agent :Text, note :Text, expectedVersion :UInt64 = 0) -> (checkpoint :Checkpoint);
+  handOver @54 (agent :Text, note :Text, expectedVersion :UInt64 = 0) -> (checkpoint :Checkpoint);
   # `agent` works from now on. With a checkpoint of type `auto`: both or neither.
 
-  openDecision @53 (title :Text, text :Text, key :Text, expectedVersion :UInt64 = 0) -> (decision :Decision);
+  openDecision @55 (title :Text, text :Text, key :Text, expectedVersion :UInt64 = 0) -> (decision :Decision);
   # The same `key` within 24 hours gives the same decision.
-  lockDecision @54 (id :UInt64, expectedVersion :UInt64 = 0) -> (decision :Decision, checkpoint :Checkpoint);
+  lockDecision @56 (id :UInt64, expectedVersion :UInt64 = 0) -> (decision :Decision, checkpoint :Checkpoint);
   # With a checkpoint of type `auto` just before: both or neither.
-  supersedeDecision @55 (id :UInt64, expectedVersion :UInt64 = 0) -> (decision :Decision);
-  decisions @56 (sink :DecisionSink) -> ();
+  supersedeDecision @57 (id :UInt64, expectedVersion :UInt64 = 0) -> (decision :Decision);
+  decisions @58 (sink :DecisionSink) -> ();
   # Oldest first.
 
-  putArtifact @57 (name :Text, source :ArtifactSource, contentType :Text, key :Text, expectedVersion :UInt64 = 0)
+  putArtifact @59 (name :Text, source :ArtifactSource, contentType :Text, key :Text, expectedVersion :UInt64 = 0)
       -> (artifact :Artifact);
   # One more version, unless the newest is the same already. The same `key` within 24 hours gives the same version.
-  revertArtifact @58 (name :Text, version :UInt32, expectedVersion :UInt64 = 0) -> (artifact :Artifact);
+  revertArtifact @60 (name :Text, version :UInt32, expectedVersion :UInt64 = 0) -> (artifact :Artifact);
   # One more version, with the content of an earlier one.
-  artifacts @59 (name :Text, sink :ArtifactSink) -> ();
+  artifacts @61 (name :Text, sink :ArtifactSink) -> ();
   # The newest version of each, by name; of one artifact, if `name` is given: every version, newest first.
-  artifact @60 (name :Text, version :UInt32 = 0) -> (artifact :Artifact, blob :BlobReader);
+  artifact @62 (name :Text, version :UInt32 = 0) -> (artifact :Artifact, blob :BlobReader);
   # `version` 0: the newest.
 
-  diffText @61 (from :Text, to :Text, paths :List(Data), sink :PatchSink) -> ();
+  diffText @63 (from :Text, to :Text, paths :List(Data), sink :PatchSink) -> ();
   # What differs in the files from checkpoint `from` to checkpoint `to` (empty: to what is now), as unified diffs; `paths` empty:
   # of all files, else of these and of what is beneath them.
 }
@@ -215,6 +236,12 @@ interface EventSink {
 }
 interface CheckpointSink { next @0 (checkpoint :Checkpoint) -> stream; }
 interface DifferenceSink { next @0 (difference :Difference) -> stream; }
+interface GcSink { next @0 (item :GcItem) -> stream; }
+interface VerifySink {
+  progress @0 (packs :UInt64, ofPacks :UInt64, bytes :UInt64) -> stream;
+  damage @1 (damage :Damage) -> stream;
+}
+interface AuditSink { next @0 (line :AuditLine) -> stream; }
 interface DecisionSink { next @0 (decision :Decision) -> stream; }
 interface ArtifactSink { next @0 (artifact :Artifact) -> stream; }
 interface PatchSink { next @0 (patch :Patch) -> stream; }
@@ -338,6 +365,76 @@ struct KernelSpec {
   allowDegraded @13 :List(Text); # sandbox layers to do without if the host lacks them
   fromDir @14 :Text;          # copy this folder of the host into the new workspace
   ephemeral @15 :Bool;        # removed when the connection that made it ends, and by a daemon that finds it when it starts
+  retention @16 :Retention;   # of its checkpoints
+}
+
+struct Retention {
+  # Of checkpoints that are neither `manual` nor pinned. 0: the configuration's default; the largest value: without this bound.
+  newest @0 :UInt32;          # so many of the newest stay
+  keepForMs @1 :UInt64;       # and those no longer than this
+}
+
+struct GcItem {
+  union {
+    checkpoint :group {
+      kernel @0 :Text;
+      checkpoint @1 :Checkpoint;
+    }
+    object :group {
+      hash @2 :Text;
+      bytes @3 :UInt64;
+    }
+  }
+  stays @4 :Bool;
+  why @5 :Text;
+}
+
+struct GcReport {
+  dryRun @0 :Bool;            # nothing was changed: the rest says what would be
+  checkpointsKept @1 :UInt64;
+  checkpointsRemoved @2 :UInt64;
+  objectsKept @3 :UInt64;
+  bytesKept @4 :UInt64;       # before compression
+  objectsRemoved @5 :UInt64;
+  bytesRemoved @6 :UInt64;
+  objectsRecent @7 :UInt64;   # of those that stay: only because they are young, or in use by what goes on
+  packsRemoved @8 :UInt64;
+  packBytesRemoved @9 :UInt64;
+  bytesCopied @10 :UInt64;    # out of those packs, because they are still needed
+}
+
+struct Damage {
+  what @0 :Text;              # `object`, `pack`, `database`, `audit log`
+  name @1 :Text;              # an address, a path, a line
+  why @2 :Text;
+  affects @3 :List(Affected);
+}
+struct Affected {
+  kernel @0 :Text;
+  what @1 :Text;              # `checkpoint`, `blob`, `output`, `files`, `all`
+  name @2 :Text;              # a checkpoint's or an execution's number, a blob's address
+}
+struct VerifyReport {
+  kernels @0 :UInt64;         # whose databases were checked
+  checkpoints @1 :UInt64;     # of which everything was found
+  objects @2 :UInt64;         # whose content is what their address says
+  bytes @3 :UInt64;
+  damaged @4 :UInt64;
+}
+
+struct AuditLine {
+  sequence @0 :UInt64;
+  atMs @1 :Int64;
+  uid @2 :UInt32;             # who
+  client @3 :Text;            # what that client called itself, and after a `/` the label of an attenuated capability
+  action @4 :Text;            # such as `checkpoint.restore`
+  kernel @5 :Text;            # id; empty: the host
+  versionBefore @6 :UInt64;   # 0: none
+  versionAfter @7 :UInt64;    # 0: none
+  outcome @8 :Text;           # `done`, or an ErrorCode by name
+  manifest @9 :Text;          # of the checkpoint that it is about
+  detail @10 :Text;
+  hash @11 :Text;             # over this line and all before it: docs/audit-log.md
 }
 
 struct CheckpointRequest {
@@ -482,6 +579,7 @@ struct KernelInfo {
   rights @14 :List(Right);    # of the capability that was asked
   origin @15 :Origin;
   threadOf @16 :Text;         # id of the kernel whose workspace this one works in; empty: its own
+  capture @17 :Text;          # how its files are captured: the driver, and why no better one
 }
 
 struct Origin {

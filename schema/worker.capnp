@@ -53,6 +53,10 @@ interface Worker {
   # until this daemon is gone.
   thaw @18 () -> ();
   # `Conflict` if they went on before, for a stop: what was read meanwhile may be of two moments.
+
+  lane @19 (token :UInt64) -> ();
+  # The descriptor that came under that number over the descriptor socket is a sequenced-packet socket: from now on `LaneCall`s may
+  # come there, one message a packet, and are answered there by `LaneAnswer`s. It is this attachment's and ends with it.
 }
 
 interface Supervisor {
@@ -91,6 +95,26 @@ struct Exec {
   timeoutMs @5 :UInt64;       # 0: none
   outputKeptBytes @6 :UInt64; # how much output init keeps for a daemon that comes back
   acknowledged @7 :List(UInt64); # earlier executions, as by `acknowledge`
+}
+
+struct LaneCall {
+  # The start of an execution without input, beside the calls of `Worker`: what is asked most often at the least cost.
+  union {
+    start @0 :Exec;           # as `Worker.start`
+    hold @1 :Exec;            # as `start`, but it waits for `go`; takes the place of one that was held before
+    go @2 :UInt64;            # the number of the one that is held: its beginning is in the journal
+    withdraw @3 :UInt64;      # it is not to run; no answer
+  }
+}
+
+struct LaneAnswer {
+  # What `Worker.start` would answer.
+  execId @0 :UInt64;
+  union {
+    runs @1 :Void;            # output and end come as `Supervisor.output` and `Supervisor.ended`
+    over :group { end @2 :End; output @3 :List(Chunk); }
+    refused @4 :Text;         # as the text of a failed call
+  }
 }
 
 struct Chunk { stream @0 :OutputStream; data @1 :Data; }

@@ -19,6 +19,7 @@ mod session_suite;
 mod support;
 mod systemd;
 mod tidy;
+mod upkeep;
 mod worker;
 mod workflow;
 mod workspace;

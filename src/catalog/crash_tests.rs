@@ -65,6 +65,7 @@ pub(super) fn audit(action: &str) -> NewAudit {
         version_before: None,
         version_after: Some(1),
         outcome: "done".into(),
+        ..NewAudit::default()
     }
 }
 
@@ -108,7 +109,7 @@ async fn step(n: usize, h: &CatalogHandle) -> Result<bool, CatalogError> {
         8 => {
             let request = ExecRequest { key: "k".into(), ..ExecRequest::code("1 + 1") };
             let begun = state.begin_exec(ExecBegin { request, actor: "me".into(), at_ms: 20 }).await?;
-            assert_eq!(begun, Begun::New(ExecId(1)));
+            assert_eq!(begun, Begun::New { exec: ExecId(1), journal: 1 });
         }
         9 => {
             let close = ExecClose { end: ExecEnd::lost("why"), output: OutputRecord::default(), at_ms: 30 };
@@ -190,6 +191,11 @@ async fn work_step(n: usize, state: &StateHandle) -> Result<bool, CatalogError> 
             state.finish_restore(done).await.map(drop)?;
         }
         42 => state.begin(beginning()).await?,
+        43 => state.add_checkpoint(new_checkpoint(13), mark("checkpoint")).await.map(drop)?,
+        44 => state.add_checkpoint(new_checkpoint(14), mark("checkpoint")).await.map(drop)?,
+        45 => state.thin_checkpoints(Box::new(|_| vec![CheckpointId::from_bytes([13; 16])])).await.map(drop)?,
+        46 => state.add_checkpoint(new_checkpoint(15), mark("checkpoint")).await.map(drop)?,
+        47 => state.remove_checkpoint(CheckpointId::from_bytes([14; 16]), mark("removed")).await.map(drop)?,
         _ => return Ok(false),
     }
     Ok(true)
@@ -277,8 +283,8 @@ async fn observe(h: &CatalogHandle, dir: &Path) -> String {
         note("key", &h.recall_key("create/1000".into(), k.into(), 5).await.expect("readable"));
     }
     note("events", &h.events_after(0, 100).await.expect("readable"));
-    note("audit", &h.audit_after(0, None, 100).await.expect("readable"));
-    h.verify_audit(None).await.expect("readable").expect("the chain is whole");
+    note("audit", &h.audit_after(0, AuditFilter::default(), 100).await.expect("readable"));
+    h.verify_audit(Vec::new()).await.expect("readable").expect("the chain is whole");
     h.check().await.expect("sound");
     // A directory is of use once its kernel is known.
     if known.contains(&FIRST) {
@@ -288,9 +294,9 @@ async fn observe(h: &CatalogHandle, dir: &Path) -> String {
         note("running", &state.running_execs().await.expect("readable"));
         note("mounts", &state.mounts().await.expect("readable"));
         note("mcp", &state.mcp_servers().await.expect("readable"));
-        note("objects", &state.objects().await.expect("readable"));
         note("checkpoints", &state.checkpoints(u64::MAX, 100).await.expect("readable"));
         note("head", &state.head().await.expect("readable"));
+        note("objects", &state.roots().await.expect("readable"));
         note("restoring", &state.restoring().await.expect("readable"));
         note("compacted", &state.journal_as(JournalView::Compacted, 0, 100).await.expect("readable"));
         note("workflow", &state.workflow().await.expect("readable"));
@@ -389,7 +395,7 @@ fn check_after(fault: &str, label: &str, steps: Steps, seen: &[String]) {
 fn nothing_acknowledged_is_lost_and_nothing_half_done_is_seen() {
     let seen = expected();
     for (label, point) in
-        points().filter(|(label, _)| !["store.", "workspace."].iter().any(|of| label.name.starts_with(of)))
+        points().filter(|(label, _)| !["store.", "workspace.", "host."].iter().any(|of| label.name.starts_with(of)))
     {
         for deed in ["kill", "eio", "enospc"] {
             check_after(&format!("{point}={deed}"), label.name, label.steps, &seen);

@@ -73,9 +73,11 @@ fn every_damaged_page_is_found_and_others_are_unharmed() {
     let paths = filled(dir.path());
     for path in &paths {
         let whole = std::fs::read(path).expect("readable");
-        for page in 0..whole.len() / 4096 {
+        // https://www.sqlite.org/fileformat2.html#page_size
+        let page_bytes = usize::from(u16::from_be_bytes([whole[16], whole[17]]));
+        for page in 0..whole.len() / page_bytes {
             let mut broken = whole.clone();
-            broken[page * 4096..page * 4096 + 16].fill(0xa5);
+            broken[page * page_bytes..page * page_bytes + 16].fill(0xa5);
             std::fs::write(path, &broken).expect("written");
             let error = opened_and_checked(path).expect_err("damaged");
             assert_corrupt(error, path, &format!("page {page}"));

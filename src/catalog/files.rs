@@ -5,13 +5,14 @@
 
 use std::collections::HashSet;
 use std::fs::File;
+use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 
 use super::error::CatalogError;
 use super::sqlite::{Durability, Kind, Result, write_template};
 use crate::core::ids::KernelId;
-use crate::sys::fault;
 use crate::sys::fs::{self, FsError};
+use crate::sys::{btrfs, fault, inode};
 
 /// What a removed kernel's directory begins with until it is gone.
 const HIDDEN: &str = ".removed-";
@@ -27,16 +28,25 @@ pub struct KernelFiles {
     pub engine_db: PathBuf,
     /// The kernel's own files.
     pub workspace: PathBuf,
+    /// Beside them, on the same file system: where files are prepared. Not made with the kernel.
+    pub staging: PathBuf,
 }
 
+/// The subvolume that holds the workspace where the file system has such, and what it is called while it is removed.
+const SUBVOLUME: &str = "files";
+
 impl KernelFiles {
-    /// The paths of a kernel, whether they are there or not.
+    /// The paths of a kernel, whether they are there or not. The workspace is in a subvolume if there is one: looks whether
+    /// there is.
     pub fn of(kernels: &Path, id: KernelId) -> KernelFiles {
         let dir = kernels.join(id.to_string());
+        let subvolume = dir.join(SUBVOLUME);
+        let home = if subvolume.is_dir() { &subvolume } else { &dir };
         KernelFiles {
             state_db: dir.join(Kind::State.file_name()),
             engine_db: dir.join(Kind::Engine.file_name()),
-            workspace: dir.join("workspace"),
+            workspace: home.join("workspace"),
+            staging: home.join("staging"),
             dir,
         }
     }
@@ -61,11 +71,11 @@ const REMOVE_PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
 
 /// Makes the directory with two empty databases and an empty workspace. After a failure nothing is left.
 pub(super) fn create(kernels: &Path, id: KernelId, durability: Durability) -> Result<(KernelFiles, Unsynced)> {
-    let files = KernelFiles::of(kernels, id);
+    let mut files = KernelFiles::of(kernels, id);
     if files.dir.symlink_metadata().is_ok() {
         return Err(CatalogError::Exists(format!("the directory of kernel {id}")));
     }
-    match fill(&files, durability) {
+    match fill(&mut files, durability) {
         Ok(unsynced) => Ok((files, unsynced)),
         Err(error) => {
             // What cannot be removed now, the next start removes.
@@ -75,7 +85,7 @@ pub(super) fn create(kernels: &Path, id: KernelId, durability: Durability) -> Re
     }
 }
 
-fn fill(files: &KernelFiles, durability: Durability) -> Result<Unsynced> {
+fn fill(files: &mut KernelFiles, durability: Durability) -> Result<Unsynced> {
     use std::os::unix::fs::DirBuilderExt as _;
     let mkdir = |path: &Path| {
         std::fs::DirBuilder::new().mode(0o700).create(path).map_err(|e| CatalogError::of_io("create", path, e))
@@ -85,6 +95,16 @@ fn fill(files: &KernelFiles, durability: Durability) -> Result<Unsynced> {
         fs::create_dir_durable(&files.dir, 0o700, "kernel.files.dir")?;
     } else {
         mkdir(&files.dir)?;
+    }
+    let home = File::open(&files.dir).map_err(|e| CatalogError::of_io("open", &files.dir, e))?;
+    if inode::file_system(home.as_fd()).is_ok_and(|magic| magic == btrfs::MAGIC) {
+        // Without one the workspace is a folder: the kernel's `show` says so.
+        if btrfs::create(home.as_fd(), SUBVOLUME).is_ok() {
+            let subvolume = files.dir.join(SUBVOLUME);
+            let private = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+            std::fs::set_permissions(&subvolume, private).map_err(|e| CatalogError::of_io("change", &subvolume, e))?;
+            (files.workspace, files.staging) = (subvolume.join("workspace"), subvolume.join("staging"));
+        }
     }
     mkdir(&files.workspace)?;
     let template = |path: &Path, kind: Kind| {
@@ -116,7 +136,14 @@ pub(super) fn remove(kernels: &Path, id: KernelId) -> Result<()> {
 }
 
 fn remove_hidden(hidden: &Path) -> Result<()> {
-    let remove = || fault::point("kernel.files.remove").and_then(|()| std::fs::remove_dir_all(hidden));
+    let remove = || {
+        fault::point("kernel.files.remove")?;
+        // At once, where that is allowed; as folders they go in any case.
+        if let Ok(home) = File::open(hidden) {
+            let _ = btrfs::destroy(home.as_fd(), SUBVOLUME);
+        }
+        std::fs::remove_dir_all(hidden)
+    };
     let mut removed = remove();
     for _ in 0..REMOVE_TRIES {
         // Who wrote here was killed with the daemon before this one, and may take a moment to be gone.

@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 
 use rusqlite::{OptionalExtension as _, params};
 
-use super::audit::{self, AuditBreak, AuditHead, AuditLine, NewAudit};
+use super::audit::{self, AuditFilter};
 use super::bank::{Bank, Target};
 use super::error::CatalogError;
 use super::events::{self, EventPage, NewEvent};
@@ -19,6 +19,7 @@ use super::sqlite::{Db, Durability, Kind, Result};
 use super::state::StateHandle;
 use super::thread::{self, Pending, Queue};
 use super::workers::{self, WorkerRow};
+use crate::core::audit::{AuditBreak, AuditHead, AuditLine, NewAudit, Walk};
 use crate::core::ids::{HostId, KernelId, WorkerId};
 use crate::core::info::Event;
 use crate::core::limits;
@@ -356,20 +357,36 @@ impl CatalogHandle {
         self.write("catalog.audit.append", move |db| audit::append(db, &lines))
     }
 
-    /// Lines of the audit log after a number, at most [`limits::PAGE_ROWS`], of all or of one kernel (its id as text).
+    /// Lines of the audit log after a number, at most [`limits::PAGE_ROWS`].
     ///
     /// # Errors
     /// The database's.
-    pub fn audit_after(&self, sequence: u64, kernel: Option<String>, most: usize) -> Pending<Vec<AuditLine>> {
-        self.read(move |db| audit::after(db, sequence, kernel.as_deref(), most))
+    pub fn audit_after(&self, sequence: u64, filter: AuditFilter, most: usize) -> Pending<Vec<AuditLine>> {
+        self.read(move |db| audit::after(db, sequence, &filter, most))
     }
 
-    /// Walks the audit log's whole chain. `known`: an end of the log that was kept elsewhere and must still be part of it.
+    /// The end of the audit log.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn audit_head(&self) -> Pending<AuditHead> {
+        self.read(audit::head)
+    }
+
+    /// Follows the audit log's whole chain, page by page, so that others get their turn. `known`: ends of the log that were kept
+    /// elsewhere, with the words for where, and must still be part of it.
     ///
     /// # Errors
     /// The outer one is the database's; the inner one names the first line that does not fit.
-    pub fn verify_audit(&self, known: Option<AuditHead>) -> Pending<Result<AuditHead, AuditBreak>> {
-        self.read(move |db| audit::verify(db, known))
+    pub async fn verify_audit(&self, known: Vec<(AuditHead, String)>) -> Result<Result<AuditHead, AuditBreak>> {
+        let mut walk = Walk::new(known);
+        loop {
+            match self.read(move |db| audit::walk(db, walk)).await? {
+                Ok((walked, true)) => walk = walked,
+                Ok((walked, false)) => return Ok(walked.end()),
+                Err(broken) => return Ok(Err(broken)),
+            }
+        }
     }
 
     /// Checks every page of `catalog.db`.

@@ -24,8 +24,8 @@ pub mod state;
 mod thread;
 mod workers;
 
-pub use audit::{AuditBreak, AuditHead, AuditLine, NewAudit};
-pub use engine_db::{Applied, Changes, EngineDb, EngineInfo, Entry, EntryHead, JobRecord};
+pub use audit::AuditFilter;
+pub use engine_db::{Applied, Changes, EngineDb, EngineInfo, Entry, EntryHead, JobRecord, Looked};
 pub use error::CatalogError;
 pub use events::{EventPage, NewEvent};
 pub use files::{KernelFiles, sweep_kernels};
@@ -36,6 +36,8 @@ pub use sqlite::{Db, Durability, Kind};
 pub use state::StateHandle;
 pub use thread::Pending;
 pub use workers::WorkerRow;
+
+pub use crate::core::audit::{AuditBreak, AuditHead, AuditLine, NewAudit};
 
 #[cfg(test)]
 mod crash_tests;

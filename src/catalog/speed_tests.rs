@@ -53,7 +53,7 @@ fn speed_of_executions() {
             let begin =
                 ExecBegin { request: ExecRequest::code("x = x + 1"), actor: "ryokan-cli uid 1000".into(), at_ms: n };
             let exec = match state.begin_exec(begin).await.expect("begun") {
-                state::Begun::New(exec) | state::Begun::Before(exec) => exec,
+                state::Begun::New { exec, .. } | state::Begun::Before(exec) => exec,
             };
             first.push(start.elapsed().as_secs_f64() * 1e6);
             let close = ExecClose { end: done(), output: output(20), at_ms: n };

@@ -66,6 +66,7 @@ impl Kind {
             Kind::Catalog => &[
                 include_str!("../../schema/catalog/0001_first.sql"),
                 include_str!("../../schema/catalog/0002_threads.sql"),
+                include_str!("../../schema/catalog/0003_audit.sql"),
             ],
             Kind::State => &[
                 include_str!("../../schema/state/0001_first.sql"),
@@ -73,7 +74,8 @@ impl Kind {
                 include_str!("../../schema/state/0003_mount_places.sql"),
                 include_str!("../../schema/state/0004_checkpoints.sql"),
                 include_str!("../../schema/state/0005_origin.sql"),
-                include_str!("../../schema/state/0006_workflow.sql"),
+                include_str!("../../schema/state/0006_rest.sql"),
+                include_str!("../../schema/state/0007_workflow.sql"),
             ],
             Kind::Engine => &[include_str!("../../schema/engine/0001_first.sql")],
         }
@@ -82,6 +84,14 @@ impl Kind {
     /// The latest format.
     pub const fn format(self) -> i64 {
         self.migrations().len() as i64
+    }
+
+    /// Bytes of a page in a new database. Each commit writes whole pages to the WAL; those of a kernel's journal carry a few rows.
+    const fn page_bytes(self) -> i32 {
+        match self {
+            Kind::State => 1024,
+            Kind::Catalog | Kind::Engine => 4096,
+        }
     }
 
     /// The bytes of an empty database of this kind: writing them is many times faster than running its DDL.
@@ -99,7 +109,7 @@ impl Kind {
 
     fn make_template(self) -> rusqlite::Result<Vec<u8>> {
         let mut conn = Connection::open_in_memory()?;
-        conn.pragma_update(None, "page_size", 4096)?;
+        conn.pragma_update(None, "page_size", self.page_bytes())?;
         conn.pragma_update(None, "application_id", self.application_id())?;
         for migration in self.migrations() {
             conn.execute_batch(migration)?;
@@ -198,6 +208,25 @@ impl Db {
             })
         })?;
         Ok(db)
+    }
+
+    /// Takes a connection that only reads, after it was seen to be to a database of that kind and of a known format.
+    pub(super) fn read_only(conn: Connection, path: &Path, kind: Kind) -> Result<Db> {
+        let mut wal = path.as_os_str().to_owned();
+        wal.push("-wal");
+        let db = Db { conn, path: path.to_owned(), wal: wal.into() };
+        let (application, found): (i32, i64) = db.sql("look at", |c| {
+            let application = c.query_row("PRAGMA application_id", [], |row| row.get(0))?;
+            Ok((application, c.query_row("PRAGMA user_version", [], |row| row.get(0))?))
+        })?;
+        if application != kind.application_id() {
+            let why = format!("it is no {}", kind.file_name());
+            return Err(CatalogError::Corrupt { path: path.to_owned(), why });
+        }
+        match found == kind.format() {
+            true => Ok(db),
+            false => Err(CatalogError::Newer { path: path.to_owned(), found, known: kind.format() }),
+        }
     }
 
     fn check_identity(&self, kind: Kind) -> Result<()> {

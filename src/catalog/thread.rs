@@ -32,8 +32,10 @@ use crate::core::limits;
 const QUIET: Duration = Duration::from_millis(20);
 /// A request that took its caller longer than this was slowed by the disk.
 const CALLER_PATIENCE: Duration = Duration::from_millis(2);
-/// For so long callers then leave everything to the thread.
-const CALLERS_KEEP_OFF: Duration = Duration::from_secs(10);
+/// For so long callers then leave everything to the thread: a machine that was busy elsewhere for a moment costs little.
+const CALLERS_KEEP_OFF_FIRST: Duration = Duration::from_millis(20);
+/// Each time that it was slow again they do so four times as long, up to this: a slow disk is the thread's business.
+const CALLERS_KEEP_OFF_MOST: Duration = Duration::from_secs(10);
 
 enum Job {
     /// Reads or writes one database.
@@ -126,8 +128,37 @@ struct Desk {
     bank: Mutex<Bank>,
     /// Requests that were queued and are not answered yet: while there are any, a new one queues too, so order holds.
     waiting: AtomicUsize,
-    /// Until when the thread does everything, because a caller met a slow disk.
-    slow_until: Mutex<Option<Instant>>,
+    slow: Mutex<Slow>,
+}
+
+/// How slow callers found the disk lately.
+#[derive(Debug, Default)]
+struct Slow {
+    /// Until when the thread does everything.
+    until: Option<Instant>,
+    /// For how long callers kept off the last time.
+    kept_off: Duration,
+}
+
+impl Slow {
+    /// Notes how long a caller's write took.
+    fn took(&mut self, time: Duration, now: Instant) {
+        if time > CALLER_PATIENCE {
+            self.kept_off = (self.kept_off * 4).clamp(CALLERS_KEEP_OFF_FIRST, CALLERS_KEEP_OFF_MOST);
+            self.until = Some(now + self.kept_off);
+        } else if !self.kept_off.is_zero() {
+            self.kept_off = self.kept_off.checked_sub(CALLERS_KEEP_OFF_FIRST).unwrap_or_default();
+        }
+    }
+
+    /// Whether callers keep off now.
+    fn keeps_off(&mut self) -> bool {
+        let keeps = self.until.is_some_and(|until| Instant::now() < until);
+        if !keeps {
+            self.until = None;
+        }
+        keeps
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -143,18 +174,7 @@ impl Desk {
         if self.waiting.load(Ordering::Acquire) > 0 || bank.durability() == Durability::Power || !bank.is_open(target) {
             return None;
         }
-        let mut slow = lock(&self.slow_until);
-        if slow.is_some_and(|until| Instant::now() < until) {
-            return None;
-        }
-        *slow = None;
-        Some(bank)
-    }
-
-    fn took(&self, time: Duration) {
-        if time > CALLER_PATIENCE {
-            *lock(&self.slow_until) = Some(Instant::now() + CALLERS_KEEP_OFF);
-        }
+        (!lock(&self.slow).keeps_off()).then_some(bank)
     }
 }
 
@@ -185,7 +205,8 @@ impl Queue {
         if let Some(mut bank) = self.desk.at_rest(target) {
             let began = Instant::now();
             run_group(&mut bank, target, vec![job]);
-            self.desk.took(began.elapsed());
+            let ended = Instant::now();
+            lock(&self.desk.slow).took(ended - began, ended);
             if bank.needs_a_look() {
                 // A queue that is full leads to a look as well.
                 let _ = self.send(Job::Tidy);
@@ -233,8 +254,8 @@ impl Queue {
 /// The operating system gives no thread.
 pub(super) fn start(name: &str, bank: Bank) -> std::io::Result<(Queue, JoinHandle<()>)> {
     let (jobs, queue) = sync_channel(limits::DATABASE_REQUESTS);
-    let (waiting, slow_until) = (AtomicUsize::new(0), Mutex::new(None));
-    let desk = Arc::new(Desk { bank: Mutex::new(bank), waiting, slow_until });
+    let (waiting, slow) = (AtomicUsize::new(0), Mutex::default());
+    let desk = Arc::new(Desk { bank: Mutex::new(bank), waiting, slow });
     let own = Arc::clone(&desk);
     let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || serve(&queue, &own))?;
     Ok((Queue { jobs, desk }, thread))
@@ -357,5 +378,33 @@ fn perform(db: &Db, job: &mut Inside) -> bool {
             false
         }
         Some(Ok(())) | None => well,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn callers_keep_off_longer_the_more_often_the_disk_was_slow() {
+        let (mut slow, now) = (Slow::default(), Instant::now());
+        let (quick, late) = (CALLER_PATIENCE, CALLER_PATIENCE * 2);
+        slow.took(quick, now);
+        assert!(!slow.keeps_off());
+        let mut last = Duration::ZERO;
+        for _ in 0..8 {
+            slow.took(late, now);
+            assert!(slow.kept_off > last || slow.kept_off == CALLERS_KEEP_OFF_MOST);
+            last = slow.kept_off;
+            assert_eq!(slow.until, Some(now + last));
+            assert!(slow.keeps_off() || last == CALLERS_KEEP_OFF_FIRST);
+        }
+        assert_eq!(last, CALLERS_KEEP_OFF_MOST);
+        // It takes many quick ones to be trusted again as at first.
+        for _ in 0..500 {
+            slow.took(quick, now);
+        }
+        slow.took(late, now);
+        assert_eq!(slow.kept_off, CALLERS_KEEP_OFF_FIRST);
     }
 }

@@ -18,6 +18,7 @@ use super::paint::ColorChoice;
 use super::repl::ReplArgs;
 use super::tools::ToolsArgs;
 use super::tour::TourArgs;
+use super::upkeep::{AuditArgs, GcArgs, RetentionArgs};
 use super::vars::{GetArgs, SetArgs};
 use super::workflow::{ArtifactArgs, DecisionArgs, HandoffArgs, StepArgs};
 
@@ -122,6 +123,8 @@ pub enum Command {
     Fork(ForkArgs),
     /// Make a kernel that works in the workspace of another
     Thread(ThreadArgs),
+    /// Show or change how long a kernel's automatic checkpoints are kept
+    Retention(RetentionArgs),
     /// Begin, complete and list the steps of the work in a kernel
     Step(StepArgs),
     /// Hand the work in a kernel over to another agent, with a checkpoint
@@ -136,6 +139,12 @@ pub enum Command {
     Message(MessageArgs),
     /// Show what happened on the host or to a kernel
     Events(EventsArgs),
+    /// Remove checkpoints that are too old, and what nothing names any more
+    Gc(GcArgs),
+    /// Read everything that is stored and name what is damaged
+    Verify,
+    /// Show who did what, or prove that the log of it is whole
+    Audit(AuditArgs),
     /// Check or show the daemon's configuration
     Config(ConfigArgs),
     /// Show what this host can do, and what to do about the rest

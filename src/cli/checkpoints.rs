@@ -49,6 +49,15 @@ pub struct CheckpointArgs {
     /// How long to wait for what runs
     #[arg(long, value_name = "TIME", default_value = "1m", value_parser = humantime::parse_duration)]
     pub wait: Duration,
+    /// Take none: remove this one for good
+    #[arg(long, value_name = "REF", conflicts_with_all = ["message", "description", "kind", "pin", "interrupt", "wait"])]
+    pub delete: Option<String>,
+    /// Take none: keep this one until it is removed by name
+    #[arg(long, value_name = "REF", conflicts_with_all = ["message", "description", "kind", "pin", "interrupt", "wait", "delete"])]
+    pub pin_ref: Option<String>,
+    /// Take none: let this one go when its time comes
+    #[arg(long, value_name = "REF", conflicts_with_all = ["message", "description", "kind", "pin", "interrupt", "wait", "delete", "pin_ref"])]
+    pub unpin: Option<String>,
 }
 
 fn parse_span(text: &str) -> Result<Span, String> {
@@ -110,6 +119,18 @@ pub struct RestoreArgs {
 
 /// Takes a checkpoint.
 pub async fn checkpoint(context: &Context, args: CheckpointArgs) -> Result<(), Failure> {
+    if let Some(reference) = &args.delete {
+        return delete(context, &args.name, reference).await;
+    }
+    if let Some((reference, pinned)) =
+        args.pin_ref.as_ref().map(|r| (r, true)).or(args.unpin.as_ref().map(|r| (r, false)))
+    {
+        let (kernel, _) = context.kernel(&args.name).await?;
+        kernel.pin_checkpoint(reference, pinned).await?;
+        let (found, is_head) = kernel.find_checkpoint(reference).await?;
+        let line = || render::checkpoint_line(&found, is_head, context.terminal.paint);
+        return context.show(|| json::checkpoint(&found, is_head), line);
+    }
     if let Kind::Suspend | Kind::Teleport = args.kind {
         let kind = args.kind.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
         return Err(Error::unsupported(format!("this build takes no snapshots of kind {kind}"))
@@ -134,6 +155,17 @@ pub async fn checkpoint(context: &Context, args: CheckpointArgs) -> Result<(), F
         true => context.print_json(&json::checkpoint(&taken, true)),
         false => context.print(&render::checkpoint_line(&taken, true, context.terminal.paint)),
     }
+}
+
+async fn delete(context: &Context, name: &str, reference: &str) -> Result<(), Failure> {
+    let (kernel, info) = context.kernel(name).await?;
+    let (found, _) = kernel.find_checkpoint(reference).await?;
+    let named = if found.name.is_empty() { String::new() } else { format!(" ({})", found.name) };
+    context.confirm(&format!("remove checkpoint {}{named} of {} for good", found.short_id(), info.spec.name))?;
+    // By its id: what `latest` means may change between question and answer.
+    let removed = kernel.remove_checkpoint(&found.id.to_string(), 0).await?;
+    context
+        .show(|| json::checkpoint(&removed, false), || render::checkpoint_line(&removed, false, context.terminal.paint))
 }
 
 /// Lists checkpoints, newest first.

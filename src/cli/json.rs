@@ -7,12 +7,15 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use serde::Serialize;
 use serde_json::{Value as Json, json};
 
+use crate::core::audit::{AuditBreak, AuditHead, AuditLine};
 use crate::core::checkpoint::{Checkpoint, Restoration};
 use crate::core::diff::{Area, Deed, Patch};
 use crate::core::exec::ExecResult;
 use crate::core::ids::Digest;
 use crate::core::info::{Event, JournalEntry, KernelInfo, ToolInfo};
+use crate::core::retention::Retention;
 use crate::core::rights::Rights;
+use crate::core::upkeep::{Damage, GcItem, GcReport, GcThing, VerifyReport};
 use crate::core::value::Value;
 use crate::rpc::client::Forks;
 
@@ -39,6 +42,7 @@ pub fn kernel(info: &KernelInfo) -> Json {
             "workspace_bytes": limits.workspace_bytes,
         },
         "idle_timeout_ms": spec.idle_timeout_ms,
+        "retention": retention(&spec.retention),
         "ephemeral": spec.ephemeral,
         "state": info.state,
         "state_reason": info.state_reason,
@@ -54,6 +58,7 @@ pub fn kernel(info: &KernelInfo) -> Json {
         "sandbox": info.sandbox,
         "uid": info.uid,
         "executions": info.executions,
+        "capture": info.capture,
     })
 }
 
@@ -62,6 +67,66 @@ pub fn kernel_with_rights(info: &KernelInfo, rights: Rights) -> Json {
     let mut json = kernel(info);
     json["rights"] = rights.iter().map(|right| right.name()).collect();
     json
+}
+
+/// How long checkpoints are kept.
+pub fn retention(retention: &Retention) -> Json {
+    json!({ "newest": retention.newest, "keep_for_ms": retention.keep_for_ms })
+}
+
+/// What a collection of garbage says of one thing.
+pub fn gc_item(item: &GcItem) -> Json {
+    let mut json = match &item.thing {
+        GcThing::Checkpoint { kernel, checkpoint } => {
+            json!({ "kernel": kernel, "checkpoint": self::checkpoint(checkpoint, false) })
+        }
+        GcThing::Object { digest, bytes } => json!({ "object": digest.to_string(), "bytes": bytes }),
+    };
+    json["stays"] = item.stays.into();
+    json["why"] = item.why.as_str().into();
+    json
+}
+
+/// What a collection of garbage did.
+pub fn gc_report(report: &GcReport) -> Json {
+    json!(report)
+}
+
+/// Something that is damaged.
+pub fn damage(damage: &Damage) -> Json {
+    json!(damage)
+}
+
+/// What a verification looked at.
+pub fn verify_report(report: &VerifyReport) -> Json {
+    json!(report)
+}
+
+/// A line of the audit log.
+pub fn audit_line(line: &AuditLine) -> Json {
+    let what = &line.what;
+    json!({
+        "sequence": line.sequence,
+        "at_ms": what.at_ms,
+        "uid": what.uid,
+        "client": what.client,
+        "action": what.action,
+        "kernel": what.kernel,
+        "version_before": what.version_before,
+        "version_after": what.version_after,
+        "outcome": what.outcome,
+        "manifest": what.manifest.map(|manifest| manifest.to_string()),
+        "detail": what.detail,
+        "hash": line.hash.to_string(),
+    })
+}
+
+/// Whether the audit log is whole.
+pub fn audit_proof(proved: &Result<AuditHead, AuditBreak>) -> Json {
+    match proved {
+        Ok(head) => json!({ "whole": true, "lines": head.sequence, "head": head.to_string() }),
+        Err(broken) => json!({ "whole": false, "broken_at": broken.sequence, "why": broken.why }),
+    }
 }
 
 fn pairs(pairs: &[(String, String)]) -> Json {

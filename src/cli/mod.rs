@@ -32,6 +32,7 @@ mod repl;
 pub mod spec;
 mod tools;
 mod tour;
+mod upkeep;
 mod vars;
 mod workflow;
 
@@ -99,6 +100,7 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Undo(args) => checkpoints::undo(context, &args.name).await,
         Command::Fork(args) => forks::fork(context, args).await,
         Command::Thread(args) => forks::thread(context, args).await,
+        Command::Retention(args) => upkeep::retention(context, args).await,
         Command::Step(args) => workflow::step(context, args).await,
         Command::Handoff(args) => workflow::handoff(context, args).await,
         Command::Decision(args) => workflow::decision(context, args).await,
@@ -106,6 +108,9 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Journal(args) => journal::journal(context, args).await,
         Command::Message(args) => journal::message(context, args).await,
         Command::Events(args) => journal::events(context, args).await,
+        Command::Gc(args) => upkeep::gc(context, args).await,
+        Command::Verify => upkeep::verify(context).await,
+        Command::Audit(args) => upkeep::audit(context, args).await,
         Command::Config(args) => doctor::config(context, args).await,
         Command::Doctor => doctor::doctor(context).await,
         Command::Completions(args) => completions::completions(context, args),

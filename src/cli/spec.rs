@@ -48,6 +48,12 @@ pub struct SpecArgs {
     /// Stop it after so much idle time, such as 5m, or never
     #[arg(long, value_name = "TIME", value_parser = parse_idle)]
     pub idle_timeout: Option<u64>,
+    /// Keep so many of the newest checkpoints that were not asked for, or all
+    #[arg(long, value_name = "N|all", value_parser = parse_newest)]
+    pub keep_checkpoints: Option<u32>,
+    /// Keep none of those longer than this, such as 30d, or never let one go for its age
+    #[arg(long, value_name = "TIME|never", value_parser = parse_idle)]
+    pub keep_checkpoints_for: Option<u64>,
     /// Label it; repeatable
     #[arg(long = "label", value_name = "K=V", value_parser = parse_pair)]
     pub labels: Vec<(String, String)>,
@@ -77,6 +83,8 @@ impl SpecArgs {
             open_files: self.open_files,
             workspace_bytes: self.workspace,
             idle_timeout_ms: self.idle_timeout,
+            keep_checkpoints: self.keep_checkpoints.map(|newest| (newest > 0).then_some(newest)),
+            keep_checkpoints_for_ms: self.keep_checkpoints_for.map(|ms| (ms > 0).then_some(ms)),
             labels: self.labels.clone(),
             degraded: self.allow_degraded.clone(),
             from_dir: self.from_dir.as_deref().map(folder).transpose()?,
@@ -120,8 +128,25 @@ pub fn parse_millis(text: &str) -> Result<u64, String> {
     u64::try_from(duration.as_millis()).map_err(|e| e.to_string())
 }
 
-/// Reads an idle time as milliseconds; `never`, as in the configuration, is 0.
-fn parse_idle(text: &str) -> Result<u64, String> {
+/// Reads how many; `all` is 0.
+///
+/// # Errors
+/// What is wrong with it, in words.
+pub fn parse_newest(text: &str) -> Result<u32, String> {
+    match text {
+        "all" => Ok(0),
+        text => match text.parse() {
+            Ok(0) | Err(_) => Err("a number from 1, or all".into()),
+            Ok(newest) => Ok(newest),
+        },
+    }
+}
+
+/// Reads a time as milliseconds; `never`, as in the configuration, is 0.
+///
+/// # Errors
+/// What is wrong with it, in words.
+pub fn parse_idle(text: &str) -> Result<u64, String> {
     match text {
         "never" => Ok(0),
         text => parse_millis(text).map_err(|why| format!("{why}, or never")),

@@ -154,6 +154,8 @@ pub struct KernelInfo {
     pub origin: Origin,
     /// The kernel whose workspace it works in; its own if there is none.
     pub thread_of: Option<KernelId>,
+    /// How its files are captured: the driver, and in parentheses why it is no better one.
+    pub capture: String,
 }
 
 /// The host as it introduces itself.

@@ -75,6 +75,8 @@ pub const TOOL_CALLS: usize = 64;
 pub const ENGINE_REQUESTS: usize = 64;
 /// An engine's list of jobs or of what it does not capture, bytes.
 pub const ENGINE_LIST_BYTES: usize = 4 << 20;
+/// The largest message on the lane between daemon and init, bytes. A start or an end that is larger goes as a call.
+pub const LANE_BYTES: usize = 64 << 10;
 /// Calls of the daemon that wait for init's event loop.
 pub const WORKER_CALLS: usize = 256;
 /// Connections that a worker's private socket has open at once.
@@ -116,6 +118,10 @@ pub const MANIFEST_BYTES: usize = 64 << 20;
 pub const CHECKPOINT_NAME_BYTES: usize = 255;
 /// A checkpoint's description, bytes.
 pub const CHECKPOINT_DESCRIPTION_BYTES: usize = 64 << 10;
+/// Checkpoints that ryokan took by itself and keeps, the newest of each kernel, unless it is told otherwise.
+pub const DEFAULT_CHECKPOINTS_KEPT: u32 = 20;
+/// How long it keeps them, unless it is told otherwise.
+pub const DEFAULT_CHECKPOINTS_KEPT_FOR: Duration = Duration::from_secs(90 * 86_400);
 /// Steps of one kernel.
 pub const STEPS: u32 = 4096;
 /// Decisions of one kernel.
@@ -148,6 +154,12 @@ pub const PATCH_PATH_BYTES: usize = 4 << 20;
 pub const DIFF_BEHIND: usize = 256;
 /// How long a checkpoint waits for what runs, unless it is told another time.
 pub const CHECKPOINT_WAIT: Duration = Duration::from_secs(60);
+/// How long a stop waits for the checkpoint before it.
+pub const REST_CHECKPOINT: Duration = Duration::from_secs(10);
+/// The same for a forced stop, and for that of the daemon.
+pub const REST_CHECKPOINT_FORCED: Duration = Duration::from_secs(3);
+/// Kernels that are checkpointed at once before they stop.
+pub const REST_CHECKPOINTS: usize = 8;
 /// Children of one fork.
 pub const FORK_CHILDREN: usize = 256;
 /// Children of one fork that are made at the same time.
@@ -291,6 +303,24 @@ pub const STORE_TOUCHED: usize = 256 << 10;
 pub const STORE_GRACE: Duration = Duration::from_secs(600);
 /// Longest time for which garbage collection leaves alone what was lately written or used again.
 pub const STORE_GRACE_MOST: Duration = Duration::from_secs(24 * 3600);
+/// Objects that one collection of garbage can tell from garbage: beyond, it removes nothing.
+pub const GC_OBJECTS: usize = 32 << 20;
+/// Items of a collection of garbage, or of a verification, that wait for who asked.
+pub const UPKEEP_BEHIND: usize = 256;
+/// Who asked for a collection of garbage or a verification takes an item within this, or hears no more of it.
+pub const UPKEEP_TAKEN: Duration = Duration::from_secs(30);
+/// Bytes that one turn of background collection copies out of packs of which little lives, unless it is told otherwise.
+pub const UPKEEP_TURN_BYTES: u64 = 256 << 20;
+/// How often background upkeep has a turn, unless it is told otherwise.
+pub const UPKEEP_INTERVAL: Duration = Duration::from_secs(600);
+/// Turns of background collection that are left out while code runs; then one comes nevertheless.
+pub const UPKEEP_PUT_OFF: u32 = 6;
+/// How often the end of the audit log is kept in a file of its own.
+pub const AUDIT_KEPT_EVERY: Duration = Duration::from_secs(10);
+/// Lines about refusals that one user gets into the audit log in a minute; what is beyond is counted in the next.
+pub const AUDIT_REFUSALS: u32 = 120;
+/// Longest detail of a line of the audit log, bytes.
+pub const AUDIT_DETAIL_BYTES: usize = 1024;
 /// How long the opening of a store waits for its former owner to be gone.
 pub const STORE_LOCK: Duration = Duration::from_secs(2);
 
@@ -318,5 +348,17 @@ pub const WORKSPACE_OPENED: usize = 2048;
 pub const WORKSPACE_OPEN: usize = 64;
 /// Things that a capture names as not captured; of more, only the number is told.
 pub const WORKSPACE_MISSING: usize = 10_000;
+/// Files that are kept in memory or held by a driver while nobody writes, to be stored later; more are stored at once.
+pub const WORKSPACE_KEPT: usize = 65_536;
+/// Bytes of files that are kept in memory so.
+pub const WORKSPACE_KEPT_BYTES: u64 = 32 << 20;
+/// Entries of a workspace that was just made above which the clock's next tick is waited for, so that none is read again.
+pub const WORKSPACE_WORTH_SETTLING: u64 = 1000;
+/// Files up to so many bytes are sooner copied into a new workspace than cloned.
+pub const WORKSPACE_CLONE_ABOVE: u64 = 16 << 10;
+/// Clones that are held at once: each is an open file.
+pub const WORKSPACE_CLONES: usize = 256;
+/// Clones after which a snapshot is cheaper than more of them.
+pub const WORKSPACE_CLONES_BEFORE_SNAPSHOT: usize = 64;
 /// A saved index of a workspace, bytes; a larger one is not saved.
 pub const WORKSPACE_INDEX_BYTES: u64 = 4 << 30;

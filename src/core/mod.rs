@@ -3,6 +3,7 @@
 //! Owns every type that more than one module speaks of. Never does I/O, never reads a clock, is never async: the same
 //! input gives the same output, so everything here is tested by tables, properties and simulation.
 
+pub mod audit;
 pub mod checkpoint;
 pub mod diff;
 pub mod engine;
@@ -17,8 +18,10 @@ pub mod name;
 pub mod origin;
 pub mod pattern;
 pub mod quantity;
+pub mod retention;
 pub mod rights;
 pub mod spec;
 pub mod state;
+pub mod upkeep;
 pub mod value;
 pub mod workflow;

@@ -85,6 +85,15 @@ pub fn format_size(bytes: u64) -> String {
     format!("{bytes} B")
 }
 
+/// A duration for people, exact: in the largest unit that leaves no rest.
+pub fn format_duration(ms: u64) -> String {
+    let units = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1000, "s")];
+    match units.iter().find(|(unit_ms, _)| ms > 0 && ms.is_multiple_of(*unit_ms)) {
+        Some((unit_ms, unit)) => format!("{}{unit}", ms / unit_ms),
+        None => format!("{ms}ms"),
+    }
+}
+
 fn split(text: &str) -> Option<(&str, &str)> {
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(end);

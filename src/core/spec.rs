@@ -9,6 +9,7 @@ use super::engine::EngineName;
 use super::limits;
 use super::name::KernelName;
 use super::quantity::format_size;
+use super::retention::{Retention, RetentionError};
 
 /// Where a kernel's code is contained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -133,6 +134,9 @@ pub struct KernelSpec {
     /// Whether it goes with the connection that made it.
     #[serde(default)]
     pub ephemeral: bool,
+    /// How long checkpoints that ryokan takes by itself are kept. Changes on its own, as mounts do.
+    #[serde(default)]
+    pub retention: Retention,
 }
 
 /// Why a specification cannot be.
@@ -174,6 +178,9 @@ pub enum SpecError {
         limits::IDENTIFIER_BYTES
     )]
     Label,
+    /// A retention that cannot be.
+    #[error(transparent)]
+    Retention(#[from] RetentionError),
 }
 
 impl KernelSpec {
@@ -191,6 +198,7 @@ impl KernelSpec {
             labels: Vec::new(),
             degraded: Vec::new(),
             ephemeral: false,
+            retention: Retention::default(),
         }
     }
 
@@ -230,7 +238,7 @@ impl KernelSpec {
         if self.labels.len() > limits::LABELS || !self.labels.iter().all(label_fits) {
             return Err(SpecError::Label);
         }
-        Ok(())
+        Ok(self.retention.check()?)
     }
 }
 

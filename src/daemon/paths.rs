@@ -275,11 +275,6 @@ impl Paths {
         self.kernel_dir(kernel).join("engine.db")
     }
 
-    /// One kernel's own file tree.
-    pub fn workspace(&self, kernel: KernelId) -> PathBuf {
-        self.kernel_dir(kernel).join("workspace")
-    }
-
     /// The content-addressed store.
     pub fn store(&self) -> PathBuf {
         self.data.join("store")

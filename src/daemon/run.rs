@@ -1,7 +1,7 @@
 //! From start to end: lock, databases, recovery, sockets, signals, drain.
 
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use super::paths::{Mode, Paths};
 use super::{logging, service, settings};
 use crate::catalog::{self, Catalog, CatalogConfig};
 use crate::core::ids::HostId;
-use crate::core::info::HostInfo;
+use crate::core::info::{Ability, HostInfo};
 use crate::rpc::server::{Published, ServeConfig, raise_open_files, serve};
 use crate::store::{Store, StoreHandle};
 use crate::supervisor::supervisor::Supervisor;
@@ -29,10 +29,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let mode = if args.system { Mode::System } else { Mode::User };
     if args.abilities {
         let data = Paths::of_process(mode).map(|paths| paths.data_dir().to_owned()).unwrap_or_default();
-        println!(
-            "{}",
-            serde_json::to_string_pretty(&crate::sandbox::abilities::abilities(&settings::worker_binary()?, &data))?
-        );
+        println!("{}", serde_json::to_string_pretty(&abilities(&settings::worker_binary()?, &data))?);
         return Ok(());
     }
     let paths = Paths::of_process(mode)?;
@@ -48,6 +45,14 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     logging::start(&config)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("the event loop")?;
     LocalSet::new().block_on(&runtime, daemon(args, config, paths))
+}
+
+/// What this host can do, its file system for the data folder included (or for the nearest folder above it that exists).
+fn abilities(worker: &Path, data: &Path) -> Vec<Ability> {
+    let data = data.ancestors().find(|folder| folder.is_dir()).unwrap_or(Path::new("/"));
+    let mut found = crate::sandbox::abilities::abilities(worker);
+    found.extend(crate::workspace::doctor(data));
+    found
 }
 
 /// Checks the named file, or the daemon's own, which need not exist: without one the defaults are in force.
@@ -154,7 +159,7 @@ fn serve_config(config: &Config, paths: &Paths, supervisor: &Supervisor, uid: u3
             arch: std::env::consts::ARCH.to_owned(),
             engines: settings::engines(config),
         },
-        abilities: Arc::new(move || crate::sandbox::abilities::abilities(&worker, &data)),
+        abilities: Arc::new(move || abilities(&worker, &data)),
         kernel_sockets: paths.kernels_runtime(),
         system_wide: paths.mode() == Mode::System,
         uid,

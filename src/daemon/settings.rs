@@ -50,6 +50,10 @@ pub(super) fn settings(config: &Config, paths: &Paths) -> anyhow::Result<Setting
         forbids: Box::new(forbids),
         system_paths: config.sandbox.system_paths.clone(),
         worker_user,
+        audit_head: paths.data_dir().join("audit.head"),
+        upkeep_interval: config.upkeep.interval,
+        upkeep_turn_bytes: config.upkeep.copied_bytes,
+        gc_grace: config.upkeep.grace,
         orphan_grace: config.daemon.orphan_grace,
         power_safe: config.daemon.durability == Durability::Power,
         python: config.python.command.clone(),
@@ -70,6 +74,7 @@ fn defaults(config: &Config) -> KernelSpec {
     let mut spec = KernelSpec::new(name, config.defaults.engine);
     spec.limits = config.defaults.limits;
     spec.net = config.defaults.net;
+    spec.retention = config.defaults.retention;
     spec.idle_timeout_ms = config.defaults.idle_timeout.map_or(0, |timeout| timeout.as_millis() as u64);
     spec
 }

@@ -3,6 +3,7 @@
 mod arrival;
 pub mod client;
 pub mod convert;
+pub mod lane;
 pub mod schema;
 pub mod server;
 mod wire;

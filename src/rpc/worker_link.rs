@@ -10,11 +10,12 @@
 
 mod calls;
 mod descriptors;
+mod lane;
 mod state;
 mod supervisor;
 mod types;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -25,6 +26,7 @@ use tokio::task::JoinHandle;
 use crate::core::error::{Error, Result};
 use crate::core::ids::ExecId;
 use crate::core::limits;
+use crate::rpc::lane::Lane;
 use crate::rpc::schema::worker_capnp::{report, worker};
 use crate::rpc::worker_proof::{PROOF_BYTES, Role};
 use crate::rpc::worker_socket;
@@ -46,6 +48,10 @@ pub struct WorkerLink {
     listener: Rc<dyn WorkerListener>,
     /// Ends that the journal has, to be told with the next start.
     acknowledged: RefCell<Vec<ExecId>>,
+    /// A clock runs after which they are told without one.
+    acknowledging: Cell<bool>,
+    lane: RefCell<Option<Rc<Lane>>>,
+    lane_asked: Cell<bool>,
 }
 
 impl Drop for WorkerLink {
@@ -100,8 +106,17 @@ impl WorkerLink {
         });
         // From here on, dropping the link closes the connection on every path.
         let (socket, identity) = (socket.to_owned(), identity.clone());
-        let link =
-            WorkerLink { client, socket, identity, connection, listener: told, acknowledged: RefCell::default() };
+        let link = WorkerLink {
+            client,
+            socket,
+            identity,
+            connection,
+            listener: told,
+            acknowledged: RefCell::default(),
+            acknowledging: Cell::default(),
+            lane: RefCell::default(),
+            lane_asked: Cell::default(),
+        };
         let report = link.handshake(listener, pid.unsigned_abs()).await?;
         Ok((link, report))
     }

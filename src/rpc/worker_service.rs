@@ -5,6 +5,7 @@
 //! replaced.
 
 mod daemon;
+mod lane;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -18,12 +19,13 @@ use crate::core::error::{Error, Result};
 use crate::core::exec::Stream;
 use crate::core::ids::ExecId;
 use crate::core::limits;
-use crate::rpc::schema::worker_capnp::{report, worker};
+use crate::rpc::schema::worker_capnp::{exec, report, worker};
 use crate::rpc::worker_link::{StateChunk, StateEntry, StateHead, WorkerUsage};
 use crate::rpc::worker_proof::{PROOF_BYTES, Role, WorkerIdentity};
 use crate::rpc::worker_socket;
 
 pub use daemon::{Daemon, Delivered, Delivery, Finish, ToolAnswer};
+pub use lane::{LaneCall, LaneService};
 
 /// Where a call's answer goes.
 pub type Answer<T> = oneshot::Sender<Result<T>>;
@@ -90,6 +92,8 @@ pub enum Call {
     Freeze(bool, Answer<()>),
     /// Let it go on.
     Thaw(Answer<()>),
+    /// Take the descriptor of that number as this attachment's lane.
+    Lane(u64, Answer<()>),
     /// Save and end; answered when the state is saved.
     Stop {
         /// For the exit that follows, milliseconds.
@@ -120,6 +124,7 @@ impl Call {
             | Call::Unbind(_, answer)
             | Call::Freeze(_, answer)
             | Call::Thaw(answer)
+            | Call::Lane(_, answer)
             | Call::Stop { answer, .. } => drop(answer.send(Err(error))),
         }
     }
@@ -309,17 +314,7 @@ impl worker::Server for WorkerServer {
     }
 
     async fn start(self: Rc<Self>, params: worker::StartParams, mut results: worker::StartResults) -> Done {
-        let exec = params.get()?.get_exec()?;
-        let start = Start {
-            exec: ExecId(exec.get_exec_id()),
-            request_json: exec.get_request_json()?.to_vec(),
-            stdin: exec.get_stdin()?.to_vec(),
-            stdin_open: exec.get_stdin_open(),
-            has_stdin: exec.get_has_stdin(),
-            timeout_ms: exec.get_timeout_ms(),
-            output_kept_bytes: exec.get_output_kept_bytes(),
-            acknowledged: exec.get_acknowledged()?.iter().map(ExecId).collect(),
-        };
+        let start = read_start(params.get()?.get_exec()?)?;
         if let Started::Ended(finish, output) = self.call(|answer| Call::Start(start, answer)).await? {
             daemon::write_ended(results.get(), &finish, &output);
         }
@@ -403,6 +398,11 @@ impl worker::Server for WorkerServer {
         self.call(Call::Thaw).await
     }
 
+    async fn lane(self: Rc<Self>, params: worker::LaneParams, _: worker::LaneResults) -> Done {
+        let token = params.get()?.get_token();
+        self.call(|answer| Call::Lane(token, answer)).await
+    }
+
     async fn usage(self: Rc<Self>, _: worker::UsageParams, mut results: worker::UsageResults) -> Done {
         let usage = self.call(Call::Usage).await?;
         let mut results = results.get();
@@ -451,6 +451,19 @@ impl worker::Server for WorkerServer {
         let grace_ms = params.get()?.get_grace_ms();
         self.call(|answer| Call::Stop { grace_ms, answer }).await
     }
+}
+
+fn read_start(exec: exec::Reader<'_>) -> capnp::Result<Start> {
+    Ok(Start {
+        exec: ExecId(exec.get_exec_id()),
+        request_json: exec.get_request_json()?.to_vec(),
+        stdin: exec.get_stdin()?.to_vec(),
+        stdin_open: exec.get_stdin_open(),
+        has_stdin: exec.get_has_stdin(),
+        timeout_ms: exec.get_timeout_ms(),
+        output_kept_bytes: exec.get_output_kept_bytes(),
+        acknowledged: exec.get_acknowledged()?.iter().map(ExecId).collect(),
+    })
 }
 
 /// Serves one connection to its end: the peer's, the event loop's (a newer daemon attached), or that of its patience with a

@@ -6,20 +6,17 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use nix::sys::statfs::{BTRFS_SUPER_MAGIC, statfs};
 use nix::unistd::{AccessFlags, Uid, access};
 
 use super::layer::{SandboxError, SandboxReport};
 use crate::core::info::Ability;
 
-/// Everything, in the order in which `doctor` shows it. `worker` is the worker's binary, `data` the data folder (or the
-/// nearest one above it that exists).
-pub fn abilities(worker: &Path, data: &Path) -> Vec<Ability> {
-    let data = data.ancestors().find(|folder| folder.is_dir()).unwrap_or(Path::new("/"));
+/// Everything but what is the file system's, in the order in which `doctor` shows it. `worker` is the worker's binary.
+pub fn abilities(worker: &Path) -> Vec<Ability> {
     let mut found = vec![user_namespaces(), landlock(), seccomp(), sandbox(worker), cgroup(), idmapped_mounts()];
     found.extend([kvm(), tool("qemu", qemu_name(), "microVMs with QEMU", "qemu-system-x86 (or -arm)")]);
     found.push(tool("firecracker", "firecracker", "microVMs with Firecracker", "firecracker, from its releases"));
-    found.extend([btrfs(data), reflink(data), overlayfs()]);
+    found.push(overlayfs());
     found.push(tool("criu", "criu", "memory of process kernels in snapshots", "criu 4.0 or later"));
     found.push(tool("python", "python3", "the python engine", "python3"));
     found.push(tool("ssh", "ssh", "teleport over ssh", "openssh-client"));
@@ -218,45 +215,6 @@ fn tool(name: &str, program: &str, what_for: &str, package: &str) -> Ability {
     present(name, false, format!("{} ({line})", path.display()))
 }
 
-fn btrfs(data: &Path) -> Ability {
-    match statfs(data) {
-        Ok(found) if found.filesystem_type() == BTRFS_SUPER_MAGIC => {
-            present("btrfs", false, format!("{}", data.display()))
-        }
-        _ => missing(
-            "btrfs",
-            false,
-            format!("{} is on another file system", data.display()),
-            "put the data folder on Btrfs for checkpoints in constant time",
-        ),
-    }
-}
-
-fn reflink(data: &Path) -> Ability {
-    let name = format!(".ryokan-reflink-{}", std::process::id());
-    let (from, to) = (data.join(&name), data.join(format!("{name}-copy")));
-    let tried = std::fs::write(&from, [1; 8192]).is_ok()
-        && Command::new("cp")
-            .args(["--reflink=always"])
-            .args([&from, &to])
-            .stdin(Stdio::null())
-            .stderr(Stdio::null())
-            .status()
-            .is_ok_and(|status| status.success());
-    let _ = std::fs::remove_file(&from);
-    let _ = std::fs::remove_file(&to);
-    if tried {
-        present("reflink", false, format!("{}", data.display()))
-    } else {
-        missing(
-            "reflink",
-            false,
-            format!("{} cannot copy by reference", data.display()),
-            "put the data folder on Btrfs or XFS for faster checkpoints",
-        )
-    }
-}
-
 fn overlayfs() -> Ability {
     let known =
         setting("/proc/filesystems").is_some_and(|list| list.lines().any(|line| line.trim_end().ends_with("overlay")));
@@ -273,7 +231,7 @@ mod tests {
 
     #[test]
     fn what_is_missing_says_what_to_do() {
-        for ability in abilities(Path::new("/nonexistent/worker"), Path::new("/tmp/none/such")) {
+        for ability in abilities(Path::new("/nonexistent/worker")) {
             assert!(!ability.detail.is_empty(), "{}", ability.name);
             assert_eq!(ability.present, ability.hint.is_empty(), "{ability:?}");
         }

@@ -187,7 +187,7 @@ impl Init {
     pub fn open_workspace(&self) -> std::io::Result<OwnedFd> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         Ok(match (&self.plan.workspace, &self.staging) {
-            (None, _) => openat(&self.kernel_dir, "workspace", flags, Mode::empty())?,
+            (None, _) => openat(&self.kernel_dir, &self.plan.own_workspace, flags, Mode::empty())?,
             (Some(_), Some(staging)) => openat(staging, staging::SHARED, flags, Mode::empty())?,
             (Some(workspace), None) => open(workspace, flags, Mode::empty())?,
         })

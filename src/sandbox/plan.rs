@@ -59,8 +59,11 @@ pub struct SandboxPlan {
     /// Needed if the daemon is root, ignored otherwise.
     #[serde(default)]
     pub run_as: Option<RunAs>,
-    /// The kernel's own folder; `workspace` in it becomes `/workspace`.
+    /// The kernel's own folder.
     pub kernel_dir: PathBuf,
+    /// What becomes `/workspace`: a path within the kernel's folder.
+    #[serde(default = "workspace")]
+    pub own_workspace: PathBuf,
     /// Another folder to be `/workspace`: that of the kernel whose thread this one is.
     #[serde(default)]
     pub workspace: Option<PathBuf>,
@@ -75,6 +78,10 @@ pub struct SandboxPlan {
     pub protected: Vec<PathBuf>,
 }
 
+fn workspace() -> PathBuf {
+    PathBuf::from("workspace")
+}
+
 impl SandboxPlan {
     /// A plan with default limits, no network and no mounts.
     pub fn new(kernel_dir: impl Into<PathBuf>) -> Self {
@@ -85,6 +92,7 @@ impl SandboxPlan {
             degraded: Vec::new(),
             run_as: None,
             kernel_dir: kernel_dir.into(),
+            own_workspace: workspace(),
             workspace: None,
             hostname: String::from("kernel"),
             cgroup: None,
@@ -106,6 +114,9 @@ impl SandboxPlan {
         }
         if !self.kernel_dir.is_absolute() {
             return wrong(format!("kernel folder {:?} is not absolute", self.kernel_dir));
+        }
+        if !self.own_workspace.components().all(|part| matches!(part, std::path::Component::Normal(_))) {
+            return wrong(format!("workspace {:?} is not within the kernel's folder", self.own_workspace));
         }
         if let Some(workspace) = self.workspace.as_ref().filter(|workspace| !workspace.is_absolute()) {
             return wrong(format!("workspace {workspace:?} is not absolute"));
@@ -201,6 +212,8 @@ mod tests {
             plan.check().is_err()
         };
         assert!(refused(|p| p.kernel_dir = "k".into()));
+        assert!(refused(|p| p.own_workspace = "/workspace".into()));
+        assert!(refused(|p| p.own_workspace = "../workspace".into()));
         assert!(refused(|p| p.hostname = String::new()));
         assert!(refused(|p| p.hostname = "a b".into()));
         assert!(refused(|p| p.degraded = vec![Layer::Capabilities]));

@@ -141,9 +141,9 @@ impl Init {
     /// Every mount that the engine's tree is to have: the workspace, the planned ones, those that came later.
     fn wanted(&self) -> Vec<Wanted> {
         let workspace = match (&self.staging, &self.plan.workspace) {
-            (Some(staging), None) => staging::through(staging, "kernel/workspace"),
+            (Some(staging), None) => staging::through(staging, "kernel").join(&self.plan.own_workspace),
             (Some(staging), Some(_)) => staging::through(staging, staging::SHARED),
-            (None, None) => self.plan.kernel_dir.join("workspace"),
+            (None, None) => self.plan.kernel_dir.join(&self.plan.own_workspace),
             (None, Some(workspace)) => workspace.clone(),
         };
         let mut wanted =

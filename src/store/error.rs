@@ -95,6 +95,25 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// The object that it is about, if it is one.
+    pub fn digest(&self) -> Option<Digest> {
+        match self {
+            StoreError::NotFound(digest)
+            | StoreError::Damaged { digest, .. }
+            | StoreError::Incomplete { digest, .. }
+            | StoreError::Range { digest, .. } => Some(*digest),
+            StoreError::Index { .. }
+            | StoreError::Pack { .. }
+            | StoreError::InUse { .. }
+            | StoreError::Unsynced
+            | StoreError::TooLarge { .. }
+            | StoreError::Full { .. }
+            | StoreError::Newer { .. }
+            | StoreError::Io(_)
+            | StoreError::Stopped => None,
+        }
+    }
+
     /// Sorts an I/O error.
     pub(super) fn io(op: &'static str, path: &Path, source: io::Error) -> StoreError {
         if fs::is_full(&source) {

@@ -32,11 +32,13 @@ pub struct GcOptions {
     pub grace: Duration,
     /// A pack of which less than this many hundredths live is copied and removed.
     pub live_percent: u8,
+    /// At most so many bytes are copied; packs beyond wait for the next run. Packs without anything that lives cost nothing.
+    pub copy_most: u64,
 }
 
 impl Default for GcOptions {
     fn default() -> Self {
-        GcOptions { dry_run: false, grace: limits::STORE_GRACE, live_percent: 70 }
+        GcOptions { dry_run: false, grace: limits::STORE_GRACE, live_percent: 70, copy_most: u64::MAX }
     }
 }
 
@@ -309,7 +311,15 @@ impl<L: FnMut(Digest) -> bool, E: FnMut(GcItem)> Gc<'_, L, E> {
             let lives_little = share.kept * 100 < share.entry_bytes * u64::from(self.options.live_percent.min(100));
             is_worthless || lives_little || (many_small && is_small(share))
         };
-        shares.iter().filter(goes).collect()
+        let mut left = self.options.copy_most;
+        let mut affordable = |share: &&Share| match left.checked_sub(share.kept) {
+            Some(rest) => {
+                left = rest;
+                true
+            }
+            None => false,
+        };
+        shares.iter().filter(goes).filter(|share| affordable(share)).collect()
     }
 
     fn remove(&mut self, shares: &[&Share]) -> Result<()> {

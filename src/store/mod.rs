@@ -125,6 +125,18 @@ impl Store {
         self.slots(digest, Want::Object).is_ok_and(|slots| !slots.is_empty()) || self.loose(digest).is_file()
     }
 
+    /// A number that grows whenever something is stored or used again.
+    pub fn work(&self) -> u64 {
+        self.state().touched.count()
+    }
+
+    /// Whether there is an object of that address; if so, it counts as used again now: for whoever is about to name it without
+    /// storing it again.
+    pub fn claim(&self, digest: Digest) -> bool {
+        self.state().touched.touch(digest);
+        self.contains(digest)
+    }
+
     /// Length of an object in bytes.
     ///
     /// # Errors

@@ -89,7 +89,7 @@ fn known(at: usize, model: &Model) -> Option<Digest> {
 
 fn collect(store: &Store, model: &mut Model, mask: u8, percent: u8, dry_run: bool) -> Result<()> {
     let is_live = |digest: Digest| digest.as_bytes()[0] & mask != 0;
-    let options = GcOptions { dry_run, grace: Duration::ZERO, live_percent: percent };
+    let options = GcOptions { dry_run, grace: Duration::ZERO, live_percent: percent, ..GcOptions::default() };
     let mut fates = HashMap::new();
     let report = store.gc(options, is_live, |item| assert!(fates.insert(item.digest, item).is_none()))?;
     assert_eq!(report.kept + report.dropped, model.len() as u64);

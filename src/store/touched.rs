@@ -16,11 +16,14 @@ pub(super) struct Touched {
     all_until: Option<Instant>,
     holds: BTreeMap<u64, Instant>,
     next_hold: u64,
+    /// Grows with each touch.
+    touches: u64,
 }
 
 impl Touched {
     pub(super) fn touch(&mut self, digest: Digest) {
         let now = Instant::now();
+        self.touches += 1;
         self.times.insert(digest, now);
         if self.times.len() > limits::STORE_TOUCHED {
             let cutoff = self.cutoff(now, limits::STORE_GRACE_MOST);
@@ -30,6 +33,11 @@ impl Touched {
                 self.all_until = Some(now);
             }
         }
+    }
+
+    /// How often anything was touched.
+    pub(super) fn count(&self) -> u64 {
+        self.touches
     }
 
     /// The moment from which on what was touched is kept: `grace` ago, or the beginning of the oldest writer.

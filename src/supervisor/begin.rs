@@ -9,7 +9,9 @@
 
 use std::path::Path;
 use std::rc::Rc;
+use std::sync::Arc;
 
+use super::audit::bounded;
 use super::checkpoint;
 use super::command::Actor;
 use super::host::Host;
@@ -46,6 +48,8 @@ pub(super) struct Seed {
     pub called: String,
     /// The decisions that the manifest names, with their texts, as far as they are known.
     pub decisions: Vec<Decision>,
+    /// Whose files it may take where they are those of the checkpoint.
+    pub donor: Option<Arc<crate::workspace::Donor>>,
 }
 
 /// What is said of a new kernel, whatever it begins from.
@@ -132,7 +136,7 @@ impl Supervisor {
         let id = KernelId::from_bytes(host.random());
         host.catalog.create_kernel_files(id).await?;
         let filled = async {
-            checkpoint::fill(host, id, seed.manifest.workspace.tree).await?;
+            checkpoint::fill(host, id, seed.manifest.workspace.tree, seed.donor.clone()).await?;
             load_engine(host, id, seed).await?;
             let (new, sealed) = seal(host, id, seed, &judged, actor).await?;
             let outcome = format!("{}; {} manifest {sealed}", words.outcome, new.id);
@@ -219,15 +223,13 @@ impl Supervisor {
             created_at_ms: now,
             last_used_at_ms: now,
         };
+        let action = format!("{}{}", words.action, if weaker { "_weaker" } else { "" });
         let audit = NewAudit {
-            at_ms: now,
-            uid: actor.uid,
-            client: actor.client.clone(),
-            action: format!("{}{}", words.action, if weaker { "_weaker" } else { "" }),
             kernel: id.to_string(),
-            version_before: None,
-            version_after: Some(0),
-            outcome: words.outcome,
+            owner: Some(actor.uid),
+            version_after: Some(1),
+            detail: bounded(words.outcome),
+            ..host.line(actor, &action, None)
         };
         let expires_at_ms = now.saturating_add(limits::KEY_LIFE.as_millis() as i64);
         let key = key.map(|(scope, key)| IdempotencyKey { scope, key, expires_at_ms });
@@ -312,6 +314,7 @@ async fn seal(
         journal: 0,
         state: host.store.put(list).await?,
         mounts: judged.mounts.clone(),
+        audit: Some(host.catalog.audit_head().await?),
         ..seed.manifest.clone()
     };
     let sealed = host.store.put(checkpoint::encode(&manifest)?).await?;

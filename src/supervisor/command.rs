@@ -1,5 +1,6 @@
 //! What can be asked of a kernel's task.
 
+use std::cell::Cell;
 use std::rc::Rc;
 
 use futures::future::LocalBoxFuture;
@@ -7,10 +8,12 @@ use tokio::sync::oneshot;
 
 use super::execution::Execution;
 use crate::catalog::state::{Finished, Restored};
+use crate::core::checkpoint::Checkpoint;
 use crate::core::error::Result;
 use crate::core::exec::ExecRequest;
 use crate::core::ids::ExecId;
 use crate::core::info::{McpInfo, McpTransport, MountInfo, ToolInfo};
+use crate::core::retention::Retention;
 use crate::core::workflow::{self, Outcome};
 use crate::rpc::worker_link::WorkerLink;
 
@@ -42,6 +45,20 @@ pub struct Change {
     /// The version that the caller knows; 0: any.
     pub expected_version: u64,
 }
+
+/// Where somebody is who waits for a turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Turn {
+    /// It has not come.
+    Waits,
+    /// It has come.
+    Begun,
+    /// Nobody waits for it any more.
+    GivenUp,
+}
+
+/// A turn that is waited for: seen by who waits and by the queue.
+pub type Waiting = Rc<Cell<Turn>>;
 
 /// What an operation is to the kernel's history.
 #[derive(Debug)]
@@ -78,8 +95,8 @@ pub enum Command {
     Run(Box<ExecRequest>, Actor, Reply<Rc<Execution>>),
     /// Interrupt an execution, or take it out of the queue.
     Interrupt(ExecId, Actor, Reply<()>),
-    /// Run an operation on the worker when its turn comes.
-    Operate(Trace, Operation, Reply<()>),
+    /// Run an operation on the worker when its turn comes, if it is waited for until then.
+    Operate(Trace, Operation, Option<Waiting>, Reply<()>),
     /// Add a mount.
     Mount(Change, MountInfo, Reply<()>),
     /// Take a mount away.
@@ -104,6 +121,12 @@ pub enum Command {
     Lease(Actor, String, Vec<u8>, u64, Reply<(Vec<u8>, i64)>),
     /// End a restore: mounts and servers as they are from now on, and the record of it.
     Restored(Box<Restored>, Reply<Finished>),
+    /// Remove a checkpoint; gives the version.
+    ForgetCheckpoint(Change, Box<Checkpoint>, Reply<u64>),
+    /// Keep checkpoints that ryokan takes by itself for so long.
+    Retain(Change, Retention, Reply<()>),
+    /// Whoever waited for their turn may have given up.
+    LeaveQueue,
     /// Look whether something can be begun that could not: the workspace stands still no longer.
     Wake,
     /// End the worker and the task; what is on disk is the caller's to delete.

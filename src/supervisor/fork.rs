@@ -73,7 +73,8 @@ async fn perform(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: &Forking,
     }
     // Until the children's rows name what is stored, nothing else may.
     let _held = host.store.run(|store| Ok(store.hold())).await?;
-    let point = fork_point(supervisor, kernel, wanted, actor).await?;
+    // Its row keeps what the children are to name.
+    let (point, _point_held) = checkpoint::hold(kernel, fork_point(supervisor, kernel, wanted, actor).await?).await?;
     let seed = seed(supervisor, kernel, &point).await?;
     let making = children.into_iter().map(async |(name, child)| {
         let made = match child {
@@ -162,8 +163,9 @@ async fn seed(supervisor: &Supervisor, kernel: &Rc<Kernel>, point: &Checkpoint) 
     let from = ForkPoint { kernel: kernel.id, name: kernel.spec.name.to_string(), checkpoint: point.id };
     let origin = Origin::of_fork(kernel.view().origin.generation, from);
     let called = format!("fork of {}", kernel.spec.name);
+    let donor = checkpoint::donor(supervisor.host(), kernel).await?;
     let decisions = kernel.records.all_decisions().await?;
-    Ok(Seed { manifest, parts, blobs, origin, parent: Some(point.id), called, decisions })
+    Ok(Seed { manifest, parts, blobs, origin, parent: Some(point.id), called, decisions, donor })
 }
 
 fn words(kernel: &Kernel, point: &Checkpoint) -> Words<'static> {
@@ -195,6 +197,6 @@ async fn tell(
     let detail = serde_json::json!({ "checkpoint": point.id, "children": made });
     host.events.publish(&kernel.event_name, "kernel_forked", detail);
     let outcome = format!("{} to {}", point.id, made.join(" "));
-    host.audit(actor, "kernel.forked", &kernel.id.to_string(), (Some(before), Some(version)), &outcome).await;
+    host.audit(actor, "kernel.forked", kernel, (Some(before), Some(version)), outcome).await;
     Ok(())
 }

@@ -9,13 +9,15 @@ use std::sync::Arc;
 
 use tokio::sync::Semaphore;
 
+use super::audit::Auditing;
 use super::command::Actor;
 use super::events::Events;
 use super::kernel::Kernel;
 use super::reserve::Reserve;
 use super::settings::Settings;
+use super::upkeep::Upkeep;
 use super::worker::Workers;
-use crate::catalog::{CatalogHandle, NewAudit};
+use crate::catalog::CatalogHandle;
 use crate::core::error::{DISK_FULL, Error, Result};
 use crate::core::ids::{HostId, KernelId};
 use crate::core::name::KernelName;
@@ -32,6 +34,8 @@ pub struct Host {
     pub store: StoreHandle,
     /// The event log.
     pub events: Rc<Events>,
+    /// What the file system of the workspaces can do.
+    pub files: crate::workspace::FsAbilities,
     /// What the workers share.
     pub workers: Workers,
     pub(super) by_id: RefCell<HashMap<KernelId, Rc<Kernel>>>,
@@ -42,6 +46,9 @@ pub struct Host {
     /// Called when a kernel's door opens (`true`) or closes: whoever serves its socket.
     pub(super) doors: RefCell<Option<DoorKeeper>>,
     pub(super) reserve: Reserve,
+    pub(super) auditing: Auditing,
+    /// What upkeep needs to remember.
+    pub upkeep: Upkeep,
     stopping: Cell<bool>,
     in_flight: Arc<Semaphore>,
     clients: Cell<usize>,
@@ -57,11 +64,14 @@ impl Host {
         let in_flight = Arc::new(Semaphore::new(config.executions_in_flight));
         let workers = Workers::new(config.workers, catalog.clone(), catalog.host_id(), config.cgroup_base.clone());
         let reserve = Reserve::new(config.reserve.clone());
+        let kernels = catalog.kernel_files(KernelId::from_bytes([0; 16])).dir;
+        let files = crate::workspace::abilities(kernels.parent().unwrap_or(&kernels));
         Rc::new(Host {
             config,
             catalog,
             store,
             events,
+            files,
             workers,
             by_id: RefCell::default(),
             by_name: RefCell::default(),
@@ -69,6 +79,8 @@ impl Host {
             published: RefCell::default(),
             doors: RefCell::new(None),
             reserve,
+            auditing: Auditing::default(),
+            upkeep: Upkeep::default(),
             stopping: Cell::new(false),
             in_flight,
             clients: Cell::new(0),
@@ -109,6 +121,11 @@ impl Host {
     /// This host's identity.
     pub fn id(&self) -> HostId {
         self.catalog.host_id()
+    }
+
+    /// The daemon itself, as it is named where it does something of its own accord.
+    pub(super) fn own_actor(&self) -> Actor {
+        Actor { uid: nix::unistd::geteuid().as_raw(), client: "ryokand".into(), lease: Vec::new() }
     }
 
     /// Whether the daemon is ending.
@@ -166,6 +183,11 @@ impl Host {
         if self.config.system_wide { format!("{uid}/{name}") } else { name.to_string() }
     }
 
+    /// Every kernel.
+    pub(super) fn kernels(&self) -> Vec<Rc<Kernel>> {
+        self.by_id.borrow().values().cloned().collect()
+    }
+
     /// The kernels that `uid` may see: its own; all of a per-user daemon.
     pub fn visible(&self, uid: u32) -> Vec<Rc<Kernel>> {
         let by_id = self.by_id.borrow();
@@ -198,30 +220,6 @@ impl Host {
     pub(super) fn knock(&self, kernel: &Rc<Kernel>, open: bool) {
         if let Some(keeper) = &*self.doors.borrow() {
             keeper(kernel, open);
-        }
-    }
-
-    /// Writes a line of the audit log. A failure is told: an operation that is done cannot be undone for its sake.
-    pub async fn audit(
-        &self,
-        actor: &Actor,
-        action: &str,
-        kernel: &str,
-        version: (Option<u64>, Option<u64>),
-        outcome: &str,
-    ) {
-        let line = NewAudit {
-            at_ms: self.now_ms(),
-            uid: actor.uid,
-            client: actor.client.clone(),
-            action: action.to_owned(),
-            kernel: kernel.to_owned(),
-            version_before: version.0,
-            version_after: version.1,
-            outcome: outcome.to_owned(),
-        };
-        if let Err(error) = self.catalog.append_audit(vec![line]).await {
-            tracing::error!(%error, action, "the audit log could not be written");
         }
     }
 

@@ -4,25 +4,28 @@
 //! through the task's bounded queue.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
-use std::rc::Rc;
+use std::collections::{BTreeMap, HashMap};
+use std::rc::{Rc, Weak};
 
 use tokio::sync::{mpsc, oneshot};
 
-use super::command::{Actor, Change, Command, Message, Operation, Reply, StopMode, Trace};
+use super::command::{Actor, Change, Command, Message, Operation, Reply, StopMode, Trace, Waiting};
 use super::execution::Execution;
 use super::records::{Found, Records};
 use super::sessions::Sessions;
+use super::tools::Tools;
 use crate::catalog::state::{Finished, Restored};
+use crate::core::checkpoint::Checkpoint;
 use crate::core::error::{Error, Result};
 use crate::core::exec::{ExecEnd, ExecRequest, ExecStatus};
-use crate::core::ids::{Epoch, ExecId, KernelId};
+use crate::core::ids::{CheckpointId, Digest, Epoch, ExecId, KernelId};
 use crate::core::info::{
     JournalEntry, JournalView, KernelInfo, McpInfo, McpTransport, MissedEntry, MountInfo, ToolInfo,
 };
 use crate::core::kernel::State;
 use crate::core::limits;
 use crate::core::origin::{Origin, OriginKind};
+use crate::core::retention::Retention;
 use crate::core::spec::KernelSpec;
 use crate::core::workflow::{self, Outcome};
 use crate::rpc::worker_link::{Job, WorkerLink};
@@ -80,8 +83,20 @@ pub struct Kernel {
     pub(super) restoring: Cell<bool>,
     /// A restore has begun to change things and has not ended.
     pub(super) between: Cell<bool>,
+    /// Its MCP servers' tools, which are the task's.
+    pub(super) tools: RefCell<Weak<Tools>>,
     /// Who works in its workspace.
     pub(super) sessions: Sessions,
+    /// How the workspace is captured, and why no better.
+    pub(super) capture: RefCell<String>,
+    /// The tree that whoever follows its files builds upon: its objects are in use.
+    pub(super) base: Cell<Option<Digest>>,
+    /// How long checkpoints that ryokan takes by itself are kept.
+    pub(super) retention: Cell<Retention>,
+    /// Before then, milliseconds since 1970, no checkpoint becomes too old.
+    pub(super) thin_due_ms: Cell<i64>,
+    /// Checkpoints that operations read now, and how many do.
+    pub(super) held: RefCell<BTreeMap<CheckpointId, u32>>,
 }
 
 impl Kernel {
@@ -104,12 +119,17 @@ impl Kernel {
         KernelInfo { memory_bytes, ..self.info_without_usage() }
     }
 
+    /// What it is made from, with what has changed of that since.
+    pub(super) fn spec_now(&self) -> KernelSpec {
+        KernelSpec { retention: self.retention.get(), ..self.spec.clone() }
+    }
+
     /// The kernel as clients are shown it in lists.
     pub fn info_without_usage(&self) -> KernelInfo {
         let view = self.view.borrow();
         KernelInfo {
             id: self.id,
-            spec: self.spec.clone(),
+            spec: self.spec_now(),
             state: view.state.name().to_owned(),
             state_reason: view.state.reason(),
             version: view.version,
@@ -123,6 +143,7 @@ impl Kernel {
             executions: view.executions,
             origin: view.origin.clone(),
             thread_of: self.thread_of,
+            capture: self.capture.borrow().clone(),
         }
     }
 
@@ -217,10 +238,12 @@ impl Kernel {
         }
     }
 
-    /// Notes the version that a change brought.
-    pub(super) fn advance(&self, version: u64) {
+    /// Notes the version that a change brought; gives the one before. Nothing else sets it: changes may hear of their places in the
+    /// journal in another order than they have them there.
+    pub(super) fn advance(&self, version: u64) -> u64 {
         let mut view = self.view.borrow_mut();
-        view.version = view.version.max(version);
+        let newest = view.version.max(version);
+        std::mem::replace(&mut view.version, newest)
     }
 
     /// Ends a restore.
@@ -262,23 +285,30 @@ impl Kernel {
             Some((change, text)) => Trace::Journalled(change, text),
             None => Trace::None,
         };
-        self.operate(trace, operation).await
+        self.operate(trace, None, operation).await
     }
 
-    /// As [`Self::with_worker`], for a change that journals itself.
+    /// As [`Self::with_worker`], for a change that journals itself, as long as it is waited for.
     ///
     /// # Errors
     /// `conflict`, `busy` (leased), and those of [`Self::with_worker`].
     pub(super) async fn change_with_worker<T, F>(
         &self,
         trace: Trace,
+        waiting: Waiting,
         operation: impl FnOnce(Rc<WorkerLink>) -> F + 'static,
     ) -> Result<T>
     where
         T: 'static,
         F: Future<Output = Result<T>> + 'static,
     {
-        self.operate(trace, operation).await
+        self.operate(trace, Some(waiting), operation).await
+    }
+
+    /// Somebody who waited for a turn has given up: what was asked for leaves the queue. If the task has no time to hear of it now,
+    /// it finds out when the next comes.
+    pub(super) fn leave_queue(&self) {
+        let _ = self.commands.try_send(Command::LeaveQueue);
     }
 
     /// As [`Self::with_worker`], before everything that waits.
@@ -293,10 +323,15 @@ impl Kernel {
         T: 'static,
         F: Future<Output = Result<T>> + 'static,
     {
-        self.operate(Trace::First, operation).await
+        self.operate(Trace::First, None, operation).await
     }
 
-    async fn operate<T, F>(&self, trace: Trace, operation: impl FnOnce(Rc<WorkerLink>) -> F + 'static) -> Result<T>
+    async fn operate<T, F>(
+        &self,
+        trace: Trace,
+        waiting: Option<Waiting>,
+        operation: impl FnOnce(Rc<WorkerLink>) -> F + 'static,
+    ) -> Result<T>
     where
         T: 'static,
         F: Future<Output = Result<T>> + 'static,
@@ -313,8 +348,8 @@ impl Kernel {
             })
         });
         match trace {
-            Trace::First => self.ask_patiently(|reply| Command::Operate(trace, operation, reply)).await?,
-            trace => self.ask(|reply| Command::Operate(trace, operation, reply)).await?,
+            Trace::First => self.ask_patiently(|reply| Command::Operate(trace, operation, waiting, reply)).await?,
+            trace => self.ask(|reply| Command::Operate(trace, operation, waiting, reply)).await?,
         }
         result.await.unwrap_or_else(|_| Err(self.gone()))
     }
@@ -384,12 +419,9 @@ impl Kernel {
         self.ask(|reply| Command::Stop(actor, mode, reply)).await
     }
 
-    /// The tools that MCP servers offer now; for a checkpoint, however many ask for something.
-    ///
-    /// # Errors
-    /// If the kernel is gone.
-    pub(super) async fn offered_tools(&self) -> Result<Vec<ToolInfo>> {
-        Ok(self.ask_patiently(Command::McpServers).await?.1)
+    /// The tools that MCP servers offer now. Asks nobody: the task itself may be waiting for who wants to know.
+    pub(super) fn offered_tools(&self) -> Vec<ToolInfo> {
+        self.tools.borrow().upgrade().map(|tools| tools.list().1).unwrap_or_default()
     }
 
     /// Appends a message to the journal; gives its number.
@@ -414,6 +446,22 @@ impl Kernel {
     /// `busy` while another holds it.
     pub async fn lease(&self, actor: Actor, holder: String, token: Vec<u8>, ttl_ms: u64) -> Result<(Vec<u8>, i64)> {
         self.ask(|reply| Command::Lease(actor, holder, token, ttl_ms, reply)).await
+    }
+
+    /// Removes a checkpoint; gives the version with that.
+    ///
+    /// # Errors
+    /// `conflict`, `busy` (leased), `notFound`.
+    pub(super) async fn forget_checkpoint(&self, change: Change, checkpoint: Checkpoint) -> Result<u64> {
+        self.ask(|reply| Command::ForgetCheckpoint(change, Box::new(checkpoint), reply)).await
+    }
+
+    /// Changes how long checkpoints that ryokan takes by itself are kept.
+    ///
+    /// # Errors
+    /// `conflict`, `busy` (leased), and the catalog's.
+    pub(super) async fn change_retention(&self, change: Change, retention: Retention) -> Result<()> {
+        self.ask(|reply| Command::Retain(change, retention, reply)).await
     }
 
     /// Ends worker and task.

@@ -6,6 +6,7 @@
 //!          └─ Kernel (door) ─ Command ─▶ task/ ─ Life ─▶ worker.rs, output.rs, records.rs, tools.rs
 //! ```
 
+pub mod audit;
 mod begin;
 pub mod checkpoint;
 pub mod command;
@@ -28,5 +29,6 @@ pub mod supervisor;
 mod task;
 pub mod thread;
 pub mod tools;
+pub mod upkeep;
 pub mod worker;
 pub mod workflow;

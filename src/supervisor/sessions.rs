@@ -146,7 +146,9 @@ impl Kernel {
 
     /// Gives it back.
     pub(super) fn keep_tracker(&self, tracker: Box<Tracker>) {
-        *self.files().sessions.tracker.borrow_mut() = Some(tracker);
+        let files = self.files();
+        files.base.set(tracker.base().map(|tree| tree.0));
+        *files.sessions.tracker.borrow_mut() = Some(tracker);
     }
 
     /// Refuses to change files under code that runs: what it does with them would be lost, or be done to others.
@@ -216,6 +218,8 @@ impl Kernel {
         if let Some(tracker) = self.files().sessions.tracker.borrow_mut().as_mut() {
             tracker.doubt();
         }
+        // What is not there is not to be kept; of the rest the next capture sees whether it is there.
+        self.files().base.set(None);
     }
 
     /// Follows the files no longer, if nobody is left who would change them. What is known of them is kept for the next time.
@@ -224,6 +228,8 @@ impl Kernel {
             return;
         }
         let Some(mut tracker) = self.take_tracker() else { return };
+        // The next one looks whether the contents that it knows are still there.
+        self.files().base.set(None);
         let name = self.files().spec.name.to_string();
         tokio::task::spawn_blocking(move || {
             if let Err(error) = tracker.save() {

@@ -44,6 +44,14 @@ pub struct Settings {
     pub worker_user: Option<(u32, u32)>,
     /// A worker whose daemon is gone lives this long.
     pub orphan_grace: Duration,
+    /// The file that keeps the end of the audit log.
+    pub audit_head: PathBuf,
+    /// Background upkeep: how often; `None`: never.
+    pub upkeep_interval: Option<Duration>,
+    /// Bytes that one turn of it copies at most.
+    pub upkeep_turn_bytes: u64,
+    /// For how long what was lately stored or used again is no garbage.
+    pub gc_grace: Duration,
     /// Whether acknowledged changes must survive a loss of power.
     pub power_safe: bool,
     /// The Python interpreter.

@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use tokio::sync::mpsc;
 
+use super::audit::bounded;
 use super::checkpoint;
 use super::command::{Actor, Change, Operation, StopMode};
 use super::events::Events;
@@ -15,6 +16,7 @@ use super::sessions::Sessions;
 use super::settings::Settings;
 use super::task::{Adopted, Beginning, Report, Task};
 use super::tools::Tools;
+use super::upkeep;
 use crate::catalog::{CatalogHandle, Created, IdempotencyKey, KernelRow, NewAudit, Notes};
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::ids::{Epoch, KernelId};
@@ -40,8 +42,10 @@ impl Supervisor {
                 tokio::time::sleep(limits::RESERVE_INTERVAL).await;
                 let Some(host) = kept.upgrade() else { return };
                 host.reserve.keep();
+                host.keep_audit_head().await;
             }
         });
+        upkeep::run(&host);
         Supervisor { host }
     }
 
@@ -203,20 +207,18 @@ impl Supervisor {
         };
         let expires_at_ms = now.saturating_add(limits::KEY_LIFE.as_millis() as i64);
         let key = key.map(|(scope, key)| IdempotencyKey { scope, key, expires_at_ms });
+        let weaker = !spec.degraded.is_empty() || spec.net != Net::None;
+        let action = if weaker { "kernel.create_weaker" } else { "kernel.create" };
+        let mut words = spec.name.to_string();
+        if weaker {
+            words.push_str(&format!(": network {}, without {:?}", spec.net.name(), spec.degraded));
+        }
         let audit = NewAudit {
-            at_ms: now,
-            uid: actor.uid,
-            client: actor.client.clone(),
-            action: if spec.degraded.is_empty() && spec.net == Net::None {
-                "kernel.create"
-            } else {
-                "kernel.create_weaker"
-            }
-            .into(),
             kernel: id.to_string(),
-            version_before: None,
-            version_after: Some(0),
-            outcome: "done".into(),
+            owner: Some(actor.uid),
+            version_after: Some(1),
+            detail: bounded(words),
+            ..host.line(actor, action, None)
         };
         let written =
             host.catalog.insert_kernel(row.clone(), key, Notes { events: Vec::new(), audit: vec![audit] }).await;
@@ -281,7 +283,15 @@ impl Supervisor {
             commands,
             restoring: std::cell::Cell::new(loaded.restoring),
             between: std::cell::Cell::new(loaded.restoring),
+            tools: std::cell::RefCell::default(),
             sessions: Sessions::new(owner.clone()),
+            capture: std::cell::RefCell::new(
+                host.files.choice(&host.catalog.kernel_files(row.id).workspace).to_string(),
+            ),
+            base: std::cell::Cell::new(None),
+            retention: std::cell::Cell::new(row.spec.retention),
+            thin_due_ms: std::cell::Cell::new(0),
+            held: std::cell::RefCell::default(),
         });
         if let Some(owner) = owner {
             owner.joined_by(&kernel);
@@ -381,16 +391,10 @@ impl Supervisor {
         host.knock(kernel, false);
         host.by_id.borrow_mut().remove(&kernel.id);
         host.by_name.borrow_mut().remove(&(kernel.uid, kernel.spec.name.clone()));
-        let audit = NewAudit {
-            at_ms: host.now_ms(),
-            uid: actor.uid,
-            client: actor.client.clone(),
-            action: "kernel.remove".into(),
-            kernel: kernel.id.to_string(),
-            version_before: Some(version),
-            version_after: None,
-            outcome: "done".into(),
-        };
+        let line = host.line(&actor, "kernel.remove", Some(kernel));
+        let detail = bounded(kernel.spec.name.to_string());
+        let audit = NewAudit { version_before: Some(version), detail, ..line };
+        let names = host.upkeep.names.read().await;
         if let Err(error) =
             host.catalog.remove_kernel(kernel.id, Notes { events: Vec::new(), audit: vec![audit] }).await
         {
@@ -401,6 +405,8 @@ impl Supervisor {
             return Err(error.into());
         }
         host.catalog.remove_kernel_files(kernel.id).await?;
+        drop(names);
+        host.upkeep.gone.set(host.upkeep.gone.get() + 1);
         host.events.publish(&kernel.event_name, "kernel_removed", serde_json::json!({ "by": actor.to_string() }));
         Ok(())
     }
@@ -413,6 +419,7 @@ impl Supervisor {
         let kernels = self.kernels();
         let stops = kernels.iter().map(|kernel| kernel.stop(actor.clone(), mode));
         futures::future::join_all(stops).await;
+        self.host.keep_audit_head().await;
     }
 }
 

@@ -63,7 +63,7 @@ async fn make(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: Threading, a
     let _source = owner.lend()?;
     let reserved = supervisor.reserve(actor.uid, wanted.name)?;
     let engine = wanted.engine.unwrap_or(kernel.spec.engine);
-    let spec = KernelSpec { name: reserved.name().clone(), engine, ..kernel.spec.clone() };
+    let spec = KernelSpec { name: reserved.name().clone(), engine, ..kernel.spec_now() };
     let (mounts, _) = kernel.records.grants().await?;
     let judged = supervisor.judge(spec, &mounts, Vec::new(), actor)?;
     let name = &owner.spec.name;
@@ -79,6 +79,6 @@ async fn make(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: Threading, a
     let version = owner.records.mark(actor, &text, host.now_ms()).await?;
     owner.advance(version);
     let versions = (Some(before), Some(version));
-    host.audit(actor, "kernel.threaded", &owner.id.to_string(), versions, &thread.id.to_string()).await;
+    host.audit(actor, "kernel.threaded", &owner, versions, thread.id.to_string()).await;
     Ok(thread)
 }

@@ -226,6 +226,7 @@ fn run_as(host: &Host, uid: u32) -> Result<Option<RunAs>> {
 fn plan(host: &Host, kernel: &Kernel, worker: WorkerId, mounts: Vec<GivenMount>) -> Result<SandboxPlan> {
     let spec = &kernel.spec;
     let files = host.catalog.kernel_files(kernel.id);
+    let workspace = files.workspace.strip_prefix(&files.dir).unwrap_or(Path::new("workspace")).to_owned();
     let mut plan = SandboxPlan::new(files.dir);
     if let Some(owner) = kernel.thread_of {
         if kernel.files().id != owner {
@@ -233,6 +234,7 @@ fn plan(host: &Host, kernel: &Kernel, worker: WorkerId, mounts: Vec<GivenMount>)
         }
         plan.workspace = Some(host.catalog.kernel_files(owner).workspace);
     }
+    plan.own_workspace = workspace;
     plan.net = spec.net;
     plan.limits = spec.limits;
     plan.hostname = spec.name.as_str().to_owned();

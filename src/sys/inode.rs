@@ -96,6 +96,17 @@ pub fn clone_blocks(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<()> 
     checked(i64::from(unsafe { libc::ioctl(to.as_raw_fd(), libc::FICLONE, from.as_raw_fd()) })).map(drop)
 }
 
+/// Writes what is only in memory of a file to its device, and waits for that. For a clone that is not to wait: no promise of
+/// durability, for nothing is said of the file's metadata.
+///
+/// # Errors
+/// What the device refuses.
+pub fn write_out(file: BorrowedFd<'_>) -> io::Result<()> {
+    let how = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    // SAFETY: takes integers only.
+    checked(i64::from(unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, how) })).map(drop)
+}
+
 /// The number that says what kind of file system an open file is on (`statfs`).
 ///
 /// # Errors

@@ -6,6 +6,7 @@
 
 use std::io;
 
+pub mod btrfs;
 pub mod caps;
 pub mod clock;
 pub mod fault;

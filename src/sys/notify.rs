@@ -36,8 +36,10 @@ pub enum Deed {
     Overflow,
     /// The watch is no more.
     Ended,
-    /// The content of a file may have changed.
+    /// The content of a file changed.
     Content,
+    /// A file that was open for writing was closed.
+    Closed,
     /// A name or metadata changed.
     Name,
     /// A file was opened, who knows how.
@@ -121,8 +123,10 @@ fn deed(mask: u32) -> Option<Deed> {
         Some(Deed::Overflow)
     } else if has(libc::IN_IGNORED) {
         Some(Deed::Ended)
-    } else if has(libc::IN_MODIFY | libc::IN_CLOSE_WRITE) {
+    } else if has(libc::IN_MODIFY) {
         Some(Deed::Content)
+    } else if has(libc::IN_CLOSE_WRITE) {
+        Some(Deed::Closed)
     } else if has(libc::IN_OPEN) {
         // Opening a directory changes nothing.
         (!has(libc::IN_ISDIR)).then_some(Deed::Opened)
@@ -147,7 +151,9 @@ mod tests {
         std::fs::rename(dir.path().join("a"), dir.path().join("b")).expect("renamed");
         let mut seen = Vec::new();
         while notify.take(|e| seen.push((e.watch, e.deed, e.name.to_vec()))).expect("read") {}
-        for (deed, name) in [(Deed::Content, "a"), (Deed::Opened, "a"), (Deed::Name, "a"), (Deed::Name, "b")] {
+        for (deed, name) in
+            [(Deed::Content, "a"), (Deed::Closed, "a"), (Deed::Opened, "a"), (Deed::Name, "a"), (Deed::Name, "b")]
+        {
             assert!(seen.contains(&(watch, deed, name.into())), "{deed:?} {name}: {seen:?}");
         }
         notify.remove(watch);

@@ -24,6 +24,8 @@ pub(super) enum Closely {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Changes {
     pub names: HashMap<FolderId, HashMap<Name, Closely>>,
+    /// A file that somebody wrote to while nobody was to.
+    pub written: Option<Place>,
     count: usize,
 }
 
@@ -80,16 +82,19 @@ pub(super) fn drain(
                 }
             }
             Deed::Opened if opens == Opens::Ours => {}
-            deed @ (Deed::Content | Deed::Name | Deed::Opened) => {
+            deed @ (Deed::Content | Deed::Closed | Deed::Name | Deed::Opened) => {
                 let Some(id) = index.watches.get(&event.watch) else { return };
                 let closely = match deed {
-                    Deed::Content => Closely::Read,
+                    Deed::Content | Deed::Closed => Closely::Read,
                     Deed::Opened => Closely::Open,
                     Deed::Name | Deed::Overflow | Deed::Ended => Closely::Look,
                 };
                 if event.name.is_empty() {
                     changes.add_folder(*id);
                 } else {
+                    if deed == Deed::Content && opens == Opens::Ours {
+                        changes.written = Some((*id, event.name.into()));
+                    }
                     changes.add((*id, event.name.into()), closely);
                 }
             }

@@ -18,6 +18,7 @@ use nix::sys::stat::{FileStat, Mode, UtimensatFlags, fchmod, futimens, mkdirat, 
 use nix::unistd::{Gid, Uid, fchown, fchownat, linkat, mkfifoat, symlinkat};
 
 use super::beneath::{self, proc_path};
+use super::branch::{Branched, Donor, Given, Giver};
 use super::encode::encode;
 use super::error::WorkspaceError;
 use super::how::{How, Walk};
@@ -49,6 +50,17 @@ pub fn checkout(
     objects: &dyn Objects,
     durable: Durable,
 ) -> Result<(Tracker, Restored)> {
+    checkout_with(None, target, places, objects, durable).map(|(tracker, restored, _)| (tracker, restored))
+}
+
+/// As [`checkout`], with files of a live workspace where they are those of the tree.
+pub(super) fn checkout_with(
+    donor: Option<&Donor>,
+    target: TreeId,
+    places: Places,
+    objects: &dyn Objects,
+    durable: Durable,
+) -> Result<(Tracker, Restored, Branched)> {
     let mut tracker = Tracker::open(places)?;
     let path = tracker.workspace().to_owned();
     if !beneath::list(tracker.root.as_fd()).map_err(WorkspaceError::of("list", &path))?.is_empty() {
@@ -56,18 +68,19 @@ pub fn checkout(
     }
     let wanted = read::root(objects, target)?;
     let owner = Owner { own: tracker.owner, privileged: Uid::effective().is_root() };
-    let made = Making::new(tracker.root.as_fd(), objects, owner).run(&wanted)?;
+    let made = Making::new(tracker.root.as_fd(), objects, owner, donor).run(&wanted)?;
     if durable == Durable::Power {
         let sync = fault::point("workspace.checkout.sync").and_then(|()| Ok(nix::unistd::syncfs(&tracker.root)?));
         sync.map_err(|e| WorkspaceError::io("sync", &path, e))?;
     }
     let (bytes, count) = (made.bytes, made.count);
+    let branched = Branched { snapshot: false, cloned: made.cloned, copied: made.copied };
     tracker.index = made.into_index(tracker.settled_before());
     let exact = encode(&mut tracker.index, &mut Addresses)? == target;
     let left = if exact { Vec::new() } else { differences(&tracker.index, objects, &wanted, owner)? };
-    tracker.made(exact.then_some(target));
+    tracker.made(exact.then_some(target))?;
     let how = How { walk: Some(Walk::First), ..How::default() };
-    Ok((tracker, Restored { left, changed: count, bytes, how }))
+    Ok((tracker, Restored { left, changed: count, bytes, how }, branched))
 }
 
 /// A folder, or a page of one, that is to be made.
@@ -94,6 +107,9 @@ struct Made {
     groups: HashMap<Group, Vec<(Path, Entry)>>,
     bytes: u64,
     count: u64,
+    /// Files that share blocks with a donor's, and that were copied from it.
+    cloned: u64,
+    copied: u64,
     /// Folders as they are in the end, by their names.
     done: BTreeMap<Path, Known>,
     root: (Meta, Stamp),
@@ -108,6 +124,8 @@ impl Made {
         }
         self.bytes += more.bytes;
         self.count += more.count;
+        self.cloned += more.cloned;
+        self.copied += more.copied;
         match self.count > limits::WORKSPACE_ENTRIES {
             true => Err(WorkspaceError::TooMany { what: "entries", limit: limits::WORKSPACE_ENTRIES }),
             false => Ok(()),
@@ -147,15 +165,16 @@ struct Making<'a> {
     umask: u32,
     /// Whether what it makes belongs to the workspace's owner by itself.
     owns: bool,
+    donor: Option<&'a Donor>,
     queue: Mutex<Queue>,
     more: Condvar,
 }
 
 impl<'a> Making<'a> {
-    fn new(root: BorrowedFd<'a>, objects: &'a dyn Objects, owner: Owner) -> Making<'a> {
+    fn new(root: BorrowedFd<'a>, objects: &'a dyn Objects, owner: Owner, donor: Option<&'a Donor>) -> Making<'a> {
         let own = (Uid::effective().as_raw(), Gid::effective().as_raw());
         let owns = own == owner.own;
-        Making { root, objects, owner, umask: umask(), owns, queue: Mutex::default(), more: Condvar::new() }
+        Making { root, objects, owner, umask: umask(), owns, donor, queue: Mutex::default(), more: Condvar::new() }
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
@@ -232,6 +251,7 @@ impl<'a> Making<'a> {
             }
         };
         let dir = self.open(&names)?;
+        let giver = self.donor.and_then(|donor| donor.folder(&names));
         let (mut inner, mut entries) = (Vec::new(), Vec::with_capacity(page.len()));
         made.count += page.len() as u64;
         for entry in page {
@@ -253,7 +273,7 @@ impl<'a> Making<'a> {
                     made.groups.entry(*group).or_default().push((names.clone(), entry.clone()));
                 }
                 Node::File { .. } => {
-                    let stat = self.file(dir.as_fd(), &entry, made)?;
+                    let stat = self.file(dir.as_fd(), &entry, giver.as_ref(), made)?;
                     entries.push((entry.name.clone(), self.known(&entry, &stat)));
                 }
                 Node::Symlink { target } => {
@@ -288,7 +308,7 @@ impl<'a> Making<'a> {
     }
 
     /// Makes a file with all that belongs to it, in its place.
-    fn file(&self, dir: BorrowedFd<'_>, entry: &Entry, made: &mut Made) -> Result<FileStat> {
+    fn file(&self, dir: BorrowedFd<'_>, entry: &Entry, giver: Option<&Giver<'_>>, made: &mut Made) -> Result<FileStat> {
         let path = || path_of([&*entry.name]);
         let Node::File { size, content, .. } = &entry.node else {
             return Err(WorkspaceError::NotRestored { path: path() });
@@ -301,6 +321,29 @@ impl<'a> Making<'a> {
         let open = fault::point("workspace.checkout.file")
             .and_then(|()| Ok(openat(dir, &*entry.name, flags, Mode::from_bits_truncate(mode))?));
         let file: File = open.map_err(failed)?.into();
+        let gift = giver.and_then(|giver| giver.file(&entry.name, content));
+        let given = match gift {
+            Some(gift) => {
+                fault::point("workspace.checkout.give").and_then(|()| gift.give(&file, *size)).map_err(failed)?
+            }
+            None => Given::Nothing,
+        };
+        let dress = || -> io::Result<FileStat> {
+            self.dress(file.as_fd(), &entry.meta, mode & !self.umask)?;
+            Ok(beneath::look_at(&file)?)
+        };
+        match given {
+            Given::Cloned => {
+                made.cloned += 1;
+                return dress().map_err(failed);
+            }
+            Given::Copied(bytes) => {
+                (made.copied, made.bytes) = (made.copied + 1, made.bytes + bytes);
+                return dress().map_err(failed);
+            }
+            Given::Changed => file.set_len(0).map_err(failed)?,
+            Given::Nothing => {}
+        }
         let mut write = |bytes: &[u8], offset| -> io::Result<()> {
             made.bytes += bytes.len() as u64;
             file.write_all_at(bytes, offset)
@@ -319,10 +362,6 @@ impl<'a> Making<'a> {
                 }
             }
         }
-        let dress = || -> io::Result<FileStat> {
-            self.dress(file.as_fd(), &entry.meta, mode & !self.umask)?;
-            Ok(beneath::look_at(&file)?)
-        };
         dress().map_err(failed)
     }
 
@@ -380,7 +419,8 @@ impl<'a> Making<'a> {
         for (_, places) in std::mem::take(&mut made.groups) {
             let Some(((first, entry), others)) = places.split_first() else { continue };
             let home = self.open(first)?;
-            self.file(home.as_fd(), entry, made)?;
+            let giver = self.donor.and_then(|donor| donor.folder(first));
+            self.file(home.as_fd(), entry, giver.as_ref(), made)?;
             for (names, other) in others {
                 let dir = self.open(names)?;
                 let linked = linkat(&home, &*entry.name, &dir, &*other.name, AtFlags::empty());

@@ -49,14 +49,14 @@ pub(super) enum What {
 }
 
 /// Which pages of a folder's object are not what the folder is.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) enum Stale {
     #[default]
     All,
     Names(BTreeSet<Name>),
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Folder {
     pub parent: FolderId,
     pub name: Name,
@@ -78,7 +78,7 @@ impl Folder {
 /// A place: an entry of a folder.
 pub(super) type Place = (FolderId, Name);
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Index {
     pub folders: HashMap<FolderId, Folder>,
     next: FolderId,
@@ -116,6 +116,14 @@ impl Index {
             count: 0,
         };
         index.add_folder(ROOT, Name::default(), 0);
+        index
+    }
+
+    /// The same for another workspace: nobody watches that one yet.
+    pub(super) fn without_watches(&self) -> Index {
+        let mut index = self.clone();
+        index.watches.clear();
+        index.folders.values_mut().for_each(|folder| folder.watch = None);
         index
     }
 
@@ -206,6 +214,17 @@ impl Index {
         }
         self.folder_mut(folder).entries.insert(name.into(), known);
         self.touch(folder, name);
+    }
+
+    /// Notes a file's content, which was not known when it was looked at.
+    pub(super) fn learn(&mut self, folder: FolderId, name: &[u8], of: Stamp, now: &Content, is_settled: bool) {
+        let known = self.folders.get_mut(&folder).and_then(|folder| folder.entries.get_mut(name));
+        if let Some(Known { stamp, settled, what: What::File { content, .. }, .. }) = known
+            && *stamp == of
+        {
+            content.clone_from(now);
+            *settled = is_settled;
+        }
     }
 
     fn unlink(&mut self, inode: u64, place: &Place) {

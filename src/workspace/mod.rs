@@ -8,10 +8,13 @@
 //!  tracker   one live workspace: prepare, collect (frozen), finish; restore
 //!   ├ scan       brings the index up to what is there: by what was told (changes), or by a walk
 //!   │  ├ beneath     opening and looking, never through a link, never out of the workspace
-//!   │  └ read        one file into the store: inline, whole, or pieces and holes
+//!   │  ├ take        one file: known, kept, or read
+//!   │  └ read        its bytes into the store: inline, whole, or pieces and holes
+//!   ├ driver     how bytes are held while nobody writes, and copied: what the file system can      keep: until they are stored
 //!   ├ index      what is known of every entry     saved: between processes
 //!   ├ encode     a tree of the index: only what changed
 //!   └ restore    what differs from a tree, put in place        stage: files prepared where nobody else is
+//!  branch      a new workspace from a live one: a snapshot, or a checkout that takes files from there
 //!  checkout  a tree into a new folder, by several threads
 //!  tree      entries, format, diff, needs, reach: no file system
 //! ```
@@ -19,12 +22,15 @@
 //! devices. All of it blocks.
 
 mod beneath;
+mod branch;
 mod changes;
 mod checkout;
+mod driver;
 mod encode;
 mod error;
 mod how;
 mod index;
+mod keep;
 mod objects;
 mod one;
 mod read;
@@ -32,10 +38,13 @@ mod restore;
 mod saved;
 mod scan;
 mod stage;
+mod take;
 mod tracker;
 pub mod tree;
 
+pub use branch::{Branched, Donor, branch};
 pub use checkout::checkout;
+pub use driver::{Choice, DriverKind, FsAbilities, abilities, doctor};
 pub use error::WorkspaceError;
 pub use how::{How, Unwatched, Walk};
 pub use objects::{Counted, ObjectBatch, Objects, Together};
@@ -49,6 +58,8 @@ pub use tree::look::{Text, find, text};
 pub use tree::needs::needs;
 pub use tree::reach::reach;
 
+#[cfg(test)]
+mod driver_tests;
 #[cfg(test)]
 mod model_tests;
 #[cfg(test)]

@@ -12,9 +12,9 @@ use std::time::{Duration, UNIX_EPOCH};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
-use super::testing::{Mounted, Observed, World, observe, same};
+use super::testing::{Mounted, Observed, World, as_nobody, given_place, observe, same};
 use super::tree::TreeId;
-use super::{Durable, Tracker, checkout, diff};
+use super::{DriverKind, Durable, Tracker, branch, checkout, diff};
 use crate::sys::inode;
 
 /// What may happen to a workspace, or be asked of its tracker. Numbers choose among what is there.
@@ -37,11 +37,13 @@ enum Op {
     Attribute(usize, u8, Option<Vec<u8>>),
     Prepare,
     Capture,
+    /// What happens between collection and end is in no tree.
+    CaptureBehind(Vec<Op>),
     Restore(usize),
     Reopen(bool),
 }
 
-fn op() -> impl Strategy<Value = Op> {
+fn deed() -> impl Strategy<Value = Op> {
     let n = || any::<usize>();
     let bytes = || prop::collection::vec(any::<u8>(), 0..600);
     prop_oneof![
@@ -60,9 +62,16 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (n(), any::<u32>()).prop_map(|(f, mode)| Op::Mode(f, mode)),
         2 => (n(), any::<u32>(), 0u32..1_000_000_000).prop_map(|(f, s, ns)| Op::Time(f, s, ns)),
         2 => (n(), 0u8..3, prop::option::of(bytes())).prop_map(|(f, name, b)| Op::Attribute(f, name, b)),
+    ]
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        35 => deed(),
         2 => Just(Op::Prepare),
-        4 => Just(Op::Capture),
-        3 => n().prop_map(Op::Restore),
+        3 => Just(Op::Capture),
+        2 => prop::collection::vec(deed(), 1..6).prop_map(Op::CaptureBehind),
+        3 => any::<usize>().prop_map(Op::Restore),
         1 => any::<bool>().prop_map(Op::Reopen),
     ]
 }
@@ -116,7 +125,15 @@ impl Run<'_> {
         self.tracker.as_mut().expect("it is open but for a moment")
     }
 
+    /// XFS says of what is not on its device yet that more of it is data than will be.
+    fn settle_holes(&mut self) {
+        if self.tracker().driver().kind == DriverKind::Reflink {
+            nix::unistd::syncfs(File::open(self.world.workspace()).expect("opened")).expect("synced");
+        }
+    }
+
     fn capture(&mut self) {
+        self.settle_holes();
         let world = self.world;
         let captured = self.tracker().capture(&world.store).expect("captured");
         self.trees.push((captured.tree, world.observe()));
@@ -125,8 +142,21 @@ impl Run<'_> {
     fn step(&mut self, op: &Op) {
         let world = self.world;
         match op {
-            Op::Prepare => drop(self.tracker().prepare(&world.store).expect("prepared")),
+            Op::Prepare => {
+                self.settle_holes();
+                self.tracker().prepare(&world.store).expect("prepared");
+            }
             Op::Capture => self.capture(),
+            Op::CaptureBehind(deeds) => {
+                self.settle_holes();
+                let collected = self.tracker().collect(&world.store).expect("collected");
+                let there = world.observe();
+                for deed in deeds {
+                    change(&world.workspace(), deed);
+                }
+                let captured = self.tracker().finish(collected).expect("finished");
+                self.trees.push((captured.tree, there));
+            }
             Op::Restore(n) => {
                 let Some((tree, wanted)) = self.trees.get(n % self.trees.len().max(1)).cloned() else { return };
                 let restored = self.tracker().restore(tree, &world.store, Durable::Process).expect("restored");
@@ -221,7 +251,7 @@ fn change(root: &Path, op: &Op) -> Option<()> {
             }
             Some(())
         }
-        Op::Prepare | Op::Capture | Op::Restore(_) | Op::Reopen(_) => None,
+        Op::Prepare | Op::Capture | Op::CaptureBehind(_) | Op::Restore(_) | Op::Reopen(_) => None,
     }
 }
 
@@ -245,13 +275,35 @@ fn run(world: &World, ops: &[Op]) {
             same(&observe(&places.workspace), wanted);
         }
     }
+    branches(world, &mut run, &trees);
     // A walk by somebody who knows nothing finds the same.
     let (last, _) = trees.first().expect("at least one");
-    let fresh = Tracker::open(super::Places { index: world.dir.path().join("none"), ..world.places() });
-    let walked = fresh.expect("opened").capture(&world.store).expect("captured");
+    drop(run);
+    let mut fresh = world.tracker_of(super::Places { index: world.dir.path().join("none"), ..world.places() });
+    let walked = fresh.capture(&world.store).expect("captured");
     assert_eq!(walked.tree, *last, "what was told of changes is what a walk finds");
+    world.nothing_is_staged();
     for pair in trees.windows(2) {
         differences_are_told(world, &pair[0], &pair[1]);
+    }
+}
+
+/// A workspace that is made with the help of the live one is what was asked for: the tree that the live one is at, and another.
+fn branches(world: &World, run: &mut Run<'_>, trees: &[(TreeId, Observed)]) {
+    let kind = run.tracker().driver().kind;
+    let donor = run.tracker().donor().expect("a donor").expect("what is known is sure");
+    for (n, (tree, wanted)) in [&trees[0], &trees[trees.len() - 1]].into_iter().enumerate() {
+        let places = world.another(&format!("branch{n}"));
+        let made = branch(Some(&donor), *tree, places.clone(), &world.store, Durable::Process).expect("branched");
+        let (mut child, restored, branched) = made;
+        assert_eq!((restored.left, branched.snapshot), (Vec::new(), kind == DriverKind::Btrfs));
+        same(&observe(&places.workspace), wanted);
+        // `observe` opened every file, so each is asked who may write to it, but none is read.
+        let first = child.capture(&world.store).expect("captured");
+        assert_eq!((first.tree, first.how.walk, first.how.read), (*tree, None, 0));
+        std::fs::write(places.workspace.join("only here"), "x").expect("written");
+        assert_ne!(child.capture(&world.store).expect("captured").tree, *tree);
+        assert!(!world.path("only here").exists());
     }
 }
 
@@ -271,10 +323,14 @@ fn differences_are_told(world: &World, (a, before): &(TreeId, Observed), (b, aft
     assert!(unsaid.is_empty(), "{unsaid:?}");
 }
 
-fn check(place: Option<&Path>, cases: u32) {
+/// Where a workspace is made, and which driver it must get.
+type Making<'a> = (&'a dyn Fn() -> World, DriverKind);
+
+fn check((make, kind): Making<'_>, cases: u32) {
     let config = Config { cases, failure_persistence: None, ..Config::default() };
     let outcome = TestRunner::new(config).run(&prop::collection::vec(op(), 1..60), |ops| {
-        let world = place.map_or_else(World::new, World::at);
+        let world = make();
+        assert_eq!(world.tracker().driver().kind, kind);
         run(&world, &ops);
         Ok(())
     });
@@ -283,26 +339,67 @@ fn check(place: Option<&Path>, cases: u32) {
 
 #[test]
 fn what_was_captured_comes_back() {
-    check(None, 24);
+    check((&World::new, DriverKind::Tracked), 24);
 }
 
 #[test]
 fn what_was_captured_comes_back_in_memory() {
-    check(Some(Path::new("/dev/shm")), 24);
+    check((&|| World::at(Path::new("/dev/shm")), DriverKind::Tracked), 24);
 }
 
-#[test]
-fn what_was_captured_comes_back_on_xfs() {
-    match Mounted::new("xfs", &["-q"]) {
-        Ok(mounted) => check(Some(&mounted.path()), 12),
-        Err(why) => eprintln!("ignored, because this host cannot mount XFS: {why}"),
+/// A file system in an image, and on it a place for whoever is not root.
+fn mounted(kind: &str, options: &str) -> Option<(Mounted, PathBuf)> {
+    match Mounted::with(kind, &["-q"], options) {
+        Ok(mounted) => {
+            let theirs = mounted.path().join("theirs");
+            std::fs::create_dir(&theirs).expect("made");
+            Some((mounted, theirs))
+        }
+        Err(why) => {
+            eprintln!("ignored, because this host cannot mount {kind}: {why}");
+            None
+        }
     }
 }
 
 #[test]
-fn what_was_captured_comes_back_on_btrfs() {
-    match Mounted::new("btrfs", &["-q"]) {
-        Ok(mounted) => check(Some(&mounted.path()), 12),
-        Err(why) => eprintln!("ignored, because this host cannot mount Btrfs: {why}"),
-    }
+fn what_was_captured_comes_back_by_clones_on_xfs() {
+    let Some((mounted, theirs)) = mounted("xfs", "loop") else { return };
+    check((&|| World::at(&mounted.path()), DriverKind::Reflink), 6);
+    check((&|| World::at(&mounted.path()).holding_all(0), DriverKind::Reflink), 8);
+    as_nobody("workspace::model_tests::by_clones_as_anybody", &theirs);
+}
+
+#[test]
+fn what_was_captured_comes_back_by_clones_in_a_folder_of_btrfs() {
+    let Some((mounted, theirs)) = mounted("btrfs", "loop") else { return };
+    check((&|| World::at(&mounted.path()).holding_all(0), DriverKind::Reflink), 8);
+    as_nobody("workspace::model_tests::by_clones_as_anybody", &theirs);
+}
+
+#[test]
+fn what_was_captured_comes_back_by_snapshots_on_btrfs() {
+    let Some((mounted, theirs)) = mounted("btrfs", "loop,user_subvol_rm_allowed") else { return };
+    check((&|| World::in_subvolume(&mounted.path()), DriverKind::Btrfs), 6);
+    check((&|| World::in_subvolume(&mounted.path()).holding_all(1), DriverKind::Btrfs), 8);
+    as_nobody("workspace::model_tests::by_snapshots_as_anybody", &theirs);
+}
+
+/// As an ordinary user, for whom Btrfs removes no snapshot at once.
+#[test]
+fn what_was_captured_comes_back_on_btrfs_where_nobody_may_remove_snapshots() {
+    let Some((_mounted, theirs)) = mounted("btrfs", "loop") else { return };
+    as_nobody("workspace::model_tests::by_snapshots_as_anybody", &theirs);
+}
+
+#[test]
+#[ignore = "run by tests that make the file system"]
+fn by_clones_as_anybody() {
+    check((&|| World::at(&given_place()).holding_all(0), DriverKind::Reflink), 6);
+}
+
+#[test]
+#[ignore = "run by tests that make the file system"]
+fn by_snapshots_as_anybody() {
+    check((&|| World::in_subvolume(&given_place()).holding_all(1), DriverKind::Btrfs), 6);
 }

@@ -13,7 +13,7 @@ pub trait Objects: Send + Sync {
     /// # Errors
     /// It is missing, damaged or larger.
     fn get(&self, digest: Digest, limit: u64) -> Result<Vec<u8>, StoreError>;
-    /// Whether there is such an object.
+    /// Whether there is such an object; if so, it is going to be used again.
     fn contains(&self, digest: Digest) -> bool;
     /// Begins objects that become durable together.
     fn batch(&self) -> Box<dyn ObjectBatch>;
@@ -39,7 +39,7 @@ impl Objects for Store {
     }
 
     fn contains(&self, digest: Digest) -> bool {
-        Store::contains(self, digest)
+        Store::claim(self, digest)
     }
 
     fn batch(&self) -> Box<dyn ObjectBatch> {
@@ -93,7 +93,7 @@ impl Objects for Together {
     }
 
     fn contains(&self, digest: Digest) -> bool {
-        self.store.contains(digest)
+        self.store.claim(digest)
     }
 
     fn batch(&self) -> Box<dyn ObjectBatch> {

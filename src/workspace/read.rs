@@ -53,6 +53,42 @@ impl From<StoreError> for ReadError {
     }
 }
 
+/// A file's bytes in memory.
+pub(super) enum Bytes {
+    All(Vec<u8>),
+    /// It is not as long as it was.
+    Changed,
+    /// It has holes: it must be read piece by piece.
+    Holes,
+}
+
+/// Reads a file of this length into memory, if it has no holes.
+pub(super) fn bytes(file: &File, size: u64) -> Result<Bytes, ReadError> {
+    fault::point("workspace.file.keep")?;
+    if hole(file, 0)?.is_some_and(|at| at < size) {
+        return Ok(Bytes::Holes);
+    }
+    let mut buffer = vec![0; usize::try_from(size).map_err(io::Error::other)?];
+    Ok(if fill(file, 0, &mut buffer)? { Bytes::All(buffer) } else { Bytes::Changed })
+}
+
+/// The content of a file without holes that has these bytes: the same as [`content`] gives.
+pub(super) fn content_of(bytes: &[u8], batch: &mut dyn ObjectBatch) -> Result<Read, ReadError> {
+    let size = bytes.len() as u64;
+    if bytes.len() <= limits::TREE_INLINE_BYTES {
+        return Ok(Read::Content(Content::Inline(bytes.into()), size));
+    }
+    if size <= PIECE {
+        return Ok(Read::Content(Content::Whole(batch.put(bytes)?), size));
+    }
+    let mut pieces = Vec::new();
+    for (n, piece) in bytes.chunks(limits::TREE_PIECE_BYTES).enumerate() {
+        pieces.push(Piece { offset: n as u64 * PIECE, length: piece.len() as u64, digest: batch.put(piece)? });
+    }
+    let map = batch.put(&encode_map(&Map { size, pieces }))?;
+    Ok(Read::Content(Content::Map(map), size))
+}
+
 /// Reads a file that was as `stamp` says a moment ago.
 pub(super) fn content(file: &File, stamp: Stamp, batch: &mut dyn ObjectBatch) -> Result<Read, ReadError> {
     fault::point("workspace.file.read")?;
@@ -97,12 +133,12 @@ fn fill(file: &File, offset: u64, buffer: &mut [u8]) -> io::Result<bool> {
 }
 
 /// Where the next data begins, if there is any.
-fn data(file: &File, from: u64) -> io::Result<Option<u64>> {
+pub(super) fn data(file: &File, from: u64) -> io::Result<Option<u64>> {
     seek(file, from, Whence::SeekData)
 }
 
 /// Where the next hole begins; the end of the file is one.
-fn hole(file: &File, from: u64) -> io::Result<Option<u64>> {
+pub(super) fn hole(file: &File, from: u64) -> io::Result<Option<u64>> {
     seek(file, from, Whence::SeekHole)
 }
 

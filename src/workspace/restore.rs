@@ -102,7 +102,7 @@ impl Tracker {
         objects: &dyn Objects,
         stage: &mut Stage,
     ) -> Result<Restored> {
-        let how = self.pass(&mut Addresses, objects, Pass { frozen: true, ..Pass::default() })?;
+        let how = self.pass(&mut Addresses, objects, &mut Pass { frozen: true, ..Pass::default() })?;
         let owner = Owner { own: self.owner, privileged: nix::unistd::Uid::effective().is_root() };
         let mut left = Vec::new();
         let mut changed = 0;
@@ -116,7 +116,8 @@ impl Tracker {
                 (folder, Some(name)) => self.changes.add((folder, name), Closely::Look),
                 (folder, None) => self.changes.add_folder(folder),
             });
-            self.pass(&mut Addresses, objects, Pass { frozen: true, contents, told_all: true })?;
+            let mut pass = Pass { frozen: true, contents, told_all: true, keeping: None };
+            self.pass(&mut Addresses, objects, &mut pass)?;
             if encode(&mut self.index, &mut Addresses)? != target {
                 left = differences(&self.index, objects, wanted, owner)?;
             }

@@ -18,15 +18,14 @@ use std::os::unix::ffi::OsStringExt as _;
 
 use super::beneath::{self, Kind};
 use super::changes::{self, Changes, Closely, Opens};
+use super::driver::Driver;
 use super::error::WorkspaceError;
 use super::how::{How, Unwatched, Walk};
 use super::index::{FolderId, Gone, Index, Known, Place, ROOT, Stamp, What};
+use super::keep::Keeping;
 use super::objects::{ObjectBatch, Objects};
-use super::read::{self, Read};
 use super::tree::entry::{Content, Meta, Moment, Name, Reason};
-use super::tree::format::decode_map;
 use crate::core::limits;
-use crate::sys::inode;
 use crate::sys::notify::Notify;
 
 type Result<T> = std::result::Result<T, WorkspaceError>;
@@ -38,10 +37,15 @@ pub(super) struct Scan<'a> {
     /// Folders that are found are watched, if anybody watches.
     pub notify: &'a mut Option<Notify>,
     pub batch: &'a mut dyn ObjectBatch,
+    pub driver: &'a mut dyn Driver,
+    /// Keeps what is read later.
+    pub keeping: Option<&'a mut Keeping>,
     /// Asked whether contents that are known from before are still there.
     pub check: Option<&'a dyn Objects>,
     /// Whether nobody writes now.
     pub frozen: bool,
+    /// Whether nobody has any of it open, nor had it.
+    pub private: bool,
     pub how: &'a mut How,
     /// Device and owner of the workspace.
     pub device: u64,
@@ -340,6 +344,10 @@ impl Scan<'_> {
                 Taken::Done => return Ok(None),
                 Taken::Folder(inner) => return Ok(Some(inner)),
                 Taken::Changed => closely = Closely::Read,
+                Taken::Later => {
+                    self.later.add((id, name.into()), Closely::Read);
+                    return Ok(None);
+                }
             }
         }
         if self.frozen {
@@ -444,135 +452,7 @@ impl Scan<'_> {
         Ok(Taken::Folder(inner))
     }
 
-    fn take_file(
-        &mut self,
-        id: FolderId,
-        dir: BorrowedFd<'_>,
-        name: &[u8],
-        stat: &FileStat,
-        closely: Closely,
-    ) -> Result<Taken> {
-        let now = beneath::stamp(stat);
-        let mut reuse = None;
-        if closely < Closely::Read
-            && let Some(Known { stamp, settled, what: What::File { content, .. }, .. }) = self.index.known(id, name)
-        {
-            let is_same = match closely {
-                Closely::Walk => *stamp == now && *settled && self.is_stored(content),
-                // Its bytes did not change, or that would have been told.
-                Closely::Look | Closely::Open => moved(*stamp) == moved(now),
-                Closely::Read => false,
-            };
-            // Within the clock's grain mode and attributes change without a trace.
-            if is_same && *stamp == now && *settled && closely == Closely::Look {
-                return Ok(Taken::Done);
-            }
-            reuse = is_same.then(|| content.clone());
-        }
-        if reuse.is_none() && closely < Closely::Read {
-            let by_name = if closely == Closely::Walk { None } else { self.contents.get(&moved(now)) };
-            let found = self.contents.get(&now).or(by_name);
-            reuse = found.filter(|content| self.is_stored(content)).cloned();
-        }
-        let file = match beneath::file(dir, name) {
-            Ok(file) => file,
-            Err(error) if beneath::is_gone(error) => return Ok(Taken::Changed),
-            Err(error) if beneath::is_refused(error) => {
-                return self.missing(id, name, Reason::Unreadable).map(|_| Taken::Done);
-            }
-            Err(error) => return Err(WorkspaceError::of("open", &self.index.path(id, name))(error)),
-        };
-        self.opened += 1;
-        if self.opened >= limits::WORKSPACE_OPENED {
-            self.drain();
-        }
-        let hot = inode::may_be_written(file.as_fd());
-        if hot {
-            reuse = None;
-        }
-        let path = || self.index.path(id, name);
-        let attributes = beneath::attributes(file.as_fd())
-            .map_err(|error| WorkspaceError::io("read the attributes of", &path(), error))?;
-        let content = match reuse {
-            Some(content) => content,
-            None => match read::content(&file, now, self.batch).map_err(|e| e.at(path))? {
-                Read::Content(content, bytes) => {
-                    self.how.read += 1;
-                    self.how.bytes += bytes;
-                    content
-                }
-                Read::Changed => return Ok(Taken::Changed),
-            },
-        };
-        let after = beneath::look_at(&file).map_err(|e| WorkspaceError::of("look at", &path())(e))?;
-        if beneath::stamp(&after) != now {
-            return Ok(Taken::Changed);
-        }
-        self.note_file(id, name, &after, attributes, content, hot);
-        Ok(Taken::Done)
-    }
-
-    fn note_file(
-        &mut self,
-        id: FolderId,
-        name: &[u8],
-        stat: &FileStat,
-        attributes: super::tree::entry::Attributes,
-        content: Content,
-        hot: bool,
-    ) {
-        let stamp = beneath::stamp(stat);
-        let settled = !hot && stamp.changed < self.settled_before && stamp.modified < self.settled_before;
-        let meta: Meta = beneath::meta(stat, self.owner, attributes);
-        let place = (id, Name::from(name));
-        if stat.st_nlink > 1 && !hot {
-            self.contents.insert(stamp, content.clone());
-        }
-        let group = match self.index.known(id, name) {
-            Some(Known { what: What::File { group, .. }, .. }) if stat.st_nlink > 1 => *group,
-            Some(_) | None => None,
-        };
-        let before = self.index.known(id, name).map_or(0, |known| known.stamp.inode);
-        let same = match self.index.known(id, name) {
-            Some(Known { meta: m, what: What::File { content: c, names, .. }, .. }) => {
-                *m == meta && *c == content && *names == stat.st_nlink && stamp.inode == before
-            }
-            Some(_) | None => false,
-        };
-        let what = What::File { content, names: stat.st_nlink, group };
-        let known = Known { stamp, settled, meta, what };
-        if same && let Some(folder) = self.index.folders.get_mut(&id) {
-            // Only the stamp differs: the tree does not.
-            folder.entries.insert(name.into(), known);
-        } else {
-            self.index.set(id, name, known);
-        }
-        if hot {
-            self.index.hot.insert(place.clone())
-        } else {
-            self.index.hot.remove(&place)
-        };
-        if beneath::has_set_id(stat) {
-            self.index.missing.insert(place, Reason::SetId);
-        } else {
-            self.index.missing.remove(&place);
-        }
-    }
-
-    fn is_stored(&self, content: &Content) -> bool {
-        let Some(objects) = self.check else { return true };
-        match content {
-            Content::Inline(_) => true,
-            Content::Whole(digest) => objects.contains(*digest),
-            Content::Map(digest) => objects
-                .get(*digest, limits::TREE_OBJECT_BYTES)
-                .ok()
-                .and_then(|bytes| decode_map(&bytes).ok())
-                .is_some_and(|map| map.pieces.iter().all(|piece| objects.contains(piece.digest))),
-        }
-    }
-
-    fn missing(&mut self, id: FolderId, name: &[u8], reason: Reason) -> Result<Option<FolderId>> {
+    pub(super) fn missing(&mut self, id: FolderId, name: &[u8], reason: Reason) -> Result<Option<FolderId>> {
         self.forget(id, name, None);
         let (stamp, meta, what) = (Stamp::default(), Meta::default(), What::Missing(reason));
         self.index.set(id, name, Known { stamp, settled: true, meta, what });
@@ -585,13 +465,16 @@ impl Scan<'_> {
     }
 }
 
-enum Taken {
+/// What became of a look at an entry.
+pub(super) enum Taken {
     Done,
     Folder(FolderId),
     Changed,
+    /// It is left for when nobody writes.
+    Later,
 }
 
 /// The part of a stamp that a new name leaves as it was.
-fn moved(stamp: Stamp) -> Stamp {
+pub(super) fn moved(stamp: Stamp) -> Stamp {
     Stamp { changed: Moment::default(), ..stamp }
 }

@@ -119,12 +119,19 @@ fn data(path: &Path, size: u64) -> Vec<(u64, u64)> {
         return Vec::new();
     }
     let file = std::fs::File::open(path).expect("opened");
-    let (mut at, mut found) = (0i64, Vec::new());
-    while let Ok(start) = lseek64(&file, at, Whence::SeekData) {
-        at = lseek64(&file, start, Whence::SeekHole).expect("a hole or the end");
-        found.push((start.cast_unsigned(), at.cast_unsigned().min(size)));
+    let look = || {
+        let (mut at, mut found) = (0i64, Vec::new());
+        while let Ok(start) = lseek64(&file, at, Whence::SeekData) {
+            at = lseek64(&file, start, Whence::SeekHole).expect("a hole or the end");
+            found.push((start.cast_unsigned(), at.cast_unsigned().min(size)));
+        }
+        found
+    };
+    if look() != [(0, size)] {
+        // XFS says of what is not on its device yet that more of it is data than will be.
+        file.sync_data().expect("synced");
     }
-    found
+    look()
 }
 
 /// A folder with a workspace, its staging, its index and a store.
@@ -133,6 +140,10 @@ pub(crate) struct World {
     /// In memory if possible: what is tested does not depend on the store's device.
     _objects: tempfile::TempDir,
     pub store: Store,
+    /// The folder with the workspace: a subvolume, perhaps.
+    home: PathBuf,
+    /// Clones after which every tracker takes a snapshot; each file is held then.
+    hold_all: Option<usize>,
 }
 
 impl World {
@@ -145,14 +156,33 @@ impl World {
     }
 
     fn of(dir: tempfile::TempDir) -> World {
-        std::fs::create_dir(dir.path().join("workspace")).expect("made");
+        let home = dir.path().to_owned();
+        World::within(dir, home)
+    }
+
+    fn within(dir: tempfile::TempDir, home: PathBuf) -> World {
+        std::fs::create_dir(home.join("workspace")).expect("made");
         let objects = crash_dir();
         let store = Store::open(&objects.path().join("store")).expect("opened");
-        World { dir, _objects: objects, store }
+        World { dir, _objects: objects, store, home, hold_all: None }
+    }
+
+    /// With the workspace in a subvolume, as kernels have it on Btrfs.
+    pub(crate) fn in_subvolume(place: &Path) -> World {
+        let dir = tempfile::tempdir_in(place).expect("a temporary directory");
+        let opened = std::fs::File::open(dir.path()).expect("opened");
+        crate::sys::btrfs::create(opened.as_fd(), "files").expect("a subvolume");
+        let home = dir.path().join("files");
+        World::within(dir, home)
+    }
+
+    /// Every file is held by its driver, however small; after so many clones by a snapshot, where there are such.
+    pub(crate) fn holding_all(self, clones: usize) -> World {
+        World { hold_all: Some(clones), ..self }
     }
 
     pub(crate) fn workspace(&self) -> PathBuf {
-        self.dir.path().join("workspace")
+        self.home.join("workspace")
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -168,7 +198,7 @@ impl World {
     }
 
     pub(crate) fn places_of(&self, workspace: &str) -> Places {
-        let dir = self.dir.path();
+        let dir = &self.home;
         Places {
             workspace: dir.join(workspace),
             staging: dir.join(format!("{workspace}.staging")),
@@ -176,8 +206,30 @@ impl World {
         }
     }
 
+    /// The places of a new, empty workspace as another kernel beside this one has it.
+    pub(crate) fn another(&self, name: &str) -> Places {
+        let dir = self.dir.path().join(name);
+        std::fs::create_dir(&dir).expect("made");
+        let mut home = dir.clone();
+        if self.home != self.dir.path() {
+            let opened = std::fs::File::open(&dir).expect("opened");
+            crate::sys::btrfs::create(opened.as_fd(), "files").expect("a subvolume");
+            home = dir.join("files");
+        }
+        std::fs::create_dir(home.join("workspace")).expect("made");
+        Places { workspace: home.join("workspace"), staging: home.join("staging"), index: dir.join("index") }
+    }
+
     pub(crate) fn tracker(&self) -> Tracker {
-        Tracker::open(self.places()).expect("opened")
+        self.tracker_of(self.places())
+    }
+
+    pub(crate) fn tracker_of(&self, places: Places) -> Tracker {
+        let mut tracker = Tracker::open(places).expect("opened");
+        if let Some(clones) = self.hold_all {
+            tracker.driver.hold_all(clones);
+        }
+        tracker
     }
 
     pub(crate) fn observe(&self) -> Observed {
@@ -189,7 +241,29 @@ impl World {
         let staging = self.places().staging;
         let left: Vec<_> = staging.read_dir().map(|dir| dir.flatten().collect()).unwrap_or_default();
         assert!(left.is_empty(), "{left:?}");
+        assert!(!self.dir.path().join("files.moment").exists(), "a snapshot is left");
     }
+}
+
+/// Runs one ignored test of this program as an unprivileged user, who owns `place`.
+pub(crate) fn as_nobody(test: &str, place: &Path) {
+    std::os::unix::fs::chown(place, Some(65534), Some(65534)).expect("given away");
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "--"]);
+    command.arg(std::env::current_exe().expect("this program"));
+    command.args([test, "--exact", "--ignored", "--nocapture", "--test-threads", "1"]);
+    let output = command.env(PLACE, place).env("TMPDIR", "/tmp").current_dir("/").output().expect("setpriv runs");
+    let said = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}\n{errors}");
+}
+
+/// Where a test that [`as_nobody`] runs finds its place.
+pub(crate) const PLACE: &str = "RYOKAN_TEST_PLACE";
+
+/// That place.
+pub(crate) fn given_place() -> PathBuf {
+    PathBuf::from(std::env::var_os(PLACE).expect("run by another test, which names the place"))
 }
 
 /// Both have the same in them; what differs is named.
@@ -208,6 +282,11 @@ pub(crate) struct Mounted {
 impl Mounted {
     /// Makes and mounts one, or says why not.
     pub(crate) fn new(kind: &str, make: &[&str]) -> Result<Mounted, String> {
+        Mounted::with(kind, make, "loop")
+    }
+
+    /// With these options of the mount.
+    pub(crate) fn with(kind: &str, make: &[&str], options: &str) -> Result<Mounted, String> {
         if !nix::unistd::Uid::effective().is_root() {
             return Err("only root may mount".into());
         }
@@ -226,7 +305,7 @@ impl Mounted {
         run(&format!("mkfs.{kind}"), make, &[&image])?;
         let at = dir.path().join("mounted");
         std::fs::create_dir(&at).map_err(|e| e.to_string())?;
-        run("mount", &["-o", "loop", "-t", kind], &[&image, &at])?;
+        run("mount", &["-o", options, "-t", kind], &[&image, &at])?;
         Ok(Mounted { dir })
     }
 
@@ -237,6 +316,13 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        let _ = Command::new("umount").arg(self.path()).status();
+        // A process that is about to end may still look at it.
+        for _ in 0..50 {
+            if Command::new("umount").arg(self.path()).stderr(Stdio::null()).status().is_ok_and(|s| s.success()) {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        let _ = Command::new("umount").arg("--lazy").arg(self.path()).status();
     }
 }

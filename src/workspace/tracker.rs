@@ -21,10 +21,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::beneath;
 use super::changes::{self, Changes, Opens};
+use super::driver::{self, Choice, Driver};
 use super::encode::encode;
 use super::error::WorkspaceError;
 use super::how::{How, Unwatched, Walk};
-use super::index::{Index, Stamp};
+use super::index::{FolderId, Index, Stamp};
+use super::keep::Keeping;
 use super::objects::{ObjectBatch, Objects};
 use super::saved;
 use super::scan::Scan;
@@ -55,6 +57,7 @@ pub struct Tracker {
     pub(super) root: OwnedFd,
     pub(super) device: u64,
     pub(super) owner: (u32, u32),
+    pub(super) driver: Box<dyn Driver>,
     pub(super) index: Index,
     pub(super) notify: Option<Notify>,
     unwatched: Option<Unwatched>,
@@ -65,6 +68,8 @@ pub struct Tracker {
     unfinished: bool,
     /// Whether objects that are known from before may have been collected since.
     unsure_of_objects: bool,
+    /// Whether nobody else has ever been in this workspace: what a stamp says is so.
+    pub(super) is_private: bool,
     pub(super) base: Option<TreeId>,
     grain: Duration,
     unsaved: bool,
@@ -79,6 +84,8 @@ pub(super) struct Pass {
     pub contents: HashMap<Stamp, Content>,
     /// Whether the changes are all, though nobody tells.
     pub told_all: bool,
+    /// Where contents are kept that are read later.
+    pub keeping: Option<Keeping>,
 }
 
 /// Something that a tree has only the name of.
@@ -109,6 +116,7 @@ pub struct Captured {
 pub struct Collected {
     batch: Box<dyn ObjectBatch>,
     how: How,
+    keeping: Keeping,
 }
 
 impl Collected {
@@ -138,8 +146,10 @@ impl Tracker {
             saved::Loaded::Nothing => (Index::new(), Walk::First),
             saved::Loaded::Unusable => (Index::new(), Walk::Unusable),
         };
+        let driver = driver::choose(&places)?;
         Ok(Tracker {
             places,
+            driver,
             root,
             device: stat.st_dev,
             owner: (stat.st_uid, stat.st_gid),
@@ -150,18 +160,24 @@ impl Tracker {
             walk: Some(walk),
             unfinished: false,
             unsure_of_objects: true,
+            is_private: false,
             base: None,
             grain: grain(magic),
             unsaved: true,
         })
     }
 
-    /// Takes an index of what this process has just made for known. `base`: the tree that it is.
-    pub(super) fn made(&mut self, base: Option<TreeId>) {
-        // All of it was looked at as it was made, but nobody watched.
-        self.walk = Some(Walk::Reopened);
-        self.sure(base.is_some());
-        (self.base, self.unsaved) = (base, true);
+    /// Takes an index of what this process has just made, where nobody else is, for known. `base`: the tree that it is, if that
+    /// is in the store.
+    pub(super) fn made(&mut self, base: Option<TreeId>) -> Result<()> {
+        self.watch_all()?;
+        (self.walk, self.base, self.unsaved) = (None, base, true);
+        if base.is_none() {
+            // All files are in the store; these folders are not.
+            self.index.touch_all();
+        }
+        self.sure(true);
+        Ok(())
     }
 
     /// What was last changed before this, and looks as it did, is as it was.
@@ -189,7 +205,7 @@ impl Tracker {
     }
 
     /// Brings the index up to what is there.
-    pub(super) fn pass(&mut self, batch: &mut dyn ObjectBatch, objects: &dyn Objects, pass: Pass) -> Result<How> {
+    pub(super) fn pass(&mut self, batch: &mut dyn ObjectBatch, objects: &dyn Objects, pass: &mut Pass) -> Result<How> {
         self.drain();
         let unwatched = (self.notify.is_none() && !pass.told_all).then_some(Walk::Unwatched);
         // Until it is done, nothing is sure.
@@ -203,15 +219,18 @@ impl Tracker {
             root: self.root.as_fd(),
             index: &mut self.index,
             told: walk.is_none(),
+            private: self.is_private,
             notify: &mut self.notify,
             batch,
+            driver: &mut *self.driver,
+            keeping: pass.keeping.as_mut(),
             check,
             frozen: pass.frozen,
             how: &mut how,
             device: self.device,
             owner: self.owner,
             settled_before,
-            contents: pass.contents,
+            contents: std::mem::take(&mut pass.contents),
             later: &mut self.changes,
             later_walk: None,
             opened: 0,
@@ -220,6 +239,12 @@ impl Tracker {
         scan.drain();
         self.owner = scan.owner;
         self.walk = scan.later_walk;
+        // Twice within one tick of the clock leaves no trace in a stamp.
+        if let Some((folder, name)) = self.changes.written.take()
+            && pass.keeping.is_some()
+        {
+            return Err(WorkspaceError::Changing { path: self.index.path(folder, &name) });
+        }
         self.unfinished = false;
         self.unwatched = how.unwatched.or(self.unwatched);
         if check.is_some() {
@@ -236,7 +261,7 @@ impl Tracker {
     /// Files or the store fail; the next pass walks over everything then.
     pub fn prepare(&mut self, objects: &dyn Objects) -> Result<How> {
         let mut batch = objects.batch();
-        let done = self.pass(&mut *batch, objects, Pass::default());
+        let done = self.pass(&mut *batch, objects, &mut Pass::default());
         let done = done.and_then(|how| batch.commit().map(|()| how).map_err(WorkspaceError::from));
         self.sure(done.is_ok());
         done
@@ -250,12 +275,15 @@ impl Tracker {
     pub fn collect(&mut self, objects: &dyn Objects) -> Result<Collected> {
         let began = Instant::now();
         let mut batch = objects.batch();
-        let done = self.pass(&mut *batch, objects, Pass { frozen: true, ..Pass::default() });
+        // Of a collection that nobody finished.
+        self.driver.release()?;
+        let mut pass = Pass { frozen: true, keeping: Some(Keeping::default()), ..Pass::default() };
+        let done = self.pass(&mut *batch, objects, &mut pass);
         // Until it is finished: what is known refers to objects that are not there yet.
         self.sure(false);
         let mut how = done?;
         how.pause = began.elapsed();
-        Ok(Collected { batch, how })
+        Ok(Collected { batch, how, keeping: pass.keeping.unwrap_or_default() })
     }
 
     /// Makes a tree of what was collected. Writers may run again.
@@ -263,7 +291,9 @@ impl Tracker {
     /// # Errors
     /// The store fails; the next pass walks over everything then.
     pub fn finish(&mut self, collected: Collected) -> Result<Captured> {
-        let Collected { mut batch, how } = collected;
+        let Collected { mut batch, mut how, keeping } = collected;
+        keeping.resolve(&mut self.index, &mut *self.driver, &mut *batch, &mut how)?;
+        self.driver.release()?;
         let tree = encode(&mut self.index, &mut *batch)?;
         batch.commit()?;
         self.sure(true);
@@ -278,6 +308,44 @@ impl Tracker {
     pub fn capture(&mut self, objects: &dyn Objects) -> Result<Captured> {
         let collected = self.collect(objects)?;
         self.finish(collected)
+    }
+
+    /// Begins to follow a workspace that nobody else has been in, made from one of which this index is known.
+    pub(super) fn seeded(places: Places, index: Index) -> Result<Tracker> {
+        let mut tracker = Tracker::open(places)?;
+        (tracker.index, tracker.is_private) = (index, true);
+        tracker.walk = Some(Walk::Reopened);
+        tracker.sure(true);
+        Ok(tracker)
+    }
+
+    /// Whether what is known refers to objects that are there.
+    pub(super) fn is_sure(&self) -> bool {
+        !self.unfinished && !self.unsure_of_objects
+    }
+
+    /// Has all folders watched that are known.
+    pub(super) fn watch_all(&mut self) -> Result<()> {
+        let folders: Vec<FolderId> = self.index.folders.keys().copied().collect();
+        for id in folders {
+            let Some(notify) = &self.notify else { return Ok(()) };
+            let names = self.index.names(id);
+            let added = beneath::folder(self.root.as_fd(), &names)
+                .map_err(WorkspaceError::of("open", &self.index.path(id, b"")))
+                .map(|dir| notify.add(dir.as_fd()))?;
+            match added {
+                Ok(watch) => {
+                    self.index.folder_mut(id).watch = Some(watch);
+                    self.index.watches.insert(watch, id);
+                }
+                Err(error) => {
+                    self.unwatched = Some(Unwatched::of(&error));
+                    self.notify = None;
+                    self.index.watches.clear();
+                }
+            }
+        }
+        Ok(())
     }
 
     /// What was captured did not become durable after all: the next pass takes nothing for stored that it does not find.
@@ -316,6 +384,21 @@ impl Tracker {
         Ok(())
     }
 
+    /// As [`Self::save`], for a workspace that was just made and that nobody else has been in. What was made within the clock's
+    /// grain is known by its stamp once the clock has moved on, which is waited for if there is much of it.
+    ///
+    /// # Errors
+    /// As [`Self::save`].
+    pub fn save_made(&mut self) -> Result<()> {
+        let entries = self.index.folders.values_mut().flat_map(|folder| folder.entries.values_mut());
+        let unsure: Vec<_> = entries.filter(|known| !known.settled).collect();
+        if unsure.len() as u64 > limits::WORKSPACE_WORTH_SETTLING && self.grain <= LOCAL_GRAIN {
+            std::thread::sleep(self.grain);
+            unsure.into_iter().for_each(|known| known.settled = true);
+        }
+        self.save()
+    }
+
     /// Keeps what is known for the next process. Old or missing, it costs the next one time and nothing else.
     ///
     /// # Errors
@@ -332,6 +415,16 @@ impl Tracker {
         beneath::look_at(&self.root).map(|stat| stat.st_ino).unwrap_or_default()
     }
 
+    /// How files are held and copied, and why in no better way.
+    pub fn driver(&self) -> &Choice {
+        self.driver.choice()
+    }
+
+    /// Why changes are not told, so that everything is looked at each time.
+    pub fn unwatched(&self) -> Option<Unwatched> {
+        self.unwatched
+    }
+
     /// The workspace's folder.
     pub fn workspace(&self) -> &Path {
         &self.places.workspace
@@ -342,6 +435,9 @@ impl Tracker {
         self.index.watches.len()
     }
 }
+
+/// What times may lag behind where they come from this machine's clock.
+const LOCAL_GRAIN: Duration = Duration::from_millis(50);
 
 /// What a file system's times may lag behind the clock: a stamp that is younger may stay the same though the file changes.
 fn grain(magic: i64) -> Duration {
@@ -355,5 +451,5 @@ fn grain(magic: i64) -> Duration {
         0x2fc1_2fc1, // ZFS
         0x794c_7630, // overlayfs
     ];
-    if LOCAL.contains(&magic) { Duration::from_millis(50) } else { Duration::from_secs(10) }
+    if LOCAL.contains(&magic) { LOCAL_GRAIN } else { Duration::from_secs(10) }
 }

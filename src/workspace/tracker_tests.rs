@@ -294,7 +294,7 @@ fn a_failed_capture_is_made_good_by_the_next() {
     let world = World::new();
     world.write("f", vec![1; 5000]);
     let mut tracker = world.tracker();
-    for fault in ["workspace.file.read=eio", "store.pack.write=enospc", "store.pack.sync=eio"] {
+    for fault in ["workspace.file.keep=eio", "store.pack.write=enospc", "store.pack.sync=eio"] {
         world.write("f", format!("{fault} {}", "x".repeat(5000)));
         with_fault(fault, || tracker.capture(&world.store).expect_err("armed"));
         let captured = tracker.capture(&world.store).expect("captured");

@@ -3,6 +3,7 @@
 mod broken;
 mod comparing;
 mod cost;
+mod drivers;
 mod going_back;
 mod many;
 mod model;

@@ -75,6 +75,7 @@ fn kernel(name: &str) -> KernelInfo {
         executions: 12,
         origin: Default::default(),
         thread_of: None,
+        capture: "reflink (the workspace was made as a folder, not in a subvolume)".into(),
     }
 }
 

@@ -1,6 +1,7 @@
 //! What happens when something dies, fills up, is damaged or misbehaves: nothing acknowledged is lost, nothing is left
 //! behind, and nobody else is touched.
 
+mod ahead;
 mod clients;
 mod daemon_killed;
 mod damage;

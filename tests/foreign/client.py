@@ -16,7 +16,7 @@ capnp.remove_import_hook()
 ryokan = capnp.load("schema/ryokan.capnp", imports=["schema"])
 
 # Interfaces that a client implements, and one without methods.
-OURS = ["OutputCallback", "KernelInfoSink", "EventSink", "JournalSink", "CheckpointSink", "DifferenceSink",
+OURS = ["OutputCallback", "KernelInfoSink", "EventSink", "JournalSink", "CheckpointSink", "DifferenceSink", "GcSink", "VerifySink", "AuditSink",
         "DecisionSink", "ArtifactSink", "PatchSink"]
 THEIRS = ["Host", "Kernel", "Execution", "BlobReader", "BlobWriter", "Lease"]
 SERVER = str(pathlib.Path("tests/mcp/server.py").absolute())
@@ -109,6 +109,37 @@ class Checkpoints(ryokan.CheckpointSink.Server):
     async def next(self, checkpoint, **_):
         called.add(("CheckpointSink", "next"))
         self.checkpoints.append(checkpoint.to_dict())
+
+
+class Garbage(ryokan.GcSink.Server):
+    def __init__(self):
+        self.items = []
+
+    async def next(self, item, **_):
+        called.add(("GcSink", "next"))
+        self.items.append(item.to_dict())
+
+
+class Found(ryokan.VerifySink.Server):
+    def __init__(self):
+        self.damages, self.packs = [], 0
+
+    async def progress(self, packs, ofPacks, bytes, **_):
+        called.add(("VerifySink", "progress"))
+        self.packs = packs
+
+    async def damage(self, damage, **_):
+        called.add(("VerifySink", "damage"))
+        self.damages.append(damage.to_dict())
+
+
+class Lines(ryokan.AuditSink.Server):
+    def __init__(self):
+        self.lines = []
+
+    async def next(self, line, **_):
+        called.add(("AuditSink", "next"))
+        self.lines.append(line.to_dict())
 
 
 class Differences(ryokan.DifferenceSink.Server):
@@ -459,7 +490,8 @@ async def history(host, shell):
 async def checkpoints(shell):
     await out(shell, "kept=yes; echo one > file")
     first = (await shell.checkpoint({"name": "first", "description": "of many", "pinned": True})).checkpoint
-    assert (first.name, first.number, str(first.type), first.pinned, first.isHead) == ("first", 1, "manual", True, True)
+    # One was taken as the kernel was stopped.
+    assert (first.name, first.number, str(first.type), first.pinned, first.isHead) == ("first", 2, "manual", True, True)
     await out(shell, "kept=no; rm file")
     await refused(shell.checkpoint({"name": "latest"}), "invalidArgument")
     await refused(shell.checkpoint({"kind": "teleport"}), "unsupported")
@@ -480,8 +512,8 @@ async def checkpoints(shell):
     assert not found.pinned and found.restoredAtMs > 0 and not found.isHead
     sink = Checkpoints()
     await shell.checkpoints(0, sink)
-    await eventually("all checkpoints", lambda: len(sink.checkpoints) == 3)
-    assert [one["number"] for one in sink.checkpoints] == [3, 2, 1]
+    await eventually("all checkpoints", lambda: len(sink.checkpoints) == 4)
+    assert [one["number"] for one in sink.checkpoints] == [4, 3, 2, 1]
     assert sink.checkpoints[-1]["parent"] == "" and sink.checkpoints[0]["type"] == "system"
 
 
@@ -577,6 +609,64 @@ async def forks(host, shell):
         await host.removeKernel(name, 0)
 
 
+def flip(packs, needle):
+    """Flips a bit of the first place where a pack has these bytes."""
+    for pack in packs.iterdir():
+        content = bytearray(pack.read_bytes())
+        at = content.find(needle)
+        if at >= 0:
+            content[at] ^= 1
+            pack.write_bytes(content)
+            return
+    raise AssertionError(f"no pack has {needle}")
+
+
+async def upkeep(host, shell, packs):
+    version = (await shell.info()).info.version
+    await shell.setRetention({"newest": 1, "keepForMs": 2**64 - 1}, version)
+    kept = (await shell.info()).info.spec.retention
+    assert (kept.newest, kept.keepForMs) == (1, 2**64 - 1), kept
+    await refused(shell.setRetention({"keepForMs": 5}, 0), "invalidArgument")
+    await refused(shell.removeCheckpoint("latest", 0), "conflict", "in_use")
+    await shell.checkpoint({"name": "to go"})
+    await shell.checkpoint({"name": "to stay"})
+    assert (await shell.removeCheckpoint("to go", 0)).checkpoint.name == "to go"
+    await refused(shell.findCheckpoint("to go"), "notFound")
+    blob = (await shell.writeBlob(b"a blob that is damaged soon")).hash
+    would = Garbage()
+    report = (await host.gc(True, would)).report
+    await eventually("every item", lambda: len(would.items) == report.objectsKept + report.objectsRemoved
+                     + report.checkpointsKept + report.checkpointsRemoved)
+    objects = {item["object"]["hash"]: item for item in would.items if "object" in item}
+    assert objects[blob]["stays"] and "shell" in objects[blob]["why"], objects[blob]
+    assert any("checkpoint" in item and item["why"] == "manual" for item in would.items)
+    assert not (await host.gc(False, Garbage())).report.dryRun
+    found = Found()
+    report = (await host.verify(found)).report
+    await eventually("progress", lambda: found.packs > 0)
+    assert report.damaged == 0 and report.objects > 0 and not found.damages, found.damages
+    flip(packs, b"a blob that is damaged soon")
+    found = Found()
+    assert (await host.verify(found)).report.damaged == 1
+    await eventually("the damage", lambda: found.damages)
+    (damage,) = found.damages
+    assert (damage["what"], damage["name"]) == ("object", blob) and damage["affects"][0]["what"] == "blob", damage
+    flip(packs, b"\x60 blob that is damaged soon")
+    assert (await host.verify(Found())).report.damaged == 0
+    log, own = Lines(), Lines()
+    await host.audit("", 0, 0, log)
+    await host.audit("shell", 0, 3, own)
+    await eventually("lines", lambda: len(log.lines) > 10 and len(own.lines) == 3)
+    actions = {(line["action"], line["outcome"]) for line in log.lines}
+    assert {("checkpoint.remove", "done"), ("checkpoint.remove", "conflict"), ("host.gc", "done")} <= actions, actions
+    proof = await host.verifyAudit("")
+    assert proof.brokenAt == 0, proof.why
+    last = log.lines[-1]
+    assert (await host.verifyAudit(f"{last['sequence']}:{last['hash']}")).brokenAt == 0
+    assert (await host.verifyAudit(f"{last['sequence']}:{'0' * 64}")).brokenAt == last["sequence"]
+    await refused(host.verifyAudit("nonsense"), "invalidArgument")
+
+
 async def main():
     socket, kernels, folder = sys.argv[1], pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3])
     client = await connect(socket)
@@ -592,6 +682,7 @@ async def main():
     await checkpoints(shell)
     await work(shell)
     await forks(host, shell)
+    await upkeep(host, shell, kernels.parents[2] / "data" / "ryokan" / "store" / "packs")
     version = (await python.info()).info.version
     await refused(python.remove(version - 1), "conflict")
     await python.remove(version)
@@ -608,7 +699,7 @@ async def main():
     text = pathlib.Path("schema/ryokan.capnp").read_text()
     interfaces = {line.split()[1] for line in text.splitlines() if line.startswith("interface ")}
     assert interfaces == known, interfaces ^ known
-    assert len(methods("Host")) == 8 and len(methods("Kernel")) == 62
+    assert len(methods("Host")) == 12 and len(methods("Kernel")) == 64
     print(f"called {len(wanted)} methods")
 
 

@@ -1,5 +1,7 @@
 //! A daemon of its own for a test: temporary XDG folders, its own processes, everything gone at the end.
 
+mod mounted;
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -10,6 +12,8 @@ use ryokan::core::engine::EngineName;
 use ryokan::core::exec::{ExecRequest, ExecResult};
 use ryokan::rpc::client::{HostClient, KernelClient, run_local};
 use ryokan::rpc::convert::spec::SpecRequest;
+
+pub use mounted::Mounted;
 
 /// Somebody without any right; no such account needs to exist.
 pub const UNPRIVILEGED: u32 = 1500;

@@ -62,7 +62,10 @@ const LAYERS: &[(&str, &[&str])] = &[
         "supervisor",
         &["supervisor", "session", "rpc", "worker", "catalog", "store", "workspace", "sandbox", "mcp", "sys", "core"],
     ),
-    ("daemon", &["daemon", "supervisor", "rpc", "worker", "catalog", "store", "sandbox", "mcp", "sys", "core"]),
+    (
+        "daemon",
+        &["daemon", "supervisor", "rpc", "worker", "catalog", "store", "workspace", "sandbox", "mcp", "sys", "core"],
+    ),
     ("cli", &["cli", "rpc", "session", "sys", "core", "daemon"]),
 ];
 

@@ -3,6 +3,7 @@
 mod executions;
 mod fake;
 mod hostile;
+mod lane;
 mod listener;
 mod real;
 mod reattach;

@@ -1,5 +1,7 @@
 //! Databases inside a workspace: what is captured while nobody commits is one moment of the database and its log together.
 
+mod sqlite;
+
 use std::path::{Path, PathBuf};
 
 use ryokan::store::Store;

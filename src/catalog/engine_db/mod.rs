@@ -4,6 +4,7 @@
 //! nothing costs nothing. The daemon opens it while no worker lives. Synchronous: it belongs to whoever opens it, and only
 //! one can (`InUse` for anyone else). The path may go through `/proc/self/fd/N`.
 
+mod closed;
 mod rows;
 
 use std::cell::Cell;
@@ -12,6 +13,7 @@ use std::path::Path;
 
 use rusqlite::{OptionalExtension as _, params};
 
+pub use self::closed::Looked;
 use self::rows::{Before, Due, delete, digest, put, read_head, replace_jobs, replace_missed, same};
 use super::error::CatalogError;
 use super::row::{bytes, unsigned};

@@ -167,6 +167,24 @@ impl StateHandle {
         self.read(head)
     }
 
+    /// Whether something other than messages came into the journal since the kernel came to where it is; of a kernel without
+    /// checkpoints: whether anything was executed.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn changed_since_head(&self) -> Pending<bool> {
+        self.read(|db| {
+            db.sql("look for changes", |c| {
+                c.prepare_cached(
+                    "SELECT EXISTS (SELECT 1 FROM journal WHERE kind <> 2
+                     AND sequence > coalesce((SELECT journal FROM head WHERE checkpoint IS NOT NULL), 0)
+                     AND (kind = 1 OR EXISTS (SELECT 1 FROM head WHERE checkpoint IS NOT NULL)))",
+                )?
+                .query_row([], |row| row.get(0))
+            })
+        })
+    }
+
     /// Keeps a checkpoint from retention, or no longer; says whether there is one.
     ///
     /// # Errors
@@ -262,9 +280,10 @@ fn insert(c: &Connection, new: &NewCheckpoint, parent: Option<CheckpointId>, seq
             new.summary,
         ])?;
     c.prepare_cached(
-        "INSERT INTO head (one, checkpoint) VALUES (1, ?) ON CONFLICT (one) DO UPDATE SET checkpoint = excluded.checkpoint",
+        "INSERT INTO head (one, checkpoint, journal) VALUES (1, ?, ?)
+         ON CONFLICT (one) DO UPDATE SET checkpoint = excluded.checkpoint, journal = excluded.journal",
     )?
-    .execute([new.id.as_bytes()])?;
+    .execute(params![new.id.as_bytes(), signed(sequence)])?;
     Ok(number as u64)
 }
 
@@ -282,13 +301,18 @@ fn page(db: &Db, before: u64, most: usize) -> Result<Vec<Checkpoint>> {
     })
 }
 
+/// Every one, the newest first.
+pub(super) fn all(db: &Db) -> Result<Vec<Checkpoint>> {
+    db.sql("list checkpoints", |c| c.prepare_cached(&select("ORDER BY number DESC"))?.query_map([], read)?.collect())
+}
+
 fn count(db: &Db) -> Result<u64> {
     db.sql("count checkpoints", |c| {
         c.prepare_cached("SELECT count(*) FROM checkpoints")?.query_row([], |row| unsigned(row, 0))
     })
 }
 
-fn head(db: &Db) -> Result<Head> {
+pub(super) fn head(db: &Db) -> Result<Head> {
     db.sql("read head", read_head)
 }
 
@@ -301,7 +325,7 @@ fn set_pinned(db: &Db, id: CheckpointId, pinned: bool) -> Result<bool> {
     })
 }
 
-fn restoring(db: &Db) -> Result<Option<Restoring>> {
+pub(super) fn restoring(db: &Db) -> Result<Option<Restoring>> {
     db.sql("read restore", |c| {
         c.prepare_cached("SELECT target, safety, actor, at_ms, supersede_decisions, with_artifacts FROM restoring")?
             .query_row([], |row| {
@@ -352,8 +376,8 @@ fn finish_restore(db: &Db, done: Restored) -> Result<Finished> {
             let mut there = c.prepare_cached("SELECT count(*) FROM checkpoints WHERE id = ?")?;
             return there.query_row([target.as_bytes()], |row| row.get::<_, i64>(0)).map(|rows| rows as usize);
         }
-        c.prepare_cached("INSERT OR REPLACE INTO head (one, checkpoint, undo) VALUES (1, ?, ?)")?
-            .execute(params![target.as_bytes(), safety.as_bytes()])?;
+        c.prepare_cached("INSERT OR REPLACE INTO head (one, checkpoint, undo, journal) VALUES (1, ?, ?, ?)")?
+            .execute(params![target.as_bytes(), safety.as_bytes(), signed(sequence)])?;
         c.prepare_cached("UPDATE checkpoints SET restored_at_ms = ? WHERE id = ?")?
             .execute(params![at_ms, target.as_bytes()])
     })?;

@@ -26,8 +26,13 @@ pub struct ExecBegin {
 /// What a beginning did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Begun {
-    /// The execution is new; this is its number.
-    New(ExecId),
+    /// The execution is new.
+    New {
+        /// Its number.
+        exec: ExecId,
+        /// The number of its entry in the journal.
+        journal: u64,
+    },
     /// One with the same key was begun before: nothing was written.
     Before(ExecId),
 }
@@ -114,7 +119,7 @@ pub(super) fn begin(db: &Db, begin: &ExecBegin) -> Result<Begun> {
             .insert(params![at_ms, actor, exec, text, detail, stdin])?;
         c.prepare_cached("INSERT INTO executions (id, journal, key, started_at_ms) VALUES (?, ?, ?, ?)")?
             .execute(params![exec, sequence, key, at_ms])?;
-        Ok(Begun::New(ExecId(exec as u64)))
+        Ok(Begun::New { exec: ExecId(exec as u64), journal: sequence as u64 })
     })
 }
 

@@ -97,18 +97,6 @@ pub(super) fn blobs_granted_until(db: &Db, at_ms: i64) -> Result<Vec<Digest>> {
     })
 }
 
-pub(super) fn objects(db: &Db) -> Result<Vec<Digest>> {
-    db.sql("list objects", |c| {
-        c.prepare_cached(
-            "SELECT digest FROM blob_grants UNION SELECT stdout_object FROM results WHERE stdout_object IS NOT NULL
-             UNION SELECT stderr_object FROM results WHERE stderr_object IS NOT NULL UNION SELECT manifest FROM checkpoints
-             UNION SELECT object FROM artifacts WHERE object IS NOT NULL",
-        )?
-        .query_map([], |row| bytes(row, 0).map(Digest::from_bytes))?
-        .collect()
-    })
-}
-
 /// A consent, or its withdrawal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewConsent {

@@ -8,6 +8,8 @@ mod keys;
 mod lease;
 mod origin;
 mod output;
+mod roots;
+mod thinning;
 mod work_from;
 mod workflow;
 
@@ -26,6 +28,8 @@ pub use journal::{Direction, EntryKind, NewEntry};
 pub use lease::Lease;
 pub use origin::{Beginning, FirstCheckpoint};
 pub use output::{Kept, OutputRecord, Runs};
+pub use roots::{Root, RootKind};
+pub use thinning::Choice;
 pub use workflow::Done;
 
 /// Asks the thread that owns a kernel's database. Cheap to clone. The database opens on use.
@@ -249,15 +253,6 @@ impl StateHandle {
     /// The database's.
     pub fn blob_granted(&self, digest: Digest) -> Pending<bool> {
         self.read(move |db| grants::blob_granted(db, digest))
-    }
-
-    /// Objects of the store that this kernel needs: granted blobs, kept output, manifests of checkpoints. Garbage collection must
-    /// spare them, and everything that the manifests name.
-    ///
-    /// # Errors
-    /// The database's.
-    pub fn objects(&self) -> Pending<Vec<Digest>> {
-        self.read(grants::objects)
     }
 
     /// Takes the lease, or renews one's own.

@@ -68,7 +68,9 @@ pub fn kernel(info: &KernelInfo, rights: Rights, now_ms: i64, paint: Paint) -> S
     field("pids", limits.pids.to_string());
     field("open files", limits.open_files.to_string());
     field("workspace", format_size(limits.workspace_bytes));
+    field("capture", info.capture.clone());
     field("idle timeout", idle(spec.idle_timeout_ms));
+    field("checkpoints", format!("{}, keeps {}", info.checkpoints, spec.retention));
     field("ephemeral", if spec.ephemeral { "goes with the client that made it".into() } else { String::new() });
     field("labels", spec.labels.iter().map(|(k, v)| format!("{k}={v}")).collect::<Vec<_>>().join(" "));
     for (i, layer) in info.sandbox.iter().enumerate() {

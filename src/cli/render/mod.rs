@@ -9,6 +9,7 @@ mod lists;
 mod patch;
 mod table;
 mod time;
+mod upkeep;
 mod value;
 mod workflow;
 
@@ -19,6 +20,7 @@ pub use lists::{abilities, mcp_servers, mounts, tools, vars};
 pub use patch::patch;
 pub use table::Table;
 pub use time::{ago, now_ms, span_us, stamp};
+pub use upkeep::{audit_line, audit_proof, damage, gc_item, gc_report, verify_report};
 pub use value::value_of;
 pub use workflow::{artifacts, decision, decision_line, decisions, step, workflow};
 

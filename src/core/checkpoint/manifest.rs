@@ -4,6 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::core::audit::AuditHead;
 use crate::core::engine::EngineName;
 use crate::core::ids::{CheckpointId, Digest, Epoch, HostId, KernelId};
 use crate::core::info::{GivenMount, McpTransport, MissedEntry};
@@ -61,6 +62,20 @@ pub struct Manifest {
     pub tools: Vec<ToolPart>,
     /// What it does not hold, by name.
     pub missed: Vec<MissedEntry>,
+    /// The end of the host's audit log when it was taken: a log that was cut or written anew does not have it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub audit: Option<AuditHead>,
+}
+
+/// The objects that a manifest names: what garbage collection must spare and verification must find.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Names {
+    /// The [`StateParts`], which names the bodies.
+    pub state: Digest,
+    /// The file tree, which names contents.
+    pub tree: Digest,
+    /// Objects that name no others.
+    pub objects: Vec<Digest>,
 }
 
 /// A tool of an MCP server, as far as a comparison needs it.
@@ -146,6 +161,12 @@ impl Manifest {
     /// The kind's name, for who builds one.
     pub fn kind_name() -> String {
         KIND.to_owned()
+    }
+
+    /// The objects that it names.
+    pub fn names(&self) -> Names {
+        let objects = self.work.artifacts.iter().map(|artifact| artifact.hash).collect();
+        Names { state: self.state, tree: self.workspace.tree, objects }
     }
 
     /// The bytes to store.
@@ -263,6 +284,7 @@ mod tests {
             work: WorkflowPart::default(),
             tools: Vec::new(),
             missed: Vec::new(),
+            audit: Some(AuditHead::EMPTY),
         }
     }
 
@@ -289,6 +311,30 @@ mod tests {
         assert!(matches!(Manifest::decode(&bytes), Err(ManifestError::NewerWork(_))));
         let large = vec![b' '; limits::MANIFEST_BYTES + 1];
         assert!(matches!(Manifest::decode(&large), Err(ManifestError::TooLarge { .. })));
+    }
+
+    /// An address that is not told would lose its object to garbage collection.
+    #[test]
+    fn every_address_in_a_manifest_is_told() {
+        fn addresses(json: &serde_json::Value, found: &mut Vec<String>) {
+            match json {
+                serde_json::Value::String(text) if text.parse::<Digest>().is_ok() => found.push(text.clone()),
+                serde_json::Value::Array(items) => items.iter().for_each(|item| addresses(item, found)),
+                // The end of the audit log is no object.
+                serde_json::Value::Object(fields) => {
+                    fields.iter().filter(|(key, _)| *key != "audit").for_each(|(_, item)| addresses(item, found));
+                }
+                _ => {}
+            }
+        }
+        let manifest = manifest();
+        let mut found = Vec::new();
+        addresses(&serde_json::to_value(&manifest).expect("JSON"), &mut found);
+        let Names { state, tree, objects } = manifest.names();
+        let mut told: Vec<String> = [state, tree].iter().chain(&objects).map(Digest::to_string).collect();
+        found.sort();
+        told.sort();
+        assert_eq!(found, told);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use super::ids::{CheckpointId, Digest};
 use super::info::MissedEntry;
 use super::limits;
 
-pub use manifest::{FORMAT, Manifest, ManifestError, McpPart, StatePart, StateParts, ToolPart, WorkspacePart};
+pub use manifest::{FORMAT, Manifest, ManifestError, McpPart, Names, StatePart, StateParts, ToolPart, WorkspacePart};
 pub use reference::{Named, RefError, Reference};
 
 /// Why a checkpoint was taken.

@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use super::path_rules::PathRules;
 use super::problem::Fault;
-use super::raw::{RawConfig, RawDaemon, RawDefaults, RawEngines, RawLimits, RawSandbox};
+use super::raw::{RawConfig, RawDaemon, RawDefaults, RawEngines, RawLimits, RawSandbox, RawUpkeep};
 use super::values::Span;
-use super::{Config, Daemon, Defaults, Limits, Python, Sandbox, servers};
+use super::{Config, Daemon, Defaults, Limits, Python, Sandbox, Upkeep, servers};
 use crate::core::engine::EngineName;
 use crate::core::limits;
 use crate::core::name::KernelName;
+use crate::core::retention::Retention;
 use crate::core::spec::{KernelLimits, KernelSpec, check_inside_path};
 
 /// Longest duration of any setting.
@@ -51,6 +52,7 @@ pub(super) fn check(raw: &RawConfig) -> Result<Config, Vec<Fault>> {
         limits: limits(&raw.limits, &mut faults),
         sandbox: sandbox(&raw.sandbox, &mut faults),
         daemon: daemon(&raw.daemon, &mut faults),
+        upkeep: upkeep(&raw.upkeep, &mut faults),
         python: python(&raw.engines, &mut faults),
         mcp_servers: servers::check(&raw.mcp, &mut faults),
     };
@@ -91,7 +93,28 @@ fn defaults(raw: &RawDefaults, net_host_allowed: bool, faults: &mut Faults) -> D
         idle_timeout: raw.idle_timeout.0,
         output_kept_bytes: raw.output_kept.0,
         net: raw.net,
+        retention: retention(raw, faults),
     }
+}
+
+fn retention(raw: &RawDefaults, faults: &mut Faults) -> Retention {
+    let keep_for_ms = raw.keep_checkpoints_for.0.map(|span| u64::try_from(span.as_millis()).unwrap_or(u64::MAX));
+    let retention = Retention { newest: (raw.keep_checkpoints > 0).then_some(raw.keep_checkpoints), keep_for_ms };
+    if let Err(error) = retention.check() {
+        faults.add(Fault::new(&["defaults", "keep_checkpoints_for"], error.to_string()));
+    }
+    retention
+}
+
+fn upkeep(raw: &RawUpkeep, faults: &mut Faults) -> Upkeep {
+    faults.unless(raw.interval.0.is_none_or(|interval| interval <= LONGEST), || too_long("upkeep", "interval"));
+    faults.unless(raw.copied.0 >= limits::STORE_PACK_BYTES, || {
+        Fault::new(&["upkeep", "copied"], "less than one pack: no turn could copy anything").hint("at least 64M")
+    });
+    faults.unless(raw.grace.0 <= limits::STORE_GRACE_MOST, || {
+        Fault::new(&["upkeep", "grace"], format!("longer than {}", Span(limits::STORE_GRACE_MOST)))
+    });
+    Upkeep { interval: raw.interval.0, copied_bytes: raw.copied.0, grace: raw.grace.0 }
 }
 
 fn check_limits(limits: KernelLimits) -> Result<(), String> {

@@ -27,11 +27,12 @@ pub use self::path_rules::PathRules;
 use self::problem::Fault;
 pub use self::problem::{ConfigError, Problem};
 pub use self::raw::RawConfig;
-use self::raw::{RawDaemon, RawDefaults, RawEngines, RawLimits, RawMcp, RawPython, RawSandbox};
+use self::raw::{RawDaemon, RawDefaults, RawEngines, RawLimits, RawMcp, RawPython, RawSandbox, RawUpkeep};
 use self::read::Document;
 use self::values::{Cpus, Size, Span, Wait};
 use super::paths::Paths;
 use crate::core::engine::EngineName;
+use crate::core::retention::Retention;
 use crate::core::spec::{KernelLimits, Net};
 use crate::mcp::allow::{AllowList, ServerEntry};
 
@@ -49,6 +50,8 @@ pub struct Config {
     pub sandbox: Sandbox,
     /// The daemon's own behaviour.
     pub daemon: Daemon,
+    /// What is done now and then.
+    pub upkeep: Upkeep,
     /// The Python engine.
     pub python: Python,
     /// The MCP servers that kernels may use, ordered by name.
@@ -68,6 +71,8 @@ pub struct Defaults {
     pub output_kept_bytes: u64,
     /// The network.
     pub net: Net,
+    /// How long checkpoints that ryokan takes by itself are kept.
+    pub retention: Retention,
 }
 
 /// `[limits]`.
@@ -127,6 +132,17 @@ impl Daemon {
     pub fn log_filter(&self) -> String {
         if self.log_level.contains("rmcp") { self.log_level.clone() } else { format!("rmcp=error,{}", self.log_level) }
     }
+}
+
+/// `[upkeep]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Upkeep {
+    /// How often what is old or named by nobody is removed; `None`: only when it is asked for.
+    pub interval: Option<Duration>,
+    /// Bytes that one turn copies at most.
+    pub copied_bytes: u64,
+    /// For how long what was lately stored or used again is no garbage.
+    pub grace: Duration,
 }
 
 /// `[engines.python]`.
@@ -266,7 +282,7 @@ pub fn check(file: &Path) -> Vec<Problem> {
 
 impl From<&Config> for RawConfig {
     fn from(config: &Config) -> Self {
-        let Config { defaults, limits, sandbox, daemon, python, mcp_servers } = config;
+        let Config { defaults, limits, sandbox, daemon, upkeep, python, mcp_servers } = config;
         RawConfig {
             defaults: RawDefaults {
                 engine: defaults.engine,
@@ -278,6 +294,8 @@ impl From<&Config> for RawConfig {
                 idle_timeout: Wait(defaults.idle_timeout),
                 output_kept: Size(defaults.output_kept_bytes),
                 net: defaults.net,
+                keep_checkpoints: defaults.retention.newest.unwrap_or(0),
+                keep_checkpoints_for: Wait(defaults.retention.keep_for_ms.map(Duration::from_millis)),
             },
             limits: RawLimits {
                 kernels: limits.kernels,
@@ -302,6 +320,11 @@ impl From<&Config> for RawConfig {
                 log_format: daemon.log_format,
                 log_level: daemon.log_level.clone(),
                 idle_exit: Wait(daemon.idle_exit),
+            },
+            upkeep: RawUpkeep {
+                interval: Wait(upkeep.interval),
+                copied: Size(upkeep.copied_bytes),
+                grace: Span(upkeep.grace),
             },
             engines: RawEngines { python: RawPython { command: python.command.to_string_lossy().into_owned() } },
             mcp: RawMcp {

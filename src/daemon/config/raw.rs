@@ -20,6 +20,7 @@ pub struct RawConfig {
     pub(super) limits: RawLimits,
     pub(super) sandbox: RawSandbox,
     pub(super) daemon: RawDaemon,
+    pub(super) upkeep: RawUpkeep,
     pub(super) engines: RawEngines,
     pub(super) mcp: RawMcp,
 }
@@ -36,6 +37,8 @@ pub(super) struct RawDefaults {
     pub(super) idle_timeout: Wait,
     pub(super) output_kept: Size,
     pub(super) net: Net,
+    pub(super) keep_checkpoints: u32,
+    pub(super) keep_checkpoints_for: Wait,
 }
 
 impl Default for RawDefaults {
@@ -50,6 +53,8 @@ impl Default for RawDefaults {
             idle_timeout: Wait(Some(limits::DEFAULT_IDLE_TIMEOUT)),
             output_kept: Size(limits::OUTPUT_KEPT_BYTES),
             net: Net::None,
+            keep_checkpoints: limits::DEFAULT_CHECKPOINTS_KEPT,
+            keep_checkpoints_for: Wait(Some(limits::DEFAULT_CHECKPOINTS_KEPT_FOR)),
         }
     }
 }
@@ -124,6 +129,24 @@ impl Default for RawDaemon {
             log_format: LogFormat::Text,
             log_level: "info".into(),
             idle_exit: Wait(Some(std::time::Duration::from_secs(900))),
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct RawUpkeep {
+    pub(super) interval: Wait,
+    pub(super) copied: Size,
+    pub(super) grace: Span,
+}
+
+impl Default for RawUpkeep {
+    fn default() -> Self {
+        Self {
+            interval: Wait(Some(limits::UPKEEP_INTERVAL)),
+            copied: Size(limits::UPKEEP_TURN_BYTES),
+            grace: Span(limits::STORE_GRACE),
         }
     }
 }

@@ -28,7 +28,6 @@ fn user_defaults() {
         (paths.catalog(), "/home/amy/.local/share/ryokan/catalog.db".to_owned()),
         (paths.state_db(kernel), format!("/home/amy/.local/share/ryokan/kernels/{id}/state.db")),
         (paths.engine_db(kernel), format!("/home/amy/.local/share/ryokan/kernels/{id}/engine.db")),
-        (paths.workspace(kernel), format!("/home/amy/.local/share/ryokan/kernels/{id}/workspace")),
         (paths.store(), "/home/amy/.local/share/ryokan/store".to_owned()),
         (paths.images(), "/home/amy/.local/share/ryokan/images".to_owned()),
         (paths.templates(), "/home/amy/.local/share/ryokan/templates".to_owned()),

@@ -6,8 +6,10 @@ use super::kernel::KernelClient;
 use crate::core::checkpoint::{Checkpoint, Restoration, Taking};
 use crate::core::diff::{Difference, Patch};
 use crate::core::error::Result;
+use crate::core::retention::Retention;
 use crate::core::workflow::Options;
 use crate::rpc::convert::checkpoint::{read_checkpoint, read_restoration, write_request};
+use crate::rpc::convert::spec::write_retention;
 
 impl KernelClient {
     /// Takes a checkpoint at the kernel's next safe point.
@@ -131,6 +133,29 @@ impl KernelClient {
         let mut request = self.cap.pin_checkpoint_request();
         request.get().set_ref(reference);
         request.get().set_pinned(pinned);
+        self.link.call(request.send().promise).await.map(drop)
+    }
+
+    /// Removes a checkpoint for good; gives it.
+    ///
+    /// # Errors
+    /// `notFound`, `conflict` with the candidates, or because the kernel needs it.
+    pub async fn remove_checkpoint(&self, reference: &str, expected_version: u64) -> Result<Checkpoint> {
+        let mut request = self.cap.remove_checkpoint_request();
+        request.get().set_ref(reference);
+        request.get().set_expected_version(expected_version);
+        let response = self.link.call(request.send().promise).await?;
+        answer(read_checkpoint(fields(fields(response.get())?.get_checkpoint())?)).map(|(checkpoint, _)| checkpoint)
+    }
+
+    /// Says how long checkpoints are kept that are neither manual nor pinned.
+    ///
+    /// # Errors
+    /// `invalidArgument`, `conflict`.
+    pub async fn set_retention(&self, retention: &Retention, expected_version: u64) -> Result<()> {
+        let mut request = self.cap.set_retention_request();
+        write_retention(request.get().init_retention(), retention);
+        request.get().set_expected_version(expected_version);
         self.link.call(request.send().promise).await.map(drop)
     }
 }

@@ -13,6 +13,7 @@ use std::rc::Rc;
 use tokio::sync::{mpsc, oneshot};
 
 use super::connection::{Link, answer, lost_connection};
+use crate::core::audit::AuditLine;
 use crate::core::checkpoint::Checkpoint;
 use crate::core::diff::{Difference, Patch};
 use crate::core::error::{Error, Result};
@@ -20,8 +21,9 @@ use crate::core::exec::OutputEvent;
 use crate::core::ids::ExecId;
 use crate::core::info::{Event, JournalEntry, KernelInfo};
 use crate::core::limits;
+use crate::core::upkeep::{GcItem, VerifyProgress, VerifyTold};
 use crate::core::workflow::{Artifact, Decision};
-use crate::rpc::convert::{checkpoint, info, output, to_capnp, workflow};
+use crate::rpc::convert::{checkpoint, info, output, to_capnp, upkeep, workflow};
 use crate::rpc::schema::ryokan_capnp as wire;
 
 struct Item<T> {
@@ -251,6 +253,42 @@ impl wire::journal_sink::Server for Inlet<JournalEntry> {
     ) -> impl Future<Output = capnp::Result<()>> + 'static {
         let read = params.get().and_then(|p| p.get_entry());
         self.put(read.map_err(malformed).and_then(info::read_journal_entry))
+    }
+}
+
+impl wire::gc_sink::Server for Inlet<GcItem> {
+    fn next(self: Rc<Self>, params: wire::gc_sink::NextParams) -> impl Future<Output = capnp::Result<()>> + 'static {
+        let read = params.get().and_then(|p| p.get_item());
+        self.put(read.map_err(malformed).and_then(upkeep::read_gc_item))
+    }
+}
+
+impl wire::verify_sink::Server for Inlet<VerifyTold> {
+    fn progress(
+        self: Rc<Self>,
+        params: wire::verify_sink::ProgressParams,
+    ) -> impl Future<Output = capnp::Result<()>> + 'static {
+        let at = |p: wire::verify_sink::progress_params::Reader<'_>| VerifyProgress {
+            packs: p.get_packs(),
+            of_packs: p.get_of_packs(),
+            bytes: p.get_bytes(),
+        };
+        self.put(params.get().map(at).map(VerifyTold::Progress).map_err(malformed))
+    }
+
+    fn damage(
+        self: Rc<Self>,
+        params: wire::verify_sink::DamageParams,
+    ) -> impl Future<Output = capnp::Result<()>> + 'static {
+        let read = params.get().and_then(|p| p.get_damage());
+        self.put(read.map_err(malformed).and_then(upkeep::read_damage).map(VerifyTold::Damage))
+    }
+}
+
+impl wire::audit_sink::Server for Inlet<AuditLine> {
+    fn next(self: Rc<Self>, params: wire::audit_sink::NextParams) -> impl Future<Output = capnp::Result<()>> + 'static {
+        let read = params.get().and_then(|p| p.get_line());
+        self.put(read.map_err(malformed).and_then(upkeep::read_audit_line))
     }
 }
 

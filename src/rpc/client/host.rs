@@ -18,8 +18,8 @@ use crate::rpc::schema::ryokan_capnp as wire;
 
 /// A daemon, greeted.
 pub struct HostClient {
-    cap: wire::host::Client,
-    link: Rc<Link>,
+    pub(super) cap: wire::host::Client,
+    pub(super) link: Rc<Link>,
     info: HostInfo,
 }
 

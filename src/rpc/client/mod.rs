@@ -20,6 +20,7 @@ mod kernel;
 mod lease;
 mod session;
 mod state;
+mod upkeep;
 mod workflow;
 
 pub use blob::{BlobDownload, BlobUpload};

@@ -34,6 +34,7 @@ pub fn read_kernel_info(reader: wire::kernel_info::Reader<'_>) -> Result<(Kernel
         executions: reader.get_executions(),
         origin: read_origin(reader.get_origin().map_err(|e| malformed("origin", e))?, reader.get_generation())?,
         thread_of: optional(read_name(reader.get_thread_of(), "kernel of a thread")?)?,
+        capture: read_text(reader.get_capture(), "way of capture")?,
     };
     Ok((info, read_rights(reader.get_rights())?))
 }
@@ -59,6 +60,7 @@ pub fn write_kernel_info(mut builder: wire::kernel_info::Builder<'_>, info: &Ker
     write_text_list(builder.reborrow().init_sandbox(count(info.sandbox.len())), &info.sandbox);
     builder.set_uid(info.uid);
     builder.set_executions(info.executions);
+    builder.set_capture(info.capture.as_str());
     write_rights(builder.init_rights(rights_len(rights)), rights);
     Ok(())
 }

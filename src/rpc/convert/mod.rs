@@ -15,6 +15,7 @@ pub mod output;
 pub mod rights;
 pub mod spec;
 mod text;
+pub mod upkeep;
 pub mod value;
 pub mod workflow;
 

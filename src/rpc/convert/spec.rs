@@ -7,6 +7,7 @@ use crate::core::engine::EngineName;
 use crate::core::error::{Error, Result};
 use crate::core::limits;
 use crate::core::name::KernelName;
+use crate::core::retention::Retention;
 use crate::core::spec::{AllowedPath, Isolation, KernelLimits, KernelSpec, Net};
 use crate::rpc::schema::ryokan_capnp as wire;
 
@@ -45,6 +46,10 @@ pub struct SpecRequest {
     pub from_dir: Option<PathBuf>,
     /// Whether it goes with the connection that makes it.
     pub ephemeral: bool,
+    /// So many of the newest checkpoints that ryokan takes by itself are kept; the inner `None`: all.
+    pub keep_checkpoints: Option<Option<u32>>,
+    /// For how long, milliseconds; the inner `None`: for ever.
+    pub keep_checkpoints_for_ms: Option<Option<u64>>,
 }
 
 impl SpecRequest {
@@ -67,6 +72,8 @@ impl SpecRequest {
             degraded: Vec::new(),
             from_dir: None,
             ephemeral: false,
+            keep_checkpoints: None,
+            keep_checkpoints_for_ms: None,
         }
     }
 
@@ -91,6 +98,10 @@ impl SpecRequest {
             labels: self.labels.clone(),
             degraded: self.degraded.clone(),
             ephemeral: self.ephemeral,
+            retention: Retention {
+                newest: self.keep_checkpoints.unwrap_or(defaults.retention.newest),
+                keep_for_ms: self.keep_checkpoints_for_ms.unwrap_or(defaults.retention.keep_for_ms),
+            },
         }
     }
 
@@ -113,6 +124,8 @@ impl SpecRequest {
             degraded: spec.degraded.clone(),
             from_dir: None,
             ephemeral: spec.ephemeral,
+            keep_checkpoints: Some(spec.retention.newest),
+            keep_checkpoints_for_ms: Some(spec.retention.keep_for_ms),
         }
     }
 }
@@ -130,6 +143,8 @@ pub fn read_spec_request(reader: wire::kernel_spec::Reader<'_>) -> Result<SpecRe
     if let Some(relative) = from_dir.as_ref().filter(|dir| !dir.is_absolute()) {
         return Err(Error::invalid(format!("fromDir {relative:?} is not an absolute path")));
     }
+    let retention = reader.get_retention().map_err(|e| malformed("retention", e))?;
+    let (keep_checkpoints, keep_checkpoints_for_ms) = read_asked_retention(retention);
     Ok(SpecRequest {
         name: name.parse().map_err(|e| Error::invalid(format!("{e}")))?,
         engine: engine.map(|text| text.parse().map_err(|e| Error::invalid(format!("{e}")))).transpose()?,
@@ -151,7 +166,34 @@ pub fn read_spec_request(reader: wire::kernel_spec::Reader<'_>) -> Result<SpecRe
         degraded: read_text_list(reader.get_allow_degraded(), "allowDegraded", limits::LABELS)?,
         from_dir,
         ephemeral: reader.get_ephemeral(),
+        keep_checkpoints,
+        keep_checkpoints_for_ms,
     })
+}
+
+/// What is asked of a retention: how many, how long.
+type AskedRetention = (Option<Option<u32>>, Option<Option<u64>>);
+
+fn read_asked_retention(reader: wire::retention::Reader<'_>) -> AskedRetention {
+    let newest = nonzero(reader.get_newest()).map(|newest| (newest != u32::MAX).then_some(newest));
+    let keep_for_ms = nonzero(reader.get_keep_for_ms()).map(|ms| (ms != NEVER).then_some(ms));
+    (newest, keep_for_ms)
+}
+
+fn write_asked_retention(mut builder: wire::retention::Builder<'_>, (newest, keep_for_ms): AskedRetention) {
+    builder.set_newest(newest.map_or(0, |newest| newest.unwrap_or(u32::MAX)));
+    builder.set_keep_for_ms(keep_for_ms.map_or(0, |ms| ms.unwrap_or(NEVER)));
+}
+
+/// Reads a retention that is to be; what is left open is as `before`.
+pub fn read_retention(reader: wire::retention::Reader<'_>, before: Retention) -> Retention {
+    let (newest, keep_for_ms) = read_asked_retention(reader);
+    Retention { newest: newest.unwrap_or(before.newest), keep_for_ms: keep_for_ms.unwrap_or(before.keep_for_ms) }
+}
+
+/// Writes a retention.
+pub fn write_retention(builder: wire::retention::Builder<'_>, retention: &Retention) {
+    write_asked_retention(builder, (Some(retention.newest), Some(retention.keep_for_ms)));
 }
 
 /// Writes what a client asks a kernel to be.
@@ -184,6 +226,8 @@ pub fn write_spec_request(mut builder: wire::kernel_spec::Builder<'_>, request: 
     write_text_list(builder.reborrow().init_allow_degraded(count(request.degraded.len())), &request.degraded);
     builder.set_from_dir(request.from_dir.as_deref().map_or(Ok(""), utf8)?);
     builder.set_ephemeral(request.ephemeral);
+    let retention = (request.keep_checkpoints, request.keep_checkpoints_for_ms);
+    write_asked_retention(builder.reborrow().init_retention(), retention);
     Ok(())
 }
 

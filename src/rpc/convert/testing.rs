@@ -14,6 +14,7 @@ use crate::core::ids::{CheckpointId, Digest, Epoch, ExecId, HostId, KernelId};
 use crate::core::info::{Ability, Event, HostInfo, JournalEntry, KernelFilter, KernelInfo, McpTransport};
 use crate::core::name::KernelName;
 use crate::core::origin::{ForkPoint, Origin, OriginKind};
+use crate::core::retention::Retention;
 use crate::core::rights::{Right, Rights};
 use crate::core::spec::{AllowedPath, Isolation, KernelLimits, KernelSpec, Net};
 use crate::core::value::{BlobRef, Value};
@@ -187,7 +188,8 @@ pub fn any_spec() -> impl Strategy<Value = KernelSpec> {
         prop_oneof![Just(Net::None), Just(Net::Host)],
     );
     let numbers = (1..u64::MAX, 1..u32::MAX, 1..u32::MAX, 1..u32::MAX, 1..u64::MAX, 0..u64::MAX);
-    let degraded = (prop::collection::vec("[a-z]{1,8}", 0..3), any::<bool>());
+    let retention = (prop::option::of(1..u32::MAX), prop::option::of(1..u64::MAX));
+    let degraded = (prop::collection::vec("[a-z]{1,8}", 0..3), any::<bool>(), retention);
     (names, kinds, numbers, any_paths(), pairs(), degraded).prop_map(|(names, kinds, n, paths, labels, rest)| {
         KernelSpec {
             name: names.0,
@@ -207,6 +209,7 @@ pub fn any_spec() -> impl Strategy<Value = KernelSpec> {
             labels,
             degraded: rest.0,
             ephemeral: rest.1,
+            retention: Retention { newest: rest.2.0, keep_for_ms: rest.2.1 },
         }
     })
 }
@@ -224,6 +227,8 @@ pub fn any_spec_request() -> impl Strategy<Value = SpecRequest> {
             open_files: all.open_files.filter(|_| given[6]),
             workspace_bytes: all.workspace_bytes.filter(|_| given[7]),
             idle_timeout_ms: all.idle_timeout_ms.filter(|_| given[8]),
+            keep_checkpoints: all.keep_checkpoints.filter(|_| given[8]),
+            keep_checkpoints_for_ms: all.keep_checkpoints_for_ms.filter(|_| given[7]),
             from_dir: from_dir.map(Into::into),
             ..all
         }
@@ -232,7 +237,7 @@ pub fn any_spec_request() -> impl Strategy<Value = SpecRequest> {
 
 pub fn any_info() -> impl Strategy<Value = (KernelInfo, Rights)> {
     let rights = prop::collection::vec(prop::sample::select(Right::ALL.to_vec()), 0..8);
-    let texts = ("[a-z]{0,9}", ".{0,20}", prop::collection::vec(".{0,9}", 0..4));
+    let texts = ("[a-z]{0,9}", ".{0,20}", prop::collection::vec(".{0,9}", 0..4), ".{0,20}");
     let numbers = (any::<[u64; 4]>(), any::<[u32; 3]>(), any::<[i64; 2]>());
     (any::<[u8; 16]>(), any_spec(), texts, numbers, rights).prop_map(
         |(id, spec, texts, (long, short, times), rights)| {
@@ -261,6 +266,7 @@ pub fn any_info() -> impl Strategy<Value = (KernelInfo, Rights)> {
                     restored: long[1].is_multiple_of(2).then(|| CheckpointId::from_bytes(id)),
                 },
                 thread_of: long[2].is_multiple_of(2).then(|| KernelId::from_bytes(id)),
+                capture: texts.3,
             };
             (info, rights.into_iter().collect())
         },

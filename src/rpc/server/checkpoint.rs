@@ -10,6 +10,7 @@ use crate::core::workflow::Options;
 use crate::rpc::convert::checkpoint::{
     read_request, write_checkpoint, write_difference, write_patch, write_restoration,
 };
+use crate::rpc::convert::spec::read_retention;
 use crate::rpc::convert::{read_data, read_text, to_capnp};
 use crate::rpc::schema::ryokan_capnp::{checkpoint_sink, kernel};
 use crate::supervisor::checkpoint;
@@ -137,8 +138,27 @@ impl KernelServer {
     pub(super) async fn pin(&self, params: kernel::PinCheckpointParams) -> capnp::Result<()> {
         let params = params.get()?;
         let reference = read_text(params.get_ref(), "ref").map_err(to_capnp)?;
-        let found = checkpoint::find(&self.kernel, &reference).await.map_err(to_capnp)?;
-        self.kernel.records.pin_checkpoint(found.id, params.get_pinned()).await.map_err(to_capnp)?;
+        let pinned = checkpoint::pin(self.host(), &self.kernel, &reference, params.get_pinned(), &self.actor);
+        pinned.await.map_err(to_capnp)
+    }
+
+    pub(super) async fn remove_one(
+        &self,
+        params: kernel::RemoveCheckpointParams,
+        mut results: kernel::RemoveCheckpointResults,
+    ) -> capnp::Result<()> {
+        let params = params.get()?;
+        let reference = read_text(params.get_ref(), "ref").map_err(to_capnp)?;
+        let change = self.change(params.get_expected_version());
+        let removed = checkpoint::remove(self.host(), &self.kernel, &reference, change).await.map_err(to_capnp)?;
+        write_checkpoint(results.get().init_checkpoint(), &removed, false);
         Ok(())
+    }
+
+    pub(super) async fn retain(&self, params: kernel::SetRetentionParams) -> capnp::Result<()> {
+        let params = params.get()?;
+        let retention = read_retention(params.get_retention()?, self.kernel.retention());
+        let change = self.change(params.get_expected_version());
+        checkpoint::set_retention(self.host(), &self.kernel, retention, change).await.map_err(to_capnp)
     }
 }

@@ -31,7 +31,7 @@ pub(super) struct HostServer {
 }
 
 impl HostServer {
-    fn actor(&self) -> Result<Actor> {
+    pub(super) fn actor(&self) -> Result<Actor> {
         match &*self.client.borrow() {
             Some(client) => Ok(Actor { uid: self.connection.uid, client: client.clone(), lease: Vec::new() }),
             None => Err(Error::refused("say hello first")
@@ -97,6 +97,9 @@ impl host::Server for HostServer {
             false => supervisor.create(spec, request.from_dir.as_deref(), &key, &actor).await,
             true => self.create_ephemeral(spec, request.from_dir, key, actor.clone()).await,
         };
+        if let Err(error) = &made {
+            supervisor.host().audit_refusal(&actor, "kernel.create", None, error).await;
+        }
         let made = made.map_err(to_capnp)?;
         let mut results = results.get();
         write_kernel_info(results.reborrow().init_info(), &made.info_without_usage(), Rights::ALL).map_err(to_capnp)?;
@@ -151,8 +154,12 @@ impl host::Server for HostServer {
         let name = read_text(params.get_name(), "name").map_err(to_capnp)?;
         let supervisor = &self.connection.supervisor;
         let kernel = supervisor.host().find(actor.uid, &name).map_err(to_capnp)?;
-        let change = Change { actor, expected_version: params.get_expected_version() };
-        supervisor.remove(&kernel, change, params.get_with_threads()).await.map_err(to_capnp)
+        let change = Change { actor: actor.clone(), expected_version: params.get_expected_version() };
+        let removed = supervisor.remove(&kernel, change, params.get_with_threads()).await;
+        if let Err(error) = &removed {
+            supervisor.host().audit_refusal(&actor, "kernel.remove", Some(&kernel), error).await;
+        }
+        removed.map_err(to_capnp)
     }
 
     async fn events(self: Rc<Self>, params: host::EventsParams, mut results: host::EventsResults) -> capnp::Result<()> {
@@ -198,5 +205,25 @@ impl host::Server for HostServer {
         results.get().set_host_id(host.id().to_string());
         results.get().set_server_time_ms(host.now_ms());
         Ok(())
+    }
+
+    async fn gc(self: Rc<Self>, params: host::GcParams, results: host::GcResults) -> capnp::Result<()> {
+        self.collect(params, results).await
+    }
+
+    async fn verify(self: Rc<Self>, params: host::VerifyParams, results: host::VerifyResults) -> capnp::Result<()> {
+        self.verify_all(params, results).await
+    }
+
+    async fn audit(self: Rc<Self>, params: host::AuditParams, _results: host::AuditResults) -> capnp::Result<()> {
+        self.tell_audit(params).await
+    }
+
+    async fn verify_audit(
+        self: Rc<Self>,
+        params: host::VerifyAuditParams,
+        results: host::VerifyAuditResults,
+    ) -> capnp::Result<()> {
+        self.prove_audit(params, results).await
     }
 }

@@ -11,14 +11,14 @@ use super::{Connection, require};
 use crate::core::error::{Error, Result};
 use crate::core::exec::{ExecRequest, Work};
 use crate::core::ids::{Digest, ExecId};
-use crate::core::info::{Job, MountInfo};
+use crate::core::info::Job;
 use crate::core::limits;
 use crate::core::rights::{Right, Rights};
 use crate::rpc::convert::checkpoint::write_checkpoint;
 use crate::rpc::convert::exec::{read_exec_request, write_exec_result};
 use crate::rpc::convert::info::write_kernel_info;
 use crate::rpc::convert::listing::{write_jobs, write_missed, write_mounts, write_tools, write_vars};
-use crate::rpc::convert::mcp::{read_mcp_transport, write_mcp_info};
+use crate::rpc::convert::mcp::write_mcp_info;
 use crate::rpc::convert::rights::read_rights;
 use crate::rpc::convert::value::{read_value, write_value};
 use crate::rpc::convert::{read_data, read_name, read_text, to_capnp, write_text_list};
@@ -37,7 +37,7 @@ pub(super) struct KernelServer {
 }
 
 impl KernelServer {
-    fn may(&self, right: Right) -> capnp::Result<()> {
+    pub(super) fn may(&self, right: Right) -> capnp::Result<()> {
         require(self.rights, right).map_err(to_capnp)
     }
 
@@ -69,33 +69,47 @@ macro_rules! forward {
     )*};
 }
 
+/// Methods that change something: what of them is refused is in the audit log, too.
+macro_rules! audited {
+    ($($deed:literal: $right:ident $method:ident($p:ident: $Params:ident, $r:ident: $Results:ident) = $done_by:ident($($given:ident),*);)*) => {$(
+        async fn $method(self: Rc<Self>, $p: kernel::$Params, $r: kernel::$Results) -> capnp::Result<()> {
+            self.audited($deed, Right::$right, self.$done_by($($given),*)).await
+        }
+    )*};
+}
+
 impl kernel::Server for KernelServer {
     forward! {
-        Checkpoint checkpoint(params: CheckpointParams, results: CheckpointResults) = take_checkpoint(params, results);
-        Restore restore_checkpoint(params: RestoreCheckpointParams, results: RestoreCheckpointResults) = restore_to(params, results);
-        Restore undo(params: UndoParams, results: UndoResults) = undo_restore(params, results);
-        Fork fork(params: ForkParams, results: ForkResults) = fork_off(params, results);
-        Fork thread(params: ThreadParams, results: ThreadResults) = make_thread(params, results);
         Read diff(params: DiffParams, _results: DiffResults) = tell_differences(params);
         Read diff_text(params: DiffTextParams, _results: DiffTextResults) = tell_text(params);
-        Checkpoint pin_checkpoint(params: PinCheckpointParams, _results: PinCheckpointResults) = pin(params);
         Read journal(params: JournalParams, _results: JournalResults) = tell_journal(params);
         Write message(params: MessageParams, results: MessageResults) = add_message(params, results);
-        Write lease(params: LeaseParams, results: LeaseResults) = take_lease(params, results);
         Read complete(params: CompleteParams, results: CompleteResults) = completions(params, results);
         Read check(params: CheckParams, results: CheckResults) = check_code(params, results);
         Read workflow(_params: WorkflowParams, results: WorkflowResults) = tell_workflow(results);
-        Write begin_step(params: BeginStepParams, results: BeginStepResults) = new_step(params, results);
-        Write complete_step(params: CompleteStepParams, results: CompleteStepResults) = end_step(params, results);
-        Write hand_over(params: HandOverParams, results: HandOverResults) = give_to(params, results);
-        Write open_decision(params: OpenDecisionParams, results: OpenDecisionResults) = new_decision(params, results);
-        Write lock_decision(params: LockDecisionParams, results: LockDecisionResults) = fix_decision(params, results);
-        Write supersede_decision(params: SupersedeDecisionParams, results: SupersedeDecisionResults) = drop_decision(params, results);
         Read decisions(params: DecisionsParams, _results: DecisionsResults) = tell_decisions(params);
-        Write put_artifact(params: PutArtifactParams, results: PutArtifactResults) = new_version(params, results);
-        Write revert_artifact(params: RevertArtifactParams, results: RevertArtifactResults) = old_version(params, results);
         Read artifacts(params: ArtifactsParams, _results: ArtifactsResults) = tell_artifacts(params);
         Read artifact(params: ArtifactParams, results: ArtifactResults) = open_artifact(params, results);
+    }
+
+    audited! {
+        "checkpoint.create": Checkpoint checkpoint(params: CheckpointParams, results: CheckpointResults) = take_checkpoint(params, results);
+        "checkpoint.restore": Restore restore_checkpoint(params: RestoreCheckpointParams, results: RestoreCheckpointResults) = restore_to(params, results);
+        "checkpoint.restore": Restore undo(params: UndoParams, results: UndoResults) = undo_restore(params, results);
+        "kernel.fork": Fork fork(params: ForkParams, results: ForkResults) = fork_off(params, results);
+        "kernel.thread": Fork thread(params: ThreadParams, results: ThreadResults) = make_thread(params, results);
+        "checkpoint.pin": Checkpoint pin_checkpoint(params: PinCheckpointParams, _results: PinCheckpointResults) = pin(params);
+        "kernel.lease": Write lease(params: LeaseParams, results: LeaseResults) = take_lease(params, results);
+        "step.begin": Write begin_step(params: BeginStepParams, results: BeginStepResults) = new_step(params, results);
+        "step.complete": Write complete_step(params: CompleteStepParams, results: CompleteStepResults) = end_step(params, results);
+        "agent.hand_over": Write hand_over(params: HandOverParams, results: HandOverResults) = give_to(params, results);
+        "decision.open": Write open_decision(params: OpenDecisionParams, results: OpenDecisionResults) = new_decision(params, results);
+        "decision.lock": Write lock_decision(params: LockDecisionParams, results: LockDecisionResults) = fix_decision(params, results);
+        "decision.supersede": Write supersede_decision(params: SupersedeDecisionParams, results: SupersedeDecisionResults) = drop_decision(params, results);
+        "artifact.put": Write put_artifact(params: PutArtifactParams, results: PutArtifactResults) = new_version(params, results);
+        "artifact.revert": Write revert_artifact(params: RevertArtifactParams, results: RevertArtifactResults) = old_version(params, results);
+        "checkpoint.remove": Checkpoint remove_checkpoint(params: RemoveCheckpointParams, results: RemoveCheckpointResults) = remove_one(params, results);
+        "kernel.retention": Admin set_retention(params: SetRetentionParams, _results: SetRetentionResults) = retain(params);
     }
 
     async fn execute(
@@ -176,14 +190,7 @@ impl kernel::Server for KernelServer {
     }
 
     async fn mount(self: Rc<Self>, params: kernel::MountParams, _results: kernel::MountResults) -> capnp::Result<()> {
-        self.may(Right::Admin)?;
-        let params = params.get()?;
-        let mount = MountInfo {
-            path: read_name(params.get_path(), "path").map_err(to_capnp)?,
-            source: read_name(params.get_source(), "source").map_err(to_capnp)?,
-            writable: params.get_writable(),
-        };
-        self.kernel.mount(self.change(params.get_expected_version()), mount).await.map_err(to_capnp)
+        self.audited("kernel.mount", Right::Admin, self.add_mount(params)).await
     }
 
     async fn unmount(
@@ -191,10 +198,7 @@ impl kernel::Server for KernelServer {
         params: kernel::UnmountParams,
         _results: kernel::UnmountResults,
     ) -> capnp::Result<()> {
-        self.may(Right::Admin)?;
-        let params = params.get()?;
-        let path = read_name(params.get_path(), "path").map_err(to_capnp)?;
-        self.kernel.unmount(self.change(params.get_expected_version()), path).await.map_err(to_capnp)
+        self.audited("kernel.unmount", Right::Admin, self.take_mount_away(params)).await
     }
 
     async fn list_mounts(
@@ -241,11 +245,7 @@ impl kernel::Server for KernelServer {
         params: kernel::RegisterMcpParams,
         _results: kernel::RegisterMcpResults,
     ) -> capnp::Result<()> {
-        self.may(Right::Admin)?;
-        let params = params.get()?;
-        let name = read_name(params.get_name(), "name").map_err(to_capnp)?;
-        let transport = read_mcp_transport(params.get_transport()?).map_err(to_capnp)?;
-        self.kernel.register_mcp(self.change(params.get_expected_version()), name, transport).await.map_err(to_capnp)
+        self.audited("kernel.mcp_register", Right::Admin, self.add_mcp(params)).await
     }
 
     async fn unregister_mcp(
@@ -253,10 +253,7 @@ impl kernel::Server for KernelServer {
         params: kernel::UnregisterMcpParams,
         _results: kernel::UnregisterMcpResults,
     ) -> capnp::Result<()> {
-        self.may(Right::Admin)?;
-        let params = params.get()?;
-        let name = read_name(params.get_name(), "name").map_err(to_capnp)?;
-        self.kernel.unregister_mcp(self.change(params.get_expected_version()), name).await.map_err(to_capnp)
+        self.audited("kernel.mcp_unregister", Right::Admin, self.take_mcp_away(params)).await
     }
 
     async fn list_mcp_servers(
@@ -321,6 +318,7 @@ impl kernel::Server for KernelServer {
         self.may(Right::Write)?;
         let data = read_data(params.get()?.get_data(), "data", limits::BLOB_INLINE_BYTES).map_err(to_capnp)?;
         let records = &self.kernel.records;
+        let _held = records.store().run(|store| Ok(store.hold())).await.map_err(|error| to_capnp(error.into()))?;
         let digest = records.store().put(data).await.map_err(|error| to_capnp(error.into()))?;
         records.grant(digest, crate::sys::clock::now_ms()).await.map_err(to_capnp)?;
         results.get().set_hash(digest.to_string());
@@ -405,16 +403,9 @@ impl kernel::Server for KernelServer {
     async fn publish(
         self: Rc<Self>,
         params: kernel::PublishParams,
-        mut results: kernel::PublishResults,
+        results: kernel::PublishResults,
     ) -> capnp::Result<()> {
-        self.may(Right::Admin)?;
-        let params = params.get()?;
-        let rights = self.rights.and(read_rights(params.get_rights()).map_err(to_capnp)?);
-        let name = read_name(params.get_name(), "name").map_err(to_capnp)?;
-        let published = Rc::clone(&self.connection.published);
-        let path = published.publish(&self.connection, &self.kernel, &name, rights).await.map_err(to_capnp)?;
-        results.get().set_path(path.display().to_string());
-        Ok(())
+        self.audited("kernel.publish", Right::Admin, self.publish_socket(params, results)).await
     }
 
     async fn unpublish(
@@ -422,9 +413,7 @@ impl kernel::Server for KernelServer {
         params: kernel::UnpublishParams,
         _results: kernel::UnpublishResults,
     ) -> capnp::Result<()> {
-        self.may(Right::Admin)?;
-        let name = read_name(params.get()?.get_name(), "name").map_err(to_capnp)?;
-        self.connection.published.unpublish(&self.kernel, &name, &self.actor).await.map_err(to_capnp)
+        self.audited("kernel.unpublish", Right::Admin, self.unpublish_socket(params)).await
     }
 
     async fn open_blob(
@@ -469,6 +458,8 @@ impl kernel::Server for KernelServer {
             )
         })?;
         receiver.may(Right::Write)?;
+        // Between the look at one row and the writing of the other, the collection of garbage lists no rows.
+        let _names = self.host().upkeep.names.read().await;
         self.kernel.records.readable(digest).await.map_err(to_capnp)?;
         receiver.kernel.records.grant(digest, crate::sys::clock::now_ms()).await.map_err(to_capnp)
     }
@@ -489,10 +480,7 @@ impl kernel::Server for KernelServer {
         params: kernel::RemoveParams,
         _results: kernel::RemoveResults,
     ) -> capnp::Result<()> {
-        self.may(Right::Admin)?;
-        let params = params.get()?;
-        let change = self.change(params.get_expected_version());
-        self.connection.supervisor.remove(&self.kernel, change, params.get_with_threads()).await.map_err(to_capnp)
+        self.audited("kernel.remove", Right::Admin, self.remove_kernel(params)).await
     }
 
     async fn events(

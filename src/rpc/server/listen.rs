@@ -300,7 +300,8 @@ impl Published {
     }
 
     async fn audit(&self, kernel: &Rc<Kernel>, actor: &Actor, action: &str) {
-        self.supervisor.host().audit(actor, action, &kernel.id.to_string(), (None, None), "done").await;
+        let version = Some(kernel.view().version);
+        self.supervisor.host().audit(actor, action, kernel, (version, version), "").await;
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! Owns rights: every method checks its right before anything else. Never decides about kernels: the supervisor does.
 
+mod audited;
 mod blob;
 mod checkpoint;
 mod execution;
@@ -12,6 +13,7 @@ mod lease;
 mod listen;
 mod sinks;
 mod telling;
+mod upkeep;
 mod workflow;
 
 use std::cell::RefCell;

@@ -7,19 +7,21 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use capnp::capability::{Promise, Response};
+use futures::future::Either;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
 
 use super::descriptors;
-use super::supervisor::{self, encode_value};
+use super::supervisor::{self, Over, encode_value};
 use super::types::from_capnp;
 use super::{CodeCheck, Completions, DynamicTool, WorkerExec, WorkerLink, WorkerUsage};
 use crate::core::error::{Error, ErrorCode, Result};
-use crate::core::exec::Work;
+use crate::core::exec::{ExecRequest, Work};
 use crate::core::ids::ExecId;
 use crate::core::info::{ToolInfo, VarInfo};
 use crate::core::limits;
 use crate::core::value::Value;
+use crate::rpc::schema::worker_capnp::exec;
 use crate::rpc::schema::worker_capnp::worker::start_results;
 
 /// How long an acknowledgement waits for a start to go with.
@@ -32,42 +34,30 @@ impl WorkerLink {
     /// # Errors
     /// `Busy` if one runs already, `Lost` if the worker ended.
     pub fn start(&self, exec: WorkerExec) -> impl Future<Output = Result<()>> + 'static {
-        let (id, sent, listener) = (exec.exec, self.send_start(&exec), Rc::clone(&self.listener));
+        match self.start_on_lane(&exec) {
+            Some(answer) => Either::Left(answer),
+            None => Either::Right(self.start_by_call(&exec)),
+        }
+    }
+
+    fn start_by_call(&self, exec: &WorkerExec) -> impl Future<Output = Result<()>> + use<> {
+        let (id, sent, listener) = (exec.exec, self.send_start(exec), Rc::clone(&self.listener));
         async move {
             let answer = bounded(limits::WORKER_CALL, async { sent?.await.map_err(|e| from_capnp(&e)) }).await?;
             let answer = answer.get().map_err(|e| from_capnp(&e))?;
-            supervisor::tell_ended(&*listener, id, answer).await.map_err(|e| from_capnp(&e))
+            if answer.get_ended() {
+                let parts = answer.get_end().and_then(|end| Ok((end, answer.get_output()?)));
+                let over = parts.and_then(|(end, output)| Over::read(end, output)).map_err(|e| from_capnp(&e))?;
+                supervisor::tell_over(&*listener, id, over).await;
+            }
+            Ok(())
         }
     }
 
     fn send_start(&self, exec: &WorkerExec) -> Result<Promise<Response<start_results::Owned>, capnp::Error>> {
-        let (wanted, id) = (&exec.request, exec.exec.0);
-        let stdin = wanted.stdin_open || !wanted.stdin.is_empty();
-        let json = match &wanted.what {
-            Work::Code(code) => {
-                to_json(&ExecFrame { op: "exec", exec: id, code: Some(code), stdin, ..ExecFrame::new(&wanted.env) })?
-            }
-            Work::Call { name, args } => {
-                // The size and depth are those of every value that goes to an engine.
-                encode_value(args)?;
-                let (name, args) = (Some(name.as_str()), Some(args.to_json()));
-                to_json(&ExecFrame { op: "call", exec: id, name, args, stdin, ..ExecFrame::new(&wanted.env) })?
-            }
-        };
         let mut request = self.client.start_request();
-        let mut wire = request.get().init_exec();
-        wire.set_exec_id(id);
-        wire.set_request_json(&json);
-        wire.set_stdin(&wanted.stdin);
-        wire.set_stdin_open(wanted.stdin_open);
-        wire.set_has_stdin(stdin);
-        wire.set_timeout_ms(wanted.timeout_ms);
-        wire.set_output_kept_bytes(exec.output_kept);
         let acknowledged = self.acknowledged.take();
-        let mut list = wire.init_acknowledged(acknowledged.len() as u32);
-        for (i, exec) in acknowledged.iter().enumerate() {
-            list.set(i as u32, exec.0);
-        }
+        write_exec(request.get().init_exec(), exec.exec, &exec.request, exec.output_kept, &acknowledged)?;
         Ok(request.send().promise)
     }
 
@@ -105,17 +95,19 @@ impl WorkerLink {
     /// Lets the worker forget an execution when it is next told something: with the next start, or after a moment. Saves a
     /// message and its answer for each execution where they follow one another.
     pub fn acknowledge_later(self: &Rc<Self>, exec: ExecId) {
-        let first = {
-            let mut waiting = self.acknowledged.borrow_mut();
-            waiting.push(exec);
-            waiting.len() == 1
-        };
-        if first {
+        self.acknowledged.borrow_mut().push(exec);
+        // One clock however many follow one another: each takes the former along.
+        if !self.acknowledging.replace(true) {
             let link = Rc::downgrade(self);
             tokio::task::spawn_local(async move {
                 tokio::time::sleep(ACKNOWLEDGED_WITHIN).await;
                 if let Some(link) = link.upgrade() {
+                    link.acknowledging.set(false);
                     link.acknowledge_now().await;
+                    // At leisure, and not for a kernel that runs one thing and goes.
+                    if let Err(error) = link.open_lane().await {
+                        tracing::debug!(%error, "a worker without a lane");
+                    }
                 }
             });
         }
@@ -325,11 +317,45 @@ impl WorkerLink {
     }
 }
 
+/// Writes an execution as init wants it: what the engine is to be told is a frame already.
+pub(super) fn write_exec(
+    mut wire: exec::Builder<'_>,
+    id: ExecId,
+    wanted: &ExecRequest,
+    output_kept: u64,
+    acknowledged: &[ExecId],
+) -> Result<()> {
+    let (exec, stdin) = (id.0, wanted.stdin_open || !wanted.stdin.is_empty());
+    let json = match &wanted.what {
+        Work::Code(code) => {
+            to_json(&ExecFrame { op: "exec", exec, code: Some(code), stdin, ..ExecFrame::new(&wanted.env) })?
+        }
+        Work::Call { name, args } => {
+            // The size and depth are those of every value that goes to an engine.
+            encode_value(args)?;
+            let (name, args) = (Some(name.as_str()), Some(args.to_json()));
+            to_json(&ExecFrame { op: "call", exec, name, args, stdin, ..ExecFrame::new(&wanted.env) })?
+        }
+    };
+    wire.set_exec_id(exec);
+    wire.set_request_json(&json);
+    wire.set_stdin(&wanted.stdin);
+    wire.set_stdin_open(wanted.stdin_open);
+    wire.set_has_stdin(stdin);
+    wire.set_timeout_ms(wanted.timeout_ms);
+    wire.set_output_kept_bytes(output_kept);
+    let mut list = wire.init_acknowledged(acknowledged.len() as u32);
+    for (i, exec) in acknowledged.iter().enumerate() {
+        list.set(i as u32, exec.0);
+    }
+    Ok(())
+}
+
 pub(super) async fn answered<T>(promise: impl Future<Output = capnp::Result<T>>) -> Result<T> {
     bounded(limits::WORKER_CALL, async { promise.await.map_err(|e| from_capnp(&e)) }).await
 }
 
-async fn bounded<T>(deadline: Duration, call: impl Future<Output = Result<T>>) -> Result<T> {
+pub(super) async fn bounded<T>(deadline: Duration, call: impl Future<Output = Result<T>>) -> Result<T> {
     match tokio::time::timeout(deadline, call).await {
         Ok(outcome) => outcome,
         Err(_) => Err(Error::deadline("the worker did not answer in time")),

@@ -16,8 +16,7 @@ use crate::core::ids::ExecId;
 use crate::core::info::MissedEntry;
 use crate::core::limits;
 use crate::core::value::Value;
-use crate::rpc::schema::worker_capnp::worker::start_results;
-use crate::rpc::schema::worker_capnp::{OutputStream, end, supervisor};
+use crate::rpc::schema::worker_capnp::{OutputStream, chunk, end, supervisor};
 use crate::worker::wire::Missed;
 
 type Done = Result<(), capnp::Error>;
@@ -106,18 +105,41 @@ impl supervisor::Server for SupervisorServer {
     }
 }
 
+/// An execution that is over, with all that it wrote.
+pub(super) struct Over {
+    output: Vec<(Stream, Vec<u8>)>,
+    end: ExecEnd,
+    output_bytes: u64,
+    last: bool,
+}
+
+impl Over {
+    pub(super) fn read(
+        end: end::Reader<'_>,
+        output: capnp::struct_list::Reader<'_, chunk::Owned>,
+    ) -> capnp::Result<Over> {
+        let chunk = |chunk: chunk::Reader<'_>| Ok((from_wire_stream(chunk.get_stream()?), chunk.get_data()?.to_vec()));
+        Ok(Over {
+            output: output.iter().map(chunk).collect::<capnp::Result<_>>()?,
+            end: decode_end(end)?,
+            output_bytes: end.get_output_bytes(),
+            last: end.get_last(),
+        })
+    }
+}
+
 /// Tells a listener what the answer to a start says of the execution's end, as if it had come by `output` and `ended`.
-pub(super) async fn tell_ended(listener: &dyn WorkerListener, exec: ExecId, answer: start_results::Reader<'_>) -> Done {
-    if !answer.get_ended() {
-        return Ok(());
-    }
+pub(super) async fn tell_over(listener: &dyn WorkerListener, exec: ExecId, over: Over) {
     let mut offset = 0;
-    for chunk in answer.get_output()? {
-        let data = chunk.get_data()?;
-        listener.output(exec, offset, from_wire_stream(chunk.get_stream()?), data.to_vec()).await;
-        offset += data.len() as u64;
+    for (stream, data) in over.output {
+        let bytes = data.len() as u64;
+        listener.output(exec, offset, stream, data).await;
+        offset += bytes;
     }
-    take_end(listener, exec, answer.get_end()?)
+    if over.last {
+        listener.last();
+    }
+    listener.ended(exec, over.end, over.output_bytes);
 }
 
 fn take_end(listener: &dyn WorkerListener, exec: ExecId, end: end::Reader<'_>) -> Done {

@@ -1,5 +1,6 @@
 //! The attached daemon as init sees it: calls out, their answers back as [`Delivered`].
 
+use capnp::struct_list;
 use futures::FutureExt;
 use futures::future::LocalBoxFuture;
 
@@ -8,7 +9,7 @@ use tokio::sync::oneshot;
 use crate::core::exec::{ExecStatus, Stream};
 use crate::core::ids::ExecId;
 use crate::rpc::schema::worker_capnp::worker::start_results;
-use crate::rpc::schema::worker_capnp::{OutputStream, end, supervisor};
+use crate::rpc::schema::worker_capnp::{OutputStream, chunk, end, supervisor};
 use crate::rpc::worker_link::WorkerCause;
 
 /// A call to the daemon on its way.
@@ -176,7 +177,10 @@ impl Daemon {
 pub(super) fn write_ended(mut results: start_results::Builder<'_>, finish: &Finish, output: &[(Stream, Vec<u8>)]) {
     results.set_ended(true);
     write_end(results.reborrow().init_end(), finish);
-    let mut chunks = results.init_output(output.len() as u32);
+    write_chunks(results.init_output(output.len() as u32), output);
+}
+
+pub(super) fn write_chunks(mut chunks: struct_list::Builder<'_, chunk::Owned>, output: &[(Stream, Vec<u8>)]) {
     for (i, (stream, data)) in output.iter().enumerate() {
         let mut chunk = chunks.reborrow().get(i as u32);
         chunk.set_stream(to_wire_stream(*stream));
@@ -184,7 +188,7 @@ pub(super) fn write_ended(mut results: start_results::Builder<'_>, finish: &Fini
     }
 }
 
-fn write_end(mut end: end::Builder<'_>, finish: &Finish) {
+pub(super) fn write_end(mut end: end::Builder<'_>, finish: &Finish) {
     end.set_status(finish.status.name());
     end.set_code(finish.code);
     end.set_err(&finish.err);

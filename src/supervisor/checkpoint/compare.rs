@@ -5,8 +5,9 @@ use std::rc::Rc;
 use tokio::sync::mpsc;
 
 use super::gather::gather;
-use super::{contents, find, tool_part};
-use crate::core::checkpoint::{McpPart, StateParts, ToolPart};
+use super::keeping::find_held;
+use super::{contents, tool_part};
+use crate::core::checkpoint::{Checkpoint, McpPart, StateParts, ToolPart};
 use crate::core::diff::{self, Area, Deed, Difference, Sizes};
 use crate::core::error::{Error, Result};
 use crate::core::ids::Digest;
@@ -50,8 +51,18 @@ pub async fn diff(
     to: &str,
     mut take: impl AsyncFnMut(Difference) -> Result<()>,
 ) -> Result<()> {
-    let before = side_of(host, kernel, from).await?;
-    let after = if to.is_empty() { now(host, kernel).await? } else { side_of(host, kernel, to).await? };
+    // What is compared is read to the end.
+    let (from, _from_held) = find_held(kernel, from).await?;
+    let before = side_of(host, &from).await?;
+    // Nothing names the tree of what is now but this.
+    let _held = host.store.run(|store| Ok(store.hold())).await?;
+    let (after, _to_held) = match to {
+        "" => (now(host, kernel).await?, None),
+        to => {
+            let (to, held) = find_held(kernel, to).await?;
+            (side_of(host, &to).await?, Some(held))
+        }
+    };
     for difference in diff::of_state(&before.parts, &after.parts) {
         take(difference).await?;
     }
@@ -73,8 +84,8 @@ pub async fn diff(
     Ok(())
 }
 
-async fn side_of(host: &Rc<Host>, kernel: &Rc<Kernel>, reference: &str) -> Result<Side> {
-    let (manifest, parts) = contents(host, &find(kernel, reference).await?).await?;
+async fn side_of(host: &Host, checkpoint: &Checkpoint) -> Result<Side> {
+    let (manifest, parts) = contents(host, checkpoint).await?;
     Ok(Side {
         parts,
         tree: manifest.workspace.tree,
@@ -88,7 +99,7 @@ async fn side_of(host: &Rc<Host>, kernel: &Rc<Kernel>, reference: &str) -> Resul
     })
 }
 
-/// The files as they are now.
+/// The files as they are now. Nothing names that tree: the caller holds the store.
 pub(super) async fn tree_now(host: &Rc<Host>, kernel: &Rc<Kernel>) -> Result<Digest> {
     let (of, own) = (Rc::clone(host), Rc::clone(kernel));
     let looked = kernel.with_worker(None, move |link| async move {
@@ -115,7 +126,7 @@ async fn now(host: &Rc<Host>, kernel: &Rc<Kernel>) -> Result<Side> {
         tree: workspace.tree,
         mounts,
         mcp,
-        tools: kernel.offered_tools().await?.iter().map(tool_part).collect(),
+        tools: kernel.offered_tools().iter().map(tool_part).collect(),
         spec: kernel.spec.clone(),
         work: kernel.records.workflow_part().await?,
         files: workspace.files,

@@ -12,10 +12,9 @@ use crate::core::info::MissedEntry;
 use crate::store::{Store, StoreHandle};
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
-use crate::workspace::{self, Captured, Collected, Durable, Places, Together, Tracker, TreeId, WorkspaceError};
+use crate::workspace::{self, Captured, Collected, Donor, Durable, Places, Together, Tracker, TreeId, WorkspaceError};
 
-/// The folder beside the workspace in which files are prepared, and the file with what is known of the workspace.
-const STAGING: &str = "staging";
+/// The file with what is known of the workspace.
 const INDEX: &str = "workspace.index";
 
 /// The tracker of a kernel's workspace, while its holder works with it. Goes back to the kernel when it is dropped.
@@ -93,7 +92,12 @@ impl Files {
 
     /// Makes a tree of it; the kernel may write again.
     pub async fn finish(&mut self, collected: Collected) -> Result<CapturedFiles> {
-        self.run(move |tracker, _| tracker.finish(collected)).await.map(describe)
+        let captured = self.run(move |tracker, _| tracker.finish(collected)).await?;
+        if let Some(tracker) = &self.tracker {
+            let unwatched = tracker.unwatched().map(|why| format!("; everything is looked at each time: {why}"));
+            *self.kernel.capture.borrow_mut() = format!("{}{}", tracker.driver(), unwatched.unwrap_or_default());
+        }
+        Ok(describe(captured))
     }
 
     /// Makes the workspace what a tree says. Gives how many entries were changed.
@@ -115,25 +119,37 @@ impl Drop for Files {
 
 fn places(host: &Host, kernel: KernelId) -> Places {
     let paths = host.catalog.kernel_files(kernel);
-    Places { staging: paths.dir.join(STAGING), index: paths.dir.join(INDEX), workspace: paths.workspace }
+    Places { staging: paths.staging, index: paths.dir.join(INDEX), workspace: paths.workspace }
 }
 
 fn durable(host: &Host) -> Durable {
     if host.config.power_safe { Durable::Power } else { Durable::Process }
 }
 
-/// Fills the workspace of a kernel that nobody knows yet.
+/// What files of a kernel's workspace can be given to others: none if it is not sure what is known of them.
+///
+/// # Errors
+/// Those of [`Files::of`].
+pub(in crate::supervisor) async fn donor(host: &Host, kernel: &Rc<Kernel>) -> Result<Option<Arc<Donor>>> {
+    let mut files = Files::of(host, kernel).await?;
+    Ok(files.run(|tracker, _| tracker.donor()).await?.map(Arc::new))
+}
+
+/// Fills the workspace of a kernel that nobody knows yet, from the store and from files that a donor has.
 ///
 /// # Errors
 /// Those of making it; what was made is the caller's to remove.
-pub(in crate::supervisor) async fn fill(host: &Host, kernel: KernelId, tree: Digest) -> Result<()> {
+pub(in crate::supervisor) async fn fill(
+    host: &Host,
+    kernel: KernelId,
+    tree: Digest,
+    donor: Option<Arc<Donor>>,
+) -> Result<()> {
     let (places, durable) = (places(host, kernel), durable(host));
     let filled = host.store.run_beside(move |store| {
-        let filled = workspace::checkout(TreeId(tree), places, store, durable).and_then(|(mut tracker, _)| {
-            // So that its first checkpoint reads nothing again.
-            tracker.save()
-        });
-        Ok(filled)
+        let made = workspace::branch(donor.as_deref(), TreeId(tree), places, store, durable);
+        // So that its first checkpoint reads nothing again. It does not stay: each tracker is one of the user's few queues.
+        Ok(made.and_then(|(mut tracker, ..)| tracker.save_made()))
     });
     Ok(filled.await??)
 }

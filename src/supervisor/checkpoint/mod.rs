@@ -12,7 +12,9 @@
 mod compare;
 mod files;
 mod gather;
+mod keeping;
 mod records;
+mod rest;
 mod restore;
 mod state;
 mod still;
@@ -39,9 +41,12 @@ use crate::core::workflow::Outcome;
 use crate::rpc::worker_link::WorkerLink;
 
 pub use compare::diff;
-pub(super) use files::fill;
 use files::{CapturedFiles, Files};
+pub(super) use files::{donor, fill};
 use gather::{Gathered, gather};
+pub(super) use keeping::{hold, thin};
+pub use keeping::{pin, remove, set_retention};
+pub(super) use rest::{before_stop, told as rest_failed, wait as rest_wait};
 pub(super) use restore::resume;
 pub use restore::{restore, undo};
 use still::Still;
@@ -135,14 +140,15 @@ async fn seal(
         "files_read": files.files_read, "full_walk": files.full_walk,
     });
     host.events.publish(&kernel.event_name, "checkpoint_created", detail);
-    let sealed = format!("{} manifest {sealed}", checkpoint.id);
-    let versions = (Some(before), Some(checkpoint.version));
-    host.audit(actor, "checkpoint.create", &kernel.id.to_string(), versions, &sealed).await;
+    let (versions, words) = ((before, checkpoint.version), format!("{} ({})", checkpoint.id, checkpoint.kind.name()));
+    host.audit_checkpoint(actor, "checkpoint.create", kernel, versions, sealed, words).await;
     if let (Some((event, deed)), Some(outcome)) = (named, &outcome) {
-        host.events.publish(&kernel.event_name, event, workflow::detail(outcome));
+        let told = workflow::detail(outcome);
         let versions = (Some(before), Some(version_after(sequence)));
-        host.audit(actor, deed, &kernel.id.to_string(), versions, &format!("done with {}", checkpoint.id)).await;
+        host.audit(actor, deed, kernel, versions, told.to_string()).await;
+        host.events.publish(&kernel.event_name, event, told);
     }
+    keeping::thin_soon(host, kernel);
     Ok((checkpoint, outcome))
 }
 
@@ -163,7 +169,7 @@ async fn manifest(
     files: &CapturedFiles,
     with: Option<&Together>,
 ) -> Result<Manifest> {
-    let tools = kernel.offered_tools().await?.iter().map(tool_part).collect();
+    let tools = kernel.offered_tools().iter().map(tool_part).collect();
     let work = kernel.records.workflow_part().await?;
     let work = match with.map(Together::request) {
         Some(request) => work.after(&request.change, request.at_ms)?,
@@ -191,7 +197,7 @@ async fn manifest(
         parent: kernel.records.head().await?.checkpoint,
         at_ms: host.now_ms(),
         engine: kernel.spec.engine,
-        spec: kernel.spec.clone(),
+        spec: kernel.spec_now(),
         journal: view.version.saturating_sub(1),
         state,
         workspace: files.part.clone(),
@@ -200,6 +206,7 @@ async fn manifest(
         work,
         tools,
         missed,
+        audit: Some(host.catalog.audit_head().await?),
     })
 }
 
@@ -245,14 +252,22 @@ pub async fn find(kernel: &Kernel, reference: &str) -> Result<Checkpoint> {
 /// # Errors
 /// `corrupt`, `unsupported` for one of a later release.
 pub(super) async fn contents(host: &Host, checkpoint: &Checkpoint) -> Result<(Manifest, StateParts)> {
+    let manifest = manifest_of(host, checkpoint).await?;
+    let parts = state::list(&host.store, manifest.state).await?;
+    Ok((manifest, parts))
+}
+
+/// A checkpoint's manifest; read back and checked.
+///
+/// # Errors
+/// `corrupt`, `unsupported` for one of a later release.
+pub(super) async fn manifest_of(host: &Host, checkpoint: &Checkpoint) -> Result<Manifest> {
     use crate::core::checkpoint::ManifestError as Wrong;
     let bytes = host.store.get(checkpoint.manifest, limits::MANIFEST_BYTES as u64).await?;
-    let manifest = Manifest::decode(&bytes).map_err(|error| match error {
+    Manifest::decode(&bytes).map_err(|error| match error {
         Wrong::Newer(_) | Wrong::NewerWork(_) | Wrong::Kind(_) => {
             Error::unsupported(error.to_string()).reason("manifest_format")
         }
         Wrong::Malformed(_) | Wrong::TooLarge { .. } => Error::corrupt(error.to_string()),
-    })?;
-    let parts = state::list(&host.store, manifest.state).await?;
-    Ok((manifest, parts))
+    })
 }

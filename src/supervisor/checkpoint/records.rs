@@ -1,15 +1,16 @@
 //! What a kernel keeps of its checkpoints.
 
 use crate::catalog::state::{
-    Added, Beginning, EntryKind, Finished, Head, NewCheckpoint, NewEntry, Restored, Restoring,
+    Added, Beginning, Choice, EntryKind, Finished, Head, NewCheckpoint, NewEntry, Restored, Restoring,
 };
 use crate::core::checkpoint::Checkpoint;
 use crate::core::error::Result;
 use crate::core::ids::{CheckpointId, Digest};
 use crate::core::info::{GivenMount, McpTransport};
 use crate::core::limits;
+use crate::core::retention::Standing;
 use crate::supervisor::command::Actor;
-use crate::supervisor::records::Records;
+use crate::supervisor::records::{Records, version_after};
 
 /// Mounts, and MCP servers by name.
 pub(in crate::supervisor) type Grants = (Vec<GivenMount>, Vec<(String, McpTransport)>);
@@ -55,7 +56,7 @@ impl Records {
     ///
     /// # Errors
     /// The database's.
-    pub(super) async fn all_checkpoints(&self) -> Result<Vec<Checkpoint>> {
+    pub(in crate::supervisor) async fn all_checkpoints(&self) -> Result<Vec<Checkpoint>> {
         let (mut all, mut before) = (Vec::new(), u64::MAX);
         loop {
             let page = self.checkpoints(before, limits::PAGE_ROWS).await?;
@@ -79,6 +80,51 @@ impl Records {
     /// The database's.
     pub async fn pin_checkpoint(&self, id: CheckpointId, pinned: bool) -> Result<bool> {
         Ok(self.state.pin_checkpoint(id, pinned).await?)
+    }
+
+    /// All checkpoints, and which of them the kernel needs.
+    ///
+    /// # Errors
+    /// The database's.
+    pub(super) async fn standing(&self) -> Result<Standing> {
+        Ok(self.state.standing().await?)
+    }
+
+    /// Removes the checkpoints that `choose` names; gives them.
+    ///
+    /// # Errors
+    /// The database's.
+    pub(super) async fn thin_checkpoints(&self, choose: Choice) -> Result<Vec<Checkpoint>> {
+        Ok(self.state.thin_checkpoints(choose).await?)
+    }
+
+    /// Removes a checkpoint; gives the version with that.
+    ///
+    /// # Errors
+    /// `notFound`; `conflict` if the kernel needs it.
+    pub(in crate::supervisor) async fn remove_checkpoint(
+        &self,
+        actor: &Actor,
+        checkpoint: &Checkpoint,
+        at_ms: i64,
+    ) -> Result<u64> {
+        let named = if checkpoint.name.is_empty() { String::new() } else { format!(" {:?}", checkpoint.name) };
+        let entry = NewEntry {
+            kind: EntryKind::Mark,
+            at_ms,
+            actor: actor.to_string(),
+            text: format!("removed checkpoint {}{named}", checkpoint.id),
+            detail_json: serde_json::json!({ "checkpoint": checkpoint.id }).to_string(),
+        };
+        Ok(version_after(self.state.remove_checkpoint(checkpoint.id, entry).await?))
+    }
+
+    /// Whether anything but messages happened since the kernel came to where it is among its checkpoints.
+    ///
+    /// # Errors
+    /// The database's.
+    pub(super) async fn changed_since_head(&self) -> Result<bool> {
+        Ok(self.state.changed_since_head().await?)
     }
 
     /// The mounts added since creation, and the MCP servers.

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use super::gather::gather;
+use super::keeping::hold;
 use super::verify::{self, Present};
 use super::{Files, Still, contents, find, seal, state, turn};
 use crate::catalog::state::{EntryKind, Finished, NewEntry, Restored, Restoring};
@@ -86,6 +87,8 @@ async fn to(
     change: Change,
 ) -> Result<Restoration> {
     let alone = Alone::begin(kernel)?;
+    // Until the database knows that it is being restored, and the files are its own.
+    let (checkpoint, held) = hold(kernel, checkpoint).await?;
     let target = load(host, kernel, checkpoint).await?;
     judge(host, kernel, &target)?;
     if options.with_artifacts {
@@ -98,7 +101,7 @@ async fn to(
     let (host, kernel) = (Rc::clone(host), Rc::clone(kernel));
     // In a task of its own: once something was touched it goes on to one of its two ends, whoever still waits for it.
     let restoring = tokio::task::spawn_local(async move {
-        let _alone = alone;
+        let (_alone, _held) = (alone, held);
         let (of, own, door) = (Rc::clone(&host), Rc::clone(&kernel), Rc::clone(&kernel));
         let done = turn::take(&door, change, limits::CHECKPOINT_WAIT, move |link| async move {
             perform(&of, &own, &link, target, options, &actor).await
@@ -212,8 +215,8 @@ async fn perform(
         "objects_read": objects_read,
     });
     host.events.publish(&kernel.event_name, "checkpoint_restored", detail);
-    let outcome = format!("{id} manifest {}", target.checkpoint.manifest);
-    host.audit(actor, "checkpoint.restore", &kernel.id.to_string(), (Some(before), Some(version)), &outcome).await;
+    let (words, manifest) = (format!("{id}, safety checkpoint {safety}"), target.checkpoint.manifest);
+    host.audit_checkpoint(actor, "checkpoint.restore", kernel, (before, version), manifest, words).await;
     let checkpoint = kernel.records.checkpoint(id).await?.unwrap_or(target.checkpoint);
     let Finished { decisions_changed, artifacts_changed, .. } = finished;
     Ok(Restoration { checkpoint, safety, version, missed, files_changed, decisions_changed, artifacts_changed })

@@ -31,7 +31,7 @@ pub(super) async fn capture(
     let heads = link.state_heads().await?;
     let known = {
         let addresses: Vec<Digest> = heads.iter().map(|head| head.digest).collect();
-        store.run(move |store| Ok(addresses.into_iter().map(|at| store.contains(at)).collect::<Vec<_>>())).await?
+        store.run(move |store| Ok(addresses.into_iter().map(|at| store.claim(at)).collect::<Vec<_>>())).await?
     };
     let mut fresh: BTreeMap<Digest, Vec<u8>> = BTreeMap::new();
     let mut bytes = 0;

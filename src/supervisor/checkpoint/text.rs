@@ -11,7 +11,8 @@ use std::time::Instant;
 use similar::{Algorithm, TextDiff};
 use tokio::sync::mpsc;
 
-use super::{compare, contents, find};
+use super::keeping::find_held;
+use super::{compare, contents};
 use crate::core::diff::{Deed, Patch};
 use crate::core::error::{Error, Result};
 use crate::core::limits;
@@ -37,10 +38,18 @@ pub async fn diff_text(
     paths: Vec<Vec<u8>>,
     mut take: impl AsyncFnMut(Patch) -> Result<()>,
 ) -> Result<()> {
-    let tree =
-        async |reference: &str| Ok::<_, Error>(contents(host, &find(kernel, reference).await?).await?.0.workspace.tree);
-    let before = tree(from).await?;
-    let after = if to.is_empty() { compare::tree_now(host, kernel).await? } else { tree(to).await? };
+    // What is compared is read to the end.
+    let (from, _from_held) = find_held(kernel, from).await?;
+    let before = contents(host, &from).await?.0.workspace.tree;
+    // Nothing names the tree of what is now but this.
+    let _held = host.store.run(|store| Ok(store.hold())).await?;
+    let (after, _to_held) = match to {
+        "" => (compare::tree_now(host, kernel).await?, None),
+        reference => {
+            let (to, held) = find_held(kernel, reference).await?;
+            (contents(host, &to).await?.0.workspace.tree, Some(held))
+        }
+    };
     let (found, mut finds) = mpsc::channel(1);
     let walk = host.store.run_beside(move |store| {
         let walked = walk(store, (TreeId(before), TreeId(after)), &paths, |patch| found.blocking_send(patch).is_ok());

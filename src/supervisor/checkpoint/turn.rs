@@ -6,31 +6,28 @@ use std::time::Duration;
 
 use crate::core::error::{Error, Result};
 use crate::rpc::worker_link::WorkerLink;
-use crate::supervisor::command::Trace;
+use crate::supervisor::command::{Trace, Turn, Waiting};
 use crate::supervisor::kernel::Kernel;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Turn {
-    Waits,
-    Begun,
-    GivenUp,
+/// Who waits. Dropping it before its turn came takes it out of the queue.
+struct Patience {
+    turn: Waiting,
+    kernel: Rc<Kernel>,
 }
 
-/// Who waits. Dropping it before its turn came takes it out of the queue.
-struct Waiting(Rc<Cell<Turn>>);
-
-impl Waiting {
+impl Patience {
     /// Whether its turn had not come.
     fn give_up(&self) -> bool {
-        let waits = self.0.get() == Turn::Waits;
+        let waits = self.turn.get() == Turn::Waits;
         if waits {
-            self.0.set(Turn::GivenUp);
+            self.turn.set(Turn::GivenUp);
+            self.kernel.leave_queue();
         }
         waits
     }
 }
 
-impl Drop for Waiting {
+impl Drop for Patience {
     fn drop(&mut self) {
         self.give_up();
     }
@@ -50,9 +47,10 @@ where
     T: 'static,
     F: Future<Output = Result<T>> + 'static,
 {
-    let turn = Rc::new(Cell::new(Turn::Waits));
-    let (waiting, begins) = (Waiting(Rc::clone(&turn)), turn);
-    let done = kernel.change_with_worker(trace, move |link| async move {
+    let turn: Waiting = Rc::new(Cell::new(Turn::Waits));
+    let patience = Patience { turn: Rc::clone(&turn), kernel: Rc::clone(kernel) };
+    let begins = Rc::clone(&turn);
+    let done = kernel.change_with_worker(trace, turn, move |link| async move {
         match begins.replace(Turn::Begun) {
             Turn::GivenUp => Err(Error::deadline("nobody waits for this any more")),
             Turn::Waits | Turn::Begun => work(link).await,
@@ -64,7 +62,7 @@ where
         done = &mut done => return done,
         () = tokio::time::sleep(wait) => {}
     }
-    if waiting.give_up() {
+    if patience.give_up() {
         let name = &kernel.spec.name;
         return Err(Error::deadline(format!("kernel {name} was not at rest within {} s", wait.as_secs_f32()))
             .hint("interrupt what runs, or ask for that with --interrupt"));

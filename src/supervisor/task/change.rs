@@ -3,11 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use super::Task;
+use crate::core::audit::NewAudit;
 use crate::core::error::{Error, Result};
 use crate::core::info::{GivenMount, McpTransport, MountInfo};
 use crate::core::limits;
 use crate::core::spec::check_inside_path;
 use crate::sandbox::place;
+use crate::supervisor::audit::bounded;
 use crate::supervisor::command::{Actor, Change};
 use crate::supervisor::lease::{self, Lease};
 
@@ -153,9 +155,11 @@ impl Task {
         names: (&'static str, &str),
         detail: serde_json::Value,
     ) {
-        let before = std::mem::replace(&mut self.kernel.view.borrow_mut().version, version);
+        let before = self.kernel.advance(version);
+        let line = self.host.line(actor, names.1, Some(&self.kernel));
+        let line = NewAudit { version_before: Some(before), version_after: Some(version), ..line };
+        self.host.write_audit(NewAudit { detail: bounded(detail.to_string()), ..line }).await;
         self.host.events.publish(&self.kernel.event_name, names.0, detail);
-        self.host.audit(actor, names.1, &self.kernel.id.to_string(), (Some(before), Some(version)), "done").await;
     }
 
     /// Takes, takes up again, or (with a time of 0) releases a lease.
@@ -172,6 +176,7 @@ impl Task {
         if ttl_ms == 0 {
             if let Some(lease) = self.lease.take() {
                 self.kernel.records.release_lease(&lease).await?;
+                self.leased(actor, "kernel.lease_release", &lease).await;
             }
             return Ok((Vec::new(), now));
         }
@@ -185,7 +190,16 @@ impl Task {
         let lease = Lease { holder, token_hash: Lease::hash(&token), expires_at_ms: now.saturating_add(ttl_ms as i64) };
         self.kernel.records.take_lease(&lease, now).await?;
         let expires = lease.expires_at_ms;
+        // Taken up again or prolonged it is the same lease.
+        if self.lease.as_ref().is_none_or(|before| !before.is_held_by(&token)) {
+            self.leased(actor, "kernel.lease", &lease).await;
+        }
         self.lease = Some(lease);
         Ok((token, expires))
+    }
+
+    async fn leased(&self, actor: &Actor, action: &str, lease: &Lease) {
+        let line = self.host.line(actor, action, Some(&self.kernel));
+        self.host.write_audit(NewAudit { detail: bounded(format!("holder {:?}", lease.holder)), ..line }).await;
     }
 }

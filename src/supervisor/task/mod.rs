@@ -10,6 +10,7 @@
 //! and reports back. Persisted before acted on.
 
 mod change;
+mod checkpoints;
 mod ends;
 mod listener;
 mod records;
@@ -24,7 +25,7 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::time::Instant;
 
-use super::command::{Actor, Change, Command, Operation, Reply, StopMode};
+use super::command::{Actor, Change, Command, Operation, Reply, StopMode, Waiting};
 use super::execution::Execution;
 use super::host::Host;
 use super::kernel::Kernel;
@@ -44,9 +45,9 @@ pub(super) use listener::Listener;
 /// What waits for its turn on the worker.
 enum Item {
     Execution(Rc<Execution>),
-    Operation(Operation),
+    Operation(Operation, Option<Waiting>),
     /// A restore, or the end of one.
-    Ending(Operation),
+    Ending(Operation, Option<Waiting>),
     /// A stop that waits for what was asked before it.
     Stop(Reply<()>),
 }
@@ -94,6 +95,7 @@ pub(super) struct Task {
     reporter: mpsc::UnboundedSender<Report>,
     queue: VecDeque<Item>,
     running: Option<(Rc<Execution>, Option<OwnedSemaphorePermit>)>,
+    ahead: Option<Ahead>,
     permit: Permit,
     /// The operation that goes on now, by number.
     operating: Option<u64>,
@@ -109,7 +111,30 @@ pub(super) struct Task {
     /// Executions that have ended and whose journal has no room for that, oldest first.
     unjournalled: VecDeque<Rc<Execution>>,
     retry_at: Option<Instant>,
+    /// Whether the stop that goes on was forced, or is the daemon's.
+    is_forced: bool,
     leaving: bool,
+}
+
+/// An execution that was sent to the worker before its beginning was in the journal. Dropped, it is taken back.
+struct Ahead {
+    exec: ExecId,
+    link: Option<Rc<WorkerLink>>,
+}
+
+impl Ahead {
+    /// It is to run: gives where it waits.
+    fn keep(mut self) -> Option<Rc<WorkerLink>> {
+        self.link.take()
+    }
+}
+
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        if let Some(link) = &self.link {
+            link.withdraw(self.exec);
+        }
+    }
 }
 
 /// The host-wide permit to run an execution.
@@ -146,6 +171,7 @@ impl Task {
         beginning: Beginning,
     ) -> Self {
         let (reporter, reports) = channel;
+        *kernel.tools.borrow_mut() = Rc::downgrade(&beginning.tools);
         let mut task = Task {
             host,
             kernel,
@@ -153,8 +179,9 @@ impl Task {
             commands,
             reports,
             reporter,
-            queue: beginning.first.into_iter().map(Item::Ending).collect(),
+            queue: beginning.first.into_iter().map(|first| Item::Ending(first, None)).collect(),
             running: None,
+            ahead: None,
             permit: Permit::None,
             operating: None,
             operations: 0,
@@ -168,6 +195,7 @@ impl Task {
             ended: Vec::new(),
             unjournalled: VecDeque::new(),
             retry_at: None,
+            is_forced: false,
             leaving: false,
         };
         task.begin_with(beginning.unclosed);
@@ -211,9 +239,10 @@ impl Task {
             Command::Interrupt(exec, actor, reply) => {
                 let _ = reply.send(self.interrupt(exec, &actor).await);
             }
-            Command::Operate(trace, operation, reply) => {
-                let _ = reply.send(self.operate(trace, operation).await);
+            Command::Operate(trace, operation, waiting, reply) => {
+                let _ = reply.send(self.operate(trace, operation, waiting).await);
             }
+            Command::LeaveQueue => self.drop_given_up(),
             Command::Restored(done, reply) => {
                 let _ = reply.send(self.restored(*done).await);
             }
@@ -247,6 +276,12 @@ impl Task {
             }
             Command::Lease(actor, holder, token, ttl_ms, reply) => {
                 let _ = reply.send(self.take_lease(&actor, holder, token, ttl_ms).await);
+            }
+            Command::ForgetCheckpoint(change, checkpoint, reply) => {
+                let _ = reply.send(self.forget_checkpoint(change, &checkpoint).await);
+            }
+            Command::Retain(change, retention, reply) => {
+                let _ = reply.send(self.retain(change, retention).await);
             }
             Command::Wake => self.dispatch().await,
             Command::Remove(change, reply) => self.remove(change, reply).await,
@@ -314,6 +349,7 @@ impl Task {
             if in_use {
                 self.arm_idle();
             } else {
+                self.is_forced = false;
                 self.step(Event::IdleElapsed).await;
             }
         }
@@ -440,6 +476,7 @@ impl Task {
         self.stopping.push(reply);
         let reason = if mode == StopMode::Daemon { StopReason::Daemon } else { StopReason::Asked };
         self.backoff_at = None;
+        self.is_forced = mode != StopMode::WhenIdle;
         self.step(Event::StopAsked { reason, force: mode != StopMode::WhenIdle }).await;
         if !self.life.has_worker() {
             self.answer_stopped(None);

@@ -1,8 +1,12 @@
 //! Executions: accepted, queued, handed to the worker, ended in the journal.
 
+use std::borrow::Cow;
 use std::rc::Rc;
+use std::task::Poll;
 
-use super::{Item, Permit, Report, Task};
+use futures::future::Either;
+
+use super::{Ahead, Item, Permit, Report, Task};
 use crate::catalog::state::Begun;
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::exec::{ExecEnd, ExecRequest, ExecStatus, OutputEvent};
@@ -11,9 +15,10 @@ use crate::core::kernel::{CrashCause, Event, State, StopReason};
 use crate::core::limits;
 use crate::core::origin::Origin;
 use crate::rpc::worker_link::WorkerExec;
-use crate::supervisor::command::{Actor, Operation, Trace};
+use crate::supervisor::command::{Actor, Operation, Trace, Turn, Waiting};
 use crate::supervisor::execution::Execution;
 use crate::supervisor::kernel::{Kernel, never_ran};
+use crate::supervisor::records::version_after;
 
 impl Task {
     /// Journals and queues an execution.
@@ -35,21 +40,39 @@ impl Task {
             request.output_limit_bytes = self.host.config.output_kept_bytes;
         }
         let keep = request.output_limit_bytes.min(limits::OUTPUT_KEPT_MOST_BYTES);
-        let exec = match self.kernel.records.begin(&request, &actor, self.host.now_ms()).await? {
-            Begun::New(exec) => exec,
+        let ahead = self.send_ahead(&request, keep);
+        let (exec, journal) = match self.kernel.records.begin(&request, &actor, self.host.now_ms()).await? {
+            Begun::New { exec, journal } => (exec, journal),
             Begun::Before(exec) => return self.kernel.execution(exec).await,
         };
-        {
-            let mut view = self.kernel.view.borrow_mut();
-            view.version += 1;
-            view.executions = exec.0;
-        }
+        self.ahead = ahead.filter(|ahead| ahead.exec == exec);
+        self.kernel.advance(version_after(journal));
+        self.kernel.view.borrow_mut().executions = exec.0;
         self.used();
         let execution = Execution::queued(exec, request, keep);
         self.kernel.executions.borrow_mut().insert(exec, Rc::clone(&execution));
         self.queue.push_back(Item::Execution(Rc::clone(&execution)));
         self.step(Event::Used).await;
+        // Something else goes first: then it goes its usual way later.
+        self.ahead = None;
         Ok(execution)
+    }
+
+    /// Sends an execution to the worker that would run it at once, where it waits until its beginning is in the journal: both take
+    /// about as long. Its number is the next.
+    fn send_ahead(&self, request: &ExecRequest, output_kept: u64) -> Option<Ahead> {
+        let leaving = self.current.as_ref().is_none_or(|current| current.leaving);
+        let engaged = self.operating.is_some() || self.running.is_some() || !self.queue.is_empty();
+        let waits = self.kernel.between.get() || self.kernel.must_stand_still();
+        if !matches!(self.life.state, State::Ready) || engaged || leaving || waits {
+            return None;
+        }
+        let (link, exec) = (self.link()?, ExecId(self.kernel.view.borrow().executions + 1));
+        let mut request = Cow::Borrowed(request);
+        if let Some(origin) = self.untold_origin() {
+            request.to_mut().env.extend(origin);
+        }
+        link.hold(exec, &request, output_kept).then(|| Ahead { exec, link: Some(link) })
     }
 
     /// Whether the kernel is in one state, or on the way to one: not between two for want of a restore's end. And so is the one
@@ -93,7 +116,8 @@ impl Task {
     }
 
     /// Queues an operation, after the change that it makes was journalled.
-    pub(super) async fn operate(&mut self, trace: Trace, operation: Operation) -> Result<()> {
+    pub(super) async fn operate(&mut self, trace: Trace, operation: Operation, waiting: Option<Waiting>) -> Result<()> {
+        self.drop_given_up();
         match &trace {
             Trace::Own(change) | Trace::Journalled(change, _) => {
                 self.admit(&change.actor, change.expected_version)?;
@@ -112,9 +136,11 @@ impl Task {
         }
         self.used();
         match trace {
-            Trace::First => self.queue.push_front(Item::Ending(operation)),
-            Trace::Restore(_) => self.queue.push_back(Item::Ending(operation)),
-            Trace::None | Trace::Own(_) | Trace::Journalled(..) => self.queue.push_back(Item::Operation(operation)),
+            Trace::First => self.queue.push_front(Item::Ending(operation, waiting)),
+            Trace::Restore(_) => self.queue.push_back(Item::Ending(operation, waiting)),
+            Trace::None | Trace::Own(_) | Trace::Journalled(..) => {
+                self.queue.push_back(Item::Operation(operation, waiting));
+            }
         }
         self.step(Event::Used).await;
         Ok(())
@@ -123,7 +149,7 @@ impl Task {
     /// Appends a mark to the journal: a change from outside, so the version grows.
     pub(super) async fn mark(&mut self, actor: &Actor, text: &str) -> Result<()> {
         let version = self.kernel.records.mark(actor, text, self.host.now_ms()).await?;
-        self.kernel.view.borrow_mut().version = version;
+        self.kernel.advance(version);
         Ok(())
     }
 
@@ -164,21 +190,11 @@ impl Task {
                 self.stopping.push(reply);
                 Some(Event::StopAsked { reason: StopReason::Asked, force: false })
             }
-            Item::Operation(_) | Item::Ending(_) => {
-                let Some(Item::Operation(operation) | Item::Ending(operation)) = self.queue.pop_front() else {
+            Item::Operation(..) | Item::Ending(..) => {
+                let Some(Item::Operation(operation, _) | Item::Ending(operation, _)) = self.queue.pop_front() else {
                     return None;
                 };
-                self.operations += 1;
-                let number = self.operations;
-                // Until it is over, also if its worker is not: it may be at work on the kernel's files.
-                self.operating = Some(number);
-                self.idle_at = None;
-                let reporter = self.reporter.clone();
-                tokio::task::spawn_local(async move {
-                    operation(Ok(link)).await;
-                    // The task may have ended meanwhile.
-                    let _ = reporter.send(Report::OperationDone { number });
-                });
+                self.begin_operation(operation(Ok(link)));
                 None
             }
             // They wait for room in the journal, which is tried again and again.
@@ -188,9 +204,12 @@ impl Task {
                 let Some(Item::Execution(execution)) = self.queue.pop_front() else { return None };
                 let exec = execution.id;
                 let mut request = execution.take_request()?;
-                self.tell_origin(&mut request);
+                request.env.extend(self.untold_origin().into_iter().flatten());
                 let output_kept = request.output_limit_bytes.min(limits::OUTPUT_KEPT_MOST_BYTES);
-                let starting = link.start(WorkerExec { exec, request, output_kept });
+                let starting = match self.ahead.take().filter(|ahead| ahead.exec == exec).and_then(Ahead::keep) {
+                    Some(link) => Either::Left(link.go(exec)),
+                    None => Either::Right(link.start(WorkerExec { exec, request, output_kept })),
+                };
                 self.running = Some((execution, Some(permit)));
                 let reporter = self.reporter.clone();
                 tokio::task::spawn_local(async move {
@@ -207,10 +226,33 @@ impl Task {
         }
     }
 
+    /// Does something beside the task that nothing else may be done beside.
+    pub(super) fn begin_operation(&mut self, operation: impl Future<Output = ()> + 'static) {
+        self.operations += 1;
+        let number = self.operations;
+        // Until it is over, also if its worker is not: it may be at work on the kernel's files.
+        self.operating = Some(number);
+        self.idle_at = None;
+        let reporter = self.reporter.clone();
+        tokio::task::spawn_local(async move {
+            operation.await;
+            // The task may have ended meanwhile.
+            let _ = reporter.send(Report::OperationDone { number });
+        });
+    }
+
+    /// Takes out of the queue what nobody waits for any more.
+    pub(super) fn drop_given_up(&mut self) {
+        self.queue.retain(|item| match item {
+            Item::Operation(_, Some(waiting)) | Item::Ending(_, Some(waiting)) => waiting.get() != Turn::GivenUp,
+            Item::Operation(_, None) | Item::Ending(_, None) | Item::Execution(_) | Item::Stop(_) => true,
+        });
+    }
+
     /// Between two states nothing runs but what ends that, and it goes first; whether there is such a thing. If none is to come,
     /// what waits is refused.
     async fn end_first(&mut self) -> bool {
-        let ends = self.queue.iter().position(|item| matches!(item, Item::Ending(_)));
+        let ends = self.queue.iter().position(|item| matches!(item, Item::Ending(..)));
         if let Some(ending) = ends.and_then(|at| self.queue.remove(at)) {
             self.queue.push_front(ending);
             return true;
@@ -223,12 +265,10 @@ impl Task {
     }
 
     /// What a worker could not know when it started: that the state was restored since.
-    fn tell_origin(&self, request: &mut ExecRequest) {
+    fn untold_origin(&self) -> Option<[(String, String); 2]> {
         let view = self.kernel.view.borrow();
         let now = (view.origin.kind, view.origin.generation);
-        if view.told_origin != Some(now) {
-            request.env.extend(Origin::environment(now.0, now.1));
-        }
+        (view.told_origin != Some(now)).then(|| Origin::environment(now.0, now.1))
     }
 
     /// The host-wide permit to run; if there is none now, it is asked for and work goes on when it comes.
@@ -305,6 +345,7 @@ impl Task {
         if self.end(&execution, end).await {
             self.acknowledge(exec, lost);
         }
+        give_way().await;
         self.used();
         self.kernel.follow_files();
         if lost {
@@ -362,7 +403,7 @@ impl Task {
                     let end = ExecEnd { err: error.message.clone(), ..ExecEnd::lost("") };
                     self.end(&execution, end).await;
                 }
-                Item::Operation(operation) | Item::Ending(operation) => operation(Err(error.clone())).await,
+                Item::Operation(operation, _) | Item::Ending(operation, _) => operation(Err(error.clone())).await,
                 Item::Stop(reply) => self.stopping.push(reply),
             }
         }
@@ -378,11 +419,26 @@ impl Task {
                 Item::Execution(execution) => {
                     self.end(&execution, never_ran(why)).await;
                 }
-                Item::Operation(operation) | Item::Ending(operation) => operation(Err(Error::unavailable(why))).await,
+                Item::Operation(operation, _) | Item::Ending(operation, _) => {
+                    operation(Err(Error::unavailable(why))).await
+                }
                 Item::Stop(reply) => self.stopping.push(reply),
             }
         }
     }
+}
+
+/// Lets every other task of the event loop that is ready go first: whoever waits is answered before the rest is seen to.
+async fn give_way() {
+    let mut gave = false;
+    std::future::poll_fn(|cx| {
+        if std::mem::replace(&mut gave, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
 }
 
 fn unfinished(kernel: &Kernel) -> Error {

@@ -7,6 +7,7 @@ use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::ids::ExecId;
 use crate::core::kernel::{CrashCause, Event, State};
 use crate::core::limits;
+use crate::supervisor::checkpoint;
 use crate::supervisor::worker::{self, Started};
 
 impl Task {
@@ -151,7 +152,18 @@ impl Task {
         };
         let (attempt, process, link) = (current.attempt, Rc::clone(&current.process), self.link());
         let (reporter, host) = (self.reporter.clone(), Rc::clone(&self.host));
+        let (kernel, wait) = (Rc::clone(&self.kernel), checkpoint::rest_wait(self.is_forced));
+        let reason = match self.life.state {
+            State::Stopping { reason, .. } => Some(reason),
+            _ => None,
+        };
+        let rested = link.as_ref().zip(reason).and_then(|(link, reason)| self.rest(link, reason));
         tokio::task::spawn_local(async move {
+            if let Some(rested) = rested
+                && tokio::time::timeout(wait, rested).await.is_err()
+            {
+                checkpoint::rest_failed(&host, &kernel, "it took too long");
+            }
             // A worker that could not save goes on, and can be asked again.
             let stop = async || match &link {
                 Some(link) => link.stop(limits::WORKER_STOP).await,

@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::enclosure::MountSource;
+use super::executions::StartAnswer;
 use super::{Life, Worker};
 use crate::catalog::{Entry, EntryHead};
 use crate::core::error::{Error, Result};
@@ -20,6 +21,7 @@ impl Worker {
         match what {
             Call::Attach { daemon, answer } => {
                 self.forget_start();
+                self.lane = None;
                 self.thaw();
                 let lost = self.outbox.attach(connection, daemon, &mut self.ledger);
                 self.lose_tools(lost);
@@ -40,9 +42,11 @@ impl Worker {
     }
 
     fn on_attached_call(&mut self, call: Call) {
+        self.catch_up_with_lane();
         match call {
             Call::Attach { .. } | Call::Gone => {}
-            Call::Start(start, answer) => self.start(start, answer),
+            Call::Start(start, answer) => self.start(start, StartAnswer::Call(answer)),
+            Call::Lane(token, answer) => reply(answer, self.open_lane(token)),
             Call::Stdin { exec, data, end, answer } => match self.stdin(exec) {
                 Ok(stdin) => stdin.take(data, end, answer),
                 Err(error) => reply(answer, Err(error)),
@@ -100,6 +104,7 @@ impl Worker {
     /// The daemon is gone: what runs goes on.
     fn on_detached(&mut self) {
         self.forget_start();
+        self.lane = None;
         // Who was to let it go on is no longer there.
         self.thaw();
         let lost = self.outbox.detach();

@@ -39,7 +39,10 @@ struct Outgoing {
 
 /// The engine's control socket.
 pub struct Control {
+    /// Watched for what comes in only: a watch for room would wake init whenever the engine has read something.
     socket: AsyncFd<Watched>,
+    /// Watched for room; there while frames wait for it.
+    room: Option<AsyncFd<Watched>>,
     decoder: Decoder,
     scratch: Box<[u8]>,
     out: VecDeque<Outgoing>,
@@ -56,7 +59,8 @@ impl Control {
     pub fn new(socket: UnixStream) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
         Ok(Control {
-            socket: watch(socket, Interest::READABLE | Interest::WRITABLE)?,
+            socket: watch(socket, Interest::READABLE)?,
+            room: None,
             decoder: Decoder::default(),
             scratch: vec![0; SCRATCH_BYTES].into_boxed_slice(),
             out: VecDeque::new(),
@@ -133,10 +137,29 @@ impl Control {
     /// Goes on sending once there is room. Never ready.
     pub fn poll_flush(&mut self, cx: &mut Context<'_>) {
         while !self.out.is_empty() {
-            let Poll::Ready(Ok(mut guard)) = self.socket.poll_write_ready(cx) else { return };
+            if self.room.is_none() {
+                let again = self.socket.get_ref().as_fd().try_clone_to_owned();
+                match again.and_then(|fd| watch(fd, Interest::WRITABLE)) {
+                    Ok(room) => self.room = Some(room),
+                    // No descriptor for it: as with an engine that hung up, its silence is what counts.
+                    Err(error) => {
+                        tracing::warn!(%error, "the engine's socket cannot be watched for room");
+                        return self.give_up();
+                    }
+                }
+            }
+            let Some(room) = &self.room else { return };
+            let Poll::Ready(Ok(mut guard)) = room.poll_write_ready(cx) else { return };
             guard.clear_ready();
             self.flush();
         }
+        self.room = None;
+    }
+
+    fn give_up(&mut self) {
+        self.ended = true;
+        self.out.clear();
+        self.out_bytes = 0;
     }
 
     /// Reads what is there; ready if something came or the engine hung up.

@@ -16,10 +16,14 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::stat::Mode;
 use tokio::sync::mpsc;
 use tokio::task::LocalSet;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 use super::listener::{self, Descriptors, Door, Sockets};
 use super::sandboxed::Sandboxed;
 use super::{Parts, Ready, Settings, run};
+
 use crate::catalog::{Durability, EngineDb};
 use crate::core::error::{Error, Result};
 use crate::core::limits;
@@ -35,7 +39,10 @@ const STATUS_FAILED: i32 = 3;
 
 /// The command's entry.
 pub fn main() -> ! {
-    tracing_subscriber::fmt().with_writer(io::stderr).with_ansi(false).with_target(false).init();
+    // kaish notes every command in spans of level `info`: nobody reads them, and each execution would pay for several.
+    let filter = Targets::new().with_default(LevelFilter::INFO).with_target("kaish_kernel", LevelFilter::WARN);
+    let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr).with_ansi(false).with_target(false);
+    tracing_subscriber::registry().with(filter).with(lines).init();
     let status = match start() {
         Ok(status) => status,
         Err(error) => {

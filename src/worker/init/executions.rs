@@ -18,7 +18,7 @@ use crate::core::exec::{CODE_INTERRUPTED, CODE_LOST, CODE_TIMEOUT, ExecStatus};
 use crate::core::ids::ExecId;
 use crate::core::limits;
 use crate::rpc::worker_link::WorkerCause;
-use crate::rpc::worker_service::{Answer, Finish, Start, Started};
+use crate::rpc::worker_service::{Answer, Finish, LaneService, Start, Started};
 use crate::worker::wire::{EndStatus, InterruptWay};
 
 /// The execution that runs.
@@ -37,8 +37,16 @@ pub(super) struct Run {
 
 /// A start that waits a moment for the end: what is over at once costs one message in place of three.
 struct Unanswered {
-    answer: Answer<Started>,
+    answer: StartAnswer,
     until: Instant,
+}
+
+/// Where the answer to a start goes.
+pub(super) enum StartAnswer {
+    /// It came as a call.
+    Call(Answer<Started>),
+    /// It came on the lane.
+    Lane,
 }
 
 /// Whether it was told to stop.
@@ -54,12 +62,6 @@ enum Why {
 }
 
 impl Run {
-    fn answer_runs(&mut self) {
-        if let Some(Unanswered { answer, .. }) = self.unanswered.take() {
-            let _ = answer.send(Ok(Started::Runs));
-        }
-    }
-
     /// When something is due.
     pub(super) fn nearest_deadline(&self) -> Option<Instant> {
         let due = match &self.halt {
@@ -72,17 +74,33 @@ impl Run {
 }
 
 impl Worker {
-    pub(super) fn start(&mut self, start: Start, answer: Answer<Started>) {
-        for exec in &start.acknowledged {
-            self.ledger.acknowledge(*exec);
-        }
-        let known = self.ledger.knows(start.exec);
+    pub(super) fn start(&mut self, start: Start, answer: StartAnswer) {
+        self.forget_acknowledged(&start);
+        let exec = start.exec;
+        let known = self.ledger.knows(exec);
         let begun = if known { Ok(()) } else { self.begin(start) };
         match (begun, &mut self.run) {
             (Ok(()), Some(run)) if !known => {
                 run.unanswered = Some(Unanswered { answer, until: run.started + limits::OUTPUT_GATHERED_FOR });
             }
-            (begun, _) => drop(answer.send(begun.map(|()| Started::Runs))),
+            (begun, _) => self.answer_start(exec, answer, begun.map(|()| Started::Runs)),
+        }
+    }
+
+    /// Forgets the executions whose ends are in the journal by now.
+    pub(super) fn forget_acknowledged(&mut self, start: &Start) {
+        for exec in &start.acknowledged {
+            self.ledger.acknowledge(*exec);
+        }
+    }
+
+    /// Says that the execution runs, if whoever started it has not been told anything yet.
+    fn answer_runs(&mut self) {
+        if let Some(run) = &mut self.run
+            && let Some(Unanswered { answer, .. }) = run.unanswered.take()
+        {
+            let exec = run.exec;
+            self.answer_start(exec, answer, Ok(Started::Runs));
         }
     }
 
@@ -107,11 +125,12 @@ impl Worker {
             self.pipes.drain(|stream, data| outbox.background(stream, data));
         }
         let request = self.next_id();
+        // Before the engine hears of it: it may be done before init runs again.
+        let now = Instant::now();
         if let Err(why) = self.control.request(request, &request_json, read_end) {
             self.kill(WorkerCause::Protocol(why));
             return Err(Error::lost("the engine does not take requests"));
         }
-        let now = Instant::now();
         self.ledger.begin(exec, usize::try_from(output_kept_bytes).unwrap_or(usize::MAX));
         let timeout = (timeout_ms > 0).then(|| now.checked_add(Duration::from_millis(timeout_ms))).flatten();
         self.run =
@@ -131,11 +150,11 @@ impl Worker {
 
     /// Answers a start that has more to say than one message should hold: the rest goes its own way.
     pub(super) fn settle_start(&mut self) {
-        if let Some(run) = &mut self.run
+        if let Some(run) = &self.run
             && run.unanswered.is_some()
             && !self.ledger.is_small(run.exec)
         {
-            run.answer_runs();
+            self.answer_runs();
         }
     }
 
@@ -209,10 +228,11 @@ impl Worker {
     }
 
     pub(super) fn on_run_deadline(&mut self, now: Instant) {
-        let Some(run) = &mut self.run else { return };
-        if run.unanswered.as_ref().is_some_and(|start| start.until <= now) {
-            run.answer_runs();
+        let answer = self.run.as_ref().and_then(|run| run.unanswered.as_ref());
+        if answer.is_some_and(|start| start.until <= now) {
+            self.answer_runs();
         }
+        let Some(run) = &mut self.run else { return };
         match &mut run.halt {
             Halt::No => {
                 if run.timeout.is_some_and(|at| at <= now) {
@@ -270,13 +290,19 @@ impl Worker {
             }
         }
         finish.duration_us = u64::try_from(run.started.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let fits = LaneService::fits(&finish.err, &finish.frame_json);
         self.ledger.end(exec, finish);
         if let Some(Unanswered { answer, .. }) = run.unanswered.take() {
-            // Nobody there any more: a daemon that comes back gets it all from the ledger.
-            let _ = answer.send(Ok(match self.ledger.take_whole(exec) {
+            // The lane must not overtake what the daemon is to know before the end.
+            let whole = match answer {
+                StartAnswer::Call(_) => true,
+                StartAnswer::Lane => fits && !self.outbox.has_news(),
+            };
+            let started = match whole.then(|| self.ledger.take_whole(exec)).flatten() {
                 Some((finish, output)) => Started::Ended(finish, output),
                 None => Started::Runs,
-            }));
+            };
+            self.answer_start(exec, answer, Ok(started));
         }
         self.outbox.cancel_tools(exec.0);
     }

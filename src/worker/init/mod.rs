@@ -23,6 +23,7 @@ pub mod entry;
 mod events;
 mod executions;
 mod frames;
+mod lane;
 mod ledger;
 pub mod listener;
 mod loading;
@@ -125,6 +126,7 @@ pub struct Worker {
     exit: AsyncFd<Watched>,
     children: Option<AsyncFd<Watched>>,
     calls: mpsc::Receiver<WorkerCall>,
+    lane: Option<lane::Lane>,
     descriptors: listener::Descriptors,
     ledger: Ledger,
     outbox: Outbox,
@@ -202,6 +204,7 @@ impl Worker {
             exit: watched(engine.pidfd)?,
             children: children.map(watched).transpose()?,
             calls,
+            lane: None,
             descriptors,
             ledger: Ledger::default(),
             outbox: Outbox::default(),
@@ -248,6 +251,7 @@ impl Worker {
     /// Takes one thing from each source; whether there was any.
     fn step(&mut self, cx: &mut Context<'_>) -> bool {
         let mut progressed = self.poll_engine(cx);
+        progressed |= self.poll_lane(cx);
         while self.takes_calls()
             && let Poll::Ready(Some(call)) = self.calls.poll_recv(cx)
         {

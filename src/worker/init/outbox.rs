@@ -116,6 +116,11 @@ impl Outbox {
         self.missed = Latest { json, changed: true, under_way: self.missed.under_way };
     }
 
+    /// Whether a list has changed that the daemon may not have yet.
+    pub fn has_news(&self) -> bool {
+        [&self.jobs, &self.missed].iter().any(|list| list.changed || list.under_way)
+    }
+
     /// The last lists, for a report.
     pub fn lists(&self) -> (&[u8], &[u8]) {
         (&self.jobs.json, &self.missed.json)
@@ -165,6 +170,15 @@ impl Outbox {
     /// Sends what can be sent now. `gathers`: executions have to wait, the answer to a start takes them along.
     pub fn push(&mut self, ledger: &mut Ledger, gathers: bool) {
         let Some((_, daemon)) = &self.attached else { return };
+        // Who learns of an end finds the lists as they are after it.
+        if self.jobs.changed && !self.jobs.under_way {
+            (self.jobs.changed, self.jobs.under_way) = (false, true);
+            self.under_way.push(daemon.jobs(&self.jobs.json));
+        }
+        if self.missed.changed && !self.missed.under_way {
+            (self.missed.changed, self.missed.under_way) = (false, true);
+            self.under_way.push(daemon.missed(&self.missed.json));
+        }
         while !self.output_waits && !gathers {
             let Some((exec, item)) = ledger.next() else { break };
             let waits = match item {
@@ -188,14 +202,6 @@ impl Outbox {
             self.background_bytes -= data.len();
             self.background_waits = true;
             self.under_way.push(daemon.background(stream, &data));
-        }
-        if self.jobs.changed && !self.jobs.under_way {
-            (self.jobs.changed, self.jobs.under_way) = (false, true);
-            self.under_way.push(daemon.jobs(&self.jobs.json));
-        }
-        if self.missed.changed && !self.missed.under_way {
-            (self.missed.changed, self.missed.under_way) = (false, true);
-            self.under_way.push(daemon.missed(&self.missed.json));
         }
         if let Some(word) = &mut self.last_word
             && !word.sent

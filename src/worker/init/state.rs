@@ -50,6 +50,8 @@ pub struct State {
     missed_changed: bool,
     jobs: Vec<Job>,
     jobs_changed: bool,
+    /// Something was stored since the database was last tidied.
+    stored: bool,
 }
 
 impl State {
@@ -67,6 +69,7 @@ impl State {
             missed_changed: false,
             jobs: Vec::new(),
             jobs_changed: false,
+            stored: false,
         }
     }
 
@@ -240,6 +243,7 @@ impl State {
         }
         self.pending_bytes = 0;
         (self.missed_changed, self.jobs_changed) = (false, false);
+        self.stored = true;
         Ok(())
     }
 
@@ -261,12 +265,15 @@ impl State {
         let entries = spool.into_entries()?;
         self.db.replace_all(&info, entries, &self.missed)?;
         (self.missed_changed, self.jobs_changed) = (false, false);
+        self.stored = true;
         Ok(())
     }
 
-    /// To be called when nobody waits.
-    pub fn tidy(&self) {
-        self.db.tidy();
+    /// To be called when nobody waits. Free if nothing was stored since the last time.
+    pub fn tidy(&mut self) {
+        if std::mem::take(&mut self.stored) {
+            self.db.tidy();
+        }
     }
 
     /// Closes the database.

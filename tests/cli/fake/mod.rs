@@ -128,6 +128,7 @@ impl FakeHost {
                 executions: 0,
                 origin: Default::default(),
                 thread_of: None,
+                capture: "tracked".into(),
             },
             self.log.clone(),
             self.connections.clone(),

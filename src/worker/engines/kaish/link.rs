@@ -3,14 +3,15 @@
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice, IoSliceMut};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 
 use nix::fcntl::OFlag;
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 use tokio::io::Interest;
-use tokio::net::UnixStream;
+use tokio::io::unix::AsyncFd;
 
+use crate::sys::watched::{Watched, watch};
 use crate::worker::wire::{Decoder, Event, FrameError, Request, encode};
 
 /// Why serving ends, other than by request.
@@ -38,7 +39,8 @@ impl From<io::Error> for Stop {
 
 /// Frames over the control socket, with the descriptors that come along.
 pub struct Link {
-    socket: UnixStream,
+    /// Watched for what comes in only: a watch for room would wake the engine whenever init has read something.
+    socket: AsyncFd<Watched>,
     decoder: Decoder,
     /// Descriptors that came along, in order.
     pub fds: VecDeque<File>,
@@ -64,7 +66,7 @@ impl Link {
         let socket = std::os::unix::net::UnixStream::from(control);
         socket.set_nonblocking(true)?;
         Ok(Link {
-            socket: UnixStream::from_std(socket)?,
+            socket: watch(socket, Interest::READABLE)?,
             decoder: Decoder::default(),
             fds: VecDeque::new(),
             buffer: vec![0; READ_BYTES],
@@ -82,16 +84,23 @@ impl Link {
             if let Some(frame) = self.decoder.frame()? {
                 return Ok(Some(frame));
             }
-            self.socket.readable().await?;
-            let (socket, buffer) = (&self.socket, &mut self.buffer);
-            let (n, fds) = match socket.try_io(Interest::READABLE, || receive(socket.as_raw_fd(), buffer)) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+            let mut guard = self.socket.readable().await?;
+            let (n, fds) = match receive(guard.get_inner().as_raw_fd(), &mut self.buffer) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    guard.clear_ready();
+                    continue;
+                }
                 received => received?,
             };
-            self.fds.extend(fds);
             if n == 0 {
                 return Ok(None);
             }
+            // A short read has emptied the socket; what comes later wakes again. Not one that brought descriptors: it ends
+            // where they were sent.
+            if n < self.buffer.len() && fds.is_empty() {
+                guard.clear_ready();
+            }
+            self.fds.extend(fds);
             self.decoder.feed(&self.buffer[..n]);
         }
     }
@@ -110,11 +119,20 @@ impl Link {
     /// If the peer is gone.
     pub async fn send(&mut self) -> io::Result<()> {
         let mut sent = 0;
+        let mut room = None;
         while sent < self.out.len() {
-            let (socket, rest) = (&self.socket, &self.out[sent..]);
-            match socket.try_io(Interest::WRITABLE, || send_now(socket.as_raw_fd(), rest)) {
+            match send_now(self.socket.as_raw_fd(), &self.out[sent..]) {
                 Ok(n) => sent += n,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.socket.writable().await?,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let watched = match &room {
+                        Some(watched) => watched,
+                        None => {
+                            let again = self.socket.get_ref().as_fd().try_clone_to_owned()?;
+                            room.insert(watch(again, Interest::WRITABLE)?)
+                        }
+                    };
+                    watched.writable().await?.clear_ready();
+                }
                 Err(error) => return Err(error),
             }
         }

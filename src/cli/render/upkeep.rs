@@ -1,0 +1,115 @@
+//! What upkeep says, and lines of the audit log.
+
+use super::time::stamp;
+use super::{first_line, plain};
+use crate::cli::paint::Paint;
+use crate::core::audit::{AuditBreak, AuditHead, AuditLine};
+use crate::core::quantity::format_size;
+use crate::core::upkeep::{Affected, Damage, GcItem, GcReport, GcThing, VerifyReport};
+
+/// Characters of a detail that one line shows.
+const DETAIL: usize = 120;
+
+/// What a collection of garbage says of one thing.
+pub fn gc_item(item: &GcItem, paint: Paint) -> String {
+    let fate = if item.stays { paint.dim("stays") } else { paint.warn("goes ") };
+    let thing = match &item.thing {
+        GcThing::Checkpoint { kernel, checkpoint } => {
+            let name = if checkpoint.name.is_empty() { String::new() } else { format!(" {:?}", checkpoint.name) };
+            let (number, kind) = (checkpoint.number, checkpoint.kind.name());
+            format!("checkpoint {number} of kernel {kernel} {}{name} ({kind})", checkpoint.short_id())
+        }
+        GcThing::Object { digest, bytes } => {
+            let short: String = digest.to_string().chars().take(12).collect();
+            format!("object {short} ({})", format_size(*bytes))
+        }
+    };
+    format!("{fate}  {}: {}\n", plain(&thing), plain(&item.why))
+}
+
+/// What a collection of garbage did.
+pub fn gc_report(report: &GcReport) -> String {
+    let went = if report.dry_run { "would go" } else { "removed" };
+    let freed = report.pack_bytes_removed.saturating_sub(report.bytes_copied);
+    format!(
+        "{} checkpoints {went}, {} stay\n{} objects ({}) {went}, {} ({}) stay, {} of them only because they are young or in use now\n\
+         {} packs {went}: {} of the disk\n",
+        report.checkpoints_removed,
+        report.checkpoints_kept,
+        report.objects_removed,
+        format_size(report.bytes_removed),
+        report.objects_kept,
+        format_size(report.bytes_kept),
+        report.objects_recent,
+        report.packs_removed,
+        format_size(freed),
+    )
+}
+
+/// Something that is damaged, and what cannot be had because of it.
+pub fn damage(damage: &Damage, paint: Paint) -> String {
+    let mut text =
+        format!("{} {} {}: {}\n", paint.bad("damaged"), damage.what, plain(&damage.name), plain(&damage.why));
+    if damage.affects.is_empty() && damage.what == "object" {
+        text.push_str("  nothing needs it\n");
+    }
+    for Affected { kernel, what, name } in &damage.affects {
+        let of = if kernel.is_empty() { String::new() } else { format!(" of kernel {kernel}") };
+        let name = if name.is_empty() { String::new() } else { format!(" {name}") };
+        text.push_str(&plain(&format!("  affects {what}{name}{of}\n")));
+    }
+    text
+}
+
+/// What a verification looked at.
+pub fn verify_report(report: &VerifyReport, paint: Paint) -> String {
+    let found = match report.damaged {
+        0 => paint.good("nothing is damaged"),
+        1 => paint.bad("1 thing is damaged"),
+        many => paint.bad(&format!("{many} things are damaged")),
+    };
+    format!(
+        "{found}: {} kernels, {} whole checkpoints, {} good objects ({})\n",
+        report.kernels,
+        report.checkpoints,
+        report.objects,
+        format_size(report.bytes),
+    )
+}
+
+/// A line of the audit log.
+pub fn audit_line(line: &AuditLine, paint: Paint) -> String {
+    let what = &line.what;
+    let outcome = match what.outcome.as_str() {
+        "done" => paint.good("done"),
+        other => paint.bad(&plain(other)),
+    };
+    let versions = match (what.version_before, what.version_after) {
+        (Some(before), Some(after)) if before == after => format!(" version {after}"),
+        (Some(before), Some(after)) => format!(" version {before} to {after}"),
+        (Some(only), None) | (None, Some(only)) => format!(" version {only}"),
+        (None, None) => String::new(),
+    };
+    let kernel: String = what.kernel.chars().take(10).collect();
+    let kernel = if kernel.is_empty() { String::new() } else { format!(" kernel {kernel}") };
+    let who = format!("{} (uid {})", plain(&what.client), what.uid);
+    let detail = first_line(&what.detail, DETAIL);
+    let manifest =
+        what.manifest.map(|manifest| format!(" manifest {}", &manifest.to_string()[..12])).unwrap_or_default();
+    let gap = if detail.is_empty() { "" } else { ": " };
+    format!(
+        "{} {} {} {outcome}{}{versions}{manifest} by {who}{gap}{detail}\n",
+        paint.head(&line.sequence.to_string()),
+        stamp(what.at_ms),
+        plain(&what.action),
+        plain(&kernel),
+    )
+}
+
+/// Whether the audit log is whole.
+pub fn audit_proof(proved: &Result<AuditHead, AuditBreak>, paint: Paint) -> String {
+    match proved {
+        Ok(head) => format!("{}: {} lines, its end is {head}\n", paint.good("the audit log is whole"), head.sequence),
+        Err(broken) => format!("{}\n", paint.bad(&plain(&broken.to_string()))),
+    }
+}

@@ -1,0 +1,167 @@
+//! gc, verify, audit, retention.
+
+use std::io::Write as _;
+
+use clap::Args;
+
+use super::context::Context;
+use super::exit;
+use super::failure::Failure;
+use super::{json, render, spec};
+use crate::core::audit::AuditHead;
+use crate::core::error::Error;
+use crate::core::quantity::format_size;
+use crate::core::retention::Retention;
+use crate::core::upkeep::VerifyTold;
+
+/// `ryokan gc`
+#[derive(Debug, Args)]
+pub struct GcArgs {
+    /// Only say what stays, what would go, and why
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+/// `ryokan audit`
+#[derive(Debug, Args)]
+pub struct AuditArgs {
+    /// Only of this kernel, by name or id
+    pub name: Option<String>,
+    /// Prove that no line was changed, moved or taken out
+    #[arg(long)]
+    pub verify: bool,
+    /// An end of the log that you kept: it must still be part of it
+    #[arg(long, value_name = "LINE:HASH", requires = "verify")]
+    pub known: Option<AuditHead>,
+    /// Only lines after this number
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub since: u64,
+    /// At most so many lines; 0: all
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub limit: u32,
+}
+
+/// `ryokan retention`
+#[derive(Debug, Args)]
+pub struct RetentionArgs {
+    /// Name or id of the kernel
+    pub name: String,
+    /// Keep so many of the newest, or all
+    #[arg(long, value_name = "N|all", value_parser = spec::parse_newest)]
+    pub newest: Option<u32>,
+    /// Keep none longer than this, such as 30d, or never let one go for its age
+    #[arg(long = "for", value_name = "TIME|never", value_parser = spec::parse_idle)]
+    pub keep_for: Option<u64>,
+}
+
+/// Removes what nobody needs.
+pub async fn gc(context: &Context, args: GcArgs) -> Result<(), Failure> {
+    let host = context.host().await?;
+    let (paint, mut failed) = (context.terminal.paint, None);
+    let done = host.gc(args.dry_run, async |item| {
+        let line = match context.options.json {
+            true => format!("{}\n", json::gc_item(&item)),
+            false => render::gc_item(&item, paint),
+        };
+        context.print(&line).map_err(|failure| {
+            failed = Some(failure);
+            Error::unavailable("the output is closed")
+        })
+    });
+    let done = done.await;
+    if let Some(failure) = failed {
+        return Err(failure);
+    }
+    let report = done?;
+    match context.options.json {
+        true => context.print(&format!("{}\n", json::gc_report(&report))),
+        false => context.print(&render::gc_report(&report)),
+    }
+}
+
+/// Reads everything and names what is damaged.
+pub async fn verify(context: &Context) -> Result<(), Failure> {
+    let host = context.host().await?;
+    let (paint, mut failed) = (context.terminal.paint, None);
+    let on_terminal = context.terminal.stderr && !context.options.json;
+    let clear = || {
+        if on_terminal {
+            let _ = std::io::stderr().write_all(b"\r\x1b[K");
+        }
+    };
+    let done = host.verify(async |told| {
+        let line = match told {
+            VerifyTold::Progress(at) => {
+                if on_terminal {
+                    let text = format!("\r\x1b[K{} of {} packs, {}", at.packs, at.of_packs, format_size(at.bytes));
+                    let _ = std::io::stderr().write_all(text.as_bytes());
+                }
+                return Ok(());
+            }
+            VerifyTold::Damage(damage) if context.options.json => format!("{}\n", json::damage(&damage)),
+            VerifyTold::Damage(damage) => render::damage(&damage, paint),
+        };
+        clear();
+        context.print(&line).map_err(|failure| {
+            failed = Some(failure);
+            Error::unavailable("the output is closed")
+        })
+    });
+    let done = done.await;
+    clear();
+    if let Some(failure) = failed {
+        return Err(failure);
+    }
+    let report = done?;
+    match context.options.json {
+        true => context.print(&format!("{}\n", json::verify_report(&report)))?,
+        false => context.print(&render::verify_report(&report, paint))?,
+    }
+    match report.damaged {
+        0 => Ok(()),
+        _ => Err(Failure::Quiet(exit::FAILED)),
+    }
+}
+
+/// Shows the audit log, or proves it.
+pub async fn audit(context: &Context, args: AuditArgs) -> Result<(), Failure> {
+    let host = context.host().await?;
+    if args.verify {
+        let proved = host.verify_audit(args.known).await?;
+        context.show(|| json::audit_proof(&proved), || render::audit_proof(&proved, context.terminal.paint))?;
+        return match proved {
+            Ok(_) => Ok(()),
+            Err(_) => Err(Failure::Quiet(exit::FAILED)),
+        };
+    }
+    let (paint, mut failed) = (context.terminal.paint, None);
+    let told = host.audit(args.name.as_deref().unwrap_or_default(), args.since, args.limit, async |line| {
+        let line = match context.options.json {
+            true => format!("{}\n", json::audit_line(&line)),
+            false => render::audit_line(&line, paint),
+        };
+        context.print(&line).map_err(|failure| {
+            failed = Some(failure);
+            Error::unavailable("the output is closed")
+        })
+    });
+    let told = told.await;
+    match failed {
+        Some(failure) => Err(failure),
+        None => Ok(told?),
+    }
+}
+
+/// Shows how long checkpoints are kept, or changes it.
+pub async fn retention(context: &Context, args: RetentionArgs) -> Result<(), Failure> {
+    let (kernel, info) = context.kernel(&args.name).await?;
+    let before = info.spec.retention;
+    let retention = Retention {
+        newest: args.newest.map_or(before.newest, |newest| (newest > 0).then_some(newest)),
+        keep_for_ms: args.keep_for.map_or(before.keep_for_ms, |ms| (ms > 0).then_some(ms)),
+    };
+    if retention != before {
+        kernel.set_retention(&retention, 0).await?;
+    }
+    context.show(|| json::retention(&retention), || format!("{retention}\n"))
+}

@@ -1,0 +1,85 @@
+//! Upkeep of a host, and its audit log.
+
+use super::connection::{answer, fields};
+use super::feed::feed;
+use super::host::HostClient;
+use crate::core::audit::{AuditBreak, AuditHead, AuditLine};
+use crate::core::error::{Error, Result};
+use crate::core::upkeep::{GcItem, GcReport, VerifyReport, VerifyTold};
+use crate::rpc::convert::read_text;
+use crate::rpc::convert::upkeep::{read_gc_report, read_verify_report};
+
+impl HostClient {
+    /// Removes what retention lets go and nothing names. Gives `take` each checkpoint that goes; with `dry_run`, which changes
+    /// nothing, each thing there is.
+    ///
+    /// # Errors
+    /// `busy` while another goes on; `corrupt` if what is needed cannot be known; `take`'s.
+    pub async fn gc(&self, dry_run: bool, mut take: impl AsyncFnMut(GcItem) -> Result<()>) -> Result<GcReport> {
+        let (inlet, feed) = feed::<GcItem>();
+        let mut request = self.cap.gc_request();
+        request.get().set_dry_run(dry_run);
+        request.get().set_sink(capnp_rpc::new_client(inlet));
+        let call = request.send().promise;
+        let ended = async {
+            let response = self.link.wait(call).await?;
+            Ok(read_gc_report(fields(fields(response.get())?.get_report())?))
+        };
+        feed.pump(&self.link, ended, async |item| take(item).await).await
+    }
+
+    /// Reads everything there is. Gives `take` what is damaged, and how far it is.
+    ///
+    /// # Errors
+    /// `busy` while another goes on; `take`'s.
+    pub async fn verify(&self, mut take: impl AsyncFnMut(VerifyTold) -> Result<()>) -> Result<VerifyReport> {
+        let (inlet, feed) = feed::<VerifyTold>();
+        let mut request = self.cap.verify_request();
+        request.get().set_sink(capnp_rpc::new_client(inlet));
+        let call = request.send().promise;
+        let ended = async {
+            let response = self.link.wait(call).await?;
+            Ok(read_verify_report(fields(fields(response.get())?.get_report())?))
+        };
+        feed.pump(&self.link, ended, async |told| take(told).await).await
+    }
+
+    /// Gives `take` lines of the audit log after number `since`, oldest first; `limit` 0: all; `kernel` empty: of every kernel.
+    ///
+    /// # Errors
+    /// `notFound` for a kernel that is not there; `take`'s.
+    pub async fn audit(
+        &self,
+        kernel: &str,
+        since: u64,
+        limit: u32,
+        mut take: impl AsyncFnMut(AuditLine) -> Result<()>,
+    ) -> Result<()> {
+        let (inlet, feed) = feed::<AuditLine>();
+        let mut request = self.cap.audit_request();
+        request.get().set_kernel(kernel);
+        request.get().set_since(since);
+        request.get().set_limit(limit);
+        request.get().set_sink(capnp_rpc::new_client(inlet));
+        let call = request.send().promise;
+        let ended = async { self.link.wait(call).await.map(drop) };
+        feed.pump(&self.link, ended, async |line| take(line).await).await
+    }
+
+    /// Proves the audit log's chain, against an end of it that was kept too. The inner error names the first line that does not fit.
+    ///
+    /// # Errors
+    /// `corrupt` if the log cannot be read.
+    pub async fn verify_audit(&self, known: Option<AuditHead>) -> Result<std::result::Result<AuditHead, AuditBreak>> {
+        let mut request = self.cap.verify_audit_request();
+        request.get().set_known(known.map(|head| head.to_string()).unwrap_or_default());
+        let response = self.link.wait(request.send().promise).await?;
+        let response = fields(response.get())?;
+        if response.get_broken_at() != 0 {
+            let why = answer(read_text(response.get_why(), "why"))?;
+            return Ok(Err(AuditBreak { sequence: response.get_broken_at(), why }));
+        }
+        let head = answer(read_text(response.get_head(), "head"))?;
+        head.parse().map(Ok).map_err(|error| Error::internal(format!("the daemon answered: {error}")))
+    }
+}

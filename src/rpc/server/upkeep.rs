@@ -1,0 +1,149 @@
+//! Upkeep of the host and its audit log, as `Host` gives them.
+
+use std::rc::Rc;
+
+use super::host::HostServer;
+use crate::core::audit::AuditHead;
+use crate::core::error::{Error, Result};
+use crate::core::limits;
+use crate::core::upkeep::VerifyTold;
+use crate::rpc::convert::upkeep::{
+    write_audit_line, write_damage, write_gc_item, write_gc_report, write_verify_report,
+};
+use crate::rpc::convert::{read_text, to_capnp};
+use crate::rpc::schema::ryokan_capnp::host;
+use crate::supervisor::command::Actor;
+use crate::supervisor::host::Host;
+use crate::supervisor::upkeep::{self, GcAsked};
+
+impl HostServer {
+    fn host(&self) -> &Rc<Host> {
+        self.connection.supervisor.host()
+    }
+
+    /// What concerns everybody's kernels is for the daemon's own user.
+    async fn operator(&self, action: &str) -> Result<Actor> {
+        let actor = self.actor()?;
+        if !self.host().config.system_wide || actor.uid == nix::unistd::geteuid().as_raw() {
+            return Ok(actor);
+        }
+        let error = Error::refused("this concerns everybody's kernels")
+            .reason("operator")
+            .hint("only the user that the daemon runs as may ask for it");
+        self.host().audit_refusal(&actor, action, None, &error).await;
+        Err(error)
+    }
+
+    pub(super) async fn collect(&self, params: host::GcParams, mut results: host::GcResults) -> capnp::Result<()> {
+        let actor = self.operator("host.gc").await.map_err(to_capnp)?;
+        let params = params.get()?;
+        let sink = params.get_sink()?;
+        let asked = GcAsked { dry_run: params.get_dry_run(), copy_most: u64::MAX, in_background: false };
+        let mut refused = None;
+        let done = upkeep::collect(self.host(), asked, &actor, async |item| {
+            let mut request = sink.next_request();
+            write_gc_item(request.get().init_item(), &item);
+            request.send().await.map_err(|error| {
+                refused = Some(error);
+                Error::unavailable("the client takes no more")
+            })
+        });
+        let done = done.await;
+        if let Some(error) = refused {
+            return Err(error);
+        }
+        write_gc_report(results.get().init_report(), &done.map_err(to_capnp)?);
+        Ok(())
+    }
+
+    pub(super) async fn verify_all(
+        &self,
+        params: host::VerifyParams,
+        mut results: host::VerifyResults,
+    ) -> capnp::Result<()> {
+        let actor = self.operator("host.verify").await.map_err(to_capnp)?;
+        let sink = params.get()?.get_sink()?;
+        let mut refused = None;
+        let done = upkeep::verify(self.host(), &actor, async |told| {
+            let sent = match told {
+                VerifyTold::Progress(at) => {
+                    let mut request = sink.progress_request();
+                    request.get().set_packs(at.packs);
+                    request.get().set_of_packs(at.of_packs);
+                    request.get().set_bytes(at.bytes);
+                    request.send().await
+                }
+                VerifyTold::Damage(damage) => {
+                    let mut request = sink.damage_request();
+                    write_damage(request.get().init_damage(), &damage);
+                    request.send().await
+                }
+            };
+            sent.map_err(|error| {
+                refused = Some(error);
+                Error::unavailable("the client takes no more")
+            })
+        });
+        let done = done.await;
+        if let Some(error) = refused {
+            return Err(error);
+        }
+        write_verify_report(results.get().init_report(), &done.map_err(to_capnp)?);
+        Ok(())
+    }
+
+    pub(super) async fn tell_audit(&self, params: host::AuditParams) -> capnp::Result<()> {
+        let actor = self.actor().map_err(to_capnp)?;
+        let params = params.get()?;
+        let name = read_text(params.get_kernel(), "kernel").map_err(to_capnp)?;
+        let kernel = match name.as_str() {
+            "" => None,
+            name => match self.host().find(actor.uid, name) {
+                Ok(kernel) => Some(kernel.id.to_string()),
+                // One that was removed still has its lines.
+                Err(_) if name.parse::<crate::core::ids::KernelId>().is_ok() => Some(name.to_owned()),
+                Err(error) => return Err(to_capnp(error)),
+            },
+        };
+        let (sink, mut at) = (params.get_sink()?, params.get_since());
+        let mut left = if params.get_limit() == 0 { usize::MAX } else { params.get_limit() as usize };
+        while left > 0 {
+            let most = left.min(limits::PAGE_ROWS);
+            let page = self.host().audit_lines(actor.uid, kernel.clone(), at, most).await.map_err(to_capnp)?;
+            let Some(last) = page.last() else { break };
+            (at, left) = (last.sequence, left - page.len());
+            for line in &page {
+                let mut request = sink.next_request();
+                write_audit_line(request.get().init_line(), line);
+                request.send().await?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) async fn prove_audit(
+        &self,
+        params: host::VerifyAuditParams,
+        mut results: host::VerifyAuditResults,
+    ) -> capnp::Result<()> {
+        self.actor().map_err(to_capnp)?;
+        let known = read_text(params.get()?.get_known(), "known").map_err(to_capnp)?;
+        let known: Option<AuditHead> = match known.as_str() {
+            "" => None,
+            text => Some(
+                text.parse()
+                    .map_err(|error: crate::core::audit::ParseHeadError| to_capnp(Error::invalid(error.to_string())))?,
+            ),
+        };
+        let proved = self.host().verify_audit(known).await.map_err(to_capnp)?;
+        let mut results = results.get();
+        match proved {
+            Ok(head) => results.set_head(head.to_string()),
+            Err(broken) => {
+                results.set_broken_at(broken.sequence);
+                results.set_why(broken.why.as_str());
+            }
+        }
+        Ok(())
+    }
+}

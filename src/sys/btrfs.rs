@@ -1,0 +1,96 @@
+//! Btrfs subvolumes: made, copied as a whole, removed. Sources: linux/btrfs.h, btrfs-ioctl(2).
+
+use std::io;
+use std::os::fd::{AsRawFd as _, BorrowedFd};
+
+use super::checked;
+
+/// `statfs` of Btrfs.
+pub const MAGIC: i64 = 0x9123_683e;
+/// The number of every subvolume's own folder.
+pub const SUBVOLUME_INODE: u64 = 256;
+
+const TYPE: u32 = 0x94;
+const CREATE: libc::c_ulong = write_of::<Named>(14);
+const DESTROY: libc::c_ulong = write_of::<Named>(15);
+const SNAPSHOT: libc::c_ulong = write_of::<Snapshot>(23);
+
+const NAME: usize = 4088;
+const SNAPSHOT_NAME: usize = 4040;
+
+/// `struct btrfs_ioctl_vol_args`
+#[repr(C)]
+struct Named {
+    fd: i64,
+    name: [u8; NAME],
+}
+
+/// `struct btrfs_ioctl_vol_args_v2`
+#[repr(C)]
+struct Snapshot {
+    fd: i64,
+    transaction: u64,
+    flags: u64,
+    unused: [u64; 4],
+    name: [u8; SNAPSHOT_NAME],
+}
+
+/// `_IOW(TYPE, number, T)`
+const fn write_of<T>(number: u32) -> libc::c_ulong {
+    ((1 << 30) | ((size_of::<T>() as u32) << 16) | (TYPE << 8) | number) as libc::c_ulong
+}
+
+fn named<const N: usize>(name: &str) -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    // The last byte stays zero.
+    match bytes[..N - 1].get_mut(..name.len()) {
+        Some(place) if !name.contains(['/', '\0']) => place.copy_from_slice(name.as_bytes()),
+        Some(_) | None => return Err(io::ErrorKind::InvalidFilename.into()),
+    }
+    Ok(bytes)
+}
+
+fn call<T>(dir: BorrowedFd<'_>, request: libc::c_ulong, argument: &T) -> io::Result<()> {
+    // SAFETY: the request reads as many bytes as its argument's type has, which lives through the call.
+    let returned = unsafe { libc::ioctl(dir.as_raw_fd(), request as _, std::ptr::from_ref(argument)) };
+    checked(i64::from(returned)).map(drop)
+}
+
+/// Makes an empty subvolume in a folder. Anybody may who may make a folder there.
+///
+/// # Errors
+/// `ENOTTY` where the file system is another; whatever `mkdir` says.
+pub fn create(dir: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+    call(dir, CREATE, &Named { fd: 0, name: named(name)? })
+}
+
+/// Makes a subvolume with all that another one has at this moment, sharing its blocks; it can be written to. Who owns the other
+/// one may. Subvolumes within it are empty folders in the copy.
+///
+/// # Errors
+/// `EPERM`, `EXDEV`, `EINVAL` if `of` is no subvolume; whatever `mkdir` says.
+pub fn snapshot(of: BorrowedFd<'_>, dir: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+    let (fd, name) = (i64::from(of.as_raw_fd()), named(name)?);
+    call(dir, SNAPSHOT, &Snapshot { fd, transaction: 0, flags: 0, unused: [0; 4], name })
+}
+
+/// Removes a subvolume with all that is in it, at once.
+///
+/// # Errors
+/// `EPERM` for whoever is not root, but for where the file system is mounted with `user_subvol_rm_allowed`: then its owner may.
+/// Without, it can be emptied, and removed as a folder is.
+pub fn destroy(dir: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+    call(dir, DESTROY, &Named { fd: 0, name: named(name)? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_as_the_kernel_has_them() {
+        assert_eq!((size_of::<Named>(), size_of::<Snapshot>()), (4096, 4096));
+        assert_eq!((CREATE, DESTROY, SNAPSHOT), (0x5000_940e, 0x5000_940f, 0x5000_9417));
+        assert!(named::<8>("1234567").is_ok() && named::<8>("12345678").is_err() && named::<8>("a/b").is_err());
+    }
+}

@@ -1,0 +1,224 @@
+//! A new workspace from a live one: what both have is shared or copied, and the rest comes from the store. In the end it is the
+//! tree that was asked for, whatever happened to the live one meanwhile.
+//!
+//! ```text
+//!  Tracker::donor ──▶ Donor: what was known of the live workspace at its last capture
+//!                       ├ btrfs   snapshot of the subvolume, then what differs from the tree is restored in the copy
+//!                       └ else    checkout: each file cloned (reflink) or copied (tracked) while its stamp is the known one
+//! ```
+//! Nothing is frozen for it: a file that changes while it is taken is taken from the store.
+
+use std::fs::File;
+use std::io::{self, Read as _, Seek as _, SeekFrom};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::path::Path;
+
+use super::beneath;
+use super::checkout::checkout_with;
+use super::driver::DriverKind;
+use super::error::WorkspaceError;
+use super::index::{FolderId, Index, Known, ROOT, Stamp, What};
+use super::objects::Objects;
+use super::read;
+use super::restore::{Durable, Restored};
+use super::tracker::{Places, Tracker};
+use super::tree::TreeId;
+use super::tree::entry::{Content, Name};
+use crate::core::limits;
+use crate::sys::{btrfs, fault, inode};
+
+type Result<T> = std::result::Result<T, WorkspaceError>;
+
+/// A live workspace as it was at its last capture or restore, to take files from. Holds nothing: the live one goes on.
+#[derive(Debug)]
+pub struct Donor {
+    kind: DriverKind,
+    places: Places,
+    root: OwnedFd,
+    index: Index,
+}
+
+/// How a workspace was branched.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Branched {
+    /// Whether all of the live one was copied by one snapshot.
+    pub snapshot: bool,
+    /// Files that share their blocks with the live one's.
+    pub cloned: u64,
+    /// Files that were copied from it.
+    pub copied: u64,
+}
+
+impl Tracker {
+    /// What files can be taken from. None while it is not sure what is known: then a branch takes all from the store.
+    ///
+    /// # Errors
+    /// The host gives no descriptor.
+    pub fn donor(&self) -> Result<Option<Donor>> {
+        if !self.is_sure() {
+            return Ok(None);
+        }
+        let root = self.root.try_clone().map_err(WorkspaceError::of("open", &self.places.workspace))?;
+        let (kind, index) = (self.driver.choice().kind, self.index.without_watches());
+        Ok(Some(Donor { kind, places: self.places.clone(), root, index }))
+    }
+}
+
+/// Makes an empty workspace equal to a tree, with the help of a live one. Nobody else may be in the new one; what is made and
+/// not ended is the caller's to remove. The tracker that is given knows everything already: the first capture reads nothing.
+///
+/// # Errors
+/// The folder is not empty; as [`Tracker::restore`].
+pub fn branch(
+    donor: Option<&Donor>,
+    tree: TreeId,
+    places: Places,
+    objects: &dyn Objects,
+    durable: Durable,
+) -> Result<(Tracker, Restored, Branched)> {
+    let path = &places.workspace;
+    let root: OwnedFd = File::open(path).map_err(WorkspaceError::of("open", path))?.into();
+    if !beneath::list(root.as_fd()).map_err(WorkspaceError::of("list", path))?.is_empty() {
+        return Err(WorkspaceError::NotEmpty { path: path.clone() });
+    }
+    if let Some(donor) = donor.filter(|donor| donor.kind == DriverKind::Btrfs)
+        && donor.snapshot_to(&places)?
+    {
+        let mut tracker = Tracker::seeded(places, donor.index.clone())?;
+        let restored = tracker.restore(tree, objects, durable)?;
+        tracker.is_private = false;
+        return Ok((tracker, restored, Branched { snapshot: true, ..Branched::default() }));
+    }
+    checkout_with(donor, tree, places, objects, durable)
+}
+
+/// A donor's file, open.
+pub(super) struct Gift<'a> {
+    file: File,
+    known: &'a Known,
+    clones: bool,
+}
+
+/// What became of a gift.
+pub(super) enum Given {
+    Cloned,
+    /// So many bytes were written.
+    Copied(u64),
+    /// It is not what was known.
+    Changed,
+    /// There is no such file.
+    Nothing,
+}
+
+impl Donor {
+    /// A folder, by its names, if it is known and still there.
+    pub(super) fn folder(&self, names: &[Name]) -> Option<Giver<'_>> {
+        let mut id = ROOT;
+        for name in names {
+            id = match self.index.known(id, name)?.what {
+                What::Folder(inner) => inner,
+                What::File { .. } | What::Symlink(_) | What::Fifo | What::Missing(_) => return None,
+            };
+        }
+        let dir = beneath::folder(self.root.as_fd(), names).ok()?;
+        Some(Giver { donor: self, id, dir })
+    }
+
+    /// Puts a snapshot of the subvolume in the place of the new one, which is empty. False if there is none to take the place of.
+    fn snapshot_to(&self, places: &Places) -> Result<bool> {
+        let (from, to) = (self.places.workspace.parent(), places.workspace.parent());
+        let (Some(from), Some(to)) = (from, to) else { return Ok(false) };
+        let is_subvolume = |path: &Path| path.metadata().is_ok_and(|found| found.ino() == btrfs::SUBVOLUME_INODE);
+        let named = |path: &Path| path.file_name().and_then(|name| name.to_str()).map(str::to_owned);
+        let (Some(name), Some(home)) = (named(to), to.parent()) else { return Ok(false) };
+        if !is_subvolume(to) || self.places.workspace.file_name() != places.workspace.file_name() {
+            return Ok(false);
+        }
+        let swap = || -> io::Result<()> {
+            fault::point("workspace.branch.empty")?;
+            for folder in [&places.workspace, &places.staging] {
+                match std::fs::remove_dir(folder) {
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    done => done?,
+                }
+            }
+            // An empty one goes as a folder does, whoever asks.
+            std::fs::remove_dir(to)?;
+            fault::point("workspace.branch.snapshot")?;
+            btrfs::snapshot(File::open(from)?.as_fd(), File::open(home)?.as_fd(), &name)
+        };
+        swap().map_err(|error| WorkspaceError::io("take a snapshot", to, error))?;
+        Ok(true)
+    }
+}
+
+/// A donor's folder, open.
+pub(super) struct Giver<'a> {
+    donor: &'a Donor,
+    id: FolderId,
+    dir: OwnedFd,
+}
+
+impl Giver<'_> {
+    /// The file of this name, if it is known to have this content, and worth more than to read that from the store.
+    pub(super) fn file(&self, name: &[u8], content: &Content) -> Option<Gift<'_>> {
+        let known = self.donor.index.known(self.id, name)?;
+        let What::File { content: has, .. } = &known.what else { return None };
+        // One that somebody may write to without a word, or wrote to within the clock's grain, is not known by its stamp.
+        let is_sure = known.settled && !self.donor.index.hot.contains(&(self.id, Name::from(name)));
+        if has != content || !is_sure || matches!(content, Content::Inline(_)) {
+            return None;
+        }
+        let file = beneath::file(self.dir.as_fd(), name).ok()?;
+        let clones = self.donor.kind != DriverKind::Tracked && known.stamp.size > limits::WORKSPACE_CLONE_ABOVE;
+        is_as_known(&file, known.stamp).then_some(Gift { file, known, clones })
+    }
+}
+
+fn is_as_known(file: &File, stamp: Stamp) -> bool {
+    beneath::look_at(file).is_ok_and(|stat| beneath::stamp(&stat) == stamp)
+}
+
+impl Gift<'_> {
+    /// Gives an empty file the content. After [`Given::Changed`] it has who knows what.
+    pub(super) fn give(&self, to: &File, size: u64) -> io::Result<Given> {
+        if self.known.stamp.size != size {
+            return Ok(Given::Changed);
+        }
+        let given = if self.clones {
+            match inode::clone_blocks(self.file.as_fd(), to.as_fd()) {
+                Ok(()) => Given::Cloned,
+                Err(error) if super::driver::cannot_clone(&error) => Given::Copied(self.copy(to, size)?),
+                Err(error) => return Err(error),
+            }
+        } else {
+            Given::Copied(self.copy(to, size)?)
+        };
+        // Whoever wrote meanwhile changed the stamp, for it was older than the clock's grain.
+        Ok(if is_as_known(&self.file, self.known.stamp) { given } else { Given::Changed })
+    }
+
+    /// Copies what is data, and leaves holes.
+    fn copy(&self, to: &File, size: u64) -> io::Result<u64> {
+        if size <= limits::TREE_PIECE_BYTES as u64 && read::hole(&self.file, 0)?.is_none_or(|at| at >= size) {
+            let mut bytes = vec![0; usize::try_from(size).map_err(io::Error::other)?];
+            // One that is shorter by now is found to have changed.
+            let read = self.file.read_at(&mut bytes, 0)?;
+            to.write_all_at(&bytes[..read], 0)?;
+            return Ok(read as u64);
+        }
+        let (mut at, mut copied) = (0, 0);
+        while let Some(start) = read::data(&self.file, at)?.filter(|start| *start < size) {
+            let end = read::hole(&self.file, start)?.unwrap_or(size).min(size);
+            let (mut from, mut into) = (&self.file, to);
+            from.seek(SeekFrom::Start(start))?;
+            into.seek(SeekFrom::Start(start))?;
+            // In the host kernel, where it can.
+            copied += io::copy(&mut from.take(end - start), &mut into)?;
+            at = end;
+        }
+        to.set_len(size)?;
+        Ok(copied)
+    }
+}

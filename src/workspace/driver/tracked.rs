@@ -1,0 +1,42 @@
+//! Any file system: what changed is read while nobody writes, and sorted into the store later as far as there is memory for it.
+
+use std::fs::File;
+use std::io;
+
+use super::{Choice, Driver, Held};
+use crate::workspace::error::WorkspaceError;
+use crate::workspace::tree::entry::Name;
+
+#[derive(Debug)]
+pub(super) struct Tracked {
+    pub choice: Choice,
+}
+
+impl Driver for Tracked {
+    fn choice(&self) -> &Choice {
+        &self.choice
+    }
+
+    fn reads_up_to(&self) -> u64 {
+        u64::MAX
+    }
+
+    fn ahead(&mut self, _: &File) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn hold(&mut self, _: &File, _: &dyn Fn() -> Vec<Name>) -> Result<Option<Held>, WorkspaceError> {
+        Ok(None)
+    }
+
+    fn open(&mut self, held: Held) -> Result<File, WorkspaceError> {
+        unreachable!("it holds nothing: {held:?}")
+    }
+
+    fn release(&mut self) -> Result<(), WorkspaceError> {
+        Ok(())
+    }
+
+    #[cfg(test)]
+    fn hold_all(&mut self, _: usize) {}
+}

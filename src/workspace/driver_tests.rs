@@ -1,0 +1,399 @@
+//! What each driver promises beyond a tree that is right: how files are held, that the pause does not read them, that nothing
+//! is left.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::path::Path;
+use std::time::Duration;
+
+use super::testing::{Mounted, World, as_nobody, given_place, observe, same};
+use super::{DriverKind, Durable, Tracker, WorkspaceError, branch, checkout};
+use crate::sys::btrfs;
+use crate::sys::fault::tests::with_fault;
+use crate::sys::inode::tests::Mapping;
+
+fn mounted(kind: &str, options: &str) -> Option<Mounted> {
+    Mounted::with(kind, &["-q"], options)
+        .map_err(|why| eprintln!("ignored, because this host cannot mount {kind}: {why}"))
+        .ok()
+}
+
+/// Runs a check in a workspace of each driver.
+fn in_each(check: impl Fn(&World, DriverKind)) {
+    check(&World::new(), DriverKind::Tracked);
+    if let Some(mounted) = mounted("xfs", "loop") {
+        check(&World::at(&mounted.path()), DriverKind::Reflink);
+    }
+    if let Some(mounted) = mounted("btrfs", "loop") {
+        check(&World::at(&mounted.path()), DriverKind::Reflink);
+        check(&World::in_subvolume(&mounted.path()), DriverKind::Btrfs);
+        check(&World::in_subvolume(&mounted.path()).holding_all(1), DriverKind::Btrfs);
+    }
+}
+
+/// The tree is the moment of the collection, whatever is written, truncated, replaced or removed before its end.
+#[test]
+fn what_is_written_after_the_collection_is_not_captured() {
+    in_each(|world, kind| {
+        let mut tracker = world.tracker();
+        assert_eq!(tracker.driver().kind, kind);
+        for (name, size) in [("small", 3_000), ("middle", 300_000), ("large", 3_000_000), ("gone", 400_000)] {
+            world.write(name, vec![b'1'; size]);
+        }
+        File::create(world.path("holes")).and_then(|file| file.set_len(5 << 20)).expect("made");
+        OpenOptions::new()
+            .write(true)
+            .open(world.path("holes"))
+            .expect("opened")
+            .write_all_at(b"x", 2 << 20)
+            .expect("written");
+        std::fs::hard_link(world.path("middle"), world.path("again")).expect("linked");
+        let there = world.observe();
+        let collected = tracker.collect(&world.store).expect("collected");
+        let how = collected.how().clone();
+        assert!(how.read <= 1, "{kind:?}: at most the one with holes is read while nobody writes: {how:?}");
+        assert_eq!(how.cloned > 0, kind != DriverKind::Tracked, "{kind:?}: {how:?}");
+        for name in ["small", "middle", "large", "holes"] {
+            OpenOptions::new()
+                .write(true)
+                .open(world.path(name))
+                .expect("opened")
+                .write_all_at(b"2", 1000)
+                .expect("written");
+        }
+        std::fs::remove_file(world.path("gone")).expect("removed");
+        File::options().write(true).open(world.path("large")).and_then(|f| f.set_len(10)).expect("cut");
+        let captured = tracker.finish(collected).expect("finished");
+        let places = world.places_of("elsewhere");
+        std::fs::create_dir(&places.workspace).expect("made");
+        checkout(captured.tree, places.clone(), &world.store, Durable::Process).expect("checked out");
+        same(&observe(&places.workspace), &there);
+        // What came later is in the next one.
+        let next = tracker.capture(&world.store).expect("captured");
+        assert_eq!(next.how.walk, None);
+        let later = world.observe();
+        tracker.restore(captured.tree, &world.store, Durable::Process).expect("restored");
+        same(&world.observe(), &there);
+        tracker.restore(next.tree, &world.store, Durable::Process).expect("restored");
+        same(&world.observe(), &later);
+        world.nothing_is_staged();
+    });
+}
+
+/// A mapping whose file is closed tells nobody, and is seen in each capture in every driver; the cost is that of one file.
+#[test]
+fn what_a_mapping_writes_is_captured_by_each_driver() {
+    in_each(|world, _| {
+        for n in 0..100 {
+            world.write(&format!("f{n}"), vec![b'a'; 300_000]);
+        }
+        let mut tracker = world.tracker();
+        tracker.capture(&world.store).expect("captured");
+        let mut mapping = Mapping::of(&world.path("f7"));
+        for byte in *b"bcd" {
+            mapping.write(byte);
+            tracker.prepare(&world.store).expect("prepared");
+            mapping.write(byte.to_ascii_uppercase());
+            let collected = tracker.collect(&world.store).expect("collected");
+            mapping.write(b'?');
+            let captured = tracker.finish(collected).expect("finished");
+            assert_eq!((captured.how.walk, captured.how.read), (None, 1));
+            let places = world.places_of(&format!("as-of-{byte}"));
+            std::fs::create_dir(&places.workspace).expect("made");
+            checkout(captured.tree, places.clone(), &world.store, Durable::Process).expect("checked out");
+            assert_eq!(std::fs::read(places.workspace.join("f7")).expect("there")[0], byte.to_ascii_uppercase());
+        }
+        drop(mapping);
+        tracker.capture(&world.store).expect("captured");
+        assert_eq!(tracker.capture(&world.store).expect("captured").how.read, 0);
+    });
+}
+
+/// Who is not frozen (another process with a writable mount of the folder) is caught, however files are held.
+#[test]
+fn a_writer_that_was_not_stopped_is_named_by_each_driver() {
+    in_each(|world, _| {
+        world.write("f", vec![1; 1 << 20]);
+        let path = world.path("f");
+        let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let writer = std::thread::spawn({
+            let stop = stop.clone();
+            move || {
+                let file = OpenOptions::new().write(true).open(path).expect("opened");
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    file.write_all_at(b"more", 1 << 19).expect("written");
+                }
+            }
+        });
+        let mut tracker = world.tracker();
+        let error = (0..200).find_map(|_| tracker.capture(&world.store).err());
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        writer.join().expect("ended");
+        let error = error.expect("it changes");
+        assert!(matches!(&error, WorkspaceError::Changing { path } if path == Path::new("f")), "{error}");
+        let captured = tracker.capture(&world.store).expect("captured");
+        let there = world.observe();
+        world.write("f", "");
+        tracker.restore(captured.tree, &world.store, Durable::Process).expect("restored");
+        same(&world.observe(), &there);
+    });
+}
+
+#[test]
+fn a_failed_clone_or_snapshot_fails_the_capture_and_the_next_is_whole() {
+    let Some(mounted) = mounted("btrfs", "loop") else { return };
+    let world = World::in_subvolume(&mounted.path()).holding_all(1);
+    let mut tracker = world.tracker();
+    for fault in [
+        "workspace.clone.make=enospc",
+        "workspace.snapshot.make=eio",
+        "workspace.snapshot.remove=eio",
+        "workspace.file.read=eio",
+    ] {
+        for n in 0..5 {
+            world.write(&format!("f{n}"), format!("{fault} {n}").repeat(100));
+        }
+        with_fault(fault, || tracker.capture(&world.store).expect_err("armed"));
+        let captured = tracker.capture(&world.store).expect("captured");
+        let there = world.observe();
+        world.write("f1", "");
+        tracker.restore(captured.tree, &world.store, Durable::Process).expect("restored");
+        same(&world.observe(), &there);
+        world.nothing_is_staged();
+    }
+}
+
+/// What a killed process left of a snapshot goes with the next one that opens the workspace.
+#[test]
+fn a_snapshot_that_was_left_is_removed() {
+    for options in ["loop", "loop,user_subvol_rm_allowed"] {
+        let Some(mounted) = mounted("btrfs", options) else { return };
+        leave_and_open(&mounted.path());
+        let theirs = mounted.path().join("theirs");
+        std::fs::create_dir(&theirs).expect("made");
+        as_nobody("workspace::driver_tests::a_snapshot_that_was_left_by_anybody_is_removed", &theirs);
+    }
+}
+
+#[test]
+#[ignore = "run by a test that makes the file system"]
+fn a_snapshot_that_was_left_by_anybody_is_removed() {
+    leave_and_open(&given_place());
+}
+
+fn leave_and_open(place: &Path) {
+    let world = World::in_subvolume(place);
+    world.write("f", vec![1; 500_000]);
+    std::fs::create_dir(world.path("d")).expect("made");
+    world.write("d/g", "x");
+    let home = File::open(world.dir.path()).expect("opened");
+    let files = File::open(world.dir.path().join("files")).expect("opened");
+    btrfs::snapshot(files.as_fd(), home.as_fd(), "files.moment").expect("taken");
+    let left = world.dir.path().join("files.moment");
+    assert_eq!(left.metadata().expect("there").ino(), btrfs::SUBVOLUME_INODE);
+    let mut tracker = world.tracker();
+    assert_eq!(tracker.driver().kind, DriverKind::Btrfs);
+    assert!(!left.exists());
+    tracker.capture(&world.store).expect("captured");
+}
+
+/// The file system decides, and says why it is no better.
+#[test]
+fn the_driver_is_what_the_file_system_can() {
+    let of = |world: &World| world.tracker().driver().to_string();
+    assert!(of(&World::at(Path::new("/dev/shm"))).starts_with("tracked (tmpfs shares no blocks"));
+    if let Some(mounted) = mounted("xfs", "loop") {
+        assert_eq!(of(&World::at(&mounted.path())), "reflink (XFS has no subvolumes)");
+    }
+    if let Ok(mounted) = Mounted::new("xfs", &["-q", "-m", "reflink=0"]) {
+        assert!(of(&World::at(&mounted.path())).starts_with("tracked (XFS shares no blocks between files"));
+    }
+    if let Some(mounted) = mounted("btrfs", "loop") {
+        assert_eq!(of(&World::in_subvolume(&mounted.path())), "btrfs");
+        let folder = of(&World::at(&mounted.path()));
+        assert_eq!(folder, "reflink (the workspace was made as a folder, not in a subvolume)");
+        let theirs = mounted.path().join("theirs");
+        std::fs::create_dir(&theirs).expect("made");
+        as_nobody("workspace::driver_tests::an_ordinary_user_is_told_why_only_clones", &theirs);
+    }
+}
+
+#[test]
+#[ignore = "run by a test that makes the file system"]
+fn an_ordinary_user_is_told_why_only_clones() {
+    let world = World::in_subvolume(&given_place()).holding_all(0);
+    let mut tracker = world.tracker();
+    let said = tracker.driver().to_string();
+    assert!(said.starts_with("btrfs (captures by clones only: ") && said.contains("user_subvol_rm_allowed"), "{said}");
+    world.write("f", vec![1; 500_000]);
+    let captured = tracker.capture(&world.store).expect("captured");
+    assert_eq!(captured.how.cloned, 1);
+    assert!(!world.dir.path().join("files.moment").exists());
+}
+
+/// The pause is not for the size of a file: what is large is cloned, and what it takes to have it on its device is done before.
+#[test]
+fn the_pause_does_not_grow_with_a_file() {
+    let pause = |world: &World, size: usize| {
+        let file = File::create(world.path("f")).expect("made");
+        file.write_all_at(&vec![7; size], 0).expect("written");
+        let mut tracker = world.tracker();
+        tracker.prepare(&world.store).expect("prepared");
+        let mut pauses: Vec<Duration> = (0..5u8)
+            .map(|round| {
+                file.write_all_at(&[round], size as u64 / 2).expect("written");
+                tracker.prepare(&world.store).expect("prepared");
+                file.write_all_at(&[round + 100], size as u64 / 2).expect("written");
+                let captured = tracker.capture(&world.store).expect("captured");
+                assert_eq!((captured.how.cloned, captured.how.read), (1, 1));
+                captured.how.pause
+            })
+            .collect();
+        pauses.sort();
+        pauses[0]
+    };
+    for kind in ["xfs", "btrfs"] {
+        let Some(mounted) = mounted(kind, "loop") else { continue };
+        let small = pause(&World::at(&mounted.path()), 1 << 20);
+        let large = pause(&World::at(&mounted.path()), 100 << 20);
+        // To read it is more than 100 ms even from memory, in this build.
+        assert!(large < small * 8 + Duration::from_millis(10), "{kind}: {small:?} for 1 MiB, {large:?} for 100 MiB");
+    }
+}
+
+/// Without watches everything is looked at each time, and each capture says so. In a user namespace, whose limits are its own.
+#[test]
+fn without_watches_everything_is_walked_and_that_is_said() {
+    let limited = "echo 4 > /proc/sys/user/max_inotify_watches && exec \"$0\" \"$@\"";
+    let mut command = std::process::Command::new("unshare");
+    command
+        .args(["--user", "--map-root-user", "sh", "-c", limited])
+        .arg(std::env::current_exe().expect("this program"));
+    command.args(["workspace::driver_tests::a_workspace_of_more_folders_than_watches", "--exact", "--ignored"]);
+    let output = command.args(["--nocapture", "--test-threads", "1"]).output().expect("unshare runs");
+    let said = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    if errors.contains("unshare failed") {
+        return eprintln!("ignored, because this host gives no user namespaces: {errors}");
+    }
+    assert!(output.status.success() && said.contains("1 passed"), "{said}\n{errors}");
+}
+
+#[test]
+#[ignore = "run by a test that lowers the limit"]
+fn a_workspace_of_more_folders_than_watches() {
+    use super::{Unwatched, Walk};
+    let world = World::new();
+    for n in 0..10 {
+        std::fs::create_dir(world.path(&format!("d{n}"))).expect("made");
+        world.write(&format!("d{n}/f"), "1".repeat(1000));
+    }
+    let mut tracker: Tracker = world.tracker();
+    let first = tracker.capture(&world.store).expect("captured");
+    assert_eq!((first.how.walk, first.how.unwatched), (Some(Walk::First), Some(Unwatched::Watches)));
+    assert_eq!(tracker.unwatched(), Some(Unwatched::Watches));
+    world.write("d7/f", "2".repeat(1000));
+    let second = tracker.capture(&world.store).expect("captured");
+    assert_eq!((second.how.walk, second.how.unwatched), (Some(Walk::Unwatched), Some(Unwatched::Watches)));
+    let there = world.observe();
+    tracker.restore(first.tree, &world.store, Durable::Process).expect("restored");
+    tracker.restore(second.tree, &world.store, Durable::Process).expect("restored");
+    same(&world.observe(), &there);
+}
+
+/// What changes in the live workspace while another is made from it is taken from the store: the new one is the tree.
+#[test]
+fn a_branch_is_the_tree_whatever_happens_to_the_live_workspace() {
+    in_each(|world, kind| {
+        for n in 0..200 {
+            world.write(&format!("f{n:03}"), format!("{n}").repeat(9_000));
+        }
+        std::fs::hard_link(world.path("f000"), world.path("linked")).expect("linked");
+        std::thread::sleep(Duration::from_millis(120));
+        let mut tracker = world.tracker();
+        let captured = tracker.capture(&world.store).expect("captured");
+        let there = world.observe();
+        let donor = tracker.donor().expect("a donor").expect("sure");
+        let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let writer = std::thread::spawn({
+            let (stop, at) = (stop.clone(), world.workspace());
+            move || {
+                for n in (0..200).cycle() {
+                    let path = at.join(format!("f{n:03}"));
+                    match n % 4 {
+                        0 => std::fs::write(path, "other").expect("written"),
+                        1 => OpenOptions::new()
+                            .write(true)
+                            .open(path)
+                            .and_then(|f| f.write_all_at(b"?", 77))
+                            .expect("written"),
+                        2 => drop(
+                            std::fs::remove_file(path).and_then(|()| std::fs::create_dir(at.join(format!("f{n:03}")))),
+                        ),
+                        _ => drop(std::fs::rename(&path, at.join("moved"))),
+                    }
+                    if stop.load(std::sync::atomic::Ordering::Relaxed) {
+                        return;
+                    }
+                    if n % 4 == 3 {
+                        drop(std::fs::rename(at.join("moved"), path_of(&at, n)));
+                    }
+                    if n % 4 == 2 {
+                        let _ = std::fs::remove_dir(path_of(&at, n));
+                        std::fs::write(path_of(&at, n), "again").expect("written");
+                    }
+                }
+            }
+        });
+        for n in 0..3 {
+            let places = world.another(&format!("child{n}"));
+            let made = branch(Some(&donor), captured.tree, places.clone(), &world.store, Durable::Process);
+            let (_, restored, branched) = made.expect("branched");
+            assert_eq!((restored.left, branched.snapshot), (Vec::new(), kind == DriverKind::Btrfs));
+            same(&observe(&places.workspace), &there);
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        writer.join().expect("ended");
+    });
+}
+
+fn path_of(at: &Path, n: usize) -> std::path::PathBuf {
+    at.join(format!("f{n:03}"))
+}
+
+/// A branch that fails says so, and what it shares with the live workspace is shared.
+#[test]
+fn a_branch_that_fails_names_what_failed() {
+    in_each(|world, kind| {
+        world.write("f", vec![5; 400_000]);
+        std::fs::create_dir(world.path("d")).expect("made");
+        std::thread::sleep(Duration::from_millis(120));
+        let mut tracker = world.tracker();
+        let tree = tracker.capture(&world.store).expect("captured").tree;
+        let donor = tracker.donor().expect("a donor").expect("sure");
+        let faults: &[&str] = match kind {
+            DriverKind::Btrfs => &["workspace.branch.empty=eio", "workspace.branch.snapshot=eio"],
+            DriverKind::Reflink | DriverKind::Tracked => &["workspace.checkout.sync=eio"],
+        };
+        for (n, fault) in faults.iter().enumerate() {
+            let places = world.another(&format!("failed{n}"));
+            with_fault(fault, || {
+                branch(Some(&donor), tree, places, &world.store, Durable::Process).expect_err("armed")
+            });
+        }
+        let places = world.another("child");
+        let made = branch(Some(&donor), tree, places, &world.store, Durable::Power).expect("branched").2;
+        let (cloned, copied) = if kind == DriverKind::Tracked { (0, 1) } else { (1, 0) };
+        if kind != DriverKind::Btrfs {
+            assert_eq!((made.cloned, made.copied), (cloned, copied), "{kind:?}");
+        }
+        // Without a donor all comes from the store.
+        let places = world.another("from-store");
+        let made = branch(None, tree, places.clone(), &world.store, Durable::Process).expect("branched").2;
+        assert_eq!((made.snapshot, made.cloned, made.copied), (false, 0, 0));
+        same(&observe(&places.workspace), &world.observe());
+        let again = branch(None, tree, places, &world.store, Durable::Process).expect_err("it is not empty");
+        assert!(matches!(again, WorkspaceError::NotEmpty { .. }));
+    });
+}

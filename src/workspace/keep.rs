@@ -1,0 +1,141 @@
+//! What was collected of files while nobody wrote and is sorted into the store when writers run again: bytes in memory, and
+//! files that the driver holds. So the pause holds neither hashing nor compression, nor, where files can be cloned, reading.
+
+use std::collections::HashMap;
+use std::fs::File;
+
+use super::beneath;
+use super::driver::{Driver, Held};
+use super::error::WorkspaceError;
+use super::how::How;
+use super::index::{Index, Place, Stamp};
+use super::objects::ObjectBatch;
+use super::read::{self, Read};
+use super::tree::entry::{Content, Name};
+use crate::core::ids::Digest;
+use crate::core::limits;
+
+type Result<T> = std::result::Result<T, WorkspaceError>;
+
+/// Stands in the index for a content that is not known yet. No object has this address.
+pub(super) fn unknown() -> Content {
+    Content::Map(Digest::from_bytes([0; 32]))
+}
+
+enum Kept {
+    Bytes(Vec<u8>),
+    Held(Held),
+}
+
+/// One file, under all names of it that were looked at.
+struct Pending {
+    stamp: Stamp,
+    settled: bool,
+    kept: Kept,
+    places: Vec<Place>,
+}
+
+/// Files that were kept. Bounded in files and bytes: what goes beyond is read at once.
+#[derive(Default)]
+pub(super) struct Keeping {
+    files: Vec<Pending>,
+    by_inode: HashMap<u64, usize>,
+    bytes: u64,
+}
+
+/// What became of a file.
+pub(super) enum Keep {
+    /// Kept under this number.
+    Kept(usize),
+    /// Another name of a file that has changed since it was kept, or one that shrank.
+    Changed,
+    /// It must be read at once.
+    Not,
+}
+
+impl Keeping {
+    /// Keeps a file that was as `stamp` says a moment ago.
+    pub(super) fn keep(
+        &mut self,
+        driver: &mut dyn Driver,
+        file: &File,
+        stamp: Stamp,
+        names: &dyn Fn() -> Vec<Name>,
+        how: &mut How,
+    ) -> Result<Keep> {
+        if stamp.size <= limits::TREE_INLINE_BYTES as u64 || self.files.len() >= limits::WORKSPACE_KEPT {
+            return Ok(Keep::Not);
+        }
+        match self.by_inode.get(&stamp.inode).map(|number| (*number, &self.files[*number])) {
+            Some((number, kept)) if kept.stamp == stamp => return Ok(Keep::Kept(number)),
+            Some((_, kept)) if !kept.places.is_empty() => return Ok(Keep::Changed),
+            Some(_) | None => {}
+        }
+        let fits = self.bytes + stamp.size <= limits::WORKSPACE_KEPT_BYTES;
+        let path = || super::tree::entry::path_of(names().iter().map(|name| &**name));
+        let held = if fits && stamp.size <= driver.reads_up_to() { None } else { driver.hold(file, names)? };
+        let kept = match held {
+            Some(held) => {
+                how.cloned += 1;
+                Kept::Held(held)
+            }
+            None if fits => match read::bytes(file, stamp.size).map_err(|e| e.at(path))? {
+                read::Bytes::All(bytes) => {
+                    self.bytes += stamp.size;
+                    Kept::Bytes(bytes)
+                }
+                read::Bytes::Changed => return Ok(Keep::Changed),
+                read::Bytes::Holes => return Ok(Keep::Not),
+            },
+            None => return Ok(Keep::Not),
+        };
+        let number = self.files.len();
+        self.files.push(Pending { stamp, settled: false, kept, places: Vec::new() });
+        self.by_inode.insert(stamp.inode, number);
+        Ok(Keep::Kept(number))
+    }
+
+    /// A kept file is the content of this place.
+    pub(super) fn note(&mut self, number: usize, place: Place, settled: bool) {
+        let file = &mut self.files[number];
+        file.settled = settled;
+        file.places.push(place);
+    }
+
+    /// Sorts everything into the batch, and tells the index.
+    pub(super) fn resolve(
+        self,
+        index: &mut Index,
+        driver: &mut dyn Driver,
+        batch: &mut dyn ObjectBatch,
+        how: &mut How,
+    ) -> Result<()> {
+        for Pending { stamp, settled, kept, places } in self.files {
+            let Some((folder, name)) = places.first() else { continue };
+            let path = || index.path(*folder, name);
+            let read = match kept {
+                Kept::Bytes(bytes) => read::content_of(&bytes, batch).map_err(|e| e.at(path))?,
+                Kept::Held(held) => {
+                    let whole = matches!(held, Held::Within(_));
+                    let file = driver.open(held)?;
+                    let stat = beneath::look_at(&file).map_err(|e| WorkspaceError::of("look at", &path())(e))?;
+                    let now = beneath::stamp(&stat);
+                    // The moment of the whole is later than the look at this file.
+                    if now.size != stamp.size || (whole && now != stamp) {
+                        return Err(WorkspaceError::Changing { path: path() });
+                    }
+                    read::content(&file, stamp, batch).map_err(|e| e.at(path))?
+                }
+            };
+            let Read::Content(content, bytes) = read else {
+                return Err(WorkspaceError::Changing { path: path() });
+            };
+            how.read += 1;
+            how.bytes += bytes;
+            for (folder, name) in &places {
+                index.learn(*folder, name, stamp, &content, settled);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,98 @@
+//! What is old or unneeded goes, what is needed stays, what is damaged is found, and what was done is written down.
+
+mod auditing;
+mod collecting;
+mod killed;
+mod resting;
+mod retention;
+mod verifying;
+
+use std::path::{Path, PathBuf};
+
+use ryokan::core::checkpoint::{Checkpoint, CheckpointType, Taking};
+use ryokan::core::upkeep::{GcItem, GcReport};
+use ryokan::rpc::client::{HostClient, KernelClient};
+use serde_json::Value;
+
+use crate::support::{Host, User};
+
+/// A host whose daemon collects nothing by itself, and for which nothing is too young to go.
+fn host(user: User) -> Host {
+    let mut host = Host::prepare(user);
+    host.configure("[upkeep]\ninterval = \"never\"\ngrace = \"0s\"\n");
+    host.launch();
+    host
+}
+
+fn taking(kind: CheckpointType, name: &str) -> Taking {
+    Taking::by_us(kind, name)
+}
+
+async fn auto(kernel: &KernelClient, name: &str) -> Checkpoint {
+    kernel.checkpoint(&taking(CheckpointType::Auto, name)).await.expect("taken")
+}
+
+async fn manual(kernel: &KernelClient, name: &str) -> Checkpoint {
+    kernel.checkpoint(&taking(CheckpointType::Manual, name)).await.expect("taken")
+}
+
+/// All checkpoints of a kernel, newest first.
+async fn log(kernel: &KernelClient) -> Vec<Checkpoint> {
+    let mut all = Vec::new();
+    let listed = kernel.checkpoints(0, async |one, _| {
+        all.push(one);
+        Ok(())
+    });
+    listed.await.expect("a list");
+    all
+}
+
+async fn names(kernel: &KernelClient) -> Vec<String> {
+    log(kernel).await.into_iter().map(|one| one.name).collect()
+}
+
+async fn gc(client: &HostClient, dry_run: bool) -> (Vec<GcItem>, GcReport) {
+    let mut items = Vec::new();
+    let done = client.gc(dry_run, async |item| {
+        items.push(item);
+        Ok(())
+    });
+    let report = done.await.expect("collected");
+    (items, report)
+}
+
+/// Verifies by the command line; what it says, an object a line, the report last.
+fn verify(host: &Host) -> (bool, Vec<Value>) {
+    let output = host.cli(&["verify", "--json"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(!text.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+    (output.status.success(), text.lines().map(|line| serde_json::from_str(line).unwrap()).collect())
+}
+
+fn sound(host: &Host, what: &str) {
+    let (is_sound, told) = verify(host);
+    assert!(is_sound, "{what}: {told:?}\n{}", host.log());
+}
+
+/// The packs of the store.
+fn packs(host: &Host) -> Vec<PathBuf> {
+    let folder = host.data().join("store/packs");
+    std::fs::read_dir(folder).unwrap().flatten().map(|entry| entry.path()).collect()
+}
+
+fn bytes_of(paths: &[PathBuf]) -> u64 {
+    paths.iter().map(|path| std::fs::metadata(path).map_or(0, |meta| meta.len())).sum()
+}
+
+/// Changes a database of a daemon that does not run.
+fn edit(database: &Path, sql: &str) {
+    let conn = rusqlite::Connection::open(database).unwrap();
+    conn.execute_batch(sql).unwrap();
+    conn.close().unwrap();
+}
+
+/// The folder of the only kernel.
+fn kernel_folder(host: &Host) -> PathBuf {
+    let mut folders = std::fs::read_dir(host.data().join("kernels")).unwrap().flatten();
+    folders.next().unwrap().path()
+}

@@ -1,0 +1,182 @@
+//! Damage is found, named, and said whom it concerns; others are unharmed.
+
+use ryokan::core::engine::EngineName;
+use serde_json::Value;
+
+use super::{gc, host, manual, packs, sound, verify};
+use crate::support::{Host, User, kernel, out, users};
+
+/// A kernel with two checkpoints whose files share nothing, an output and a blob; a daemon that has ended.
+fn prepared(user: User) -> Host {
+    let mut host = host(user);
+    host.with(async |client| {
+        let k = kernel(&client, "k", EngineName::Python).await;
+        for name in ["first", "second"] {
+            let code = format!("import os\nopen('{name}', 'wb').write(b'{name} of all ' + os.urandom(200_000))");
+            out(&k, &code).await;
+            manual(&k, name).await;
+            out(&k, &format!("os.remove('{name}')")).await;
+        }
+        k.put_blob(b"a blob to be found").await.expect("stored");
+        let other = kernel(&client, "other", EngineName::Kaish).await;
+        out(&other, "seq 1 20000").await;
+        manual(&other, "others").await;
+        gc(&client, false).await;
+    });
+    sound(&host, "before anything is damaged");
+    host.kill();
+    host
+}
+
+/// Flips a bit of the first place where a pack has these bytes.
+fn flip(host: &Host, bytes: &[u8]) {
+    for path in packs(host) {
+        let mut pack = std::fs::read(&path).unwrap();
+        if let Some(at) = pack.windows(bytes.len()).position(|window| window == bytes) {
+            pack[at] ^= 0x10;
+            return std::fs::write(&path, pack).unwrap();
+        }
+    }
+    panic!("no pack holds {:?}", String::from_utf8_lossy(bytes));
+}
+
+fn affects(told: &[Value], what: &str) -> Vec<(String, String)> {
+    let affected = told.iter().flat_map(|damage| damage["affects"].as_array().cloned().unwrap_or_default());
+    let text = |one: &Value, key: &str| one[key].as_str().unwrap().to_owned();
+    affected.filter(|one| one["what"] == what).map(|one| (text(&one, "kernel"), text(&one, "name"))).collect()
+}
+
+#[test]
+fn a_flipped_bit_is_found_named_and_others_are_unharmed() {
+    for user in users() {
+        let mut host = prepared(user);
+        flip(&host, b"first of all");
+        host.launch();
+        let (is_sound, told) = verify(&host);
+        assert!(!is_sound, "{told:?}");
+        assert_eq!(affects(&told, "checkpoint"), [("k".to_owned(), "1".to_owned())], "{told:?}");
+        assert_eq!(told[0]["what"], "object");
+        assert_eq!(told.last().unwrap()["checkpoints"], 2, "the other two are whole");
+        let text = String::from_utf8(host.cli(&["verify"]).stdout).unwrap();
+        assert!(text.contains("affects checkpoint 1 of kernel k"), "{text}");
+        host.with(async |client| {
+            let k = client.open_kernel("k").await.expect("there").0;
+            assert!(k.restore_checkpoint("first", 0).await.is_err(), "what is damaged is refused");
+            k.restore_checkpoint("second", 0).await.expect("what is not comes back");
+            assert_eq!(out(&k, "print(open('second', 'rb').read(6))").await, "b'second'");
+            let other = client.open_kernel("other").await.expect("there").0;
+            other.restore_checkpoint("others", 0).await.expect("nor has it harmed anybody else");
+        });
+        // Removed by name, it is only garbage.
+        host.ok(&["checkpoint", "k", "--delete", "first", "--yes"]);
+        host.ok(&["gc"]);
+        sound(&host, "after the damaged one was removed");
+    }
+}
+
+#[test]
+fn a_damaged_manifest_or_blob_is_named_for_what_it_is() {
+    let mut host = prepared(User::Own);
+    flip(&host, b"a blob to be found");
+    host.launch();
+    let (is_sound, told) = verify(&host);
+    let blobs = affects(&told, "blob");
+    assert!(!is_sound && blobs.len() == 1 && blobs[0].0 == "k", "{told:?}");
+    assert!(affects(&told, "checkpoint").is_empty());
+}
+
+#[test]
+fn a_truncated_pack_is_found_and_what_it_does_not_hold_is_unharmed() {
+    let mut host = prepared(User::Own);
+    let mut all = packs(&host);
+    all.sort();
+    let first = all.first().unwrap();
+    let length = std::fs::metadata(first).unwrap().len();
+    let file = std::fs::File::options().write(true).open(first).unwrap();
+    file.set_len(length / 2).unwrap();
+    drop(file);
+    host.launch();
+    let (is_sound, told) = verify(&host);
+    assert!(!is_sound, "{told:?}");
+    let broken = affects(&told, "checkpoint");
+    assert!(!broken.is_empty(), "{told:?}");
+    // Nothing is collected while it is not known what is needed.
+    let before = super::bytes_of(&packs(&host));
+    let refused = host.cli(&["gc"]);
+    assert!(!refused.status.success(), "{refused:?}");
+    assert_eq!(super::bytes_of(&packs(&host)), before);
+    // Whoever was not named comes back.
+    host.with(async |client| {
+        for (name, number, reference) in [("k", "1", "first"), ("k", "2", "second"), ("other", "1", "others")] {
+            let k = client.open_kernel(name).await.expect("there").0;
+            let is_named = broken.contains(&(name.to_owned(), number.to_owned()));
+            assert_eq!(k.restore_checkpoint(reference, 0).await.is_err(), is_named, "{name} {reference}: {broken:?}");
+        }
+    });
+}
+
+#[test]
+fn a_damaged_database_is_named_while_others_are_used() {
+    let mut host = prepared(User::Own);
+    host.launch();
+    host.ok(&["stop", "k"]);
+    let id: String =
+        serde_json::from_str::<Value>(&host.ok(&["show", "k", "--json"])).unwrap()["id"].as_str().unwrap().into();
+    sound(&host, "with a kernel at rest and one that lives");
+    let engine_db = host.data().join("kernels").join(&id).join("engine.db");
+    let mut bytes = std::fs::read(&engine_db).unwrap();
+    // What is there is listed on the first page.
+    bytes[100..600].fill(0xa5);
+    std::fs::write(&engine_db, bytes).unwrap();
+    let (is_sound, told) = verify(&host);
+    assert!(!is_sound, "{told:?}");
+    assert!(
+        told.iter().any(|one| one["what"] == "database" && one["name"].as_str().unwrap().contains(&id)),
+        "{told:?}"
+    );
+    assert_eq!(affects(&told, "all"), [("k".to_owned(), String::new())]);
+    host.ok(&["exec", "other", "echo fine"]);
+}
+
+#[test]
+fn verification_beside_work_finds_nothing_wrong() {
+    let host = host(User::Own);
+    host.with(async |client| {
+        let k = kernel(&client, "k", EngineName::Python).await;
+        k.set_retention(&ryokan::core::retention::Retention { newest: Some(2), keep_for_ms: None }, 0)
+            .await
+            .expect("set");
+        let done = std::cell::Cell::new(false);
+        let work = async {
+            for n in 0..15 {
+                out(&k, &format!("open('f', 'w').write(str({n}) * 100_000)\nx = {n}")).await;
+                super::auto(&k, &format!("a{n}")).await;
+                // One at a time: the other may be at work.
+                let _ = client.gc(false, async |_| Ok(())).await;
+            }
+            done.set(true);
+        };
+        let watch = async {
+            let mut rounds = 0;
+            while !done.get() {
+                match client.verify(async |told| panic_on_damage(told)).await {
+                    Ok(report) => {
+                        assert_eq!(report.damaged, 0);
+                        rounds += 1;
+                    }
+                    Err(error) => assert_eq!(error.reason, "upkeep", "{error:?}"),
+                }
+                tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+            }
+            assert!(rounds > 0);
+        };
+        futures::join!(work, watch);
+    });
+}
+
+fn panic_on_damage(told: ryokan::core::upkeep::VerifyTold) -> ryokan::core::error::Result<()> {
+    match told {
+        ryokan::core::upkeep::VerifyTold::Progress(_) => Ok(()),
+        ryokan::core::upkeep::VerifyTold::Damage(damage) => panic!("{damage:?}"),
+    }
+}

@@ -1,0 +1,148 @@
+//! A database in a workspace, with a process that commits all the time: each capture, brought back, is as after a crash of that
+//! process, with every commit that was acknowledged before. In each driver; files open, log and index mapped.
+
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+use ryokan::store::Store;
+use ryokan::sys::btrfs;
+use ryokan::workspace::{DriverKind, Durable, Places, Tracker, checkout};
+
+use super::rows;
+use crate::support::Mounted;
+
+const DATABASE: &str = "RYOKAN_TEST_DATABASE";
+const ROUNDS: usize = 12;
+
+/// The process that commits; ended with its holder.
+struct Writer(Child);
+
+impl Writer {
+    fn start(database: &Path) -> Writer {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["workspace::sqlite::commits_all_the_time", "--exact", "--ignored", "--nocapture"]);
+        Writer(command.env(DATABASE, database).stdout(Stdio::null()).spawn().unwrap())
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_raw(self.0.id() as i32)
+    }
+
+    fn stop(&self) {
+        kill(self.pid(), Signal::SIGSTOP).unwrap();
+        let stopped = waitpid(self.pid(), Some(WaitPidFlag::WUNTRACED)).unwrap();
+        assert!(matches!(stopped, WaitStatus::Stopped(..)), "{stopped:?}");
+    }
+
+    fn go_on(&self) {
+        kill(self.pid(), Signal::SIGCONT).unwrap();
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Beside the workspace: how many commits were acknowledged.
+fn acknowledged(database: &Path) -> PathBuf {
+    database.parent().unwrap().with_file_name("acknowledged")
+}
+
+fn count(path: &Path) -> i64 {
+    let mut bytes = [0; 8];
+    std::fs::File::open(path)
+        .and_then(|file| file.read_exact_at(&mut bytes, 0))
+        .map_or(0, |()| i64::from_le_bytes(bytes))
+}
+
+#[test]
+#[ignore = "the process of other tests here, which name the database"]
+fn commits_all_the_time() {
+    let path = PathBuf::from(std::env::var_os(DATABASE).expect("run by another test"));
+    let told = std::fs::File::create(acknowledged(&path)).unwrap();
+    let database = rusqlite::Connection::open(&path).unwrap();
+    database.execute_batch("PRAGMA journal_mode=WAL; PRAGMA synchronous=OFF; PRAGMA wal_autocheckpoint=200;").unwrap();
+    // A part of it is written through a mapping, about which nobody is told.
+    database.execute_batch("PRAGMA mmap_size=268435456; CREATE TABLE t(x TEXT)").unwrap();
+    for n in 1i64.. {
+        database.execute("INSERT INTO t VALUES (?1)", ["x".repeat(n as usize * 37 % 3000)]).unwrap();
+        told.write_all_at(&n.to_le_bytes(), 0).unwrap();
+    }
+}
+
+fn each_capture_has_what_was_acknowledged(home: &Path, kind: DriverKind) {
+    let store_dir = tempfile::tempdir().unwrap();
+    let store = Store::open(&store_dir.path().join("store")).unwrap();
+    let places = |name: &str| {
+        let workspace = home.join(name);
+        std::fs::create_dir(&workspace).unwrap();
+        Places { workspace, staging: home.join(format!("{name}.staging")), index: home.join(format!("{name}.index")) }
+    };
+    let here = places("workspace");
+    let path = here.workspace.join("data.db");
+    let mut tracker = Tracker::open(here).unwrap();
+    assert_eq!(tracker.driver().kind, kind);
+    let writer = Writer::start(&path);
+    let until = Instant::now() + Duration::from_secs(60);
+    while count(&acknowledged(&path)) == 0 {
+        assert!(Instant::now() < until, "nothing is committed");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let mut captured = Vec::new();
+    for round in 0..ROUNDS {
+        std::thread::sleep(Duration::from_millis(round as u64 * 7 % 40));
+        tracker.prepare(&store).unwrap();
+        writer.stop();
+        let acknowledged = count(&acknowledged(&path));
+        let collected = tracker.collect(&store);
+        writer.go_on();
+        // It commits while this is stored.
+        let tree = tracker.finish(collected.unwrap()).unwrap().tree;
+        captured.push((tree, acknowledged));
+    }
+    drop(writer);
+    assert!(captured[ROUNDS - 1].1 > captured[0].1 + 100, "it commits meanwhile: {captured:?}");
+    for (n, (tree, acknowledged)) in captured.iter().enumerate() {
+        let elsewhere = places(&format!("elsewhere{n}"));
+        checkout(*tree, elsewhere.clone(), &store, Durable::Process).unwrap();
+        let (verdict, rows) = rows(&elsewhere.workspace.join("data.db"));
+        assert_eq!(verdict, "ok", "{kind:?}, capture {n}");
+        // One more may be committed and not acknowledged yet.
+        assert!((*acknowledged..=acknowledged + 1).contains(&rows), "{kind:?}, capture {n}: {rows} of {acknowledged}");
+    }
+}
+
+fn on(kind: &str, check: impl FnOnce(&Path)) {
+    match Mounted::new(kind) {
+        Ok(mounted) => check(&mounted.path()),
+        Err(why) => eprintln!("ignored, because this host cannot mount {kind}: {why}"),
+    }
+}
+
+#[test]
+fn a_database_under_load_is_captured_with_all_that_was_acknowledged() {
+    let dir = tempfile::tempdir().unwrap();
+    each_capture_has_what_was_acknowledged(dir.path(), DriverKind::Tracked);
+}
+
+#[test]
+fn a_database_under_load_is_captured_by_clones() {
+    on("xfs", |at| each_capture_has_what_was_acknowledged(at, DriverKind::Reflink));
+}
+
+#[test]
+fn a_database_under_load_is_captured_in_a_subvolume() {
+    on("btrfs", |at| {
+        let opened = std::fs::File::open(at).unwrap();
+        btrfs::create(std::os::fd::AsFd::as_fd(&opened), "files").unwrap();
+        each_capture_has_what_was_acknowledged(&at.join("files"), DriverKind::Btrfs);
+    });
+}
