@@ -122,10 +122,12 @@ interface Kernel {
   # Ends the worker; state is kept. Waits for what runs, unless `force` interrupts it.
   remove @28 (expectedVersion :UInt64 = 0, withThreads :Bool = false) -> ();
 
-  journal @29 (since :UInt64, limit :UInt32, sink :JournalSink) -> ();
-  # Entries after sequence number `since`, oldest first; `limit` 0: all.
-  message @30 (role :Text, text :Text) -> (sequence :UInt64);
-  # Appends what an agent or a person said.
+  journal @29 (since :UInt64, limit :UInt32, sink :JournalSink, compacted :Bool = false, checkpoint :Text) -> ();
+  # Entries after sequence number `since`, oldest first; `limit` 0: all. With `compacted`, messages that a checkpoint compacted are
+  # left out; in the place of the last of them stands an entry of kind `checkpoint` with that checkpoint's summary. With
+  # `checkpoint` (a `ref`), only the messages that this one compacted.
+  message @30 (role :Text, text :Text, key :Text, expectedVersion :UInt64 = 0) -> (sequence :UInt64);
+  # Appends what an agent or a person said. The same `key` within 24 hours gives the same entry.
   events @31 (since :UInt64, sink :EventSink) -> (subscription :Subscription);
   # As `Host.events`, of this kernel only.
 
@@ -154,8 +156,11 @@ interface Kernel {
   # Newest first; `limit` 0: all.
   findCheckpoint @42 (ref :Text) -> (checkpoint :Checkpoint);
   # `ref`: the beginning of an id, a name, `~N` (N before the newest) or `latest`. `conflict` with the candidates if it could be several.
-  restoreCheckpoint @43 (ref :Text, expectedVersion :UInt64 = 0) -> (restoration :Restoration);
-  # All or nothing, after a checkpoint of type `system` that `undo` goes back to. Journal, messages and audit log are never touched.
+  restoreCheckpoint @43 (ref :Text, expectedVersion :UInt64 = 0, supersedeDecisions :Bool = false, withArtifacts :Bool = false)
+      -> (restoration :Restoration);
+  # All or nothing, after a checkpoint of type `system` that `undo` goes back to. Steps and the current agent go back too. Journal,
+  # messages and audit log are never touched; decisions made since are marked superseded and artifacts brought to their versions
+  # then (as new versions) only when asked.
   undo @44 (expectedVersion :UInt64 = 0) -> (restoration :Restoration);
   # Back to where the kernel was before its last restore; `notFound` if nothing was restored.
   pinCheckpoint @45 (ref :Text, pinned :Bool) -> ();
@@ -178,6 +183,37 @@ interface Kernel {
   # How long checkpoints are kept that are neither `manual` nor pinned; a bound of 0 stays as it is.
   export @51 (refs :List(Text)) -> (file :BundleReader);
   # This kernel and these of its checkpoints as one file; without any: all, and a new one of what is now. Needs the right `teleport`.
+
+  workflow @52 () -> (workflow :Workflow);
+  # Steps and the current agent.
+  beginStep @53 (name :Text, expectedVersion :UInt64 = 0) -> (step :Step);
+  # `conflict` with reason `step_open` while another is not completed.
+  completeStep @54 (expectedVersion :UInt64 = 0) -> (step :Step, checkpoint :Checkpoint);
+  # With a checkpoint of type `auto`: both or neither. As `checkpoint`, it waits for what runs.
+  handOver @55 (agent :Text, note :Text, expectedVersion :UInt64 = 0) -> (checkpoint :Checkpoint);
+  # `agent` works from now on. With a checkpoint of type `auto`: both or neither.
+
+  openDecision @56 (title :Text, text :Text, key :Text, expectedVersion :UInt64 = 0) -> (decision :Decision);
+  # The same `key` within 24 hours gives the same decision.
+  lockDecision @57 (id :UInt64, expectedVersion :UInt64 = 0) -> (decision :Decision, checkpoint :Checkpoint);
+  # With a checkpoint of type `auto` just before: both or neither.
+  supersedeDecision @58 (id :UInt64, expectedVersion :UInt64 = 0) -> (decision :Decision);
+  decisions @59 (sink :DecisionSink) -> ();
+  # Oldest first.
+
+  putArtifact @60 (name :Text, source :ArtifactSource, contentType :Text, key :Text, expectedVersion :UInt64 = 0)
+      -> (artifact :Artifact);
+  # One more version, unless the newest is the same already. The same `key` within 24 hours gives the same version.
+  revertArtifact @61 (name :Text, version :UInt32, expectedVersion :UInt64 = 0) -> (artifact :Artifact);
+  # One more version, with the content of an earlier one.
+  artifacts @62 (name :Text, sink :ArtifactSink) -> ();
+  # The newest version of each, by name; of one artifact, if `name` is given: every version, newest first.
+  artifact @63 (name :Text, version :UInt32 = 0) -> (artifact :Artifact, blob :BlobReader);
+  # `version` 0: the newest.
+
+  diffText @64 (from :Text, to :Text, paths :List(Data), sink :PatchSink) -> ();
+  # What differs in the files from checkpoint `from` to checkpoint `to` (empty: to what is now), as unified diffs; `paths` empty:
+  # of all files, else of these and of what is beneath them.
 }
 
 interface Execution {
@@ -211,6 +247,9 @@ interface VerifySink {
   damage @1 (damage :Damage) -> stream;
 }
 interface AuditSink { next @0 (line :AuditLine) -> stream; }
+interface DecisionSink { next @0 (decision :Decision) -> stream; }
+interface ArtifactSink { next @0 (artifact :Artifact) -> stream; }
+interface PatchSink { next @0 (patch :Patch) -> stream; }
 interface JournalSink { entry @0 (entry :JournalEntry) -> stream; }
 
 interface Subscription {}
@@ -424,7 +463,12 @@ struct CheckpointRequest {
   waitMs @5 :UInt64;          # for the kernel to come to rest; 0: a minute
   expectedVersion @6 :UInt64;
   kind @7 :Text;              # of the snapshot: `checkpoint`, or empty or `auto` for the richest that there is
+  summary @8 :Text;           # what the journal shows in place of the messages that it compacts
+  compact @9 :List(Span);     # those messages; executions and marks among them stay
 }
+
+struct Span { first @0 :UInt64; last @1 :UInt64; }
+# Sequence numbers of a journal, both included.
 
 enum CheckpointType { auto @0; manual @1; system @2; conflict @3; }
 
@@ -445,6 +489,11 @@ struct Checkpoint {
   files @13 :UInt64;          # files, folders and links of the workspace
   stateBytes @14 :UInt64;     # of the engine's state
   isHead @15 :Bool;           # the kernel is at it: taken or restored last
+  step @16 :UInt32;           # the newest step then; 0: there was none
+  stepName @17 :Text;
+  agent @18 :Text;            # who worked then; empty: nobody was named
+  summary @19 :Text;
+  compacted @20 :UInt64;      # messages that it compacted
 }
 
 struct Difference {
@@ -456,7 +505,9 @@ struct Difference {
   what @5 :List(Text);        # of a file: `content`, `mode`, `owner`, `links`, `time`, `kind`
 }
 
-enum Area { state @0; file @1; mount @2; mcp @3; journal @4; }
+enum Area {
+  state @0; file @1; mount @2; mcp @3; journal @4; step @5; agent @6; decision @7; artifact @8; tool @9; limit @10; size @11;
+}
 enum Deed { added @0; removed @1; changed @2; renamed @3; }
 
 struct Restoration {
@@ -467,6 +518,66 @@ struct Restoration {
   filesChanged @4 :UInt64;    # files and folders that were made, changed or removed; a folder that came or went whole is one
   fromMemory @5 :Bool;        # the engine came back from a copy in memory, with everything that it held; else from its saved state
   whyNotMemory @6 :Text;      # empty: it came from memory, or its engine keeps no copies
+  decisionsChanged @7 :UInt32; # marked superseded, or that mark taken back
+  artifactsChanged @8 :UInt32; # that have one more version
+}
+
+struct Patch {
+  # One file, or the next part of it.
+  path @0 :Data;
+  deed @1 :Deed;
+  before @2 :Data;            # its name before, if it was renamed
+  note @3 :Text;              # why there is no text: `binary`, `too large`, or what it is instead of a file; empty: there is
+  text @4 :Data;              # of a unified diff, as the files have it: not to be sent to a terminal as it is
+  more @5 :Bool;              # more of this file follows
+}
+
+struct Workflow {
+  steps @0 :List(Step);       # the newest last
+  agent @1 :Text;             # who works; empty: nobody was named
+}
+
+struct Step {
+  index @0 :UInt32;           # from 1
+  name @1 :Text;
+  agent @2 :Text;             # who worked when it was begun
+  begunAtMs @3 :Int64;
+  completedAtMs @4 :Int64;    # 0: it is the current step
+}
+
+struct Decision {
+  id @0 :UInt64;              # counts the kernel's decisions from 1
+  title @1 :Text;
+  text @2 :Text;
+  state @3 :DecisionState;
+  agent @4 :Text;             # who worked when it was opened
+  step @5 :UInt32;            # the newest step then; 0: there was none
+  openedBy @6 :Text;
+  openedAtMs @7 :Int64;
+  lockedBy @8 :Text;
+  lockedAtMs @9 :Int64;       # 0: it was not
+  supersededBy @10 :Text;
+  supersededAtMs @11 :Int64;  # 0: it is not
+}
+
+enum DecisionState { open @0; locked @1; superseded @2; }
+
+struct ArtifactSource {
+  union {
+    hash @0 :Text;            # a blob that the kernel may read
+    path @1 :Data;            # a file of the workspace, as it is now
+  }
+}
+
+struct Artifact {
+  name @0 :Text;
+  version @1 :UInt32;         # from 1
+  hash @2 :Text;              # empty: withdrawn, for a restore led to where it did not exist
+  bytes @3 :UInt64;
+  contentType @4 :Text;
+  putBy @5 :Text;
+  atMs @6 :Int64;
+  revertsTo @7 :UInt32;       # the version whose content it brought back; 0: its content is its own
 }
 
 struct KernelInfo {
@@ -528,7 +639,7 @@ struct Event { sequence @0 :UInt64; atMs @1 :Int64; kernel @2 :Text; kind @3 :Te
 struct JournalEntry {
   sequence @0 :UInt64;
   atMs @1 :Int64;
-  kind @2 :Text;              # execution, message, mark
+  kind @2 :Text;              # execution, message, mark; checkpoint, where one stands for what it compacted
   actor @3 :Text;
   execId @4 :UInt64;          # 0 if it is no execution
   text @5 :Text;              # code, message or mark

@@ -21,4 +21,5 @@ mod systemd;
 mod tidy;
 mod upkeep;
 mod worker;
+mod workflow;
 mod workspace;

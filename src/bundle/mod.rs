@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::core::checkpoint::CheckpointType;
 use crate::core::ids::{CheckpointId, Digest, HostId, KernelId};
+use crate::core::workflow::Decision;
 use crate::store::StoreError;
 use crate::workspace::WorkspaceError;
 
@@ -52,6 +53,9 @@ pub struct Head {
     pub checkpoints: Vec<Packed>,
     /// Blobs that it could read.
     pub blobs: Vec<Digest>,
+    /// The decisions of its work, whose texts no checkpoint repeats.
+    #[serde(default)]
+    pub decisions: Vec<Decision>,
 }
 
 /// One checkpoint of a file.
@@ -63,6 +67,9 @@ pub struct Packed {
     pub name: String,
     /// More words about it.
     pub description: String,
+    /// What it says in the place of messages.
+    #[serde(default)]
+    pub summary: String,
     /// Why it was taken.
     #[serde(rename = "type")]
     pub kind: CheckpointType,

@@ -9,6 +9,7 @@ use super::{BundleError, Head, Packed, Record};
 use crate::core::checkpoint::{Manifest, StateParts, Taking};
 use crate::core::ids::{CheckpointId, Digest};
 use crate::core::limits;
+use crate::core::workflow::Decision;
 use crate::store::{Store, StoreError};
 use crate::workspace::{self, ObjectBatch, Objects, TreeId, WorkspaceError};
 
@@ -197,10 +198,19 @@ fn check_head(head: &Head) -> Result<(), BundleError> {
     if head.name.len() > limits::NAME_BYTES || head.ryokan.len() > limits::IDENTIFIER_BYTES {
         return Err(wrong("a name that is too long".into()));
     }
+    let long = |decision: &Decision| {
+        let Decision { text, agent, opened_by, locked_by, .. } = decision;
+        let name = |name: &String| name.len() > limits::PATH_BYTES || name.chars().any(char::is_control);
+        text.len() > limits::RECORD_TEXT_BYTES || [agent, opened_by, locked_by].into_iter().any(name)
+    };
+    if head.decisions.len() as u64 > limits::DECISIONS || head.decisions.iter().any(long) {
+        return Err(wrong("more decisions, or longer ones, than may be".into()));
+    }
     let mut ids = HashSet::new();
     for packed in &head.checkpoints {
-        let Packed { id, name, description, kind, creator, .. } = packed;
-        let taking = Taking { description: description.clone(), ..Taking::by_us(*kind, name) };
+        let Packed { id, name, description, summary, kind, creator, .. } = packed;
+        let (description, summary) = (description.clone(), summary.clone());
+        let taking = Taking { description, summary, ..Taking::by_us(*kind, name) };
         taking.check().map_err(|error| wrong(error.message))?;
         if creator.len() > limits::PATH_BYTES || creator.chars().any(char::is_control) {
             return Err(wrong("a creator that is no name".into()));
@@ -263,6 +273,7 @@ fn whole(store: &Store, head: &Head, held: HashSet<Digest>) -> Result<(Vec<Manif
             return Err(wrong(&"its manifest is another checkpoint's"));
         }
         manifest.spec.check().map_err(|error| wrong(&error))?;
+        manifest.work.check().map_err(|error| wrong(&error))?;
         if manifest.mounts.len() > limits::MOUNTS || manifest.mcp.len() > limits::MCP_SERVERS {
             return Err(wrong(&"it has more mounts or servers than may be"));
         }
@@ -276,6 +287,7 @@ fn whole(store: &Store, head: &Head, held: HashSet<Digest>) -> Result<(Vec<Manif
             return Err(wrong(&"more engine state than may be"));
         }
         parts.entries.iter().try_for_each(|part| held.needs(part.body))?;
+        manifest.names().objects.into_iter().try_for_each(|object| held.needs(object))?;
         let reached = workspace::reach(&held, TreeId(manifest.workspace.tree), &mut walked, &mut |object| {
             if held.contains(object) { Ok(()) } else { Err(StoreError::NotFound(object).into()) }
         });

@@ -52,6 +52,8 @@ impl World {
             workspace: WorkspacePart { tree: captured.tree.0, files: captured.entries },
             mounts: Vec::new(),
             mcp: Vec::<McpPart>::new(),
+            work: Default::default(),
+            tools: Vec::new(),
             missed: Vec::new(),
             audit: None,
         };
@@ -60,6 +62,7 @@ impl World {
             id,
             name: "one".into(),
             description: String::new(),
+            summary: String::new(),
             kind: CheckpointType::Manual,
             creator: "me".into(),
             at_ms: 1,
@@ -78,6 +81,7 @@ impl World {
             begin: id,
             checkpoints: vec![packed],
             blobs: vec![blob],
+            decisions: Vec::new(),
         };
         World { dir, store, head }
     }

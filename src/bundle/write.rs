@@ -63,6 +63,9 @@ impl<W: Write> Writing<'_, W> {
         for part in parts.entries {
             self.object(part.body)?;
         }
+        for object in manifest.names().objects {
+            self.object(object)?;
+        }
         let (mut tree, mut walked) = (Vec::new(), std::mem::take(&mut self.seen));
         let reached = workspace::reach(self.store, TreeId(manifest.workspace.tree), &mut walked, &mut |object| {
             tree.push(object);

@@ -8,16 +8,17 @@ use std::path::Path;
 
 use super::state::{
     Beginning, Begun, Direction, EntryKind, ExecBegin, ExecClose, FirstCheckpoint, Lease, NewCheckpoint, NewConsent,
-    NewEntry, OutputRecord, Restored, Restoring,
+    NewEntry, OutputRecord, Restored, Restoring, Together,
 };
 use super::*;
-use crate::core::checkpoint::CheckpointType;
+use crate::core::checkpoint::{CheckpointType, Span};
 use crate::core::engine::EngineName;
 use crate::core::exec::{ExecEnd, ExecRequest};
 use crate::core::ids::{CheckpointId, Digest, Epoch, ExecId, HostId, KernelId, WorkerId};
-use crate::core::info::{GivenMount, McpTransport, MountInfo};
+use crate::core::info::{GivenMount, JournalView, McpTransport, MountInfo};
 use crate::core::origin::{ForkPoint, Origin};
 use crate::core::spec::KernelSpec;
+use crate::core::workflow::{Change, Content, Options, Request, WorkflowPart};
 use crate::sys::fault::tests::{crash_dir, run_child};
 use crate::sys::fault::{Steps, points};
 
@@ -146,16 +147,55 @@ async fn step(n: usize, h: &CatalogHandle) -> Result<bool, CatalogError> {
         31 => state.pin_checkpoint(CheckpointId::from_bytes([1; 16]), true).await.map(drop)?,
         32 => state.begin_restore(restoring()).await?,
         33 => {
-            let (mounts, mcp) = (Vec::new(), Vec::new());
-            let done = Restored { restoring: restoring(), mounts, mcp, entry: mark("restored"), at_ms: 9 };
+            let (mounts, mcp, work) = (Vec::new(), Vec::new(), WorkflowPart::default());
+            let done = Restored { restoring: restoring(), mounts, mcp, work, entry: mark("restored"), at_ms: 9 };
             state.finish_restore(done).await.map(drop)?;
         }
-        34 => state.begin(beginning()).await?,
-        35 => state.add_checkpoint(new_checkpoint(13), mark("checkpoint")).await.map(drop)?,
-        36 => state.add_checkpoint(new_checkpoint(14), mark("checkpoint")).await.map(drop)?,
-        37 => state.thin_checkpoints(Box::new(|_| vec![CheckpointId::from_bytes([13; 16])])).await.map(drop)?,
-        38 => state.add_checkpoint(new_checkpoint(15), mark("checkpoint")).await.map(drop)?,
-        39 => state.remove_checkpoint(CheckpointId::from_bytes([14; 16]), mark("removed")).await.map(drop)?,
+        34.. => return work_step(n, &state).await,
+    }
+    Ok(true)
+}
+
+/// The part of the script that is about the work: alone, with a checkpoint, and taken back by a restore.
+async fn work_step(n: usize, state: &StateHandle) -> Result<bool, CatalogError> {
+    let asked = |change| Request { change, actor: "me".into(), at_ms: 20, key: format!("k{n}") };
+    let (title, text, name) = ("t".to_owned(), "why".to_owned(), "n".to_owned());
+    let content = Content { hash: Digest::from_bytes([7; 32]), bytes: 3, content_type: "text/plain".into() };
+    match n {
+        34 => state.change_workflow(asked(Change::BeginStep { name })).await.map(drop)?,
+        35 => state.change_workflow(asked(Change::OpenDecision { title, text })).await.map(drop)?,
+        36 => state.change_workflow(asked(Change::PutArtifact { name, content })).await.map(drop)?,
+        37 => {
+            let with = Some(Together::Before(asked(Change::CompleteStep)));
+            state.add_checkpoint(NewCheckpoint { with, ..new_checkpoint(3) }, mark("with a step")).await.map(drop)?;
+        }
+        38 => {
+            let said = NewEntry { kind: EntryKind::Message, ..mark("user: hello") };
+            state.add_message(said, "said".into()).await.map(drop)?;
+        }
+        39 => {
+            let with = Some(Together::After(asked(Change::LockDecision { id: 1 })));
+            let (summary, compact) = ("in short".to_owned(), vec![Span { first: 1, last: 1000 }]);
+            let new = NewCheckpoint { with, summary, compact, ..new_checkpoint(4) };
+            state.add_checkpoint(new, mark("before a decision")).await.map(drop)?;
+        }
+        40 => {
+            let options = Options { supersede_decisions: true, with_artifacts: true };
+            state.begin_restore(Restoring { options, ..restoring() }).await?;
+        }
+        41 => {
+            let options = Options { supersede_decisions: true, with_artifacts: true };
+            let (mounts, mcp, work) = (Vec::new(), Vec::new(), WorkflowPart::default());
+            let restoring = Restoring { options, ..restoring() };
+            let done = Restored { restoring, mounts, mcp, work, entry: mark("restored"), at_ms: 9 };
+            state.finish_restore(done).await.map(drop)?;
+        }
+        42 => state.begin(beginning()).await?,
+        43 => state.add_checkpoint(new_checkpoint(13), mark("checkpoint")).await.map(drop)?,
+        44 => state.add_checkpoint(new_checkpoint(14), mark("checkpoint")).await.map(drop)?,
+        45 => state.thin_checkpoints(Box::new(|_| vec![CheckpointId::from_bytes([13; 16])])).await.map(drop)?,
+        46 => state.add_checkpoint(new_checkpoint(15), mark("checkpoint")).await.map(drop)?,
+        47 => state.remove_checkpoint(CheckpointId::from_bytes([14; 16]), mark("removed")).await.map(drop)?,
         _ => return Ok(false),
     }
     Ok(true)
@@ -173,6 +213,9 @@ fn new_checkpoint(id: u8) -> NewCheckpoint {
         manifest: Digest::from_bytes([id; 32]),
         files: 1,
         state_bytes: 2,
+        summary: String::new(),
+        compact: Vec::new(),
+        with: None,
     }
 }
 
@@ -181,6 +224,8 @@ fn beginning() -> Beginning {
     let parent = Some(from.checkpoint);
     Beginning {
         origin: Origin::of_fork(0, from),
+        work: WorkflowPart::default(),
+        decisions: Vec::new(),
         checkpoints: vec![FirstCheckpoint { new: new_checkpoint(7), parent, entry: mark("forked") }],
         mounts: Vec::new(),
         mcp: Vec::new(),
@@ -192,7 +237,7 @@ fn beginning() -> Beginning {
 
 fn restoring() -> Restoring {
     let [target, safety] = [1, 2].map(|id| CheckpointId::from_bytes([id; 16]));
-    Restoring { target, safety, actor: "me".into(), at_ms: 6 }
+    Restoring { target, safety, actor: "me".into(), at_ms: 6, options: Options::default() }
 }
 
 fn mark(text: &str) -> NewEntry {
@@ -252,6 +297,11 @@ async fn observe(h: &CatalogHandle, dir: &Path) -> String {
         note("checkpoints", &state.checkpoints(u64::MAX, 100).await.expect("readable"));
         note("head", &state.head().await.expect("readable"));
         note("objects", &state.roots().await.expect("readable"));
+        note("restoring", &state.restoring().await.expect("readable"));
+        note("compacted", &state.journal_as(JournalView::Compacted, 0, 100).await.expect("readable"));
+        note("workflow", &state.workflow().await.expect("readable"));
+        note("decisions", &state.decisions(0).await.expect("readable"));
+        note("artifacts", &state.artifact_versions("n".into(), 100).await.expect("readable"));
         note("origin", &state.origin().await.expect("readable"));
         note("lease", &state.lease().await.expect("readable"));
         note("consents", &state.consents(0).await.expect("readable"));

@@ -20,6 +20,9 @@ pub enum CatalogError {
     /// The record is not what the caller expected.
     #[error("{0}")]
     Conflict(String),
+    /// What `core` says about it.
+    #[error("{0}")]
+    Refused(Box<Error>),
     /// A bound of `core::limits` is reached.
     #[error("{what} would exceed {most}")]
     Limit {
@@ -152,6 +155,7 @@ impl CatalogError {
             E::NotFound(what) => E::NotFound(what.clone()),
             E::Exists(what) => E::Exists(what.clone()),
             E::Conflict(what) => E::Conflict(what.clone()),
+            E::Refused(error) => E::Refused(error.clone()),
             E::Limit { what, most } => E::Limit { what, most: *most },
             E::File(error) => {
                 let source = io::Error::new(error.source.kind(), error.source.to_string());
@@ -186,6 +190,7 @@ impl From<CatalogError> for Error {
         let (code, hint) = match &error {
             E::NotFound(_) => (ErrorCode::NotFound, ""),
             E::Exists(_) => (ErrorCode::AlreadyExists, ""),
+            E::Refused(error) => return Error::clone(error),
             E::Conflict(_) => (ErrorCode::Conflict, "look at the present state and decide again"),
             E::Limit { .. } => (ErrorCode::InvalidArgument, ""),
             E::Busy => (ErrorCode::Busy, "try again in a moment"),

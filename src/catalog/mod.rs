@@ -46,4 +46,6 @@ mod damage_tests;
 #[cfg(test)]
 mod model_tests;
 #[cfg(test)]
+mod record_tests;
+#[cfg(test)]
 mod speed_tests;

@@ -75,6 +75,7 @@ impl Kind {
                 include_str!("../../schema/state/0004_checkpoints.sql"),
                 include_str!("../../schema/state/0005_origin.sql"),
                 include_str!("../../schema/state/0006_rest.sql"),
+                include_str!("../../schema/state/0007_workflow.sql"),
             ],
             Kind::Engine => &[include_str!("../../schema/engine/0001_first.sql")],
         }

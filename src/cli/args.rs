@@ -21,6 +21,7 @@ use super::tools::ToolsArgs;
 use super::tour::TourArgs;
 use super::upkeep::{AuditArgs, GcArgs, RetentionArgs};
 use super::vars::{GetArgs, SetArgs};
+use super::workflow::{ArtifactArgs, DecisionArgs, HandoffArgs, StepArgs};
 
 /// Git for running computers: durable, sandboxed sessions that execute code.
 #[derive(Debug, Parser)]
@@ -129,6 +130,14 @@ pub enum Command {
     Export(ExportArgs),
     /// Make a kernel of a file that export wrote
     Import(ImportArgs),
+    /// Begin, complete and list the steps of the work in a kernel
+    Step(StepArgs),
+    /// Hand the work in a kernel over to another agent, with a checkpoint
+    Handoff(HandoffArgs),
+    /// Open, lock, supersede and list decisions
+    Decision(DecisionArgs),
+    /// Put, get, list and revert artifacts: named, versioned results
+    Artifact(ArtifactArgs),
     /// Show a kernel's journal
     Journal(JournalArgs),
     /// Add a message to a kernel's journal

@@ -12,6 +12,7 @@ use crate::core::error::Error;
 use crate::core::ids::Digest;
 use crate::core::limits;
 use crate::core::quantity::format_size;
+use crate::rpc::client::{BlobDownload, KernelClient};
 
 /// `ryokan blob`
 #[derive(Debug, Args)]
@@ -57,12 +58,18 @@ pub async fn blob(context: &Context, args: BlobArgs) -> Result<(), Failure> {
 }
 
 async fn put(context: &Context, name: &str, file: &Path) -> Result<(), Failure> {
+    let (kernel, _) = context.kernel(name).await?;
+    let (hash, bytes) = upload(context, &kernel, file).await?;
+    context.show(|| json::blob(hash, bytes), || format!("{hash}\n"))
+}
+
+/// Stores a file, or standard input, as a blob.
+pub(super) async fn upload(context: &Context, kernel: &KernelClient, file: &Path) -> Result<(Digest, u64), Failure> {
     let unreadable = |e| Failure::of_file("read", file, &e);
     let mut from: Box<dyn Read> = match file == Path::new("-") {
         true => Box::new(std::io::stdin()),
         false => Box::new(std::fs::File::open(file).map_err(unreadable)?),
     };
-    let (kernel, _) = context.kernel(name).await?;
     let mut upload = kernel.new_blob().await?;
     let mut progress = Progress::new(context, "sent");
     let mut chunk = vec![0; limits::CHUNK_BYTES];
@@ -76,15 +83,24 @@ async fn put(context: &Context, name: &str, file: &Path) -> Result<(), Failure> 
         upload.write(&chunk[..read]).await?;
         progress.add(read);
     }
-    let (hash, bytes) = upload.finish().await?;
+    let stored = upload.finish().await?;
     progress.end();
-    context.show(|| json::blob(hash, bytes), || format!("{hash}\n"))
+    Ok(stored)
 }
 
 async fn get(context: &Context, name: &str, hash: Digest, output: Option<&Path>) -> Result<(), Failure> {
     let (kernel, _) = context.kernel(name).await?;
-    let mut download = kernel.open_blob(hash).await?;
+    let download = kernel.open_blob(hash).await?;
     let size = download.size();
+    save(context, download, output).await?;
+    match context.options.json && output.is_some() {
+        true => context.print_json(&json::blob(hash, size)),
+        false => Ok(()),
+    }
+}
+
+/// Writes a blob to a file, or to standard output.
+pub(super) async fn save(context: &Context, mut download: BlobDownload, output: Option<&Path>) -> Result<(), Failure> {
     let mut to = Target::open(output)?;
     let mut progress = Progress::new(context, "received");
     while let Some(part) = download.next().await? {
@@ -93,10 +109,7 @@ async fn get(context: &Context, name: &str, hash: Digest, output: Option<&Path>)
     }
     to.finish()?;
     progress.end();
-    match context.options.json && output.is_some() {
-        true => context.print_json(&json::blob(hash, size)),
-        false => Ok(()),
-    }
+    Ok(())
 }
 
 /// Where a blob goes. A file appears whole or not at all.

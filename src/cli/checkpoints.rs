@@ -1,6 +1,8 @@
 //! checkpoint, log, restore, undo.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
@@ -8,10 +10,12 @@ use clap::{Args, ValueEnum};
 use super::context::Context;
 use super::failure::Failure;
 use super::{json, render};
-use crate::core::checkpoint::{Checkpoint, CheckpointType, Restoration, Taking};
-use crate::core::diff::{Area, Deed};
+use crate::core::checkpoint::{Checkpoint, CheckpointType, Restoration, Span, Taking};
+use crate::core::diff::{Area, Deed, Patch};
 use crate::core::error::Error;
 use crate::core::info::{KernelFilter, KernelInfo};
+use crate::core::workflow::Options;
+use crate::rpc::client::KernelClient;
 
 /// `ryokan checkpoint`
 #[derive(Debug, Args)]
@@ -33,6 +37,15 @@ pub struct CheckpointArgs {
     /// Interrupt what runs in place of waiting for it
     #[arg(long)]
     pub interrupt: bool,
+    /// It is taken before a conflict is resolved: its type says so
+    #[arg(long)]
+    pub conflict: bool,
+    /// What happened so far in short: the journal shows it in place of the messages that it compacts
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    pub summary: String,
+    /// Messages that the summary stands for: A..B, A.. or ..B in the journal's numbers; repeatable
+    #[arg(long, value_name = "A..B", value_parser = parse_span, requires = "summary")]
+    pub compact: Vec<Span>,
     /// How long to wait for what runs
     #[arg(long, value_name = "TIME", default_value = "1m", value_parser = humantime::parse_duration)]
     pub wait: Duration,
@@ -45,6 +58,21 @@ pub struct CheckpointArgs {
     /// Take none: let this one go when its time comes
     #[arg(long, value_name = "REF", conflicts_with_all = ["message", "description", "kind", "pin", "interrupt", "wait", "delete", "pin_ref"])]
     pub unpin: Option<String>,
+}
+
+fn parse_span(text: &str) -> Result<Span, String> {
+    let number = |text: &str, open: u64| match text {
+        "" => Ok(open),
+        text => text.parse::<u64>().map_err(|e| format!("{text:?}: {e}")),
+    };
+    let (first, last) = match text.split_once("..") {
+        Some((first, last)) => (number(first, 1)?, number(last, u64::MAX)?),
+        None => (number(text, 1)?, number(text, 1)?),
+    };
+    if first > last || text.is_empty() {
+        return Err(format!("{text:?} is no range of the journal: write the smaller number first"));
+    }
+    Ok(Span { first, last })
 }
 
 /// A kind of snapshot.
@@ -81,6 +109,12 @@ pub struct RestoreArgs {
     /// Which checkpoint: the beginning of its id, its name, ~N (N before the newest) or latest
     #[arg(value_name = "REF")]
     pub reference: String,
+    /// Also bring artifacts to their versions then, as new versions
+    #[arg(long)]
+    pub with_artifacts: bool,
+    /// Also mark decisions made since as superseded
+    #[arg(long)]
+    pub supersede_decisions: bool,
 }
 
 /// Takes a checkpoint.
@@ -92,8 +126,10 @@ pub async fn checkpoint(context: &Context, args: CheckpointArgs) -> Result<(), F
         args.pin_ref.as_ref().map(|r| (r, true)).or(args.unpin.as_ref().map(|r| (r, false)))
     {
         let (kernel, _) = context.kernel(&args.name).await?;
-        kernel.pin_checkpoint(reference, pinned).await?;
+        // Looked up first: retention may take an unpinned one away at once.
         let (found, is_head) = kernel.find_checkpoint(reference).await?;
+        kernel.pin_checkpoint(&found.id.to_string(), pinned).await?;
+        let found = Checkpoint { pinned, ..found };
         let line = || render::checkpoint_line(&found, is_head, context.terminal.paint);
         return context.show(|| json::checkpoint(&found, is_head), line);
     }
@@ -110,7 +146,9 @@ pub async fn checkpoint(context: &Context, args: CheckpointArgs) -> Result<(), F
         pinned: args.pin,
         interrupt: args.interrupt,
         wait: args.wait,
-        ..Taking::by_us(CheckpointType::Manual, "")
+        summary: args.summary,
+        compact: args.compact,
+        ..Taking::by_us(if args.conflict { CheckpointType::Conflict } else { CheckpointType::Manual }, "")
     };
     taking.check()?;
     let (kernel, _) = context.kernel(&args.name).await?;
@@ -179,11 +217,20 @@ pub struct DiffArgs {
     /// Only how many of what
     #[arg(long)]
     pub stat: bool,
+    /// What differs in the files, as unified diffs
+    #[arg(short = 'p', long, conflicts_with = "stat")]
+    pub text: bool,
+    /// Only these files and what is beneath them; with --text
+    #[arg(last = true, value_name = "PATH", requires = "text")]
+    pub paths: Vec<OsString>,
 }
 
 /// Shows what differs.
 pub async fn diff(context: &Context, args: DiffArgs) -> Result<(), Failure> {
     let (kernel, _) = context.kernel(&args.name).await?;
+    if args.text {
+        return diff_text(context, &kernel, args).await;
+    }
     let (paint, mut counts) = (context.terminal.paint, BTreeMap::<(Area, Deed), u64>::new());
     let mut failed = None;
     let told = kernel.diff(&args.from, &args.to, async |difference| {
@@ -212,6 +259,32 @@ pub async fn diff(context: &Context, args: DiffArgs) -> Result<(), Failure> {
     }
 }
 
+/// Shows what differs in the files. Their contents are not ours: nothing of them reaches the terminal but what is printable.
+async fn diff_text(context: &Context, kernel: &KernelClient, args: DiffArgs) -> Result<(), Failure> {
+    let paths: Vec<Vec<u8>> = args.paths.into_iter().map(OsStringExt::into_vec).collect();
+    let (mut failed, mut whole) = (None, Vec::new());
+    let told = kernel.diff_text(&args.from, &args.to, &paths, async |patch| {
+        whole.extend_from_slice(&patch.text);
+        if patch.more {
+            return Ok(());
+        }
+        let patch = Patch { text: std::mem::take(&mut whole), ..patch };
+        let shown = match context.options.json {
+            true => format!("{}\n", json::patch(&patch)),
+            false => render::patch(&patch, context.terminal.paint),
+        };
+        context.print(&shown).map_err(|failure| {
+            failed = Some(failure);
+            Error::unavailable("the output is closed")
+        })
+    });
+    let told = told.await;
+    match failed {
+        Some(failure) => Err(failure),
+        None => Ok(told?),
+    }
+}
+
 /// Goes back to a checkpoint.
 pub async fn restore(context: &Context, args: RestoreArgs) -> Result<(), Failure> {
     let (kernel, info) = context.kernel(&args.name).await?;
@@ -219,7 +292,8 @@ pub async fn restore(context: &Context, args: RestoreArgs) -> Result<(), Failure
     let named = if found.name.is_empty() { String::new() } else { format!(" ({})", found.name) };
     context.confirm(&format!("restore {} to checkpoint {}{named}", info.spec.name, found.short_id()))?;
     // By its id: what `latest` means may change between question and answer.
-    let done = kernel.restore_checkpoint(&found.id.to_string(), 0).await?;
+    let options = Options { supersede_decisions: args.supersede_decisions, with_artifacts: args.with_artifacts };
+    let done = kernel.restore_with(&found.id.to_string(), options, 0).await?;
     tell(context, &args.name, &done)
 }
 

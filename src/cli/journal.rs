@@ -13,7 +13,7 @@ use super::failure::Failure;
 use super::{exit, json, render};
 use crate::core::info::{Event, JournalEntry};
 use crate::core::limits;
-use crate::rpc::client::KernelClient;
+use crate::rpc::client::{JournalSeen, KernelClient};
 
 /// `ryokan journal`
 #[derive(Debug, Args)]
@@ -32,9 +32,12 @@ pub struct JournalArgs {
     /// Go on as it happens, until Ctrl-C
     #[arg(long, conflicts_with = "limit")]
     pub follow: bool,
-    /// Show whole texts and who wrote them
+    /// Show whole texts and who wrote them, and the messages that checkpoints compacted
     #[arg(long)]
     pub full: bool,
+    /// Only the messages that this checkpoint compacted
+    #[arg(long, value_name = "REF", conflicts_with_all = ["follow", "tail"])]
+    pub checkpoint: Option<String>,
 }
 
 /// `ryokan message`
@@ -67,7 +70,13 @@ pub async fn journal(context: &Context, args: JournalArgs) -> Result<(), Failure
     let (kernel, info) = context.kernel(&args.name).await?;
     // The version is one more than the newest entry's number, and numbers have no gaps.
     let since = args.tail.map_or(args.since, |newest| info.version.saturating_sub(newest.saturating_add(1)));
-    let mut shown = Shown { context, full: args.full, since, ended: BTreeSet::new(), running: BTreeSet::new() };
+    let seen = match &args.checkpoint {
+        Some(reference) => JournalSeen::Of(reference),
+        None if args.full => JournalSeen::Whole,
+        None => JournalSeen::Compacted,
+    };
+    let (ended, running) = (BTreeSet::new(), BTreeSet::new());
+    let mut shown = Shown { context, full: args.full, seen, since, ended, running };
     if !args.follow {
         return shown.more(&kernel, args.limit).await;
     }
@@ -88,6 +97,7 @@ pub async fn journal(context: &Context, args: JournalArgs) -> Result<(), Failure
 struct Shown<'a> {
     context: &'a Context,
     full: bool,
+    seen: JournalSeen<'a>,
     since: u64,
     ended: BTreeSet<u64>,
     running: BTreeSet<u64>,
@@ -97,7 +107,7 @@ impl Shown<'_> {
     async fn more(&mut self, kernel: &KernelClient, limit: u32) -> Result<(), Failure> {
         let mut failed = None;
         let since = self.since;
-        let read = kernel.each_journal_entry(since, limit, async |entry: JournalEntry| {
+        let read = kernel.each_entry_seen(self.seen, since, limit, async |entry: JournalEntry| {
             self.entry(&entry).map_err(|failure| {
                 failed = Some(failure);
                 crate::core::error::Error::unavailable("the output is closed")

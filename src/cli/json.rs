@@ -9,7 +9,7 @@ use serde_json::{Value as Json, json};
 
 use crate::core::audit::{AuditBreak, AuditHead, AuditLine};
 use crate::core::checkpoint::{Checkpoint, Recalled, Restoration};
-use crate::core::diff::{Area, Deed};
+use crate::core::diff::{Area, Deed, Patch};
 use crate::core::exec::ExecResult;
 use crate::core::ids::Digest;
 use crate::core::info::{Event, JournalEntry, KernelInfo, ToolInfo};
@@ -165,6 +165,11 @@ pub fn var(name: &str, value: &Value) -> Json {
     json!({ "name": name, "value": value.to_plain_json(), "tagged": value.to_json() })
 }
 
+/// A thing whose fields are its JSON already.
+pub fn of<T: Serialize>(item: &T) -> Json {
+    serde_json::to_value(item).unwrap_or_default()
+}
+
 /// Things whose fields are their JSON already.
 pub fn list<T: Serialize>(items: &[T]) -> Json {
     items.iter().map(|item| serde_json::to_value(item).unwrap_or_default()).collect()
@@ -207,6 +212,15 @@ pub fn forks(forks: &Forks) -> Json {
     })
 }
 
+/// What differs in one file, as text.
+pub fn patch(patch: &Patch) -> Json {
+    let mut json = json!({ "deed": patch.deed, "note": patch.note });
+    for (name, held) in [("path", &patch.path), ("before", &patch.before), ("text", &patch.text)] {
+        bytes(&mut json, name, held);
+    }
+    json
+}
+
 /// How many differences there are, by area and deed.
 pub fn difference_counts(counts: &BTreeMap<(Area, Deed), u64>) -> Json {
     let mut areas = serde_json::Map::new();
@@ -233,6 +247,8 @@ pub fn restoration(done: &Restoration) -> Json {
         "files_changed": done.files_changed,
         "engine_from": engine_from,
         "why_not_memory": why_not_memory,
+        "decisions_changed": done.decisions_changed,
+        "artifacts_changed": done.artifacts_changed,
     })
 }
 

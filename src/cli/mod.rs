@@ -35,6 +35,7 @@ mod tools;
 mod tour;
 mod upkeep;
 mod vars;
+mod workflow;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -103,6 +104,10 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Retention(args) => upkeep::retention(context, args).await,
         Command::Export(args) => portable::export(context, args).await,
         Command::Import(args) => portable::import(context, args).await,
+        Command::Step(args) => workflow::step(context, args).await,
+        Command::Handoff(args) => workflow::handoff(context, args).await,
+        Command::Decision(args) => workflow::decision(context, args).await,
+        Command::Artifact(args) => workflow::artifact(context, args).await,
         Command::Journal(args) => journal::journal(context, args).await,
         Command::Message(args) => journal::message(context, args).await,
         Command::Events(args) => journal::events(context, args).await,

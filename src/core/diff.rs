@@ -4,9 +4,12 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::checkpoint::{McpPart, StatePart, StateParts};
+use super::checkpoint::{McpPart, StatePart, StateParts, ToolPart};
 use super::info::GivenMount;
 use super::limits;
+use super::quantity::format_size;
+use super::spec::KernelSpec;
+use super::workflow::{ArtifactPart, DecisionPart, Step, WorkflowPart};
 
 /// What part of a kernel something belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -22,11 +25,38 @@ pub enum Area {
     Mcp,
     /// What happened in between.
     Journal,
+    /// Steps of the work.
+    Step,
+    /// Who works.
+    Agent,
+    /// What was decided.
+    Decision,
+    /// Named, versioned results.
+    Artifact,
+    /// What MCP servers offer.
+    Tool,
+    /// What the kernel may use.
+    Limit,
+    /// How much there is.
+    Size,
 }
 
 impl Area {
     /// Every area, in the order in which they are told.
-    pub const ALL: [Area; 5] = [Area::State, Area::File, Area::Mount, Area::Mcp, Area::Journal];
+    pub const ALL: [Area; 12] = [
+        Area::State,
+        Area::File,
+        Area::Mount,
+        Area::Mcp,
+        Area::Tool,
+        Area::Limit,
+        Area::Step,
+        Area::Agent,
+        Area::Decision,
+        Area::Artifact,
+        Area::Size,
+        Area::Journal,
+    ];
 
     /// The area in one word.
     pub const fn name(self) -> &'static str {
@@ -36,6 +66,13 @@ impl Area {
             Area::Mount => "mount",
             Area::Mcp => "mcp",
             Area::Journal => "journal",
+            Area::Step => "step",
+            Area::Agent => "agent",
+            Area::Decision => "decision",
+            Area::Artifact => "artifact",
+            Area::Tool => "tool",
+            Area::Limit => "limit",
+            Area::Size => "size",
         }
     }
 }
@@ -103,6 +140,23 @@ impl Difference {
     }
 }
 
+/// What differs in one file, as text; or the next part of that.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Patch {
+    /// Its path in the workspace: any bytes but zero.
+    pub path: Vec<u8>,
+    /// What became of it.
+    pub deed: Deed,
+    /// Its path before, if it was renamed.
+    pub before: Vec<u8>,
+    /// Why there is no text; empty: there is.
+    pub note: String,
+    /// Of a unified diff; lines as the files have them.
+    pub text: Vec<u8>,
+    /// More of this file follows.
+    pub more: bool,
+}
+
 /// Compares two engine states, by key.
 pub fn of_state(before: &StateParts, after: &StateParts) -> Vec<Difference> {
     let same = |a: &StatePart, b: &StatePart| a.body == b.body && a.meta == b.meta;
@@ -143,6 +197,107 @@ pub fn of_mcp(before: &[McpPart], after: &[McpPart]) -> Vec<Difference> {
 
 fn named(parts: &[McpPart]) -> BTreeMap<&str, &McpPart> {
     parts.iter().map(|part| (part.name.as_str(), part)).collect()
+}
+
+/// Compares two sets of offered tools, by name.
+pub fn of_tools(before: &[ToolPart], after: &[ToolPart]) -> Vec<Difference> {
+    fn named(tools: &[ToolPart]) -> BTreeMap<&str, &ToolPart> {
+        tools.iter().map(|tool| (tool.name.as_str(), tool)).collect()
+    }
+    by_name(Area::Tool, named(before), named(after), |a, b| a == b, |tool| tool.source.clone())
+}
+
+/// Compares what is recorded of the work: steps, agent, decisions, artifacts.
+pub fn of_work(before: &WorkflowPart, after: &WorkflowPart) -> Vec<Difference> {
+    let step = |step: &Step| {
+        let state = if step.completed_at_ms.is_some() { "completed" } else { "current" };
+        bounded(&format!("{} ({state})", step.name))
+    };
+    let mut told =
+        of_numbered(Area::Step, &before.workflow.steps, &after.workflow.steps, |step| step.index.into(), step);
+    let (was, is) = (&before.workflow.agent, &after.workflow.agent);
+    told.extend(match (was.as_str(), is.as_str()) {
+        (was, is) if was == is => None,
+        ("", is) => Some(Difference::added(Area::Agent, "agent", is.into())),
+        (was, "") => Some(Difference::removed(Area::Agent, "agent", was.into())),
+        (was, is) => Some(Difference::changed(Area::Agent, "agent", was.into(), is.into())),
+    });
+    let decision = |one: &DecisionPart| bounded(&format!("{} ({})", one.title, one.state.name()));
+    told.extend(of_numbered(Area::Decision, &before.decisions, &after.decisions, |one| one.id, decision));
+    fn artifacts(part: &WorkflowPart) -> BTreeMap<&str, &ArtifactPart> {
+        part.artifacts.iter().map(|one| (one.name.as_str(), one)).collect()
+    }
+    let shown = |one: &ArtifactPart| match one.content_type.as_str() {
+        "" => format!("version {}, {}", one.version, format_size(one.bytes)),
+        kind => format!("version {}, {}, {kind}", one.version, format_size(one.bytes)),
+    };
+    told.extend(by_name(Area::Artifact, artifacts(before), artifacts(after), |a, b| a == b, shown));
+    told
+}
+
+fn of_numbered<T: PartialEq>(
+    area: Area,
+    before: &[T],
+    after: &[T],
+    number: impl Fn(&T) -> u64,
+    shown: impl Fn(&T) -> String,
+) -> Vec<Difference> {
+    let numbered =
+        |all: &[T]| -> BTreeMap<u64, usize> { all.iter().enumerate().map(|(at, one)| (number(one), at)).collect() };
+    let (a, b) = (numbered(before), numbered(after));
+    let numbers: std::collections::BTreeSet<u64> = a.keys().chain(b.keys()).copied().collect();
+    let one = |number: u64| {
+        let name = number.to_string();
+        match (a.get(&number).map(|at| &before[*at]), b.get(&number).map(|at| &after[*at])) {
+            (Some(a), Some(b)) if a == b => None,
+            (Some(a), Some(b)) => Some(Difference::changed(area, &name, shown(a), shown(b))),
+            (Some(a), None) => Some(Difference::removed(area, &name, shown(a))),
+            (None, Some(b)) => Some(Difference::added(area, &name, shown(b))),
+            (None, None) => None,
+        }
+    };
+    numbers.into_iter().filter_map(one).collect()
+}
+
+/// Compares what a kernel may use.
+pub fn of_limits(before: &KernelSpec, after: &KernelSpec) -> Vec<Difference> {
+    let (a, b) = (limits_of(before), limits_of(after));
+    let pairs = a.into_iter().zip(b).filter(|((_, before), (_, after))| before != after);
+    pairs.map(|((name, before), (_, after))| Difference::changed(Area::Limit, name, before, after)).collect()
+}
+
+/// How much of something there is, by name; bytes where the name ends so.
+pub type Sizes = [(&'static str, u64); 3];
+
+/// Compares how much there is.
+pub fn of_sizes(before: &Sizes, after: &Sizes) -> Vec<Difference> {
+    let shown = |name: &str, size: u64| if name == "files" { size.to_string() } else { format_size(size) };
+    let pairs = before.iter().zip(after).filter(|((_, before), (_, after))| before != after);
+    let told = |((name, before), (_, after)): (&(&'static str, u64), &(&'static str, u64))| {
+        Difference::changed(Area::Size, name, shown(name, *before), shown(name, *after))
+    };
+    pairs.map(told).collect()
+}
+
+fn limits_of(spec: &KernelSpec) -> [(&'static str, String); 7] {
+    let bounds = &spec.limits;
+    let idle = match spec.idle_timeout_ms {
+        0 => "never".to_owned(),
+        ms => format!("{ms} ms"),
+    };
+    [
+        ("memory", format_size(bounds.memory_bytes)),
+        ("cpu", format!("{} thousandths", bounds.cpu_milli)),
+        ("pids", bounds.pids.to_string()),
+        ("open files", bounds.open_files.to_string()),
+        ("workspace", format_size(bounds.workspace_bytes)),
+        ("idle timeout", idle),
+        ("net", spec.net.name().to_owned()),
+    ]
+}
+
+fn bounded(text: &str) -> String {
+    text.chars().take(limits::DIFF_SHOWN_CHARS).collect()
 }
 
 fn by_name<T>(

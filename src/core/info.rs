@@ -210,7 +210,7 @@ pub struct JournalEntry {
     pub sequence: u64,
     /// Milliseconds since 1970.
     pub at_ms: i64,
-    /// `execution`, `message` or `mark`.
+    /// `execution`, `message` or `mark`; `checkpoint` for one that stands for what it compacted.
     pub kind: String,
     /// Who: a client's own name and its uid, for example `ryokan-cli uid 1000`.
     pub actor: String,
@@ -230,6 +230,17 @@ pub struct JournalEntry {
     pub output_bytes: u64,
     /// Output beyond what was kept.
     pub truncated_bytes: u64,
+}
+
+/// What is seen of messages that checkpoints compacted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum JournalView {
+    /// Each of them.
+    Whole,
+    /// In the place of the last of them, the newest checkpoint's summary.
+    Compacted,
+    /// Only those of one checkpoint, by its number.
+    Of(u64),
 }
 
 /// Which kernels to list.

@@ -122,8 +122,34 @@ pub const CHECKPOINT_DESCRIPTION_BYTES: usize = 64 << 10;
 pub const DEFAULT_CHECKPOINTS_KEPT: u32 = 20;
 /// How long it keeps them, unless it is told otherwise.
 pub const DEFAULT_CHECKPOINTS_KEPT_FOR: Duration = Duration::from_secs(90 * 86_400);
+/// Steps of one kernel.
+pub const STEPS: u32 = 4096;
+/// Decisions of one kernel.
+pub const DECISIONS: u64 = 4096;
+/// Artifacts of one kernel.
+pub const ARTIFACTS: u64 = 4096;
+/// Versions of one artifact.
+pub const ARTIFACT_VERSIONS: u32 = 65_536;
+/// The name of a step, agent or artifact, or a decision's title, bytes.
+pub const RECORD_NAME_BYTES: usize = 255;
+/// A decision's text, a hand-over's note or a checkpoint's summary, bytes.
+pub const RECORD_TEXT_BYTES: usize = 64 << 10;
+/// Messages that one checkpoint compacts.
+pub const COMPACTED_MESSAGES: u64 = 65_536;
+/// Ranges of messages that one checkpoint compacts.
+pub const COMPACTED_SPANS: usize = 1024;
 /// What one difference shows of a value, characters.
 pub const DIFF_SHOWN_CHARS: usize = 200;
+/// A file whose content a comparison shows, bytes; of a larger one it only says so.
+pub const DIFF_TEXT_BYTES: u64 = 4 << 20;
+/// Lines of such a file.
+pub const DIFF_TEXT_LINES: usize = 200_000;
+/// How long the comparison of two files may look for the shortest difference; then it takes a longer one.
+pub const DIFF_TEXT_TIME: Duration = Duration::from_millis(500);
+/// Paths that a comparison of contents is limited to.
+pub const DIFF_PATHS: usize = 1024;
+/// A path within a workspace, as a comparison of contents tells it, bytes: deeper than a path may be in a request.
+pub const PATCH_PATH_BYTES: usize = 4 << 20;
 /// Differences of files that wait for who asked.
 pub const DIFF_BEHIND: usize = 256;
 /// How long a checkpoint waits for what runs, unless it is told another time.

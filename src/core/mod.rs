@@ -24,3 +24,4 @@ pub mod spec;
 pub mod state;
 pub mod upkeep;
 pub mod value;
+pub mod workflow;

@@ -28,6 +28,7 @@ use crate::core::info::{GivenMount, McpTransport};
 use crate::core::limits;
 use crate::core::origin::Origin;
 use crate::core::spec::{KernelSpec, Net};
+use crate::core::workflow::{Decision, WorkflowPart};
 
 /// Format of the state as a whole, as `engine.db` notes it.
 const STATE_FORMAT: u32 = 1;
@@ -46,6 +47,8 @@ pub(super) struct Seed {
     pub parent: Option<CheckpointId>,
     /// What its own first checkpoint is called.
     pub called: String,
+    /// The decisions that the manifest names, with their texts, as far as they are known.
+    pub decisions: Vec<Decision>,
     /// Whose files it may take where they are those of the checkpoint.
     pub donor: Option<Arc<crate::workspace::Donor>>,
 }
@@ -65,6 +68,8 @@ pub(super) struct Words<'a> {
 /// What a new kernel has of its own.
 struct Own {
     origin: Origin,
+    work: WorkflowPart,
+    decisions: Vec<Decision>,
     checkpoints: Vec<FirstCheckpoint>,
     /// The first entry of its journal, if that is none of a checkpoint.
     entry: Option<NewEntry>,
@@ -139,6 +144,8 @@ impl Supervisor {
             let entry = mark(host, actor, &words);
             let own = Own {
                 origin: seed.origin.clone(),
+                work: seed.manifest.work.clone(),
+                decisions: seed.decisions.clone(),
                 checkpoints: vec![FirstCheckpoint { new, parent: seed.parent, entry }],
                 entry: None,
                 blobs: seed.blobs.clone(),
@@ -179,6 +186,8 @@ impl Supervisor {
             load_engine(host, id, seed).await?;
             let mut own = Own {
                 origin: seed.origin.clone(),
+                work: seed.manifest.work.clone(),
+                decisions: seed.decisions.clone(),
                 checkpoints: Vec::new(),
                 entry: Some(mark(host, actor, &words)),
                 blobs: seed.blobs.clone(),
@@ -219,6 +228,8 @@ impl Supervisor {
         host.catalog.create_kernel_files(id).await?;
         let own = Own {
             origin: Origin::default(),
+            work: WorkflowPart::default(),
+            decisions: Vec::new(),
             checkpoints: Vec::new(),
             entry: Some(mark(host, actor, &words)),
             blobs: Vec::new(),
@@ -243,9 +254,10 @@ impl Supervisor {
         let (host, now) = (self.host(), self.host().now_ms());
         let Judged { spec, mounts, mcp } = judged;
         let records = Records::new(id, Epoch(1), &host.catalog, &host.store);
-        let Own { origin, checkpoints, entry, blobs, thread_of } = own;
+        let Own { origin, work, decisions, checkpoints, entry, blobs, thread_of } = own;
         let generation = origin.generation;
-        records.begin_kernel(Beginning { origin, checkpoints, mounts, mcp, blobs, entry, at_ms: now }).await?;
+        let beginning = Beginning { origin, work, decisions, checkpoints, mounts, mcp, blobs, entry, at_ms: now };
+        records.begin_kernel(beginning).await?;
         let record = StateRecord::default();
         let weaker = !spec.degraded.is_empty() || spec.net != Net::None;
         let row = KernelRow {
@@ -366,6 +378,9 @@ async fn seal(
         manifest: sealed,
         files: manifest.workspace.files,
         state_bytes: seed.parts.bytes(),
+        summary: String::new(),
+        compact: Vec::new(),
+        with: None,
     };
     Ok((new, sealed))
 }
@@ -406,6 +421,9 @@ async fn imported(
         manifest: sealed,
         files,
         state_bytes: parts.bytes(),
+        summary: packed.summary,
+        compact: Vec::new(),
+        with: None,
     };
     Ok(FirstCheckpoint { new, parent: packed.parent, entry })
 }

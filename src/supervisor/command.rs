@@ -7,13 +7,14 @@ use futures::future::LocalBoxFuture;
 use tokio::sync::oneshot;
 
 use super::execution::Execution;
-use crate::catalog::state::Restored;
+use crate::catalog::state::{Finished, Restored};
 use crate::core::checkpoint::Checkpoint;
 use crate::core::error::Result;
 use crate::core::exec::ExecRequest;
 use crate::core::ids::ExecId;
 use crate::core::info::{McpInfo, McpTransport, MountInfo, ToolInfo};
 use crate::core::retention::Retention;
+use crate::core::workflow::{self, Outcome};
 use crate::rpc::worker_link::WorkerLink;
 
 /// On whose behalf something is asked.
@@ -74,6 +75,17 @@ pub enum Trace {
     Journalled(Change, String),
 }
 
+/// What an agent or a person said.
+#[derive(Debug)]
+pub struct Message {
+    /// Who says it, such as `user`.
+    pub role: String,
+    /// What.
+    pub text: String,
+    /// Idempotency key; empty: none.
+    pub key: String,
+}
+
 /// An answer that is awaited.
 pub type Reply<T> = oneshot::Sender<Result<T>>;
 
@@ -102,11 +114,13 @@ pub enum Command {
     /// End the worker; answers when it has ended.
     Stop(Actor, StopMode, Reply<()>),
     /// Journal a message; gives its number.
-    Message(Actor, String, String, Reply<u64>),
+    Message(Change, Message, Reply<u64>),
+    /// Change what is recorded of the work; with an idempotency key.
+    Work(Change, Box<workflow::Change>, String, Reply<Outcome>),
     /// Take, take up again (token), or with a time of 0 release a lease; gives token and end.
     Lease(Actor, String, Vec<u8>, u64, Reply<(Vec<u8>, i64)>),
-    /// End a restore: mounts and servers as they are from now on, and the record of it; gives the version.
-    Restored(Box<Restored>, Reply<u64>),
+    /// End a restore: mounts and servers as they are from now on, and the record of it.
+    Restored(Box<Restored>, Reply<Finished>),
     /// Remove a checkpoint; gives the version.
     ForgetCheckpoint(Change, Box<Checkpoint>, Reply<u64>),
     /// Keep checkpoints that ryokan takes by itself for so long.

@@ -164,7 +164,8 @@ async fn seed(supervisor: &Supervisor, kernel: &Rc<Kernel>, point: &Checkpoint) 
     let origin = Origin::of_fork(kernel.view().origin.generation, from);
     let called = format!("fork of {}", kernel.spec.name);
     let donor = checkpoint::donor(supervisor.host(), kernel).await?;
-    Ok(Seed { manifest, parts, blobs, origin, parent: Some(point.id), called, donor })
+    let decisions = kernel.records.all_decisions().await?;
+    Ok(Seed { manifest, parts, blobs, origin, parent: Some(point.id), called, decisions, donor })
 }
 
 fn words(kernel: &Kernel, point: &Checkpoint) -> Words<'static> {

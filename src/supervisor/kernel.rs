@@ -5,25 +5,29 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
 use tokio::sync::{mpsc, oneshot};
 
-use super::command::{Actor, Change, Command, Operation, Reply, StopMode, Trace, Waiting};
+use super::command::{Actor, Change, Command, Message, Operation, Reply, StopMode, Trace, Waiting};
 use super::execution::Execution;
 use super::records::{Found, Records};
 use super::sessions::Sessions;
-use crate::catalog::state::Restored;
+use super::tools::Tools;
+use crate::catalog::state::{Finished, Restored};
 use crate::core::checkpoint::Checkpoint;
 use crate::core::error::{Error, Result};
 use crate::core::exec::{ExecEnd, ExecRequest, ExecStatus};
 use crate::core::ids::{CheckpointId, Digest, Epoch, ExecId, KernelId};
-use crate::core::info::{JournalEntry, KernelInfo, McpInfo, McpTransport, MissedEntry, MountInfo, ToolInfo};
+use crate::core::info::{
+    JournalEntry, JournalView, KernelInfo, McpInfo, McpTransport, MissedEntry, MountInfo, ToolInfo,
+};
 use crate::core::kernel::State;
 use crate::core::limits;
 use crate::core::origin::{Origin, OriginKind};
 use crate::core::retention::Retention;
 use crate::core::spec::KernelSpec;
+use crate::core::workflow::{self, Outcome};
 use crate::rpc::worker_link::{Job, WorkerLink};
 
 /// What everybody may see of a kernel; written by its task only.
@@ -79,6 +83,8 @@ pub struct Kernel {
     pub(super) restoring: Cell<bool>,
     /// A restore has begun to change things and has not ended.
     pub(super) between: Cell<bool>,
+    /// Its MCP servers' tools, which are the task's.
+    pub(super) tools: RefCell<Weak<Tools>>,
     /// Who works in its workspace.
     pub(super) sessions: Sessions,
     /// How the workspace is captured, and why no better.
@@ -197,8 +203,8 @@ impl Kernel {
     ///
     /// # Errors
     /// Those of the database.
-    pub async fn journal(&self, after: u64, most: usize) -> Result<Vec<JournalEntry>> {
-        let mut page = self.records.journal(after, most).await?;
+    pub async fn journal(&self, view: JournalView, after: u64, most: usize) -> Result<Vec<JournalEntry>> {
+        let mut page = self.records.journal(view, after, most).await?;
         let executions = self.executions.borrow();
         for entry in page.iter_mut().filter(|entry| entry.status == "running") {
             if let Some(end) = executions.get(&ExecId(entry.exec)).and_then(|execution| execution.unjournalled()) {
@@ -240,11 +246,11 @@ impl Kernel {
         std::mem::replace(&mut view.version, newest)
     }
 
-    /// Ends a restore; gives the version with it.
+    /// Ends a restore.
     ///
     /// # Errors
     /// What keeps a mount from being made, and the database's.
-    pub(super) async fn finish_restore(&self, done: Restored) -> Result<u64> {
+    pub(super) async fn finish_restore(&self, done: Restored) -> Result<Finished> {
         self.ask_patiently(|reply| Command::Restored(Box::new(done), reply)).await
     }
 
@@ -413,12 +419,25 @@ impl Kernel {
         self.ask(|reply| Command::Stop(actor, mode, reply)).await
     }
 
+    /// The tools that MCP servers offer now. Asks nobody: the task itself may be waiting for who wants to know.
+    pub(super) fn offered_tools(&self) -> Vec<ToolInfo> {
+        self.tools.borrow().upgrade().map(|tools| tools.list().1).unwrap_or_default()
+    }
+
     /// Appends a message to the journal; gives its number.
     ///
     /// # Errors
-    /// Those of the database.
-    pub async fn message(&self, actor: Actor, role: String, text: String) -> Result<u64> {
-        self.ask(|reply| Command::Message(actor, role, text, reply)).await
+    /// `conflict`, `busy` (leased), and those of the database.
+    pub async fn message(&self, change: Change, message: Message) -> Result<u64> {
+        self.ask(|reply| Command::Message(change, message, reply)).await
+    }
+
+    /// Changes what is recorded of the work, where that takes no checkpoint.
+    ///
+    /// # Errors
+    /// `conflict`, `busy` (leased), those of the change and of the database.
+    pub(super) async fn work(&self, change: Change, what: workflow::Change, key: String) -> Result<Outcome> {
+        self.ask(|reply| Command::Work(change, Box::new(what), key, reply)).await
     }
 
     /// Takes or renews a lease (`ttl_ms` 0 releases it); gives the token and the end.

@@ -32,3 +32,4 @@ pub mod thread;
 pub mod tools;
 pub mod upkeep;
 pub mod worker;
+pub mod workflow;

@@ -63,6 +63,7 @@ pub async fn export(host: &Rc<Host>, kernel: &Rc<Kernel>, references: &[String],
         generation: kernel.view().origin.generation,
         begin: newest.id,
         blobs: kernel.records.blobs_granted_until(newest.at_ms).await?,
+        decisions: kernel.records.all_decisions().await?,
         checkpoints: chosen.iter().map(packed).collect(),
     };
     let outcome = format!("{} checkpoints, newest {}", chosen.len(), newest.id);
@@ -93,6 +94,7 @@ fn packed(checkpoint: &Checkpoint) -> Packed {
         id: checkpoint.id,
         name: checkpoint.name.clone(),
         description: checkpoint.description.clone(),
+        summary: checkpoint.summary.clone(),
         kind: checkpoint.kind,
         creator: checkpoint.creator.clone(),
         at_ms: checkpoint.at_ms,
@@ -267,7 +269,16 @@ async fn make(
         outcome: format!("{} of host {}; file {digest}", head.kernel, head.host),
         detail: serde_json::json!({ "imported": head.kernel, "name": head.name, "host": head.host, "file": digest }),
     };
-    let seed = Seed { manifest, parts, blobs: head.blobs, origin, parent: None, called: String::new(), donor: None };
+    let seed = Seed {
+        manifest,
+        parts,
+        blobs: head.blobs,
+        decisions: head.decisions,
+        origin,
+        parent: None,
+        called: String::new(),
+        donor: None,
+    };
     let checkpoints = head.checkpoints.into_iter().zip(manifests).collect();
     supervisor.begin_imported(&reserved, &seed, checkpoints, words, actor).await
 }

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::command::Actor;
+use super::command::{Actor, Message};
 use super::lease::Lease;
 use super::output::Kept;
 use crate::catalog::state::{
@@ -15,7 +15,7 @@ use crate::catalog::{CatalogHandle, KernelChange, Notes, StateHandle};
 use crate::core::error::{Error, Result};
 use crate::core::exec::{ExecEnd, ExecRequest, Stream};
 use crate::core::ids::{Digest, Epoch, ExecId, KernelId};
-use crate::core::info::{GivenMount, JournalEntry, McpTransport};
+use crate::core::info::{GivenMount, JournalEntry, JournalView, McpTransport};
 use crate::core::kernel::Life;
 use crate::core::limits;
 use crate::core::origin::Origin;
@@ -274,9 +274,25 @@ impl Records {
     ///
     /// # Errors
     /// The database's.
-    pub async fn message(&self, actor: &Actor, role: &str, text: &str, at_ms: i64) -> Result<u64> {
-        let detail = serde_json::json!({ "role": role }).to_string();
-        self.append(EntryKind::Message, actor, &format!("{role}: {text}"), detail, at_ms).await
+    pub async fn message(&self, actor: &Actor, message: &Message, at_ms: i64) -> Result<u64> {
+        let Message { role, text, key } = message;
+        let (detail, text) = (serde_json::json!({ "role": role }).to_string(), format!("{role}: {text}"));
+        if key.is_empty() {
+            return self.append(EntryKind::Message, actor, &text, detail, at_ms).await;
+        }
+        let entry = new_entry(EntryKind::Message, actor, &text, detail, at_ms);
+        Ok(self.state.add_message(entry, key.clone()).await?.0)
+    }
+
+    /// The message that was appended with this key, while keys are remembered.
+    ///
+    /// # Errors
+    /// `alreadyExists` if the key was something else's.
+    pub async fn message_by_key(&self, key: &str, now_ms: i64) -> Result<Option<u64>> {
+        match key {
+            "" => Ok(None),
+            key => Ok(self.state.message_by_key(key.to_owned(), now_ms).await?),
+        }
     }
 
     /// Records a mount and how many folders of the workspace it makes; gives the version with it.
@@ -407,8 +423,8 @@ impl Records {
     ///
     /// # Errors
     /// The database's.
-    pub async fn journal(&self, after: u64, most: usize) -> Result<Vec<JournalEntry>> {
-        Ok(self.state.journal(Direction::After(after), most).await?)
+    pub async fn journal(&self, view: JournalView, after: u64, most: usize) -> Result<Vec<JournalEntry>> {
+        Ok(self.state.journal_as(view, after, most).await?)
     }
 }
 

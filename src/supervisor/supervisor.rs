@@ -283,6 +283,7 @@ impl Supervisor {
             commands,
             restoring: std::cell::Cell::new(loaded.restoring),
             between: std::cell::Cell::new(loaded.restoring),
+            tools: std::cell::RefCell::default(),
             sessions: Sessions::new(owner.clone()),
             capture: std::cell::RefCell::new(
                 host.files.choice(&host.catalog.kernel_files(row.id).workspace).to_string(),

@@ -378,9 +378,7 @@ fn a_branch_that_fails_names_what_failed() {
         };
         for (n, fault) in faults.iter().enumerate() {
             let places = world.another(&format!("failed{n}"));
-            with_fault(fault, || {
-                branch(Some(&donor), tree, places, &world.store, Durable::Process).expect_err("armed")
-            });
+            with_fault(fault, || branch(Some(&donor), tree, places, &world.store, Durable::Power).expect_err("armed"));
         }
         let places = world.another("child");
         let made = branch(Some(&donor), tree, places, &world.store, Durable::Power).expect("branched").2;

@@ -62,6 +62,15 @@ pub enum WorkspaceError {
         /// The folder.
         path: PathBuf,
     },
+    /// What was asked for is no file that could be read.
+    #[error("{} cannot be read from the workspace", path.display())]
+    NoFile {
+        /// Its path, as it was given.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
     /// A file operation failed.
     #[error(transparent)]
     Io(FsError),
@@ -101,6 +110,10 @@ impl From<WorkspaceError> for Error {
                 (ErrorCode::Busy, "free space on the device or raise the quota, then try again")
             }
             WorkspaceError::Staging { .. } => (ErrorCode::Unsupported, "keep a kernel's folder on one file system"),
+            WorkspaceError::NoFile { ref source, .. } if source.kind() == io::ErrorKind::NotFound => {
+                (ErrorCode::NotFound, "name a file by its path in the workspace")
+            }
+            WorkspaceError::NoFile { .. } => (ErrorCode::InvalidArgument, "name a regular file of the workspace"),
             WorkspaceError::NotEmpty { .. } => (ErrorCode::InvalidArgument, ""),
             WorkspaceError::Io(_) => (ErrorCode::Internal, ""),
         };

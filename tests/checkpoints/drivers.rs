@@ -26,7 +26,7 @@ fn everything_comes_back_on(kind: &str, driver: &str) {
         let show = |host: &Host| -> Value { serde_json::from_str(&host.ok(&["show", "k", "--json"])).unwrap() };
         host.with(async |client| {
             let k = kernel(&client, "k", EngineName::Kaish).await;
-            out(&k, "seq 1 100000 > large; mkdir d; echo one > d/f; ln large again").await;
+            out(&k, "seq 1 100000 > large; mkdir d; echo one > d/f; /usr/bin/ln large again").await;
             assert!(show(&host)["capture"].as_str().unwrap().starts_with(driver), "{}", show(&host));
             checkpoint(&host, "k", "one");
             out(&k, "seq 2 90000 > large; rm -r d; echo two > new").await;

@@ -260,11 +260,12 @@ fn copies_give_way_when_memory_is_short_the_oldest_first() {
         // What they share costs nothing; what the engine lets go of is theirs alone.
         out(&k, "big = None; x = 2").await;
         take(&k, "small").await;
+        out(&k, "x = 3").await;
+        recall(&k, "small").await;
+        assert_eq!(out(&k, "print(x, big)").await, "2 None");
         let (why, _) = rebuilt(&k, "large").await;
         assert!(why.contains("memory is short"), "{why}");
         assert_eq!(out(&k, "print(x, len(big))").await, "1 60000");
-        recall(&k, "small").await;
-        assert_eq!(out(&k, "print(x, big)").await, "2 None");
     });
 }
 

@@ -66,6 +66,8 @@ struct Acknowledged {
     mounted: bool,
     unmounted: bool,
     said: bool,
+    said_once: bool,
+    decided: bool,
     blob: Option<Digest>,
     large: Option<ryokan::core::ids::ExecId>,
     created: bool,
@@ -93,6 +95,10 @@ async fn script(
     done.unmounted = true;
     k.message("user", &format!("round {round}")).await?;
     done.said = true;
+    k.message_once("user", &format!("once in round {round}"), &format!("said {round}"), 0).await?;
+    done.said_once = true;
+    k.open_decision(&format!("decision of round {round}"), "", &format!("decided {round}"), 0).await?;
+    done.decided = true;
     let lease = k.lease("me", LEASE, &[]).await?;
     // It may have run out by itself.
     let _ = lease.release().await;
@@ -147,6 +153,20 @@ async fn check(client: &HostClient, host: &Host, what: &str, round: usize, done:
     .expect("the journal is readable");
     assert!(unfinished.is_empty(), "{what}: {unfinished:?} have no end");
     assert!(said.contains(&format!("user: round {round}")) || !done.said, "{what}");
+    // Asked again, a key gives what was acknowledged, or it is done now: once in any case.
+    let once = format!("once in round {round}");
+    let there = said.iter().filter(|text| text.ends_with(&once)).count();
+    assert!(there == 1 || (there == 0 && !done.said_once), "{what}: said {there} times");
+    let (title, key) = (format!("decision of round {round}"), format!("decided {round}"));
+    let opened = k.open_decision(&title, "", &key, 0).await.expect("opened now or before").id;
+    let mut decisions = 0;
+    k.decisions(async |decision| {
+        decisions += usize::from(decision.title == title);
+        Ok(())
+    })
+    .await
+    .expect("decisions");
+    assert_eq!(decisions, 1, "{what}: decision {opened}");
     if let Some(digest) = done.blob {
         assert_eq!(k.blob(digest).await.expect("an acknowledged blob is there"), blob(round), "{what}");
     }

@@ -48,6 +48,11 @@ async fn meet(host: &Host, label: &str, point: &str, k: &KernelClient, client: &
                 k.run(&ExecRequest::code("echo ran")).await.expect("accepted").result().await.expect("a result");
             assert_eq!((result.end.status, &result.stdout[..]), (ExecStatus::Done, &b"ran\n"[..]), "{point}");
         }
+        "state.workflow.change" => {
+            let opened = twice(point, async || k.open_decision("which way", "", point, 0).await).await;
+            assert_eq!(k.open_decision("which way", "", point, 0).await.expect("the same").id, opened.id, "{point}");
+        }
+        "state.messages.add" => drop(twice(point, async || k.message_once("user", "text", point, 0).await).await),
         "state.mounts.put" => {
             twice(point, async || k.mount_at("/given", given.to_str().unwrap(), false, 0).await).await;
             assert_eq!(out(k, "cat /given/seen").await, "seen");
@@ -91,7 +96,9 @@ const LABELS: &[&str] = &[
     "state.exec.begin",
     "state.exec.end",
     "state.journal.append",
+    "state.messages.add",
     "state.mounts.put",
+    "state.workflow.change",
     "store.pack.write",
 ];
 

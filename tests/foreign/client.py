@@ -16,7 +16,8 @@ capnp.remove_import_hook()
 ryokan = capnp.load("schema/ryokan.capnp", imports=["schema"])
 
 # Interfaces that a client implements, and one without methods.
-OURS = ["OutputCallback", "KernelInfoSink", "EventSink", "JournalSink", "CheckpointSink", "DifferenceSink", "GcSink", "VerifySink", "AuditSink"]
+OURS = ["OutputCallback", "KernelInfoSink", "EventSink", "JournalSink", "CheckpointSink", "DifferenceSink", "GcSink", "VerifySink", "AuditSink",
+        "DecisionSink", "ArtifactSink", "PatchSink"]
 THEIRS = ["Host", "Kernel", "Execution", "BlobReader", "BlobWriter", "BundleReader", "BundleWriter", "Lease"]
 SERVER = str(pathlib.Path("tests/mcp/server.py").absolute())
 called = set()
@@ -148,6 +149,33 @@ class Differences(ryokan.DifferenceSink.Server):
     async def next(self, difference, **_):
         called.add(("DifferenceSink", "next"))
         self.differences.append(difference.to_dict())
+
+
+class Decisions(ryokan.DecisionSink.Server):
+    def __init__(self):
+        self.decisions = []
+
+    async def next(self, decision, **_):
+        called.add(("DecisionSink", "next"))
+        self.decisions.append(decision.to_dict())
+
+
+class Artifacts(ryokan.ArtifactSink.Server):
+    def __init__(self):
+        self.artifacts = []
+
+    async def next(self, artifact, **_):
+        called.add(("ArtifactSink", "next"))
+        self.artifacts.append(artifact.to_dict())
+
+
+class Patches(ryokan.PatchSink.Server):
+    def __init__(self):
+        self.patches = []
+
+    async def next(self, patch, **_):
+        called.add(("PatchSink", "next"))
+        self.patches.append((bytes(patch.path), str(patch.deed), patch.note, bytes(patch.text), patch.more))
 
 
 class Events(ryokan.EventSink.Server):
@@ -489,6 +517,71 @@ async def checkpoints(shell):
     assert sink.checkpoints[-1]["parent"] == "" and sink.checkpoints[0]["type"] == "system"
 
 
+async def work(shell):
+    """Steps, decisions, artifacts, and what a restore does to them."""
+    begun = (await shell.beginStep("gather")).step
+    assert (begun.index, begun.name, begun.completedAtMs) == (1, "gather", 0)
+    await refused(shell.beginStep("more"), "conflict", "step_open")
+    done = await shell.completeStep()
+    assert done.step.completedAtMs > 0 and (str(done.checkpoint.type), done.checkpoint.step) == ("auto", 1)
+    await refused(shell.completeStep(), "conflict", "no_step")
+    handed = (await shell.handOver("writer", "your turn")).checkpoint
+    assert handed.agent == "writer"
+    workflow = (await shell.workflow()).workflow
+    assert (workflow.agent, len(workflow.steps)) == ("writer", 1)
+    opened = (await shell.openDecision("which way", "left", "once")).decision
+    again = (await shell.openDecision("which way", "left", "once")).decision
+    assert (opened.id, again.id, str(opened.state), opened.agent) == (1, 1, "open", "writer")
+    locked = await shell.lockDecision(1)
+    assert str(locked.decision.state) == "locked" and locked.decision.lockedAtMs > 0
+    assert str(locked.checkpoint.type) == "auto"
+    await refused(shell.lockDecision(1), "conflict", "decision_state")
+    await refused(shell.lockDecision(7), "notFound")
+    hash_ = (await shell.writeBlob(b"first")).hash
+    await refused(shell.putArtifact("report", {"hash": "0" * 64}, "", ""), "notFound")
+    first = (await shell.putArtifact("report", {"hash": hash_}, "text/plain", "put")).artifact
+    assert (first.version, first.hash, first.bytes, first.contentType) == (1, hash_, 5, "text/plain")
+    await out(shell, "echo second > report.txt")
+    second = (await shell.putArtifact("report", {"path": b"report.txt"}, "text/plain", "")).artifact
+    assert (second.version, second.bytes) == (2, 7)
+    third = (await shell.revertArtifact("report", 1)).artifact
+    assert (third.version, third.revertsTo, third.hash) == (3, 1, hash_)
+    read = await shell.artifact("report", 2)
+    blob = Caller("BlobReader", read.blob)
+    assert (await blob.read(0, 100)).data == b"second\n" and read.artifact.version == 2
+    every, versions = Artifacts(), Artifacts()
+    await shell.artifacts("", every)
+    await shell.artifacts("report", versions)
+    await eventually("artifacts", lambda: len(every.artifacts) == 1 and len(versions.artifacts) == 3)
+    superseded = (await shell.supersedeDecision(1)).decision
+    assert str(superseded.state) == "superseded"
+    await shell.openDecision("later", "", "")
+    back = (await shell.restoreCheckpoint(handed.id, 0, True, True)).restoration
+    assert (back.decisionsChanged, back.artifactsChanged) == (1, 1), back
+    told = Decisions()
+    await shell.decisions(told)
+    await eventually("decisions", lambda: len(told.decisions) == 2)
+    assert [one["state"] for one in told.decisions] == ["superseded", "superseded"], told.decisions
+    await refused(shell.artifact("report", 0), "notFound", "withdrawn")
+    await shell.undo(0)
+    assert (await shell.artifact("report", 0)).artifact.hash == hash_
+    # What differs in the files, as text.
+    patches = Patches()
+    await shell.diffText(handed.id, "", [b"report.txt"], patches)
+    await eventually("patches", lambda: patches.patches)
+    assert patches.patches == [(b"report.txt", "added", "", b"@@ -0,0 +1 @@\n+second\n", False)], patches.patches
+    # A summary in the place of messages.
+    said = (await shell.message("user", "a long story", "story")).sequence
+    assert (await shell.message("user", "a long story", "story")).sequence == said
+    await shell.checkpoint({"name": "short", "summary": "a story", "compact": [{"first": said, "last": said}]})
+    seen, held = Journal(), Journal()
+    await shell.journal(said - 1, 1, seen, True)
+    await shell.journal(0, 0, held, False, "short")
+    await eventually("the journal", lambda: seen.entries and held.entries)
+    assert (seen.entries[0]["kind"], seen.entries[0]["text"]) == ("checkpoint", "[checkpoint] a story"), seen.entries
+    assert [entry["sequence"] for entry in held.entries] == [said]
+
+
 async def forks(host, shell):
     await out(shell, "forked=no; echo parent > own")
     done = await shell.fork({"name": "child", "count": 2, "waitMs": 30_000, "key": "foreign"})
@@ -606,6 +699,7 @@ async def main():
     await holding(host, shell, kernels, folder)
     await history(host, shell)
     await checkpoints(shell)
+    await work(shell)
     await forks(host, shell)
     await portable(host, shell)
     await upkeep(host, shell, kernels.parents[2] / "data" / "ryokan" / "store" / "packs")
@@ -625,7 +719,7 @@ async def main():
     text = pathlib.Path("schema/ryokan.capnp").read_text()
     interfaces = {line.split()[1] for line in text.splitlines() if line.startswith("interface ")}
     assert interfaces == known, interfaces ^ known
-    assert len(methods("Host")) == 13 and len(methods("Kernel")) == 52
+    assert len(methods("Host")) == 13 and len(methods("Kernel")) == 65
     print(f"called {len(wanted)} methods")
 
 

@@ -878,6 +878,8 @@ class Jobs(Own):
     def test_an_end_between_executions_is_told(self):
         self.run_ok("import subprocess; p = subprocess.Popen(['sleep', '0.5'])")
         frame, _ = self.engine.frame(Result(), 10)
+        if frame.get("jobs"):  # where the execution took long, its beginning is told late
+            frame, _ = self.engine.frame(Result(), 10)
         self.assertEqual(frame, {"ev": "jobs", "jobs": []})
 
     def test_threads(self):

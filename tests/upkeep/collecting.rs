@@ -32,6 +32,7 @@ fn a_dry_run_says_why_and_changes_nothing_then_space_comes_back() {
             auto(&k, "one").await;
             auto(&k, "two").await;
             eventually("the large one goes", async || log(&k).await.len() == 3).await;
+            let large = bytes_of(&packs(&host));
             let (items, would) = gc(&client, true).await;
             assert!(would.dry_run && would.bytes_removed > 8 << 20, "{would:?}");
             let objects = items.iter().filter(|item| matches!(item.thing, GcThing::Object { .. })).count() as u64;

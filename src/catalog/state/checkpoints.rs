@@ -3,15 +3,16 @@
 use rusqlite::{Connection, OptionalExtension as _, Row, params};
 
 use super::journal::{self, NewEntry};
-use super::{StateHandle, grants, origin};
+use super::{StateHandle, grants, origin, work_from, workflow};
 use crate::catalog::error::CatalogError;
-use crate::catalog::row::{bytes, signed, unsigned, wrong};
+use crate::catalog::row::{bytes, signed, unsigned, unsigned32, wrong};
 use crate::catalog::sqlite::{Db, Result};
 use crate::catalog::thread::Pending;
-use crate::core::checkpoint::{Checkpoint, CheckpointType};
+use crate::core::checkpoint::{Checkpoint, CheckpointType, Span};
 use crate::core::ids::{CheckpointId, Digest};
 use crate::core::info::{GivenMount, McpTransport};
 use crate::core::limits;
+use crate::core::workflow::{Options, Outcome, Request, WorkflowPart};
 
 /// A checkpoint to record: number, parent and version come with it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,6 +37,41 @@ pub struct NewCheckpoint {
     pub files: u64,
     /// See [`Checkpoint::state_bytes`].
     pub state_bytes: u64,
+    /// See [`Checkpoint::summary`].
+    pub summary: String,
+    /// The messages that it compacts.
+    pub compact: Vec<Span>,
+    /// A change that is made with it: both or neither.
+    pub with: Option<Together>,
+}
+
+/// A change of the work that is made in the same transaction as a checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Together {
+    /// The checkpoint holds it done.
+    Before(Request),
+    /// The checkpoint is of the moment before.
+    After(Request),
+}
+
+impl Together {
+    /// The change.
+    pub fn request(&self) -> &Request {
+        match self {
+            Together::Before(request) | Together::After(request) => request,
+        }
+    }
+}
+
+/// A checkpoint that was made visible.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Added {
+    /// Its row.
+    pub checkpoint: Checkpoint,
+    /// What the change that went with it gave.
+    pub outcome: Option<Outcome>,
+    /// The newest journal entry then.
+    pub sequence: u64,
 }
 
 /// Where a kernel is among its checkpoints.
@@ -58,6 +94,19 @@ pub struct Restoring {
     pub actor: String,
     /// Milliseconds since 1970.
     pub at_ms: i64,
+    /// What was asked beside.
+    pub options: Options,
+}
+
+/// What the end of a restore did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Finished {
+    /// Its journal entry.
+    pub sequence: u64,
+    /// Decisions that have another state.
+    pub decisions_changed: u32,
+    /// Artifacts that have one more version.
+    pub artifacts_changed: u32,
 }
 
 /// The end of a restore: where the kernel is now.
@@ -69,6 +118,8 @@ pub struct Restored {
     pub mounts: Vec<GivenMount>,
     /// The MCP servers, as they are from now on.
     pub mcp: Vec<(String, McpTransport)>,
+    /// Steps, agent, decisions and artifacts at the checkpoint.
+    pub work: WorkflowPart,
     /// The journal's entry.
     pub entry: NewEntry,
     /// Milliseconds since 1970.
@@ -79,8 +130,8 @@ impl StateHandle {
     /// Makes a checkpoint visible, with its journal entry: after the store has everything that it names.
     ///
     /// # Errors
-    /// The database's.
-    pub fn add_checkpoint(&self, new: NewCheckpoint, entry: NewEntry) -> Pending<Checkpoint> {
+    /// Those of the change that goes with it; `Refused` if there is nothing to compact.
+    pub fn add_checkpoint(&self, new: NewCheckpoint, entry: NewEntry) -> Pending<Added> {
         self.write("state.checkpoints.add", move |db| add(db, &new, entry))
     }
 
@@ -158,17 +209,29 @@ impl StateHandle {
         self.read(restoring)
     }
 
-    /// Ends a restore with its journal entry; gives that one's number.
+    /// Ends a restore with its journal entry.
     ///
     /// # Errors
     /// `Conflict` if the checkpoint is gone.
-    pub fn finish_restore(&self, done: Restored) -> Pending<u64> {
+    pub fn finish_restore(&self, done: Restored) -> Pending<Finished> {
         self.write("state.restore.finish", move |db| finish_restore(db, done))
     }
 }
 
-fn add(db: &Db, new: &NewCheckpoint, entry: NewEntry) -> Result<Checkpoint> {
-    add_with_parent(db, new, head(db)?.checkpoint, entry)
+fn add(db: &Db, new: &NewCheckpoint, entry: NewEntry) -> Result<Added> {
+    let mut outcome = None;
+    if let Some(Together::Before(request)) = &new.with {
+        outcome = Some(workflow::change(db, request)?.outcome);
+    }
+    let checkpoint = add_with_parent(db, new, head(db)?.checkpoint, entry)?;
+    // Its version is one more than its own entry's number.
+    let mut sequence = checkpoint.version - 1;
+    if let Some(Together::After(request)) = &new.with {
+        let done = workflow::change(db, request)?;
+        sequence = done.sequence.unwrap_or(sequence);
+        outcome = Some(done.outcome);
+    }
+    Ok(Added { checkpoint, outcome, sequence })
 }
 
 pub(super) fn add_with_parent(
@@ -178,34 +241,50 @@ pub(super) fn add_with_parent(
     entry: NewEntry,
 ) -> Result<Checkpoint> {
     let sequence = journal::append_one(db, entry)?;
-    db.sql("record checkpoint", |c| {
-        let place = CheckpointType::ALL.iter().position(|kind| *kind == new.kind);
-        let number = c
-            .prepare_cached(
-                "INSERT INTO checkpoints (id, name, description, type, creator, at_ms, parent, pinned, restore_point,
-                 journal, manifest, files, state_bytes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 1, ?, ?, ?, ?)",
-            )?
-            .insert(params![
-                new.id.as_bytes(),
-                new.name,
-                new.description,
-                place.map(|place| place as i64),
-                new.creator,
-                new.at_ms,
-                parent.map(|parent| *parent.as_bytes()),
-                new.pinned,
-                signed(sequence),
-                new.manifest.as_bytes(),
-                signed(new.files),
-                signed(new.state_bytes),
-            ])?;
-        c.prepare_cached(
-            "INSERT INTO head (one, checkpoint, journal) VALUES (1, ?, ?)
-             ON CONFLICT (one) DO UPDATE SET checkpoint = excluded.checkpoint, journal = excluded.journal",
+    let number = db.sql("record checkpoint", |c| insert(c, new, parent, sequence))?;
+    if !new.compact.is_empty() {
+        let messages = journal::compact(db, number, &new.compact)?;
+        db.sql("record checkpoint", |c| {
+            c.prepare_cached("UPDATE checkpoints SET compacted = ? WHERE number = ?")?
+                .execute(params![signed(messages), signed(number)])
+        })?;
+    }
+    db.sql("read checkpoint", |c| c.prepare_cached(&select("WHERE number = ?"))?.query_row([signed(number)], read))
+}
+
+fn insert(c: &Connection, new: &NewCheckpoint, parent: Option<CheckpointId>, sequence: u64) -> rusqlite::Result<u64> {
+    let place = CheckpointType::ALL.iter().position(|kind| *kind == new.kind);
+    let (step, step_name, agent) = workflow::shown(c)?;
+    let number = c
+        .prepare_cached(
+            "INSERT INTO checkpoints (id, name, description, type, creator, at_ms, parent, pinned, restore_point, journal,
+             manifest, files, state_bytes, step, step_name, agent, summary)
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?, 1, ?, ?, ?, ?, ?, ?, ?, ?)",
         )?
-        .execute(params![new.id.as_bytes(), signed(sequence)])?;
-        c.prepare_cached(&select("WHERE number = ?"))?.query_row([number], read)
-    })
+        .insert(params![
+            new.id.as_bytes(),
+            new.name,
+            new.description,
+            place.map(|place| place as i64),
+            new.creator,
+            new.at_ms,
+            parent.map(|parent| *parent.as_bytes()),
+            new.pinned,
+            signed(sequence),
+            new.manifest.as_bytes(),
+            signed(new.files),
+            signed(new.state_bytes),
+            step,
+            step_name,
+            agent,
+            new.summary,
+        ])?;
+    c.prepare_cached(
+        "INSERT INTO head (one, checkpoint, journal) VALUES (1, ?, ?)
+         ON CONFLICT (one) DO UPDATE SET checkpoint = excluded.checkpoint, journal = excluded.journal",
+    )?
+    .execute(params![new.id.as_bytes(), signed(sequence)])?;
+    Ok(number as u64)
 }
 
 fn get(db: &Db, id: CheckpointId) -> Result<Option<Checkpoint>> {
@@ -248,13 +327,14 @@ fn set_pinned(db: &Db, id: CheckpointId, pinned: bool) -> Result<bool> {
 
 pub(super) fn restoring(db: &Db) -> Result<Option<Restoring>> {
     db.sql("read restore", |c| {
-        c.prepare_cached("SELECT target, safety, actor, at_ms FROM restoring")?
+        c.prepare_cached("SELECT target, safety, actor, at_ms, supersede_decisions, with_artifacts FROM restoring")?
             .query_row([], |row| {
                 Ok(Restoring {
                     target: CheckpointId::from_bytes(bytes(row, 0)?),
                     safety: CheckpointId::from_bytes(bytes(row, 1)?),
                     actor: row.get(2)?,
                     at_ms: row.get(3)?,
+                    options: Options { supersede_decisions: row.get(4)?, with_artifacts: row.get(5)? },
                 })
             })
             .optional()
@@ -263,25 +343,32 @@ pub(super) fn restoring(db: &Db) -> Result<Option<Restoring>> {
 
 fn begin_restore(db: &Db, restoring: &Restoring) -> Result<()> {
     db.sql("begin restore", |c| {
-        c.prepare_cached("INSERT OR REPLACE INTO restoring (one, target, safety, actor, at_ms) VALUES (1, ?, ?, ?, ?)")?
-            .execute(params![
-                restoring.target.as_bytes(),
-                restoring.safety.as_bytes(),
-                restoring.actor,
-                restoring.at_ms
-            ])
-            .map(drop)
+        c.prepare_cached(
+            "INSERT OR REPLACE INTO restoring (one, target, safety, actor, at_ms, supersede_decisions, with_artifacts)
+             VALUES (1, ?, ?, ?, ?, ?, ?)",
+        )?
+        .execute(params![
+            restoring.target.as_bytes(),
+            restoring.safety.as_bytes(),
+            restoring.actor,
+            restoring.at_ms,
+            restoring.options.supersede_decisions,
+            restoring.options.with_artifacts,
+        ])
+        .map(drop)
     })
 }
 
-/// Ends a restore; gives its journal entry's number.
-fn finish_restore(db: &Db, done: Restored) -> Result<u64> {
-    let Restored { restoring: Restoring { target, safety, .. }, mounts, mcp, entry, at_ms } = done;
+fn finish_restore(db: &Db, done: Restored) -> Result<Finished> {
+    let Restored { restoring, mounts, mcp, work, entry, at_ms } = done;
+    let Restoring { target, safety, actor, options, .. } = restoring;
     let sequence = journal::append_one(db, entry)?;
     grants::replace(db, &mounts, &mcp)?;
     if target != safety {
         origin::put(db, &origin::get(db)?.after_restore(target))?;
     }
+    let (decisions_changed, artifacts_changed) =
+        work_from::go_back(db, &work, (target, safety), options, (&actor, at_ms))?;
     let found = db.sql("end restore", |c| {
         c.prepare_cached("DELETE FROM restoring")?.execute([])?;
         if target == safety {
@@ -296,14 +383,14 @@ fn finish_restore(db: &Db, done: Restored) -> Result<u64> {
     })?;
     match found {
         0 => Err(CatalogError::Conflict(format!("checkpoint {target} is no longer there"))),
-        _ => Ok(sequence),
+        _ => Ok(Finished { sequence, decisions_changed, artifacts_changed }),
     }
 }
 
 fn select(rest: &str) -> String {
     format!(
         "SELECT number, id, name, description, type, creator, at_ms, parent, pinned, restore_point, restored_at_ms, journal,
-         manifest, files, state_bytes FROM checkpoints {rest}"
+         manifest, files, state_bytes, step, step_name, agent, summary, compacted FROM checkpoints {rest}"
     )
 }
 
@@ -346,5 +433,10 @@ fn read(row: &Row<'_>) -> rusqlite::Result<Checkpoint> {
         manifest: Digest::from_bytes(bytes(row, 12)?),
         files: unsigned(row, 13)?,
         state_bytes: unsigned(row, 14)?,
+        step: unsigned32(row, 15)?,
+        step_name: row.get(16)?,
+        agent: row.get(17)?,
+        summary: row.get(18)?,
+        compacted: unsigned(row, 19)?,
     })
 }

@@ -3,10 +3,13 @@
 use rusqlite::{Row, params};
 
 use super::executions::read_status;
+use super::keys;
 use crate::catalog::error::CatalogError;
 use crate::catalog::row::{signed, unsigned};
 use crate::catalog::sqlite::{Db, Result};
-use crate::core::info::JournalEntry;
+use crate::core::checkpoint::Span;
+use crate::core::error::Error;
+use crate::core::info::{JournalEntry, JournalView};
 use crate::core::limits;
 
 /// What an entry is that is no execution.
@@ -91,6 +94,89 @@ pub(super) fn page(db: &Db, from: Direction, most: usize) -> Result<Vec<JournalE
         }
         Ok(page)
     })
+}
+
+/// A page of entries after a number, as a view has them.
+pub(super) fn page_as(db: &Db, view: JournalView, after: u64, most: usize) -> Result<Vec<JournalEntry>> {
+    let most = most.min(limits::PAGE_ROWS) as i64;
+    // A message is the newest checkpoint's of those that compacted it; the last one that is a checkpoint's shows its summary.
+    const COMPACTED: &str =
+        "SELECT j.sequence, j.at_ms, j.kind, j.actor, j.exec, j.text, e.status, e.code, e.err, e.duration_us,
+             e.output_bytes, e.truncated_bytes, k.summary, k.creator, k.at_ms
+         FROM (SELECT journal.*, (SELECT max(checkpoint) FROM compacted c WHERE c.sequence = journal.sequence) AS owner
+               FROM journal WHERE sequence > ?1) j
+         LEFT JOIN executions e ON e.id = j.exec LEFT JOIN checkpoints k ON k.number = j.owner
+         WHERE j.owner IS NULL OR NOT EXISTS (
+             SELECT 1 FROM compacted x WHERE x.checkpoint = j.owner AND x.sequence > j.sequence AND NOT EXISTS (
+                 SELECT 1 FROM compacted y WHERE y.sequence = x.sequence AND y.checkpoint > j.owner))
+         ORDER BY j.sequence LIMIT ?2";
+    const OF_ONE: &str =
+        "SELECT j.sequence, j.at_ms, j.kind, j.actor, j.exec, j.text, NULL, NULL, NULL, NULL, NULL, NULL
+         FROM compacted c JOIN journal j ON j.sequence = c.sequence WHERE c.checkpoint = ?3 AND c.sequence > ?1
+         ORDER BY c.sequence LIMIT ?2";
+    match view {
+        JournalView::Whole => page(db, Direction::After(after), most as usize),
+        JournalView::Compacted => db.sql("read journal", |c| {
+            c.prepare_cached(COMPACTED)?.query_map(params![signed(after), most], read_compacted)?.collect()
+        }),
+        JournalView::Of(number) => db.sql("read journal", |c| {
+            c.prepare_cached(OF_ONE)?.query_map(params![signed(after), most, signed(number)], read)?.collect()
+        }),
+    }
+}
+
+fn read_compacted(row: &Row<'_>) -> rusqlite::Result<JournalEntry> {
+    let entry = read(row)?;
+    let Some(summary) = row.get::<_, Option<String>>(12)? else { return Ok(entry) };
+    let (kind, text) = ("checkpoint".to_owned(), format!("[checkpoint] {summary}"));
+    Ok(JournalEntry { kind, text, actor: row.get(13)?, at_ms: row.get(14)?, ..entry })
+}
+
+/// Notes which messages a checkpoint compacts: those within the spans. Gives how many.
+pub(super) fn compact(db: &Db, checkpoint: u64, spans: &[Span]) -> Result<u64> {
+    let most = limits::COMPACTED_MESSAGES;
+    let mut messages = 0;
+    for Span { first, last } in spans {
+        messages += db.sql("compact journal", |c| {
+            c.prepare_cached(
+                "INSERT OR IGNORE INTO compacted (sequence, checkpoint)
+                 SELECT sequence, ?1 FROM journal WHERE sequence BETWEEN ?2 AND ?3 AND kind = ?4 LIMIT ?5",
+            )?
+            .execute(params![
+                signed(checkpoint),
+                signed(*first),
+                signed(*last),
+                MESSAGE,
+                signed(most + 1)
+            ])
+        })? as u64;
+        if messages > most {
+            return Err(CatalogError::Limit { what: "the number of messages that one checkpoint compacts", most });
+        }
+    }
+    if !spans.is_empty() && messages == 0 {
+        let none = Error::not_found("there is no message among those to compact");
+        let none = none.hint("`ryokan journal NAME --full` shows the numbers; executions and marks are not compacted");
+        return Err(CatalogError::Refused(Box::new(none)));
+    }
+    Ok(messages)
+}
+
+/// Appends a message, once for its key; says whether it is new.
+pub(super) fn add_message(db: &Db, entry: NewEntry, key: &str) -> Result<(u64, bool)> {
+    if let Some(before) = message_by_key(db, key, entry.at_ms)? {
+        return Ok((before, false));
+    }
+    let at_ms = entry.at_ms;
+    let sequence = append_one(db, entry)?;
+    if !key.is_empty() {
+        keys::remember(db, key, keys::Kind::Message, "", sequence, at_ms)?;
+    }
+    Ok((sequence, true))
+}
+
+pub(super) fn message_by_key(db: &Db, key: &str, now_ms: i64) -> Result<Option<u64>> {
+    Ok(keys::recall(db, key, keys::Kind::Message, now_ms)?.map(|(_, sequence)| sequence))
 }
 
 /// Appends one entry; gives its number.

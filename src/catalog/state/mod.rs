@@ -4,21 +4,24 @@ mod checkpoints;
 mod executions;
 mod grants;
 mod journal;
+mod keys;
 mod lease;
 mod origin;
 mod output;
 mod roots;
 mod thinning;
+mod work_from;
+mod workflow;
 
 use super::bank::Target;
 use super::sqlite::{Db, Result};
 use super::thread::{Pending, Queue};
 use crate::core::exec::ExecEnd;
 use crate::core::ids::{Digest, ExecId, KernelId};
-use crate::core::info::{GivenMount, JournalEntry, McpTransport};
+use crate::core::info::{GivenMount, JournalEntry, JournalView, McpTransport};
 use crate::core::limits;
 
-pub use checkpoints::{Head, NewCheckpoint, Restored, Restoring};
+pub use checkpoints::{Added, Finished, Head, NewCheckpoint, Restored, Restoring, Together};
 pub use executions::{Begun, ExecBegin, ExecClose, ExecRecord};
 pub use grants::{Consent, NewConsent};
 pub use journal::{Direction, EntryKind, NewEntry};
@@ -27,6 +30,7 @@ pub use origin::{Beginning, FirstCheckpoint};
 pub use output::{Kept, OutputRecord, Runs};
 pub use roots::{Root, RootKind};
 pub use thinning::Choice;
+pub use workflow::Done;
 
 /// Asks the thread that owns a kernel's database. Cheap to clone. The database opens on use.
 #[derive(Debug, Clone)]
@@ -141,12 +145,37 @@ impl StateHandle {
         self.write("state.journal.append", move |db| journal::append(db, &entries))
     }
 
+    /// Adds a message to the journal; gives its number. A key that was used within its life gives that message's and writes
+    /// nothing: then the second is `false`.
+    ///
+    /// # Errors
+    /// `Refused` if the key was something else's.
+    pub fn add_message(&self, entry: NewEntry, key: String) -> Pending<(u64, bool)> {
+        self.write("state.messages.add", move |db| journal::add_message(db, entry, &key))
+    }
+
+    /// The message that was added with this key, while keys are remembered.
+    ///
+    /// # Errors
+    /// `Refused` if the key was something else's.
+    pub fn message_by_key(&self, key: String, now_ms: i64) -> Pending<Option<u64>> {
+        self.read(move |db| journal::message_by_key(db, &key, now_ms))
+    }
+
     /// Journal entries, at most [`PAGE_ROWS`](crate::core::limits::PAGE_ROWS), in the direction's order.
     ///
     /// # Errors
     /// The database's.
     pub fn journal(&self, from: Direction, most: usize) -> Pending<Vec<JournalEntry>> {
         self.read(move |db| journal::page(db, from, most))
+    }
+
+    /// Journal entries after a number as checkpoints let them be seen, oldest first, at most one page.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn journal_as(&self, view: JournalView, after: u64, most: usize) -> Pending<Vec<JournalEntry>> {
+        self.read(move |db| journal::page_as(db, view, after, most))
     }
 
     /// Records a mount, or changes it, and how many folders of the workspace it makes for its place, with its journal entry;

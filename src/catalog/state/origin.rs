@@ -4,19 +4,24 @@ use rusqlite::{OptionalExtension as _, Row, params};
 
 use super::checkpoints::{NewCheckpoint, add_with_parent};
 use super::journal::{self, NewEntry};
-use super::{StateHandle, grants};
+use super::{StateHandle, grants, work_from};
 use crate::catalog::row::{bytes, unsigned32, wrong};
 use crate::catalog::sqlite::{Db, Result};
 use crate::catalog::thread::Pending;
 use crate::core::ids::{CheckpointId, Digest, KernelId};
 use crate::core::info::{GivenMount, McpTransport};
 use crate::core::origin::{ForkPoint, Origin, OriginKind};
+use crate::core::workflow::{Decision, WorkflowPart};
 
 /// What a kernel begins with that is made from a checkpoint.
 #[derive(Debug, Clone)]
 pub struct Beginning {
     /// How it came to be.
     pub origin: Origin,
+    /// Steps, agent, decisions and artifacts that it begins with.
+    pub work: WorkflowPart,
+    /// Those decisions with their texts, as far as they are known.
+    pub decisions: Vec<Decision>,
     /// Its first checkpoints, oldest first; it is at the last.
     pub checkpoints: Vec<FirstCheckpoint>,
     /// Its mounts beyond its specification's.
@@ -72,6 +77,8 @@ fn begin(db: &Db, beginning: Beginning) -> Result<()> {
     grants::replace(db, &beginning.mounts, &beginning.mcp)?;
     grants::grant_blobs(db, &beginning.blobs, beginning.at_ms)?;
     put(db, &beginning.origin)?;
+    let by = beginning.checkpoints.last().map_or("", |first| &first.new.creator);
+    work_from::begin(db, &beginning.work, &beginning.decisions, (by, beginning.at_ms))?;
     if let Some(entry) = beginning.entry {
         journal::append_one(db, entry)?;
     }

@@ -9,7 +9,7 @@ use crate::core::ids::Digest;
 /// What names an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RootKind {
-    /// A blob that the kernel may read.
+    /// A blob that the kernel may read: also the content of its artifacts.
     Blob,
     /// What an execution wrote.
     Output {
@@ -34,13 +34,19 @@ pub struct Root {
 
 /// Every column of `state.db` that holds an object's address, as `table.column`: a test holds it against the schema.
 #[cfg(test)]
-pub(super) const COLUMNS: &[&str] =
-    &["blob_grants.digest", "checkpoints.manifest", "results.stderr_object", "results.stdout_object"];
+pub(super) const COLUMNS: &[&str] = &[
+    "artifacts.object",
+    "blob_grants.digest",
+    "checkpoints.manifest",
+    "results.stderr_object",
+    "results.stdout_object",
+];
 
 const ROOTS: &str = "SELECT 0, 0, digest FROM blob_grants
     UNION ALL SELECT 1, exec, stdout_object FROM results WHERE stdout_object IS NOT NULL
     UNION ALL SELECT 1, exec, stderr_object FROM results WHERE stderr_object IS NOT NULL
-    UNION ALL SELECT 2, number, manifest FROM checkpoints";
+    UNION ALL SELECT 2, number, manifest FROM checkpoints
+    UNION ALL SELECT 0, 0, object FROM artifacts WHERE object IS NOT NULL";
 
 impl StateHandle {
     /// Objects of the store that this kernel's rows name: granted blobs, kept output, manifests of checkpoints. Garbage collection

@@ -35,6 +35,17 @@ fn line(checkpoint: &Checkpoint, is_head: bool, paint: Paint) -> String {
     if checkpoint.kind != CheckpointType::Manual {
         facts.push(checkpoint.kind.name().into());
     }
+    if checkpoint.step > 0 {
+        facts.push(format!("step {}", checkpoint.step));
+    }
+    if !checkpoint.agent.is_empty() {
+        facts.push(first_line(&checkpoint.agent, NAME));
+    }
+    match checkpoint.compacted {
+        0 => {}
+        1 => facts.push("compacts 1 message".into()),
+        messages => facts.push(format!("compacts {messages} messages")),
+    }
     if checkpoint.pinned {
         facts.push("pinned".into());
     }
@@ -126,6 +137,13 @@ pub fn restoration(name: &str, done: &Restoration, paint: Paint) -> String {
             format!("\nits interpreter was built from its saved state: {}", first_line(why_not_memory, REASON))
         }
     });
+    for (changed, what) in [(done.decisions_changed, "decision"), (done.artifacts_changed, "artifact")] {
+        match changed {
+            0 => {}
+            1 => text.push_str(&format!("\n1 {what} was changed with it")),
+            changed => text.push_str(&format!("\n{changed} {what}s were changed with it")),
+        }
+    }
     if !done.missed.is_empty() {
         let named = done.missed.iter().take(NAMED).map(|missed| plain(&missed.key));
         let mut named: Vec<String> = named.collect();
@@ -163,7 +181,16 @@ pub fn difference(difference: &Difference, paint: Paint) -> String {
     // Files look like files; everything else says what it is.
     match difference.area {
         Area::File | Area::State => format!("{line}\n"),
-        Area::Mount | Area::Mcp | Area::Journal => {
+        Area::Mount
+        | Area::Mcp
+        | Area::Journal
+        | Area::Step
+        | Area::Agent
+        | Area::Decision
+        | Area::Artifact
+        | Area::Tool
+        | Area::Limit
+        | Area::Size => {
             format!("{line} {}\n", paint.dim(&format!("({})", difference.area.name())))
         }
     }
@@ -203,6 +230,11 @@ mod tests {
             manifest: Digest::from_bytes([0; 32]),
             files: 1,
             state_bytes: 0,
+            step: 0,
+            step_name: String::new(),
+            agent: String::new(),
+            summary: String::new(),
+            compacted: 0,
         };
         (checkpoint, false)
     }

@@ -6,19 +6,23 @@ mod checkpoints;
 mod journal;
 mod kernels;
 mod lists;
+mod patch;
 mod table;
 mod time;
 mod upkeep;
 mod value;
+mod workflow;
 
 pub use checkpoints::{Branches, checkpoint_line, checkpoint_log, difference, difference_counts, restoration};
 pub use journal::{event, journal_entry};
 pub use kernels::{forks, kernel, kernels};
 pub use lists::{abilities, mcp_servers, mounts, tools, vars};
+pub use patch::patch;
 pub use table::Table;
 pub use time::{ago, now_ms, span_us, stamp};
 pub use upkeep::{audit_line, audit_proof, damage, gc_item, gc_report, verify_report};
 pub use value::value_of;
+pub use workflow::{artifacts, decision, decision_line, decisions, step, workflow};
 
 /// Text with every control character shown as an escape, except line ends and tabs.
 pub fn plain(text: &str) -> String {

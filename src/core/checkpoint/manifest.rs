@@ -10,6 +10,7 @@ use crate::core::ids::{CheckpointId, Digest, Epoch, HostId, KernelId};
 use crate::core::info::{GivenMount, McpTransport, MissedEntry};
 use crate::core::limits;
 use crate::core::spec::KernelSpec;
+use crate::core::workflow::{PART_FORMAT, WorkflowPart};
 
 /// Format of the manifests that this release writes.
 pub const FORMAT: u32 = 2;
@@ -53,6 +54,12 @@ pub struct Manifest {
     pub mounts: Vec<GivenMount>,
     /// MCP servers.
     pub mcp: Vec<McpPart>,
+    /// Steps, agent, decisions, artifacts.
+    #[serde(default)]
+    pub work: WorkflowPart,
+    /// Tools that the servers offered.
+    #[serde(default)]
+    pub tools: Vec<ToolPart>,
     /// What it does not hold, by name.
     pub missed: Vec<MissedEntry>,
     /// The end of the host's audit log when it was taken: a log that was cut or written anew does not have it.
@@ -69,6 +76,17 @@ pub struct Names {
     pub tree: Digest,
     /// Objects that name no others.
     pub objects: Vec<Digest>,
+}
+
+/// A tool of an MCP server, as far as a comparison needs it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ToolPart {
+    /// Its name.
+    pub name: String,
+    /// Where it comes from.
+    pub source: String,
+    /// Hash of its description and schema.
+    pub hash: Digest,
 }
 
 /// The workspace in a checkpoint.
@@ -118,6 +136,9 @@ pub enum ManifestError {
     /// Of a later release.
     #[error("the manifest has format {0}; this release knows formats up to {FORMAT}")]
     Newer(u32),
+    /// Its records of the work are of a later release.
+    #[error("its records of the work have format {0}; this release knows formats up to {PART_FORMAT}")]
+    NewerWork(u32),
     /// Of another kind.
     #[error("it is a snapshot of kind {0:?}, not a checkpoint")]
     Kind(String),
@@ -144,7 +165,8 @@ impl Manifest {
 
     /// The objects that it names.
     pub fn names(&self) -> Names {
-        Names { state: self.state, tree: self.workspace.tree, objects: Vec::new() }
+        let objects = self.work.artifacts.iter().map(|artifact| artifact.hash).collect();
+        Names { state: self.state, tree: self.workspace.tree, objects }
     }
 
     /// The bytes to store.
@@ -164,6 +186,11 @@ impl Manifest {
         struct Head {
             format: u32,
             kind: String,
+            work: Option<Work>,
+        }
+        #[derive(Deserialize)]
+        struct Work {
+            format: u32,
         }
         check_size("the manifest", bytes.len())?;
         // The head first: a later format may have other fields.
@@ -173,6 +200,10 @@ impl Manifest {
         }
         if head.kind != KIND {
             return Err(ManifestError::Kind(head.kind));
+        }
+        match head.work.map(|work| work.format) {
+            Some(format) if format > PART_FORMAT || format == 0 => return Err(ManifestError::NewerWork(format)),
+            Some(_) | None => {}
         }
         serde_json::from_slice(bytes).map_err(|e| ManifestError::Malformed(e.to_string()))
     }
@@ -250,6 +281,8 @@ mod tests {
             workspace: WorkspacePart { tree: Digest::from_bytes([5; 32]), files: 1 },
             mounts: Vec::new(),
             mcp: Vec::new(),
+            work: WorkflowPart::default(),
+            tools: Vec::new(),
             missed: Vec::new(),
             audit: Some(AuditHead::EMPTY),
         }
@@ -268,6 +301,14 @@ mod tests {
         assert!(matches!(Manifest::decode(&with(FORMAT, "teleport")), Err(ManifestError::Kind(_))));
         assert!(matches!(Manifest::decode(&with(FORMAT, KIND)), Err(ManifestError::Malformed(_))));
         assert!(matches!(Manifest::decode(b"{"), Err(ManifestError::Malformed(_))));
+        // One of before the work was recorded, and one of a later release.
+        let mut json = serde_json::to_value(&whole).expect("JSON");
+        json.as_object_mut().expect("an object").remove("work");
+        let bytes = serde_json::to_vec(&json).expect("JSON");
+        assert_eq!(Manifest::decode(&bytes).expect("decodes").work, WorkflowPart::default());
+        json["work"] = serde_json::json!({ "format": PART_FORMAT + 1 });
+        let bytes = serde_json::to_vec(&json).expect("JSON");
+        assert!(matches!(Manifest::decode(&bytes), Err(ManifestError::NewerWork(_))));
         let large = vec![b' '; limits::MANIFEST_BYTES + 1];
         assert!(matches!(Manifest::decode(&large), Err(ManifestError::TooLarge { .. })));
     }

@@ -15,7 +15,7 @@ use super::ids::{CheckpointId, Digest};
 use super::info::MissedEntry;
 use super::limits;
 
-pub use manifest::{FORMAT, Manifest, ManifestError, McpPart, Names, StatePart, StateParts, WorkspacePart};
+pub use manifest::{FORMAT, Manifest, ManifestError, McpPart, Names, StatePart, StateParts, ToolPart, WorkspacePart};
 pub use reference::{Named, RefError, Reference};
 
 /// Why a checkpoint was taken.
@@ -87,6 +87,25 @@ pub struct Checkpoint {
     pub files: u64,
     /// Bytes of the engine's state.
     pub state_bytes: u64,
+    /// The newest step then; 0: there was none.
+    pub step: u32,
+    /// What that step was.
+    pub step_name: String,
+    /// Who worked then; empty: nobody was named.
+    pub agent: String,
+    /// What the journal shows in place of the messages that it compacted.
+    pub summary: String,
+    /// How many those are.
+    pub compacted: u64,
+}
+
+/// Sequence numbers of a journal, both included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    /// The first.
+    pub first: u64,
+    /// The last.
+    pub last: u64,
 }
 
 impl Checkpoint {
@@ -113,6 +132,10 @@ pub struct Taking {
     pub wait: Duration,
     /// The version that the caller knows; 0: any.
     pub expected_version: u64,
+    /// What the journal is to show in place of the messages that it compacts.
+    pub summary: String,
+    /// Those messages.
+    pub compact: Vec<Span>,
 }
 
 impl Taking {
@@ -126,7 +149,15 @@ impl Taking {
             interrupt: false,
             wait: limits::CHECKPOINT_WAIT,
             expected_version: 0,
+            summary: String::new(),
+            compact: Vec::new(),
         }
+    }
+
+    /// A name that fits, of words that may be longer.
+    pub fn name_of(words: &str) -> String {
+        let end = words.floor_char_boundary(limits::CHECKPOINT_NAME_BYTES);
+        words[..end].chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
     }
 
     /// Checks what its maker called it.
@@ -146,6 +177,20 @@ impl Taking {
         if self.description.len() > limits::CHECKPOINT_DESCRIPTION_BYTES {
             let most = limits::CHECKPOINT_DESCRIPTION_BYTES;
             return Err(Error::invalid(format!("a description has at most {most} bytes")));
+        }
+        if self.summary.len() > limits::RECORD_TEXT_BYTES {
+            let most = limits::RECORD_TEXT_BYTES;
+            return Err(Error::invalid(format!("a summary has at most {most} bytes")));
+        }
+        if !self.compact.is_empty() && self.summary.trim().is_empty() {
+            return Err(Error::invalid("what compacts messages needs a summary to show in their place"));
+        }
+        if self.compact.len() > limits::COMPACTED_SPANS {
+            let most = limits::COMPACTED_SPANS;
+            return Err(Error::invalid(format!("a checkpoint compacts at most {most} ranges of messages")));
+        }
+        if let Some(Span { first, last }) = self.compact.iter().find(|span| span.first > span.last) {
+            return Err(Error::invalid(format!("{first}..{last} is no range of the journal")));
         }
         Ok(())
     }
@@ -167,6 +212,10 @@ pub struct Restoration {
     /// From what the engine was brought back.
     #[serde(flatten)]
     pub engine: Recalled,
+    /// Decisions that were marked superseded, or that mark taken back.
+    pub decisions_changed: u32,
+    /// Artifacts that have one more version.
+    pub artifacts_changed: u32,
 }
 
 /// From what a restore brought the engine back.

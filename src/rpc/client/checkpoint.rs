@@ -4,9 +4,10 @@ use super::connection::{answer, fields};
 use super::feed::feed;
 use super::kernel::KernelClient;
 use crate::core::checkpoint::{Checkpoint, Restoration, Taking};
-use crate::core::diff::Difference;
+use crate::core::diff::{Difference, Patch};
 use crate::core::error::Result;
 use crate::core::retention::Retention;
+use crate::core::workflow::Options;
 use crate::rpc::convert::checkpoint::{read_checkpoint, read_restoration, write_request};
 use crate::rpc::convert::spec::write_retention;
 
@@ -66,14 +67,49 @@ impl KernelClient {
         feed.pump(&self.link, ended, async |difference| take(difference).await).await
     }
 
+    /// Gives `take` unified diffs of the files that differ from checkpoint `from` to checkpoint `to` (empty: to what is now);
+    /// `paths` empty: of all files, else of these and of what is beneath them.
+    ///
+    /// # Errors
+    /// As [`Self::diff`].
+    pub async fn diff_text(
+        &self,
+        from: &str,
+        to: &str,
+        paths: &[Vec<u8>],
+        take: impl AsyncFnMut(Patch) -> Result<()>,
+    ) -> Result<()> {
+        let (inlet, feed) = feed::<Patch>();
+        let mut request = self.cap.diff_text_request();
+        request.get().set_from(from);
+        request.get().set_to(to);
+        let mut list = request.get().init_paths(u32::try_from(paths.len()).unwrap_or(u32::MAX));
+        for (i, path) in (0..).zip(paths) {
+            list.set(i, path);
+        }
+        request.get().set_sink(capnp_rpc::new_client(inlet));
+        let call = request.send().promise;
+        feed.pump(&self.link, async { self.link.wait(call).await.map(drop) }, take).await
+    }
+
     /// Brings the kernel to a checkpoint, all of it or nothing.
     ///
     /// # Errors
     /// The daemon's; the kernel is as it was then.
     pub async fn restore_checkpoint(&self, reference: &str, expected_version: u64) -> Result<Restoration> {
+        self.restore_with(reference, Options::default(), expected_version).await
+    }
+
+    /// As [`Self::restore_checkpoint`], and what else is asked of it.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn restore_with(&self, reference: &str, options: Options, expected_version: u64) -> Result<Restoration> {
         let mut request = self.cap.restore_checkpoint_request();
         request.get().set_ref(reference);
         request.get().set_expected_version(expected_version);
+        request.get().set_supersede_decisions(options.supersede_decisions);
+        request.get().set_with_artifacts(options.with_artifacts);
         let response = self.link.wait(request.send().promise).await?;
         answer(read_restoration(fields(fields(response.get())?.get_restoration())?))
     }

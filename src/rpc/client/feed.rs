@@ -15,14 +15,15 @@ use tokio::sync::{mpsc, oneshot};
 use super::connection::{Link, answer, lost_connection};
 use crate::core::audit::AuditLine;
 use crate::core::checkpoint::Checkpoint;
-use crate::core::diff::Difference;
+use crate::core::diff::{Difference, Patch};
 use crate::core::error::{Error, Result};
 use crate::core::exec::OutputEvent;
 use crate::core::ids::ExecId;
 use crate::core::info::{Event, JournalEntry, KernelInfo};
 use crate::core::limits;
 use crate::core::upkeep::{GcItem, VerifyProgress, VerifyTold};
-use crate::rpc::convert::{checkpoint, info, output, to_capnp, upkeep};
+use crate::core::workflow::{Artifact, Decision};
+use crate::rpc::convert::{checkpoint, info, output, to_capnp, upkeep, workflow};
 use crate::rpc::schema::ryokan_capnp as wire;
 
 struct Item<T> {
@@ -215,6 +216,33 @@ impl wire::difference_sink::Server for Inlet<Difference> {
     ) -> impl Future<Output = capnp::Result<()>> + 'static {
         let read = params.get().and_then(|p| p.get_difference());
         self.put(read.map_err(malformed).and_then(checkpoint::read_difference))
+    }
+}
+
+impl wire::decision_sink::Server for Inlet<Decision> {
+    fn next(
+        self: Rc<Self>,
+        params: wire::decision_sink::NextParams,
+    ) -> impl Future<Output = capnp::Result<()>> + 'static {
+        let read = params.get().and_then(|p| p.get_decision());
+        self.put(read.map_err(malformed).and_then(workflow::read_decision))
+    }
+}
+
+impl wire::artifact_sink::Server for Inlet<Artifact> {
+    fn next(
+        self: Rc<Self>,
+        params: wire::artifact_sink::NextParams,
+    ) -> impl Future<Output = capnp::Result<()>> + 'static {
+        let read = params.get().and_then(|p| p.get_artifact());
+        self.put(read.map_err(malformed).and_then(workflow::read_artifact))
+    }
+}
+
+impl wire::patch_sink::Server for Inlet<Patch> {
+    fn next(self: Rc<Self>, params: wire::patch_sink::NextParams) -> impl Future<Output = capnp::Result<()>> + 'static {
+        let read = params.get().and_then(|p| p.get_patch());
+        self.put(read.map_err(malformed).and_then(checkpoint::read_patch))
     }
 }
 

@@ -20,6 +20,17 @@ use crate::rpc::convert::rights::{rights_len, write_rights};
 use crate::rpc::convert::{info, listing, read_name};
 use crate::rpc::schema::ryokan_capnp as wire;
 
+/// How a journal is looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum JournalSeen<'a> {
+    /// Every entry.
+    Whole,
+    /// In the place of messages that a checkpoint compacted, its summary.
+    Compacted,
+    /// Only the messages that this checkpoint compacted.
+    Of(&'a str),
+}
+
 /// A capability of one kernel.
 #[derive(Clone)]
 pub struct KernelClient {
@@ -220,10 +231,29 @@ impl KernelClient {
         limit: u32,
         each: impl AsyncFnMut(JournalEntry) -> Result<()>,
     ) -> Result<()> {
+        self.each_entry_seen(JournalSeen::Whole, since, limit, each).await
+    }
+
+    /// As [`Self::each_journal_entry`], as checkpoints let the journal be seen.
+    ///
+    /// # Errors
+    /// As there; `notFound` for a checkpoint.
+    pub async fn each_entry_seen(
+        &self,
+        seen: JournalSeen<'_>,
+        since: u64,
+        limit: u32,
+        each: impl AsyncFnMut(JournalEntry) -> Result<()>,
+    ) -> Result<()> {
         let (inlet, feed) = feed::<JournalEntry>();
         let mut request = self.cap.journal_request();
         request.get().set_since(since);
         request.get().set_limit(limit);
+        match seen {
+            JournalSeen::Whole => {}
+            JournalSeen::Compacted => request.get().set_compacted(true),
+            JournalSeen::Of(checkpoint) => request.get().set_checkpoint(checkpoint),
+        }
         request.get().set_sink(capnp_rpc::new_client(inlet));
         let call = request.send().promise;
         feed.pump(&self.link, async { self.link.wait(call).await.map(drop) }, each).await
@@ -234,9 +264,19 @@ impl KernelClient {
     /// # Errors
     /// `invalidArgument`, `refused`.
     pub async fn message(&self, role: &str, text: &str) -> Result<u64> {
+        self.message_once(role, text, "", 0).await
+    }
+
+    /// As [`Self::message`]; the same `key` (if any) gives the same entry.
+    ///
+    /// # Errors
+    /// As there, and `conflict`.
+    pub async fn message_once(&self, role: &str, text: &str, key: &str, expected_version: u64) -> Result<u64> {
         let mut request = self.cap.message_request();
         request.get().set_role(role);
         request.get().set_text(text);
+        request.get().set_key(key);
+        request.get().set_expected_version(expected_version);
         let response = self.link.call(request.send().promise).await?;
         Ok(fields(response.get())?.get_sequence())
     }

@@ -22,6 +22,7 @@ mod portable;
 mod session;
 mod state;
 mod upkeep;
+mod workflow;
 
 pub use blob::{BlobDownload, BlobUpload};
 pub use connection::{connect_stream, run_local};
@@ -29,7 +30,7 @@ pub use execution::ExecutionClient;
 pub use feed::Events;
 pub use fork::Forks;
 pub use host::HostClient;
-pub use kernel::KernelClient;
+pub use kernel::{JournalSeen, KernelClient};
 pub use lease::LeaseClient;
 pub use portable::{BundleDownload, BundleUpload};
 pub use state::{CheckedCode, Completions};

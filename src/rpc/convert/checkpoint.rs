@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use capnp::struct_list;
+
 use super::listing::{read_missed, write_missed};
-use super::text::{count, malformed, read_text, read_text_list, unknown, write_text_list};
-use crate::core::checkpoint::{Checkpoint, CheckpointType, Recalled, Restoration, Taking};
-use crate::core::diff::{Area, Deed, Difference};
+use super::text::{bounded, count, malformed, read_data, read_text, read_text_list, unknown, write_text_list};
+use crate::core::checkpoint::{Checkpoint, CheckpointType, Recalled, Restoration, Span, Taking};
+use crate::core::diff::{Area, Deed, Difference, Patch};
 use crate::core::error::{Error, Result};
 use crate::core::ids::CheckpointId;
 use crate::core::limits;
@@ -40,7 +42,15 @@ pub fn read_request(reader: wire::checkpoint_request::Reader<'_>) -> Result<Taki
         interrupt: reader.get_interrupt(),
         wait,
         expected_version: reader.get_expected_version(),
+        summary: read_text(reader.get_summary(), "summary of a checkpoint")?,
+        compact: read_spans(reader.get_compact())?,
     })
+}
+
+fn read_spans(reader: capnp::Result<struct_list::Reader<'_, wire::span::Owned>>) -> Result<Vec<Span>> {
+    let list = reader.map_err(|e| malformed("ranges of messages", e))?;
+    bounded(list.len(), "ranges of messages", limits::COMPACTED_SPANS)?;
+    Ok(list.iter().map(|span| Span { first: span.get_first(), last: span.get_last() }).collect())
 }
 
 /// Writes a request.
@@ -52,6 +62,13 @@ pub fn write_request(mut builder: wire::checkpoint_request::Builder<'_>, taking:
     builder.set_interrupt(taking.interrupt);
     builder.set_wait_ms(u64::try_from(taking.wait.as_millis()).unwrap_or(u64::MAX).max(1));
     builder.set_expected_version(taking.expected_version);
+    builder.set_summary(taking.summary.as_str());
+    let mut spans = builder.reborrow().init_compact(count(taking.compact.len()));
+    for (i, span) in taking.compact.iter().enumerate() {
+        let mut one = spans.reborrow().get(count(i));
+        one.set_first(span.first);
+        one.set_last(span.last);
+    }
 }
 
 /// Reads a checkpoint, and whether the kernel is at it.
@@ -77,6 +94,11 @@ pub fn read_checkpoint(reader: wire::checkpoint::Reader<'_>) -> Result<(Checkpoi
         manifest: parsed(&read_text(reader.get_manifest(), "manifest of a checkpoint")?)?,
         files: reader.get_files(),
         state_bytes: reader.get_state_bytes(),
+        step: reader.get_step(),
+        step_name: read_text(reader.get_step_name(), "step of a checkpoint")?,
+        agent: read_text(reader.get_agent(), "agent of a checkpoint")?,
+        summary: read_text(reader.get_summary(), "summary of a checkpoint")?,
+        compacted: reader.get_compacted(),
     };
     Ok((checkpoint, reader.get_is_head()))
 }
@@ -99,6 +121,11 @@ pub fn write_checkpoint(mut builder: wire::checkpoint::Builder<'_>, checkpoint: 
     builder.set_files(checkpoint.files);
     builder.set_state_bytes(checkpoint.state_bytes);
     builder.set_is_head(is_head);
+    builder.set_step(checkpoint.step);
+    builder.set_step_name(checkpoint.step_name.as_str());
+    builder.set_agent(checkpoint.agent.as_str());
+    builder.set_summary(checkpoint.summary.as_str());
+    builder.set_compacted(checkpoint.compacted);
 }
 
 /// Reads what a restore did.
@@ -117,6 +144,8 @@ pub fn read_restoration(reader: wire::restoration::Reader<'_>) -> Result<Restora
             true => Recalled::Memory,
             false => Recalled::Saved { why_not_memory: read_text(reader.get_why_not_memory(), "why not from memory")? },
         },
+        decisions_changed: reader.get_decisions_changed(),
+        artifacts_changed: reader.get_artifacts_changed(),
     })
 }
 
@@ -131,6 +160,8 @@ pub fn write_restoration(mut builder: wire::restoration::Builder<'_>, done: &Res
         Recalled::Memory => builder.set_from_memory(true),
         Recalled::Saved { why_not_memory } => builder.set_why_not_memory(why_not_memory.as_str()),
     }
+    builder.set_decisions_changed(done.decisions_changed);
+    builder.set_artifacts_changed(done.artifacts_changed);
 }
 
 /// Reads a difference.
@@ -147,13 +178,15 @@ pub fn read_difference(reader: wire::difference::Reader<'_>) -> Result<Differenc
             wire::Area::Mount => Area::Mount,
             wire::Area::Mcp => Area::Mcp,
             wire::Area::Journal => Area::Journal,
+            wire::Area::Step => Area::Step,
+            wire::Area::Agent => Area::Agent,
+            wire::Area::Decision => Area::Decision,
+            wire::Area::Artifact => Area::Artifact,
+            wire::Area::Tool => Area::Tool,
+            wire::Area::Limit => Area::Limit,
+            wire::Area::Size => Area::Size,
         },
-        deed: match deed {
-            wire::Deed::Added => Deed::Added,
-            wire::Deed::Removed => Deed::Removed,
-            wire::Deed::Changed => Deed::Changed,
-            wire::Deed::Renamed => Deed::Renamed,
-        },
+        deed: deed_from_wire(deed),
         name: read_text(reader.get_name(), "name of a difference")?,
         before: read_text(reader.get_before(), "what was")?,
         after: read_text(reader.get_after(), "what is")?,
@@ -169,17 +202,62 @@ pub fn write_difference(mut builder: wire::difference::Builder<'_>, difference: 
         Area::Mount => wire::Area::Mount,
         Area::Mcp => wire::Area::Mcp,
         Area::Journal => wire::Area::Journal,
+        Area::Step => wire::Area::Step,
+        Area::Agent => wire::Area::Agent,
+        Area::Decision => wire::Area::Decision,
+        Area::Artifact => wire::Area::Artifact,
+        Area::Tool => wire::Area::Tool,
+        Area::Limit => wire::Area::Limit,
+        Area::Size => wire::Area::Size,
     });
-    builder.set_deed(match difference.deed {
-        Deed::Added => wire::Deed::Added,
-        Deed::Removed => wire::Deed::Removed,
-        Deed::Changed => wire::Deed::Changed,
-        Deed::Renamed => wire::Deed::Renamed,
-    });
+    builder.set_deed(deed_to_wire(difference.deed));
     builder.set_name(difference.name.as_str());
     builder.set_before(difference.before.as_str());
     builder.set_after(difference.after.as_str());
     write_text_list(builder.reborrow().init_what(count(difference.what.len())), &difference.what);
+}
+
+/// Reads a part of a unified diff.
+///
+/// # Errors
+/// `invalidArgument` for what is malformed.
+pub fn read_patch(reader: wire::patch::Reader<'_>) -> Result<Patch> {
+    Ok(Patch {
+        path: read_data(reader.get_path(), "path of a file", limits::PATCH_PATH_BYTES)?,
+        deed: deed_from_wire(reader.get_deed().map_err(|n| unknown("deed", n))?),
+        before: read_data(reader.get_before(), "former path of a file", limits::PATCH_PATH_BYTES)?,
+        note: read_text(reader.get_note(), "note on a file")?,
+        text: read_data(reader.get_text(), "text of a difference", limits::CHUNK_BYTES)?,
+        more: reader.get_more(),
+    })
+}
+
+/// Writes a part of a unified diff.
+pub fn write_patch(mut builder: wire::patch::Builder<'_>, patch: &Patch) {
+    builder.set_path(&patch.path);
+    builder.set_deed(deed_to_wire(patch.deed));
+    builder.set_before(&patch.before);
+    builder.set_note(patch.note.as_str());
+    builder.set_text(&patch.text);
+    builder.set_more(patch.more);
+}
+
+fn deed_from_wire(deed: wire::Deed) -> Deed {
+    match deed {
+        wire::Deed::Added => Deed::Added,
+        wire::Deed::Removed => Deed::Removed,
+        wire::Deed::Changed => Deed::Changed,
+        wire::Deed::Renamed => Deed::Renamed,
+    }
+}
+
+fn deed_to_wire(deed: Deed) -> wire::Deed {
+    match deed {
+        Deed::Added => wire::Deed::Added,
+        Deed::Removed => wire::Deed::Removed,
+        Deed::Changed => wire::Deed::Changed,
+        Deed::Renamed => wire::Deed::Renamed,
+    }
 }
 
 fn read_id(text: capnp::Result<capnp::text::Reader<'_>>) -> Result<CheckpointId> {

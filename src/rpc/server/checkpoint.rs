@@ -6,9 +6,12 @@ use super::kernel::KernelServer;
 use crate::core::checkpoint::{Checkpoint, CheckpointType, Restoration};
 use crate::core::error::{Error, Result};
 use crate::core::limits;
-use crate::rpc::convert::checkpoint::{read_request, write_checkpoint, write_difference, write_restoration};
+use crate::core::workflow::Options;
+use crate::rpc::convert::checkpoint::{
+    read_request, write_checkpoint, write_difference, write_patch, write_restoration,
+};
 use crate::rpc::convert::spec::read_retention;
-use crate::rpc::convert::{read_text, to_capnp};
+use crate::rpc::convert::{read_data, read_text, to_capnp};
 use crate::rpc::schema::ryokan_capnp::{checkpoint_sink, kernel};
 use crate::supervisor::checkpoint;
 use crate::supervisor::host::Host;
@@ -62,8 +65,12 @@ impl KernelServer {
     ) -> capnp::Result<()> {
         let params = params.get()?;
         let reference = read_text(params.get_ref(), "ref").map_err(to_capnp)?;
-        let actor = self.actor.clone();
-        let done = checkpoint::restore(self.host(), &self.kernel, &reference, params.get_expected_version(), actor);
+        let options = Options {
+            supersede_decisions: params.get_supersede_decisions(),
+            with_artifacts: params.get_with_artifacts(),
+        };
+        let change = self.change(params.get_expected_version());
+        let done = checkpoint::restore(self.host(), &self.kernel, &reference, options, change);
         let done: Restoration = done.await.map_err(to_capnp)?;
         write_restoration(results.get().init_restoration(), &done);
         Ok(())
@@ -90,13 +97,40 @@ impl KernelServer {
         }
     }
 
+    pub(super) async fn tell_text(&self, params: kernel::DiffTextParams) -> capnp::Result<()> {
+        let params = params.get()?;
+        let from = read_text(params.get_from(), "from").map_err(to_capnp)?;
+        let to = read_text(params.get_to(), "to").map_err(to_capnp)?;
+        let asked = params.get_paths()?;
+        if asked.len() as usize > limits::DIFF_PATHS {
+            return Err(to_capnp(Error::invalid(format!("at most {} paths are compared at once", limits::DIFF_PATHS))));
+        }
+        let paths = asked.iter().map(|path| read_data(path, "path", limits::PATH_BYTES));
+        let paths = paths.collect::<Result<Vec<_>>>().map_err(to_capnp)?;
+        let sink = params.get_sink()?;
+        let mut refused = None;
+        let told = checkpoint::diff_text(self.host(), &self.kernel, (&from, &to), paths, async |patch| {
+            let mut request = sink.next_request();
+            write_patch(request.get().init_patch(), &patch);
+            request.send().await.map_err(|error| {
+                refused = Some(error);
+                Error::unavailable("the client takes no more")
+            })
+        });
+        let told = told.await;
+        match refused {
+            Some(error) => Err(error),
+            None => told.map_err(to_capnp),
+        }
+    }
+
     pub(super) async fn undo_restore(
         &self,
         params: kernel::UndoParams,
         mut results: kernel::UndoResults,
     ) -> capnp::Result<()> {
-        let version = params.get()?.get_expected_version();
-        let done = checkpoint::undo(self.host(), &self.kernel, version, self.actor.clone()).await.map_err(to_capnp)?;
+        let change = self.change(params.get()?.get_expected_version());
+        let done = checkpoint::undo(self.host(), &self.kernel, change).await.map_err(to_capnp)?;
         write_restoration(results.get().init_restoration(), &done);
         Ok(())
     }

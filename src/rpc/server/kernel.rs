@@ -59,7 +59,60 @@ impl KernelServer {
     }
 }
 
+/// Methods that only check their right before another file does the work.
+macro_rules! forward {
+    ($($right:ident $method:ident($p:ident: $Params:ident, $r:ident: $Results:ident) = $done_by:ident($($given:ident),*);)*) => {$(
+        async fn $method(self: Rc<Self>, $p: kernel::$Params, $r: kernel::$Results) -> capnp::Result<()> {
+            self.may(Right::$right)?;
+            self.$done_by($($given),*).await
+        }
+    )*};
+}
+
+/// Methods that change something: what of them is refused is in the audit log, too.
+macro_rules! audited {
+    ($($deed:literal: $right:ident $method:ident($p:ident: $Params:ident, $r:ident: $Results:ident) = $done_by:ident($($given:ident),*);)*) => {$(
+        async fn $method(self: Rc<Self>, $p: kernel::$Params, $r: kernel::$Results) -> capnp::Result<()> {
+            self.audited($deed, Right::$right, self.$done_by($($given),*)).await
+        }
+    )*};
+}
+
 impl kernel::Server for KernelServer {
+    forward! {
+        Read diff(params: DiffParams, _results: DiffResults) = tell_differences(params);
+        Teleport export(params: ExportParams, results: ExportResults) = export_file(params, results);
+        Read diff_text(params: DiffTextParams, _results: DiffTextResults) = tell_text(params);
+        Read journal(params: JournalParams, _results: JournalResults) = tell_journal(params);
+        Write message(params: MessageParams, results: MessageResults) = add_message(params, results);
+        Read complete(params: CompleteParams, results: CompleteResults) = completions(params, results);
+        Read check(params: CheckParams, results: CheckResults) = check_code(params, results);
+        Read workflow(_params: WorkflowParams, results: WorkflowResults) = tell_workflow(results);
+        Read decisions(params: DecisionsParams, _results: DecisionsResults) = tell_decisions(params);
+        Read artifacts(params: ArtifactsParams, _results: ArtifactsResults) = tell_artifacts(params);
+        Read artifact(params: ArtifactParams, results: ArtifactResults) = open_artifact(params, results);
+    }
+
+    audited! {
+        "checkpoint.create": Checkpoint checkpoint(params: CheckpointParams, results: CheckpointResults) = take_checkpoint(params, results);
+        "checkpoint.restore": Restore restore_checkpoint(params: RestoreCheckpointParams, results: RestoreCheckpointResults) = restore_to(params, results);
+        "checkpoint.restore": Restore undo(params: UndoParams, results: UndoResults) = undo_restore(params, results);
+        "kernel.fork": Fork fork(params: ForkParams, results: ForkResults) = fork_off(params, results);
+        "kernel.thread": Fork thread(params: ThreadParams, results: ThreadResults) = make_thread(params, results);
+        "checkpoint.pin": Checkpoint pin_checkpoint(params: PinCheckpointParams, _results: PinCheckpointResults) = pin(params);
+        "kernel.lease": Write lease(params: LeaseParams, results: LeaseResults) = take_lease(params, results);
+        "step.begin": Write begin_step(params: BeginStepParams, results: BeginStepResults) = new_step(params, results);
+        "step.complete": Write complete_step(params: CompleteStepParams, results: CompleteStepResults) = end_step(params, results);
+        "agent.hand_over": Write hand_over(params: HandOverParams, results: HandOverResults) = give_to(params, results);
+        "decision.open": Write open_decision(params: OpenDecisionParams, results: OpenDecisionResults) = new_decision(params, results);
+        "decision.lock": Write lock_decision(params: LockDecisionParams, results: LockDecisionResults) = fix_decision(params, results);
+        "decision.supersede": Write supersede_decision(params: SupersedeDecisionParams, results: SupersedeDecisionResults) = drop_decision(params, results);
+        "artifact.put": Write put_artifact(params: PutArtifactParams, results: PutArtifactResults) = new_version(params, results);
+        "artifact.revert": Write revert_artifact(params: RevertArtifactParams, results: RevertArtifactResults) = old_version(params, results);
+        "checkpoint.remove": Checkpoint remove_checkpoint(params: RemoveCheckpointParams, results: RemoveCheckpointResults) = remove_one(params, results);
+        "kernel.retention": Admin set_retention(params: SetRetentionParams, _results: SetRetentionResults) = retain(params);
+    }
+
     async fn execute(
         self: Rc<Self>,
         params: kernel::ExecuteParams,
@@ -299,14 +352,6 @@ impl kernel::Server for KernelServer {
         write_exec_result(results.get().init_result(), &result).map_err(to_capnp)
     }
 
-    async fn checkpoint(
-        self: Rc<Self>,
-        params: kernel::CheckpointParams,
-        results: kernel::CheckpointResults,
-    ) -> capnp::Result<()> {
-        self.audited("checkpoint.create", Right::Checkpoint, self.take_checkpoint(params, results)).await
-    }
-
     async fn checkpoints(
         self: Rc<Self>,
         params: kernel::CheckpointsParams,
@@ -327,60 +372,6 @@ impl kernel::Server for KernelServer {
         let (found, is_head) = self.find_one(&reference).await.map_err(to_capnp)?;
         write_checkpoint(results.get().init_checkpoint(), &found, is_head);
         Ok(())
-    }
-
-    async fn restore_checkpoint(
-        self: Rc<Self>,
-        params: kernel::RestoreCheckpointParams,
-        results: kernel::RestoreCheckpointResults,
-    ) -> capnp::Result<()> {
-        self.audited("checkpoint.restore", Right::Restore, self.restore_to(params, results)).await
-    }
-
-    async fn undo(self: Rc<Self>, params: kernel::UndoParams, results: kernel::UndoResults) -> capnp::Result<()> {
-        self.audited("checkpoint.restore", Right::Restore, self.undo_restore(params, results)).await
-    }
-
-    async fn diff(self: Rc<Self>, params: kernel::DiffParams, _results: kernel::DiffResults) -> capnp::Result<()> {
-        self.may(Right::Read)?;
-        self.tell_differences(params).await
-    }
-
-    async fn pin_checkpoint(
-        self: Rc<Self>,
-        params: kernel::PinCheckpointParams,
-        _results: kernel::PinCheckpointResults,
-    ) -> capnp::Result<()> {
-        self.audited("checkpoint.pin", Right::Checkpoint, self.pin(params)).await
-    }
-
-    async fn remove_checkpoint(
-        self: Rc<Self>,
-        params: kernel::RemoveCheckpointParams,
-        results: kernel::RemoveCheckpointResults,
-    ) -> capnp::Result<()> {
-        self.audited("checkpoint.remove", Right::Checkpoint, self.remove_one(params, results)).await
-    }
-
-    async fn set_retention(
-        self: Rc<Self>,
-        params: kernel::SetRetentionParams,
-        _results: kernel::SetRetentionResults,
-    ) -> capnp::Result<()> {
-        self.audited("kernel.retention", Right::Admin, self.retain(params)).await
-    }
-
-    async fn fork(self: Rc<Self>, params: kernel::ForkParams, results: kernel::ForkResults) -> capnp::Result<()> {
-        self.audited("kernel.fork", Right::Fork, self.fork_off(params, results)).await
-    }
-
-    async fn thread(self: Rc<Self>, params: kernel::ThreadParams, results: kernel::ThreadResults) -> capnp::Result<()> {
-        self.audited("kernel.thread", Right::Fork, self.make_thread(params, results)).await
-    }
-
-    async fn export(self: Rc<Self>, params: kernel::ExportParams, results: kernel::ExportResults) -> capnp::Result<()> {
-        self.may(Right::Teleport)?;
-        self.export_file(params, results).await
     }
 
     async fn execution(
@@ -493,24 +484,6 @@ impl kernel::Server for KernelServer {
         self.audited("kernel.remove", Right::Admin, self.remove_kernel(params)).await
     }
 
-    async fn journal(
-        self: Rc<Self>,
-        params: kernel::JournalParams,
-        _results: kernel::JournalResults,
-    ) -> capnp::Result<()> {
-        self.may(Right::Read)?;
-        self.tell_journal(params).await
-    }
-
-    async fn message(
-        self: Rc<Self>,
-        params: kernel::MessageParams,
-        results: kernel::MessageResults,
-    ) -> capnp::Result<()> {
-        self.may(Right::Write)?;
-        self.add_message(params, results).await
-    }
-
     async fn events(
         self: Rc<Self>,
         params: kernel::EventsParams,
@@ -523,10 +496,6 @@ impl kernel::Server for KernelServer {
         let following = tokio::task::spawn_local(follow(follower, params.get_sink()?, move |kernel| kernel == name));
         results.get().set_subscription(new_client(Subscription(following)));
         Ok(())
-    }
-
-    async fn lease(self: Rc<Self>, params: kernel::LeaseParams, results: kernel::LeaseResults) -> capnp::Result<()> {
-        self.audited("kernel.lease", Right::Write, self.take_lease(params, results)).await
     }
 
     async fn describe_vars(
@@ -549,20 +518,6 @@ impl kernel::Server for KernelServer {
         let missed = self.kernel.view().missed;
         write_missed(results.get().init_missed(missed.len() as u32), &missed);
         Ok(())
-    }
-
-    async fn complete(
-        self: Rc<Self>,
-        params: kernel::CompleteParams,
-        results: kernel::CompleteResults,
-    ) -> capnp::Result<()> {
-        self.may(Right::Read)?;
-        self.completions(params, results).await
-    }
-
-    async fn check(self: Rc<Self>, params: kernel::CheckParams, results: kernel::CheckResults) -> capnp::Result<()> {
-        self.may(Right::Read)?;
-        self.check_code(params, results).await
     }
 
     async fn jobs(self: Rc<Self>, _params: kernel::JobsParams, mut results: kernel::JobsResults) -> capnp::Result<()> {

@@ -15,6 +15,7 @@ mod portable;
 mod sinks;
 mod telling;
 mod upkeep;
+mod workflow;
 
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -2,23 +2,30 @@
 
 use super::kernel::KernelServer;
 use crate::core::error::Error;
-use crate::core::info::CodeStatus;
+use crate::core::info::{CodeStatus, JournalView};
 use crate::core::limits;
 use crate::rpc::convert::exec::code_status_to_wire;
 use crate::rpc::convert::info::write_journal_entry;
 use crate::rpc::convert::{read_name, read_text, to_capnp, write_text_list};
 use crate::rpc::schema::ryokan_capnp::kernel;
 use crate::rpc::worker_link::CodeCheck;
+use crate::supervisor::command::Message;
 
 impl KernelServer {
     pub(super) async fn tell_journal(&self, params: kernel::JournalParams) -> capnp::Result<()> {
         let params = params.get()?;
         let sink = params.get_sink()?;
+        let reference = read_text(params.get_checkpoint(), "checkpoint").map_err(to_capnp)?;
+        let view = match (reference.as_str(), params.get_compacted()) {
+            ("", true) => JournalView::Compacted,
+            ("", false) => JournalView::Whole,
+            (reference, _) => JournalView::Of(self.find_one(reference).await.map_err(to_capnp)?.0.number),
+        };
         let (mut after, mut left) = (params.get_since(), params.get_limit() as usize);
         let unbounded = left == 0;
         loop {
             let most = if unbounded { limits::PAGE_ROWS } else { left.min(limits::PAGE_ROWS) };
-            let page = self.kernel.journal(after, most).await.map_err(to_capnp)?;
+            let page = self.kernel.journal(view, after, most).await.map_err(to_capnp)?;
             for entry in &page {
                 let mut request = sink.entry_request();
                 write_journal_entry(request.get().init_entry(), entry);
@@ -47,7 +54,9 @@ impl KernelServer {
                     .hint("store it as a blob"),
             ));
         }
-        let sequence = self.kernel.message(self.actor.clone(), role, text).await.map_err(to_capnp)?;
+        let key = read_name(params.get_key(), "key").map_err(to_capnp)?;
+        let change = self.change(params.get_expected_version());
+        let sequence = self.kernel.message(change, Message { role, text, key }).await.map_err(to_capnp)?;
         results.get().set_sequence(sequence);
         Ok(())
     }

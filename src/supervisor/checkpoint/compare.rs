@@ -4,15 +4,17 @@ use std::rc::Rc;
 
 use tokio::sync::mpsc;
 
-use super::contents;
 use super::gather::gather;
 use super::keeping::find_held;
-use crate::core::checkpoint::{Checkpoint, McpPart, StateParts};
-use crate::core::diff::{self, Area, Deed, Difference};
+use super::{contents, tool_part};
+use crate::core::checkpoint::{Checkpoint, McpPart, StateParts, ToolPart};
+use crate::core::diff::{self, Area, Deed, Difference, Sizes};
 use crate::core::error::{Error, Result};
 use crate::core::ids::Digest;
 use crate::core::info::GivenMount;
 use crate::core::limits;
+use crate::core::spec::KernelSpec;
+use crate::core::workflow::WorkflowPart;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 use crate::workspace::{self, Changed, TreeId};
@@ -23,8 +25,19 @@ struct Side {
     tree: Digest,
     mounts: Vec<GivenMount>,
     mcp: Vec<McpPart>,
+    tools: Vec<ToolPart>,
+    spec: KernelSpec,
+    work: WorkflowPart,
+    files: u64,
     /// Number of the newest journal entry.
     journal: u64,
+}
+
+impl Side {
+    fn sizes(&self) -> Sizes {
+        let artifacts = self.work.artifacts.iter().map(|artifact| artifact.bytes).sum();
+        [("files", self.files), ("engine state", self.parts.bytes()), ("artifacts", artifacts)]
+    }
 }
 
 /// Tells `take` what differs from checkpoint `from` to checkpoint `to`; `to` empty: to what is now.
@@ -54,8 +67,15 @@ pub async fn diff(
         take(difference).await?;
     }
     files(host, before.tree, after.tree, &mut take).await?;
-    let given = diff::of_mounts(&before.mounts, &after.mounts).into_iter();
-    for difference in given.chain(diff::of_mcp(&before.mcp, &after.mcp)) {
+    let told = [
+        diff::of_mounts(&before.mounts, &after.mounts),
+        diff::of_mcp(&before.mcp, &after.mcp),
+        diff::of_tools(&before.tools, &after.tools),
+        diff::of_limits(&before.spec, &after.spec),
+        diff::of_work(&before.work, &after.work),
+        diff::of_sizes(&before.sizes(), &after.sizes()),
+    ];
+    for difference in told.into_iter().flatten() {
         take(difference).await?;
     }
     if let Some(difference) = journal(before.journal, after.journal) {
@@ -66,8 +86,28 @@ pub async fn diff(
 
 async fn side_of(host: &Host, checkpoint: &Checkpoint) -> Result<Side> {
     let (manifest, parts) = contents(host, checkpoint).await?;
-    let (tree, mounts, mcp, journal) = (manifest.workspace.tree, manifest.mounts, manifest.mcp, manifest.journal);
-    Ok(Side { parts, tree, mounts, mcp, journal })
+    Ok(Side {
+        parts,
+        tree: manifest.workspace.tree,
+        mounts: manifest.mounts,
+        mcp: manifest.mcp,
+        tools: manifest.tools,
+        spec: manifest.spec,
+        work: manifest.work,
+        files: manifest.workspace.files,
+        journal: manifest.journal,
+    })
+}
+
+/// The files as they are now. Nothing names that tree: the caller holds the store.
+pub(super) async fn tree_now(host: &Rc<Host>, kernel: &Rc<Kernel>) -> Result<Digest> {
+    let (of, own) = (Rc::clone(host), Rc::clone(kernel));
+    let looked = kernel.with_worker(None, move |link| async move {
+        let mut gathered = gather(&of, &own, &link, None).await?;
+        gathered.objects.settle(&of, None).await?;
+        Ok(gathered.files.part.tree)
+    });
+    looked.await
 }
 
 /// As a checkpoint would have it; nothing refers to what is stored for that.
@@ -76,12 +116,22 @@ async fn now(host: &Rc<Host>, kernel: &Rc<Kernel>) -> Result<Side> {
     let looked = kernel.with_worker(None, move |link| async move {
         let mut gathered = gather(&of, &own, &link, None).await?;
         gathered.objects.settle(&of, None).await?;
-        Ok((gathered.parts, gathered.files.part.tree))
+        Ok((gathered.parts, gathered.files.part))
     });
-    let (parts, tree) = looked.await?;
+    let (parts, workspace) = looked.await?;
     let (mounts, mcp) = kernel.records.grants().await?;
     let mcp = mcp.into_iter().map(|(name, transport)| McpPart { name, transport }).collect();
-    Ok(Side { parts, tree, mounts, mcp, journal: kernel.view().version.saturating_sub(1) })
+    Ok(Side {
+        parts,
+        tree: workspace.tree,
+        mounts,
+        mcp,
+        tools: kernel.offered_tools().iter().map(tool_part).collect(),
+        spec: kernel.spec.clone(),
+        work: kernel.records.workflow_part().await?,
+        files: workspace.files,
+        journal: kernel.view().version.saturating_sub(1),
+    })
 }
 
 fn journal(before: u64, after: u64) -> Option<Difference> {

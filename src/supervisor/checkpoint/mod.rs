@@ -19,6 +19,7 @@ mod rest;
 mod restore;
 mod state;
 mod still;
+mod text;
 mod turn;
 mod verify;
 
@@ -27,12 +28,17 @@ use std::rc::Rc;
 use super::command::{Actor, Change, Trace};
 use super::host::Host;
 use super::kernel::Kernel;
-use crate::catalog::state::NewCheckpoint;
-use crate::core::checkpoint::{Checkpoint, FORMAT, Manifest, McpPart, Named, RefError, Reference, StateParts, Taking};
+use super::records::version_after;
+use super::workflow;
+use crate::catalog::state::{Added, NewCheckpoint, Together};
+use crate::core::checkpoint::{
+    Checkpoint, FORMAT, Manifest, McpPart, Named, RefError, Reference, StateParts, Taking, ToolPart,
+};
 use crate::core::error::{Error, Result};
 use crate::core::ids::{CheckpointId, Digest};
-use crate::core::info::MissedEntry;
+use crate::core::info::{MissedEntry, ToolInfo};
 use crate::core::limits;
+use crate::core::workflow::Outcome;
 use crate::rpc::worker_link::WorkerLink;
 
 pub use compare::diff;
@@ -46,6 +52,7 @@ pub(super) use rest::{before_stop, told as rest_failed, wait as rest_wait};
 pub(super) use restore::resume;
 pub use restore::{restore, undo};
 use still::Still;
+pub use text::diff_text;
 
 /// Takes a checkpoint at the next safe point.
 ///
@@ -53,6 +60,20 @@ use still::Still;
 /// `deadline` if the kernel did not come to rest, `conflict`, and whatever keeps a part from being captured: then there is no
 /// checkpoint, and the kernel is as it was.
 pub async fn take(host: &Rc<Host>, kernel: &Rc<Kernel>, taking: Taking, actor: Actor) -> Result<Checkpoint> {
+    Ok(take_with(host, kernel, taking, actor, None).await?.0)
+}
+
+/// As [`take`], together with a change of the work: both or neither. Gives what that gave, too.
+///
+/// # Errors
+/// As [`take`], and those of the change.
+pub(super) async fn take_with(
+    host: &Rc<Host>,
+    kernel: &Rc<Kernel>,
+    taking: Taking,
+    actor: Actor,
+    with: Option<Together>,
+) -> Result<(Checkpoint, Option<Outcome>)> {
     taking.check()?;
     // Before anything is interrupted for it.
     let version = kernel.view().version;
@@ -66,7 +87,8 @@ pub async fn take(host: &Rc<Host>, kernel: &Rc<Kernel>, taking: Taking, actor: A
     }
     let change = Trace::Own(Change { actor: actor.clone(), expected_version: taking.expected_version });
     let (wait, door, host, own) = (taking.wait, Rc::clone(kernel), Rc::clone(host), Rc::clone(kernel));
-    turn::take(&door, change, wait, move |link| async move { capture(&host, &own, &link, &taking, &actor).await }).await
+    turn::take(&door, change, wait, move |link| async move { capture(&host, &own, &link, &taking, &actor, with).await })
+        .await
 }
 
 /// Takes a checkpoint now: the caller holds the worker.
@@ -76,21 +98,23 @@ async fn capture(
     link: &Rc<WorkerLink>,
     taking: &Taking,
     actor: &Actor,
-) -> Result<Checkpoint> {
+    with: Option<Together>,
+) -> Result<(Checkpoint, Option<Outcome>)> {
     let gathered = gather(host, kernel, link, Some(Keep { kind: taking.kind, spare: None })).await?;
-    seal(host, kernel, gathered, taking, actor).await
+    seal(host, kernel, gathered, taking, actor, with).await
 }
 
-/// Makes a checkpoint of what was gathered.
+/// Makes a checkpoint of what was gathered, together with a change of the work: both or neither.
 async fn seal(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
     gathered: Gathered,
     taking: &Taking,
     actor: &Actor,
-) -> Result<Checkpoint> {
+    with: Option<Together>,
+) -> Result<(Checkpoint, Option<Outcome>)> {
     let Gathered { id, parts, state, copy, files, mut objects } = gathered;
-    let mut manifest = manifest(host, kernel, id, state, &files).await?;
+    let mut manifest = manifest(host, kernel, id, state, &files, with.as_ref()).await?;
     manifest.missed.extend(copy.why_not);
     let sealed = objects.settle(host, Some(encode(&manifest)?)).await?;
     let sealed = sealed.ok_or_else(|| Error::internal("the manifest was not stored"))?;
@@ -105,10 +129,14 @@ async fn seal(
         manifest: sealed,
         files: manifest.workspace.files,
         state_bytes: parts.bytes(),
+        summary: taking.summary.clone(),
+        compact: taking.compact.clone(),
+        with,
     };
     let before = kernel.view().version;
-    let checkpoint = kernel.records.add_checkpoint(new, actor).await?;
-    kernel.advance(checkpoint.version);
+    let named = new.with.as_ref().map(|with| with.request().change.names());
+    let Added { checkpoint, outcome, sequence } = kernel.records.add_checkpoint(new, actor).await?;
+    kernel.advance(version_after(sequence));
     kernel.view.borrow_mut().checkpoints += 1;
     let detail = serde_json::json!({
         "id": checkpoint.id, "name": checkpoint.name, "type": checkpoint.kind, "pause_us": files.pause_us,
@@ -117,8 +145,14 @@ async fn seal(
     host.events.publish(&kernel.event_name, "checkpoint_created", detail);
     let (versions, words) = ((before, checkpoint.version), format!("{} ({})", checkpoint.id, checkpoint.kind.name()));
     host.audit_checkpoint(actor, "checkpoint.create", kernel, versions, sealed, words).await;
+    if let (Some((event, deed)), Some(outcome)) = (named, &outcome) {
+        let told = workflow::detail(outcome);
+        let versions = (Some(before), Some(version_after(sequence)));
+        host.audit(actor, deed, kernel, versions, told.to_string()).await;
+        host.events.publish(&kernel.event_name, event, told);
+    }
     keeping::thin_soon(host, kernel);
-    Ok(checkpoint)
+    Ok((checkpoint, outcome))
 }
 
 /// Stops everything inside. Whatever keeps that from being so, nothing stays stopped.
@@ -137,7 +171,14 @@ async fn manifest(
     id: CheckpointId,
     state: Digest,
     files: &CapturedFiles,
+    with: Option<&Together>,
 ) -> Result<Manifest> {
+    let tools = kernel.offered_tools().iter().map(tool_part).collect();
+    let work = kernel.records.workflow_part().await?;
+    let work = match with.map(Together::request) {
+        Some(request) => work.after(&request.change, request.at_ms)?,
+        None => work,
+    };
     let view = kernel.view();
     let mut missed = view.missed;
     missed.extend(files.missed.iter().cloned());
@@ -166,9 +207,20 @@ async fn manifest(
         workspace: files.part.clone(),
         mounts,
         mcp: mcp.into_iter().map(|(name, transport)| McpPart { name, transport }).collect(),
+        work,
+        tools,
         missed,
         audit: Some(host.catalog.audit_head().await?),
     })
+}
+
+fn tool_part(tool: &ToolInfo) -> ToolPart {
+    let mut hash = blake3::Hasher::new();
+    // The length first, so that no two of them read as another two.
+    hash.update(&(tool.description.len() as u64).to_le_bytes());
+    hash.update(tool.description.as_bytes()).update(tool.schema_json.as_bytes());
+    let hash = Digest::from_bytes(*hash.finalize().as_bytes());
+    ToolPart { name: tool.name.clone(), source: tool.source.clone(), hash }
 }
 
 pub(super) fn encode(manifest: &Manifest) -> Result<Vec<u8>> {
@@ -217,7 +269,9 @@ pub(super) async fn manifest_of(host: &Host, checkpoint: &Checkpoint) -> Result<
     use crate::core::checkpoint::ManifestError as Wrong;
     let bytes = host.store.get(checkpoint.manifest, limits::MANIFEST_BYTES as u64).await?;
     Manifest::decode(&bytes).map_err(|error| match error {
-        Wrong::Newer(_) | Wrong::Kind(_) => Error::unsupported(error.to_string()).reason("manifest_format"),
+        Wrong::Newer(_) | Wrong::NewerWork(_) | Wrong::Kind(_) => {
+            Error::unsupported(error.to_string()).reason("manifest_format")
+        }
         Wrong::Malformed(_) | Wrong::TooLarge { .. } => Error::corrupt(error.to_string()),
     })
 }

@@ -1,6 +1,8 @@
 //! What a kernel keeps of its checkpoints.
 
-use crate::catalog::state::{Beginning, Choice, EntryKind, Head, NewCheckpoint, NewEntry, Restored, Restoring};
+use crate::catalog::state::{
+    Added, Beginning, Choice, EntryKind, Finished, Head, NewCheckpoint, NewEntry, Restored, Restoring,
+};
 use crate::core::checkpoint::Checkpoint;
 use crate::core::error::Result;
 use crate::core::ids::{CheckpointId, Digest};
@@ -18,14 +20,18 @@ impl Records {
     ///
     /// # Errors
     /// The database's.
-    pub(super) async fn add_checkpoint(&self, new: NewCheckpoint, actor: &Actor) -> Result<Checkpoint> {
+    pub(super) async fn add_checkpoint(&self, new: NewCheckpoint, actor: &Actor) -> Result<Added> {
         let named = if new.name.is_empty() { String::new() } else { format!(" {:?}", new.name) };
         let entry = NewEntry {
             kind: EntryKind::Mark,
             at_ms: new.at_ms,
             actor: actor.to_string(),
             text: format!("checkpoint {}{named} ({})", new.id, new.kind.name()),
-            detail_json: serde_json::json!({ "checkpoint": new.id, "manifest": new.manifest }).to_string(),
+            // The summary stays here when the checkpoint goes.
+            detail_json: serde_json::json!({
+                "checkpoint": new.id, "manifest": new.manifest, "summary": new.summary,
+            })
+            .to_string(),
         };
         Ok(self.state.add_checkpoint(new, entry).await?)
     }
@@ -146,12 +152,12 @@ impl Records {
         Ok(self.state.restoring().await?)
     }
 
-    /// Ends a restore; gives the version with it.
+    /// Ends a restore.
     ///
     /// # Errors
     /// `conflict` if the checkpoint is gone.
-    pub(in crate::supervisor) async fn finish_restore(&self, done: Restored) -> Result<u64> {
-        Ok(version_after(self.state.finish_restore(done).await?))
+    pub(in crate::supervisor) async fn finish_restore(&self, done: Restored) -> Result<Finished> {
+        Ok(self.state.finish_restore(done).await?)
     }
 
     /// Writes a new kernel's first records.

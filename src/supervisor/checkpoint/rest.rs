@@ -61,5 +61,6 @@ async fn rest(
         StopReason::Asked | StopReason::NoPlace => "before stop",
     };
     let taking = Taking::by_us(CheckpointType::Auto, name);
-    capture(host, kernel, link, &taking, &host.own_actor()).await.map(Some)
+    let (taken, _) = capture(host, kernel, link, &taking, &host.own_actor(), None).await?;
+    Ok(Some(taken))
 }

@@ -7,16 +7,18 @@ use super::gather::gather;
 use super::keeping::hold;
 use super::verify::{self, Present};
 use super::{Files, Keep, Still, contents, find, memory, seal, turn};
-use crate::catalog::state::{EntryKind, NewEntry, Restored, Restoring};
+use crate::catalog::state::{EntryKind, Finished, NewEntry, Restored, Restoring};
 use crate::core::checkpoint::{Checkpoint, CheckpointType, Manifest, Recalled, Restoration, StateParts, Taking};
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::ids::{CheckpointId, Digest};
 use crate::core::info::{GivenMount, MissedEntry};
 use crate::core::limits;
+use crate::core::workflow::Options;
 use crate::rpc::worker_link::WorkerLink;
 use crate::supervisor::command::{Actor, Change, Trace};
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
+use crate::supervisor::records::version_after;
 
 /// Between two looks at whether a worker has ended.
 const LOOK_AGAIN: std::time::Duration = std::time::Duration::from_millis(5);
@@ -58,50 +60,54 @@ pub async fn restore(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
     reference: &str,
-    expected_version: u64,
-    actor: Actor,
+    options: Options,
+    change: Change,
 ) -> Result<Restoration> {
     let checkpoint = find(kernel, reference).await?;
-    to(host, kernel, checkpoint, expected_version, actor).await
+    to(host, kernel, checkpoint, options, change).await
 }
 
 /// Goes back to where the kernel was before its last restore. Once more: forwards again.
 ///
 /// # Errors
 /// `notFound` if nothing was restored, and those of [`restore`].
-pub async fn undo(host: &Rc<Host>, kernel: &Rc<Kernel>, expected_version: u64, actor: Actor) -> Result<Restoration> {
+pub async fn undo(host: &Rc<Host>, kernel: &Rc<Kernel>, change: Change) -> Result<Restoration> {
     let name = &kernel.spec.name;
     let none = || Error::not_found(format!("nothing was restored in kernel {name}, so there is nothing to undo"));
     let id = kernel.records.head().await?.undo.ok_or_else(|| {
         none().hint(format!("`ryokan log {name}` lists checkpoints; `ryokan restore {name} REF` goes back to one"))
     })?;
     let checkpoint = kernel.records.checkpoint(id).await?.ok_or_else(none)?;
-    to(host, kernel, checkpoint, expected_version, actor).await
+    // What the restore did to decisions and artifacts is taken back with it: that needs no asking.
+    to(host, kernel, checkpoint, Options::default(), change).await
 }
 
 async fn to(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
     checkpoint: Checkpoint,
-    expected_version: u64,
-    actor: Actor,
+    options: Options,
+    change: Change,
 ) -> Result<Restoration> {
     let alone = Alone::begin(kernel)?;
     // Until the database knows that it is being restored, and the files are its own.
     let (checkpoint, held) = hold(kernel, checkpoint).await?;
     let target = load(host, kernel, checkpoint).await?;
     judge(host, kernel, &target)?;
+    if options.with_artifacts {
+        check_artifacts(host, &target).await?;
+    }
     if kernel.thread_of.is_none() {
         kernel.others_rest()?;
     }
-    let change = Trace::Restore(Change { actor: actor.clone(), expected_version });
+    let (actor, change) = (change.actor.clone(), Trace::Restore(change));
     let (host, kernel) = (Rc::clone(host), Rc::clone(kernel));
     // In a task of its own: once something was touched it goes on to one of its two ends, whoever still waits for it.
     let restoring = tokio::task::spawn_local(async move {
         let (_alone, _held) = (alone, held);
         let (of, own, door) = (Rc::clone(&host), Rc::clone(&kernel), Rc::clone(&kernel));
         let done = turn::take(&door, change, limits::CHECKPOINT_WAIT, move |link| async move {
-            perform(&of, &own, &link, target, &actor).await
+            perform(&of, &own, &link, target, options, &actor).await
         });
         match done.await {
             Err(failed) if kernel.between.get() => Err(back(&host, &kernel, failed).await),
@@ -161,6 +167,20 @@ async fn load(host: &Rc<Host>, kernel: &Rc<Kernel>, checkpoint: Checkpoint) -> R
     Ok(Target { checkpoint, manifest, parts })
 }
 
+/// Whether the content is there of what artifacts are to be again.
+async fn check_artifacts(host: &Host, target: &Target) -> Result<()> {
+    let wanted: Vec<(String, Digest)> =
+        target.manifest.work.artifacts.iter().map(|artifact| (artifact.name.clone(), artifact.hash)).collect();
+    let missing = host.store.run(move |store| Ok(wanted.into_iter().find(|(_, hash)| !store.contains(*hash)))).await?;
+    match missing {
+        Some((name, hash)) => {
+            Err(Error::corrupt(format!("object {hash}, the content of artifact {name:?} then, is gone"))
+                .hint("restore without artifacts"))
+        }
+        None => Ok(()),
+    }
+}
+
 /// Whether what was given may still be given.
 fn judge(host: &Host, kernel: &Kernel, target: &Target) -> Result<()> {
     target.manifest.mounts.iter().try_for_each(|GivenMount { mount, real }| {
@@ -173,6 +193,7 @@ async fn perform(
     kernel: &Rc<Kernel>,
     link: &Rc<WorkerLink>,
     target: Target,
+    options: Options,
     actor: &Actor,
 ) -> Result<Restoration> {
     let before = kernel.view().version;
@@ -196,7 +217,7 @@ async fn perform(
             let present = Present::of(&gathered, kernel);
             let read = verify::difference(&host.store, &present, manifest, parts).await?;
             let taking = Taking::by_us(CheckpointType::System, &name);
-            (seal(host, kernel, gathered, &taking, actor).await?.id, Some(present), Some(read))
+            (seal(host, kernel, gathered, &taking, actor, None).await?.0.id, Some(present), Some(read))
         }
     };
     // From here to the end nothing begins where the same files are.
@@ -204,12 +225,13 @@ async fn perform(
     if kernel.thread_of.is_none() {
         kernel.others_rest()?;
     }
-    let restoring = Restoring { target: target.checkpoint.id, safety, actor: actor.to_string(), at_ms: host.now_ms() };
+    let (id, by, at_ms) = (target.checkpoint.id, actor.to_string(), host.now_ms());
+    let restoring = Restoring { target: id, safety, actor: by, at_ms, options };
     kernel.records.begin_restore(restoring.clone()).await?;
     kernel.between.set(true);
-    let Applied { version, engine, missed, files_changed, engine_us } =
+    let Applied { finished, engine, missed, files_changed, engine_us } =
         apply(host, kernel, link, &target, present.as_ref(), restoring).await?;
-    let id = target.checkpoint.id;
+    let version = version_after(finished.sequence);
     // How much it was: the more differs, the more is read.
     let detail = serde_json::json!({
         "id": id, "name": target.checkpoint.name, "safety": safety, "files_changed": files_changed,
@@ -219,12 +241,13 @@ async fn perform(
     let (words, manifest) = (format!("{id}, safety checkpoint {safety}"), target.checkpoint.manifest);
     host.audit_checkpoint(actor, "checkpoint.restore", kernel, (before, version), manifest, words).await;
     let checkpoint = kernel.records.checkpoint(id).await?.unwrap_or(target.checkpoint);
-    Ok(Restoration { checkpoint, safety, version, missed, files_changed, engine })
+    let Finished { decisions_changed, artifacts_changed, .. } = finished;
+    Ok(Restoration { checkpoint, safety, version, missed, files_changed, engine, decisions_changed, artifacts_changed })
 }
 
-/// What a restore did.
+/// What a restore did, once it is done.
 struct Applied {
-    version: u64,
+    finished: Finished,
     engine: Recalled,
     missed: Vec<MissedEntry>,
     files_changed: u64,
@@ -275,12 +298,13 @@ async fn apply(
         at_ms: host.now_ms(),
         mounts: target.manifest.mounts.clone(),
         mcp: target.manifest.mcp.iter().map(|part| (part.name.clone(), part.transport.clone())).collect(),
+        work: target.manifest.work.clone(),
         entry,
         restoring,
     };
-    let version = kernel.finish_restore(done).await?;
+    let finished = kernel.finish_restore(done).await?;
     kernel.between.set(false);
-    Ok(Applied { version, engine, missed, files_changed, engine_us })
+    Ok(Applied { finished, engine, missed, files_changed, engine_us })
 }
 
 async fn restore_files(host: &Rc<Host>, kernel: &Rc<Kernel>, link: &Rc<WorkerLink>, tree: Digest) -> Result<u64> {
@@ -297,7 +321,8 @@ async fn go_back(host: &Rc<Host>, kernel: &Rc<Kernel>, link: &Rc<WorkerLink>) ->
     let safety = recorded(kernel, restoring.safety).await?;
     let target = load(host, kernel, safety).await?;
     verify::whole(&host.store, &target.manifest, &target.parts).await?;
-    let back = Restoring { target: restoring.safety, ..restoring };
+    // Nothing was recorded yet of what was asked beside.
+    let back = Restoring { target: restoring.safety, options: Options::default(), ..restoring };
     apply(host, kernel, link, &target, None, back).await.map(drop)
 }
 

@@ -1,4 +1,4 @@
-//! Changes from outside other than executions: mounts, MCP servers, messages, leases.
+//! Changes from outside other than executions and records: mounts, MCP servers, leases.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,6 @@ use crate::sandbox::place;
 use crate::supervisor::audit::bounded;
 use crate::supervisor::command::{Actor, Change};
 use crate::supervisor::lease::{self, Lease};
-use crate::supervisor::records::version_after;
 
 impl Task {
     /// The allowed paths of the specification and the mounts added since.
@@ -103,7 +102,7 @@ impl Task {
     }
 
     /// What a restore is about to replace cannot be changed meanwhile: it would be lost.
-    fn not_restoring(&self) -> Result<()> {
+    pub(super) fn not_restoring(&self) -> Result<()> {
         if !self.kernel.restoring.get() {
             return Ok(());
         }
@@ -149,20 +148,18 @@ impl Task {
     }
 
     /// What a kernel may reach has changed: an event, and a line of the audit log.
-    async fn changed(&self, actor: &Actor, version: u64, names: (&'static str, &str), detail: serde_json::Value) {
+    pub(super) async fn changed(
+        &self,
+        actor: &Actor,
+        version: u64,
+        names: (&'static str, &str),
+        detail: serde_json::Value,
+    ) {
         let before = self.kernel.advance(version);
         let line = self.host.line(actor, names.1, Some(&self.kernel));
         let line = NewAudit { version_before: Some(before), version_after: Some(version), ..line };
         self.host.write_audit(NewAudit { detail: bounded(detail.to_string()), ..line }).await;
         self.host.events.publish(&self.kernel.event_name, names.0, detail);
-    }
-
-    /// Appends what an agent or a person said.
-    pub(super) async fn message(&mut self, actor: &Actor, role: &str, text: &str) -> Result<u64> {
-        self.admit(actor, 0)?;
-        let sequence = self.kernel.records.message(actor, role, text, self.host.now_ms()).await?;
-        self.kernel.advance(version_after(sequence));
-        Ok(sequence)
     }
 
     /// Takes, takes up again, or (with a time of 0) releases a lease.

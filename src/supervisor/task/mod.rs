@@ -13,6 +13,7 @@ mod change;
 mod checkpoints;
 mod ends;
 mod listener;
+mod records;
 mod restored;
 mod run;
 mod work;
@@ -170,6 +171,7 @@ impl Task {
         beginning: Beginning,
     ) -> Self {
         let (reporter, reports) = channel;
+        *kernel.tools.borrow_mut() = Rc::downgrade(&beginning.tools);
         let mut task = Task {
             host,
             kernel,
@@ -266,8 +268,11 @@ impl Task {
                 let _ = reply.send(self.start(&actor).await);
             }
             Command::Stop(actor, mode, reply) => self.stop(actor, mode, reply).await,
-            Command::Message(actor, role, text, reply) => {
-                let _ = reply.send(self.message(&actor, &role, &text).await);
+            Command::Message(change, message, reply) => {
+                let _ = reply.send(self.message(change, message).await);
+            }
+            Command::Work(change, what, key, reply) => {
+                let _ = reply.send(self.record_work(change, *what, key).await);
             }
             Command::Lease(actor, holder, token, ttl_ms, reply) => {
                 let _ = reply.send(self.take_lease(&actor, holder, token, ttl_ms).await);

@@ -3,13 +3,14 @@
 use std::path::Path;
 
 use super::Task;
-use crate::catalog::state::Restored;
+use crate::catalog::state::{Finished, Restored};
 use crate::core::error::Result;
 use crate::core::info::GivenMount;
+use crate::supervisor::records::version_after;
 
 impl Task {
     /// Makes mounts and servers what they were, live first, then for good. What fails is taken back.
-    pub(super) async fn restored(&mut self, done: Restored) -> Result<u64> {
+    pub(super) async fn restored(&mut self, done: Restored) -> Result<Finished> {
         let (wanted, mcp) = (done.mounts.clone(), done.mcp.clone());
         let gone: Vec<GivenMount> = self.mounts.iter().filter(|mount| !wanted.contains(mount)).cloned().collect();
         let new: Vec<GivenMount> = wanted.iter().filter(|mount| !self.mounts.contains(mount)).cloned().collect();
@@ -18,8 +19,8 @@ impl Task {
             Ok(()) => self.kernel.records.finish_restore(done).await,
             Err(error) => Err(error),
         };
-        let version = match recorded {
-            Ok(version) => version,
+        let finished = match recorded {
+            Ok(finished) => finished,
             Err(error) => {
                 if let Err(stuck) = self.exchange(&new, &gone).await {
                     tracing::warn!(error = %stuck, "mounts that were being restored are not what is recorded");
@@ -33,8 +34,8 @@ impl Task {
         }
         self.mounts = wanted;
         self.tools.replace(&mcp);
-        self.kernel.advance(version);
-        Ok(version)
+        self.kernel.advance(version_after(finished.sequence));
+        Ok(finished)
     }
 
     /// Takes mounts away from the live worker and gives it others. What is as wanted already is left.

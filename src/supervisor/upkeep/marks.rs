@@ -130,7 +130,9 @@ fn unreadable(at: Digest, error: Error) -> Error {
 
 fn wrong(at: Digest, error: &ManifestError) -> Error {
     match error {
-        ManifestError::Newer(_) | ManifestError::Kind(_) => Error::unsupported(format!("object {at}: {error}")),
+        ManifestError::Newer(_) | ManifestError::NewerWork(_) | ManifestError::Kind(_) => {
+            Error::unsupported(format!("object {at}: {error}"))
+        }
         ManifestError::Malformed(_) | ManifestError::TooLarge { .. } => {
             unreadable(at, Error::corrupt(format!("object {at}: {error}")))
         }

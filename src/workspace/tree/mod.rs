@@ -1,10 +1,11 @@
 //! Trees: file trees by content, and what can be asked of them without a file system.
 //!
-//! `entry` what a tree says, `format` the bytes, `read` folder after folder, `diff` two of them, `reach` the objects of one.
+//! `entry` what a tree says, `format` the bytes, `read` folder after folder, `look` one entry, `diff` two of them, `reach` the objects of one.
 
 pub mod diff;
 pub mod entry;
 pub mod format;
+pub mod look;
 pub mod needs;
 pub mod reach;
 pub mod read;

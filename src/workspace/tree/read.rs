@@ -109,6 +109,24 @@ impl<'a> Entries<'a> {
         Ok(self.page.pop_front())
     }
 
+    /// The entry of that name, if it is still to come; what comes before it is left out.
+    ///
+    /// # Errors
+    /// As [`root`].
+    pub fn seek(&mut self, name: &[u8]) -> Result<Option<Entry>> {
+        while self.page.is_empty() && self.pages.front().is_some_and(|page| &*page.last < name) {
+            self.pages.pop_front();
+        }
+        while let Some(entry) = self.take()? {
+            match (*entry.name).cmp(name) {
+                std::cmp::Ordering::Less => {}
+                std::cmp::Ordering::Equal => return Ok(Some(entry)),
+                std::cmp::Ordering::Greater => return Ok(None),
+            }
+        }
+        Ok(None)
+    }
+
     /// Leaves out pages that both have at their present place: nothing differs within them.
     ///
     /// # Errors

@@ -1,0 +1,135 @@
+//! Records of the work where no daemon is needed: what the database itself keeps, and what comes back into view.
+
+use super::crash_tests::{config, kernel};
+use super::state::{Direction, EntryKind, NewCheckpoint, NewEntry};
+use super::*;
+use crate::core::checkpoint::{CheckpointType, Span};
+use crate::core::ids::{CheckpointId, Digest, KernelId};
+use crate::core::info::JournalView;
+use crate::core::limits;
+use crate::core::workflow::{Change, Outcome, Request};
+
+const ID: KernelId = KernelId::from_bytes([1; 16]);
+
+fn with_state<T>(work: impl AsyncFnOnce(StateHandle, &std::path::Path) -> T) -> T {
+    let dir = crate::sys::fault::tests::crash_dir();
+    let catalog = Catalog::open(&config(dir.path())).expect("opened");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a run time");
+    runtime.block_on(async {
+        let handle = catalog.handle();
+        let files = handle.create_kernel_files(ID).await.expect("made");
+        handle.insert_kernel(kernel(ID, "k"), None, Notes::default()).await.expect("known");
+        work(handle.state(ID), &files.state_db).await
+    })
+}
+
+fn said(text: &str) -> NewEntry {
+    let (actor, detail_json) = ("me".into(), String::new());
+    NewEntry { kind: EntryKind::Message, at_ms: 1, actor, text: text.into(), detail_json }
+}
+
+fn compacting(id: u8, summary: &str, first: u64, last: u64) -> NewCheckpoint {
+    NewCheckpoint {
+        id: CheckpointId::from_bytes([id; 16]),
+        name: String::new(),
+        description: String::new(),
+        kind: CheckpointType::Manual,
+        creator: "me".into(),
+        at_ms: 5,
+        pinned: false,
+        manifest: Digest::from_bytes([id; 32]),
+        files: 0,
+        state_bytes: 0,
+        summary: summary.into(),
+        compact: vec![Span { first, last }],
+        with: None,
+    }
+}
+
+fn mark(text: &str) -> NewEntry {
+    NewEntry { kind: EntryKind::Mark, ..said(text) }
+}
+
+async fn shown(state: &StateHandle) -> Vec<String> {
+    let page = state.journal_as(JournalView::Compacted, 0, limits::PAGE_ROWS).await.expect("readable");
+    page.into_iter().map(|entry| entry.text).collect()
+}
+
+#[test]
+fn compacted_messages_come_back_into_view_when_their_checkpoint_goes() {
+    with_state(async |state, path| {
+        for text in ["one", "two", "three"] {
+            state.append_journal(vec![said(text)]).await.expect("said");
+        }
+        let added = state.add_checkpoint(compacting(1, "early", 1, 2), mark("c1")).await.expect("taken");
+        assert_eq!((added.checkpoint.compacted, added.checkpoint.summary.as_str()), (2, "early"));
+        state.add_checkpoint(compacting(2, "late", 2, 3), mark("c2")).await.expect("taken");
+        assert_eq!(shown(&state).await, ["[checkpoint] early", "[checkpoint] late", "c1", "c2"]);
+        let drop_checkpoint = async |id: u8| {
+            state.close().await.expect("closed");
+            let db = rusqlite::Connection::open(path).expect("opened");
+            db.execute("DELETE FROM checkpoints WHERE id = ?", [[id; 16]]).expect("removed");
+            let left: i64 = db
+                .query_row(
+                    "SELECT count(*) FROM compacted WHERE checkpoint NOT IN (SELECT number FROM checkpoints)",
+                    [],
+                    |row| row.get(0),
+                )
+                .expect("readable");
+            assert_eq!(left, 0, "nothing is left of its compaction");
+        };
+        drop_checkpoint(2).await;
+        assert_eq!(
+            shown(&state).await,
+            ["[checkpoint] early", "three", "c1", "c2"],
+            "what it took over is the other's again"
+        );
+        drop_checkpoint(1).await;
+        assert_eq!(shown(&state).await, ["one", "two", "three", "c1", "c2"]);
+        let whole = state.journal(Direction::After(0), limits::PAGE_ROWS).await.expect("readable");
+        assert_eq!(whole.len(), 5);
+    });
+}
+
+#[test]
+fn a_journal_of_many_compacted_messages_is_read_in_pages() {
+    with_state(async |state, _| {
+        let many = 3 * limits::PAGE_ROWS as u64;
+        state.append_journal((0..many).map(|n| said(&n.to_string())).collect()).await.expect("said");
+        state.add_checkpoint(compacting(1, "all of it", 1, many - 5), mark("c")).await.expect("taken");
+        let shown = shown(&state).await;
+        assert_eq!((shown.len(), shown[0].as_str()), (7, "[checkpoint] all of it"), "{shown:?}");
+        let (mut after, mut held) = (0, 0);
+        loop {
+            let page = state.journal_as(JournalView::Of(1), after, limits::PAGE_ROWS).await.expect("readable");
+            let Some(last) = page.last() else { break };
+            (after, held) = (last.sequence, held + page.len() as u64);
+        }
+        assert_eq!(held, many - 5);
+    });
+}
+
+#[test]
+fn decisions_and_artifacts_are_never_deleted_and_keys_are_forgotten_in_time() {
+    with_state(async |state, path| {
+        let open = |at_ms: i64| {
+            let (title, text) = ("t".to_owned(), String::new());
+            let change = Change::OpenDecision { title, text };
+            Request { change, actor: "me".into(), at_ms, key: "k".into() }
+        };
+        let id = |outcome: &Outcome| if let Outcome::Decision(decision) = outcome { decision.id } else { 0 };
+        let life = i64::try_from(limits::KEY_LIFE.as_millis()).expect("small");
+        for (at_ms, expected) in [(1, 1), (life, 1), (life + 1, 2), (life + 2, 2)] {
+            let done = state.change_workflow(open(at_ms)).await.expect("opened");
+            assert_eq!(id(&done.outcome), expected, "at {at_ms}");
+        }
+        let key = "x".repeat(limits::KEY_BYTES + 1);
+        assert!(matches!(state.change_workflow(Request { key, ..open(1) }).await, Err(CatalogError::Limit { .. })));
+        state.close().await.expect("closed");
+        let db = rusqlite::Connection::open(path).expect("opened");
+        db.execute("INSERT INTO artifacts VALUES ('a', 1, NULL, 0, '', 'me', 1, 0, NULL)", []).expect("written");
+        for sql in ["DELETE FROM decisions", "DELETE FROM artifacts", "UPDATE artifacts SET bytes = 1"] {
+            assert!(db.execute(sql, []).is_err(), "{sql}");
+        }
+    });
+}

@@ -1,0 +1,144 @@
+//! What a checkpoint holds of the work: a part of its manifest, with a format of its own.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Artifact, Change, Decision, DecisionState, Step, Workflow, step};
+use crate::core::error::{Error, Result};
+use crate::core::ids::Digest;
+use crate::core::limits;
+
+/// Format of the parts that this release writes.
+pub const PART_FORMAT: u32 = 1;
+
+/// The work at a checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkflowPart {
+    /// [`PART_FORMAT`].
+    pub format: u32,
+    /// Steps and agent.
+    #[serde(flatten)]
+    pub workflow: Workflow,
+    /// The decisions that there were.
+    pub decisions: Vec<DecisionPart>,
+    /// The artifacts that there were, each in its newest version; without those that were withdrawn.
+    pub artifacts: Vec<ArtifactPart>,
+}
+
+/// A decision at a checkpoint. Its text never changes, so it is not repeated here.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DecisionPart {
+    /// Its number.
+    pub id: u64,
+    /// Its title.
+    pub title: String,
+    /// Its state then.
+    pub state: DecisionState,
+}
+
+/// An artifact at a checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ArtifactPart {
+    /// Its name.
+    pub name: String,
+    /// Its newest version then.
+    pub version: u32,
+    /// That version's content.
+    pub hash: Digest,
+    /// Of the content.
+    pub bytes: u64,
+    /// Its media type.
+    pub content_type: String,
+}
+
+impl Default for WorkflowPart {
+    /// Where nothing was recorded yet.
+    fn default() -> WorkflowPart {
+        WorkflowPart {
+            format: PART_FORMAT,
+            workflow: Workflow::default(),
+            decisions: Vec::new(),
+            artifacts: Vec::new(),
+        }
+    }
+}
+
+impl WorkflowPart {
+    /// Whether a kernel could have recorded it: a part that comes from elsewhere is not to be more than that.
+    ///
+    /// # Errors
+    /// `invalidArgument` says what is too many or too long.
+    pub fn check(&self) -> Result<()> {
+        let too = |what: &str| Err(Error::invalid(format!("the work in it: {what}")));
+        if self.format == 0 || self.format > PART_FORMAT {
+            return Err(Error::unsupported(format!("the work in it has format {}", self.format)));
+        }
+        let counts = [
+            (self.workflow.steps.len() as u64, u64::from(limits::STEPS)),
+            (self.decisions.len() as u64, limits::DECISIONS),
+            (self.artifacts.len() as u64, limits::ARTIFACTS),
+        ];
+        if counts.iter().any(|(count, most)| count > most) {
+            return too("more steps, decisions or artifacts than may be");
+        }
+        let steps = self.workflow.steps.iter().flat_map(|step| [&step.name, &step.agent]);
+        let decisions = self.decisions.iter().map(|decision| &decision.title);
+        let artifacts = self.artifacts.iter().flat_map(|artifact| [&artifact.name, &artifact.content_type]);
+        let mut names = steps.chain(decisions).chain(artifacts).chain([&self.workflow.agent]);
+        if names.any(|name| name.len() > limits::RECORD_NAME_BYTES || name.chars().any(char::is_control)) {
+            return too("a name that is too long or has control characters");
+        }
+        if self.decisions.iter().any(|decision| i64::try_from(decision.id).is_err()) {
+            return too("a decision's number that is too large");
+        }
+        Ok(())
+    }
+
+    /// What is recorded now. `artifacts`: the newest version of each.
+    pub fn of(workflow: Workflow, decisions: &[Decision], artifacts: &[Artifact]) -> WorkflowPart {
+        let decision = |one: &Decision| DecisionPart { id: one.id, title: one.title.clone(), state: one.state };
+        let artifact = |one: &Artifact| {
+            let (name, content_type) = (one.name.clone(), one.content_type.clone());
+            one.hash.map(|hash| ArtifactPart { name, version: one.version, hash, bytes: one.bytes, content_type })
+        };
+        WorkflowPart {
+            format: PART_FORMAT,
+            workflow,
+            decisions: decisions.iter().map(decision).collect(),
+            artifacts: artifacts.iter().filter_map(artifact).collect(),
+        }
+    }
+
+    /// The newest step, completed or not.
+    pub fn newest_step(&self) -> Option<&Step> {
+        self.workflow.steps.last()
+    }
+
+    /// The work once `change` is done, where a checkpoint is to hold that: a completed step, a hand-over.
+    ///
+    /// # Errors
+    /// As of the change itself.
+    pub fn after(mut self, change: &Change, at_ms: i64) -> Result<WorkflowPart> {
+        match change {
+            Change::CompleteStep => {
+                let completed = step::complete(self.newest_step(), at_ms)?;
+                self.workflow.steps.pop();
+                self.workflow.steps.push(completed);
+            }
+            Change::HandOver { agent, .. } => {
+                step::hand_over(&self.workflow.agent, agent)?;
+                self.workflow.agent.clone_from(agent);
+            }
+            Change::LockDecision { id } => {
+                let found = self.decisions.iter().find(|decision| decision.id == *id);
+                let found = found.ok_or_else(|| Error::not_found(format!("there is no decision {id}")))?;
+                found.state.step(*id, super::DecisionEvent::Lock)?;
+            }
+            Change::BeginStep { .. }
+            | Change::OpenDecision { .. }
+            | Change::SupersedeDecision { .. }
+            | Change::PutArtifact { .. }
+            | Change::RevertArtifact { .. } => {}
+        }
+        Ok(self)
+    }
+}
