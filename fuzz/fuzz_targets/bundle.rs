@@ -1,32 +1,7 @@
 //! A kernel's file as somebody brings it: as it comes, and as records behind a right frame, compression and digest.
 #![no_main]
 
-use std::io::Write as _;
-use std::sync::OnceLock;
+#[path = "../inputs/bundle.rs"]
+mod bundle;
 
-use libfuzzer_sys::fuzz_target;
-use ryokan::bundle::{MAGIC, VERSION, read};
-use ryokan::store::Store;
-
-/// One store for all inputs: what they store is nobody's.
-fn store() -> &'static Store {
-    static STORE: OnceLock<Store> = OnceLock::new();
-    STORE.get_or_init(|| {
-        let dir = std::env::temp_dir().join(format!("ryokan-fuzz-{}", std::process::id()));
-        Store::open(&dir).expect("opened")
-    })
-}
-
-fuzz_target!(|data: &[u8]| {
-    let _ = read(store(), data);
-    let mut framed = [&MAGIC[..], &VERSION.to_le_bytes()].concat();
-    let mut to = zstd::stream::write::Encoder::new(Vec::new(), 1).expect("begun");
-    to.write_all(data).expect("memory takes it");
-    for piece in to.finish().expect("finished").chunks(100_000) {
-        framed.extend((piece.len() as u32).to_le_bytes());
-        framed.extend(piece);
-    }
-    framed.extend([0; 4]);
-    framed.extend(blake3::hash(&framed).as_bytes());
-    let _ = read(store(), &framed[..]);
-});
+libfuzzer_sys::fuzz_target!(|data: &[u8]| bundle::run(data));

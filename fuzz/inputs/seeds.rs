@@ -216,6 +216,9 @@ pub fn all() -> Vec<Seed> {
     put(seeds, "plan", "plan", &serde_json::to_vec(&plan).expect("a plan has a JSON form"));
     put(seeds, "runs", "both", &[3, 5, 0x80, 1, 7]);
     put(seeds, "runs", "stderr_first", &[0, 9]);
+    let head = br#"{"ryokan":"0"}"#;
+    let record = [&[1], &(head.len() as u64).to_le_bytes()[..], head].concat();
+    put(seeds, "bundle", "head", &record);
     checkpoint_parts(seeds);
     messages(seeds);
     all

@@ -31,7 +31,7 @@ fn everything_comes_back_on(kind: &str, driver: &str) {
             checkpoint(&host, "k", "one");
             out(&k, "seq 2 90000 > large; rm -r d; echo two > new").await;
             host.ok(&["restore", "k", "one", "--yes"]);
-            let sum = out(&k, "tail -n 1 large; cat d/f; ls; stat -c %h large").await;
+            let sum = out(&k, "tail -n 1 large; cat d/f; ls; /usr/bin/stat -c '%h' large").await;
             assert_eq!(sum.split_whitespace().collect::<Vec<_>>(), ["100000", "one", "again", "d", "large", "2"]);
             host.ok(&["undo", "k", "--yes"]);
             assert_eq!(out(&k, "tail -n 1 large; cat new; ls").await.split_whitespace().last(), Some("new"));

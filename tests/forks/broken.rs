@@ -90,7 +90,7 @@ fn a_daemon_killed_within_a_fork_leaves_whole_children_or_none() {
             forked.children.into_iter().map(|(_, made)| made.map(drop)).collect::<Result<Vec<()>, _>>()
         });
         let answered = answered.unwrap();
-        if !Host::is_alive(host.pid() as u32) {
+        if !Host::is_alive(host.pid() as u32) || (answered.is_err() && host.ends()) {
             killed.push(label.name);
         }
         host.kill();

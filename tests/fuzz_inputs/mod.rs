@@ -4,7 +4,11 @@ use std::path::Path;
 
 macro_rules! targets {
     ($($name:ident = $path:literal),* $(,)?) => {
-        $(#[path = $path] mod $name;)*
+        $(
+            #[path = $path]
+            #[allow(clippy::async_yields_async, clippy::redundant_closure, clippy::unit_arg, reason = "they are another crate's, of other lints")]
+            mod $name;
+        )*
         const NAMES: &[&str] = &[$(stringify!($name)),*];
         fn run(target: &str, bytes: &[u8]) {
             match target {
@@ -16,6 +20,7 @@ macro_rules! targets {
 }
 
 targets! {
+    bundle = "../../fuzz/inputs/bundle.rs",
     checkpoint = "../../fuzz/inputs/checkpoint.rs",
     config = "../../fuzz/inputs/config.rs",
     engine_state = "../../fuzz/inputs/engine_state.rs",
@@ -76,6 +81,10 @@ fn every_target_takes_its_first_inputs_and_damaged_ones() {
         println!("{target}: {name}");
         run(target, bytes);
         damaged(bytes).iter().for_each(|bytes| run(target, bytes));
+    }
+    for left in ["", ".sock"] {
+        let left = std::env::temp_dir().join(format!("ryokan-fuzz-{}{left}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&left).or_else(|_| std::fs::remove_file(&left));
     }
     for target in NAMES {
         assert!(seeds.iter().any(|(of, ..)| of == target), "{target} has no first input");

@@ -186,6 +186,18 @@ impl Host {
         self.wait();
     }
 
+    /// Whether the daemon has ended, or does so soon: one that was killed takes a moment.
+    pub fn ends(&self) -> bool {
+        let deadline = Instant::now() + Duration::from_secs(2);
+        while Host::is_alive(self.pid() as u32) {
+            if Instant::now() > deadline {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        true
+    }
+
     /// Sends the daemon a signal.
     pub fn signal(&self, signal: nix::sys::signal::Signal) {
         nix::sys::signal::kill(nix::unistd::Pid::from_raw(self.pid()), signal).unwrap();

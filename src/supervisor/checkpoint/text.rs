@@ -168,8 +168,10 @@ fn unified(a: &[u8], b: &[u8]) -> std::result::Result<Vec<u8>, &'static str> {
     let by = Instant::now() + limits::DIFF_TEXT_TIME;
     let diff = TextDiff::configure().algorithm(Algorithm::Myers).deadline(by).diff_lines(a, b);
     let mut text = Vec::new();
-    // Into memory: it cannot fail.
-    let _ = diff.unified_diff().context_radius(CONTEXT).to_writer(&mut text);
+    // Hunk by hunk: the writer of all of them makes text of bytes that are none. Into memory: it cannot fail.
+    for hunk in diff.unified_diff().context_radius(CONTEXT).iter_hunks() {
+        let _ = hunk.to_writer(&mut text);
+    }
     Ok(text)
 }
 
