@@ -324,7 +324,8 @@ del states, stat";
         let descriptors = inits();
         for round in 0..100 {
             assert_eq!(out(&k, "print(next(n))").await, "0", "{round}");
-            recall(&k, "one").await;
+            let done = k.restore_checkpoint("one", 0).await.expect("restored");
+            assert_eq!(done.engine, Recalled::Memory, "{round}: {}", host.log());
         }
         eventually("what ended is collected", async || out(&k, look).await == before).await;
         assert_eq!(inits(), descriptors);
