@@ -158,6 +158,7 @@ impl Worker {
             return not(answer, "this host's configuration wants none".into());
         }
         if self.copies.making.is_some() {
+            self.copies.note_gone(of, "another copy was being made");
             return not(answer, "another is being made".into());
         }
         let made = UnixStream::pair().and_then(|(ours, theirs)| Ok((Control::noting_sender(ours)?, theirs)));
@@ -176,6 +177,7 @@ impl Worker {
         control.read_rest();
         let spoke =
             matches!(control.next(), Ok(Some(frame)) if matches!(frame.event, EngineEvent::Reply { ok: true, .. }));
+        let made_of = of.clone();
         let taken = match (ok, control.sender()) {
             (false, _) => Err(words(json)),
             (true, Some(pid)) if spoke => {
@@ -194,6 +196,7 @@ impl Worker {
         };
         if !why.is_empty() {
             tracing::debug!(why, "no copy of the engine is kept");
+            self.copies.note_gone(made_of, why.clone());
         }
         self.bound_copies();
         match answer {

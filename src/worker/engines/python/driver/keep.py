@@ -28,6 +28,9 @@ def keep(frame, tail):
     if why is None:
         try:
             why = _fork(number, link, engine)
+            if isinstance(why, str) and why is not _WOKEN and "before it stood" in why:
+                # Something of the host stood in its way for a moment: once more.
+                why = _fork(number, link, engine)
         except BaseException as error:  # of a handler or a hook of the code's
             if os.getpid() != engine:
                 os._exit(1)
@@ -66,15 +69,19 @@ def _fork(number, link, engine):
             execute.copying = False
             os.close(tell)
             # Nothing is done here before the copy's descriptors are its own; if it ends first, so does this.
-            stands = os.read(told, 1)
+            said = os.read(told, 256)
             os.close(told)
     if not copied:
-        return None if stands else "it ended before it stood"
+        return None if said == b"!" else said.decode(errors="replace") or "it ended before it stood"
     try:
         os.close(told)
         execute.copying = False
         _stand(number, link, tell, engine, kept)
-    except BaseException:
+    except BaseException as error:
+        try:  # while nobody relies on it yet, why; later nobody listens any more
+            os.write(tell, f"{type(error).__name__} before it stood: {error}"[:200].encode(errors="replace"))
+        except OSError:
+            pass
         os._exit(1)
     return _WOKEN
 
