@@ -64,6 +64,28 @@ class Copies(unittest.TestCase):
             self.assertLessEqual({missed["type"] for missed in woken["missed"]}, {"pipe"})
             self.assertEqual(value(copy, "(len(l), next(g), round(random.random(), 6), os.getpid() == pid)"), [1, 1, 0.622902, False])
 
+    def test_an_account_with_many_pipes_has_copies_too(self):
+        with Engine() as engine:
+            engine.run(
+                "import fcntl, os, types\n"
+                "from _ryokan import held\n"
+                "def refusing(fd, what, *rest):\n"
+                "    if what == fcntl.F_SETPIPE_SZ: raise PermissionError(1, 'Operation not permitted')\n"
+                "    return fcntl.fcntl(fd, what, *rest)\n"
+                "held.fcntl = types.SimpleNamespace(**{**vars(fcntl), 'fcntl': refusing})\n"
+                "(r, w), (large, full), (as_is, _) = os.pipe(), os.pipe(), os.pipe()\n"
+                "for writer in (w, full): fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 1 << 20)\n"
+                "sent = os.write(w, b'few'), os.write(full, bytes(200_000))"
+            )
+            reply, copy = keep(engine)
+            self.assertTrue(reply["ok"], reply)
+            missed = {entry["key"]: entry["reason"] for entry in copy.wake()["missed"]}
+            r, large, as_is = value(copy, "(r, large, as_is)")
+            self.assertIn("not for 1048576 as before", missed[f"descriptor/{r}"])
+            self.assertIn("no pipe large enough", missed[f"descriptor/{large}"])
+            self.assertNotIn(f"descriptor/{as_is}", missed)
+            self.assertEqual(value(copy, "os.read(r, 9) == b'few'"), True)
+
     def test_no_wait_of_the_codes_meets_a_copy(self):
         for prepare in ("", NOT_AS_SIBLING):
             self.no_wait_meets_a_copy(prepare)

@@ -1,4 +1,4 @@
-//! VerifyReport: everything is read, what is damaged is named, and with it what cannot be had any more because of it.
+//! Verification: everything is read, what is damaged is named, and with it what cannot be had any more because of it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::rc::Rc;

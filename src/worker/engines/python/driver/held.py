@@ -147,8 +147,19 @@ def _own_pipe(fds, elsewhere):
             _let_go(fd, "pipe", "its other end was another process's")
         return
     reader, writer = os.pipe()
-    fcntl.fcntl(writer, _F_SETPIPE_SZ, fcntl.fcntl(readers[0], _F_GETPIPE_SZ))
-    waiting = _waiting(readers[0])
+    size, waiting = fcntl.fcntl(readers[0], _F_GETPIPE_SZ), _waiting(readers[0])
+    try:
+        fcntl.fcntl(writer, _F_SETPIPE_SZ, size)
+    except OSError:  # the account has many pipes, and the host gives it small ones from then on
+        given = fcntl.fcntl(writer, _F_GETPIPE_SZ)
+        if waiting > given:
+            os.close(reader)
+            os.close(writer)
+            for fd in fds:
+                _let_go(fd, "pipe", "the host gave no pipe large enough for what waited in it")
+            return
+        if given < size:
+            _miss(readers[0], "pipe", f"it has room for {given} bytes, not for {size} as before")
     if waiting:  # taken out and put back: nobody else looks at it
         data = os.read(readers[0], waiting)
         os.write(writers[0], data)

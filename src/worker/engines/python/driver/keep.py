@@ -28,9 +28,6 @@ def keep(frame, tail):
     if why is None:
         try:
             why = _fork(number, link, engine)
-            if isinstance(why, str) and why is not _WOKEN and "before it stood" in why:
-                # Something of the host stood in its way for a moment: once more.
-                why = _fork(number, link, engine)
         except BaseException as error:  # of a handler or a hook of the code's
             if os.getpid() != engine:
                 os._exit(1)
