@@ -119,7 +119,7 @@ fn note_interruptions() -> anyhow::Result<()> {
     let mut signals = SigSet::empty();
     signals.add(Signal::SIGINT);
     signals.add(Signal::SIGTERM);
-    // Before any other thread is there; programs that are started begin with none blocked.
+    // Before any other thread is there: each inherits it.
     signals.thread_block()?;
     std::thread::spawn(move || {
         while signals.wait().is_ok() {

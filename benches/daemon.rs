@@ -53,7 +53,7 @@ impl Daemon {
         let mut command = Command::new(&self.program);
         self.places(&mut command);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        let child = command.spawn().context("ryokand")?;
+        let child = ryokan::sys::process::unblocked(&mut command).spawn().context("ryokand")?;
         self.child = Some(child);
         let socket = self.socket();
         ryokan::rpc::client::run_local(async {

@@ -21,12 +21,11 @@ impl Ipykernel {
     /// Starts one, warmed up; `None` if this machine has none.
     pub fn start(world: &World) -> anyhow::Result<Option<Ipykernel>> {
         let Some(python) = &world.ipykernel else { return Ok(None) };
-        let mut child = Command::new(python)
-            .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/benches/ipykernel_peer.py"))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .with_context(|| python.display().to_string())?;
+        let mut command = Command::new(python);
+        command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/benches/ipykernel_peer.py"));
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child =
+            ryokan::sys::process::unblocked(&mut command).spawn().with_context(|| python.display().to_string())?;
         let ask = child.stdin.take().context("its input")?;
         let answers = BufReader::new(child.stdout.take().context("its output")?);
         let mut peer = Ipykernel { child, ask, answers };

@@ -214,6 +214,11 @@ interface Kernel {
   diffText @64 (from :Text, to :Text, paths :List(Data), sink :PatchSink) -> ();
   # What differs in the files from checkpoint `from` to checkpoint `to` (empty: to what is now), as unified diffs; `paths` empty:
   # of all files, else of these and of what is beneath them.
+
+  archive @65 (expectedVersion :UInt64 = 0) -> (checkpoint :Checkpoint, version :UInt64);
+  # Stops it and puts it away: its files and its engine's state are in `checkpoint` alone, until `unarchive`. Journal, records and
+  # checkpoints stay readable, and it can be forked and exported; whatever needs a worker is refused with reason `archived`.
+  unarchive @66 (expectedVersion :UInt64 = 0) -> (version :UInt64);
 }
 
 interface Execution {

@@ -11,7 +11,7 @@ use crate::core::ids::{CheckpointId, Digest};
 use crate::core::limits;
 use crate::core::workflow::Decision;
 use crate::store::{Store, StoreError};
-use crate::workspace::{self, ObjectBatch, Objects, TreeId, WorkspaceError};
+use crate::workspace::{self, ObjectBatch, Objects, Seen, Sizes, TreeId, WorkspaceError};
 
 /// Read at once, bytes.
 const PIECE: usize = 256 << 10;
@@ -30,6 +30,8 @@ pub struct Contents {
     pub manifests: Vec<Manifest>,
     /// The engine's state at the checkpoint that an import begins at.
     pub parts: StateParts,
+    /// Bytes of the files there, once they are written out.
+    pub bytes: u64,
     /// Digest of the file.
     pub digest: Digest,
 }
@@ -51,8 +53,8 @@ pub fn read(store: &Store, from: impl Read) -> Result<Contents, BundleError> {
         return Err(BundleError::Damaged("something follows the last record".into()));
     }
     let digest = rest.into_inner().finish()?;
-    let (manifests, parts) = whole(store, &head, seen)?;
-    Ok(Contents { head, manifests, parts, digest })
+    let (manifests, parts, bytes) = whole(store, &head, seen)?;
+    Ok(Contents { head, manifests, parts, bytes, digest })
 }
 
 struct Reading<'a, R: io::BufRead> {
@@ -258,16 +260,21 @@ impl Held<'_> {
 }
 
 /// Checks that the file holds everything that it speaks of.
-fn whole(store: &Store, head: &Head, held: HashSet<Digest>) -> Result<(Vec<Manifest>, StateParts), BundleError> {
+fn whole(store: &Store, head: &Head, held: HashSet<Digest>) -> Result<(Vec<Manifest>, StateParts, u64), BundleError> {
     let held = Held { store, held };
     let wrong = |id: CheckpointId| {
         move |error: &dyn std::fmt::Display| BundleError::Damaged(format!("checkpoint {id}: {error}"))
     };
     let most = limits::MANIFEST_BYTES as u64;
-    let (mut manifests, mut begins, mut walked) = (Vec::new(), StateParts::default(), HashSet::new());
+    let (mut manifests, mut begins, mut walked) = (Vec::new(), StateParts::default(), Seen::default());
+    let (mut bytes, mut all, mut sizes) = (0, 0, Sizes::default());
     for packed in &head.checkpoints {
         let wrong = wrong(packed.id);
         held.needs(packed.manifest)?;
+        all += store.size(packed.manifest)?;
+        if all > limits::BUNDLE_MANIFESTS_BYTES {
+            return Err(BundleError::TooLarge { what: "bytes of manifests", most: limits::BUNDLE_MANIFESTS_BYTES });
+        }
         let manifest = Manifest::decode(&store.get(packed.manifest, most)?).map_err(|error| wrong(&error))?;
         if manifest.kernel != head.kernel || manifest.id != packed.id {
             return Err(wrong(&"its manifest is another checkpoint's"));
@@ -283,10 +290,20 @@ fn whole(store: &Store, head: &Head, held: HashSet<Digest>) -> Result<(Vec<Manif
         }
         held.needs(manifest.state)?;
         let parts = StateParts::decode(&store.get(manifest.state, most)?).map_err(|error| wrong(&error))?;
-        if parts.entries.len() > limits::STATE_ENTRIES || parts.bytes() > limits::STATE_BYTES {
+        if parts.entries.len() > limits::STATE_ENTRIES {
             return Err(wrong(&"more engine state than may be"));
         }
-        parts.entries.iter().try_for_each(|part| held.needs(part.body))?;
+        let bodies = parts.entries.iter().map(|part| (part.body, part.bytes));
+        let artifacts = manifest.work.artifacts.iter().map(|artifact| (artifact.hash, artifact.bytes));
+        for (object, bytes) in bodies.chain(artifacts) {
+            held.needs(object)?;
+            if store.size(object)? != bytes {
+                return Err(wrong(&format!("object {object} has not the {bytes} bytes that it says")));
+            }
+        }
+        if parts.bytes() > limits::STATE_BYTES {
+            return Err(wrong(&"more engine state than may be"));
+        }
         manifest.names().objects.into_iter().try_for_each(|object| held.needs(object))?;
         let reached = workspace::reach(&held, TreeId(manifest.workspace.tree), &mut walked, &mut |object| {
             if held.contains(object) { Ok(()) } else { Err(StoreError::NotFound(object).into()) }
@@ -295,11 +312,18 @@ fn whole(store: &Store, head: &Head, held: HashSet<Digest>) -> Result<(Vec<Manif
             Err(WorkspaceError::Store(StoreError::NotFound(object))) => held.needs(object)?,
             reached => reached?,
         }
-        if packed.id == head.begin {
-            begins = parts;
+        // Small objects can name each other so often that no disk holds what they come to.
+        let begins_here = packed.id == head.begin;
+        let known = if begins_here { &mut Sizes::default() } else { &mut sizes };
+        let size = known.of(&held, TreeId(manifest.workspace.tree))?;
+        if !size.is_possible() {
+            return Err(wrong(&format!("{} entries in folders {} deep", size.entries, size.depth)));
+        }
+        if begins_here {
+            (begins, bytes) = (parts, size.bytes);
         }
         manifests.push(manifest);
     }
     head.blobs.iter().try_for_each(|blob| held.needs(*blob))?;
-    Ok((manifests, begins))
+    Ok((manifests, begins, bytes))
 }

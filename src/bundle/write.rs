@@ -1,6 +1,5 @@
 //! Writing a file: the head, then every object that its checkpoints and blobs need, each once.
 
-use std::collections::HashSet;
 use std::io::Write;
 
 use super::frame::Pieces;
@@ -9,7 +8,7 @@ use crate::core::checkpoint::{Manifest, StateParts};
 use crate::core::ids::Digest;
 use crate::core::limits;
 use crate::store::Store;
-use crate::workspace::{self, TreeId};
+use crate::workspace::{self, Seen, TreeId};
 
 /// Of zstd: what is written is read many times slower than it is compressed.
 const LEVEL: i32 = 3;
@@ -22,7 +21,7 @@ const PIECE: usize = 256 << 10;
 /// An object is missing or damaged; those of `to`.
 pub fn write(store: &Store, head: &Head, to: impl Write) -> Result<(Digest, u64), BundleError> {
     let pieces = Pieces::begin(to)?;
-    let mut writing = Writing { store, to: zstd::stream::write::Encoder::new(pieces, LEVEL)?, seen: HashSet::new() };
+    let mut writing = Writing { store, to: zstd::stream::write::Encoder::new(pieces, LEVEL)?, seen: Seen::default() };
     let json = serde_json::to_vec(head).map_err(|error| BundleError::Damaged(error.to_string()))?;
     if json.len() > limits::BUNDLE_HEAD_BYTES {
         return Err(BundleError::TooLarge { what: "bytes of its head", most: limits::BUNDLE_HEAD_BYTES as u64 });
@@ -36,7 +35,7 @@ pub fn write(store: &Store, head: &Head, to: impl Write) -> Result<(Digest, u64)
         writing.object(*blob)?;
     }
     writing.record(Record::End, 8)?;
-    let count = writing.seen.len() as u64;
+    let count = writing.seen.count() as u64;
     writing.to.write_all(&count.to_le_bytes())?;
     Ok(writing.to.finish()?.finish()?)
 }
@@ -44,7 +43,7 @@ pub fn write(store: &Store, head: &Head, to: impl Write) -> Result<(Digest, u64)
 struct Writing<'a, W: Write> {
     store: &'a Store,
     to: zstd::stream::write::Encoder<'static, Pieces<W>>,
-    seen: HashSet<Digest>,
+    seen: Seen,
 }
 
 impl<W: Write> Writing<'_, W> {
@@ -77,7 +76,7 @@ impl<W: Write> Writing<'_, W> {
     }
 
     fn object(&mut self, digest: Digest) -> Result<(), BundleError> {
-        if self.seen.insert(digest) { self.copy(digest) } else { Ok(()) }
+        if self.seen.tell(digest) { self.copy(digest) } else { Ok(()) }
     }
 
     fn copy(&mut self, digest: Digest) -> Result<(), BundleError> {

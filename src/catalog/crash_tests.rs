@@ -140,7 +140,10 @@ async fn step(n: usize, h: &CatalogHandle) -> Result<bool, CatalogError> {
         24 => h.create_kernel_files(SECOND).await.map(drop)?,
         25 => h.insert_kernel(kernel(SECOND, "two"), None, Notes::default()).await.map(drop)?,
         26 => h.remove_kernel(SECOND, notes("kernel_removed")).await.map(drop)?,
-        27 => h.remove_kernel_files(SECOND).await?,
+        27 => {
+            h.clear_kernel_files(SECOND).await?;
+            h.remove_kernel_files(SECOND).await?;
+        }
         28 => old_format(&h.kernel_files(FIRST).dir)?,
         29 => state.add_checkpoint(new_checkpoint(1), mark("checkpoint")).await.map(drop)?,
         30 => state.add_checkpoint(new_checkpoint(2), mark("checkpoint")).await.map(drop)?,
@@ -215,6 +218,8 @@ fn new_checkpoint(id: u8) -> NewCheckpoint {
         state_bytes: 2,
         summary: String::new(),
         compact: Vec::new(),
+        work: WorkflowPart::default(),
+        work_seen: None,
         with: None,
     }
 }

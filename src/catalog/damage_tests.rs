@@ -271,3 +271,38 @@ fn a_full_device_is_told_and_harms_nothing() {
     catalog.stop();
     umount2(dir.path(), MntFlags::MNT_DETACH).expect("root may");
 }
+
+/// What is asked for from an offset costs what it is, not what the whole body is; a lost part is told.
+#[test]
+fn a_body_is_read_from_any_offset_and_a_lost_part_is_told() {
+    const PART: usize = crate::core::limits::FRAME_TAIL_BYTES;
+    let dir = dir();
+    let path = dir.path().join("engine.db");
+    let db = EngineDb::open(&path, Durability::Process).expect("opened");
+    let body: Vec<u8> = (0..PART * 2 + 77).map(|n| (n % 251) as u8).collect();
+    let large = Entry { key: "var/large".into(), meta_json: "{}".into(), body: body.clone() };
+    db.apply(&Changes { puts: vec![large, entry(1)], ..Changes::default() }).expect("stored");
+    for (key, body) in [("var/large", &body), ("var/v1", &entry(1).body)] {
+        for step in [PART, 777_777] {
+            let mut read = Vec::new();
+            loop {
+                let (head, piece) = db.piece(key, read.len() as u64).expect("readable").expect("there");
+                assert!(head.size == body.len() as u64 && piece.len() <= PART);
+                read.extend_from_slice(&piece[..piece.len().min(step)]);
+                if piece.is_empty() {
+                    break;
+                }
+            }
+            assert_eq!(&read, body, "{key} by {step}");
+        }
+    }
+    assert!(db.piece("var/none", 0).expect("readable").is_none());
+    db.close().expect("closed");
+    let raw = rusqlite::Connection::open(&path).expect("opened");
+    raw.execute("DELETE FROM chunks WHERE part = 1", []).expect("removed");
+    drop(raw);
+    let db = EngineDb::open(&path, Durability::Process).expect("opened");
+    assert_eq!(db.piece("var/large", 5).expect("there still").expect("there").1.len(), PART - 5);
+    let lost = db.piece("var/large", PART as u64 + 5).expect_err("gone");
+    assert!(matches!(lost, CatalogError::Corrupt { .. }), "{lost}");
+}

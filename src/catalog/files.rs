@@ -86,16 +86,30 @@ pub(super) fn create(kernels: &Path, id: KernelId, durability: Durability) -> Re
 }
 
 fn fill(files: &mut KernelFiles, durability: Durability) -> Result<Unsynced> {
-    use std::os::unix::fs::DirBuilderExt as _;
-    let mkdir = |path: &Path| {
-        std::fs::DirBuilder::new().mode(0o700).create(path).map_err(|e| CatalogError::of_io("create", path, e))
-    };
     let durable = durability == Durability::Power;
     if durable {
         fs::create_dir_durable(&files.dir, 0o700, "kernel.files.dir")?;
     } else {
-        mkdir(&files.dir)?;
+        make_folder(&files.dir)?;
     }
+    let template = |path: &Path, kind: Kind| {
+        let bytes = kind.template()?;
+        write_template(path, bytes).map_err(|e| CatalogError::of_io("create", path, e))
+    };
+    fault::point("kernel.files.state").map_err(|e| CatalogError::of_io("create", &files.state_db, e))?;
+    let state = template(&files.state_db, Kind::State)?;
+    let mut unsynced = vec![state];
+    unsynced.extend(fill_live(files)?);
+    let unsynced = Unsynced(unsynced);
+    if durable {
+        unsynced.sync()?;
+        return Ok(Unsynced(Vec::new()));
+    }
+    Ok(unsynced)
+}
+
+/// Makes what is a kernel's while it is not put away: an empty workspace and an empty engine database.
+fn fill_live(files: &mut KernelFiles) -> Result<Vec<File>> {
     let home = File::open(&files.dir).map_err(|e| CatalogError::of_io("open", &files.dir, e))?;
     if inode::file_system(home.as_fd()).is_ok_and(|magic| magic == btrfs::MAGIC) {
         // Without one the workspace is a folder: the kernel's `show` says so.
@@ -106,22 +120,57 @@ fn fill(files: &mut KernelFiles, durability: Durability) -> Result<Unsynced> {
             (files.workspace, files.staging) = (subvolume.join("workspace"), subvolume.join("staging"));
         }
     }
-    mkdir(&files.workspace)?;
-    let template = |path: &Path, kind: Kind| {
-        let bytes = kind.template()?;
-        write_template(path, bytes).map_err(|e| CatalogError::of_io("create", path, e))
-    };
-    fault::point("kernel.files.state").map_err(|e| CatalogError::of_io("create", &files.state_db, e))?;
-    let state = template(&files.state_db, Kind::State)?;
+    make_folder(&files.workspace)?;
     fault::point("kernel.files.engine").map_err(|e| CatalogError::of_io("create", &files.engine_db, e))?;
-    let engine = template(&files.engine_db, Kind::Engine)?;
-    let dir = File::open(&files.dir).map_err(|e| CatalogError::of_io("open", &files.dir, e))?;
-    let unsynced = Unsynced(vec![state, engine, dir]);
-    if durable {
-        unsynced.sync()?;
-        return Ok(Unsynced(Vec::new()));
+    let engine = write_template(&files.engine_db, Kind::Engine.template()?);
+    let engine = engine.map_err(|e| CatalogError::of_io("create", &files.engine_db, e))?;
+    Ok(vec![engine, home])
+}
+
+fn make_folder(path: &Path) -> Result<()> {
+    use std::os::unix::fs::DirBuilderExt as _;
+    std::fs::DirBuilder::new().mode(0o700).create(path).map_err(|e| CatalogError::of_io("create", path, e))
+}
+
+/// Removes what is a kernel's while it is not put away; its own database stays. What is not there is fine.
+pub(super) fn clear(kernels: &Path, id: KernelId) -> Result<()> {
+    let dir = kernels.join(id.to_string());
+    let wrong = |e| CatalogError::of_io("remove", &dir, e);
+    let stays = Kind::State.file_name();
+    let (mut begun, home) = (false, File::open(&dir).map_err(wrong)?);
+    for entry in dir.read_dir().map_err(wrong)? {
+        let entry = entry.map_err(wrong)?;
+        if entry.file_name().to_string_lossy().starts_with(stays) {
+            continue;
+        }
+        if !std::mem::replace(&mut begun, true) {
+            fault::point("kernel.files.clear").map_err(wrong)?;
+        }
+        if !entry.file_type().map_err(wrong)?.is_dir() {
+            std::fs::remove_file(entry.path()).map_err(wrong)?;
+            continue;
+        }
+        // At once, where it is a subvolume and that is allowed.
+        if let Some(name) = entry.file_name().to_str() {
+            let _ = btrfs::destroy(home.as_fd(), name);
+        }
+        match std::fs::remove_dir_all(entry.path()) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(wrong(error)),
+            _ => {}
+        }
     }
-    Ok(unsynced)
+    Ok(())
+}
+
+/// Makes anew what [`clear`] removes, empty.
+pub(super) fn furnish(kernels: &Path, id: KernelId, durability: Durability) -> Result<KernelFiles> {
+    clear(kernels, id)?;
+    let mut files = KernelFiles::of(kernels, id);
+    let made = Unsynced(fill_live(&mut files)?);
+    if durability == Durability::Power {
+        made.sync()?;
+    }
+    Ok(files)
 }
 
 /// Removes a kernel's directory with everything in it: out of sight at once, then file by file. One that is not there is fine.

@@ -199,6 +199,24 @@ impl CatalogHandle {
         })
     }
 
+    /// Removes a kernel's files but for its own database: it is put away. May be done twice.
+    ///
+    /// # Errors
+    /// Files that cannot be removed.
+    pub fn clear_kernel_files(&self, kernel: KernelId) -> Pending<()> {
+        let kernels = self.kernels.clone();
+        self.state_queue(kernel).run_outside(move |_| files::clear(&kernels, kernel))
+    }
+
+    /// Makes anew what [`Self::clear_kernel_files`] removed: an empty workspace and an empty engine database.
+    ///
+    /// # Errors
+    /// `Full`, `ReadOnly`.
+    pub fn furnish_kernel_files(&self, kernel: KernelId) -> Pending<KernelFiles> {
+        let kernels = self.kernels.clone();
+        self.state_queue(kernel).run_outside(move |bank| files::furnish(&kernels, kernel, bank.durability()))
+    }
+
     /// Closes a kernel's database and removes its directory, the workspace included. Comes after [`Self::remove_kernel`].
     ///
     /// # Errors

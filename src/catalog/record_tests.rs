@@ -1,13 +1,13 @@
 //! Records of the work where no daemon is needed: what the database itself keeps, and what comes back into view.
 
 use super::crash_tests::{config, kernel};
-use super::state::{Direction, EntryKind, NewCheckpoint, NewEntry};
+use super::state::{Direction, EntryKind, NewCheckpoint, NewEntry, WORK_CHANGED};
 use super::*;
 use crate::core::checkpoint::{CheckpointType, Span};
 use crate::core::ids::{CheckpointId, Digest, KernelId};
 use crate::core::info::JournalView;
 use crate::core::limits;
-use crate::core::workflow::{Change, Outcome, Request};
+use crate::core::workflow::{Change, Outcome, Request, WorkflowPart};
 
 const ID: KernelId = KernelId::from_bytes([1; 16]);
 
@@ -42,6 +42,8 @@ fn compacting(id: u8, summary: &str, first: u64, last: u64) -> NewCheckpoint {
         state_bytes: 0,
         summary: summary.into(),
         compact: vec![Span { first, last }],
+        work: WorkflowPart::default(),
+        work_seen: None,
         with: None,
     }
 }
@@ -130,6 +132,37 @@ fn decisions_and_artifacts_are_never_deleted_and_keys_are_forgotten_in_time() {
         db.execute("INSERT INTO artifacts VALUES ('a', 1, NULL, 0, '', 'me', 1, 0, NULL)", []).expect("written");
         for sql in ["DELETE FROM decisions", "DELETE FROM artifacts", "UPDATE artifacts SET bytes = 1"] {
             assert!(db.execute(sql, []).is_err(), "{sql}");
+        }
+    });
+}
+
+/// A decision that is opened while a checkpoint is being made is in the checkpoint or after it, never between the two.
+#[test]
+fn a_checkpoint_whose_work_was_changed_meanwhile_is_refused() {
+    with_state(async |state, _| {
+        let seen = state.workflow_part().await.expect("readable");
+        let change = Change::OpenDecision { title: "t".into(), text: String::new() };
+        let opened = Request { change, actor: "me".into(), at_ms: 1, key: String::new() };
+        state.change_workflow(opened).await.expect("opened");
+        let new = NewCheckpoint { work_seen: Some(seen), compact: Vec::new(), ..compacting(1, "", 1, 1) };
+        let refused = state.add_checkpoint(new.clone(), mark("c")).await.expect_err("not what is there");
+        assert!(matches!(&refused, CatalogError::Refused(error) if error.reason == WORK_CHANGED), "{refused:?}");
+        assert_eq!(shown(&state).await.len(), 1, "nothing of it is written");
+        let seen = state.workflow_part().await.expect("readable");
+        state.add_checkpoint(NewCheckpoint { work_seen: Some(seen), ..new }, mark("c")).await.expect("taken");
+    });
+}
+
+#[test]
+fn every_view_of_the_journal_comes_in_pages_of_bounded_bytes() {
+    with_state(async |state, _| {
+        let long = "x".repeat(limits::JOURNAL_PAGE_BYTES / 2);
+        state.append_journal((0..6).map(|_| said(&long)).collect()).await.expect("said");
+        state.add_checkpoint(compacting(1, "all of it", 1, 3), mark("c")).await.expect("taken");
+        for view in [JournalView::Whole, JournalView::Compacted, JournalView::Of(1)] {
+            let page = state.journal_as(view, 0, limits::PAGE_ROWS).await.expect("readable");
+            let bytes: usize = page.iter().map(|entry| entry.text.len()).sum();
+            assert!(!page.is_empty() && bytes <= limits::JOURNAL_PAGE_BYTES + long.len(), "{view:?}: {bytes}");
         }
     });
 }

@@ -92,6 +92,10 @@ pub enum Command {
     Stop(StopArgs),
     /// Remove a kernel with its files and its journal
     Rm(RmArgs),
+    /// Put a kernel away: its files and state go into the store, packed, until unarchive
+    Archive(NameArgs),
+    /// Take a kernel out of the archive: its files and state are back, and it can be used
+    Unarchive(NameArgs),
     /// List a kernel's variables
     Vars(NameArgs),
     /// Print a variable

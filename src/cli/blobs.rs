@@ -65,27 +65,42 @@ async fn put(context: &Context, name: &str, file: &Path) -> Result<(), Failure> 
 
 /// Stores a file, or standard input, as a blob.
 pub(super) async fn upload(context: &Context, kernel: &KernelClient, file: &Path) -> Result<(Digest, u64), Failure> {
-    let unreadable = |e| Failure::of_file("read", file, &e);
-    let mut from: Box<dyn Read> = match file == Path::new("-") {
-        true => Box::new(std::io::stdin()),
-        false => Box::new(std::fs::File::open(file).map_err(unreadable)?),
-    };
+    let from = open(file)?;
     let mut upload = kernel.new_blob().await?;
-    let mut progress = Progress::new(context, "sent");
+    each_piece(context, "sent", file, from, async |piece| upload.write(piece).await).await?;
+    Ok(upload.finish().await?)
+}
+
+/// A file, or standard input.
+pub(super) fn open(file: &Path) -> Result<Box<dyn Read>, Failure> {
+    match file == Path::new("-") {
+        true => Ok(Box::new(std::io::stdin())),
+        false => Ok(Box::new(std::fs::File::open(file).map_err(|e| Failure::of_file("read", file, &e))?)),
+    }
+}
+
+/// Gives `take` all of an opened file, piece by piece, and shows how far it is.
+pub(super) async fn each_piece(
+    context: &Context,
+    done: &'static str,
+    file: &Path,
+    mut from: Box<dyn Read>,
+    mut take: impl AsyncFnMut(&[u8]) -> crate::core::error::Result<()>,
+) -> Result<(), Failure> {
+    let mut progress = Progress::new(context, done);
     let mut chunk = vec![0; limits::CHUNK_BYTES];
     loop {
         let read = match from.read(&mut chunk) {
             Ok(0) => break,
             Ok(read) => read,
             Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
-            Err(e) => return Err(unreadable(e)),
+            Err(e) => return Err(Failure::of_file("read", file, &e)),
         };
-        upload.write(&chunk[..read]).await?;
+        take(&chunk[..read]).await?;
         progress.add(read);
     }
-    let stored = upload.finish().await?;
     progress.end();
-    Ok(stored)
+    Ok(())
 }
 
 async fn get(context: &Context, name: &str, hash: Digest, output: Option<&Path>) -> Result<(), Failure> {

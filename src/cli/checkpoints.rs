@@ -50,13 +50,13 @@ pub struct CheckpointArgs {
     #[arg(long, value_name = "TIME", default_value = "1m", value_parser = humantime::parse_duration)]
     pub wait: Duration,
     /// Take none: remove this one for good
-    #[arg(long, value_name = "REF", conflicts_with_all = ["message", "description", "kind", "pin", "interrupt", "wait"])]
+    #[arg(long, value_name = "REF", conflicts_with_all = ["message", "description", "kind", "pin", "interrupt", "wait", "conflict", "summary", "compact"])]
     pub delete: Option<String>,
     /// Take none: keep this one until it is removed by name
-    #[arg(long, value_name = "REF", conflicts_with_all = ["message", "description", "kind", "pin", "interrupt", "wait", "delete"])]
+    #[arg(long, value_name = "REF", conflicts_with_all = ["message", "description", "kind", "pin", "interrupt", "wait", "conflict", "summary", "compact", "delete"])]
     pub pin_ref: Option<String>,
     /// Take none: let this one go when its time comes
-    #[arg(long, value_name = "REF", conflicts_with_all = ["message", "description", "kind", "pin", "interrupt", "wait", "delete", "pin_ref"])]
+    #[arg(long, value_name = "REF", conflicts_with_all = ["message", "description", "kind", "pin", "interrupt", "wait", "conflict", "summary", "compact", "delete", "pin_ref"])]
     pub unpin: Option<String>,
 }
 

@@ -7,7 +7,7 @@ use super::context::Context;
 use super::failure::Failure;
 use super::spec::{SpecArgs, parse_pair};
 use super::{json, render};
-use crate::core::info::{KernelFilter, KernelInfo};
+use crate::core::info::{KernelFilter, KernelInfo, MissedEntry};
 use crate::core::kernel::State;
 use crate::core::name::KernelName;
 
@@ -121,11 +121,35 @@ pub async fn stop(context: &Context, args: StopArgs) -> Result<(), Failure> {
     // Afterwards there is no engine that could name them.
     let missed = kernel.missed().await.unwrap_or_default();
     kernel.stop(args.force).await?;
+    tell_missed(context, &missed);
+    report(context, &kernel.info().await?)
+}
+
+/// Puts a kernel away.
+pub async fn archive(context: &Context, args: NameArgs) -> Result<(), Failure> {
+    let (kernel, _) = context.kernel(&args.name).await?;
+    // Afterwards there is no engine that could name them.
+    let missed = kernel.missed().await.unwrap_or_default();
+    let (checkpoint, _) = kernel.archive(0).await?;
+    tell_missed(context, &missed);
+    context.show(
+        || json::checkpoint(&checkpoint, true),
+        || format!("{} is archived in checkpoint {}\n", args.name, checkpoint.short_id()),
+    )
+}
+
+/// Takes a kernel out of the archive.
+pub async fn unarchive(context: &Context, args: NameArgs) -> Result<(), Failure> {
+    let (kernel, _) = context.kernel(&args.name).await?;
+    kernel.unarchive(0).await?;
+    report(context, &kernel.info().await?)
+}
+
+fn tell_missed(context: &Context, missed: &[MissedEntry]) {
     if !missed.is_empty() {
         let names: Vec<String> = missed.iter().map(|entry| format!("{} ({})", entry.key, entry.reason)).collect();
         context.say(&format!("not kept: {}", render::plain(&names.join(", "))));
     }
-    report(context, &kernel.info().await?)
 }
 
 fn report(context: &Context, info: &KernelInfo) -> Result<(), Failure> {

@@ -98,6 +98,8 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Log(args) => checkpoints::log(context, args).await,
         Command::Diff(args) => checkpoints::diff(context, args).await,
         Command::Restore(args) => checkpoints::restore(context, args).await,
+        Command::Archive(args) => kernels::archive(context, args).await,
+        Command::Unarchive(args) => kernels::unarchive(context, args).await,
         Command::Undo(args) => checkpoints::undo(context, &args.name).await,
         Command::Fork(args) => forks::fork(context, args).await,
         Command::Thread(args) => forks::thread(context, args).await,

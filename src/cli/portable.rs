@@ -1,16 +1,14 @@
 //! Kernels as files: export, import.
 
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use super::blobs::{Progress, Target};
+use super::blobs::{self, Progress, Target};
 use super::context::Context;
 use super::failure::Failure;
 use super::{json, render};
 use crate::core::error::Error;
-use crate::core::limits;
 use crate::core::name::KernelName;
 use crate::core::quantity::format_size;
 
@@ -74,26 +72,10 @@ pub async fn export(context: &Context, args: ExportArgs) -> Result<(), Failure> 
 
 /// Makes a kernel of a file.
 pub async fn import(context: &Context, args: ImportArgs) -> Result<(), Failure> {
-    let unreadable = |e| Failure::of_file("read", &args.file, &e);
-    let mut from: Box<dyn Read> = match args.file == Path::new("-") {
-        true => Box::new(std::io::stdin()),
-        false => Box::new(std::fs::File::open(&args.file).map_err(unreadable)?),
-    };
+    let from = blobs::open(&args.file)?;
     let name = args.name.as_ref().map(KernelName::as_str).unwrap_or_default();
     let mut upload = context.host().await?.import_kernel(name, args.without_host).await?;
-    let mut progress = Progress::new(context, "read");
-    let mut chunk = vec![0; limits::CHUNK_BYTES];
-    loop {
-        let read = match from.read(&mut chunk) {
-            Ok(0) => break,
-            Ok(read) => read,
-            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
-            Err(e) => return Err(unreadable(e)),
-        };
-        upload.write(&chunk[..read]).await?;
-        progress.add(read);
-    }
+    blobs::each_piece(context, "read", &args.file, from, async |piece| upload.write(piece).await).await?;
     let (_, info) = upload.finish().await?;
-    progress.end();
     context.show(|| json::kernel(&info), || format!("imported {} ({} checkpoints)\n", info.spec.name, info.checkpoints))
 }

@@ -26,6 +26,7 @@ pub struct GcArgs {
 #[derive(Debug, Args)]
 pub struct AuditArgs {
     /// Only of this kernel, by name or id
+    #[arg(conflicts_with = "verify")]
     pub name: Option<String>,
     /// Prove that no line was changed, moved or taken out
     #[arg(long)]
@@ -34,10 +35,10 @@ pub struct AuditArgs {
     #[arg(long, value_name = "LINE:HASH", requires = "verify")]
     pub known: Option<AuditHead>,
     /// Only lines after this number
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "verify")]
     pub since: u64,
     /// At most so many lines; 0: all
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "verify")]
     pub limit: u32,
 }
 

@@ -143,6 +143,10 @@ impl Walk {
         if line.format < self.format {
             return broken(format!("it has format {}, older than that of the line before", line.format));
         }
+        let NewAudit { owner, manifest, detail, .. } = &line.what;
+        if line.format == 1 && (owner.is_some() || manifest.is_some() || !detail.is_empty()) {
+            return broken("it says more than lines of format 1 did, and no hash covers that".into());
+        }
         let Some(head) = self.head.after(line.format, &line.what) else {
             return broken(format!("it has format {}; this release knows formats up to {FORMAT}", line.format));
         };
@@ -266,6 +270,12 @@ mod tests {
                 change(&mut lines[at].what);
                 assert_eq!(walk(&lines, &[]).map_err(|broken| broken.sequence), Err(at as u64 + 1), "change {n}");
             }
+        }
+        // What no hash covers may not be there at all.
+        for change in &changes[8..11] {
+            let mut lines = whole.clone();
+            change(&mut lines[1].what);
+            assert_eq!(walk(&lines, &[]).map_err(|broken| broken.sequence), Err(2));
         }
         let broken = |edit: &dyn Fn(&mut Vec<AuditLine>)| {
             let mut lines = whole.clone();

@@ -107,6 +107,16 @@ hex_id!(
     Digest, 32, "digest"
 );
 
+/// Characters of a checkpoint's identity that people see.
+const SHORT_ID: usize = 10;
+
+impl CheckpointId {
+    /// What people see of it.
+    pub fn short(&self) -> String {
+        self.to_string().chars().take(SHORT_ID).collect()
+    }
+}
+
 /// Numbers the executions of one kernel, from 1. Never reused, also not after a restart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(transparent)]

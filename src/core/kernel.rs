@@ -5,6 +5,7 @@
 //!               ▲           │   │                    └─(three in a minute: breaker; asked, or used after the minute)
 //!               │           ▼   ▼
 //!               └─stopped ◀─ stopping
+//!                    └─▶ archived ─▶ stopped        (from created and crashed, too)
 //! ```
 //!
 //! Owns the decisions; the supervisor's task for the kernel performs the actions, persists, and feeds back what happened.
@@ -13,7 +14,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::ids::ExecId;
+use super::ids::{CheckpointId, ExecId};
 use super::limits;
 
 /// Why a worker ended although nobody wanted it.
@@ -126,11 +127,16 @@ pub enum State {
         /// What happens next.
         restart: Restart,
     },
+    /// Put away: files and engine state are in the store alone. Nothing starts a worker until it is taken out.
+    Archived {
+        /// The checkpoint that holds them.
+        checkpoint: CheckpointId,
+    },
 }
 
 impl State {
     /// Every public name, in the order of a kernel's life.
-    pub const NAMES: [&str; 7] = ["created", "starting", "ready", "busy", "stopping", "stopped", "crashed"];
+    pub const NAMES: [&str; 8] = ["created", "starting", "ready", "busy", "stopping", "stopped", "crashed", "archived"];
 
     /// The state's public name.
     pub const fn name(&self) -> &'static str {
@@ -142,6 +148,7 @@ impl State {
             State::Stopping { .. } => "stopping",
             State::Stopped { .. } => "stopped",
             State::Crashed { .. } => "crashed",
+            State::Archived { .. } => "archived",
         }
     }
 
@@ -153,6 +160,7 @@ impl State {
             State::Stopping { reason, .. } | State::Stopped { reason } => reason.name().to_owned(),
             State::Crashed { cause, restart: Restart::At(_) } => cause.to_string(),
             State::Crashed { cause, restart: Restart::Breaker { .. } } => format!("{cause}; circuit breaker open"),
+            State::Archived { checkpoint } => format!("in checkpoint {}", checkpoint.short()),
         }
     }
 }
@@ -207,6 +215,13 @@ pub enum Event {
     },
     /// The back-off is over.
     BackoffElapsed,
+    /// Its files and state are in this checkpoint, and are to be there alone.
+    ArchiveAsked {
+        /// Which one.
+        checkpoint: CheckpointId,
+    },
+    /// Its files and state are back in their places.
+    Unarchived,
 }
 
 /// What the supervisor must do, in order.
@@ -277,6 +292,7 @@ impl Life {
             State::Stopped { reason } | State::Stopping { reason, .. } => State::Stopped { reason },
             State::Starting | State::Ready | State::Busy { .. } => State::Stopped { reason: StopReason::Daemon },
             State::Crashed { cause, restart } => State::Crashed { cause, restart },
+            State::Archived { checkpoint } => State::Archived { checkpoint },
         };
         Life { state, ..self }
     }
@@ -285,7 +301,7 @@ impl Life {
     pub const fn has_worker(&self) -> bool {
         match self.state {
             State::Starting | State::Ready | State::Busy { .. } | State::Stopping { .. } => true,
-            State::Created | State::Stopped { .. } | State::Crashed { .. } => false,
+            State::Created | State::Stopped { .. } | State::Crashed { .. } | State::Archived { .. } => false,
         }
     }
 
@@ -315,6 +331,21 @@ impl Life {
                 State::Crashed { restart: Restart::At(_), .. } => self.start(),
                 _ => Vec::new(),
             },
+            Event::ArchiveAsked { checkpoint } => match self.state {
+                State::Created | State::Stopped { .. } | State::Crashed { .. } => {
+                    self.state = State::Archived { checkpoint };
+                    self.crashes.clear();
+                    vec![Action::Publish("kernel_archived")]
+                }
+                _ => Vec::new(),
+            },
+            Event::Unarchived => match self.state {
+                State::Archived { .. } => {
+                    self.state = State::Stopped { reason: StopReason::Asked };
+                    vec![Action::Publish("kernel_unarchived")]
+                }
+                _ => Vec::new(),
+            },
         }
     }
 
@@ -335,7 +366,8 @@ impl Life {
             State::Crashed { restart: Restart::At(_), .. }
             | State::Starting
             | State::Busy { .. }
-            | State::Stopping { .. } => Vec::new(),
+            | State::Stopping { .. }
+            | State::Archived { .. } => Vec::new(),
         }
     }
 
@@ -346,7 +378,9 @@ impl Life {
                 self.crashes.clear();
                 self.start()
             }
-            State::Starting | State::Ready | State::Busy { .. } | State::Stopping { .. } => Vec::new(),
+            State::Starting | State::Ready | State::Busy { .. } | State::Stopping { .. } | State::Archived { .. } => {
+                Vec::new()
+            }
         }
     }
 
@@ -423,7 +457,7 @@ impl Life {
                 self.state = State::Stopped { reason };
                 vec![Action::Publish("kernel_stopped")]
             }
-            State::Created | State::Stopped { .. } | State::Stopping { .. } => Vec::new(),
+            State::Created | State::Stopped { .. } | State::Stopping { .. } | State::Archived { .. } => Vec::new(),
         }
     }
 
@@ -443,7 +477,9 @@ impl Life {
             return Vec::new();
         }
         let running = match &self.state {
-            State::Created | State::Stopped { .. } | State::Crashed { .. } => return Vec::new(),
+            State::Created | State::Stopped { .. } | State::Crashed { .. } | State::Archived { .. } => {
+                return Vec::new();
+            }
             State::Stopping { reason, exec } => {
                 let (reason, exec) = (*reason, *exec);
                 self.state = State::Stopped { reason };

@@ -6,6 +6,7 @@ use super::*;
 
 const NOW: i64 = 1_000_000;
 const EXEC: ExecId = ExecId(7);
+const HELD_BY: CheckpointId = CheckpointId::from_bytes([7; 16]);
 
 fn states() -> Vec<State> {
     vec![
@@ -18,6 +19,7 @@ fn states() -> Vec<State> {
         State::Stopped { reason: StopReason::Idle },
         State::Crashed { cause: CrashCause::Killed, restart: Restart::At(NOW + 100) },
         State::Crashed { cause: CrashCause::Killed, restart: Restart::Breaker { until_ms: NOW + 100 } },
+        State::Archived { checkpoint: HELD_BY },
     ]
 }
 
@@ -32,72 +34,128 @@ fn after(state: State, event: Event) -> (State, Vec<Action>) {
 }
 
 /// One row for each pair of state (by index in `states`) and event: the name of the state that follows.
-fn table() -> Vec<(Event, [&'static str; 9])> {
+fn table() -> Vec<(Event, [&'static str; 10])> {
     let killed = || CrashCause::Killed;
     vec![
-        //                                        created      starting    ready       busy       stopping   stopping+x  stopped     crashed     breaker
+        //                                        created      starting    ready       busy       stopping   stopping+x  stopped     crashed     breaker    archived
         (
             Event::Used,
-            ["starting", "starting", "ready", "busy", "stopping", "stopping", "starting", "crashed", "crashed"],
+            [
+                "starting", "starting", "ready", "busy", "stopping", "stopping", "starting", "crashed", "crashed",
+                "archived",
+            ],
         ),
         (
             Event::StartAsked,
-            ["starting", "starting", "ready", "busy", "stopping", "stopping", "starting", "starting", "starting"],
+            [
+                "starting", "starting", "ready", "busy", "stopping", "stopping", "starting", "starting", "starting",
+                "archived",
+            ],
         ),
         (
             Event::WorkerReady { attempt: 3 },
-            ["created", "ready", "ready", "busy", "stopping", "stopping", "stopped", "crashed", "crashed"],
+            ["created", "ready", "ready", "busy", "stopping", "stopping", "stopped", "crashed", "crashed", "archived"],
         ),
         (
             Event::WorkerReady { attempt: 2 },
-            ["created", "starting", "ready", "busy", "stopping", "stopping", "stopped", "crashed", "crashed"],
+            [
+                "created", "starting", "ready", "busy", "stopping", "stopping", "stopped", "crashed", "crashed",
+                "archived",
+            ],
         ),
         (
             Event::WorkerEnded { attempt: 3, cause: killed() },
-            ["created", "crashed", "crashed", "crashed", "stopped", "stopped", "stopped", "crashed", "crashed"],
+            [
+                "created", "crashed", "crashed", "crashed", "stopped", "stopped", "stopped", "crashed", "crashed",
+                "archived",
+            ],
         ),
         (
             Event::WorkerEnded { attempt: 2, cause: killed() },
-            ["created", "starting", "ready", "busy", "stopping", "stopping", "stopped", "crashed", "crashed"],
+            [
+                "created", "starting", "ready", "busy", "stopping", "stopping", "stopped", "crashed", "crashed",
+                "archived",
+            ],
         ),
         (
             Event::WorkerRefused { attempt: 3 },
-            ["created", "stopped", "crashed", "crashed", "stopped", "stopped", "stopped", "crashed", "crashed"],
+            [
+                "created", "stopped", "crashed", "crashed", "stopped", "stopped", "stopped", "crashed", "crashed",
+                "archived",
+            ],
         ),
         (
             Event::WorkerRefused { attempt: 2 },
-            ["created", "starting", "ready", "busy", "stopping", "stopping", "stopped", "crashed", "crashed"],
+            [
+                "created", "starting", "ready", "busy", "stopping", "stopping", "stopped", "crashed", "crashed",
+                "archived",
+            ],
         ),
         (
             Event::ExecutionStarted { exec: EXEC },
-            ["created", "starting", "busy", "busy", "stopping", "stopping", "stopped", "crashed", "crashed"],
+            [
+                "created", "starting", "busy", "busy", "stopping", "stopping", "stopped", "crashed", "crashed",
+                "archived",
+            ],
         ),
         (
             Event::ExecutionEnded { exec: EXEC },
-            ["created", "starting", "ready", "ready", "stopping", "stopping", "stopped", "crashed", "crashed"],
+            [
+                "created", "starting", "ready", "ready", "stopping", "stopping", "stopped", "crashed", "crashed",
+                "archived",
+            ],
         ),
         (
             Event::ExecutionEnded { exec: ExecId(1) },
-            ["created", "starting", "ready", "busy", "stopping", "stopping", "stopped", "crashed", "crashed"],
+            [
+                "created", "starting", "ready", "busy", "stopping", "stopping", "stopped", "crashed", "crashed",
+                "archived",
+            ],
         ),
         (
             Event::IdleElapsed,
-            ["created", "starting", "stopping", "busy", "stopping", "stopping", "stopped", "crashed", "crashed"],
+            [
+                "created", "starting", "stopping", "busy", "stopping", "stopping", "stopped", "crashed", "crashed",
+                "archived",
+            ],
         ),
         (
             Event::StopAsked { reason: StopReason::Asked, force: false },
-            ["created", "stopping", "stopping", "stopping", "stopping", "stopping", "stopped", "stopped", "stopped"],
+            [
+                "created", "stopping", "stopping", "stopping", "stopping", "stopping", "stopped", "stopped", "stopped",
+                "archived",
+            ],
         ),
         (
             Event::StopAsked { reason: StopReason::Daemon, force: true },
-            ["created", "stopping", "stopping", "stopping", "stopping", "stopping", "stopped", "stopped", "stopped"],
+            [
+                "created", "stopping", "stopping", "stopping", "stopping", "stopping", "stopped", "stopped", "stopped",
+                "archived",
+            ],
         ),
         (
             Event::BackoffElapsed,
-            ["created", "starting", "ready", "busy", "stopping", "stopping", "stopped", "starting", "crashed"],
+            [
+                "created", "starting", "ready", "busy", "stopping", "stopping", "stopped", "starting", "crashed",
+                "archived",
+            ],
         ),
-        (Event::WorkerAdopted { running: None }, ["ready"; 9]),
-        (Event::WorkerAdopted { running: Some(EXEC) }, ["busy"; 9]),
+        (
+            Event::ArchiveAsked { checkpoint: HELD_BY },
+            [
+                "archived", "starting", "ready", "busy", "stopping", "stopping", "archived", "archived", "archived",
+                "archived",
+            ],
+        ),
+        (
+            Event::Unarchived,
+            [
+                "created", "starting", "ready", "busy", "stopping", "stopping", "stopped", "crashed", "crashed",
+                "stopped",
+            ],
+        ),
+        (Event::WorkerAdopted { running: None }, ["ready"; 10]),
+        (Event::WorkerAdopted { running: Some(EXEC) }, ["busy"; 10]),
     ]
 }
 
@@ -197,6 +255,8 @@ fn any_event() -> impl Strategy<Value = Event> {
         Just(Event::IdleElapsed),
         any::<bool>().prop_map(|force| Event::StopAsked { reason: StopReason::Asked, force }),
         Just(Event::BackoffElapsed),
+        Just(Event::ArchiveAsked { checkpoint: HELD_BY }),
+        Just(Event::Unarchived),
     ]
 }
 

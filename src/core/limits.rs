@@ -328,6 +328,12 @@ pub const STORE_GRACE: Duration = Duration::from_secs(600);
 pub const STORE_GRACE_MOST: Duration = Duration::from_secs(24 * 3600);
 /// Objects that one collection of garbage can tell from garbage: beyond, it removes nothing.
 pub const GC_OBJECTS: usize = 32 << 20;
+/// How often a checkpoint's manifest is made, if work is recorded beside it each time.
+pub const SEAL_TRIES: u32 = 5;
+/// Who exports or imports a file takes or gives a piece within this, or it comes to nothing.
+pub const BUNDLE_PIECE_TAKEN: Duration = Duration::from_secs(60);
+/// Manifests that the reader of a file holds, bytes.
+pub const BUNDLE_MANIFESTS_BYTES: u64 = 512 << 20;
 /// Items of a collection of garbage, or of a verification, that wait for who asked.
 pub const UPKEEP_BEHIND: usize = 256;
 /// Who asked for a collection of garbage or a verification takes an item within this, or hears no more of it.

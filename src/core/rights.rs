@@ -12,9 +12,10 @@ pub enum Right {
     Read,
     /// Run code and tools, interrupt.
     Execute,
-    /// Change state from outside: variables, mounts, MCP servers, blobs, messages, snapshots put back.
+    /// Change state from outside: variables, mounts, MCP servers, blobs, messages, snapshots put back, records of the work with
+    /// the checkpoints that ryokan takes with them by itself.
     Write,
-    /// Take checkpoints.
+    /// Take checkpoints, and pin them.
     Checkpoint,
     /// Restore and undo.
     Restore,
@@ -22,7 +23,7 @@ pub enum Right {
     Fork,
     /// Move to another host.
     Teleport,
-    /// Start, stop, remove, archive, publish and attenuate.
+    /// Start, stop, remove (checkpoints too), archive, publish and attenuate.
     Admin,
 }
 

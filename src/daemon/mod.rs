@@ -15,6 +15,10 @@ use clap::Parser as _;
 /// The daemon's main function.
 pub fn main() -> ExitCode {
     let args = args::Args::parse();
+    // Whoever starts it may block what it is told to end with, and hand that on.
+    if let Err(error) = nix::sys::signal::SigSet::empty().thread_set_mask() {
+        eprintln!("ryokand: signals cannot be unblocked: {error}");
+    }
     match run::run(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -20,7 +20,7 @@ use crate::core::exec::Stream;
 use crate::core::ids::ExecId;
 use crate::core::limits;
 use crate::rpc::schema::worker_capnp::{exec, report, worker};
-use crate::rpc::worker_link::{StateChunk, StateEntry, StateHead, WorkerUsage};
+use crate::rpc::worker_link::{StateChunk, StateHead, WorkerUsage};
 use crate::rpc::worker_proof::{PROOF_BYTES, Role, WorkerIdentity};
 use crate::rpc::worker_socket;
 
@@ -37,6 +37,17 @@ pub struct WorkerCall {
     pub connection: u64,
     /// What is wanted.
     pub what: Call,
+}
+
+/// A piece of one entry of the stored state.
+#[derive(Debug)]
+pub struct StatePiece {
+    /// What people see of the entry.
+    pub meta_json: String,
+    /// Bytes of its whole body.
+    pub size: u64,
+    /// Those from the offset that was asked for, as many as are at hand.
+    pub data: Vec<u8>,
 }
 
 /// What the daemon may want of init.
@@ -87,7 +98,7 @@ pub enum Call {
     /// The stored state entries without their bodies.
     Heads(Answer<Vec<StateHead>>),
     /// A stored state entry.
-    Entry(String, Answer<Option<StateEntry>>),
+    Entry(String, u64, Answer<Option<StatePiece>>),
     /// Have the engine keep a copy of itself; answered with why there is none, or nothing.
     Keep {
         /// Of which checkpoint.
@@ -127,7 +138,7 @@ impl Call {
             Call::Start(_, answer) => drop(answer.send(Err(error))),
             Call::Usage(answer) => drop(answer.send(Err(error))),
             Call::Heads(answer) => drop(answer.send(Err(error))),
-            Call::Entry(_, answer) => drop(answer.send(Err(error))),
+            Call::Entry(_, _, answer) => drop(answer.send(Err(error))),
             Call::Stdin { answer, .. }
             | Call::Interrupt(_, answer)
             | Call::Acknowledge(_, answer)
@@ -494,16 +505,14 @@ impl worker::Server for WorkerServer {
     ) -> Done {
         let params = params.get()?;
         let (key, offset) = (params.get_key()?.to_string()?, params.get_offset());
-        let entry = self.call(|answer| Call::Entry(key, answer)).await?;
-        let Some(entry) = entry else {
+        let piece = self.call(|answer| Call::Entry(key, offset, answer)).await?;
+        let Some(piece) = piece else {
             return Err(to_capnp(Error::not_found("there is no state entry of that key")));
         };
-        let start = usize::try_from(offset).unwrap_or(usize::MAX).min(entry.body.len());
-        let end = entry.body.len().min(start.saturating_add(limits::CHUNK_BYTES));
         let mut results = results.get();
-        results.set_meta_json(entry.meta_json.as_bytes());
-        results.set_size(entry.body.len() as u64);
-        results.set_data(&entry.body[start..end]);
+        results.set_meta_json(piece.meta_json.as_bytes());
+        results.set_size(piece.size);
+        results.set_data(&piece.data[..piece.data.len().min(limits::CHUNK_BYTES)]);
         Ok(())
     }
 

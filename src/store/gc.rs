@@ -174,6 +174,7 @@ impl<L: FnMut(Digest) -> bool, E: FnMut(GcItem)> Gc<'_, L, E> {
         }
         // Those that free room without taking any come first.
         let (empty, mixed): (Vec<&Share>, Vec<&Share>) = victims.into_iter().partition(|share| share.kept_entries == 0);
+        let empty = self.still_empty(empty)?;
         self.remove(&empty)?;
         self.copy(&mixed)?;
         self.loose(&marks)?;
@@ -320,6 +321,20 @@ impl<L: FnMut(Digest) -> bool, E: FnMut(GcItem)> Gc<'_, L, E> {
             None => false,
         };
         shares.iter().filter(goes).filter(|share| affordable(share)).collect()
+    }
+
+    /// Of the packs in which nothing counted when they were weighed, those in which nothing counts now: since the dead were
+    /// dropped nothing comes back to life, but some of them were used again before that.
+    fn still_empty<'s>(&self, shares: Vec<&'s Share>) -> Result<Vec<&'s Share>> {
+        let mut empty = Vec::new();
+        for share in shares {
+            let slots = self.store.entries(share.number)?;
+            let state = self.store.state();
+            if !slots.iter().any(|slot| state.counts(slot)) {
+                empty.push(share);
+            }
+        }
+        Ok(empty)
     }
 
     fn remove(&mut self, shares: &[&Share]) -> Result<()> {

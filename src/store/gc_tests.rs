@@ -57,6 +57,29 @@ fn room_is_given_back_and_what_lives_stays() {
     assert_eq!(disk_bytes(&store), 0);
 }
 
+/// In a pack of which nothing lived when it was looked at there may be something by now.
+#[test]
+fn what_is_used_again_while_its_pack_is_found_to_be_dead_stays() {
+    let (_dir, store) = store();
+    let again = store.put(b"used again").expect("stored");
+    store.state().close_head();
+    let lives = store.put(b"lives").expect("stored, and the other pack gets its table");
+    std::thread::sleep(Duration::from_millis(5));
+    let options = GcOptions { grace: Duration::ZERO, ..GcOptions::default() };
+    let mut was_there = None;
+    // The packs are weighed in their order: the first was found to be dead when this one is told of.
+    let told = |item: GcItem| {
+        if item.digest == lives {
+            was_there.get_or_insert(store.claim(again));
+        }
+    };
+    store.gc(options, |digest| digest == lives, told).expect("collected");
+    assert_eq!(was_there, Some(true), "whoever asked was told that it is there");
+    assert_eq!(store.get(again, 100).expect("still there"), b"used again");
+    at_once(|digest| digest == lives, &store);
+    assert!(!store.contains(again), "and it goes when nobody uses it");
+}
+
 /// Each life of a store whose pack cannot be written on leaves a small one.
 #[test]
 fn many_small_packs_become_few() {

@@ -160,12 +160,39 @@ impl Host {
         if self.auditing.kept.get() == Some(head) {
             return;
         }
+        if !self.holds_kept_head().await {
+            return;
+        }
         let path = self.config.audit_head.clone();
         let kept = tokio::task::spawn_blocking(move || keep_head(&path, head)).await;
         match kept {
             Ok(Ok(())) => self.auditing.kept.set(Some(head)),
             Ok(Err(error)) => tracing::warn!(%error, "the end of the audit log could not be kept"),
             Err(error) => tracing::warn!(%error, "the end of the audit log could not be kept"),
+        }
+    }
+}
+
+impl Host {
+    /// Whether the log still has the line that the file knows: else verification is to find what the file says. Asked until this
+    /// daemon has written the file itself.
+    async fn holds_kept_head(&self) -> bool {
+        if self.auditing.kept.get().is_some() {
+            return true;
+        }
+        let path = self.config.audit_head.clone();
+        match tokio::task::spawn_blocking(move || read_head(&path)).await {
+            Ok(Ok(Some(known))) if known.sequence > 0 => {
+                let found = self.catalog.audit_after(known.sequence - 1, AuditFilter::default(), 1).await;
+                let same = |line: &AuditLine| line.sequence == known.sequence && line.hash == known.hash;
+                let is_there = found.is_ok_and(|lines| lines.first().is_some_and(same));
+                if !is_there {
+                    tracing::error!(known = %known, "the audit log lacks what its kept end knows: `ryokan audit --verify`");
+                }
+                is_there
+            }
+            // None, or one that cannot be read: it is not for this to judge.
+            _ => true,
         }
     }
 }

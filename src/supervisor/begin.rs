@@ -22,6 +22,7 @@ use crate::bundle::Packed;
 use crate::catalog::state::{Beginning, EntryKind, FirstCheckpoint, NewCheckpoint, NewEntry};
 use crate::catalog::{Created, Durability, EngineDb, EngineInfo, Entry, IdempotencyKey, KernelRow, NewAudit, Notes};
 use crate::core::checkpoint::{CheckpointType, Manifest, StateParts};
+use crate::core::engine::EngineName;
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::ids::{CheckpointId, Digest, Epoch, KernelId};
 use crate::core::info::{GivenMount, McpTransport};
@@ -77,6 +78,21 @@ struct Own {
     thread_of: Option<KernelId>,
 }
 
+impl Own {
+    /// What comes with what it begins from; no checkpoints yet.
+    fn of(seed: &Seed) -> Own {
+        Own {
+            origin: seed.origin.clone(),
+            work: seed.manifest.work.clone(),
+            decisions: seed.decisions.clone(),
+            checkpoints: Vec::new(),
+            entry: None,
+            blobs: seed.blobs.clone(),
+            thread_of: None,
+        }
+    }
+}
+
 /// What a new kernel is, once everything was judged.
 pub(super) struct Judged {
     spec: KernelSpec,
@@ -130,37 +146,18 @@ impl Supervisor {
         words: Words<'_>,
         actor: &Actor,
     ) -> Result<Rc<Kernel>> {
-        let host = self.host();
-        let spec = KernelSpec { name: reserved.name().clone(), ..seed.manifest.spec.clone() };
-        let mcp = seed.manifest.mcp.iter().map(|part| (part.name.clone(), part.transport.clone())).collect();
-        let judged = self.judge(spec, &seed.manifest.mounts, mcp, actor)?;
-        let id = KernelId::from_bytes(host.random());
-        host.catalog.create_kernel_files(id).await?;
-        let filled = async {
+        let judged = self.judge_seed(reserved, seed, actor)?;
+        self.fill_and_show(judged, key, words, actor, async |id, judged, words| {
+            let host = self.host();
             checkpoint::fill(host, id, seed.manifest.workspace.tree, seed.donor.clone()).await?;
-            load_engine(host, id, seed).await?;
-            let (new, sealed) = seal(host, id, seed, &judged, actor).await?;
-            let outcome = format!("{}; {} manifest {sealed}", words.outcome, new.id);
-            let entry = mark(host, actor, &words);
-            let own = Own {
-                origin: seed.origin.clone(),
-                work: seed.manifest.work.clone(),
-                decisions: seed.decisions.clone(),
-                checkpoints: vec![FirstCheckpoint { new, parent: seed.parent, entry }],
-                entry: None,
-                blobs: seed.blobs.clone(),
-                thread_of: None,
-            };
-            Ok((own, Words { outcome, ..words }))
-        };
-        let made = match filled.await {
-            Ok((own, words)) => self.make_visible(id, judged, own, key, words, actor).await,
-            Err(error) => Err(error),
-        };
-        if made.is_err() {
-            host.catalog.remove_kernel_files(id).await?;
-        }
-        made
+            load_engine(host, id, seed.manifest.engine, seed.parts.clone()).await?;
+            let (new, sealed) = seal(host, id, seed, judged, actor).await?;
+            words.outcome = format!("{}; {} manifest {sealed}", words.outcome, new.id);
+            let entry = mark(host, actor, words);
+            let checkpoints = vec![FirstCheckpoint { new, parent: seed.parent, entry }];
+            Ok(Own { checkpoints, ..Own::of(seed) })
+        })
+        .await
     }
 
     /// Makes a kernel with the checkpoints of a file, each with a manifest that names the new kernel.
@@ -175,40 +172,21 @@ impl Supervisor {
         words: Words<'_>,
         actor: &Actor,
     ) -> Result<Rc<Kernel>> {
-        let host = self.host();
-        let spec = KernelSpec { name: reserved.name().clone(), ..seed.manifest.spec.clone() };
-        let mcp = seed.manifest.mcp.iter().map(|part| (part.name.clone(), part.transport.clone())).collect();
-        let judged = self.judge(spec, &seed.manifest.mounts, mcp, actor)?;
-        let id = KernelId::from_bytes(host.random());
-        host.catalog.create_kernel_files(id).await?;
-        let filled = async {
+        let judged = self.judge_seed(reserved, seed, actor)?;
+        self.fill_and_show(judged, None, words, actor, async |id, judged, words| {
+            let host = self.host();
             checkpoint::fill(host, id, seed.manifest.workspace.tree, None).await?;
-            load_engine(host, id, seed).await?;
-            let mut own = Own {
-                origin: seed.origin.clone(),
-                work: seed.manifest.work.clone(),
-                decisions: seed.decisions.clone(),
-                checkpoints: Vec::new(),
-                entry: Some(mark(host, actor, &words)),
-                blobs: seed.blobs.clone(),
-                thread_of: None,
-            };
+            load_engine(host, id, seed.manifest.engine, seed.parts.clone()).await?;
+            let mut own = Own { entry: Some(mark(host, actor, words)), ..Own::of(seed) };
             // The one that the kernel is at comes last.
             let (at, others): (Vec<_>, Vec<_>) =
                 checkpoints.into_iter().partition(|(packed, _)| packed.id == seed.manifest.id);
             for (packed, manifest) in others.into_iter().chain(at) {
-                own.checkpoints.push(imported(host, id, &judged, packed, manifest, actor).await?);
+                own.checkpoints.push(imported(host, id, judged, packed, manifest, actor).await?);
             }
             Ok(own)
-        };
-        let made = match filled.await {
-            Ok(own) => self.make_visible(id, judged, own, None, words, actor).await,
-            Err(error) => Err(error),
-        };
-        if made.is_err() {
-            host.catalog.remove_kernel_files(id).await?;
-        }
-        made
+        })
+        .await
     }
 
     /// Makes a kernel that works in the workspace of another.
@@ -223,21 +201,49 @@ impl Supervisor {
         words: Words<'_>,
         actor: &Actor,
     ) -> Result<Rc<Kernel>> {
+        self.fill_and_show(judged, key, words, actor, async |_, _, words| {
+            Ok(Own {
+                origin: Origin::default(),
+                work: WorkflowPart::default(),
+                decisions: Vec::new(),
+                checkpoints: Vec::new(),
+                entry: Some(mark(self.host(), actor, words)),
+                blobs: Vec::new(),
+                thread_of: Some(owner.id),
+            })
+        })
+        .await
+    }
+
+    /// Judges what a checkpoint says that its kernel has.
+    fn judge_seed(&self, reserved: &Reserved, seed: &Seed, actor: &Actor) -> Result<Judged> {
+        let Manifest { spec, mounts, mcp, .. } = &seed.manifest;
+        let spec = KernelSpec { name: reserved.name().clone(), ..spec.clone() };
+        let mcp = mcp.iter().map(|part| (part.name.clone(), part.transport.clone())).collect();
+        self.judge(spec, mounts, mcp, actor)
+    }
+
+    /// Makes a kernel's folder, has `fill` fill it, and makes the kernel visible. If any of it fails, nothing is left.
+    async fn fill_and_show<'w>(
+        &self,
+        judged: Judged,
+        key: Option<(String, String)>,
+        mut words: Words<'w>,
+        actor: &Actor,
+        fill: impl AsyncFnOnce(KernelId, &Judged, &mut Words<'w>) -> Result<Own>,
+    ) -> Result<Rc<Kernel>> {
         let host = self.host();
         let id = KernelId::from_bytes(host.random());
         host.catalog.create_kernel_files(id).await?;
-        let own = Own {
-            origin: Origin::default(),
-            work: WorkflowPart::default(),
-            decisions: Vec::new(),
-            checkpoints: Vec::new(),
-            entry: Some(mark(host, actor, &words)),
-            blobs: Vec::new(),
-            thread_of: Some(owner.id),
+        let made = match fill(id, &judged, &mut words).await {
+            Ok(own) => self.make_visible(id, judged, own, key, words, actor).await,
+            Err(error) => Err(error),
         };
-        let made = self.make_visible(id, judged, own, key, words, actor).await;
-        if made.is_err() {
-            host.catalog.remove_kernel_files(id).await?;
+        // What is left nevertheless goes at the next start: why there is no kernel is what the caller must know.
+        if made.is_err()
+            && let Err(error) = host.catalog.remove_kernel_files(id).await
+        {
+            tracing::warn!(%error, "the folder of a kernel that was not made could not be removed");
         }
         made
     }
@@ -312,15 +318,14 @@ fn mark(host: &Host, actor: &Actor, words: &Words<'_>) -> NewEntry {
 }
 
 /// Writes the engine's state where the kernel's first worker finds it.
-async fn load_engine(host: &Host, id: KernelId, seed: &Seed) -> Result<()> {
-    if seed.parts.entries.is_empty() {
+pub(super) async fn load_engine(host: &Host, id: KernelId, engine: EngineName, parts: StateParts) -> Result<()> {
+    if parts.entries.is_empty() {
         return Ok(());
     }
     let path = host.catalog.kernel_files(id).engine_db;
     let durability = if host.config.power_safe { Durability::Power } else { Durability::Process };
     // Which version wrote it is in no manifest; the engine that reads it says its own.
-    let info = EngineInfo { name: seed.manifest.engine.name().into(), version: String::new(), format: STATE_FORMAT };
-    let parts = seed.parts.clone();
+    let info = EngineInfo { name: engine.name().into(), version: String::new(), format: STATE_FORMAT };
     let loaded = host.store.run_beside(move |store| {
         let load = || -> Result<()> {
             let mut failed = None;
@@ -380,6 +385,8 @@ async fn seal(
         state_bytes: seed.parts.bytes(),
         summary: String::new(),
         compact: Vec::new(),
+        work: seed.manifest.work.clone(),
+        work_seen: None,
         with: None,
     };
     Ok((new, sealed))
@@ -423,6 +430,8 @@ async fn imported(
         state_bytes: parts.bytes(),
         summary: packed.summary,
         compact: Vec::new(),
+        work: manifest.work,
+        work_seen: None,
         with: None,
     };
     Ok(FirstCheckpoint { new, parent: packed.parent, entry })

@@ -11,7 +11,7 @@ use crate::catalog::state::{Finished, Restored};
 use crate::core::checkpoint::Checkpoint;
 use crate::core::error::Result;
 use crate::core::exec::ExecRequest;
-use crate::core::ids::ExecId;
+use crate::core::ids::{CheckpointId, ExecId};
 use crate::core::info::{McpInfo, McpTransport, MountInfo, ToolInfo};
 use crate::core::retention::Retention;
 use crate::core::workflow::{self, Outcome};
@@ -123,6 +123,12 @@ pub enum Command {
     Restored(Box<Restored>, Reply<Finished>),
     /// Remove a checkpoint; gives the version.
     ForgetCheckpoint(Change, Box<Checkpoint>, Reply<u64>),
+    /// Put the kernel away, if it is what this checkpoint holds; gives the version.
+    Archive(Actor, CheckpointId, Reply<u64>),
+    /// Its files and its state are in their places again; gives the version.
+    Unarchive(Actor, Reply<u64>),
+    /// Whether this may be changed now.
+    Admit(Change, Reply<()>),
     /// Keep checkpoints that ryokan takes by itself for so long.
     Retain(Change, Retention, Reply<()>),
     /// Whoever waited for their turn may have given up.

@@ -52,12 +52,8 @@ pub async fn fork(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: Forking,
 async fn perform(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: &Forking, actor: &Actor) -> Result<Forked> {
     let host = supervisor.host();
     let _source = kernel.lend()?;
+    kernel.admit(actor, wanted.expected_version).await?;
     let version = kernel.view().version;
-    if wanted.expected_version != 0 && wanted.expected_version != version {
-        let (name, expected) = (&kernel.spec.name, wanted.expected_version);
-        return Err(Error::conflict(format!("kernel {name} is at version {version}, not {expected}"))
-            .hint("look at what changed, then try again with the present version"));
-    }
     let mut children = Vec::new();
     for (number, name) in wanted.names().into_iter().enumerate() {
         let child = settle(supervisor, kernel, wanted, (number, &name), actor).await;
@@ -81,13 +77,22 @@ async fn perform(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: &Forking,
             Child::Settled(result) => result,
             Child::Due(reserved, key) => {
                 let words = words(kernel, &point);
-                supervisor.begin_from(&reserved, &seed, key, words, actor).await
+                let made = supervisor.begin_from(&reserved, &seed, key, words, actor).await;
+                if let Err(error) = &made {
+                    host.audit_refusal(actor, "kernel.fork", Some(kernel), error).await;
+                }
+                made
             }
         };
         (name, made)
     });
     let children: Vec<_> = futures::stream::iter(making).buffered(limits::FORKS_AT_ONCE).collect().await;
-    tell(supervisor, kernel, &point, &children, (version, actor)).await?;
+    if let Err(error) = tell(supervisor, kernel, &point, &children, (version, actor)).await {
+        // The children are there, and say themselves where they come from.
+        tracing::warn!(kernel = %kernel.spec.name, %error, "a fork could not be noted in the journal of its parent");
+        let detail = serde_json::json!({ "checkpoint": point.id, "error": error.message });
+        host.events.publish(&kernel.event_name, "fork_not_noted", detail);
+    }
     Ok(Forked { checkpoint: Some(point), children })
 }
 
@@ -132,8 +137,11 @@ async fn fork_point(
     wanted: &Forking,
     actor: &Actor,
 ) -> Result<Checkpoint> {
-    if !wanted.from.is_empty() {
-        let found = checkpoint::find(kernel, &wanted.from).await?;
+    // One that is put away is what that checkpoint holds.
+    let archived = kernel.archived_in().map(|id| id.to_string()).unwrap_or_default();
+    let from = if wanted.from.is_empty() { &archived } else { &wanted.from };
+    if !from.is_empty() {
+        let found = checkpoint::find(kernel, from).await?;
         return match found.restore_point {
             true => Ok(found),
             false => Err(Error::refused(format!("checkpoint {} is not one to begin from", found.short_id()))
@@ -163,7 +171,10 @@ async fn seed(supervisor: &Supervisor, kernel: &Rc<Kernel>, point: &Checkpoint) 
     let from = ForkPoint { kernel: kernel.id, name: kernel.spec.name.to_string(), checkpoint: point.id };
     let origin = Origin::of_fork(kernel.view().origin.generation, from);
     let called = format!("fork of {}", kernel.spec.name);
-    let donor = checkpoint::donor(supervisor.host(), kernel).await?;
+    let donor = match kernel.archived_in() {
+        Some(_) => None,
+        None => checkpoint::donor(supervisor.host(), kernel).await?,
+    };
     let decisions = kernel.records.all_decisions().await?;
     Ok(Seed { manifest, parts, blobs, origin, parent: Some(point.id), called, decisions, donor })
 }

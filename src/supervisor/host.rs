@@ -112,6 +112,18 @@ impl Host {
         self.reserve.is_spent()
     }
 
+    /// Bytes that may still be written where the data is, if the host says.
+    pub(super) fn free_bytes(&self) -> Option<u64> {
+        self.reserve.free_bytes()
+    }
+
+    /// What is said where [`disk_is_full`](Self::disk_is_full).
+    pub(super) fn full() -> Error {
+        Error::busy("no room on the disk that holds ryokan's data")
+            .reason(DISK_FULL)
+            .hint("free space on the device or raise the quota, then try again")
+    }
+
     /// Milliseconds since 1970.
     pub fn now_ms(&self) -> i64 {
         sys::clock::now_ms()

@@ -464,6 +464,31 @@ impl Kernel {
         self.ask(|reply| Command::Retain(change, retention, reply)).await
     }
 
+    /// Puts the kernel away, if it is what this checkpoint holds: its files go.
+    ///
+    /// # Errors
+    /// `conflict` if it was used meanwhile.
+    pub(super) async fn archive(&self, actor: Actor, checkpoint: CheckpointId) -> Result<u64> {
+        self.ask(|reply| Command::Archive(actor, checkpoint, reply)).await
+    }
+
+    /// Its files and its state are in their places again.
+    ///
+    /// # Errors
+    /// The databases': it is archived still.
+    pub(super) async fn unarchive(&self, actor: Actor) -> Result<u64> {
+        self.ask(|reply| Command::Unarchive(actor, reply)).await
+    }
+
+    /// Whether somebody may change the kernel now: for changes that are made elsewhere.
+    ///
+    /// # Errors
+    /// `busy` (leased to somebody else), `conflict` (version).
+    pub(super) async fn admit(&self, actor: &Actor, expected_version: u64) -> Result<()> {
+        let change = Change { actor: actor.clone(), expected_version };
+        self.ask(|reply| Command::Admit(change, reply)).await
+    }
+
     /// Ends worker and task.
     ///
     /// # Errors

@@ -16,8 +16,8 @@ use super::host::Host;
 use super::kernel::Kernel;
 use super::supervisor::Supervisor;
 use crate::bundle::{self, BundleError, Contents, Head, Packed};
-use crate::core::checkpoint::{Checkpoint, CheckpointType, Taking};
-use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::checkpoint::{Checkpoint, CheckpointType, Manifest, Taking};
+use crate::core::error::{DISK_FULL, Error, ErrorCode, Result};
 use crate::core::ids::Digest;
 use crate::core::limits;
 use crate::core::origin::{ForkPoint, Origin, OriginKind};
@@ -27,7 +27,7 @@ pub struct Export {
     /// The pieces, in order; at the end of them `done` says how it went.
     pub pieces: mpsc::Receiver<Vec<u8>>,
     /// Digest and length, or why there is none.
-    pub done: oneshot::Receiver<Result<(Digest, u64)>>,
+    pub done: Option<oneshot::Receiver<Result<(Digest, u64)>>>,
 }
 
 /// Begins to write a kernel and some of its checkpoints; none named: all, and a new one of what is now.
@@ -37,17 +37,7 @@ pub struct Export {
 pub async fn export(host: &Rc<Host>, kernel: &Rc<Kernel>, references: &[String], actor: &Actor) -> Result<Export> {
     let place = place(host)?;
     let source = kernel.lend()?;
-    let mut chosen: Vec<Checkpoint> = Vec::new();
-    if references.is_empty() {
-        let taking = Taking::by_us(CheckpointType::Auto, "export");
-        checkpoint::take(host, kernel, taking, actor.clone()).await?;
-        chosen = kernel.records.all_checkpoints().await?;
-    }
-    for reference in references {
-        chosen.push(checkpoint::find(kernel, reference).await?);
-    }
-    chosen.sort_by_key(|checkpoint| checkpoint.number);
-    chosen.dedup_by_key(|checkpoint| checkpoint.number);
+    let (chosen, held) = choose(host, kernel, references, actor).await?;
     let newest = chosen.last().ok_or_else(|| Error::not_found("the kernel has no checkpoints"))?;
     if chosen.len() > limits::BUNDLE_CHECKPOINTS {
         return Err(Error::refused(format!("{} checkpoints are more than one file holds", chosen.len()))
@@ -72,21 +62,57 @@ pub async fn export(host: &Rc<Host>, kernel: &Rc<Kernel>, references: &[String],
     let (to, pieces) = mpsc::channel(limits::BUNDLE_PIECES_WAITING);
     let (tell, done) = oneshot::channel();
     let store = host.store.clone();
-    // What it needs is named by the kernel's rows, and the kernel is lent until it is done.
+    // What it needs is named by the kernel's rows: they stay, and the kernel is lent, until it is done.
     tokio::task::spawn_local(async move {
         let written = store.run_beside(move |store| {
             let _place = place;
-            Ok(bundle::write(store, &head, Outlet(to)))
+            let outlet = Outlet { to, runtime: tokio::runtime::Handle::current() };
+            Ok(bundle::write(store, &head, outlet))
         });
         let written = match written.await {
             Ok(written) => written.map_err(told),
             Err(error) => Err(error.into()),
         };
-        drop(source);
+        drop((source, held));
         // A client that has left wants to know nothing.
         let _ = tell.send(written);
     });
-    Ok(Export { pieces, done })
+    Ok(Export { pieces, done: Some(done) })
+}
+
+/// The checkpoints that are wanted, oldest first, and what keeps them from going.
+async fn choose(
+    host: &Rc<Host>,
+    kernel: &Rc<Kernel>,
+    references: &[String],
+    actor: &Actor,
+) -> Result<(Vec<Checkpoint>, Vec<checkpoint::Held>)> {
+    let mut found = Vec::new();
+    if references.is_empty() {
+        if kernel.archived_in().is_none() {
+            let taking = Taking::by_us(CheckpointType::Auto, "export");
+            checkpoint::take(host, kernel, taking, actor.clone()).await?;
+        }
+        found = kernel.records.all_checkpoints().await?;
+    }
+    for reference in references {
+        found.push(checkpoint::find(kernel, reference).await?);
+    }
+    found.sort_by_key(|checkpoint| checkpoint.number);
+    found.dedup_by_key(|checkpoint| checkpoint.number);
+    let (mut chosen, mut held) = (Vec::new(), Vec::new());
+    for checkpoint in found {
+        match checkpoint::hold(kernel, checkpoint).await {
+            Ok((checkpoint, keeps)) => {
+                chosen.push(checkpoint);
+                held.push(keeps);
+            }
+            // Of all that there are, what went meanwhile is none.
+            Err(error) if error.code == ErrorCode::NotFound && references.is_empty() => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok((chosen, held))
 }
 
 fn packed(checkpoint: &Checkpoint) -> Packed {
@@ -114,15 +140,27 @@ fn place(host: &Host) -> Result<OwnedSemaphorePermit> {
     })
 }
 
+/// Who has one of the few places does not keep it for nothing.
+fn late(what: &str) -> io::Error {
+    let within = limits::BUNDLE_PIECE_TAKEN.as_secs();
+    io::Error::new(io::ErrorKind::TimedOut, format!("the client {what}: nothing for {within} s"))
+}
+
 /// The writer's end of the pieces.
-struct Outlet(mpsc::Sender<Vec<u8>>);
+struct Outlet {
+    to: mpsc::Sender<Vec<u8>>,
+    runtime: tokio::runtime::Handle,
+}
 
 impl Write for Outlet {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let piece = &bytes[..bytes.len().min(limits::CHUNK_BYTES)];
-        match self.0.blocking_send(piece.to_vec()) {
+        match self.runtime.block_on(self.to.send_timeout(piece.to_vec(), limits::BUNDLE_PIECE_TAKEN)) {
             Ok(()) => Ok(piece.len()),
-            Err(_) => Err(io::Error::new(io::ErrorKind::BrokenPipe, "the client takes no more")),
+            Err(mpsc::error::SendTimeoutError::Timeout(_)) => Err(late("takes no more")),
+            Err(mpsc::error::SendTimeoutError::Closed(_)) => {
+                Err(io::Error::new(io::ErrorKind::BrokenPipe, "the client takes no more"))
+            }
         }
     }
 
@@ -152,7 +190,8 @@ impl Import {
         let reading = tokio::task::spawn_local(async move {
             let read = store.run_beside(move |store| {
                 let _place = place;
-                Ok(bundle::read(store, Inlet { pieces, rest: Vec::new(), at: 0 }))
+                let runtime = tokio::runtime::Handle::current();
+                Ok(bundle::read(store, Inlet { pieces, runtime, rest: Vec::new(), at: 0 }))
             });
             read.await?.map_err(told)
         });
@@ -214,6 +253,7 @@ fn over() -> Error {
 /// The reader's end of the pieces.
 struct Inlet {
     pieces: mpsc::Receiver<Vec<u8>>,
+    runtime: tokio::runtime::Handle,
     rest: Vec<u8>,
     at: usize,
 }
@@ -221,9 +261,11 @@ struct Inlet {
 impl Read for Inlet {
     fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
         while self.at == self.rest.len() {
-            match self.pieces.blocking_recv() {
-                Some(piece) => (self.rest, self.at) = (piece, 0),
-                None => return Ok(0),
+            let next = async { tokio::time::timeout(limits::BUNDLE_PIECE_TAKEN, self.pieces.recv()).await };
+            match self.runtime.block_on(next) {
+                Ok(Some(piece)) => (self.rest, self.at) = (piece, 0),
+                Ok(None) => return Ok(0),
+                Err(_) => return Err(late("gives no more")),
             }
         }
         let count = room.len().min(self.rest.len() - self.at);
@@ -240,20 +282,22 @@ async fn make(
     without_host: bool,
     actor: &Actor,
 ) -> Result<Rc<Kernel>> {
-    let Contents { head, manifests, mut parts, digest } = contents;
+    let Contents { head, mut manifests, mut parts, bytes, digest } = contents;
     let name = name.parse().map_err(|error: crate::core::name::NameError| Error::invalid(error.to_string()))?;
     let reserved = supervisor.reserve(actor.uid, name)?;
-    let begin = manifests.iter().find(|manifest| manifest.id == head.begin);
-    let mut manifest =
-        begin.cloned().ok_or_else(|| Error::corrupt("the file lacks the checkpoint that it begins at"))?;
-    if without_host {
-        manifest.spec.paths.clear();
-        manifest.mounts.clear();
-        manifest.mcp.clear();
+    for manifest in &mut manifests {
+        if without_host {
+            manifest.spec.paths.clear();
+            manifest.mounts.clear();
+            manifest.mcp.clear();
+        }
+        // Where a path led on another host is nothing to hold it to here.
+        manifest.spec.paths.iter_mut().for_each(|path| path.real = None);
+        manifest.mounts.iter_mut().for_each(|mount| mount.real = None);
     }
-    // Where a path led on another host is nothing to hold it to here.
-    manifest.spec.paths.iter_mut().for_each(|path| path.real = None);
-    manifest.mounts.iter_mut().for_each(|mount| mount.real = None);
+    let begin = manifests.iter().find(|manifest| manifest.id == head.begin);
+    let manifest = begin.cloned().ok_or_else(|| Error::corrupt("the file lacks the checkpoint that it begins at"))?;
+    has_room(supervisor.host(), &manifest, bytes)?;
     // The same file may be imported twice.
     parts.leave_out_random();
     let from = ForkPoint { kernel: head.kernel, name: head.name.clone(), checkpoint: head.begin };
@@ -281,6 +325,24 @@ async fn make(
     };
     let checkpoints = head.checkpoints.into_iter().zip(manifests).collect();
     supervisor.begin_imported(&reserved, &seed, checkpoints, words, actor).await
+}
+
+/// Whether the files of what an import begins at may be written at all.
+fn has_room(host: &Host, manifest: &Manifest, wanted: u64) -> Result<()> {
+    let most = manifest.spec.limits.workspace_bytes;
+    if wanted > most {
+        return Err(Error::refused(format!("its files have {wanted} bytes, and its workspace may hold {most}"))
+            .reason("bundle_size")
+            .hint("export it again with a larger limit, or from a checkpoint with less in it"));
+    }
+    match host.free_bytes() {
+        Some(free) if wanted > free => {
+            Err(Error::busy(format!("its files have {wanted} bytes, and {free} are free here"))
+                .reason(DISK_FULL)
+                .hint("free space on the device or raise the quota, then try again"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// What a client is told.

@@ -197,6 +197,12 @@ impl Supervisor {
         if at_rest {
             records.close().await;
         }
+        // What a crash left of one that was put away, or of one that was being taken out.
+        if matches!(record.life.state, State::Archived { .. })
+            && let Err(error) = host.catalog.clear_kernel_files(row.id).await
+        {
+            tracing::warn!(kernel = %row.spec.name, %error, "files of an archived kernel are left");
+        }
         self.open(&row, record, loaded, |kernel| taken.map(|taken| taken.bind(kernel)));
         done
     }

@@ -49,14 +49,18 @@ impl Reserve {
         }
     }
 
+    /// Bytes that may still be written where it is, if the host says.
+    pub fn free_bytes(&self) -> Option<u64> {
+        let found = self.path.parent().and_then(|folder| statvfs(folder).ok())?;
+        Some(found.blocks_available().saturating_mul(found.fragment_size()))
+    }
+
     /// Takes it back, if the disk has room for several times as much.
     pub fn keep(&self) {
         if self.held.get() {
             return;
         }
-        let room = self.path.parent().and_then(|folder| statvfs(folder).ok());
-        let room = room.map_or(0, |found| found.blocks_available().saturating_mul(found.fragment_size()));
-        if room < limits::RESERVE_BYTES * ROOM {
+        if self.free_bytes().unwrap_or(0) < limits::RESERVE_BYTES * ROOM {
             return;
         }
         match self.make() {

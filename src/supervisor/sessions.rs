@@ -144,6 +144,12 @@ impl Kernel {
         self.files().sessions.tracker.borrow_mut().take()
     }
 
+    /// Knows nothing of the files any more: they go, or are others from now on.
+    pub(super) fn forget_files(&self) {
+        drop(self.take_tracker());
+        self.files().base.set(None);
+    }
+
     /// Gives it back.
     pub(super) fn keep_tracker(&self, tracker: Box<Tracker>) {
         let files = self.files();
@@ -177,33 +183,42 @@ impl Kernel {
     /// `conflict` if it is being removed.
     pub(super) fn lend(self: &Rc<Self>) -> Result<Source> {
         if self.sessions.removing.get() || self.is_gone() {
-            return Err(Error::conflict(format!("kernel {} is being removed", self.spec.name)).reason("removing"));
+            return Err(self.is_going());
         }
         self.sessions.making.set(self.sessions.making.get() + 1);
         Ok(Source(Rc::clone(self)))
     }
 
-    /// Begins or gives up its removal; from here on nothing is made from it.
+    /// Begins its removal: from here on nothing is made from it, until [`stays`](Self::stays).
     ///
     /// # Errors
-    /// `conflict` names its threads, or says that a kernel is being made from it.
-    pub(super) fn set_removing(&self, removing: bool) -> Result<()> {
+    /// `conflict` names its threads, unless they go too, or says that it is being removed or read.
+    pub(super) fn goes(&self, with_threads: bool) -> Result<()> {
         let name = &self.spec.name;
-        if removing {
-            let threads: Vec<String> = self.threads().iter().map(|thread| thread.spec.name.to_string()).collect();
-            if !threads.is_empty() {
-                return Err(Error::conflict(format!("{} works in the workspace of {name}", threads.join(", ")))
-                    .reason("threads")
-                    .hint("remove that first, or both at once with --with-threads"));
-            }
-            if self.sessions.making.get() > 0 {
-                return Err(Error::conflict(format!("another kernel is being made from {name}"))
-                    .reason("forking")
-                    .hint("try again when that is done"));
-            }
+        let threads: Vec<String> = self.threads().iter().map(|thread| thread.spec.name.to_string()).collect();
+        if !with_threads && !threads.is_empty() {
+            return Err(Error::conflict(format!("{} works in the workspace of {name}", threads.join(", ")))
+                .reason("threads")
+                .hint("remove that first, or both at once with --with-threads"));
         }
-        self.sessions.removing.set(removing);
+        if self.sessions.making.get() > 0 {
+            return Err(Error::conflict(format!("a fork, a thread or a file is being made of {name}"))
+                .reason("forking")
+                .hint("try again when that is done"));
+        }
+        if self.sessions.removing.replace(true) {
+            return Err(self.is_going());
+        }
         Ok(())
+    }
+
+    /// Gives its removal up.
+    pub(super) fn stays(&self) {
+        self.sessions.removing.set(false);
+    }
+
+    fn is_going(&self) -> Error {
+        Error::conflict(format!("kernel {} is being removed", self.spec.name)).reason("removing")
     }
 
     /// Takes what the host told of changed files, so that its queue does not overflow before the next checkpoint.

@@ -34,6 +34,9 @@ pub async fn take(kernel: &Rc<Kernel>) -> Result<StateSnapshot> {
             // Nothing changes the state meanwhile: this operation holds the worker.
             for head in heads {
                 let entry = link.state_entry(&head.key).await?;
+                if blake3::hash(&entry.body).as_bytes() != head.digest.as_bytes() {
+                    return Err(Error::corrupt(format!("the body of {:?} is not what was stored", head.key)));
+                }
                 let meta = serde_json::from_str(&entry.meta_json).unwrap_or_default();
                 state.entries.insert(entry.key, StateEntry { meta, body: entry.body });
             }

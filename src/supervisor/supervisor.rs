@@ -355,13 +355,18 @@ impl Supervisor {
         // In a task of its own: a client that leaves meanwhile must leave nothing half removed.
         let (this, kernel) = (self.clone(), Rc::clone(kernel));
         let removing = tokio::task::spawn_local(async move {
-            if with_threads {
-                for thread in kernel.threads() {
-                    let change = Change { actor: change.actor.clone(), expected_version: 0 };
-                    this.remove_whole(&thread, change).await?;
-                }
+            let threads = if with_threads { kernel.threads() } else { Vec::new() };
+            // Whether all of them may go, before the first does.
+            for thread in &threads {
+                thread.admit(&change.actor, 0).await?;
             }
-            this.remove_whole(&kernel, change).await
+            kernel.admit(&change.actor, change.expected_version).await?;
+            kernel.goes(with_threads)?;
+            let removed = this.remove_all(&kernel, change).await;
+            if removed.is_err() {
+                kernel.stays();
+            }
+            removed
         });
         removing.await.map_err(|error| Error::internal(error.to_string()))?
     }
@@ -380,14 +385,23 @@ impl Supervisor {
         }
     }
 
-    async fn remove_whole(&self, kernel: &Rc<Kernel>, change: Change) -> Result<()> {
+    /// Its threads, then the kernel itself.
+    async fn remove_all(&self, kernel: &Rc<Kernel>, change: Change) -> Result<()> {
+        for thread in kernel.threads() {
+            thread.goes(false)?;
+            let removed = self.remove_one(&thread, Change { actor: change.actor.clone(), expected_version: 0 }).await;
+            if removed.is_err() {
+                thread.stays();
+            }
+            removed?;
+        }
+        self.remove_one(kernel, change).await
+    }
+
+    async fn remove_one(&self, kernel: &Rc<Kernel>, change: Change) -> Result<()> {
         let host = &self.host;
         let (actor, version) = (change.actor.clone(), kernel.view().version);
-        kernel.set_removing(true)?;
-        if let Err(error) = kernel.remove(change).await {
-            kernel.set_removing(false)?;
-            return Err(error);
-        }
+        kernel.remove(change).await?;
         host.knock(kernel, false);
         host.by_id.borrow_mut().remove(&kernel.id);
         host.by_name.borrow_mut().remove(&(kernel.uid, kernel.spec.name.clone()));

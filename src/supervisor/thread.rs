@@ -28,7 +28,7 @@ pub struct Threading {
 /// Makes a kernel that works in this one's workspace.
 ///
 /// # Errors
-/// `alreadyExists`, `busy` (limits), `refused`, `conflict` (it is being removed), and those of the databases.
+/// `alreadyExists`, `busy` (limits, leased), `refused`, `conflict` (it is being removed), and those of the databases.
 pub async fn thread(
     supervisor: &Supervisor,
     kernel: &Rc<Kernel>,
@@ -61,6 +61,8 @@ async fn make(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: Threading, a
             .hint("make a thread of one that stays"));
     }
     let _source = owner.lend()?;
+    owner.at_hand()?;
+    kernel.admit(actor, 0).await?;
     let reserved = supervisor.reserve(actor.uid, wanted.name)?;
     let engine = wanted.engine.unwrap_or(kernel.spec.engine);
     let spec = KernelSpec { name: reserved.name().clone(), engine, ..kernel.spec_now() };
@@ -76,9 +78,18 @@ async fn make(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: Threading, a
     let thread = supervisor.begin_thread(&owner, judged, key, words, actor).await?;
     let before = owner.view().version;
     let text = format!("{} works in this workspace as a thread", thread.spec.name);
-    let version = owner.records.mark(actor, &text, host.now_ms()).await?;
-    owner.advance(version);
-    let versions = (Some(before), Some(version));
-    host.audit(actor, "kernel.threaded", &owner, versions, thread.id.to_string()).await;
+    match owner.records.mark(actor, &text, host.now_ms()).await {
+        Ok(version) => {
+            owner.advance(version);
+            let versions = (Some(before), Some(version));
+            host.audit(actor, "kernel.threaded", &owner, versions, thread.id.to_string()).await;
+        }
+        Err(error) => {
+            // The thread is there, and says itself whose workspace it has.
+            tracing::warn!(kernel = %owner.spec.name, %error, "a thread could not be noted in the journal of its owner");
+            let detail = serde_json::json!({ "thread": thread.id, "error": error.message });
+            host.events.publish(&owner.event_name, "thread_not_noted", detail);
+        }
+    }
     Ok(thread)
 }

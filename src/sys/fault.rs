@@ -75,6 +75,7 @@ pub const LABELS: &[Label] = &[
     label("engine.state.apply", Steps::Commit, "stores what an execution changed"),
     label("engine.state.replace", Steps::Commit, "replaces all engine state"),
     label("host.audit.head", Steps::File, "keeps the end of the audit log beside it"),
+    label("kernel.files.clear", Steps::One, "removes what a kernel that is put away does not keep"),
     label("kernel.files.dir", Steps::Dir, "makes a kernel's directory"),
     label("kernel.files.engine", Steps::One, "writes a kernel's empty engine.db"),
     label("kernel.files.hide", Steps::Rename, "takes a removed kernel's directory out of sight"),

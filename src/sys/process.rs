@@ -179,6 +179,13 @@ pub fn reset_signals() -> io::Result<()> {
     Ok(())
 }
 
+/// Has a program begin with no signal blocked, whatever this thread blocks: what is blocked is inherited.
+pub fn unblocked(command: &mut std::process::Command) -> &mut std::process::Command {
+    use std::os::unix::process::CommandExt as _;
+    // SAFETY: between fork and exec one system call that any thread may make.
+    unsafe { command.pre_exec(|| Ok(nix::sys::signal::SigSet::empty().thread_set_mask()?)) }
+}
+
 /// When a process started, clock ticks since boot (field 22 of `/proc/PID/stat`): with its number it names one process for ever.
 pub fn start_ticks(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;

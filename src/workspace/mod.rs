@@ -56,7 +56,8 @@ pub use tree::diff::{Change, Changed, Deed, Diff, diff};
 pub use tree::entry::Reason;
 pub use tree::look::{Text, find, text};
 pub use tree::needs::needs;
-pub use tree::reach::reach;
+pub use tree::reach::{Seen, reach};
+pub use tree::size::{Size, Sizes};
 
 #[cfg(test)]
 mod driver_tests;

@@ -300,7 +300,9 @@ fn branches(world: &World, run: &mut Run<'_>, trees: &[(TreeId, Observed)]) {
         same(&observe(&places.workspace), wanted);
         // `observe` opened every file, so each is asked who may write to it, but none is read.
         let first = child.capture(&world.store).expect("captured");
-        assert_eq!((first.tree, first.how.walk, first.how.read), (*tree, None, 0));
+        assert_eq!((first.tree, first.how.walk), (*tree, None));
+        // But what was written in the clock's last tick before it was noted.
+        assert!(first.how.read <= 2, "{:?}", first.how);
         std::fs::write(places.workspace.join("only here"), "x").expect("written");
         assert_ne!(child.capture(&world.store).expect("captured").tree, *tree);
         assert!(!world.path("only here").exists());

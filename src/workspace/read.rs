@@ -102,10 +102,12 @@ pub(super) fn content(file: &File, stamp: Stamp, batch: &mut dyn ObjectBatch) ->
         let content = if is_small { Content::Inline(buffer.into()) } else { Content::Whole(batch.put(&buffer)?) };
         return Ok(Read::Content(content, size));
     }
+    let has_holes = hole(file, 0)?.is_some_and(|at| at < size);
     let mut pieces = Vec::new();
     let (mut at, mut bytes) = (0, 0);
     while let Some(start) = data(file, at)?.filter(|start| *start < size) {
-        let end = hole(file, start)?.unwrap_or(size).min(size);
+        let told = hole(file, start)?.unwrap_or(size).min(size);
+        let (start, end) = if has_holes { written(file, start, told)? } else { (start, told) };
         at = start;
         while at < end {
             // Pieces end at multiples of their size, wherever data begins: a change moves no other piece.
@@ -118,9 +120,36 @@ pub(super) fn content(file: &File, stamp: Stamp, batch: &mut dyn ObjectBatch) ->
             bytes += length;
             at += length;
         }
+        at = told;
     }
     let map = batch.put(&encode_map(&Map { size, pieces }))?;
     Ok(Read::Content(Content::Map(map), bytes))
+}
+
+/// What was written of a range that is said to be data: without the blocks of zeros at its ends. XFS tells of the surroundings
+/// of what was written to a clone as data too, for as long as their pages are in memory: the same file would be two trees.
+fn written(file: &File, mut start: u64, mut end: u64) -> io::Result<(u64, u64)> {
+    const BLOCK: u64 = 4096;
+    let mut block = [0; BLOCK as usize];
+    let mut is_zero = |from: u64, to: u64| {
+        let block = &mut block[..usize::try_from(to - from).unwrap_or_default()];
+        Ok::<bool, io::Error>(fill(file, from, block)? && block.iter().all(|byte| *byte == 0))
+    };
+    while start < end {
+        let next = (start / BLOCK + 1) * BLOCK;
+        if !is_zero(start, next.min(end))? {
+            break;
+        }
+        start = next.min(end);
+    }
+    while start < end {
+        let before = (end - 1) / BLOCK * BLOCK;
+        if !is_zero(before.max(start), end)? {
+            break;
+        }
+        end = before.max(start);
+    }
+    Ok((start, end))
 }
 
 /// Fills the buffer; false if the file ends before.

@@ -119,19 +119,29 @@ fn data(path: &Path, size: u64) -> Vec<(u64, u64)> {
         return Vec::new();
     }
     let file = std::fs::File::open(path).expect("opened");
-    let look = || {
-        let (mut at, mut found) = (0i64, Vec::new());
-        while let Ok(start) = lseek64(&file, at, Whence::SeekData) {
-            at = lseek64(&file, start, Whence::SeekHole).expect("a hole or the end");
-            found.push((start.cast_unsigned(), at.cast_unsigned().min(size)));
-        }
-        found
+    // XFS says of what surrounds a write to a clone that it is data too, while its pages are in memory.
+    let is_zero = |at: u64, end: u64| {
+        let mut block = vec![0; (end - at) as usize];
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut block, at).expect("read");
+        block.iter().all(|byte| *byte == 0)
     };
-    if look() != [(0, size)] {
-        // XFS says of what is not on its device yet that more of it is data than will be.
-        file.sync_data().expect("synced");
+    let (mut at, mut found) = (0u64, Vec::new());
+    while let Ok(start) = lseek64(&file, at.cast_signed(), Whence::SeekData) {
+        let mut start = start.cast_unsigned();
+        at = lseek64(&file, start.cast_signed(), Whence::SeekHole).expect("a hole or the end").cast_unsigned();
+        let mut end = at.min(size);
+        let is_whole = (start, end) == (0, size);
+        while !is_whole && start < end && is_zero(start, end.min(start + 4096)) {
+            start = end.min(start + 4096);
+        }
+        while !is_whole && start < end && is_zero(start.max((end - 1) / 4096 * 4096), end) {
+            end = start.max((end - 1) / 4096 * 4096);
+        }
+        if start < end {
+            found.push((start, end));
+        }
     }
-    look()
+    found
 }
 
 /// A folder with a workspace, its staging, its index and a store.

@@ -56,7 +56,11 @@ fn a_large_folder_is_kept_in_pages() {
     let first = tracker.capture(&world.store).expect("captured");
     let count = |tree| {
         let mut seen = std::collections::HashSet::new();
-        reach(&world.store, tree, &mut seen, &mut |_| Ok(())).expect("whole");
+        let mut note = |digest| {
+            seen.insert(digest);
+            Ok(())
+        };
+        reach(&world.store, tree, &mut super::Seen::default(), &mut note).expect("whole");
         seen
     };
     let before = count(first.tree);
@@ -189,7 +193,7 @@ fn what_is_known_survives_the_process_and_damage_costs_only_time() {
     let empty = crate::store::Store::open(&folder.path().join("store")).expect("a store");
     drop(tracker);
     let third = world.tracker().capture(&empty).expect("captured");
-    reach(&empty, third.tree, &mut std::collections::HashSet::new(), &mut |digest| {
+    reach(&empty, third.tree, &mut crate::workspace::Seen::default(), &mut |digest| {
         assert!(empty.contains(digest));
         Ok(())
     })
@@ -298,7 +302,7 @@ fn a_failed_capture_is_made_good_by_the_next() {
         world.write("f", format!("{fault} {}", "x".repeat(5000)));
         with_fault(fault, || tracker.capture(&world.store).expect_err("armed"));
         let captured = tracker.capture(&world.store).expect("captured");
-        reach(&world.store, captured.tree, &mut std::collections::HashSet::new(), &mut |digest| {
+        reach(&world.store, captured.tree, &mut crate::workspace::Seen::default(), &mut |digest| {
             assert!(world.store.contains(digest), "{fault}");
             Ok(())
         })

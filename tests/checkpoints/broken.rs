@@ -20,14 +20,6 @@ fn set_up(host: &Host) {
     });
 }
 
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
-    while !holds() {
-        assert!(std::time::Instant::now() < deadline, "it never came: {what}");
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
-}
-
 /// In which of the two states the kernel is, all of it.
 async fn state(client: &HostClient, what: &str) -> String {
     let k = client.open_kernel("k").await.expect("the kernel is there").0;
@@ -54,9 +46,7 @@ fn a_daemon_killed_within_a_checkpoint_or_a_restore_leaves_one_of_two_states() {
         host.kill();
         host.env(fault::VARIABLE, &format!("{point}=kill"));
         host.spawn();
-        until("the daemon serves or is dead", || {
-            !Host::is_alive(host.pid() as u32) || std::os::unix::net::UnixStream::connect(host.socket()).is_ok()
-        });
+        super::until_served(&host);
         let answered = run_local(async {
             let client = HostClient::connect(&host.socket(), "test").await?;
             let k = client.open_kernel("k").await?.0;

@@ -1,5 +1,6 @@
 //! Checkpoints as their users meet them: taken, listed, restored, undone; and what happens when something comes in between.
 
+mod archive;
 mod broken;
 mod comparing;
 mod cost;
@@ -15,6 +16,15 @@ mod turns;
 use serde_json::Value;
 
 use crate::support::Host;
+
+/// Waits until a daemon that may be killed at a labelled step serves, or is dead.
+fn until_served(host: &Host) {
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while Host::is_alive(host.pid() as u32) && std::os::unix::net::UnixStream::connect(host.socket()).is_err() {
+        assert!(std::time::Instant::now() < deadline, "the daemon neither serves nor dies");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}
 
 /// A checkpoint by the command line; its id.
 fn checkpoint(host: &Host, kernel: &str, name: &str) -> String {

@@ -499,3 +499,17 @@ fn a_noisy_job_takes_little_of_the_log_of_events() {
         assert!((50_000..=150_000).contains(&bytes), "{bytes} bytes are told of");
     });
 }
+
+/// Whoever starts the daemon may block the signals that end it, and hand that on.
+#[test]
+fn a_daemon_that_was_started_with_signals_blocked_ends_when_it_is_told() {
+    use nix::sys::signal::{SigSet, Signal};
+    let mut host = Host::prepare(crate::support::User::Own);
+    let mut signals = SigSet::empty();
+    signals.add(Signal::SIGTERM);
+    signals.thread_block().unwrap();
+    host.launch();
+    signals.thread_unblock().unwrap();
+    host.signal(Signal::SIGTERM);
+    assert!(host.ends(), "it goes on");
+}

@@ -20,6 +20,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("engine.info.set", "the worker's"),
     ("engine.state.apply", "the worker's"),
     ("engine.state.replace", "the worker's"),
+    ("kernel.files.clear", "tests/checkpoints"),
     ("catalog.keys.forget", "not called yet"),
     ("catalog.keys.remember", "creation remembers its key in the kernel's own commit"),
     ("catalog.kernel.touch", "once in a while"),

@@ -224,3 +224,36 @@ fn threads_are_made_once_for_a_key_and_not_of_what_goes() {
     });
     assert_eq!(folders(&host), 4);
 }
+
+#[test]
+fn a_lease_keeps_away_who_would_fork_thread_pin_or_remove() {
+    let host = Host::start();
+    host.with(async |client| {
+        let k = kernel(&client, "k", EngineName::Kaish).await;
+        let (a, b) = (thread(&k, "a", None).await, thread(&k, "b", None).await);
+        k.checkpoint(&named("c")).await.unwrap();
+        let minute = Duration::from_secs(60);
+        let held = b.lease("me", minute, &[]).await.unwrap();
+        let refused = client.remove_with_threads("k", 0).await.unwrap_err();
+        assert_eq!((refused.code, refused.reason.as_str()), (ErrorCode::Busy, "lease"));
+        assert_eq!(out(&a, "echo here").await, "here", "nothing went before all could");
+        held.release().await.unwrap();
+        let refused = client.remove_with_threads("k", 1_000).await.unwrap_err();
+        assert_eq!(refused.code, ErrorCode::Conflict);
+        assert_eq!(out(&b, "echo here").await, "here");
+        let held = k.lease("me", minute, &[]).await.unwrap();
+        let from = Forking { from: "c".into(), ..Forking::of("child") };
+        for refused in [
+            k.thread(&"t".parse().unwrap(), None, "").await.err(),
+            k.fork(&from).await.err(),
+            k.pin_checkpoint("c", true).await.err(),
+            client.remove_with_threads("k", 0).await.err(),
+        ] {
+            assert_eq!(refused.map(|error| error.reason).as_deref(), Some("lease"));
+        }
+        held.release().await.unwrap();
+        let late = k.fork(&Forking { expected_version: 1_000, ..from }).await.err().unwrap();
+        assert_eq!(late.code, ErrorCode::Conflict);
+        client.remove_with_threads("k", 0).await.unwrap();
+    });
+}

@@ -162,4 +162,12 @@ fn a_cut_end_is_known_to_checkpoints_to_the_file_and_to_whoever_kept_it() {
     host.wait();
     assert!(std::fs::read_to_string(host.data().join("audit.head")).unwrap().starts_with("1:"));
     assert_eq!(broken_at(&mut host, "DELETE FROM audit", &[]), Some(1));
+    // A log that was begun anew and has grown since is not what the file knew.
+    for name in ["a", "b", "c"] {
+        host.ok(&["new", name]);
+    }
+    host.signal(nix::sys::signal::Signal::SIGTERM);
+    host.wait();
+    host.launch();
+    assert_eq!(host.cli(&["audit", "--verify"]).status.code(), Some(1));
 }

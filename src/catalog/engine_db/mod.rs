@@ -243,6 +243,39 @@ impl EngineDb {
         Ok(Some(Entry { key: head.key, meta_json: head.meta_json, body }))
     }
 
+    /// One entry's head, and what its body has from an offset on, at most [`limits::FRAME_TAIL_BYTES`] of it: whoever has the whole
+    /// body compares it with the head's digest. `None` if there is none of that key.
+    ///
+    /// # Errors
+    /// The database's; `Corrupt` if there is less than the head says.
+    pub fn piece(&self, key: &str, offset: u64) -> Result<Option<(EntryHead, Vec<u8>)>, CatalogError> {
+        const PART: u64 = limits::FRAME_TAIL_BYTES as u64;
+        let found = self.db.sql("read entry", |c| {
+            c.prepare_cached("SELECT id, key, meta, digest, size, exec FROM entries WHERE key = ?")?
+                .query_row([key], read_head)
+                .optional()
+        })?;
+        let Some((id, head)) = found else { return Ok(None) };
+        if offset >= head.size {
+            return Ok(Some((head, Vec::new())));
+        }
+        let (part, skip) = if head.size > PART { (offset / PART, offset % PART) } else { (0, offset) };
+        let body: Option<Vec<u8>> = self.db.sql("read body", |c| match head.size > PART {
+            true => c
+                .prepare_cached("SELECT body FROM chunks WHERE entry = ? AND part = ?")?
+                .query_row(params![id, part.cast_signed()], |row| row.get(0))
+                .optional(),
+            false => c.prepare_cached("SELECT body FROM entries WHERE id = ?")?.query_row([id], |row| row.get(0)),
+        })?;
+        let mut body = body.unwrap_or_default();
+        if body.len() as u64 <= skip {
+            let why = format!("the body of entry {:?} is not what was stored", head.key);
+            return Err(CatalogError::Corrupt { path: self.db.path().to_owned(), why });
+        }
+        body.drain(..skip as usize);
+        Ok(Some((head, body)))
+    }
+
     /// Gives every entry in pieces of at most [`limits::FRAME_TAIL_BYTES`], by key: head, piece, and whether more of the same
     /// entry follows. The last piece of an entry is given only after the whole body was checked.
     ///

@@ -9,6 +9,7 @@ use crate::catalog::row::{bytes, signed, unsigned, unsigned32, wrong};
 use crate::catalog::sqlite::{Db, Result};
 use crate::catalog::thread::Pending;
 use crate::core::checkpoint::{Checkpoint, CheckpointType, Span};
+use crate::core::error::Error;
 use crate::core::ids::{CheckpointId, Digest};
 use crate::core::info::{GivenMount, McpTransport};
 use crate::core::limits;
@@ -41,9 +42,16 @@ pub struct NewCheckpoint {
     pub summary: String,
     /// The messages that it compacts.
     pub compact: Vec<Span>,
+    /// What its manifest holds of the work.
+    pub work: WorkflowPart,
+    /// What was recorded of the work when the manifest was made; none: nobody else can change it yet.
+    pub work_seen: Option<WorkflowPart>,
     /// A change that is made with it: both or neither.
     pub with: Option<Together>,
 }
+
+/// The reason of the refusal of a checkpoint beside whose making the work was changed: its manifest does not hold that.
+pub const WORK_CHANGED: &str = "work_changed";
 
 /// A change of the work that is made in the same transaction as a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -219,6 +227,13 @@ impl StateHandle {
 }
 
 fn add(db: &Db, new: &NewCheckpoint, entry: NewEntry) -> Result<Added> {
+    // What is recorded in the moment between manifest and row would be in neither.
+    if let Some(seen) = &new.work_seen
+        && *seen != workflow::part(db)?
+    {
+        let changed = Error::conflict("the work was changed meanwhile").reason(WORK_CHANGED);
+        return Err(CatalogError::Refused(Box::new(changed)));
+    }
     let mut outcome = None;
     if let Some(Together::Before(request)) = &new.with {
         outcome = Some(workflow::change(db, request)?.outcome);
@@ -254,7 +269,7 @@ pub(super) fn add_with_parent(
 
 fn insert(c: &Connection, new: &NewCheckpoint, parent: Option<CheckpointId>, sequence: u64) -> rusqlite::Result<u64> {
     let place = CheckpointType::ALL.iter().position(|kind| *kind == new.kind);
-    let (step, step_name, agent) = workflow::shown(c)?;
+    let (step, step_name, agent) = new.work.shown();
     let number = c
         .prepare_cached(
             "INSERT INTO checkpoints (id, name, description, type, creator, at_ms, parent, pinned, restore_point, journal,

@@ -82,18 +82,22 @@ pub(super) fn page(db: &Db, from: Direction, most: usize) -> Result<Vec<JournalE
     };
     db.sql("read journal", |c| {
         let mut statement = c.prepare_cached(sql)?;
-        let rows = statement.query_map(params![signed(sequence), most.min(limits::PAGE_ROWS) as i64], read)?;
-        let (mut page, mut bytes) = (Vec::new(), 0);
-        for entry in rows {
-            let entry = entry?;
-            bytes += entry.text.len() + entry.err.len();
-            page.push(entry);
-            if bytes > limits::JOURNAL_PAGE_BYTES {
-                break;
-            }
-        }
-        Ok(page)
+        bounded(statement.query_map(params![signed(sequence), most.min(limits::PAGE_ROWS) as i64], read)?)
     })
+}
+
+/// No more of them than one page may hold in bytes.
+fn bounded(rows: impl Iterator<Item = rusqlite::Result<JournalEntry>>) -> rusqlite::Result<Vec<JournalEntry>> {
+    let (mut page, mut bytes) = (Vec::new(), 0);
+    for entry in rows {
+        let entry = entry?;
+        bytes += entry.text.len() + entry.err.len();
+        page.push(entry);
+        if bytes > limits::JOURNAL_PAGE_BYTES {
+            break;
+        }
+    }
+    Ok(page)
 }
 
 /// A page of entries after a number, as a view has them.
@@ -117,10 +121,10 @@ pub(super) fn page_as(db: &Db, view: JournalView, after: u64, most: usize) -> Re
     match view {
         JournalView::Whole => page(db, Direction::After(after), most as usize),
         JournalView::Compacted => db.sql("read journal", |c| {
-            c.prepare_cached(COMPACTED)?.query_map(params![signed(after), most], read_compacted)?.collect()
+            bounded(c.prepare_cached(COMPACTED)?.query_map(params![signed(after), most], read_compacted)?)
         }),
         JournalView::Of(number) => db.sql("read journal", |c| {
-            c.prepare_cached(OF_ONE)?.query_map(params![signed(after), most, signed(number)], read)?.collect()
+            bounded(c.prepare_cached(OF_ONE)?.query_map(params![signed(after), most, signed(number)], read)?)
         }),
     }
 }

@@ -21,7 +21,7 @@ use crate::core::ids::{Digest, ExecId, KernelId};
 use crate::core::info::{GivenMount, JournalEntry, JournalView, McpTransport};
 use crate::core::limits;
 
-pub use checkpoints::{Added, Finished, Head, NewCheckpoint, Restored, Restoring, Together};
+pub use checkpoints::{Added, Finished, Head, NewCheckpoint, Restored, Restoring, Together, WORK_CHANGED};
 pub use executions::{Begun, ExecBegin, ExecClose, ExecRecord};
 pub use grants::{Consent, NewConsent};
 pub use journal::{Direction, EntryKind, NewEntry};

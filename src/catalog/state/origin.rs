@@ -77,7 +77,9 @@ fn begin(db: &Db, beginning: Beginning) -> Result<()> {
     grants::replace(db, &beginning.mounts, &beginning.mcp)?;
     grants::grant_blobs(db, &beginning.blobs, beginning.at_ms)?;
     put(db, &beginning.origin)?;
-    let by = beginning.checkpoints.last().map_or("", |first| &first.new.creator);
+    // Who makes the kernel: of a checkpoint that comes from elsewhere, that is not who took it.
+    let entry = beginning.entry.as_ref().or(beginning.checkpoints.last().map(|first| &first.entry));
+    let by = entry.map_or("", |entry| &entry.actor);
     work_from::begin(db, &beginning.work, &beginning.decisions, (by, beginning.at_ms))?;
     if let Some(entry) = beginning.entry {
         journal::append_one(db, entry)?;

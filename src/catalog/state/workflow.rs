@@ -1,7 +1,7 @@
 //! Steps, the agent who works, decisions, artifacts: each change with its entry in the journal, in one transaction.
 
 use rusqlite::types::{Type, ValueRef};
-use rusqlite::{Connection, OptionalExtension as _, Row, params};
+use rusqlite::{OptionalExtension as _, Row, params};
 
 use super::journal::{self, EntryKind, NewEntry};
 use super::keys::{self, Kind};
@@ -41,7 +41,7 @@ impl StateHandle {
     /// # Errors
     /// The database's.
     pub fn workflow_part(&self) -> Pending<WorkflowPart> {
-        self.read(|db| Ok(WorkflowPart::of(workflow_now(db)?, &decision_heads(db)?, &newest_artifacts(db)?)))
+        self.read(part)
     }
 
     /// Changes what is recorded of the work, with its journal entry.
@@ -91,6 +91,11 @@ impl StateHandle {
     pub fn artifact(&self, name: String, version: u32) -> Pending<Option<Artifact>> {
         self.read(move |db| artifact(db, &name, version))
     }
+}
+
+/// What a checkpoint of now is to hold of the work.
+pub(super) fn part(db: &Db) -> Result<WorkflowPart> {
+    Ok(WorkflowPart::of(workflow_now(db)?, &decision_heads(db)?, &newest_artifacts(db)?))
 }
 
 /// Does one change; within a transaction of the caller's.
@@ -506,15 +511,4 @@ fn optional<const N: usize>(row: &Row<'_>, column: usize) -> rusqlite::Result<Op
         ValueRef::Null => Ok(None),
         _ => bytes(row, column).map(Some),
     }
-}
-
-/// The newest step's number and name, and the agent: what a checkpoint's row shows.
-pub(super) fn shown(c: &Connection) -> rusqlite::Result<(u32, String, String)> {
-    let step = c
-        .prepare_cached("SELECT number, name FROM steps ORDER BY number DESC LIMIT 1")?
-        .query_row([], |row| Ok((unsigned32(row, 0)?, row.get(1)?)))
-        .optional()?;
-    let agent = c.prepare_cached("SELECT name FROM agent")?.query_row([], |row| row.get(0)).optional()?;
-    let (number, name) = step.unwrap_or_default();
-    Ok((number, name, agent.unwrap_or_default()))
 }

@@ -111,7 +111,7 @@ pub struct Span {
 impl Checkpoint {
     /// What people see of its identity.
     pub fn short_id(&self) -> String {
-        self.id.to_string().chars().take(SHORT_ID).collect()
+        self.id.short()
     }
 }
 
@@ -230,6 +230,3 @@ pub enum Recalled {
         why_not_memory: String,
     },
 }
-
-/// Digits of an identity that are shown.
-const SHORT_ID: usize = 10;

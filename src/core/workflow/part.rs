@@ -87,8 +87,17 @@ impl WorkflowPart {
         if names.any(|name| name.len() > limits::RECORD_NAME_BYTES || name.chars().any(char::is_control)) {
             return too("a name that is too long or has control characters");
         }
-        if self.decisions.iter().any(|decision| i64::try_from(decision.id).is_err()) {
-            return too("a decision's number that is too large");
+        let mut seen = std::collections::HashSet::new();
+        if !self.decisions.iter().all(|one| (1..=limits::DECISIONS).contains(&one.id) && seen.insert(one.id)) {
+            return too("a decision's number that is none, or is there twice");
+        }
+        let mut seen = std::collections::HashSet::new();
+        let is_version = |one: &ArtifactPart| (1..=limits::ARTIFACT_VERSIONS).contains(&one.version);
+        if !self.artifacts.iter().all(|one| is_version(one) && seen.insert(&one.name)) {
+            return too("an artifact's version that is none, or a name that is there twice");
+        }
+        if !self.workflow.steps.iter().zip(1..).all(|(step, number)| step.index == number) {
+            return too("steps that are not numbered one after the other");
         }
         Ok(())
     }
@@ -106,6 +115,12 @@ impl WorkflowPart {
             decisions: decisions.iter().map(decision).collect(),
             artifacts: artifacts.iter().filter_map(artifact).collect(),
         }
+    }
+
+    /// What a checkpoint's row shows: number and name of the newest step, and the agent.
+    pub fn shown(&self) -> (u32, &str, &str) {
+        let (number, name) = self.newest_step().map_or((0, ""), |step| (step.index, step.name.as_str()));
+        (number, name, &self.workflow.agent)
     }
 
     /// The newest step, completed or not.

@@ -148,6 +148,30 @@ impl KernelClient {
         answer(read_checkpoint(fields(fields(response.get())?.get_checkpoint())?)).map(|(checkpoint, _)| checkpoint)
     }
 
+    /// Puts the kernel away; gives the checkpoint that holds it and its version.
+    ///
+    /// # Errors
+    /// `conflict` (version, threads, used meanwhile, archived already), `busy`, `refused`: then nothing was removed.
+    pub async fn archive(&self, expected_version: u64) -> Result<(Checkpoint, u64)> {
+        let mut request = self.cap.archive_request();
+        request.get().set_expected_version(expected_version);
+        let response = self.link.wait(request.send().promise).await?;
+        let response = fields(response.get())?;
+        let (checkpoint, _) = answer(read_checkpoint(fields(response.get_checkpoint())?))?;
+        Ok((checkpoint, response.get_version()))
+    }
+
+    /// Takes the kernel out of the archive; gives its version.
+    ///
+    /// # Errors
+    /// `conflict` (version, it is not archived), `busy`, `corrupt`: it is archived still.
+    pub async fn unarchive(&self, expected_version: u64) -> Result<u64> {
+        let mut request = self.cap.unarchive_request();
+        request.get().set_expected_version(expected_version);
+        let response = self.link.wait(request.send().promise).await?;
+        Ok(fields(response.get())?.get_version())
+    }
+
     /// Says how long checkpoints are kept that are neither manual nor pinned.
     ///
     /// # Errors

@@ -161,4 +161,28 @@ impl KernelServer {
         let change = self.change(params.get_expected_version());
         checkpoint::set_retention(self.host(), &self.kernel, retention, change).await.map_err(to_capnp)
     }
+
+    pub(super) async fn put_away(
+        &self,
+        params: kernel::ArchiveParams,
+        mut results: kernel::ArchiveResults,
+    ) -> capnp::Result<()> {
+        let change = self.change(params.get()?.get_expected_version());
+        let (held_by, version) = checkpoint::archive(self.host(), &self.kernel, change).await.map_err(to_capnp)?;
+        let mut results = results.get();
+        write_checkpoint(results.reborrow().init_checkpoint(), &held_by, true);
+        results.set_version(version);
+        Ok(())
+    }
+
+    pub(super) async fn take_out(
+        &self,
+        params: kernel::UnarchiveParams,
+        mut results: kernel::UnarchiveResults,
+    ) -> capnp::Result<()> {
+        let change = self.change(params.get()?.get_expected_version());
+        let version = checkpoint::unarchive(self.host(), &self.kernel, change).await.map_err(to_capnp)?;
+        results.get().set_version(version);
+        Ok(())
+    }
 }

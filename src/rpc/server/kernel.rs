@@ -81,7 +81,6 @@ macro_rules! audited {
 impl kernel::Server for KernelServer {
     forward! {
         Read diff(params: DiffParams, _results: DiffResults) = tell_differences(params);
-        Teleport export(params: ExportParams, results: ExportResults) = export_file(params, results);
         Read diff_text(params: DiffTextParams, _results: DiffTextResults) = tell_text(params);
         Read journal(params: JournalParams, _results: JournalResults) = tell_journal(params);
         Write message(params: MessageParams, results: MessageResults) = add_message(params, results);
@@ -100,6 +99,9 @@ impl kernel::Server for KernelServer {
         "kernel.fork": Fork fork(params: ForkParams, results: ForkResults) = fork_off(params, results);
         "kernel.thread": Fork thread(params: ThreadParams, results: ThreadResults) = make_thread(params, results);
         "checkpoint.pin": Checkpoint pin_checkpoint(params: PinCheckpointParams, _results: PinCheckpointResults) = pin(params);
+        "kernel.export": Teleport export(params: ExportParams, results: ExportResults) = export_file(params, results);
+        "kernel.archive": Admin archive(params: ArchiveParams, results: ArchiveResults) = put_away(params, results);
+        "kernel.unarchive": Admin unarchive(params: UnarchiveParams, results: UnarchiveResults) = take_out(params, results);
         "kernel.lease": Write lease(params: LeaseParams, results: LeaseResults) = take_lease(params, results);
         "step.begin": Write begin_step(params: BeginStepParams, results: BeginStepResults) = new_step(params, results);
         "step.complete": Write complete_step(params: CompleteStepParams, results: CompleteStepResults) = end_step(params, results);
@@ -109,7 +111,7 @@ impl kernel::Server for KernelServer {
         "decision.supersede": Write supersede_decision(params: SupersedeDecisionParams, results: SupersedeDecisionResults) = drop_decision(params, results);
         "artifact.put": Write put_artifact(params: PutArtifactParams, results: PutArtifactResults) = new_version(params, results);
         "artifact.revert": Write revert_artifact(params: RevertArtifactParams, results: RevertArtifactResults) = old_version(params, results);
-        "checkpoint.remove": Checkpoint remove_checkpoint(params: RemoveCheckpointParams, results: RemoveCheckpointResults) = remove_one(params, results);
+        "checkpoint.remove": Admin remove_checkpoint(params: RemoveCheckpointParams, results: RemoveCheckpointResults) = remove_one(params, results);
         "kernel.retention": Admin set_retention(params: SetRetentionParams, _results: SetRetentionResults) = retain(params);
     }
 

@@ -49,8 +49,9 @@ impl bundle_reader::Server for BundleReaderServer {
             results.set_data(&piece);
             return Ok(());
         }
-        let over = || Err(Error::conflict("this file was read to its end"));
-        let (digest, bytes) = (&mut export.done).await.unwrap_or_else(|_| over()).map_err(to_capnp)?;
+        let over = || Error::conflict("this file was read to its end");
+        let done = export.done.take().ok_or_else(|| to_capnp(over()))?;
+        let (digest, bytes) = done.await.unwrap_or_else(|_| Err(over())).map_err(to_capnp)?;
         results.set_end(true);
         results.set_digest(digest.to_string());
         results.set_bytes(bytes);
@@ -85,8 +86,14 @@ impl bundle_writer::Server for BundleWriterServer {
         let import = self.import.lock().await.take();
         let import = import.ok_or_else(|| to_capnp(Error::conflict("this import is over")))?;
         let name = (!self.name.is_empty()).then_some(self.name.as_str());
-        let made = import.finish(&self.connection.supervisor, name, self.without_host, &self.actor).await;
-        let made = made.map_err(to_capnp)?;
+        let supervisor = &self.connection.supervisor;
+        let made = match import.finish(supervisor, name, self.without_host, &self.actor).await {
+            Ok(made) => made,
+            Err(error) => {
+                supervisor.host().audit_refusal(&self.actor, "kernel.import", None, &error).await;
+                return Err(to_capnp(error));
+            }
+        };
         let mut results = results.get();
         write_kernel_info(results.reborrow().init_info(), &made.info_without_usage(), Rights::ALL).map_err(to_capnp)?;
         results.set_kernel(self.connection.kernel_client(&made, Rights::ALL, self.actor.clone()));

@@ -62,7 +62,11 @@ impl WorkerLink {
         async move {
             match lane {
                 Some(lane) => bounded(limits::WORKER_CALL, heard(lane, exec, listener)).await,
-                None => Err(Error::lost("the worker's lane has closed")),
+                None => {
+                    // It waits for a word that it will not get.
+                    listener.disconnected();
+                    Err(Error::lost("the worker's lane has closed"))
+                }
             }
         }
     }

@@ -15,9 +15,10 @@ use crate::core::info::GivenMount;
 use crate::core::limits;
 use crate::core::spec::KernelSpec;
 use crate::core::workflow::WorkflowPart;
+use crate::store::Store;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
-use crate::workspace::{self, Changed, TreeId};
+use crate::workspace::{self, Changed, TreeId, WorkspaceError};
 
 /// A kernel at one moment.
 struct Side {
@@ -150,25 +151,34 @@ async fn files(
     after: Digest,
     take: &mut impl AsyncFnMut(Difference) -> Result<()>,
 ) -> Result<()> {
-    let (found, mut finds) = mpsc::channel(limits::DIFF_BEHIND);
-    let walk = host.store.run_beside(move |store| {
-        let walk = || -> std::result::Result<(), workspace::WorkspaceError> {
-            for change in workspace::diff(store, TreeId(before), TreeId(after))? {
-                let change = change?;
-                // Nobody wants to know any more.
-                if is_told(&change) && found.blocking_send(describe(change)).is_err() {
-                    break;
-                }
+    let walk = move |store: &Store, put: &mut dyn FnMut(Difference) -> bool| {
+        for change in workspace::diff(store, TreeId(before), TreeId(after))? {
+            let change = change?;
+            if is_told(&change) && !put(describe(change)) {
+                break;
             }
-            Ok(())
-        };
-        let walked = walk();
+        }
+        Ok(())
+    };
+    each_found(host, limits::DIFF_BEHIND, walk, take).await
+}
+
+/// Has `walk` look beside everything else and gives `take` what it puts; it is told when nobody wants to know any more.
+pub(super) async fn each_found<T: Send + 'static>(
+    host: &Host,
+    behind: usize,
+    walk: impl FnOnce(&Store, &mut dyn FnMut(T) -> bool) -> std::result::Result<(), WorkspaceError> + Send + 'static,
+    take: &mut impl AsyncFnMut(T) -> Result<()>,
+) -> Result<()> {
+    let (found, mut finds) = mpsc::channel(behind);
+    let walk = host.store.run_beside(move |store| {
+        let walked = walk(store, &mut |one| found.blocking_send(one).is_ok());
         drop(found);
         Ok(walked)
     });
     let told = async {
-        while let Some(difference) = finds.recv().await {
-            if let Err(error) = take(difference).await {
+        while let Some(one) = finds.recv().await {
+            if let Err(error) = take(one).await {
                 finds.close();
                 return Err(error);
             }

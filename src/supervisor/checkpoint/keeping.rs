@@ -170,8 +170,9 @@ pub async fn remove(host: &Rc<Host>, kernel: &Rc<Kernel>, reference: &str, chang
 /// Keeps a checkpoint from retention, or no longer.
 ///
 /// # Errors
-/// `notFound`, `conflict` with the candidates.
+/// `notFound`, `conflict` with the candidates, `busy` (leased).
 pub async fn pin(host: &Rc<Host>, kernel: &Rc<Kernel>, reference: &str, pinned: bool, actor: &Actor) -> Result<()> {
+    kernel.admit(actor, 0).await?;
     let (found, _held) = find_held(kernel, reference).await?;
     kernel.records.pin_checkpoint(found.id, pinned).await?;
     let version = kernel.view().version;

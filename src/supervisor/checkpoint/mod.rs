@@ -9,6 +9,7 @@
 //! Everything that a row names is in the store before the row is. A restore that a crash cut off is ended by the next daemon:
 //! forwards if it can, else back to the safety checkpoint.
 
+mod archive;
 mod compare;
 mod files;
 mod gather;
@@ -30,7 +31,7 @@ use super::host::Host;
 use super::kernel::Kernel;
 use super::records::version_after;
 use super::workflow;
-use crate::catalog::state::{Added, NewCheckpoint, Together};
+use crate::catalog::state::{Added, NewCheckpoint, Together, WORK_CHANGED};
 use crate::core::checkpoint::{
     Checkpoint, FORMAT, Manifest, McpPart, Named, RefError, Reference, StateParts, Taking, ToolPart,
 };
@@ -38,17 +39,19 @@ use crate::core::error::{Error, Result};
 use crate::core::ids::{CheckpointId, Digest};
 use crate::core::info::{MissedEntry, ToolInfo};
 use crate::core::limits;
-use crate::core::workflow::Outcome;
+use crate::core::workflow::{Outcome, WorkflowPart};
 use crate::rpc::worker_link::WorkerLink;
 
+pub(super) use archive::used;
+pub use archive::{archive, unarchive};
 pub use compare::diff;
 use files::{CapturedFiles, Files};
 pub(super) use files::{donor, fill};
 use gather::{Gathered, gather};
-pub(super) use keeping::{hold, thin};
+pub(super) use keeping::{Held, hold, thin};
 pub use keeping::{pin, remove, set_retention};
 use memory::Keep;
-pub(super) use rest::{before_stop, told as rest_failed, wait as rest_wait};
+pub(super) use rest::{before_stop, left_out, told as rest_failed, wait as rest_wait};
 pub(super) use restore::resume;
 pub use restore::{restore, undo};
 use still::Still;
@@ -114,28 +117,38 @@ async fn seal(
     with: Option<Together>,
 ) -> Result<(Checkpoint, Option<Outcome>)> {
     let Gathered { id, parts, state, copy, files, mut objects } = gathered;
-    let mut manifest = manifest(host, kernel, id, state, &files, with.as_ref()).await?;
-    manifest.missed.extend(copy.why_not);
-    let sealed = objects.settle(host, Some(encode(&manifest)?)).await?;
-    let sealed = sealed.ok_or_else(|| Error::internal("the manifest was not stored"))?;
-    let new = NewCheckpoint {
-        id: manifest.id,
-        name: taking.name.clone(),
-        description: taking.description.clone(),
-        kind: taking.kind,
-        creator: actor.to_string(),
-        at_ms: manifest.at_ms,
-        pinned: taking.pinned,
-        manifest: sealed,
-        files: manifest.workspace.files,
-        state_bytes: parts.bytes(),
-        summary: taking.summary.clone(),
-        compact: taking.compact.clone(),
-        with,
-    };
     let before = kernel.view().version;
-    let named = new.with.as_ref().map(|with| with.request().change.names());
-    let Added { checkpoint, outcome, sequence } = kernel.records.add_checkpoint(new, actor).await?;
+    let named = with.as_ref().map(|with| with.request().change.names());
+    let mut tries = 0;
+    let (sealed, Added { checkpoint, outcome, sequence }) = loop {
+        let (mut manifest, work_seen) = manifest(host, kernel, id, state, &files, with.as_ref()).await?;
+        manifest.missed.extend(copy.why_not.iter().cloned());
+        let sealed = objects.settle(host, Some(encode(&manifest)?)).await?;
+        let sealed = sealed.ok_or_else(|| Error::internal("the manifest was not stored"))?;
+        let new = NewCheckpoint {
+            id: manifest.id,
+            name: taking.name.clone(),
+            description: taking.description.clone(),
+            kind: taking.kind,
+            creator: actor.to_string(),
+            at_ms: manifest.at_ms,
+            pinned: taking.pinned,
+            manifest: sealed,
+            files: manifest.workspace.files,
+            state_bytes: parts.bytes(),
+            summary: taking.summary.clone(),
+            compact: taking.compact.clone(),
+            work: manifest.work,
+            work_seen: Some(work_seen),
+            with: with.clone(),
+        };
+        tries += 1;
+        match kernel.records.add_checkpoint(new, actor).await {
+            // Somebody recorded work beside it: the manifest is made once more, with that in it.
+            Err(error) if error.reason == WORK_CHANGED && tries < limits::SEAL_TRIES => {}
+            added => break (sealed, added?),
+        }
+    };
     kernel.advance(version_after(sequence));
     kernel.view.borrow_mut().checkpoints += 1;
     let detail = serde_json::json!({
@@ -165,6 +178,7 @@ async fn freeze(link: &WorkerLink) -> Result<()> {
     frozen
 }
 
+/// A manifest of what was captured, and what was recorded of the work as it was made.
 async fn manifest(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
@@ -172,12 +186,12 @@ async fn manifest(
     state: Digest,
     files: &CapturedFiles,
     with: Option<&Together>,
-) -> Result<Manifest> {
+) -> Result<(Manifest, WorkflowPart)> {
     let tools = kernel.offered_tools().iter().map(tool_part).collect();
-    let work = kernel.records.workflow_part().await?;
+    let seen = kernel.records.workflow_part().await?;
     let work = match with.map(Together::request) {
-        Some(request) => work.after(&request.change, request.at_ms)?,
-        None => work,
+        Some(request) => seen.clone().after(&request.change, request.at_ms)?,
+        None => seen.clone(),
     };
     let view = kernel.view();
     let mut missed = view.missed;
@@ -188,7 +202,7 @@ async fn manifest(
         reason: format!("a process that runs: {}", job.command),
     }));
     let (mounts, mcp) = kernel.records.grants().await?;
-    Ok(Manifest {
+    let manifest = Manifest {
         format: FORMAT,
         kind: Manifest::kind_name(),
         ryokan: env!("CARGO_PKG_VERSION").into(),
@@ -211,7 +225,8 @@ async fn manifest(
         tools,
         missed,
         audit: Some(host.catalog.audit_head().await?),
-    })
+    };
+    Ok((manifest, seen))
 }
 
 fn tool_part(tool: &ToolInfo) -> ToolPart {

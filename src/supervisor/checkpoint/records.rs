@@ -123,7 +123,7 @@ impl Records {
     ///
     /// # Errors
     /// The database's.
-    pub(super) async fn changed_since_head(&self) -> Result<bool> {
+    pub(in crate::supervisor) async fn changed_since_head(&self) -> Result<bool> {
         Ok(self.state.changed_since_head().await?)
     }
 

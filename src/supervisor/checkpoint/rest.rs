@@ -29,6 +29,13 @@ pub(in crate::supervisor) async fn before_stop(
     }
 }
 
+/// The same where an operation is under way that the stop does not wait for: nothing can be captured beside it.
+pub(in crate::supervisor) async fn left_out(host: &Host, kernel: &Kernel) {
+    if !kernel.spec.ephemeral && kernel.records.changed_since_head().await.unwrap_or(true) {
+        told(host, kernel, "something else was being done with the kernel");
+    }
+}
+
 /// Says that a kernel stops without the checkpoint that was due.
 pub(in crate::supervisor) fn told(host: &Host, kernel: &Kernel, why: &str) {
     let detail = serde_json::json!({ "error": why });
@@ -46,13 +53,19 @@ async fn rest(
     link: &Rc<WorkerLink>,
     reason: StopReason,
 ) -> Result<Option<Checkpoint>> {
-    // One that goes with its client, or is between two states, has nothing to come back to.
-    if kernel.spec.ephemeral || kernel.between.get() || host.disk_is_full() {
+    // One that goes with its client has nothing to come back to.
+    if kernel.spec.ephemeral {
         return Ok(None);
     }
     let has_jobs = !kernel.view().jobs.is_empty();
     if !has_jobs && !kernel.records.changed_since_head().await? {
         return Ok(None);
+    }
+    if kernel.between.get() {
+        return Err(Error::conflict("it is between two states: a restore has not ended").reason("restoring"));
+    }
+    if host.disk_is_full() {
+        return Err(Host::full());
     }
     let _place = host.upkeep.rests.acquire().await.map_err(|_| Error::unavailable("the daemon is stopping"))?;
     let name = match reason {

@@ -31,10 +31,10 @@ struct Target {
 }
 
 /// Counts as one restore at a time.
-struct Alone(Rc<Kernel>);
+pub(super) struct Alone(Rc<Kernel>);
 
 impl Alone {
-    fn begin(kernel: &Rc<Kernel>) -> Result<Alone> {
+    pub(super) fn begin(kernel: &Rc<Kernel>) -> Result<Alone> {
         if kernel.restoring.replace(true) {
             return Err(Error::conflict(format!("kernel {} is being restored", kernel.spec.name))
                 .reason("restoring")
@@ -196,6 +196,11 @@ async fn perform(
     options: Options,
     actor: &Actor,
 ) -> Result<Restoration> {
+    // From here to the end nothing begins where the same files are: what it wrote would be in neither of the two checkpoints.
+    let _hold = kernel.hold_files();
+    if kernel.thread_of.is_none() {
+        kernel.others_rest()?;
+    }
     let before = kernel.view().version;
     let name = match target.checkpoint.name.as_str() {
         _ if target.checkpoint.kind == CheckpointType::System => "before undo".into(),
@@ -220,11 +225,6 @@ async fn perform(
             (seal(host, kernel, gathered, &taking, actor, None).await?.0.id, Some(present), Some(read))
         }
     };
-    // From here to the end nothing begins where the same files are.
-    let _hold = kernel.hold_files();
-    if kernel.thread_of.is_none() {
-        kernel.others_rest()?;
-    }
     let (id, by, at_ms) = (target.checkpoint.id, actor.to_string(), host.now_ms());
     let restoring = Restoring { target: id, safety, actor: by, at_ms, options };
     kernel.records.begin_restore(restoring.clone()).await?;
@@ -318,7 +318,7 @@ async fn restore_files(host: &Rc<Host>, kernel: &Rc<Kernel>, link: &Rc<WorkerLin
 /// To the checkpoint that was taken just before a restore that did not end.
 async fn go_back(host: &Rc<Host>, kernel: &Rc<Kernel>, link: &Rc<WorkerLink>) -> Result<()> {
     let Some(restoring) = kernel.records.restoring().await? else { return Ok(()) };
-    let safety = recorded(kernel, restoring.safety).await?;
+    let safety = kernel.recorded(restoring.safety).await?;
     let target = load(host, kernel, safety).await?;
     verify::whole(&host.store, &target.manifest, &target.parts).await?;
     // Nothing was recorded yet of what was asked beside.
@@ -326,9 +326,12 @@ async fn go_back(host: &Rc<Host>, kernel: &Rc<Kernel>, link: &Rc<WorkerLink>) ->
     apply(host, kernel, link, &target, None, back).await.map(drop)
 }
 
-async fn recorded(kernel: &Kernel, id: CheckpointId) -> Result<Checkpoint> {
-    let found = kernel.records.checkpoint(id).await?;
-    found.ok_or_else(|| Error::corrupt(format!("checkpoint {id} of an unfinished restore is gone")))
+impl Kernel {
+    /// A checkpoint that the kernel's own records name.
+    pub(super) async fn recorded(&self, id: CheckpointId) -> Result<Checkpoint> {
+        let found = self.records.checkpoint(id).await?;
+        found.ok_or_else(|| Error::corrupt(format!("checkpoint {id}, which kernel {} needs, is gone", self.spec.name)))
+    }
 }
 
 /// Ends a restore that a former daemon did not live to end: forwards, or else back.
@@ -337,7 +340,7 @@ pub(in crate::supervisor) async fn resume(host: &Rc<Host>, kernel: &Rc<Kernel>, 
     let ended = async {
         let Some(restoring) = kernel.records.restoring().await? else { return Ok(()) };
         let forwards = async {
-            let target = load(host, kernel, recorded(kernel, restoring.target).await?).await?;
+            let target = load(host, kernel, kernel.recorded(restoring.target).await?).await?;
             judge(host, kernel, &target)?;
             verify::whole(&host.store, &target.manifest, &target.parts).await?;
             apply(host, kernel, link, &target, None, restoring.clone()).await

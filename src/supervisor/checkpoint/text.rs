@@ -9,12 +9,11 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use similar::{Algorithm, TextDiff};
-use tokio::sync::mpsc;
 
 use super::keeping::find_held;
 use super::{compare, contents};
 use crate::core::diff::{Deed, Patch};
-use crate::core::error::{Error, Result};
+use crate::core::error::Result;
 use crate::core::limits;
 use crate::store::Store;
 use crate::supervisor::host::Host;
@@ -50,24 +49,10 @@ pub async fn diff_text(
             (contents(host, &to).await?.0.workspace.tree, Some(held))
         }
     };
-    let (found, mut finds) = mpsc::channel(1);
-    let walk = host.store.run_beside(move |store| {
-        let walked = walk(store, (TreeId(before), TreeId(after)), &paths, |patch| found.blocking_send(patch).is_ok());
-        drop(found);
-        Ok(walked)
-    });
-    let told = async {
-        while let Some(patch) = finds.recv().await {
-            if let Err(error) = take(patch).await {
-                finds.close();
-                return Err(error);
-            }
-        }
-        Ok::<(), Error>(())
+    let walk = move |store: &Store, put: &mut dyn FnMut(Patch) -> bool| {
+        walk(store, (TreeId(before), TreeId(after)), &paths, put)
     };
-    let (walked, told) = futures::join!(walk, told);
-    told?;
-    Ok(walked??)
+    compare::each_found(host, 1, walk, &mut take).await
 }
 
 /// Gives `put` what differs, until it wants no more.

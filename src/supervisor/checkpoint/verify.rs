@@ -103,7 +103,7 @@ pub(super) async fn whole(store: &StoreHandle, manifest: &Manifest, parts: &Stat
     bodies(store, parts).await?;
     let tree = manifest.workspace.tree;
     let missing = store.run_beside(move |store| {
-        let (mut seen, mut missing) = (std::collections::HashSet::new(), None);
+        let (mut seen, mut missing) = (workspace::Seen::default(), None);
         let walked = workspace::reach(store, TreeId(tree), &mut seen, &mut |object| {
             if !store.contains(object) {
                 missing = Some(object);
@@ -116,6 +116,31 @@ pub(super) async fn whole(store: &StoreHandle, manifest: &Manifest, parts: &Stat
         Some(object) => Err(of_files(Error::corrupt(format!("the files' tree {tree} lacks object {object}")))),
         None => Ok(()),
     }
+}
+
+/// Reads everything that a checkpoint holds: it is about to be all that there is.
+///
+/// # Errors
+/// As [`difference`].
+pub(super) async fn readable(store: &StoreHandle, manifest: &Manifest, parts: &StateParts) -> Result<()> {
+    bodies(store, parts).await?;
+    let tree = TreeId(manifest.workspace.tree);
+    let read = store.run_beside(move |store| {
+        let read = || {
+            let (mut seen, mut objects) = (workspace::Seen::default(), Vec::new());
+            workspace::reach(store, tree, &mut seen, &mut |object| {
+                objects.push(object);
+                if objects.len() == TOGETHER {
+                    look_through(store, &objects)?;
+                    objects.clear();
+                }
+                Ok(())
+            })?;
+            Ok(look_through(store, &objects)?)
+        };
+        Ok(read())
+    });
+    read.await?.map_err(|error: WorkspaceError| of_files(error.into()))
 }
 
 fn of_files(error: Error) -> Error {

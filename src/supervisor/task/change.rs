@@ -103,6 +103,7 @@ impl Task {
 
     /// What a restore is about to replace cannot be changed meanwhile: it would be lost.
     pub(super) fn not_restoring(&self) -> Result<()> {
+        self.kernel.at_hand()?;
         if !self.kernel.restoring.get() {
             return Ok(());
         }

@@ -57,11 +57,12 @@ impl Task {
     /// The checkpoint before a stop, as an operation of its own, so that no next worker starts before it is over. The stop waits for
     /// what is given, and no longer than it has time.
     pub(super) fn rest(&mut self, link: &Rc<WorkerLink>, reason: StopReason) -> Option<oneshot::Receiver<()>> {
+        let (host, kernel, link) = (Rc::clone(&self.host), Rc::clone(&self.kernel), Rc::clone(link));
         if self.operating.is_some() {
+            tokio::task::spawn_local(async move { checkpoint::left_out(&host, &kernel).await });
             return None;
         }
         let (told, heard) = oneshot::channel();
-        let (host, kernel, link) = (Rc::clone(&self.host), Rc::clone(&self.kernel), Rc::clone(link));
         self.begin_operation(async move {
             checkpoint::before_stop(&host, &kernel, &link, reason).await;
             // The stop may have gone on without it.

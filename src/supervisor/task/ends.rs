@@ -10,6 +10,7 @@ use crate::core::exec::ExecEnd;
 use crate::core::ids::ExecId;
 use crate::core::limits;
 use crate::supervisor::execution::Execution;
+use crate::supervisor::host::Host;
 use crate::supervisor::recovery::NO_DAEMON;
 
 /// How often the end of an execution is offered to a journal that refuses it, before whoever waits is told.
@@ -104,9 +105,7 @@ impl Task {
         if !self.host.disk_is_full() {
             return Ok(());
         }
-        Err(Error::busy("no room on the disk that holds ryokan's data")
-            .reason(DISK_FULL)
-            .hint("free space on the device or raise the quota, then try again"))
+        Err(Host::full())
     }
 
     /// Keeps the newest ended executions at hand; older ones come from the journal.

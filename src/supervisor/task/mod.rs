@@ -9,6 +9,7 @@
 //! What is quick (a database commit) is awaited here; what is slow (starting a worker, an operation of the engine) runs beside it
 //! and reports back. Persisted before acted on.
 
+mod archive;
 mod change;
 mod checkpoints;
 mod ends;
@@ -279,6 +280,15 @@ impl Task {
             }
             Command::ForgetCheckpoint(change, checkpoint, reply) => {
                 let _ = reply.send(self.forget_checkpoint(change, &checkpoint).await);
+            }
+            Command::Archive(actor, checkpoint, reply) => {
+                let _ = reply.send(self.archive(&actor, checkpoint).await);
+            }
+            Command::Unarchive(actor, reply) => {
+                let _ = reply.send(self.unarchive(&actor).await);
+            }
+            Command::Admit(change, reply) => {
+                let _ = reply.send(self.admit(&change.actor, change.expected_version));
             }
             Command::Retain(change, retention, reply) => {
                 let _ = reply.send(self.retain(change, retention).await);

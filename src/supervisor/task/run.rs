@@ -102,6 +102,7 @@ impl Task {
         if self.host.is_stopping() {
             return Err(Error::unavailable("the daemon is stopping").hint("try again when it is back"));
         }
+        self.kernel.at_hand()?;
         if self.life.has_worker() || self.host.workers.have_room() {
             return Ok(());
         }

@@ -5,9 +5,9 @@ use std::rc::Rc;
 
 use tokio::sync::mpsc;
 
-use super::Running;
 use super::marks::Marks;
 use super::roots::{self, Named};
+use super::{Running, relay};
 use crate::catalog::state::RootKind;
 use crate::core::audit::NewAudit;
 use crate::core::error::{DISK_FULL, Error, Result};
@@ -41,9 +41,9 @@ pub async fn collect(
     host: &Rc<Host>,
     asked: GcAsked,
     actor: &Actor,
-    mut take: impl AsyncFnMut(GcItem) -> Result<()>,
+    take: impl AsyncFnMut(GcItem) -> Result<()>,
 ) -> Result<GcReport> {
-    let (tell, mut told) = mpsc::channel(limits::UPKEEP_BEHIND);
+    let (tell, told) = mpsc::channel(limits::UPKEEP_BEHIND);
     let (of, who) = (Rc::clone(host), actor.clone());
     let running = Running::begin(host)?;
     let work = tokio::task::spawn_local(async move {
@@ -52,19 +52,7 @@ pub async fn collect(
         note(&of, asked, &who, &done).await;
         done
     });
-    let mut heard = Ok(());
-    while let Some(item) = told.recv().await {
-        heard = match tokio::time::timeout(limits::UPKEEP_TAKEN, take(item)).await {
-            Ok(heard) => heard,
-            Err(_) => Err(Error::deadline("the client takes no more")),
-        };
-        if heard.is_err() {
-            break;
-        }
-    }
-    drop(told);
-    let done = work.await.map_err(|error| Error::internal(error.to_string()))?;
-    heard.and(done)
+    relay(told, take, work).await
 }
 
 async fn note(host: &Host, asked: GcAsked, actor: &Actor, done: &Result<GcReport>) {

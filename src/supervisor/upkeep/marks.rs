@@ -2,7 +2,7 @@
 //!
 //! Memory: one address for each object, and one number more if it is to be told who needs it; at most [`limits::GC_OBJECTS`].
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use super::roots::Named;
 use crate::catalog::state::RootKind;
@@ -11,12 +11,12 @@ use crate::core::error::{Error, Result};
 use crate::core::ids::Digest;
 use crate::core::limits;
 use crate::store::Store;
-use crate::workspace::{self, TreeId, WorkspaceError};
+use crate::workspace::{self, Seen, TreeId, WorkspaceError};
 
 /// What lives.
 #[derive(Debug, Default)]
 pub(super) struct Marks {
-    live: HashSet<Digest>,
+    live: Seen,
     /// Which root was the first to need it, by its place.
     by: Option<HashMap<Digest, u32>>,
 }
@@ -24,12 +24,12 @@ pub(super) struct Marks {
 impl Marks {
     /// Marks that know who needs what, or only what is needed.
     pub(super) fn new(with_reasons: bool) -> Marks {
-        Marks { live: HashSet::new(), by: with_reasons.then(HashMap::new) }
+        Marks { live: Seen::default(), by: with_reasons.then(HashMap::new) }
     }
 
     /// Whether it is needed.
     pub(super) fn has(&self, digest: Digest) -> bool {
-        self.live.contains(&digest)
+        self.live.contains(digest)
     }
 
     /// The place of the first root that needs it.
@@ -49,7 +49,7 @@ impl Marks {
             }
         };
         walk(store, named, digest, live, &mut note)?;
-        match live.len() > limits::GC_OBJECTS {
+        match live.count() > limits::GC_OBJECTS {
             true => {
                 Err(Error::refused(format!("more than {} objects are in use", limits::GC_OBJECTS)).reason("objects"))
             }
@@ -66,14 +66,14 @@ pub(super) fn walk(
     store: &Store,
     named: Named,
     digest: Digest,
-    seen: &mut HashSet<Digest>,
+    seen: &mut Seen,
     object: &mut dyn FnMut(Digest),
 ) -> Result<()> {
     match named {
         Named::Row(RootKind::Checkpoint { .. }) => manifest(store, digest, seen, object),
         Named::Files => tree(store, digest, seen, object),
         Named::Row(RootKind::Blob | RootKind::Output { .. }) => {
-            if seen.insert(digest) {
+            if seen.tell(digest) {
                 object(digest);
             }
             Ok(())
@@ -81,34 +81,31 @@ pub(super) fn walk(
     }
 }
 
-fn manifest(store: &Store, at: Digest, seen: &mut HashSet<Digest>, object: &mut dyn FnMut(Digest)) -> Result<()> {
-    if !seen.insert(at) {
+fn manifest(store: &Store, at: Digest, seen: &mut Seen, object: &mut dyn FnMut(Digest)) -> Result<()> {
+    if !seen.enter(at) {
         return Ok(());
     }
-    object(at);
+    let mut tell = |seen: &mut Seen, digest| {
+        if seen.tell(digest) {
+            object(digest);
+        }
+    };
+    tell(seen, at);
     let bytes = store.get(at, limits::MANIFEST_BYTES as u64).map_err(|error| unreadable(at, error.into()))?;
     let manifest = Manifest::decode(&bytes).map_err(|error| wrong(at, &error))?;
     let named = manifest.names();
-    if seen.insert(named.state) {
-        object(named.state);
+    tell(seen, named.state);
+    if seen.enter(named.state) {
         let bytes = store.get(named.state, limits::MANIFEST_BYTES as u64);
         let bytes = bytes.map_err(|error| unreadable(named.state, error.into()))?;
         let parts = StateParts::decode(&bytes).map_err(|error| wrong(named.state, &error))?;
-        for part in parts.entries {
-            if seen.insert(part.body) {
-                object(part.body);
-            }
-        }
+        parts.entries.iter().for_each(|part| tell(seen, part.body));
     }
-    for single in named.objects {
-        if seen.insert(single) {
-            object(single);
-        }
-    }
+    named.objects.into_iter().for_each(|single| tell(seen, single));
     tree(store, named.tree, seen, object)
 }
 
-fn tree(store: &Store, at: Digest, seen: &mut HashSet<Digest>, object: &mut dyn FnMut(Digest)) -> Result<()> {
+fn tree(store: &Store, at: Digest, seen: &mut Seen, object: &mut dyn FnMut(Digest)) -> Result<()> {
     let mut take = |digest| {
         object(digest);
         Ok(())

@@ -16,7 +16,8 @@ mod verify;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use tokio::sync::{RwLock, Semaphore};
+use tokio::sync::{RwLock, Semaphore, mpsc};
+use tokio::task::JoinHandle;
 
 use super::checkpoint;
 use super::host::Host;
@@ -77,6 +78,27 @@ impl Drop for Running {
     fn drop(&mut self) {
         self.0.upkeep.running.set(false);
     }
+}
+
+/// Gives `take` what `work` tells, until that wants no more; then waits for its end.
+async fn relay<I, T>(
+    mut told: mpsc::Receiver<I>,
+    mut take: impl AsyncFnMut(I) -> Result<()>,
+    work: JoinHandle<Result<T>>,
+) -> Result<T> {
+    let mut heard = Ok(());
+    while let Some(item) = told.recv().await {
+        heard = match tokio::time::timeout(limits::UPKEEP_TAKEN, take(item)).await {
+            Ok(heard) => heard,
+            Err(_) => Err(Error::deadline("the client takes no more")),
+        };
+        if heard.is_err() {
+            break;
+        }
+    }
+    drop(told);
+    let done = work.await.map_err(|error| Error::internal(error.to_string()))?;
+    heard.and(done)
 }
 
 /// Begins background upkeep; it ends with the host.

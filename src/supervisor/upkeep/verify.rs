@@ -5,9 +5,9 @@ use std::rc::Rc;
 
 use tokio::sync::mpsc;
 
-use super::Running;
 use super::marks::walk;
 use super::roots::{self, Named, Root};
+use super::{Running, relay};
 use crate::catalog::state::RootKind;
 use crate::catalog::{EngineDb, Looked};
 use crate::core::audit::NewAudit;
@@ -20,6 +20,7 @@ use crate::store::{Store, StoreError};
 use crate::supervisor::command::Actor;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
+use crate::workspace::Seen;
 
 /// How often a database that is opened while it is looked at is looked at again.
 const LOOKS: u32 = 5;
@@ -31,9 +32,9 @@ const LOOKS: u32 = 5;
 pub async fn verify(
     host: &Rc<Host>,
     actor: &Actor,
-    mut take: impl AsyncFnMut(VerifyTold) -> Result<()>,
+    take: impl AsyncFnMut(VerifyTold) -> Result<()>,
 ) -> Result<VerifyReport> {
-    let (tell, mut told) = mpsc::channel(limits::UPKEEP_BEHIND);
+    let (tell, told) = mpsc::channel(limits::UPKEEP_BEHIND);
     let (of, who) = (Rc::clone(host), actor.clone());
     let running = Running::begin(host)?;
     let work = tokio::task::spawn_local(async move {
@@ -45,19 +46,7 @@ pub async fn verify(
         }
         done
     });
-    let mut heard = Ok(());
-    while let Some(item) = told.recv().await {
-        heard = match tokio::time::timeout(limits::UPKEEP_TAKEN, take(item)).await {
-            Ok(heard) => heard,
-            Err(_) => Err(Error::deadline("the client takes no more")),
-        };
-        if heard.is_err() {
-            break;
-        }
-    }
-    drop(told);
-    let done = work.await.map_err(|error| Error::internal(error.to_string()))?;
-    heard.and(done)
+    relay(told, take, work).await
 }
 
 /// Where damage is told.
@@ -273,7 +262,7 @@ struct Found {
 /// All roots at once first: what several share is looked at once. Only if something is wrong, each by itself.
 fn look(store: &Store, roots: &[(KernelId, String, Named, Digest)], bad: &HashSet<Digest>) -> Found {
     let is_checkpoint = |named: &Named| matches!(named, Named::Row(RootKind::Checkpoint { .. }));
-    let (mut seen, mut wrong) = (HashSet::new(), false);
+    let (mut seen, mut wrong) = (Seen::default(), false);
     for (_, _, named, digest) in roots {
         let mut object = |object: Digest| wrong |= bad.contains(&object) || !store.contains(object);
         wrong |= walk(store, *named, *digest, &mut seen, &mut object).is_err();
@@ -293,7 +282,7 @@ fn look(store: &Store, roots: &[(KernelId, String, Named, Digest)], bad: &HashSe
                     needs.push((object, "it is missing".into()));
                 }
             };
-            let walked = walk(store, *named, *root, &mut HashSet::new(), &mut object);
+            let walked = walk(store, *named, *root, &mut Seen::default(), &mut object);
             if let Err(error) = walked {
                 let object = error.reason.parse().unwrap_or(*root);
                 if !needs.iter().any(|(known, _)| *known == object) {

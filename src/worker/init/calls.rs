@@ -8,12 +8,12 @@ use tokio::time::Instant;
 use super::enclosure::MountSource;
 use super::executions::StartAnswer;
 use super::{Life, Worker};
-use crate::catalog::{Entry, EntryHead};
+use crate::catalog::EntryHead;
 use crate::core::error::{Error, Result};
 use crate::core::ids::ExecId;
 use crate::core::limits;
-use crate::rpc::worker_link::{StateEntry, StateHead};
-use crate::rpc::worker_service::{Answer, Bind, Call, Report, ToolAnswer, WorkerCall};
+use crate::rpc::worker_link::StateHead;
+use crate::rpc::worker_service::{Answer, Bind, Call, Report, StatePiece, ToolAnswer, WorkerCall};
 
 impl Worker {
     pub(super) fn on_call(&mut self, call: WorkerCall) {
@@ -77,7 +77,7 @@ impl Worker {
             }
             Call::Usage(answer) => reply(answer, Ok(self.enclosure.usage())),
             Call::Heads(answer) => reply(answer, self.heads()),
-            Call::Entry(key, answer) => reply(answer, self.entry(&key)),
+            Call::Entry(key, offset, answer) => reply(answer, self.entry(&key, offset)),
             Call::Stop { grace_ms, answer } => {
                 let grace = Duration::from_millis(grace_ms).min(limits::WORKER_STOP);
                 self.stop(grace, Some(answer));
@@ -147,9 +147,9 @@ impl Worker {
         Ok(self.state.heads()?.into_iter().map(head).collect())
     }
 
-    fn entry(&self, key: &str) -> Result<Option<StateEntry>> {
-        let whole = |entry: Entry| StateEntry { key: entry.key, meta_json: entry.meta_json, body: entry.body };
-        Ok(self.state.entry(key)?.map(whole))
+    fn entry(&self, key: &str, offset: u64) -> Result<Option<StatePiece>> {
+        let piece = |(head, data): (EntryHead, _)| StatePiece { meta_json: head.meta_json, size: head.size, data };
+        Ok(self.state.piece(key, offset)?.map(piece))
     }
 
     pub(super) fn freeze(&mut self, at_work: bool) -> Result<()> {

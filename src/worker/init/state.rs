@@ -117,6 +117,14 @@ impl State {
         self.db.entry(key)
     }
 
+    /// What one stored entry has from an offset on.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn piece(&self, key: &str, offset: u64) -> Result<Option<(EntryHead, Vec<u8>)>, CatalogError> {
+        self.db.piece(key, offset)
+    }
+
     /// Takes one chunk of an entry.
     ///
     /// # Errors

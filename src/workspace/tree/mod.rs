@@ -9,6 +9,7 @@ pub mod look;
 pub mod needs;
 pub mod reach;
 pub mod read;
+pub mod size;
 
 use crate::core::ids::Digest;
 

@@ -112,25 +112,38 @@ def _open_again(fd, path, found):
         os.lseek(fd, at, os.SEEK_SET)
     except OSError as error:
         return _let_go(fd, "file", f"{path} could not be opened once more: {error.strerror}")
-    if found.st_nlink:  # one without a name stays what it is
+    if found.st_nlink:
         _files[fd] = (path, flags, found)
+    else:
+        _miss(fd, "file", "it has no name: what is in it is as it is now")
 
 
 def _held_elsewhere(engine):
-    """The pipes and sockets that other processes hold, by what their descriptors lead to."""
+    """The pipes and sockets that other processes hold, by what their descriptors lead to; all, if one of them cannot be asked."""
     own = {1, engine, os.getpid(), os.getppid()}
     found = set()
     for process in os.listdir("/proc"):
         if not process.isdigit() or int(process) in own:
             continue
         try:
-            for fd in os.listdir(f"/proc/{process}/fd"):
-                target = os.readlink(f"/proc/{process}/fd/{fd}")
-                if target.startswith((_PIPE, _SOCKET)):
-                    found.add(target)
-        except OSError:  # it, or its descriptor, is gone
+            names = os.listdir(f"/proc/{process}/fd")
+        except (FileNotFoundError, ProcessLookupError):  # it is gone
             continue
+        except OSError:
+            return _All()
+        for name in names:
+            try:
+                target = os.readlink(f"/proc/{process}/fd/{name}")
+            except OSError:  # closed meanwhile
+                continue
+            if target.startswith((_PIPE, _SOCKET)):
+                found.add(target)
     return found
+
+
+class _All:
+    def __contains__(self, _):
+        return True
 
 
 def _waiting(fd):
@@ -160,10 +173,18 @@ def _own_pipe(fds, elsewhere):
             return
         if given < size:
             _miss(readers[0], "pipe", f"it has room for {given} bytes, not for {size} as before")
-    if waiting:  # taken out and put back: nobody else looks at it
-        data = os.read(readers[0], waiting)
-        os.write(writers[0], data)
-        os.write(writer, data)
+    if waiting:  # taken out and put back: nobody else looks at it; if somebody does, this must not wait for him
+        for end in (readers[0], writers[0]):
+            fcntl.fcntl(end, fcntl.F_SETFL, flags[end] | os.O_NONBLOCK)
+        try:
+            data = os.read(readers[0], waiting)
+            if os.write(writers[0], data) + os.write(writer, data) < 2 * waiting:
+                raise BlockingIOError
+        except BlockingIOError:
+            _miss(readers[0], "pipe", "somebody used it while it was copied: what waited in it may not be there")
+        finally:
+            for end in (readers[0], writers[0]):
+                fcntl.fcntl(end, fcntl.F_SETFL, flags[end])
     for end, ours in ((reader, readers), (writer, writers)):
         fcntl.fcntl(end, fcntl.F_SETFL, flags[ours[0]])
         for fd in ours:

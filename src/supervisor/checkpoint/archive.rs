@@ -1,0 +1,137 @@
+//! Putting a kernel away: its files and its engine's state are in the store alone, packed and shared with what is like them.
+//!
+//! ```text
+//! archive:    stop ─▶ everything is in a checkpoint, and that is whole ─▶ "archived" recorded ─▶ files removed
+//! unarchive:  files made anew, filled from the checkpoint ─▶ "stopped" recorded
+//! ```
+//! What is recorded decides: of a kernel that is archived, a start of the daemon removes what a crash left of its files.
+
+use std::rc::Rc;
+
+use super::restore::Alone;
+use super::{contents, fill, hold, take, verify};
+use crate::core::checkpoint::{Checkpoint, CheckpointType, Taking};
+use crate::core::error::{Error, Result};
+use crate::core::ids::CheckpointId;
+use crate::core::kernel::State;
+use crate::supervisor::begin::load_engine;
+use crate::supervisor::command::{Actor, Change, StopMode};
+use crate::supervisor::host::Host;
+use crate::supervisor::kernel::Kernel;
+
+impl Kernel {
+    /// Refuses what a kernel that is put away cannot do.
+    pub(in crate::supervisor) fn at_hand(&self) -> Result<()> {
+        let name = &self.spec.name;
+        match self.archived_in() {
+            Some(_) => Err(Error::conflict(format!("kernel {name} is archived"))
+                .reason("archived")
+                .hint(format!("`ryokan unarchive {name}` brings it back"))),
+            None => Ok(()),
+        }
+    }
+
+    /// The checkpoint that holds a kernel that is put away.
+    pub(in crate::supervisor) fn archived_in(&self) -> Option<CheckpointId> {
+        match self.view.borrow().state {
+            State::Archived { checkpoint } => Some(checkpoint),
+            _ => None,
+        }
+    }
+}
+
+/// Puts a kernel away; gives the checkpoint that holds it and its version.
+///
+/// # Errors
+/// `conflict` (version, threads, used meanwhile, archived already), `busy` (leased), `refused` (a thread, or one that goes with its
+/// client), `deadline` if it did not come to rest, and what keeps it from being captured whole: then nothing was removed.
+pub async fn archive(host: &Rc<Host>, kernel: &Rc<Kernel>, change: Change) -> Result<(Checkpoint, u64)> {
+    let (host, kernel) = (Rc::clone(host), Rc::clone(kernel));
+    // In a task of its own: a client that leaves meanwhile leaves nothing half done.
+    let archiving = tokio::task::spawn_local(async move { put_away(&host, &kernel, change).await });
+    archiving.await.map_err(|error| Error::internal(error.to_string()))?
+}
+
+async fn put_away(host: &Rc<Host>, kernel: &Rc<Kernel>, change: Change) -> Result<(Checkpoint, u64)> {
+    let (name, actor) = (&kernel.spec.name, &change.actor);
+    kernel.admit(actor, change.expected_version).await?;
+    if kernel.archived_in().is_some() {
+        return Err(Error::conflict(format!("kernel {name} is archived already")).reason("archived"));
+    }
+    if kernel.thread_of.is_some() {
+        return Err(Error::refused(format!("{name} works in the workspace of {}", kernel.files().spec.name))
+            .reason("thread")
+            .hint("archive the kernel whose files they are, without threads"));
+    }
+    if kernel.spec.ephemeral {
+        return Err(Error::refused(format!("kernel {name} goes with the client that made it")).reason("ephemeral"));
+    }
+    let _alone = Alone::begin(kernel)?;
+    let id = rested(host, kernel, actor).await?;
+    let (checkpoint, _held) = hold(kernel, kernel.recorded(id).await?).await?;
+    let (manifest, parts) = contents(host, &checkpoint).await?;
+    verify::readable(&host.store, &manifest, &parts).await?;
+    // Nobody reads the files while they go, and from here on nobody works with them who would come too late.
+    let _turn = kernel.turn_with_files().await?;
+    kernel.goes(false)?;
+    let archived = kernel.archive(actor.clone(), id).await;
+    kernel.stays();
+    Ok((checkpoint, archived?))
+}
+
+/// Ends the worker; gives the checkpoint in which all is that the kernel is.
+async fn rested(host: &Rc<Host>, kernel: &Rc<Kernel>, actor: &Actor) -> Result<CheckpointId> {
+    // The checkpoint before the stop, if it is there, is the one.
+    for is_last in [false, true] {
+        kernel.stop(actor.clone(), StopMode::WhenIdle).await?;
+        let head = kernel.records.head().await?.checkpoint;
+        match head {
+            Some(head) if !kernel.records.changed_since_head().await? => return Ok(head),
+            _ if is_last => break,
+            _ => drop(take(host, kernel, Taking::by_us(CheckpointType::Auto, "archive"), actor.clone()).await?),
+        }
+    }
+    Err(used(kernel))
+}
+
+pub(in crate::supervisor) fn used(kernel: &Kernel) -> Error {
+    Error::conflict(format!("kernel {} was used while it was to be archived", kernel.spec.name))
+        .reason("used")
+        .hint("try again when nobody uses it")
+}
+
+/// Takes a kernel out of the archive; gives its version.
+///
+/// # Errors
+/// `conflict` (version, it is not archived), `busy` (leased, no room on the disk), `corrupt`: it is archived still.
+pub async fn unarchive(host: &Rc<Host>, kernel: &Rc<Kernel>, change: Change) -> Result<u64> {
+    let (host, kernel) = (Rc::clone(host), Rc::clone(kernel));
+    let taking = tokio::task::spawn_local(async move { take_out(&host, &kernel, change).await });
+    taking.await.map_err(|error| Error::internal(error.to_string()))?
+}
+
+async fn take_out(host: &Rc<Host>, kernel: &Rc<Kernel>, change: Change) -> Result<u64> {
+    kernel.admit(&change.actor, change.expected_version).await?;
+    let _alone = Alone::begin(kernel)?;
+    let id = kernel.archived_in().ok_or_else(|| {
+        Error::conflict(format!("kernel {} is not archived", kernel.spec.name)).reason("not_archived")
+    })?;
+    let _source = kernel.lend()?;
+    let (checkpoint, _held) = hold(kernel, kernel.recorded(id).await?).await?;
+    let (manifest, parts) = contents(host, &checkpoint).await?;
+    let _turn = kernel.turn_with_files().await?;
+    let made = async {
+        host.catalog.furnish_kernel_files(kernel.id).await?;
+        fill(host, kernel.id, manifest.workspace.tree, None).await?;
+        load_engine(host, kernel.id, manifest.engine, parts).await?;
+        kernel.unarchive(change.actor.clone()).await
+    };
+    let made = made.await;
+    if made.is_err()
+        && kernel.archived_in().is_some()
+        && let Err(error) = host.catalog.clear_kernel_files(kernel.id).await
+    {
+        tracing::warn!(kernel = %kernel.spec.name, %error, "what was made of an archived kernel's files is left");
+    }
+    made
+}
