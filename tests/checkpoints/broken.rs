@@ -5,28 +5,34 @@ use ryokan::rpc::client::{HostClient, run_local};
 use ryokan::sys::fault;
 
 use super::log;
-use crate::support::{Host, User, kernel, out};
+use crate::support::{Host, Mounted, User, kernel, out};
 
 /// The steps at which something of a checkpoint or of a restore becomes durable.
 const FAMILIES: [&str; 4] = ["state.checkpoints.add", "state.restore.", "workspace.", "store.pack."];
+
+/// Makes the kernel's files those of the second state: many, and large enough to be worth a clone.
+const TWO: &str = "x=2; echo 2 > f; rm -r d; echo 2 > only-two; \
+    /bin/sh -c 'for i in $(seq 1 70); do { echo 2; seq 1 5000; } > m/$i; done'";
 
 /// Makes a kernel with two states, the first as checkpoint `one`.
 fn set_up(host: &Host) {
     host.with(async |client| {
         let k = kernel(&client, "k", EngineName::Kaish).await;
-        out(&k, "x=1; echo 1 > f; mkdir -p d; echo 1 > d/only-one; rm -f only-two").await;
+        let one = "x=1; echo 1 > f; mkdir -p d m; echo 1 > d/only-one; rm -f only-two; \
+            /bin/sh -c 'for i in $(seq 1 70); do { echo 1; seq 1 5000; } > m/$i; done'";
+        out(&k, one).await;
         host.ok(&["checkpoint", "k", "-m", "one"]);
-        out(&k, "x=2; echo 2 > f; rm -r d; echo 2 > only-two").await;
+        out(&k, TWO).await;
     });
 }
 
 /// In which of the two states the kernel is, all of it.
 async fn state(client: &HostClient, what: &str) -> String {
     let k = client.open_kernel("k").await.expect("the kernel is there").0;
-    let shown = out(&k, "echo $x $(cat f) $(ls)").await;
+    let shown = out(&k, "echo $x $(cat f) $(/bin/sh -c 'head -q -n 1 m/* | sort -u') $(ls)").await;
     let whole = match shown.split_whitespace().collect::<Vec<_>>()[..] {
-        ["1", "1", "d", "f"] => "one",
-        ["2", "2", "f", "only-two"] => "two",
+        ["1", "1", "1", "d", "f", "m"] => "one",
+        ["2", "2", "2", "f", "m", "only-two"] => "two",
         _ => panic!("{what}: between two states: {shown:?}"),
     };
     whole.to_owned()
@@ -35,18 +41,52 @@ async fn state(client: &HostClient, what: &str) -> String {
 #[test]
 fn a_daemon_killed_within_a_checkpoint_or_a_restore_leaves_one_of_two_states() {
     let mut host = Host::prepare(User::Own);
+    let killed = killed_at_each_step(&mut host, &FAMILIES);
+    for label in ["state.checkpoints.add", "state.restore.begin", "state.restore.finish"] {
+        assert!(killed.contains(&label), "nothing came to {label}: {killed:?}");
+    }
+    assert!(killed.iter().any(|label| label.starts_with("workspace.")), "{killed:?}");
+}
+
+/// The same by the drivers that share blocks.
+#[test]
+fn a_daemon_killed_where_files_share_blocks_leaves_one_of_two_states() {
+    for kind in ["xfs", "btrfs"] {
+        let mounted = match Mounted::new(kind) {
+            Ok(mounted) => mounted,
+            Err(why) => return eprintln!("ignored, because this host cannot mount {kind}: {why}"),
+        };
+        let data = mounted.path().join("data");
+        std::fs::create_dir(&data).unwrap();
+        let mut host = Host::prepare(User::Own);
+        host.env("XDG_DATA_HOME", &data.display().to_string());
+        let killed = killed_at_each_step(&mut host, &["workspace."]);
+        for label in ["workspace.file.read", "workspace.place.rename"] {
+            assert!(killed.contains(&label), "{kind}: nothing came to {label}: {killed:?}");
+        }
+        let kernel = data.join("ryokan/kernels").read_dir().unwrap().next().unwrap().unwrap().path();
+        let left: Vec<_> = kernel.read_dir().unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert!(
+            !left.iter().any(|name| name.to_string_lossy().contains("moment")),
+            "{kind}: a snapshot is left: {left:?}"
+        );
+    }
+}
+
+/// Kills the daemon within a restore and an undo, at each step of these families; gives the labels at which it ended.
+fn killed_at_each_step(host: &mut Host, families: &[&str]) -> Vec<&'static str> {
     host.configure("[daemon]\ndurability = \"power\"\n");
     host.launch();
-    set_up(&host);
+    set_up(host);
     let points: Vec<_> =
-        fault::points().filter(|(label, _)| FAMILIES.iter().any(|family| label.name.starts_with(family))).collect();
+        fault::points().filter(|(label, _)| families.iter().any(|family| label.name.starts_with(family))).collect();
     assert!(points.len() > 10, "{}", points.len());
     let mut killed = Vec::new();
     for (label, point) in points {
         host.kill();
         host.env(fault::VARIABLE, &format!("{point}=kill"));
         host.spawn();
-        super::until_served(&host);
+        super::until_served(host);
         let answered = run_local(async {
             let client = HostClient::connect(&host.socket(), "test").await?;
             let k = client.open_kernel("k").await?.0;
@@ -71,16 +111,13 @@ fn a_daemon_killed_within_a_checkpoint_or_a_restore_leaves_one_of_two_states() {
             k.undo(0).await.expect("undoes");
             let two = state(&client, &what).await;
             if two != "two" {
-                out(&k, "x=2; echo 2 > f; rm -r d; echo 2 > only-two").await;
+                out(&k, TWO).await;
             }
         });
     }
-    for label in ["state.checkpoints.add", "state.restore.begin", "state.restore.finish"] {
-        assert!(killed.contains(&label), "nothing came to {label}: {killed:?}");
-    }
-    assert!(killed.iter().any(|label| label.starts_with("workspace.")), "{killed:?}");
-    let ids: std::collections::BTreeSet<_> = log(&host, "k").iter().map(|one| one["id"].to_string()).collect();
-    assert_eq!(ids.len(), log(&host, "k").len());
+    let ids: std::collections::BTreeSet<_> = log(host, "k").iter().map(|one| one["id"].to_string()).collect();
+    assert_eq!(ids.len(), log(host, "k").len());
+    killed
 }
 
 #[test]
