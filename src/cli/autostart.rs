@@ -21,8 +21,11 @@ use super::failure::Failure;
 use super::paths;
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::limits;
+use crate::daemon::EXIT_ANOTHER_RUNS;
 use crate::rpc::client::HostClient;
 
+/// Pause between two tries to start a daemon while another one ends.
+const ANOTHER_LOOK_AGAIN: Duration = Duration::from_millis(250);
 /// Pause between two looks at what is not there yet.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// How much of the daemon's log is shown when it does not start.
@@ -44,13 +47,25 @@ pub async fn connect(socket: &Path, client: &str, on_terminal: bool) -> Result<H
     if on_terminal {
         eprintln_quietly("starting ryokand…");
     }
+    let (ending, mut told) = (Instant::now() + limits::DAEMON_ENDS, false);
     let mut daemon = Daemon::spawn()?;
+    let mut deadline = deadline;
     loop {
         if !nobody_listens(socket) {
             return Ok(HostClient::connect(socket, client).await?);
         }
-        if let Some(why) = daemon.has_failed() {
-            return Err(daemon.failure(&why).into());
+        match daemon.has_failed() {
+            // One that ends takes its time, and listens no more.
+            Some(Failed::AnotherRuns) if Instant::now() < ending => {
+                if on_terminal && !std::mem::replace(&mut told, true) {
+                    eprintln_quietly("waiting for a ryokand that is about to end…");
+                }
+                tokio::time::sleep(ANOTHER_LOOK_AGAIN).await;
+                daemon = Daemon::spawn()?;
+                deadline = Instant::now() + limits::DAEMON_START;
+            }
+            Some(why) => return Err(daemon.failure(&why.to_string()).into()),
+            None => {}
         }
         if Instant::now() >= deadline {
             return Err(daemon.failure(&format!("no socket after {:?}", limits::DAEMON_START)).into());
@@ -88,6 +103,21 @@ async fn lock(socket: &Path, deadline: Instant) -> Result<Flock<File>> {
     }
 }
 
+/// Why a daemon did not come.
+enum Failed {
+    AnotherRuns,
+    Ended(String),
+}
+
+impl std::fmt::Display for Failed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Failed::AnotherRuns => f.write_str("another one holds its data"),
+            Failed::Ended(how) => f.write_str(how),
+        }
+    }
+}
+
 struct Daemon {
     child: std::process::Child,
     log: PathBuf,
@@ -116,11 +146,12 @@ impl Daemon {
     }
 
     /// Why it will not come, if that is known.
-    fn has_failed(&mut self) -> Option<String> {
+    fn has_failed(&mut self) -> Option<Failed> {
         match self.child.try_wait() {
-            Ok(Some(status)) => Some(format!("it ended with {status}")),
+            Ok(Some(status)) if status.code() == Some(EXIT_ANOTHER_RUNS.into()) => Some(Failed::AnotherRuns),
+            Ok(Some(status)) => Some(Failed::Ended(format!("it ended with {status}"))),
             Ok(None) => None,
-            Err(e) => Some(e.to_string()),
+            Err(e) => Some(Failed::Ended(e.to_string())),
         }
     }
 

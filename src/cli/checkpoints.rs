@@ -106,7 +106,7 @@ pub struct LogArgs {
 pub struct RestoreArgs {
     /// Name or id of the kernel
     pub name: String,
-    /// Which checkpoint: the beginning of its id, its name, ~N (N before the newest) or latest
+    /// Which checkpoint: the beginning of its id, its name, '~N' (N before the newest; quoted, for the shell) or latest
     #[arg(value_name = "REF")]
     pub reference: String,
     /// Also bring artifacts to their versions then, as new versions

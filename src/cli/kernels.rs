@@ -142,7 +142,8 @@ pub async fn archive(context: &Context, args: NameArgs) -> Result<(), Failure> {
 pub async fn unarchive(context: &Context, args: NameArgs) -> Result<(), Failure> {
     let (kernel, _) = context.kernel(&args.name).await?;
     kernel.unarchive(0).await?;
-    report(context, &kernel.info().await?)
+    let info = kernel.info().await?;
+    context.show(|| json::kernel(&info), || format!("{} is back: its next use starts it\n", info.spec.name))
 }
 
 fn tell_missed(context: &Context, missed: &[MissedEntry]) {

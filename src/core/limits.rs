@@ -165,7 +165,9 @@ pub const COPY_WAKES: Duration = Duration::from_secs(2);
 pub const ROLLBACK_BYTES: u64 = 256 << 20;
 /// How long a stop waits for the checkpoint before it.
 pub const REST_CHECKPOINT: Duration = Duration::from_secs(10);
-/// The same for a forced stop, and for that of the daemon.
+/// The same at the daemon's stop, where many wait for their turn; no more than half of what that stop may take.
+pub const REST_CHECKPOINT_DAEMON: Duration = Duration::from_secs(30);
+/// The same for a forced stop.
 pub const REST_CHECKPOINT_FORCED: Duration = Duration::from_secs(3);
 /// Kernels that are checkpointed at once before they stop.
 pub const REST_CHECKPOINTS: usize = 8;
@@ -242,6 +244,8 @@ pub const MESSAGE_BYTES: usize = 1 << 20;
 pub const LEASE_MOST: Duration = Duration::from_secs(24 * 3600);
 /// Client connections must have said hello within this.
 pub const CLIENT_HELLO: Duration = Duration::from_secs(10);
+/// The command line waits so long for a daemon that is about to end: a little more than that takes by itself.
+pub const DAEMON_ENDS: Duration = Duration::from_secs(75);
 /// A daemon that the command line starts must answer within this.
 pub const DAEMON_START: Duration = Duration::from_secs(20);
 /// A client waits this long for an answer that does not wait for code, files or a worker's end.

@@ -12,6 +12,9 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 
+/// Status with which a daemon ends that finds another one with the same data: try again (`EX_TEMPFAIL`).
+pub const EXIT_ANOTHER_RUNS: u8 = 75;
+
 /// The daemon's main function.
 pub fn main() -> ExitCode {
     let args = args::Args::parse();
@@ -24,7 +27,10 @@ pub fn main() -> ExitCode {
         Err(error) => {
             // The log may not be set up yet: whoever started the daemon reads this.
             eprintln!("ryokand: {error:#}");
-            ExitCode::FAILURE
+            match error.is::<run::AnotherRuns>() {
+                true => ExitCode::from(EXIT_ANOTHER_RUNS),
+                false => ExitCode::FAILURE,
+            }
         }
     }
 }

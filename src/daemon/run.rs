@@ -130,9 +130,16 @@ fn lock(paths: &Paths) -> anyhow::Result<Flock<File>> {
     let path = paths.data_dir().join("lock");
     let file = File::options().create(true).truncate(false).write(true).open(&path);
     let file = file.with_context(|| path.display().to_string())?;
-    Flock::lock(file, FlockArg::LockExclusiveNonblock)
-        .map_err(|(_, error)| anyhow::anyhow!("{}: {error}: another ryokand runs with this data", path.display()))
+    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| match error {
+        nix::errno::Errno::EWOULDBLOCK => anyhow::Error::new(AnotherRuns(path)),
+        error => anyhow::Error::new(error).context(path.display().to_string()),
+    })
 }
+
+/// Why a daemon did not start: there is one, which answers, or is about to end.
+#[derive(Debug, thiserror::Error)]
+#[error("another ryokand runs with this data: it holds {}", .0.display())]
+pub struct AnotherRuns(PathBuf);
 
 fn open_catalog(config: &Config, paths: &Paths) -> anyhow::Result<Catalog> {
     let catalog = Catalog::open(&CatalogConfig {

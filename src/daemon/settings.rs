@@ -55,6 +55,7 @@ pub(super) fn settings(config: &Config, paths: &Paths) -> anyhow::Result<Setting
         upkeep_turn_bytes: config.upkeep.copied_bytes,
         gc_grace: config.upkeep.grace,
         orphan_grace: config.daemon.orphan_grace,
+        drain: config.daemon.drain,
         power_safe: config.daemon.durability == Durability::Power,
         python: config.python.command.clone(),
         rollback_bytes: config.python.rollback_bytes,

@@ -200,11 +200,16 @@ fn find(program: &str) -> Option<PathBuf> {
 }
 
 fn tool(name: &str, program: &str, what_for: &str, package: &str) -> Ability {
-    let Some(path) = find(program) else {
+    // What a kernel runs is not what is first in the user's path.
+    let (found, place) = match name {
+        "python" => (super::find_program(Path::new(program)), "where kernels could see it"),
+        _ => (find(program), "in PATH"),
+    };
+    let Some(path) = found else {
         return missing(
             name,
             false,
-            format!("{program} is not in PATH; {what_for} need it"),
+            format!("{program} is not {place}; {what_for} need it"),
             format!("install {package}"),
         );
     };

@@ -8,16 +8,13 @@ use crate::core::ids::Digest;
 
 /// Of zstd: the least with which a first checkpoint of mixed files is smaller than that of restic, and faster still (ADR 0014).
 const LEVEL: i32 = 3;
-/// For what is shorter than [`SHORT`]: there 1 is as small as 2, and faster.
-const LEVEL_SHORT: i32 = 1;
-const SHORT: usize = 16 << 10;
 
 /// What is shorter is not worth a try, bytes.
 const LEAST: usize = 64;
 
 thread_local! {
     // A context takes longer to make than a small chunk to compress.
-    static COMPRESSORS: RefCell<[Option<zstd::bulk::Compressor<'static>>; 2]> = const { RefCell::new([None, None]) };
+    static COMPRESSOR: RefCell<Option<zstd::bulk::Compressor<'static>>> = const { RefCell::new(None) };
 }
 
 /// Compresses if that saves a sixteenth or more; `None`: store it as it is.
@@ -25,11 +22,10 @@ fn compressed(plain: &[u8]) -> Option<Vec<u8>> {
     if plain.len() < LEAST {
         return None;
     }
-    let (which, level) = if plain.len() < SHORT { (0, LEVEL_SHORT) } else { (1, LEVEL) };
-    let compress = |compressors: &mut [Option<zstd::bulk::Compressor<'static>>; 2]| -> io::Result<Vec<u8>> {
-        let compressor = match &mut compressors[which] {
+    let compress = |compressor: &mut Option<zstd::bulk::Compressor<'static>>| -> io::Result<Vec<u8>> {
+        let compressor = match compressor {
             Some(compressor) => compressor,
-            none => none.insert(zstd::bulk::Compressor::new(level)?),
+            none => none.insert(zstd::bulk::Compressor::new(LEVEL)?),
         };
         // Without room for more, zstd gives up as soon as it does not help.
         let mut room = Vec::with_capacity(plain.len() - plain.len() / 16);
@@ -37,7 +33,7 @@ fn compressed(plain: &[u8]) -> Option<Vec<u8>> {
         Ok(room)
     };
     // Whatever keeps it from being smaller: as it is, it is always right.
-    COMPRESSORS.with_borrow_mut(compress).ok()
+    COMPRESSOR.with_borrow_mut(compress).ok()
 }
 
 /// Makes an entry and the bytes that it stores.

@@ -52,6 +52,8 @@ pub struct Settings {
     pub upkeep_turn_bytes: u64,
     /// For how long what was lately stored or used again is no garbage.
     pub gc_grace: Duration,
+    /// An orderly stop of the daemon takes at most this long.
+    pub drain: Duration,
     /// Whether acknowledged changes must survive a loss of power.
     pub power_safe: bool,
     /// The Python interpreter.

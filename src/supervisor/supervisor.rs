@@ -18,7 +18,7 @@ use super::task::{Adopted, Beginning, Report, Task};
 use super::tools::Tools;
 use super::upkeep;
 use crate::catalog::{CatalogHandle, Created, IdempotencyKey, KernelRow, NewAudit, Notes};
-use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::error::{DISK_FULL, Error, ErrorCode, Result};
 use crate::core::ids::{Epoch, KernelId};
 use crate::core::limits;
 use crate::core::name::KernelName;
@@ -409,14 +409,24 @@ impl Supervisor {
         let detail = bounded(kernel.spec.name.to_string());
         let audit = NewAudit { version_before: Some(version), detail, ..line };
         let names = host.upkeep.names.read().await;
-        if let Err(error) =
-            host.catalog.remove_kernel(kernel.id, Notes { events: Vec::new(), audit: vec![audit] }).await
-        {
+        let forget = async || {
+            let notes = Notes { events: Vec::new(), audit: vec![audit.clone()] };
+            Ok(host.catalog.remove_kernel(kernel.id, notes).await?)
+        };
+        let forgotten = match host.making_room(forget).await {
+            // Where there is no room for a word, its files make some: it was told to go, and its worker has ended.
+            Err(error) if error.reason == DISK_FULL => {
+                host.catalog.remove_kernel_files(kernel.id).await?;
+                forget().await
+            }
+            forgotten => forgotten,
+        };
+        if let Err(error) = forgotten {
             // It is still there, with all it had: so it must stay usable.
             if let Ok(Some(row)) = host.catalog.kernel(kernel.id).await {
                 self.recover_kernel(row, None).await;
             }
-            return Err(error.into());
+            return Err(error);
         }
         host.catalog.remove_kernel_files(kernel.id).await?;
         drop(names);

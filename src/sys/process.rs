@@ -179,6 +179,18 @@ pub fn reset_signals() -> io::Result<()> {
     Ok(())
 }
 
+/// A write beyond the largest file that is allowed fails with `EFBIG` from here on, and does not end the process; so it is for what it
+/// starts.
+///
+/// # Errors
+/// What the kernel refuses.
+pub fn let_large_writes_fail() -> io::Result<()> {
+    use nix::sys::signal::{SigHandler, Signal, signal};
+    // SAFETY: to ignore is no handler of ours.
+    unsafe { signal(Signal::SIGXFSZ, SigHandler::SigIgn) }?;
+    Ok(())
+}
+
 /// Has a program begin with no signal blocked, whatever this thread blocks: what is blocked is inherited.
 pub fn unblocked(command: &mut std::process::Command) -> &mut std::process::Command {
     use std::os::unix::process::CommandExt as _;

@@ -76,6 +76,7 @@ fn what_needs_no_worker_is_possible_and_what_would_lose_something_is_refused() {
         let thread = k.thread(&"t".parse().unwrap(), None, "").await.unwrap().0;
         let refused = k.archive(0).await.unwrap_err();
         assert_eq!((refused.code, refused.reason.as_str()), (ErrorCode::Conflict, "threads"));
+        assert_eq!(k.info().await.unwrap().state, "ready", "it was not stopped for that");
         assert_eq!(thread.archive(0).await.unwrap_err().reason, "thread");
         thread.remove(0).await.unwrap();
         assert_eq!(k.archive(1_000).await.unwrap_err().code, ErrorCode::Conflict);

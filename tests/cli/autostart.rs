@@ -121,3 +121,15 @@ fn the_configuration_is_checked_by_the_daemons_own_program() {
     assert_eq!(run(&["config", "show"]), (0, "--show-config\n".into(), String::new()));
     assert_eq!(run(&["config", "show", "--json"]), (0, "--show-config --json\n".into(), String::new()));
 }
+
+/// One that is about to end holds its data and listens no more: the command line waits for it.
+#[test]
+fn a_daemon_that_finds_another_one_with_its_data_is_started_again() {
+    let fake = Fake::start();
+    let script = "echo started >> \"$COUNT\"\n[ $(wc -l < \"$COUNT\") -ge 3 ] || exit 75\n\
+        ln -s \"$FAKE\" \"$XDG_RUNTIME_DIR/ryokan/ryokand.sock\"\nsleep 1";
+    let installed = Installed::new(script);
+    let output = installed.command(&["ls", "-q"]).env("FAKE", &fake.socket).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(std::fs::read_to_string(installed.path().join("count")).unwrap().lines().count(), 3);
+}

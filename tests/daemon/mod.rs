@@ -513,3 +513,34 @@ fn a_daemon_that_was_started_with_signals_blocked_ends_when_it_is_told() {
     host.signal(Signal::SIGTERM);
     assert!(host.ends(), "it goes on");
 }
+
+/// The command line knows it by that: there is one, which answers or is about to end.
+#[test]
+fn a_second_daemon_with_the_same_data_says_so_by_its_status() {
+    let host = Host::start();
+    let second = host.command("ryokand").output().unwrap();
+    assert_eq!(second.status.code(), Some(75), "{second:?}");
+    assert!(String::from_utf8_lossy(&second.stderr).contains("another ryokand runs with this data"), "{second:?}");
+}
+
+/// A file that grows beyond what is allowed is an error of whoever writes it, and does not end the engine.
+#[test]
+fn a_file_that_grows_too_large_costs_no_more_than_the_command() {
+    let host = Host::start();
+    for (engine, writes, look) in [
+        ("kaish", "x=kept; head -c 5000000 /dev/zero > f || echo refused", "echo $x"),
+        ("kaish", "x=kept; /usr/bin/head -c 5000000 /dev/zero > f || echo refused", "echo $x"),
+        (
+            "python",
+            "x = 'kept'\ntry:\n open('f', 'wb').write(bytes(5000000))\nexcept OSError as e:\n print('refused', e.errno)",
+            "print(x)",
+        ),
+    ] {
+        host.ok(&["new", "k", "--engine", engine, "--workspace", "1M"]);
+        let said = host.cli(&["exec", "k", writes]);
+        assert!(String::from_utf8_lossy(&said.stdout).contains("refused"), "{engine}: {said:?}");
+        assert_eq!(host.ok(&["exec", "k", look]).trim(), "kept", "{engine}");
+        assert!(!host.ok(&["events", "--json"]).contains("kernel_crashed"), "{engine}");
+        host.ok(&["rm", "k", "--yes"]);
+    }
+}

@@ -211,3 +211,32 @@ fn a_stop_that_cannot_save_says_what_is_lost() {
         remove_all(&host);
     }
 }
+
+/// On a disk that is full to the last byte, reserve and all, a kernel can be removed, and with it there is room again.
+#[test]
+fn a_kernel_can_be_removed_from_a_disk_that_is_full_to_the_last_byte() {
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    let mut host = Host::prepare(User::Own);
+    let disk = SmallDisk::of(&host, User::Own);
+    host.launch();
+    host.with(async |client| {
+        let fills = kernel(&client, "fills", EngineName::Kaish).await;
+        out(&fills, "head -c 14000000 /dev/urandom > large").await;
+        out(&kernel(&client, "other", EngineName::Kaish).await, "x=kept").await;
+        disk.fill();
+        // What is kept back is taken too: nothing more can be written of anything.
+        let _ = std::fs::remove_file(host.data().join("reserve"));
+        disk.fill();
+        client.remove_kernel("fills", 0).await.expect("removed");
+        assert_eq!(out(&opened(&client, "other").await, "echo $x").await, "kept", "and there is room");
+    });
+    host.kill();
+    host.launch();
+    host.with(async |client| {
+        assert_eq!(client.open_kernel("fills").await.err().map(|error| error.code), Some(ErrorCode::NotFound));
+        assert_eq!(out(&opened(&client, "other").await, "echo $x").await, "kept");
+    });
+    remove_all(&host);
+}

@@ -22,7 +22,7 @@ pub enum RefError {
     #[error("there is no checkpoint {0:?}")]
     Unknown(String),
     /// There are not so many.
-    #[error("there are {there} checkpoints, so there is no ~{back}")]
+    #[error("{}", too_far(*.there, *.back))]
     TooFar {
         /// How many there are.
         there: usize,
@@ -111,6 +111,14 @@ fn shown(found: &[&Named]) -> Vec<String> {
         shown.push(format!("and {} more", found.len() - CANDIDATES));
     }
     shown
+}
+
+fn too_far(there: usize, back: usize) -> String {
+    match there {
+        0 => "there are no checkpoints".into(),
+        1 => format!("there is one checkpoint, so there is no ~{back}"),
+        _ => format!("there are {there} checkpoints, so there is no ~{back}"),
+    }
 }
 
 #[cfg(test)]

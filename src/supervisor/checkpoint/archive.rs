@@ -66,6 +66,12 @@ async fn put_away(host: &Rc<Host>, kernel: &Rc<Kernel>, change: Change) -> Resul
     if kernel.spec.ephemeral {
         return Err(Error::refused(format!("kernel {name} goes with the client that made it")).reason("ephemeral"));
     }
+    let threads: Vec<String> = kernel.threads().iter().map(|thread| thread.spec.name.to_string()).collect();
+    if !threads.is_empty() {
+        return Err(Error::conflict(format!("{} works in the workspace of {name}", threads.join(", ")))
+            .reason("threads")
+            .hint("remove that first: `ryokan rm`; its state and its journal go with it"));
+    }
     let _alone = Alone::begin(kernel)?;
     let id = rested(host, kernel, actor).await?;
     let (checkpoint, _held) = hold(kernel, kernel.recorded(id).await?).await?;

@@ -152,11 +152,11 @@ impl Task {
         };
         let (attempt, process, link) = (current.attempt, Rc::clone(&current.process), self.link());
         let (reporter, host) = (self.reporter.clone(), Rc::clone(&self.host));
-        let (kernel, wait) = (Rc::clone(&self.kernel), checkpoint::rest_wait(self.is_forced));
         let reason = match self.life.state {
             State::Stopping { reason, .. } => Some(reason),
             _ => None,
         };
+        let (kernel, wait) = (Rc::clone(&self.kernel), checkpoint::rest_wait(&self.host, reason, self.is_forced));
         let rested = link.as_ref().zip(reason).and_then(|(link, reason)| self.rest(link, reason));
         tokio::task::spawn_local(async move {
             if let Some(rested) = rested

@@ -309,7 +309,8 @@ impl Worker {
     fn await_deadline(&mut self, cx: &mut Context<'_>) -> bool {
         let nearest = self.nearest_deadline();
         let Some(at) = nearest else { return false };
-        if self.armed != nearest {
+        // One that rings too early costs a look; to wind it for each execution costs more.
+        if self.armed.is_none_or(|armed| at < armed) {
             self.sleep.as_mut().reset(at);
             self.armed = nearest;
         }

@@ -58,6 +58,10 @@ pub fn serve(control: OwnedFd, stdout: OwnedFd, stderr: OwnedFd, setup: Setup) -
 
 /// Serves one session with the sandbox's own setup and ends the process: for an init that forks without exec.
 pub fn main_forked(control: OwnedFd, stdout: OwnedFd, stderr: OwnedFd, setup: Setup) -> ! {
+    // Commands that are built in write in this process.
+    if let Err(error) = crate::sys::process::let_large_writes_fail() {
+        tracing::warn!(%error, "a file that grows too large ends the engine");
+    }
     std::process::exit(serve(control, stdout, stderr, setup))
 }
 
