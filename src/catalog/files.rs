@@ -79,7 +79,7 @@ pub(super) fn create(kernels: &Path, id: KernelId, durability: Durability) -> Re
         Ok(unsynced) => Ok((files, unsynced)),
         Err(error) => {
             // What cannot be removed now, the next start removes.
-            let _ = std::fs::remove_dir_all(&files.dir);
+            let _ = fs::remove_tree(&files.dir);
             Err(error)
         }
     }
@@ -154,7 +154,7 @@ pub(super) fn clear(kernels: &Path, id: KernelId) -> Result<()> {
         if let Some(name) = entry.file_name().to_str() {
             let _ = btrfs::destroy(home.as_fd(), name);
         }
-        match std::fs::remove_dir_all(entry.path()) {
+        match fs::remove_tree(&entry.path()) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(wrong(error)),
             _ => {}
         }
@@ -191,7 +191,7 @@ fn remove_hidden(hidden: &Path) -> Result<()> {
         if let Ok(home) = File::open(hidden) {
             let _ = btrfs::destroy(home.as_fd(), SUBVOLUME);
         }
-        std::fs::remove_dir_all(hidden)
+        fs::remove_tree(hidden)
     };
     let mut removed = remove();
     for _ in 0..REMOVE_TRIES {

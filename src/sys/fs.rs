@@ -173,6 +173,38 @@ fn parent(path: &Path) -> &Path {
     }
 }
 
+/// Removes a folder with everything in it, also what its owner had locked: folders that may not be read or written are opened
+/// first. No link is followed.
+///
+/// # Errors
+/// What the host refuses; `NotFound` if it is not there.
+pub fn remove_tree(path: &Path) -> io::Result<()> {
+    match std::fs::remove_dir_all(path) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
+        removed => return removed,
+    }
+    let mut locked = vec![path.to_owned()];
+    while let Some(folder) = locked.pop() {
+        unlock(&folder)?;
+        for entry in folder.read_dir()? {
+            let entry = entry?;
+            if entry.file_type()?.is_dir() {
+                locked.push(entry.path());
+            }
+        }
+    }
+    std::fs::remove_dir_all(path)
+}
+
+/// Lets the owner into a folder. What is there by now in its place is not touched.
+fn unlock(folder: &Path) -> io::Result<()> {
+    use std::os::unix::fs::PermissionsExt as _;
+    let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW;
+    let opened = File::options().read(true).custom_flags(flags).open(folder)?;
+    let itself = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&opened));
+    std::fs::set_permissions(itself, std::fs::Permissions::from_mode(0o700))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -96,6 +96,34 @@ fn what_needs_no_worker_is_possible_and_what_would_lose_something_is_refused() {
     assert_eq!(code(&host, &["unarchive", "copy"]), Some(4));
 }
 
+/// What no checkpoint holds would be gone: an ordinary user's daemon cannot read what its owner locked.
+#[test]
+fn a_file_that_cannot_be_kept_keeps_its_kernel_from_being_archived() {
+    for user in users() {
+        let host = Host::start_as(user);
+        host.ok(&["new", "k"]);
+        host.ok(&[
+            "exec",
+            "k",
+            "mkdir -p mod/in; echo one > mod/in/f; chmod 555 mod/in mod; echo two > locked; chmod 000 locked",
+        ]);
+        if user == User::Unprivileged || !nix::unistd::geteuid().is_root() {
+            let refused = host.cli(&["archive", "k"]);
+            let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+            assert_eq!(refused.status.code(), Some(4), "{said}");
+            assert!(said.contains("locked (not readable)") && said.contains("chmod u+r"), "{said}");
+            assert_eq!(host.ok(&["exec", "k", "chmod 600 locked; cat locked mod/in/f"]), "two\none\n", "{user:?}");
+        }
+        // Folders that nobody may write to go nevertheless, and come back as they were.
+        host.ok(&["archive", "k"]);
+        assert_eq!(left(&host), Vec::<String>::new(), "{user:?}");
+        host.ok(&["unarchive", "k"]);
+        assert_eq!(host.ok(&["exec", "k", "/usr/bin/stat -c '%a' mod/in; cat mod/in/f"]), "555\none\n", "{user:?}");
+        host.ok(&["rm", "k", "--yes"]);
+        assert_eq!(host.data().join("kernels").read_dir().unwrap().count(), 0, "{user:?}: nothing is left");
+    }
+}
+
 /// Code that comes between is in the archive, or keeps the kernel from being archived: never neither.
 #[test]
 fn what_runs_while_a_kernel_is_archived_is_never_lost() {

@@ -229,12 +229,7 @@ impl EngineDb {
     /// # Errors
     /// `Corrupt` if the body is not what was stored.
     pub fn entry(&self, key: &str) -> Result<Option<Entry>, CatalogError> {
-        let found = self.db.sql("read entry", |c| {
-            c.prepare_cached("SELECT id, key, meta, digest, size, exec FROM entries WHERE key = ?")?
-                .query_row([key], read_head)
-                .optional()
-        })?;
-        let Some((id, head)) = found else { return Ok(None) };
+        let Some((id, head)) = self.head(key)? else { return Ok(None) };
         let mut body = Vec::new();
         self.pieces::<CatalogError>(id, &head, &mut |piece, _| {
             body.extend_from_slice(piece);
@@ -250,12 +245,7 @@ impl EngineDb {
     /// The database's; `Corrupt` if there is less than the head says.
     pub fn piece(&self, key: &str, offset: u64) -> Result<Option<(EntryHead, Vec<u8>)>, CatalogError> {
         const PART: u64 = limits::FRAME_TAIL_BYTES as u64;
-        let found = self.db.sql("read entry", |c| {
-            c.prepare_cached("SELECT id, key, meta, digest, size, exec FROM entries WHERE key = ?")?
-                .query_row([key], read_head)
-                .optional()
-        })?;
-        let Some((id, head)) = found else { return Ok(None) };
+        let Some((id, head)) = self.head(key)? else { return Ok(None) };
         if offset >= head.size {
             return Ok(Some((head, Vec::new())));
         }
@@ -274,6 +264,14 @@ impl EngineDb {
         }
         body.drain(..skip as usize);
         Ok(Some((head, body)))
+    }
+
+    fn head(&self, key: &str) -> Result<Option<(i64, EntryHead)>, CatalogError> {
+        self.db.sql("read entry", |c| {
+            c.prepare_cached("SELECT id, key, meta, digest, size, exec FROM entries WHERE key = ?")?
+                .query_row([key], read_head)
+                .optional()
+        })
     }
 
     /// Gives every entry in pieces of at most [`limits::FRAME_TAIL_BYTES`], by key: head, piece, and whether more of the same

@@ -10,7 +10,7 @@ use std::rc::Rc;
 
 use super::restore::Alone;
 use super::{contents, fill, hold, take, verify};
-use crate::core::checkpoint::{Checkpoint, CheckpointType, Taking};
+use crate::core::checkpoint::{Checkpoint, CheckpointType, Manifest, Taking};
 use crate::core::error::{Error, Result};
 use crate::core::ids::CheckpointId;
 use crate::core::kernel::State;
@@ -18,6 +18,10 @@ use crate::supervisor::begin::load_engine;
 use crate::supervisor::command::{Actor, Change, StopMode};
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
+use crate::workspace::Reason;
+
+/// Files that a refusal names.
+const NAMED: usize = 5;
 
 impl Kernel {
     /// Refuses what a kernel that is put away cannot do.
@@ -44,7 +48,7 @@ impl Kernel {
 ///
 /// # Errors
 /// `conflict` (version, threads, used meanwhile, archived already), `busy` (leased), `refused` (a thread, or one that goes with its
-/// client), `deadline` if it did not come to rest, and what keeps it from being captured whole: then nothing was removed.
+/// client, files that no checkpoint can hold), `deadline` if it did not come to rest, and what keeps it from being captured whole: then nothing was removed.
 pub async fn archive(host: &Rc<Host>, kernel: &Rc<Kernel>, change: Change) -> Result<(Checkpoint, u64)> {
     let (host, kernel) = (Rc::clone(host), Rc::clone(kernel));
     // In a task of its own: a client that leaves meanwhile leaves nothing half done.
@@ -76,6 +80,7 @@ async fn put_away(host: &Rc<Host>, kernel: &Rc<Kernel>, change: Change) -> Resul
     let id = rested(host, kernel, actor).await?;
     let (checkpoint, _held) = hold(kernel, kernel.recorded(id).await?).await?;
     let (manifest, parts) = contents(host, &checkpoint).await?;
+    nothing_is_left_out(kernel, &manifest)?;
     verify::readable(&host.store, &manifest, &parts).await?;
     // Nobody reads the files while they go, and from here on nobody works with them who would come too late.
     let _turn = kernel.turn_with_files().await?;
@@ -83,6 +88,23 @@ async fn put_away(host: &Rc<Host>, kernel: &Rc<Kernel>, change: Change) -> Resul
     let archived = kernel.archive(actor.clone(), id).await;
     kernel.stays();
     Ok((checkpoint, archived?))
+}
+
+/// Refuses where a file would go that the checkpoint names and does not hold. A socket is of no use without its process.
+fn nothing_is_left_out(kernel: &Kernel, manifest: &Manifest) -> Result<()> {
+    let goes = [Reason::Unreadable, Reason::Device, Reason::Mount].map(|reason| reason.to_string());
+    let left_out =
+        manifest.missed.iter().filter(|missed| missed.key.starts_with("file/") && goes.contains(&missed.reason));
+    let named: Vec<String> =
+        left_out.map(|missed| format!("{} ({})", missed.key.trim_start_matches("file/"), missed.reason)).collect();
+    if named.is_empty() {
+        return Ok(());
+    }
+    let more = if named.len() > NAMED { format!(" and {} more", named.len() - NAMED) } else { String::new() };
+    let named = named.into_iter().take(NAMED).collect::<Vec<_>>().join(", ");
+    Err(Error::refused(format!("files of kernel {} cannot be kept in a checkpoint: {named}{more}", kernel.spec.name))
+        .reason("not_captured")
+        .hint("make them readable (chmod u+r), or remove them, then archive again"))
 }
 
 /// Ends the worker; gives the checkpoint in which all is that the kernel is.

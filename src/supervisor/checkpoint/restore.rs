@@ -30,15 +30,15 @@ struct Target {
     parts: StateParts,
 }
 
-/// Counts as one restore at a time.
+/// Counts as one at a time of what exchanges all that a kernel is: a restore, an archiving.
 pub(super) struct Alone(Rc<Kernel>);
 
 impl Alone {
     pub(super) fn begin(kernel: &Rc<Kernel>) -> Result<Alone> {
         if kernel.restoring.replace(true) {
-            return Err(Error::conflict(format!("kernel {} is being restored", kernel.spec.name))
+            return Err(Error::conflict(format!("kernel {} is being restored or archived", kernel.spec.name))
                 .reason("restoring")
-                .hint("wait for that restore to end, then look at where the kernel is"));
+                .hint("wait for that to end, then look at where the kernel is"));
         }
         Ok(Alone(Rc::clone(kernel)))
     }

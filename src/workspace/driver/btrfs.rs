@@ -23,7 +23,7 @@ use nix::errno::Errno;
 use super::reflink::{CLONE_ABOVE, Clones};
 use super::{Choice, Driver, Held};
 use crate::core::limits;
-use crate::sys::{btrfs, fault, inode};
+use crate::sys::{btrfs, fault, fs, inode};
 use crate::workspace::beneath;
 use crate::workspace::error::WorkspaceError;
 use crate::workspace::tracker::Places;
@@ -119,7 +119,7 @@ impl Btrfs {
 pub(crate) fn remove_snapshot(home: BorrowedFd<'_>, path: &Path, name: &str) -> io::Result<()> {
     match btrfs::destroy(home, name) {
         Err(error) if matches!(error.raw_os_error(), Some(libc::EPERM | libc::EACCES)) => {
-            std::fs::remove_dir_all(path.join(name))
+            fs::remove_tree(&path.join(name))
         }
         done => done,
     }
