@@ -57,7 +57,7 @@ pub async fn connect(socket: &Path, client: &str, on_terminal: bool) -> Result<H
         match daemon.has_failed() {
             // One that ends takes its time, and listens no more.
             Some(Failed::AnotherRuns) if Instant::now() < ending => {
-                if on_terminal && !std::mem::replace(&mut told, true) {
+                if !std::mem::replace(&mut told, true) {
                     eprintln_quietly("waiting for a ryokand that is about to end…");
                 }
                 tokio::time::sleep(ANOTHER_LOOK_AGAIN).await;

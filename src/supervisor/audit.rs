@@ -26,6 +26,8 @@ pub(super) struct Auditing {
     refusals: RefCell<HashMap<u32, (i64, u32, u64)>>,
     /// The end that the file has.
     kept: Cell<Option<AuditHead>>,
+    /// Whether it was said that the log lacks what the file knows.
+    is_missed: Cell<bool>,
 }
 
 /// Text that fits a line's detail.
@@ -171,9 +173,7 @@ impl Host {
             Err(error) => tracing::warn!(%error, "the end of the audit log could not be kept"),
         }
     }
-}
 
-impl Host {
     /// Whether the log still has the line that the file knows: else verification is to find what the file says. Asked until this
     /// daemon has written the file itself.
     async fn holds_kept_head(&self) -> bool {
@@ -186,7 +186,7 @@ impl Host {
                 let found = self.catalog.audit_after(known.sequence - 1, AuditFilter::default(), 1).await;
                 let same = |line: &AuditLine| line.sequence == known.sequence && line.hash == known.hash;
                 let is_there = found.is_ok_and(|lines| lines.first().is_some_and(same));
-                if !is_there {
+                if !is_there && !self.auditing.is_missed.replace(true) {
                     tracing::error!(known = %known, "the audit log lacks what its kept end knows: `ryokan audit --verify`");
                 }
                 is_there

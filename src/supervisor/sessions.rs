@@ -218,7 +218,7 @@ impl Kernel {
     }
 
     fn is_going(&self) -> Error {
-        Error::conflict(format!("kernel {} is being removed", self.spec.name)).reason("removing")
+        Error::conflict(format!("kernel {} is being removed or archived", self.spec.name)).reason("removing")
     }
 
     /// Takes what the host told of changed files, so that its queue does not overflow before the next checkpoint.
