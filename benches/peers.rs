@@ -6,11 +6,13 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
-use crate::World;
 use crate::report::Samples;
+use crate::{World, process};
 
-/// A live ipykernel behind jupyter_client.
+/// A live ipykernel behind jupyter_client. Between its turns it stands still: its threads wake many times a second.
 pub struct Ipykernel {
     child: Child,
     ask: ChildStdin,
@@ -31,6 +33,7 @@ impl Ipykernel {
         let mut peer = Ipykernel { child, ask, answers };
         let ready = peer.line()?;
         anyhow::ensure!(ready.trim() == "ready", "ipykernel said {ready:?}");
+        peer.signal(Signal::SIGSTOP);
         Ok(Some(peer))
     }
 
@@ -42,10 +45,19 @@ impl Ipykernel {
     }
 
     fn times(&mut self, ask: &str, into: &mut Samples) -> anyhow::Result<()> {
+        self.signal(Signal::SIGCONT);
         writeln!(self.ask, "{ask}")?;
         let times: Vec<f64> = serde_json::from_str(&self.line()?)?;
+        self.signal(Signal::SIGSTOP);
         times.into_iter().for_each(|ms| into.add_ms(ms));
         Ok(())
+    }
+
+    fn signal(&self, signal: Signal) {
+        for pid in process::tree(self.child.id()) {
+            // One that has ended meanwhile needs none.
+            let _ = kill(Pid::from_raw(pid as i32), signal);
+        }
     }
 
     /// Executes in the live kernel, so many times one after another.
@@ -61,7 +73,8 @@ impl Ipykernel {
 
 impl Drop for Ipykernel {
     fn drop(&mut self) {
-        // Its input is closed when the struct is gone; not waiting for that would leave a zombie only.
+        // Its kernel looks whether its parent is there, and goes when it is not.
+        self.signal(Signal::SIGCONT);
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

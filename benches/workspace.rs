@@ -126,7 +126,15 @@ fn forks(
         let begun = Instant::now();
         let captured = tracker.capture(store)?;
         let donor = tracker.donor()?;
-        let (mut branched, _, done) = branch(donor.as_ref(), captured.tree, places, store, Durable::Process)?;
+        let donor = match &donor {
+            Some(donor) => {
+                let mut snapshot = donor.snapshot(&places)?;
+                snapshot.iter_mut().for_each(|snapshot| tracker.tell(donor, snapshot));
+                Some((donor, snapshot))
+            }
+            None => None,
+        };
+        let (mut branched, _, done) = branch(donor, captured.tree, places, store, Durable::Process)?;
         whole.add(begun.elapsed());
         how = format!("snapshot: {}, {} cloned, {} copied", done.snapshot, done.cloned, done.copied);
         let begun = Instant::now();

@@ -173,6 +173,22 @@ pub const REST_CHECKPOINT_FORCED: Duration = Duration::from_secs(3);
 pub const REST_CHECKPOINTS: usize = 8;
 /// Children of one fork.
 pub const FORK_CHILDREN: usize = 256;
+/// Copies of kernels' files that are kept ready for their next fork, unless it is told otherwise.
+pub const SPARES: usize = 4;
+/// No more than that.
+pub const SPARES_MOST: usize = 256;
+/// One is made of so many files, folders and links ...
+pub const SPARE_WORTH_ENTRIES: u64 = 256;
+/// ... or of so many bytes: fewer are copied soon enough ...
+pub const SPARE_WORTH_BYTES: u64 = 16 << 20;
+/// ... if so many times as much is free on the disk.
+pub const SPARE_ROOM: u64 = 10;
+/// It goes when so many times as much is not free any more ...
+pub const SPARE_ROOM_LEAST: u64 = 5;
+/// ... which is looked at this often ...
+pub const SPARE_LOOK: Duration = Duration::from_secs(30);
+/// ... or when nobody took it for so long.
+pub const SPARE_KEPT: Duration = Duration::from_secs(3600);
 /// Children of one fork that are made at the same time.
 pub const FORKS_AT_ONCE: usize = 4;
 /// A piece of a kernel's file, bytes.

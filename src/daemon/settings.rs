@@ -53,6 +53,8 @@ pub(super) fn settings(config: &Config, paths: &Paths) -> anyhow::Result<Setting
         audit_head: paths.data_dir().join("audit.head"),
         upkeep_interval: config.upkeep.interval,
         upkeep_turn_bytes: config.upkeep.copied_bytes,
+        fork_spares: config.upkeep.spares,
+        spares_folder: paths.data_dir().join("spares"),
         gc_grace: config.upkeep.grace,
         orphan_grace: config.daemon.orphan_grace,
         drain: config.daemon.drain,

@@ -9,7 +9,6 @@
 
 use std::path::Path;
 use std::rc::Rc;
-use std::sync::Arc;
 
 use super::audit::bounded;
 use super::checkpoint;
@@ -51,7 +50,7 @@ pub(super) struct Seed {
     /// The decisions that the manifest names, with their texts, as far as they are known.
     pub decisions: Vec<Decision>,
     /// Whose files it may take where they are those of the checkpoint.
-    pub donor: Option<Arc<crate::workspace::Donor>>,
+    pub giving: Option<checkpoint::Giving>,
 }
 
 /// What is said of a new kernel, whatever it begins from.
@@ -149,7 +148,8 @@ impl Supervisor {
         let judged = self.judge_seed(reserved, seed, actor)?;
         self.fill_and_show(judged, key, words, actor, async |id, judged, words| {
             let host = self.host();
-            checkpoint::fill(host, id, seed.manifest.workspace.tree, seed.donor.clone()).await?;
+            let way = checkpoint::fill(host, id, seed.manifest.workspace.tree, seed.giving.as_ref()).await?;
+            words.detail["files"] = way.into();
             load_engine(host, id, seed.manifest.engine, seed.parts.clone()).await?;
             let (new, sealed) = seal(host, id, seed, judged, actor).await?;
             words.outcome = format!("{}; {} manifest {sealed}", words.outcome, new.id);

@@ -14,6 +14,7 @@ use super::begin::{Seed, Words};
 use super::checkpoint;
 use super::command::Actor;
 use super::kernel::Kernel;
+use super::spares;
 use super::supervisor::{Reserved, Supervisor};
 use crate::core::checkpoint::{Checkpoint, CheckpointType, Taking};
 use crate::core::error::{Error, Result};
@@ -87,6 +88,9 @@ async fn perform(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: &Forking,
         (name, made)
     });
     let children: Vec<_> = futures::stream::iter(making).buffered(limits::FORKS_AT_ONCE).collect().await;
+    if let Some(giving) = seed.giving.as_ref().filter(|_| children.iter().any(|(_, made)| made.is_ok())) {
+        spares::prepare(host, giving, seed.manifest.workspace.tree);
+    }
     if let Err(error) = tell(supervisor, kernel, &point, &children, (version, actor)).await {
         // The children are there, and say themselves where they come from.
         tracing::warn!(kernel = %kernel.spec.name, %error, "a fork could not be noted in the journal of its parent");
@@ -171,12 +175,12 @@ async fn seed(supervisor: &Supervisor, kernel: &Rc<Kernel>, point: &Checkpoint) 
     let from = ForkPoint { kernel: kernel.id, name: kernel.spec.name.to_string(), checkpoint: point.id };
     let origin = Origin::of_fork(kernel.view().origin.generation, from);
     let called = format!("fork of {}", kernel.spec.name);
-    let donor = match kernel.archived_in() {
+    let giving = match kernel.archived_in() {
         Some(_) => None,
         None => checkpoint::donor(supervisor.host(), kernel).await?,
     };
     let decisions = kernel.records.all_decisions().await?;
-    Ok(Seed { manifest, parts, blobs, origin, parent: Some(point.id), called, decisions, donor })
+    Ok(Seed { manifest, parts, blobs, origin, parent: Some(point.id), called, decisions, giving })
 }
 
 fn words(kernel: &Kernel, point: &Checkpoint) -> Words<'static> {

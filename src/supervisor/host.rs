@@ -15,6 +15,7 @@ use super::events::Events;
 use super::kernel::Kernel;
 use super::reserve::Reserve;
 use super::settings::Settings;
+use super::spares::Spares;
 use super::upkeep::Upkeep;
 use super::worker::Workers;
 use crate::catalog::CatalogHandle;
@@ -47,6 +48,7 @@ pub struct Host {
     /// Called when a kernel's door opens (`true`) or closes: whoever serves its socket.
     pub(super) doors: RefCell<Option<DoorKeeper>>,
     pub(super) reserve: Reserve,
+    pub(super) spares: Spares,
     pub(super) auditing: Auditing,
     /// What upkeep needs to remember.
     pub upkeep: Upkeep,
@@ -67,6 +69,7 @@ impl Host {
         let in_flight = Arc::new(Semaphore::new(config.executions_in_flight));
         let workers = Workers::new(config.workers, catalog.clone(), catalog.host_id(), config.cgroup_base.clone());
         let reserve = Reserve::new(config.reserve.clone());
+        let spares = Spares::new(config.spares_folder.clone());
         let kernels = catalog.kernel_files(KernelId::from_bytes([0; 16])).dir;
         let files = crate::workspace::abilities(kernels.parent().unwrap_or(&kernels));
         Rc::new(Host {
@@ -82,6 +85,7 @@ impl Host {
             published: RefCell::default(),
             doors: RefCell::new(None),
             reserve,
+            spares,
             auditing: Auditing::default(),
             upkeep: Upkeep::default(),
             bundles: Arc::new(Semaphore::new(limits::BUNDLES_AT_ONCE)),
@@ -93,15 +97,21 @@ impl Host {
         })
     }
 
-    /// Writes what must be written down because it has happened: on a full disk, with what was kept back for that.
+    /// Writes what must be written down because it has happened: on a full disk, in the place of what can be made again, or with
+    /// what was kept back for that.
     ///
     /// # Errors
     /// Those of `write`.
     pub(super) async fn making_room<T>(&self, mut write: impl AsyncFnMut() -> Result<T>) -> Result<T> {
-        match write().await {
-            Err(error) if error.reason == DISK_FULL && self.reserve.release() => write().await,
-            done => done,
+        let is_full = |done: &Result<T>| done.as_ref().is_err_and(|error| error.reason == DISK_FULL);
+        let mut done = write().await;
+        if is_full(&done) && self.spares.discard_all().await {
+            done = write().await;
         }
+        if is_full(&done) && self.reserve.release() {
+            done = write().await;
+        }
+        done
     }
 
     /// Whether new work would take what is kept back for what has happened already.

@@ -25,6 +25,7 @@ mod reserve;
 mod sessions;
 pub mod settings;
 pub mod snapshot;
+mod spares;
 #[expect(clippy::module_inception, reason = "the module is named for the layer, the file for its type")]
 pub mod supervisor;
 mod task;

@@ -321,7 +321,7 @@ async fn make(
         origin,
         parent: None,
         called: String::new(),
-        donor: None,
+        giving: None,
     };
     let checkpoints = head.checkpoints.into_iter().zip(manifests).collect();
     supervisor.begin_imported(&reserved, &seed, checkpoints, words, actor).await

@@ -92,6 +92,7 @@ impl Supervisor {
         }
         self.let_go_of_ephemeral().await;
         self.sweep(&known).await;
+        host.spares.sweep();
         let workers: Vec<_> = host.catalog.workers().await?.iter().map(|worker| worker.id).collect();
         host.workers.sweep_cgroups(&workers).await;
         host.events.publish("", "host_started", serde_json::json!(done));

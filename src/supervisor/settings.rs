@@ -50,6 +50,10 @@ pub struct Settings {
     pub upkeep_interval: Option<Duration>,
     /// Bytes that one turn of it copies at most.
     pub upkeep_turn_bytes: u64,
+    /// Copies of kernels' files that are kept ready for their next fork; 0: none.
+    pub fork_spares: usize,
+    /// Their folder, on the file system of the kernels' own.
+    pub spares_folder: PathBuf,
     /// For how long what was lately stored or used again is no garbage.
     pub gc_grace: Duration,
     /// An orderly stop of the daemon takes at most this long.

@@ -402,6 +402,7 @@ impl Supervisor {
         let host = &self.host;
         let (actor, version) = (change.actor.clone(), kernel.view().version);
         kernel.remove(change).await?;
+        host.spares.discard_of(kernel.id).await;
         host.knock(kernel, false);
         host.by_id.borrow_mut().remove(&kernel.id);
         host.by_name.borrow_mut().remove(&(kernel.uid, kernel.spec.name.clone()));
@@ -443,6 +444,7 @@ impl Supervisor {
         let kernels = self.kernels();
         let stops = kernels.iter().map(|kernel| kernel.stop(actor.clone(), mode));
         futures::future::join_all(stops).await;
+        self.host.spares.discard_all().await;
         self.host.keep_audit_head().await;
     }
 }

@@ -134,6 +134,8 @@ pub const LABELS: &[Label] = &[
     label("workspace.place.sync", Steps::One, "makes a restored workspace durable"),
     label("workspace.snapshot.make", Steps::One, "takes a snapshot of a workspace's subvolume"),
     label("workspace.snapshot.remove", Steps::One, "removes a snapshot that was read"),
+    label("workspace.spare.make", Steps::One, "makes the folder of a spare workspace"),
+    label("workspace.spare.place", Steps::One, "puts a spare workspace in the place of a new one"),
     label("workspace.staging.clear", Steps::One, "removes what waits beside a workspace"),
     label("workspace.staging.dir", Steps::Dir, "makes the folder where files are prepared"),
     label("workspace.staging.link", Steps::One, "gives a prepared file one more name"),

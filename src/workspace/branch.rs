@@ -3,7 +3,8 @@
 //!
 //! ```text
 //!  Tracker::donor ──▶ Donor: what was known of the live workspace at its last capture
-//!                       ├ btrfs   snapshot of the subvolume, then what differs from the tree is restored in the copy
+//!                       ├ btrfs   snapshot of the subvolume, then what differs from the tree is restored in the copy: what was
+//!                       │         told of changes since (Tracker::tell) says where to look
 //!                       └ else    checkout: each file cloned (reflink) or copied (tracked) while its stamp is the known one
 //! ```
 //! Nothing is frozen for it: a file that changes while it is taken is taken from the store.
@@ -15,6 +16,7 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::Path;
 
 use super::beneath;
+use super::changes::Changes;
 use super::checkout::checkout_with;
 use super::driver::DriverKind;
 use super::error::WorkspaceError;
@@ -37,6 +39,15 @@ pub struct Donor {
     places: Places,
     root: OwnedFd,
     index: Index,
+    /// Which state of its tracker this is.
+    state: u64,
+}
+
+/// A copy of all of a live workspace, in the place of a new one. The live one may have been written to before.
+#[derive(Debug, Default)]
+pub struct Snapshot {
+    /// What may differ from what the donor knows, if that is known.
+    told: Option<Changes>,
 }
 
 /// How a workspace was branched.
@@ -61,36 +72,48 @@ impl Tracker {
         }
         let root = self.root.try_clone().map_err(WorkspaceError::of("open", &self.places.workspace))?;
         let (kind, index) = (self.driver.choice().kind, self.index.without_watches());
-        Ok(Some(Donor { kind, places: self.places.clone(), root, index }))
+        Ok(Some(Donor { kind, places: self.places.clone(), root, index, state: self.state }))
+    }
+
+    /// Tells a snapshot what was changed since the donor's knowledge. Whatever changed files before the snapshot must have told
+    /// of it: who writes is stopped for a moment in between, so that nobody is within a call that changes something.
+    pub fn tell(&mut self, donor: &Donor, snapshot: &mut Snapshot) {
+        self.drain();
+        let all_is_told = self.notify.is_some() && self.walk.is_none() && self.is_sure() && self.state == donor.state;
+        snapshot.told = all_is_told.then(|| self.changes.clone());
     }
 }
 
-/// Makes an empty workspace equal to a tree, with the help of a live one. Nobody else may be in the new one; what is made and
-/// not ended is the caller's to remove. The tracker that is given knows everything already: the first capture reads nothing.
+/// Makes an empty workspace equal to a tree, with the help of a live one, or of a snapshot of that, which is in its place already.
+/// Nobody else may be in the new one; what is made and not ended is the caller's to remove. The tracker that is given knows
+/// everything already: the first capture reads nothing.
 ///
 /// # Errors
 /// The folder is not empty; as [`Tracker::restore`].
 pub fn branch(
-    donor: Option<&Donor>,
+    donor: Option<(&Donor, Option<Snapshot>)>,
     tree: TreeId,
     places: Places,
     objects: &dyn Objects,
     durable: Durable,
 ) -> Result<(Tracker, Restored, Branched)> {
-    let path = &places.workspace;
-    let root: OwnedFd = File::open(path).map_err(WorkspaceError::of("open", path))?.into();
-    if !beneath::list(root.as_fd()).map_err(WorkspaceError::of("list", path))?.is_empty() {
-        return Err(WorkspaceError::NotEmpty { path: path.clone() });
-    }
-    if let Some(donor) = donor.filter(|donor| donor.kind == DriverKind::Btrfs)
-        && donor.snapshot_to(&places)?
-    {
-        let mut tracker = Tracker::seeded(places, donor.index.clone())?;
+    if let Some((donor, Some(snapshot))) = donor {
+        let mut tracker = Tracker::seeded(places, donor.index.clone(), snapshot.told)?;
         let restored = tracker.restore(tree, objects, durable)?;
         tracker.is_private = false;
         return Ok((tracker, restored, Branched { snapshot: true, ..Branched::default() }));
     }
-    checkout_with(donor, tree, places, objects, durable)
+    check_empty(&places)?;
+    checkout_with(donor.map(|(donor, _)| donor), tree, places, objects, durable)
+}
+
+fn check_empty(places: &Places) -> Result<()> {
+    let path = &places.workspace;
+    let root: OwnedFd = File::open(path).map_err(WorkspaceError::of("open", path))?.into();
+    match beneath::list(root.as_fd()).map_err(WorkspaceError::of("list", path))?.is_empty() {
+        true => Ok(()),
+        false => Err(WorkspaceError::NotEmpty { path: path.clone() }),
+    }
 }
 
 /// A donor's file, open.
@@ -112,6 +135,22 @@ pub(super) enum Given {
 }
 
 impl Donor {
+    /// Whether its files are taken one by one: all at once costs nothing worth doing ahead.
+    pub fn copies(&self) -> bool {
+        self.kind != DriverKind::Btrfs
+    }
+
+    /// Files, folders and links in it.
+    pub fn entries(&self) -> u64 {
+        self.index.count
+    }
+
+    /// Bytes of its files, holes and second names included.
+    pub fn bytes(&self) -> u64 {
+        let known = self.index.folders.values().flat_map(|folder| folder.entries.values());
+        known.map(|known| if let What::File { .. } = known.what { known.stamp.size } else { 0 }).sum()
+    }
+
     /// A folder, by its names, if it is known and still there.
     pub(super) fn folder(&self, names: &[Name]) -> Option<Giver<'_>> {
         let mut id = ROOT;
@@ -123,6 +162,19 @@ impl Donor {
         }
         let dir = beneath::folder(self.root.as_fd(), names).ok()?;
         Some(Giver { donor: self, id, dir })
+    }
+
+    /// Puts a snapshot in the place of a new workspace, where the file system has such. Before the new one is branched,
+    /// [`Tracker::tell`] saves it a look at every file.
+    ///
+    /// # Errors
+    /// The folder is not empty; the file system refuses.
+    pub fn snapshot(&self, places: &Places) -> Result<Option<Snapshot>> {
+        if self.kind != DriverKind::Btrfs {
+            return Ok(None);
+        }
+        check_empty(places)?;
+        Ok(self.snapshot_to(places)?.then(Snapshot::default))
     }
 
     /// Puts a snapshot of the subvolume in the place of the new one, which is empty. False if there is none to take the place of.

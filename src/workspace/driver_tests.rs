@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::testing::{Mounted, World, as_nobody, given_place, observe, same};
-use super::{DriverKind, Durable, Tracker, WorkspaceError, branch, checkout};
+use super::{DriverKind, Durable, Spare, Tracker, WorkspaceError, branch, checkout};
 use crate::sys::btrfs;
 use crate::sys::fault::tests::with_fault;
 use crate::sys::inode::tests::Mapping;
@@ -348,7 +348,9 @@ fn a_branch_is_the_tree_whatever_happens_to_the_live_workspace() {
         });
         for n in 0..3 {
             let places = world.another(&format!("child{n}"));
-            let made = branch(Some(&donor), captured.tree, places.clone(), &world.store, Durable::Process);
+            // Nobody asked what changed: everything is looked at.
+            let snapshot = donor.snapshot(&places).expect("taken");
+            let made = branch(Some((&donor, snapshot)), captured.tree, places.clone(), &world.store, Durable::Process);
             let (_, restored, branched) = made.expect("branched");
             assert_eq!((restored.left, branched.snapshot), (Vec::new(), kind == DriverKind::Btrfs));
             same(&observe(&places.workspace), &there);
@@ -378,10 +380,15 @@ fn a_branch_that_fails_names_what_failed() {
         };
         for (n, fault) in faults.iter().enumerate() {
             let places = world.another(&format!("failed{n}"));
-            with_fault(fault, || branch(Some(&donor), tree, places, &world.store, Durable::Power).expect_err("armed"));
+            with_fault(fault, || {
+                let snapshot = donor.snapshot(&places);
+                let made = snapshot.and_then(|s| branch(Some((&donor, s)), tree, places, &world.store, Durable::Power));
+                made.expect_err("armed")
+            });
         }
         let places = world.another("child");
-        let made = branch(Some(&donor), tree, places, &world.store, Durable::Power).expect("branched").2;
+        let snapshot = donor.snapshot(&places).expect("taken");
+        let made = branch(Some((&donor, snapshot)), tree, places, &world.store, Durable::Power).expect("branched").2;
         let (cloned, copied) = if kind == DriverKind::Tracked { (0, 1) } else { (1, 0) };
         if kind != DriverKind::Btrfs {
             assert_eq!((made.cloned, made.copied), (cloned, copied), "{kind:?}");
@@ -393,5 +400,115 @@ fn a_branch_that_fails_names_what_failed() {
         same(&observe(&places.workspace), &world.observe());
         let again = branch(None, tree, places, &world.store, Durable::Process).expect_err("it is not empty");
         assert!(matches!(again, WorkspaceError::NotEmpty { .. }));
+    });
+}
+
+/// A snapshot that is told of what changed before it is looked at only there, and becomes the tree all the same.
+#[test]
+fn a_snapshot_that_is_told_of_changes_looks_at_nothing_else() {
+    in_each(|world, kind| {
+        if kind != DriverKind::Btrfs {
+            return;
+        }
+        for n in 0..10 {
+            std::fs::create_dir(world.path(&format!("d{n}"))).expect("made");
+        }
+        for n in 0..300 {
+            world.write(&format!("d{}/f{n:03}", n % 10), format!("{n}").repeat(3_000));
+        }
+        world.write("mapped", vec![7; 8192]);
+        std::fs::hard_link(world.path("d1/f001"), world.path("linked")).expect("linked");
+        let mut mapping = Mapping::of(&world.path("mapped"));
+        std::thread::sleep(Duration::from_millis(120));
+        let mut tracker = world.tracker();
+        let there = world.observe();
+        let captured = tracker.capture(&world.store).expect("captured");
+        let donor = tracker.donor().expect("a donor").expect("sure");
+        world.write("d0/f000", "less");
+        std::fs::create_dir_all(world.path("new/folder")).expect("made");
+        world.write("new/folder/file", "new");
+        let file = OpenOptions::new().write(true).open(world.path("d0/f010")).expect("opened");
+        file.write_all_at(b"?", 77).expect("written");
+        std::fs::remove_file(world.path("d0/f020")).expect("removed");
+        std::fs::create_dir(world.path("d0/f020")).expect("made");
+        std::fs::rename(world.path("d1"), world.path("moved")).expect("renamed");
+        std::fs::remove_dir_all(world.path("d2")).expect("removed");
+        std::os::unix::fs::symlink("d3", world.path("d2")).expect("linked");
+        std::fs::set_permissions(world.path("d3"), std::os::unix::fs::PermissionsExt::from_mode(0o711)).expect("set");
+        std::fs::rename(world.path("d4/f004"), world.path("d5/f005")).expect("renamed");
+        mapping.write(b'!');
+        let places = world.another("told");
+        let mut snapshot = donor.snapshot(&places).expect("taken").expect("there are such");
+        tracker.tell(&donor, &mut snapshot);
+        let made =
+            branch(Some((&donor, Some(snapshot))), captured.tree, places.clone(), &world.store, Durable::Process);
+        let (mut child, restored, _) = made.expect("branched");
+        assert_eq!((restored.left, restored.how.walk), (Vec::new(), None));
+        assert!(restored.how.examined < 150, "{:?}", restored.how);
+        same(&observe(&places.workspace), &there);
+        assert_eq!(child.capture(&world.store).expect("captured").tree, captured.tree);
+        // What was told before another pass is told no more.
+        tracker.capture(&world.store).expect("captured");
+        let places = world.another("untold");
+        let mut snapshot = donor.snapshot(&places).expect("taken").expect("there are such");
+        tracker.tell(&donor, &mut snapshot);
+        let made =
+            branch(Some((&donor, Some(snapshot))), captured.tree, places.clone(), &world.store, Durable::Process);
+        assert_eq!(made.expect("branched").1.how.walk, Some(super::Walk::Reopened));
+        same(&observe(&places.workspace), &there);
+    });
+}
+
+/// A spare becomes what is asked for: the tree it was made of, or another, whatever happened to the live workspace meanwhile.
+#[test]
+fn a_spare_becomes_the_tree_that_is_asked_for() {
+    in_each(|world, kind| {
+        if kind == DriverKind::Btrfs {
+            return;
+        }
+        std::fs::create_dir(world.path("d")).expect("made");
+        for n in 0..200 {
+            world.write(&format!("d/f{n:03}"), format!("{n}").repeat(9_000));
+        }
+        std::fs::hard_link(world.path("d/f000"), world.path("linked")).expect("linked");
+        std::os::unix::fs::symlink("d/f001", world.path("link")).expect("linked");
+        std::thread::sleep(Duration::from_millis(120));
+        let mut tracker = world.tracker();
+        let first = tracker.capture(&world.store).expect("captured").tree;
+        let at_first = world.observe();
+        let donor = tracker.donor().expect("a donor").expect("sure");
+        let spare = |name: &str| Spare::make(&world.dir.path().join(name), &donor, first, &world.store);
+        let spares = ["one", "two", "three"].map(|name| spare(name).expect("made"));
+        world.write("d/f010", "other");
+        std::fs::remove_file(world.path("d/f020")).expect("removed");
+        std::fs::rename(world.path("d"), world.path("e")).expect("renamed");
+        world.write("new", vec![9; 300_000]);
+        let second = tracker.capture(&world.store).expect("captured").tree;
+        let at_second = world.observe();
+        let [one, two, three] = spares;
+        for (spare, tree, wanted) in [(one, first, &at_first), (two, second, &at_second)] {
+            let places = world.another(&format!("of-{tree:?}"));
+            let made = spare.become_workspace(tree, places.clone(), &world.store, Durable::Process);
+            let (mut child, restored) = made.expect("made");
+            assert_eq!((restored.left, restored.how.walk), (Vec::new(), None));
+            assert_eq!(restored.changed == 0, tree == first, "{kind:?}: only what differs is touched");
+            same(&observe(&places.workspace), wanted);
+            let captured = child.capture(&world.store).expect("captured");
+            assert_eq!((captured.tree, captured.how.walk), (tree, None));
+            world.nothing_is_staged();
+        }
+        for left in ["one", "two"] {
+            assert!(!world.dir.path().join(left).exists(), "{left}");
+        }
+        three.discard().expect("removed");
+        assert!(!world.dir.path().join("three").exists());
+        with_fault("workspace.spare.make=enospc", || spare("four").expect_err("armed"));
+        with_fault("workspace.checkout.file=enospc", || spare("four").expect_err("armed"));
+        assert!(!world.dir.path().join("four").exists(), "nothing is left of one that could not be made");
+        let (five, places) = (spare("five").expect("made"), world.another("full"));
+        std::fs::write(places.workspace.join("there"), "x").expect("written");
+        let refused = five.become_workspace(first, places.clone(), &world.store, Durable::Process);
+        assert!(matches!(refused, Err(WorkspaceError::Io { .. })), "{refused:?}");
+        assert!(places.workspace.join("there").exists());
     });
 }

@@ -294,8 +294,13 @@ fn branches(world: &World, run: &mut Run<'_>, trees: &[(TreeId, Observed)]) {
     let donor = run.tracker().donor().expect("a donor").expect("what is known is sure");
     for (n, (tree, wanted)) in [&trees[0], &trees[trees.len() - 1]].into_iter().enumerate() {
         let places = world.another(&format!("branch{n}"));
-        let made = branch(Some(&donor), *tree, places.clone(), &world.store, Durable::Process).expect("branched");
-        let (mut child, restored, branched) = made;
+        let mut snapshot = donor.snapshot(&places).expect("taken");
+        if let Some(snapshot) = &mut snapshot {
+            run.tracker().tell(&donor, snapshot);
+        }
+        let donor = Some((&donor, snapshot));
+        let (mut child, restored, branched) =
+            branch(donor, *tree, places.clone(), &world.store, Durable::Process).expect("branched");
         assert_eq!((restored.left, branched.snapshot), (Vec::new(), kind == DriverKind::Btrfs));
         same(&observe(&places.workspace), wanted);
         // `observe` opened every file, so each is asked who may write to it, but none is read.

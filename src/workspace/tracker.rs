@@ -17,7 +17,10 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use nix::errno::Errno;
 
 use super::beneath;
 use super::changes::{self, Changes, Opens};
@@ -63,7 +66,7 @@ pub struct Tracker {
     unwatched: Option<Unwatched>,
     pub(super) changes: Changes,
     /// Why the next pass walks over everything.
-    walk: Option<Walk>,
+    pub(super) walk: Option<Walk>,
     /// Whether what is known refers to objects that are not in the store yet.
     unfinished: bool,
     /// Whether objects that are known from before may have been collected since.
@@ -73,6 +76,14 @@ pub struct Tracker {
     pub(super) base: Option<TreeId>,
     grain: Duration,
     unsaved: bool,
+    /// A number that no other state of what is known has, in any tracker of this process.
+    pub(super) state: u64,
+}
+
+/// A number for a state of what is known.
+fn another_state() -> u64 {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    LAST.fetch_add(1, Ordering::Relaxed)
 }
 
 /// How a pass is done.
@@ -164,6 +175,7 @@ impl Tracker {
             base: None,
             grain: grain(magic),
             unsaved: true,
+            state: another_state(),
         })
     }
 
@@ -207,6 +219,7 @@ impl Tracker {
     /// Brings the index up to what is there.
     pub(super) fn pass(&mut self, batch: &mut dyn ObjectBatch, objects: &dyn Objects, pass: &mut Pass) -> Result<How> {
         self.drain();
+        self.state = another_state();
         let unwatched = (self.notify.is_none() && !pass.told_all).then_some(Walk::Unwatched);
         // Until it is done, nothing is sure.
         let unfinished = std::mem::replace(&mut self.unfinished, true).then_some(Walk::Unfinished);
@@ -310,11 +323,16 @@ impl Tracker {
         self.finish(collected)
     }
 
-    /// Begins to follow a workspace that nobody else has been in, made from one of which this index is known.
-    pub(super) fn seeded(places: Places, index: Index) -> Result<Tracker> {
+    /// Begins to follow a workspace that nobody else has been in, made from one of which this index is known, and perhaps what
+    /// was changed since.
+    pub(super) fn seeded(places: Places, index: Index, changes: Option<Changes>) -> Result<Tracker> {
         let mut tracker = Tracker::open(places)?;
         (tracker.index, tracker.is_private) = (index, true);
-        tracker.walk = Some(Walk::Reopened);
+        tracker.walk = changes.is_none().then_some(Walk::Reopened);
+        if let Some(changes) = changes {
+            tracker.watch_all()?;
+            tracker.changes = changes;
+        }
         tracker.sure(true);
         Ok(tracker)
     }
@@ -329,11 +347,15 @@ impl Tracker {
         let folders: Vec<FolderId> = self.index.folders.keys().copied().collect();
         for id in folders {
             let Some(notify) = &self.notify else { return Ok(()) };
-            let names = self.index.names(id);
-            let added = beneath::folder(self.root.as_fd(), &names)
-                .map_err(WorkspaceError::of("open", &self.index.path(id, b"")))
-                .map(|dir| notify.add(dir.as_fd()))?;
-            match added {
+            let dir = match beneath::folder(self.root.as_fd(), &self.index.names(id)) {
+                Ok(dir) => dir,
+                // It went since: that was told, and is followed.
+                Err(error) if beneath::is_gone(error) || beneath::is_refused(error) || error == Errno::EXDEV => {
+                    continue;
+                }
+                Err(error) => return Err(WorkspaceError::of("open", &self.index.path(id, b""))(error)),
+            };
+            match notify.add(dir.as_fd()) {
                 Ok(watch) => {
                     self.index.folder_mut(id).watch = Some(watch);
                     self.index.watches.insert(watch, id);
@@ -382,6 +404,14 @@ impl Tracker {
         }
         *self = Tracker::open(self.places.clone())?;
         Ok(())
+    }
+
+    /// Nobody else has been here: what was noted longer ago than the clock's grain is known by its stamp.
+    pub(super) fn settle_all(&mut self) {
+        let before = self.settled_before();
+        for known in self.index.folders.values_mut().flat_map(|folder| folder.entries.values_mut()) {
+            known.settled |= known.stamp.changed < before;
+        }
     }
 
     /// As [`Self::save`], for a workspace that was just made and that nobody else has been in. What was made within the clock's

@@ -3,11 +3,13 @@
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use ryokan::core::engine::EngineName;
 use ryokan::core::error::ErrorCode;
 use ryokan::core::exec::{ExecRequest, ExecStatus};
+use ryokan::core::fork::Forking;
 use ryokan::rpc::client::{ExecutionClient, HostClient, KernelClient};
 
 use super::{inits, remove_all, strike, until};
@@ -239,4 +241,44 @@ fn a_kernel_can_be_removed_from_a_disk_that_is_full_to_the_last_byte() {
         assert_eq!(out(&opened(&client, "other").await, "echo $x").await, "kept");
     });
     remove_all(&host);
+}
+
+/// A copy that was made for a fork that may never come goes before what is kept back is touched.
+#[test]
+fn on_a_full_disk_the_copy_for_the_next_fork_goes_first() {
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    for user in users() {
+        let mut host = Host::prepare(user);
+        let disk = SmallDisk::of(&host, user);
+        host.launch();
+        let (reserve, spares) = (host.data().join("reserve"), host.data().join("spares"));
+        let kept = || spares.read_dir().map_or(0, Iterator::count);
+        let go = host.path("go");
+        std::fs::create_dir(&go).unwrap();
+        std::fs::set_permissions(&go, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        host.with(async |client| {
+            let one = kernel(&client, "one", EngineName::Kaish).await;
+            out(&one, "/bin/sh -c 'for n in $(seq 300); do echo $n > f$n; done'").await;
+            let forked = one.fork(&Forking::of("child")).await.expect("forked");
+            assert!(forked.children[0].1.is_ok());
+            let made = || async {
+                let (mut events, mut made) = (client.events(0).await.expect("events"), false);
+                while let Ok(event) = tokio::time::timeout(Duration::from_millis(100), events.next()).await {
+                    made |= event.expect("an event").kind == "spare_made";
+                }
+                made
+            };
+            eventually("a copy", made).await;
+            assert_eq!(kept(), 1, "{user:?}");
+            let running = waits(&one, "one", &go).await;
+            disk.fill();
+            std::fs::write(go.join("one"), "").unwrap();
+            assert_eq!(running.result().await.expect("journalled").end.status, ExecStatus::Done, "{user:?}");
+            assert_eq!((kept(), reserve.is_file()), (0, true), "{user:?}");
+            disk.free();
+        });
+        remove_all(&host);
+    }
 }

@@ -4,6 +4,7 @@ mod broken;
 mod forking;
 mod knowing;
 mod portable;
+mod spares;
 mod threads;
 
 use serde_json::Value;

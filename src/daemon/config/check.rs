@@ -114,7 +114,10 @@ fn upkeep(raw: &RawUpkeep, faults: &mut Faults) -> Upkeep {
     faults.unless(raw.grace.0 <= limits::STORE_GRACE_MOST, || {
         Fault::new(&["upkeep", "grace"], format!("longer than {}", Span(limits::STORE_GRACE_MOST)))
     });
-    Upkeep { interval: raw.interval.0, copied_bytes: raw.copied.0, grace: raw.grace.0 }
+    faults.unless(raw.spares <= limits::SPARES_MOST, || {
+        Fault::new(&["upkeep", "spares"], format!("more than {}", limits::SPARES_MOST))
+    });
+    Upkeep { interval: raw.interval.0, copied_bytes: raw.copied.0, spares: raw.spares, grace: raw.grace.0 }
 }
 
 fn check_limits(limits: KernelLimits) -> Result<(), String> {

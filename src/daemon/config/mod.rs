@@ -141,6 +141,8 @@ pub struct Upkeep {
     pub interval: Option<Duration>,
     /// Bytes that one turn copies at most.
     pub copied_bytes: u64,
+    /// Copies of kernels' files that are kept ready for their next fork; 0: none.
+    pub spares: usize,
     /// For how long what was lately stored or used again is no garbage.
     pub grace: Duration,
 }
@@ -326,6 +328,7 @@ impl From<&Config> for RawConfig {
             upkeep: RawUpkeep {
                 interval: Wait(upkeep.interval),
                 copied: Size(upkeep.copied_bytes),
+                spares: upkeep.spares,
                 grace: Span(upkeep.grace),
             },
             engines: RawEngines {

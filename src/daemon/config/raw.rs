@@ -138,6 +138,7 @@ impl Default for RawDaemon {
 pub(super) struct RawUpkeep {
     pub(super) interval: Wait,
     pub(super) copied: Size,
+    pub(super) spares: usize,
     pub(super) grace: Span,
 }
 
@@ -146,6 +147,7 @@ impl Default for RawUpkeep {
         Self {
             interval: Wait(Some(limits::UPKEEP_INTERVAL)),
             copied: Size(limits::UPKEEP_TURN_BYTES),
+            spares: limits::SPARES,
             grace: Span(limits::STORE_GRACE),
         }
     }

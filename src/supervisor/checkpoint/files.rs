@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use tokio::sync::OwnedSemaphorePermit;
 
+use super::still::settle;
 use crate::core::checkpoint::WorkspacePart;
 use crate::core::error::{Error, Result};
 use crate::core::ids::{Digest, KernelId};
@@ -12,7 +13,9 @@ use crate::core::info::MissedEntry;
 use crate::store::{Store, StoreHandle};
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
-use crate::workspace::{self, Captured, Collected, Donor, Durable, Places, Together, Tracker, TreeId, WorkspaceError};
+use crate::workspace::{
+    self, Captured, Collected, Donor, Durable, Places, Snapshot, Together, Tracker, TreeId, WorkspaceError,
+};
 
 /// The file with what is known of the workspace.
 const INDEX: &str = "workspace.index";
@@ -133,16 +136,61 @@ fn durable(host: &Host) -> Durable {
     if host.config.power_safe { Durable::Power } else { Durable::Process }
 }
 
+/// A kernel whose files are given to others, as they were at its last capture.
+pub(in crate::supervisor) struct Giving {
+    kernel: Rc<Kernel>,
+    donor: Arc<Donor>,
+}
+
 /// What files of a kernel's workspace can be given to others: none if it is not sure what is known of them.
 ///
 /// # Errors
 /// Those of [`Files::of`].
-pub(in crate::supervisor) async fn donor(host: &Host, kernel: &Rc<Kernel>) -> Result<Option<Arc<Donor>>> {
+pub(in crate::supervisor) async fn donor(host: &Host, kernel: &Rc<Kernel>) -> Result<Option<Giving>> {
     let mut files = Files::of(host, kernel).await?;
-    Ok(files.run(|tracker, _| tracker.donor()).await?.map(Arc::new))
+    let donor = files.run(|tracker, _| tracker.donor()).await?;
+    Ok(donor.map(|donor| Giving { kernel: Rc::clone(kernel), donor: Arc::new(donor) }))
 }
 
-/// Fills the workspace of a kernel that nobody knows yet, from the store and from files that a donor has.
+impl Giving {
+    /// The kernel whose files they are.
+    pub fn files_of(&self) -> KernelId {
+        self.kernel.files().id
+    }
+
+    /// What can be given.
+    pub fn donor(&self) -> &Arc<Donor> {
+        &self.donor
+    }
+
+    /// Takes a snapshot where the file system has such, with what was changed in it since the donor's knowledge.
+    async fn snapshot(&self, host: &Host, places: Places) -> Result<Option<Snapshot>> {
+        let donor = Arc::clone(&self.donor);
+        let taken = host.store.run_beside(move |_| Ok(donor.snapshot(&places)));
+        let Some(mut snapshot) = taken.await?? else { return Ok(None) };
+        let told = async {
+            let mut files = Files::of(host, &self.kernel).await?;
+            settle(&self.kernel).await?;
+            let donor = Arc::clone(&self.donor);
+            files
+                .run(move |tracker, _| {
+                    tracker.tell(&donor, &mut snapshot);
+                    Ok(snapshot)
+                })
+                .await
+        };
+        match told.await {
+            Ok(snapshot) => Ok(Some(snapshot)),
+            Err(error) => {
+                tracing::debug!(%error, "every file of a snapshot is looked at: what changed since could not be asked");
+                Ok(Some(Snapshot::default()))
+            }
+        }
+    }
+}
+
+/// Fills the workspace of a kernel that nobody knows yet, from the store and from files that a donor has. Says what it was made
+/// from.
 ///
 /// # Errors
 /// Those of making it; what was made is the caller's to remove.
@@ -150,15 +198,35 @@ pub(in crate::supervisor) async fn fill(
     host: &Host,
     kernel: KernelId,
     tree: Digest,
-    donor: Option<Arc<Donor>>,
-) -> Result<()> {
+    giving: Option<&Giving>,
+) -> Result<&'static str> {
     let (places, durable) = (places(host, kernel), durable(host));
+    // Its first checkpoint is to read nothing again. The tracker does not stay: each is one of the user's few queues.
+    if let Some(spare) = giving.and_then(|giving| host.spares.take(giving.files_of())) {
+        let filled = host.store.run_beside(move |store| {
+            let made = spare.become_workspace(TreeId(tree), places, store, durable);
+            Ok(made.and_then(|(mut tracker, _)| tracker.save_made()))
+        });
+        filled.await??;
+        return Ok("spare");
+    }
+    let snapshot = match giving {
+        Some(giving) => giving.snapshot(host, places.clone()).await?,
+        None => None,
+    };
+    let way = match (giving, &snapshot) {
+        (Some(_), Some(_)) => "snapshot",
+        (Some(_), None) => "copy",
+        (None, _) => "store",
+    };
+    let donor = giving.map(|giving| Arc::clone(&giving.donor));
     let filled = host.store.run_beside(move |store| {
-        let made = workspace::branch(donor.as_deref(), TreeId(tree), places, store, durable);
-        // So that its first checkpoint reads nothing again. It does not stay: each tracker is one of the user's few queues.
+        let donor = donor.as_deref().map(|donor| (donor, snapshot));
+        let made = workspace::branch(donor, TreeId(tree), places, store, durable);
         Ok(made.and_then(|(mut tracker, ..)| tracker.save_made()))
     });
-    Ok(filled.await??)
+    filled.await??;
+    Ok(way)
 }
 
 fn describe(captured: Captured) -> CapturedFiles {

@@ -46,7 +46,7 @@ pub(super) use archive::used;
 pub use archive::{archive, unarchive};
 pub use compare::diff;
 use files::{CapturedFiles, Files};
-pub(super) use files::{donor, fill};
+pub(super) use files::{Giving, donor, fill};
 use gather::{Gathered, gather};
 pub(super) use keeping::{Held, hold, thin};
 pub use keeping::{pin, remove, set_retention};

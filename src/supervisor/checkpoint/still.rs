@@ -54,3 +54,20 @@ impl Still {
         self.own.thaw().await
     }
 }
+
+/// Stops whatever may write to the kernel's files for a moment, and lets it go on: nothing is within a call then that changes a
+/// file, so what was changed before has been told.
+///
+/// # Errors
+/// If one did not stop.
+pub(super) async fn settle(kernel: &Rc<Kernel>) -> Result<()> {
+    let _hold = kernel.hold_files();
+    for session in std::iter::once(Rc::clone(kernel)).chain(kernel.others()) {
+        let Some(link) = session.link.borrow().clone() else { continue };
+        let frozen = link.freeze_at_work().await;
+        // Also if it failed: it may have stopped though its answer did not come.
+        let thawed = link.thaw().await;
+        frozen.and(thawed)?;
+    }
+    Ok(())
+}

@@ -260,6 +260,10 @@ impl State {
     }
 
     fn var_changes(&mut self, vars: Vec<(String, Kv)>, changes: &mut Vec<Change>) {
+        let is_known = |(name, value): &(String, Kv)| self.vars.get(name).is_some_and(|before| same(before, value));
+        if !vars.is_empty() && vars.len() == self.vars.len() && vars.iter().all(is_known) {
+            return;
+        }
         let mut entries = Vec::new();
         let mut now = HashMap::with_capacity(vars.len());
         for (name, value) in vars {

@@ -1,0 +1,140 @@
+//! The copy that is kept ready for the next fork: what it saves, when there is none, and that nothing depends on it.
+
+use ryokan::core::error::ErrorCode;
+use ryokan::core::fork::Forking;
+use ryokan::rpc::client::{HostClient, run_local};
+use ryokan::sys::fault;
+use serde_json::Value;
+
+use super::folders;
+use crate::support::{Host, User, users};
+
+const FILES: &str = "import os, shutil\nfor n in range(300):\n    os.makedirs(f'd{n % 9}', exist_ok=True)\n    open(f'd{n % 9}/f{n}', 'w').write(f'{n} ' * 500)\nos.link('d0/f0', 'linked')";
+const CHANGE: &str = "open('d0/f9', 'a').write('more')\nos.remove('d1/f1')\nos.rename('d2', 'moved')\nopen('new', 'w').write('new')\nshutil.rmtree('d3')";
+const VIEW: &str = "import hashlib\nfound = []\nfor at, inner, names in sorted(os.walk('.')):\n    inner.sort()\n    for name in sorted(names):\n        path = os.path.join(at, name)\n        s = os.stat(path)\n        found.append((path, s.st_mode, s.st_mtime_ns, s.st_nlink, open(path).read()))\nprint(len(found), hashlib.sha256(repr(found).encode()).hexdigest())";
+
+fn events(host: &Host, kind: &str) -> Vec<Value> {
+    let all = host.ok(&["events", "--json"]);
+    let all = all.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    all.filter(|event| event["kind"] == kind).collect()
+}
+
+/// What the files of each child were made from, in the order of their making.
+fn made_from(host: &Host) -> Vec<String> {
+    let created = events(host, "kernel_created").into_iter();
+    created.filter_map(|event| event["detail"]["files"].as_str().map(str::to_owned)).collect()
+}
+
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while !holds() {
+        assert!(std::time::Instant::now() < deadline, "it never came: {what}");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}
+
+fn spares(host: &Host) -> usize {
+    host.data().join("spares").read_dir().map_or(0, Iterator::count)
+}
+
+#[test]
+fn the_next_fork_takes_the_copy_that_was_made_ahead() {
+    for user in users() {
+        let host = Host::start_as(user);
+        host.ok(&["new", "k", "--engine", "python"]);
+        host.ok(&["exec", "k", FILES]);
+        host.ok(&["fork", "k", "a"]);
+        until("a spare", || events(&host, "spare_made").len() == 1);
+        assert_eq!((made_from(&host), spares(&host)), (vec!["copy".into()], 1), "{user:?}");
+        let before = host.ok(&["exec", "a", VIEW]);
+        host.ok(&["exec", "k", CHANGE]);
+        host.ok(&["fork", "k", "b"]);
+        assert_eq!(made_from(&host), ["copy", "spare"], "{user:?}");
+        assert_eq!(host.ok(&["exec", "b", VIEW]), host.ok(&["exec", "k", VIEW]), "{user:?}: as the parent is");
+        assert_eq!(host.ok(&["exec", "a", VIEW]), before, "{user:?}: who was made before keeps its own");
+        host.ok(&["exec", "b", "open('d0/f0', 'w').write('other')"]);
+        assert_eq!(host.ok(&["exec", "k", "open('d0/f0').read()[:4]"]), "'0 0 '\n", "{user:?}: nothing is shared");
+        assert!(host.ok(&["diff", "b", "latest"]).contains("d0/f0"), "{user:?}");
+        // A checkpoint's files, from before the change.
+        until("another", || events(&host, "spare_made").len() == 2);
+        let first = super::log(&host, "k").last().unwrap()["id"].as_str().unwrap().to_owned();
+        host.ok(&["fork", "k", "c", "--from", &first]);
+        assert_eq!((made_from(&host).len(), made_from(&host)[2].as_str()), (3, "spare"), "{user:?}");
+        assert_eq!(host.ok(&["exec", "c", VIEW]), before, "{user:?}");
+        until("a third", || events(&host, "spare_made").len() == 3);
+        host.ok(&["rm", "k", "--yes"]);
+        assert_eq!(spares(&host), 0, "{user:?}: it goes with its kernel");
+    }
+}
+
+#[test]
+fn no_copy_is_made_where_none_is_wanted_or_worth_its_room() {
+    let host = Host::prepare(User::Own);
+    host.configure("[upkeep]\nspares = 0\n");
+    let mut host = host;
+    host.launch();
+    host.ok(&["new", "k", "--engine", "python"]);
+    host.ok(&["exec", "k", FILES]);
+    host.ok(&["fork", "k", "a"]);
+    host.configure("[upkeep]\nspares = 1\n");
+    host.restart();
+    host.ok(&["new", "small", "--engine", "python"]);
+    host.ok(&["exec", "small", "open('f', 'w').write('1')"]);
+    host.ok(&["fork", "small", "s"]);
+    host.ok(&["fork", "k", "b"]);
+    until("the one that is worth it", || events(&host, "spare_made").len() == 1);
+    assert_eq!(spares(&host), 1);
+    // The one that is kept is the newest.
+    host.ok(&["fork", "b", "c"]);
+    until("another one's", || events(&host, "spare_made").len() == 2);
+    until("one of them is gone", || spares(&host) == 1);
+    host.ok(&["fork", "k", "d"]);
+    assert_eq!(made_from(&host), ["copy"; 5]);
+    host.ok(&["archive", "b", "--yes"]);
+    until("of what is put away", || spares(&host) <= 1);
+}
+
+#[test]
+fn a_daemon_killed_with_a_copy_or_within_one_leaves_nothing_of_it() {
+    let mut host = Host::prepare(User::Own);
+    host.launch();
+    host.ok(&["new", "k", "--engine", "python"]);
+    host.ok(&["exec", "k", FILES]);
+    let whole = host.ok(&["exec", "k", VIEW]);
+    for (round, step) in ["", "workspace.spare.make", "workspace.spare.place"].into_iter().enumerate() {
+        host.kill();
+        host.env(fault::VARIABLE, &if step.is_empty() { String::new() } else { format!("{step}=kill") });
+        host.launch();
+        let made = events(&host, "spare_made").len();
+        let fork = |name: &str| {
+            let forking = Forking::of(format!("{name}-{round}"));
+            let forked = run_local(async {
+                HostClient::connect(&host.socket(), "test").await?.open_kernel("k").await?.0.fork(&forking).await
+            });
+            forked.unwrap()
+        };
+        let first = fork("first");
+        if step != "workspace.spare.make" {
+            assert!(first.is_ok(), "{step}: {:?}", first.err());
+            until("a spare", || events(&host, "spare_made").len() > made);
+        }
+        if step == "workspace.spare.place" {
+            let lost = fork("second");
+            let lost = lost.err().map(|error| error.code);
+            assert_eq!(lost, Some(ErrorCode::Unavailable), "{step}: it died");
+        }
+        if !step.is_empty() {
+            until("it died", || !Host::is_alive(host.pid() as u32));
+        }
+        host.env(fault::VARIABLE, "");
+        host.kill();
+        host.launch();
+        until("nothing is left", || spares(&host) == 0);
+        let known: Value = serde_json::from_str(&host.ok(&["ls", "--json"])).unwrap();
+        assert_eq!(folders(&host), known.as_array().unwrap().len(), "{step}");
+        for kernel in known.as_array().unwrap() {
+            let name = kernel["name"].as_str().unwrap();
+            assert_eq!(host.ok(&["exec", name, VIEW]), whole, "{step}: {name}");
+        }
+    }
+}
