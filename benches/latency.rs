@@ -21,8 +21,8 @@ pub fn roundtrip(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let daemon = Daemon::start(world)?;
     let mut ipykernel = Ipykernel::start(world)?;
     let each = world.times(2000, 240) / ROUNDS;
-    let mut times: [Samples; 6] = Default::default();
-    let [ping, kaish, inside, python, python_inside, peer] = &mut times;
+    let mut times: [Samples; 7] = Default::default();
+    let [ping, kaish, inside, python, python_inside, peer, peer_shell] = &mut times;
     daemon.with(async |host| {
         let shell = create(&host, "shell", EngineName::Kaish).await?;
         let py = create(&host, "py", EngineName::Python).await?;
@@ -40,6 +40,7 @@ pub fn roundtrip(world: &World, report: &mut Report) -> anyhow::Result<()> {
             several(&py, "1+1", each, python, python_inside).await?;
             if let Some(ipykernel) = &mut ipykernel {
                 ipykernel.run("1+1", each.min(world.times(125, 30)), peer)?;
+                ipykernel.run("!echo hi", world.times(12, 3), peer_shell)?;
             }
         }
         Ok(())
@@ -52,9 +53,13 @@ pub fn roundtrip(world: &World, report: &mut Report) -> anyhow::Result<()> {
     report.times("  of that, inside the worker", python_inside, None);
     if peer.count() > 0 {
         report.times("ipykernel `1+1`", peer, None);
-        let (kaish, python, peer) = (kaish.p50(), python.p50(), peer.p50());
-        report.figure("ipykernel ÷ kaish", peer / kaish, "×", Some(Target::AtLeast(20.0)));
-        report.figure("ipykernel ÷ python", peer / python, "×", Some(Target::AtLeast(20.0)));
+        report.times("ipykernel `!echo hi`", peer_shell, None);
+        report.note("the same work as in kaish: a shell's command, its output to the client");
+        let (kaish, python, peer, peer_shell) = (kaish.p50(), python.p50(), peer.p50(), peer_shell.p50());
+        report.figure("ipykernel `1+1` ÷ python `1+1`", peer / python, "×", Some(Target::AtLeast(20.0)));
+        report.figure("ipykernel `!echo hi` ÷ kaish `echo hi`", peer_shell / kaish, "×", Some(Target::AtLeast(20.0)));
+        report.figure("ipykernel `1+1` ÷ kaish `echo hi`", peer / kaish, "×", None);
+        report.note("not the same work: no shell has a part in the peer's");
     }
     Ok(())
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 
 use super::context::Context;
+use super::drive::Signals;
 use super::failure::Failure;
 use super::json;
 use crate::core::error::Error;
@@ -118,13 +119,25 @@ async fn get(context: &Context, name: &str, hash: Digest, output: Option<&Path>)
 pub(super) async fn save(context: &Context, mut download: BlobDownload, output: Option<&Path>) -> Result<(), Failure> {
     let mut to = Target::open(output)?;
     let mut progress = Progress::new(context, "received");
-    while let Some(part) = download.next().await? {
+    let mut signals = Signals::catch()?;
+    while let Some(part) = unless_told_to_end(&mut signals, download.next()).await? {
         to.write(&part)?;
         progress.add(part.len());
     }
     to.finish()?;
     progress.end();
     Ok(())
+}
+
+/// Waits for what comes next, or for Ctrl-C and its like: then the file that is being written goes.
+pub(super) async fn unless_told_to_end<T>(
+    signals: &mut Signals,
+    next: impl Future<Output = crate::core::error::Result<T>>,
+) -> Result<T, Failure> {
+    tokio::select! {
+        next = next => Ok(next?),
+        code = signals.any() => Err(Failure::Quiet(code)),
+    }
 }
 
 /// Where a blob goes. A file appears whole or not at all.

@@ -6,6 +6,7 @@ use clap::Args;
 
 use super::blobs::{self, Progress, Target};
 use super::context::Context;
+use super::drive::Signals;
 use super::failure::Failure;
 use super::{json, render};
 use crate::core::error::Error;
@@ -49,7 +50,8 @@ pub async fn export(context: &Context, args: ExportArgs) -> Result<(), Failure> 
     let mut to = Target::open(Some(&args.file))?;
     let mut download = kernel.export(&args.checkpoints).await?;
     let mut progress = Progress::new(context, "written");
-    while let Some(piece) = download.next().await? {
+    let mut signals = Signals::catch()?;
+    while let Some(piece) = blobs::unless_told_to_end(&mut signals, download.next()).await? {
         to.write(&piece)?;
         progress.add(piece.len());
     }

@@ -28,6 +28,20 @@ pub struct ExecRequest {
 }
 
 impl ExecRequest {
+    /// Whether the other one asks for the same to be run. Which version the caller knew, and how much output is kept, are no
+    /// matter: a request that is repeated may say so otherwise.
+    pub fn asks_as(&self, other: &ExecRequest) -> bool {
+        let same_work = match (&self.what, &other.what) {
+            (Work::Code(a), Work::Code(b)) => a == b,
+            // As JSON, in which a NaN is itself.
+            (Work::Call { name: a, args: x }, Work::Call { name: b, args: y }) => a == b && x.to_json() == y.to_json(),
+            (Work::Code(_), Work::Call { .. }) | (Work::Call { .. }, Work::Code(_)) => false,
+        };
+        same_work
+            && (&self.stdin, self.stdin_open, &self.env, self.timeout_ms)
+                == (&other.stdin, other.stdin_open, &other.env, other.timeout_ms)
+    }
+
     /// About what it takes to write it down, bytes.
     pub fn memory_bytes(&self) -> usize {
         let work = match &self.what {

@@ -15,7 +15,7 @@ use super::checkpoint;
 use super::command::Actor;
 use super::kernel::Kernel;
 use super::spares;
-use super::supervisor::{Reserved, Supervisor};
+use super::supervisor::{Reserved, Supervisor, made_as};
 use crate::core::checkpoint::{Checkpoint, CheckpointType, Taking};
 use crate::core::error::{Error, Result};
 use crate::core::fork::Forking;
@@ -113,7 +113,7 @@ async fn settle(
         if !wanted.key.is_empty() {
             let scope = format!("fork/{}/{}/{number}", actor.uid, kernel.id);
             if let Some(known) = supervisor.recall(&scope, &wanted.key).await? {
-                return Ok(Child::Settled(Ok(known)));
+                return Ok(Child::Settled(made_as(known, name)));
             }
             key = Some((scope, wanted.key.clone()));
         }

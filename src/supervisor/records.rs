@@ -214,6 +214,14 @@ impl Records {
         Ok(state::Kept::Object { digest, bytes })
     }
 
+    /// Whether an execution is what is asked for.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn is_of(&self, exec: ExecId, request: &ExecRequest) -> Result<bool> {
+        Ok(self.state.exec(exec).await?.is_some_and(|record| record.request.asks_as(request)))
+    }
+
     /// How much output of an execution was to be kept, bytes; 0: as the configuration says.
     ///
     /// # Errors

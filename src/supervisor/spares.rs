@@ -12,7 +12,6 @@ use std::collections::VecDeque;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::sync::Arc;
 
 use tokio::time::Instant;
 
@@ -106,10 +105,10 @@ async fn discard(spare: Spare) {
     }
 }
 
-/// Makes one for the next fork of a kernel, in the background, if it is worth its room.
+/// Makes one for the next fork of a kernel, in the background, if it is worth its room: from the files of a child.
 pub(super) fn prepare(host: &Rc<Host>, giving: &Giving, tree: Digest) {
     let (spares, kernel) = (&host.spares, giving.files_of());
-    let donor = Arc::clone(giving.donor());
+    let Some(donor) = giving.take_child() else { return };
     if host.config.fork_spares == 0 || host.is_stopping() || !donor.copies() || spares.has(kernel) {
         return;
     }

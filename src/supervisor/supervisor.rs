@@ -82,7 +82,7 @@ impl Supervisor {
         if !key.is_empty()
             && let Some(kernel) = self.recall(&scope, key).await?
         {
-            return Ok(kernel);
+            return made_as(kernel, spec.name.as_str());
         }
         let spec = self.checked(spec, actor)?;
         let reserved = self.reserve(actor.uid, spec.name.clone())?;
@@ -446,6 +446,19 @@ impl Supervisor {
         futures::future::join_all(stops).await;
         self.host.spares.discard_all().await;
         self.host.keep_audit_head().await;
+    }
+}
+
+/// The kernel that a key has made, if that is the one which is asked for by the same key.
+///
+/// # Errors
+/// `conflict` if it is another.
+pub(super) fn made_as(kernel: Rc<Kernel>, name: &str) -> Result<Rc<Kernel>> {
+    match kernel.spec.name.as_str() == name {
+        true => Ok(kernel),
+        false => Err(Error::conflict(format!("this key was given with another request: it made {}", kernel.spec.name))
+            .reason("key_used")
+            .hint("take a new key for a new request")),
     }
 }
 

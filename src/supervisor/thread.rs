@@ -7,7 +7,7 @@ use std::rc::Rc;
 use super::begin::Words;
 use super::command::Actor;
 use super::kernel::Kernel;
-use super::supervisor::Supervisor;
+use super::supervisor::{Supervisor, made_as};
 use crate::core::engine::EngineName;
 use crate::core::error::{Error, Result};
 use crate::core::limits;
@@ -50,7 +50,7 @@ async fn make(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: Threading, a
     if !wanted.key.is_empty() {
         let scope = format!("thread/{}/{}", actor.uid, kernel.id);
         if let Some(known) = supervisor.recall(&scope, &wanted.key).await? {
-            return Ok(known);
+            return made_as(known, wanted.name.as_str());
         }
         key = Some((scope, wanted.key));
     }

@@ -71,8 +71,15 @@ impl Tracker {
             return Ok(None);
         }
         let root = self.root.try_clone().map_err(WorkspaceError::of("open", &self.places.workspace))?;
-        let (kind, index) = (self.driver.choice().kind, self.index.without_watches());
+        let (kind, index) = (self.driver.choice().kind, self.index.clone().unwatched());
         Ok(Some(Donor { kind, places: self.places.clone(), root, index, state: self.state }))
+    }
+
+    /// What files can be taken from a workspace that is no longer followed.
+    pub fn into_donor(self) -> Option<Donor> {
+        let (sure, kind) = (self.is_sure(), self.driver.choice().kind);
+        let Tracker { places, root, index, state, .. } = self;
+        sure.then(|| Donor { kind, places, root, index: index.unwatched(), state })
     }
 
     /// Tells a snapshot what was changed since the donor's knowledge. Whatever changed files before the snapshot must have told

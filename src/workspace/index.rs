@@ -120,11 +120,10 @@ impl Index {
     }
 
     /// The same for another workspace: nobody watches that one yet.
-    pub(super) fn without_watches(&self) -> Index {
-        let mut index = self.clone();
-        index.watches.clear();
-        index.folders.values_mut().for_each(|folder| folder.watch = None);
-        index
+    pub(super) fn unwatched(mut self) -> Index {
+        self.watches.clear();
+        self.folders.values_mut().for_each(|folder| folder.watch = None);
+        self
     }
 
     fn add_folder(&mut self, parent: FolderId, name: Name, depth: u32) -> FolderId {

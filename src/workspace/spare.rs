@@ -57,7 +57,7 @@ impl Spare {
         let bytes = donor.bytes();
         // What only root may make, or nobody, is made as well as it can be when the spare becomes a workspace.
         tracing::trace!(left = restored.left.len(), "a spare workspace was made");
-        Ok(Spare { home: home.to_owned(), index: tracker.index.without_watches(), bytes })
+        Ok(Spare { home: home.to_owned(), index: tracker.index.unwatched(), bytes })
     }
 
     /// Bytes of the files that it was made from.

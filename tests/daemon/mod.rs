@@ -216,6 +216,17 @@ fn stale_versions_conflict_and_keys_are_idempotent() {
         let two = first.run(&keyed("echo once >> /workspace/log")).await.expect("accepted");
         assert_eq!(one.exec(), two.exec());
         assert_eq!(out(&first, "cat /workspace/log").await, "once");
+        // A key that comes with another request is a mistake of whoever made it: no old answer is given for it.
+        let with_input = ExecRequest { stdin: b"x".to_vec(), ..keyed("echo once >> /workspace/log") };
+        for other in [keyed("echo twice >> /workspace/log"), with_input] {
+            let refused = first.run(&other).await.err().expect("another request");
+            assert_eq!((refused.code, refused.reason.as_str()), (ErrorCode::Conflict, "key_used"), "{refused:?}");
+        }
+        let known = ExecRequest { output_limit_bytes: 1 << 10, ..keyed("echo once >> /workspace/log") };
+        assert_eq!(first.run(&known).await.expect("the same").exec(), one.exec());
+        let refused = client.create_kernel(&spec("other", EngineName::Kaish), "key").await.err().expect("another");
+        assert_eq!((refused.code, refused.reason.as_str()), (ErrorCode::Conflict, "key_used"));
+        assert_eq!(out(&first, "cat /workspace/log").await, "once");
     });
 }
 

@@ -209,6 +209,9 @@ fn the_same_key_gives_the_same_children() {
         assert_eq!(ids(&first), ids(&again));
         assert_eq!(first.checkpoint.map(|one| one.id), again.checkpoint.map(|one| one.id));
         assert_eq!(log(&host, "k").len(), 1);
+        let renamed = k.fork(&Forking { name: "d".into(), ..keyed.clone() }).await.unwrap();
+        let refused = renamed.children[0].1.as_ref().err().map(|error| error.reason.as_str());
+        assert_eq!(refused, Some("key_used"));
         let other = k.fork(&Forking { key: "twice".into(), ..keyed }).await.unwrap();
         assert!(other.children.iter().all(|(_, made)| made.is_err()), "their names are taken");
     });

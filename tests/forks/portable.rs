@@ -114,3 +114,26 @@ fn what_another_host_gave_is_judged_here() {
     there.ok(&["restore", "k", "latest", "--yes"]);
     assert_eq!(there.ok(&["mounts", "k", "--json"]).trim(), "[]", "no checkpoint of it has the mount");
 }
+
+/// Ctrl-C in the middle of an export leaves no file, nor half of one.
+#[test]
+fn an_export_that_is_interrupted_leaves_no_file() {
+    let host = Host::start();
+    let folder = host.path("home");
+    host.ok(&["new", "k"]);
+    host.ok(&["exec", "k", "head -c 80000000 /dev/urandom > large"]);
+    host.ok(&["checkpoint", "k", "-m", "large"]);
+    let files = || folder.read_dir().unwrap().flatten().map(|file| file.file_name()).collect::<Vec<_>>();
+    let before = files();
+    let file = folder.join("k.ryokan");
+    let mut command = host.command("ryokan");
+    let mut child = command.args(["--no-autostart", "export", "k"]).arg(&file).stdin(Stdio::null()).spawn().unwrap();
+    while files() == before {
+        assert!(child.try_wait().unwrap().is_none(), "it was faster");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(child.id() as i32), nix::sys::signal::Signal::SIGINT).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert_eq!(files(), before);
+    host.ok(&["export", "k", file.to_str().unwrap()]);
+}

@@ -1,5 +1,6 @@
 //! A kernel's files: its workspace, followed by a [`Tracker`] that goes with the kernel.
 
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -140,6 +141,8 @@ fn durable(host: &Host) -> Durable {
 pub(in crate::supervisor) struct Giving {
     kernel: Rc<Kernel>,
     donor: Arc<Donor>,
+    /// The files of a child that was made, as they were then.
+    child: RefCell<Option<Donor>>,
 }
 
 /// What files of a kernel's workspace can be given to others: none if it is not sure what is known of them.
@@ -149,7 +152,7 @@ pub(in crate::supervisor) struct Giving {
 pub(in crate::supervisor) async fn donor(host: &Host, kernel: &Rc<Kernel>) -> Result<Option<Giving>> {
     let mut files = Files::of(host, kernel).await?;
     let donor = files.run(|tracker, _| tracker.donor()).await?;
-    Ok(donor.map(|donor| Giving { kernel: Rc::clone(kernel), donor: Arc::new(donor) }))
+    Ok(donor.map(|donor| Giving { kernel: Rc::clone(kernel), donor: Arc::new(donor), child: RefCell::default() }))
 }
 
 impl Giving {
@@ -158,9 +161,10 @@ impl Giving {
         self.kernel.files().id
     }
 
-    /// What can be given.
-    pub fn donor(&self) -> &Arc<Donor> {
-        &self.donor
+    /// The files of a child that was made from these. Nobody is told of who reads those: to read the kernel's own makes its next
+    /// checkpoint look at them all.
+    pub fn take_child(&self) -> Option<Donor> {
+        self.child.take()
     }
 
     /// Takes a snapshot where the file system has such, with what was changed in it since the donor's knowledge.
@@ -201,13 +205,13 @@ pub(in crate::supervisor) async fn fill(
     giving: Option<&Giving>,
 ) -> Result<&'static str> {
     let (places, durable) = (places(host, kernel), durable(host));
-    // Its first checkpoint is to read nothing again. The tracker does not stay: each is one of the user's few queues.
-    if let Some(spare) = giving.and_then(|giving| host.spares.take(giving.files_of())) {
+    let spare = giving.and_then(|giving| host.spares.take(giving.files_of()));
+    if let Some((giving, spare)) = giving.zip(spare) {
         let filled = host.store.run_beside(move |store| {
             let made = spare.become_workspace(TreeId(tree), places, store, durable);
-            Ok(made.and_then(|(mut tracker, _)| tracker.save_made()))
+            Ok(made.and_then(|(tracker, _)| ended(tracker)))
         });
-        filled.await??;
+        giving.child.replace(filled.await??);
         return Ok("spare");
     }
     let snapshot = match giving {
@@ -223,10 +227,20 @@ pub(in crate::supervisor) async fn fill(
     let filled = host.store.run_beside(move |store| {
         let donor = donor.as_deref().map(|donor| (donor, snapshot));
         let made = workspace::branch(donor, TreeId(tree), places, store, durable);
-        Ok(made.and_then(|(mut tracker, ..)| tracker.save_made()))
+        Ok(made.and_then(|(tracker, ..)| ended(tracker)))
     });
-    filled.await??;
+    let child = filled.await??;
+    if let Some(giving) = giving {
+        giving.child.replace(child);
+    }
     Ok(way)
+}
+
+/// Keeps what is known of a new workspace, so that its first checkpoint reads nothing again. The tracker does not stay: each is one of
+/// the user's few queues.
+fn ended(mut tracker: Tracker) -> std::result::Result<Option<Donor>, WorkspaceError> {
+    tracker.save_made()?;
+    Ok(tracker.into_donor())
 }
 
 fn describe(captured: Captured) -> CapturedFiles {

@@ -26,6 +26,13 @@ impl Task {
         if !request.key.is_empty()
             && let Some(id) = self.kernel.records.by_key(&request.key, self.host.now_ms()).await?
         {
+            if !self.kernel.records.is_of(id, &request).await? {
+                return Err(Error::conflict(format!(
+                    "this key was given with another request: it is execution {id}'s"
+                ))
+                .reason("key_used")
+                .hint("take a new key for a new request"));
+            }
             let live = self.kernel.executions.borrow().get(&id).cloned();
             return match live {
                 Some(live) => Ok(live),
