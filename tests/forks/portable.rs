@@ -121,7 +121,7 @@ fn an_export_that_is_interrupted_leaves_no_file() {
     let host = Host::start();
     let folder = host.path("home");
     host.ok(&["new", "k"]);
-    host.ok(&["exec", "k", "/usr/bin/head -c 80000000 /dev/urandom > large"]);
+    host.ok(&["exec", "k", "/usr/bin/dd if=/dev/urandom of=large bs=1M count=80"]);
     host.ok(&["checkpoint", "k", "-m", "large"]);
     let files = || folder.read_dir().unwrap().flatten().map(|file| file.file_name()).collect::<Vec<_>>();
     let before = files();
