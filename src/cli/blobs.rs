@@ -117,9 +117,8 @@ async fn get(context: &Context, name: &str, hash: Digest, output: Option<&Path>)
 
 /// Writes a blob to a file, or to standard output.
 pub(super) async fn save(context: &Context, mut download: BlobDownload, output: Option<&Path>) -> Result<(), Failure> {
-    let mut to = Target::open(output)?;
+    let (mut to, mut signals) = Target::open(output)?;
     let mut progress = Progress::new(context, "received");
-    let mut signals = Signals::catch()?;
     while let Some(part) = unless_told_to_end(&mut signals, download.next()).await? {
         to.write(&part)?;
         progress.add(part.len());
@@ -131,9 +130,11 @@ pub(super) async fn save(context: &Context, mut download: BlobDownload, output: 
 
 /// Waits for what comes next, or for Ctrl-C and its like: then the file that is being written goes.
 pub(super) async fn unless_told_to_end<T>(
-    signals: &mut Signals,
+    signals: &mut Option<Signals>,
     next: impl Future<Output = crate::core::error::Result<T>>,
 ) -> Result<T, Failure> {
+    // Who writes to a reader that stands still ends as signals have it.
+    let Some(signals) = signals else { return Ok(next.await?) };
     tokio::select! {
         next = next => Ok(next?),
         code = signals.any() => Err(Failure::Quiet(code)),
@@ -147,15 +148,17 @@ pub(super) enum Target<'a> {
 }
 
 impl<'a> Target<'a> {
-    pub(super) fn open(output: Option<&'a Path>) -> Result<Target<'a>, Failure> {
+    /// Opens it. Where a file is begun, signals are taken over that would leave it.
+    pub(super) fn open(output: Option<&'a Path>) -> Result<(Target<'a>, Option<Signals>), Failure> {
         match output.filter(|path| *path != Path::new("-")) {
-            None => Ok(Target::Stdout(std::io::stdout())),
+            None => Ok((Target::Stdout(std::io::stdout()), None)),
             Some(path) => {
+                let signals = Signals::catch()?;
                 let mut temporary = path.as_os_str().to_owned();
                 temporary.push(format!(".ryokan-{}", std::process::id()));
                 let temporary = PathBuf::from(temporary);
                 let file = std::fs::File::create_new(&temporary).map_err(|e| unwritable(path, e))?;
-                Ok(Target::File { path, temporary, file })
+                Ok((Target::File { path, temporary, file }, Some(signals)))
             }
         }
     }

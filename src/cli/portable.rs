@@ -6,7 +6,6 @@ use clap::Args;
 
 use super::blobs::{self, Progress, Target};
 use super::context::Context;
-use super::drive::Signals;
 use super::failure::Failure;
 use super::{json, render};
 use crate::core::error::Error;
@@ -47,10 +46,9 @@ pub async fn export(context: &Context, args: ExportArgs) -> Result<(), Failure> 
         context.confirm(&format!("replace {}", args.file.display()))?;
     }
     let (kernel, info) = context.kernel(&args.name).await?;
-    let mut to = Target::open(Some(&args.file))?;
-    let mut download = kernel.export(&args.checkpoints).await?;
+    let (mut to, mut signals) = Target::open(Some(&args.file))?;
+    let mut download = blobs::unless_told_to_end(&mut signals, kernel.export(&args.checkpoints)).await?;
     let mut progress = Progress::new(context, "written");
-    let mut signals = Signals::catch()?;
     while let Some(piece) = blobs::unless_told_to_end(&mut signals, download.next()).await? {
         to.write(&piece)?;
         progress.add(piece.len());

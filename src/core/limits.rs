@@ -183,6 +183,10 @@ pub const SPARE_WORTH_ENTRIES: u64 = 256;
 pub const SPARE_WORTH_BYTES: u64 = 16 << 20;
 /// ... if so many times as much is free on the disk.
 pub const SPARE_ROOM: u64 = 10;
+/// No more entries than that: what is known of each stays in memory.
+pub const SPARE_ENTRIES: u64 = 1 << 18;
+/// For how long none is made after one could not be.
+pub const SPARE_AFTER_FAILURE: Duration = Duration::from_secs(600);
 /// It goes when so many times as much is not free any more ...
 pub const SPARE_ROOM_LEAST: u64 = 5;
 /// ... which is looked at this often ...

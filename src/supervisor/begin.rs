@@ -7,6 +7,7 @@
 //! Until the row is there, nobody knows of the kernel: what fails removes the folder, and what was killed leaves one that the next
 //! start removes.
 
+use std::cell::RefCell;
 use std::path::Path;
 use std::rc::Rc;
 
@@ -51,6 +52,10 @@ pub(super) struct Seed {
     pub decisions: Vec<Decision>,
     /// Whose files it may take where they are those of the checkpoint.
     pub giving: Option<checkpoint::Giving>,
+    /// The kernel of whose files a copy may have been made ahead.
+    pub like: Option<KernelId>,
+    /// The files of the newest kernel that was made from this.
+    pub made: RefCell<Option<crate::workspace::Donor>>,
 }
 
 /// What is said of a new kernel, whatever it begins from.
@@ -148,8 +153,10 @@ impl Supervisor {
         let judged = self.judge_seed(reserved, seed, actor)?;
         self.fill_and_show(judged, key, words, actor, async |id, judged, words| {
             let host = self.host();
-            let way = checkpoint::fill(host, id, seed.manifest.workspace.tree, seed.giving.as_ref()).await?;
-            words.detail["files"] = way.into();
+            let tree = seed.manifest.workspace.tree;
+            let filled = checkpoint::fill(host, id, tree, seed.like, seed.giving.as_ref()).await?;
+            (words.detail["files"], words.detail["full_walk"]) = (filled.way.into(), filled.full_walk.into());
+            seed.made.replace(filled.files);
             load_engine(host, id, seed.manifest.engine, seed.parts.clone()).await?;
             let (new, sealed) = seal(host, id, seed, judged, actor).await?;
             words.outcome = format!("{}; {} manifest {sealed}", words.outcome, new.id);
@@ -175,7 +182,7 @@ impl Supervisor {
         let judged = self.judge_seed(reserved, seed, actor)?;
         self.fill_and_show(judged, None, words, actor, async |id, judged, words| {
             let host = self.host();
-            checkpoint::fill(host, id, seed.manifest.workspace.tree, None).await?;
+            checkpoint::fill(host, id, seed.manifest.workspace.tree, None, None).await?;
             load_engine(host, id, seed.manifest.engine, seed.parts.clone()).await?;
             let mut own = Own { entry: Some(mark(host, actor, words)), ..Own::of(seed) };
             // The one that the kernel is at comes last.

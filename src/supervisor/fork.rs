@@ -6,6 +6,7 @@
 //! Nothing of the parent changes but that checkpoint and those two marks. A child shares content with it through the store, and
 //! nothing else: what happens to one is no matter to the other.
 
+use std::cell::RefCell;
 use std::rc::Rc;
 
 use futures::StreamExt as _;
@@ -15,7 +16,7 @@ use super::checkpoint;
 use super::command::Actor;
 use super::kernel::Kernel;
 use super::spares;
-use super::supervisor::{Reserved, Supervisor, made_as};
+use super::supervisor::{Reserved, Supervisor, key_used, made_as};
 use crate::core::checkpoint::{Checkpoint, CheckpointType, Taking};
 use crate::core::error::{Error, Result};
 use crate::core::fork::Forking;
@@ -88,8 +89,8 @@ async fn perform(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: &Forking,
         (name, made)
     });
     let children: Vec<_> = futures::stream::iter(making).buffered(limits::FORKS_AT_ONCE).collect().await;
-    if let Some(giving) = seed.giving.as_ref().filter(|_| children.iter().any(|(_, made)| made.is_ok())) {
-        spares::prepare(host, giving, seed.manifest.workspace.tree);
+    if let Some(files) = seed.made.take() {
+        spares::prepare(host, kernel.files().id, files, seed.manifest.workspace.tree);
     }
     if let Err(error) = tell(supervisor, kernel, &point, &children, (version, actor)).await {
         // The children are there, and say themselves where they come from.
@@ -113,7 +114,7 @@ async fn settle(
         if !wanted.key.is_empty() {
             let scope = format!("fork/{}/{}/{number}", actor.uid, kernel.id);
             if let Some(known) = supervisor.recall(&scope, &wanted.key).await? {
-                return Ok(Child::Settled(made_as(known, name)));
+                return Ok(Child::Settled(same_fork(kernel, known, wanted, name).await));
             }
             key = Some((scope, wanted.key.clone()));
         }
@@ -121,6 +122,18 @@ async fn settle(
         Ok(Child::Due(supervisor.reserve(actor.uid, name)?, key))
     };
     settle.await.unwrap_or_else(|error| Child::Settled(Err(error)))
+}
+
+/// The child that a key has made, if it is the one which is asked for by the same key.
+async fn same_fork(kernel: &Kernel, known: Rc<Kernel>, wanted: &Forking, name: &str) -> Result<Rc<Kernel>> {
+    let known = made_as(known, name, kernel.spec.engine)?;
+    let made_from = known.view().origin.from.map(|point| point.checkpoint);
+    // One that is gone cannot be compared.
+    let asked = if wanted.from.is_empty() { None } else { checkpoint::find(kernel, &wanted.from).await.ok() };
+    match asked.zip(made_from) {
+        Some((asked, made_from)) if asked.id != made_from => Err(key_used(&known)),
+        _ => Ok(known),
+    }
 }
 
 /// The fork point of children that were made by an earlier call, while the kernel still has it.
@@ -179,8 +192,9 @@ async fn seed(supervisor: &Supervisor, kernel: &Rc<Kernel>, point: &Checkpoint) 
         Some(_) => None,
         None => checkpoint::donor(supervisor.host(), kernel).await?,
     };
+    let (like, made) = (Some(kernel.files().id), RefCell::default());
     let decisions = kernel.records.all_decisions().await?;
-    Ok(Seed { manifest, parts, blobs, origin, parent: Some(point.id), called, decisions, giving })
+    Ok(Seed { manifest, parts, blobs, origin, parent: Some(point.id), called, decisions, giving, like, made })
 }
 
 fn words(kernel: &Kernel, point: &Checkpoint) -> Words<'static> {

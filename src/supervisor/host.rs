@@ -127,6 +127,11 @@ impl Host {
         self.reserve.free_bytes()
     }
 
+    /// Files that may still be made there; `None`: the file system does not count.
+    pub(super) fn free_files(&self) -> Option<u64> {
+        self.reserve.free_files()
+    }
+
     /// What is said where [`disk_is_full`](Self::disk_is_full).
     pub(super) fn full() -> Error {
         Error::busy("no room on the disk that holds ryokan's data")

@@ -322,6 +322,8 @@ async fn make(
         parent: None,
         called: String::new(),
         giving: None,
+        like: None,
+        made: Default::default(),
     };
     let checkpoints = head.checkpoints.into_iter().zip(manifests).collect();
     supervisor.begin_imported(&reserved, &seed, checkpoints, words, actor).await

@@ -55,6 +55,12 @@ impl Reserve {
         Some(found.blocks_available().saturating_mul(found.fragment_size()))
     }
 
+    /// Files that may still be made where it is; `None`: the file system does not count them.
+    pub fn free_files(&self) -> Option<u64> {
+        let found = self.path.parent().and_then(|folder| statvfs(folder).ok())?;
+        (found.files() > 0).then(|| found.files_available())
+    }
+
     /// Takes it back, if the disk has room for several times as much.
     pub fn keep(&self) {
         if self.held.get() {

@@ -12,21 +12,27 @@ use std::collections::VecDeque;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::checkpoint::Giving;
 use super::host::Host;
+use super::kernel::Kernel;
 use crate::core::error::{Error, Result};
 use crate::core::ids::{Digest, KernelId};
 use crate::core::limits;
-use crate::workspace::{Spare, TreeId};
+use crate::workspace::{Donor, Spare, TreeId};
 
 /// The spares of a host.
 pub(super) struct Spares {
     folder: PathBuf,
     kept: RefCell<VecDeque<Kept>>,
-    making: Cell<bool>,
+    /// What one is being made from.
+    making: RefCell<Option<Arc<Donor>>>,
+    /// One at a time removes them all: whoever comes second finds the room that there is then.
+    discarding: tokio::sync::Mutex<()>,
+    /// When one could not be made.
+    failed: Cell<Option<Instant>>,
 }
 
 struct Kept {
@@ -38,7 +44,8 @@ struct Kept {
 impl Spares {
     /// Keeps them in that folder, which need not be there.
     pub fn new(folder: PathBuf) -> Spares {
-        Spares { folder, kept: RefCell::default(), making: Cell::new(false) }
+        let (kept, making, discarding) = Default::default();
+        Spares { folder, kept, making, discarding, failed: Cell::new(None) }
     }
 
     /// The one of that kernel's files, if there is one.
@@ -63,8 +70,12 @@ impl Spares {
         }
     }
 
-    /// Removes all; whether there were any.
+    /// Removes all, and what is being made; whether there were any.
     pub async fn discard_all(&self) -> bool {
+        let _turn = self.discarding.lock().await;
+        if let Some(donor) = self.making.borrow().as_ref() {
+            donor.give_up();
+        }
         let all = self.kept.take();
         let any = !all.is_empty();
         for kept in all {
@@ -99,25 +110,26 @@ impl Spares {
 }
 
 async fn discard(spare: Spare) {
-    let removed = tokio::task::spawn_blocking(move || spare.discard()).await;
-    if let Ok(Err(error)) = removed {
-        tracing::warn!(%error, "a spare workspace could not be removed");
-    }
+    // Its end says itself what could not be removed.
+    let _ = tokio::task::spawn_blocking(move || drop(spare)).await;
 }
 
 /// Makes one for the next fork of a kernel, in the background, if it is worth its room: from the files of a child.
-pub(super) fn prepare(host: &Rc<Host>, giving: &Giving, tree: Digest) {
-    let (spares, kernel) = (&host.spares, giving.files_of());
-    let Some(donor) = giving.take_child() else { return };
+pub(super) fn prepare(host: &Rc<Host>, kernel: KernelId, donor: Donor, tree: Digest) {
+    let spares = &host.spares;
     if host.config.fork_spares == 0 || host.is_stopping() || !donor.copies() || spares.has(kernel) {
         return;
     }
-    let bytes = donor.bytes();
-    let is_worth_it = donor.entries() >= limits::SPARE_WORTH_ENTRIES || bytes >= limits::SPARE_WORTH_BYTES;
-    if !is_worth_it || !has_room(host, bytes, limits::SPARE_ROOM) || spares.making.replace(true) {
+    let (bytes, entries) = (donor.bytes(), donor.entries());
+    let is_worth_it = entries >= limits::SPARE_WORTH_ENTRIES || bytes >= limits::SPARE_WORTH_BYTES;
+    let failed_lately = spares.failed.get().is_some_and(|at| at.elapsed() < limits::SPARE_AFTER_FAILURE);
+    let is_small = entries <= limits::SPARE_ENTRIES;
+    let has_room = has_room(host, bytes, entries, limits::SPARE_ROOM);
+    if !is_worth_it || !is_small || failed_lately || !has_room || spares.making.borrow().is_some() {
         return;
     }
-    let host = Rc::clone(host);
+    let (host, donor) = (Rc::clone(host), Arc::new(donor));
+    host.spares.making.replace(Some(Arc::clone(&donor)));
     tokio::task::spawn_local(async move {
         let made = async {
             // Until it is made, what it is made from must be there.
@@ -127,26 +139,32 @@ pub(super) fn prepare(host: &Rc<Host>, giving: &Giving, tree: Digest) {
             Ok::<_, Error>(made.await??)
         };
         let made = made.await;
-        host.spares.making.set(false);
+        host.spares.making.replace(None);
         match made {
-            Ok(spare) => keep(&host, kernel, spare).await,
-            Err(error) => tracing::warn!(%kernel, %error, "the next fork copies: no spare workspace could be made"),
+            Ok(spare) => keep(&host, kernel, spare, entries).await,
+            Err(error) => {
+                host.spares.failed.set(Some(Instant::now()));
+                tracing::info!(%kernel, %error, "the next fork copies: no spare workspace was made");
+            }
         }
     });
 }
 
 /// Whether so many times as much is free on the disk.
-fn has_room(host: &Host, bytes: u64, times: u64) -> bool {
-    host.free_bytes().is_some_and(|free| bytes.saturating_mul(times) <= free)
+fn has_room(host: &Host, bytes: u64, entries: u64, times: u64) -> bool {
+    let fits = |needed: u64, free: Option<u64>| free.is_some_and(|free| needed.saturating_mul(times) <= free);
+    // A file system that counts no files has room for any number.
+    fits(bytes, host.free_bytes()) && host.free_files().is_none_or(|free| fits(entries, Some(free)))
 }
 
 /// Keeps one until it is taken, or has no place here any more.
-async fn keep(host: &Rc<Host>, kernel: KernelId, spare: Spare) {
-    let of = host.by_id.borrow().get(&kernel).cloned();
-    let Some(of) = of.filter(|of| of.archived_in().is_none() && !host.is_stopping()) else {
+async fn keep(host: &Rc<Host>, kernel: KernelId, spare: Spare, entries: u64) {
+    let (made, bytes) = (Instant::now(), spare.bytes());
+    let has_place = |of: &Rc<Kernel>| of.archived_in().is_none() && !host.is_stopping();
+    let of = host.by_id.borrow().get(&kernel).cloned().filter(has_place);
+    let Some(of) = of.filter(|_| has_room(host, bytes, entries, limits::SPARE_ROOM_LEAST)) else {
         return discard(spare).await;
     };
-    let (made, bytes) = (Instant::now(), spare.bytes());
     host.events.publish(&of.event_name, "spare_made", serde_json::json!({ "bytes": bytes }));
     drop(of);
     host.spares.kept.borrow_mut().push_back(Kept { kernel, spare, made });
@@ -166,7 +184,7 @@ async fn keep(host: &Rc<Host>, kernel: KernelId, spare: Spare) {
         if !host.spares.kept.borrow().iter().any(is_this) {
             return;
         }
-        if Instant::now() >= until || !has_room(&host, bytes, limits::SPARE_ROOM_LEAST) {
+        if Instant::now() >= until || !has_room(&host, bytes, entries, limits::SPARE_ROOM_LEAST) {
             if let Some(kept) = host.spares.take_if(is_this) {
                 discard(kept.spare).await;
             }

@@ -18,6 +18,7 @@ use super::task::{Adopted, Beginning, Report, Task};
 use super::tools::Tools;
 use super::upkeep;
 use crate::catalog::{CatalogHandle, Created, IdempotencyKey, KernelRow, NewAudit, Notes};
+use crate::core::engine::EngineName;
 use crate::core::error::{DISK_FULL, Error, ErrorCode, Result};
 use crate::core::ids::{Epoch, KernelId};
 use crate::core::limits;
@@ -82,7 +83,7 @@ impl Supervisor {
         if !key.is_empty()
             && let Some(kernel) = self.recall(&scope, key).await?
         {
-            return made_as(kernel, spec.name.as_str());
+            return made_as(kernel, spec.name.as_str(), spec.engine);
         }
         let spec = self.checked(spec, actor)?;
         let reserved = self.reserve(actor.uid, spec.name.clone())?;
@@ -227,7 +228,8 @@ impl Supervisor {
             Ok(Created::Before(before)) => {
                 host.catalog.remove_kernel_files(id).await?;
                 let kernel = host.by_id.borrow().get(&before).cloned();
-                return kernel.ok_or_else(|| Error::not_found("the kernel that this key made was removed"));
+                let kernel = kernel.ok_or_else(|| Error::not_found("the kernel that this key made was removed"))?;
+                return made_as(kernel, spec.name.as_str(), spec.engine);
             }
             Err(error) => {
                 host.catalog.remove_kernel_files(id).await?;
@@ -449,17 +451,23 @@ impl Supervisor {
     }
 }
 
-/// The kernel that a key has made, if that is the one which is asked for by the same key.
+/// The kernel that a key has made, if it has the name and the engine that are asked for by the same key. The rest of what is asked for may
+/// have been filled in from a configuration that is another one by now.
 ///
 /// # Errors
 /// `conflict` if it is another.
-pub(super) fn made_as(kernel: Rc<Kernel>, name: &str) -> Result<Rc<Kernel>> {
-    match kernel.spec.name.as_str() == name {
+pub(super) fn made_as(kernel: Rc<Kernel>, name: &str, engine: EngineName) -> Result<Rc<Kernel>> {
+    match kernel.spec.name.as_str() == name && kernel.spec.engine == engine {
         true => Ok(kernel),
-        false => Err(Error::conflict(format!("this key was given with another request: it made {}", kernel.spec.name))
-            .reason("key_used")
-            .hint("take a new key for a new request")),
+        false => Err(key_used(&kernel)),
     }
+}
+
+/// What is said of a key that has made another kernel than the one which is asked for.
+pub(super) fn key_used(made: &Kernel) -> Error {
+    Error::conflict(format!("this key was given with another request: it made {}", made.spec.name))
+        .reason("key_used")
+        .hint("take a new key for a new request")
 }
 
 /// The channel of a worker that was adopted before its kernel's task exists.

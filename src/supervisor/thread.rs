@@ -50,7 +50,7 @@ async fn make(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: Threading, a
     if !wanted.key.is_empty() {
         let scope = format!("thread/{}/{}", actor.uid, kernel.id);
         if let Some(known) = supervisor.recall(&scope, &wanted.key).await? {
-            return made_as(known, wanted.name.as_str());
+            return made_as(known, wanted.name.as_str(), wanted.engine.unwrap_or(kernel.spec.engine));
         }
         key = Some((scope, wanted.key));
     }

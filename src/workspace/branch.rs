@@ -7,13 +7,15 @@
 //!                       │         told of changes since (Tracker::tell) says where to look
 //!                       └ else    checkout: each file cloned (reflink) or copied (tracked) while its stamp is the known one
 //! ```
-//! Nothing is frozen for it: a file that changes while it is taken is taken from the store.
+//! A file that changes while it is taken is taken from the store: nothing stands still for it, but for the instant after a snapshot
+//! in which whoever writes is between two calls.
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::beneath;
 use super::changes::Changes;
@@ -41,6 +43,8 @@ pub struct Donor {
     index: Index,
     /// Which state of its tracker this is.
     state: u64,
+    /// Nobody wants any more what is made from it.
+    given_up: AtomicBool,
 }
 
 /// A copy of all of a live workspace, in the place of a new one. The live one may have been written to before.
@@ -72,14 +76,21 @@ impl Tracker {
         }
         let root = self.root.try_clone().map_err(WorkspaceError::of("open", &self.places.workspace))?;
         let (kind, index) = (self.driver.choice().kind, self.index.clone().unwatched());
-        Ok(Some(Donor { kind, places: self.places.clone(), root, index, state: self.state }))
+        Ok(Some(Donor {
+            kind,
+            places: self.places.clone(),
+            root,
+            index,
+            state: self.state,
+            given_up: AtomicBool::new(false),
+        }))
     }
 
     /// What files can be taken from a workspace that is no longer followed.
     pub fn into_donor(self) -> Option<Donor> {
         let (sure, kind) = (self.is_sure(), self.driver.choice().kind);
         let Tracker { places, root, index, state, .. } = self;
-        sure.then(|| Donor { kind, places, root, index: index.unwatched(), state })
+        sure.then(|| Donor { kind, places, root, index: index.unwatched(), state, given_up: AtomicBool::new(false) })
     }
 
     /// Tells a snapshot what was changed since the donor's knowledge. Whatever changed files before the snapshot must have told
@@ -111,7 +122,7 @@ pub fn branch(
         return Ok((tracker, restored, Branched { snapshot: true, ..Branched::default() }));
     }
     check_empty(&places)?;
-    checkout_with(donor.map(|(donor, _)| donor), tree, places, objects, durable)
+    checkout_with(Tracker::open(places)?, donor.map(|(donor, _)| donor), tree, objects, durable)
 }
 
 fn check_empty(places: &Places) -> Result<()> {
@@ -152,10 +163,24 @@ impl Donor {
         self.index.count
     }
 
-    /// Bytes of its files, holes and second names included.
+    /// Bytes that a copy of it takes at most: in whole blocks, holes and second names included.
     pub fn bytes(&self) -> u64 {
-        let known = self.index.folders.values().flat_map(|folder| folder.entries.values());
-        known.map(|known| if let What::File { .. } = known.what { known.stamp.size } else { 0 }).sum()
+        const BLOCK: u64 = 4096;
+        let size = |known: &Known| match known.what {
+            What::File { .. } => known.stamp.size.next_multiple_of(BLOCK),
+            What::Folder(_) | What::Symlink(_) => BLOCK,
+            What::Fifo | What::Missing(_) => 0,
+        };
+        self.index.folders.values().flat_map(|folder| folder.entries.values()).map(size).sum()
+    }
+
+    /// Ends the copying from it that is under way: it fails.
+    pub fn give_up(&self) {
+        self.given_up.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_given_up(&self) -> bool {
+        self.given_up.load(Ordering::Relaxed)
     }
 
     /// A folder, by its names, if it is known and still there.

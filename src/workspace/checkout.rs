@@ -50,18 +50,18 @@ pub fn checkout(
     objects: &dyn Objects,
     durable: Durable,
 ) -> Result<(Tracker, Restored)> {
-    checkout_with(None, target, places, objects, durable).map(|(tracker, restored, _)| (tracker, restored))
+    let tracker = Tracker::open(places)?;
+    checkout_with(tracker, None, target, objects, durable).map(|(tracker, restored, _)| (tracker, restored))
 }
 
 /// As [`checkout`], with files of a live workspace where they are those of the tree.
 pub(super) fn checkout_with(
+    mut tracker: Tracker,
     donor: Option<&Donor>,
     target: TreeId,
-    places: Places,
     objects: &dyn Objects,
     durable: Durable,
 ) -> Result<(Tracker, Restored, Branched)> {
-    let mut tracker = Tracker::open(places)?;
     let path = tracker.workspace().to_owned();
     if !beneath::list(tracker.root.as_fd()).map_err(WorkspaceError::of("list", &path))?.is_empty() {
         return Err(WorkspaceError::NotEmpty { path });
@@ -243,6 +243,10 @@ impl<'a> Making<'a> {
         if names.len() as u64 > u64::from(limits::WORKSPACE_DEPTH) {
             let limit = u64::from(limits::WORKSPACE_DEPTH);
             return Err(WorkspaceError::TooMany { what: "folders within folders", limit });
+        }
+        if self.donor.is_some_and(Donor::is_given_up) {
+            let path = path_of(names.iter().map(|name| &**name));
+            return Err(WorkspaceError::io("go on to copy", &path, io::ErrorKind::Interrupted.into()));
         }
         let page = match read::folder(self.objects, digest)? {
             Folder::Page(entries) => entries,

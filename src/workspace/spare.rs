@@ -4,15 +4,17 @@
 //!  spare ── becomes ──▶ renamed into the new workspace's place ─▶ what differs from the tree is restored
 //!     └──── discard ──▶ nothing is left
 //! ```
-//! Nobody but the daemon reaches it, and nobody writes to it. So what was noted when it was made holds, however old it is.
+//! Nobody but the daemon writes to it. So a file whose stamp is the noted one is what was noted, however long ago; but each is looked at
+//! when the spare is taken, for somebody may have made room on the disk.
 
-use std::fs::DirBuilder;
+use std::fs::{DirBuilder, Permissions};
 use std::io;
-use std::os::unix::fs::DirBuilderExt as _;
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
+use super::beneath::proc_path;
 use super::branch::Donor;
-use super::changes::Changes;
 use super::checkout::checkout_with;
 use super::error::WorkspaceError;
 use super::index::Index;
@@ -32,35 +34,42 @@ pub struct Spare {
     bytes: u64,
 }
 
+impl Drop for Spare {
+    fn drop(&mut self) {
+        // The next start of the daemon removes what cannot be removed now.
+        if let Err(error) = fs::remove_tree(&self.home)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            tracing::warn!(path = %self.home.display(), %error, "a spare workspace could not be removed");
+        }
+    }
+}
+
 impl Spare {
     /// Makes one in a folder that is not there yet, from a tree and the files that a live workspace has. After a failure nothing
     /// is left.
     ///
     /// # Errors
-    /// As [`branch`](super::branch()).
+    /// As [`branch`](super::branch()); `donor` was given up.
     pub fn make(home: &Path, donor: &Donor, tree: TreeId, objects: &dyn Objects) -> Result<Spare> {
-        let made = Spare::fill(home, donor, tree, objects);
-        if made.is_err() {
-            // The next start of the daemon removes what cannot be removed now.
-            let _ = fs::remove_tree(home);
-        }
-        made
-    }
-
-    fn fill(home: &Path, donor: &Donor, tree: TreeId, objects: &dyn Objects) -> Result<Spare> {
+        let mut spare = Spare { home: home.to_owned(), index: Index::new(), bytes: donor.bytes() };
         let places = places(home);
         fault::point("workspace.spare.make")
             .and_then(|()| DirBuilder::new().mode(0o700).create(home))
             .and_then(|()| DirBuilder::new().mode(0o700).create(&places.workspace))
             .map_err(|error| WorkspaceError::io("make", home, error))?;
-        let (tracker, restored, _) = checkout_with(Some(donor), tree, places, objects, Durable::Process)?;
-        let bytes = donor.bytes();
-        // What only root may make, or nobody, is made as well as it can be when the spare becomes a workspace.
-        tracing::trace!(left = restored.left.len(), "a spare workspace was made");
-        Ok(Spare { home: home.to_owned(), index: tracker.index.unwatched(), bytes })
+        let mut tracker = Tracker::open(places)?;
+        // Nobody is told of a spare: the watches of a user are few.
+        tracker.notify = None;
+        let (tracker, ..) = checkout_with(tracker, Some(donor), tree, objects, Durable::Process)?;
+        // To move a folder is to write to it, whatever mode it is to have.
+        std::fs::set_permissions(proc_path(tracker.root.as_fd()), Permissions::from_mode(0o700))
+            .map_err(|error| WorkspaceError::io("change the mode of", home, error))?;
+        spare.index = tracker.index.unwatched();
+        Ok(spare)
     }
 
-    /// Bytes of the files that it was made from.
+    /// Bytes that it takes at most.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -69,9 +78,9 @@ impl Spare {
     /// made and not ended is the caller's to remove.
     ///
     /// # Errors
-    /// The folder is not empty; as [`Tracker::restore`].
+    /// The folder is not empty; the spare is gone; as [`Tracker::restore`].
     pub fn become_workspace(
-        self,
+        mut self,
         tree: TreeId,
         places: Places,
         objects: &dyn Objects,
@@ -84,23 +93,12 @@ impl Spare {
             std::fs::remove_dir(path)?;
             std::fs::rename(self.home.join(WORKSPACE), path)
         };
-        let swapped = swap();
-        // What a making left in it is not needed.
-        let _ = fs::remove_tree(&self.home);
-        swapped.map_err(|error| WorkspaceError::io("put a spare workspace in the place of", path, error))?;
-        let mut tracker = Tracker::seeded(places, self.index, Some(Changes::default()))?;
+        swap().map_err(|error| WorkspaceError::io("put a spare workspace in the place of", path, error))?;
+        let mut tracker = Tracker::seeded(places, std::mem::replace(&mut self.index, Index::new()), None)?;
         tracker.settle_all();
         let restored = tracker.restore(tree, objects, durable)?;
         tracker.is_private = false;
         Ok((tracker, restored))
-    }
-
-    /// Removes it.
-    ///
-    /// # Errors
-    /// What could not be removed; the next start of the daemon tries again.
-    pub fn discard(self) -> io::Result<()> {
-        fs::remove_tree(&self.home)
     }
 }
 

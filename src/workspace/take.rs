@@ -43,19 +43,22 @@ impl Scan<'_> {
         {
             let is_same = match closely {
                 Closely::Walk => *stamp == now && *settled && self.is_stored(content),
+                // What wrote through a mapping is told by nobody, and is not here to be asked for.
+                Closely::Look | Closely::Open if self.private => *stamp == now && *settled,
                 // Its bytes did not change, or that would have been told.
                 Closely::Look | Closely::Open => moved(*stamp) == moved(now),
                 Closely::Read => false,
             };
             // Within the clock's grain mode and attributes change without a trace.
-            let looks = closely == Closely::Look || (closely == Closely::Walk && self.private);
+            let looks = closely == Closely::Look || self.private;
             if is_same && *stamp == now && *settled && looks {
                 return Ok(Taken::Done);
             }
             reuse = is_same.then(|| content.clone());
         }
         if reuse.is_none() && closely < Closely::Read {
-            let by_name = if closely == Closely::Walk { None } else { self.contents.get(&moved(now)) };
+            let is_sure = closely != Closely::Walk && !self.private;
+            let by_name = if is_sure { self.contents.get(&moved(now)) } else { None };
             let found = self.contents.get(&now).or(by_name);
             reuse = found.filter(|content| self.is_stored(content)).cloned();
         }

@@ -212,6 +212,10 @@ fn the_same_key_gives_the_same_children() {
         let renamed = k.fork(&Forking { name: "d".into(), ..keyed.clone() }).await.unwrap();
         let refused = renamed.children[0].1.as_ref().err().map(|error| error.reason.as_str());
         assert_eq!(refused, Some("key_used"));
+        k.checkpoint(&Taking::by_us(CheckpointType::Manual, "another")).await.unwrap();
+        let elsewhere = k.fork(&Forking { from: "another".into(), ..keyed.clone() }).await.unwrap();
+        let refused = elsewhere.children[0].1.as_ref().err().map(|error| error.reason.as_str());
+        assert_eq!(refused, Some("key_used"), "from another checkpoint");
         let other = k.fork(&Forking { key: "twice".into(), ..keyed }).await.unwrap();
         assert!(other.children.iter().all(|(_, made)| made.is_err()), "their names are taken");
     });

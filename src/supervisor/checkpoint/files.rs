@@ -1,6 +1,6 @@
 //! A kernel's files: its workspace, followed by a [`Tracker`] that goes with the kernel.
 
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::store::{Store, StoreHandle};
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 use crate::workspace::{
-    self, Captured, Collected, Donor, Durable, Places, Snapshot, Together, Tracker, TreeId, WorkspaceError,
+    self, Captured, Collected, Donor, Durable, Places, Restored, Snapshot, Together, Tracker, TreeId, WorkspaceError,
 };
 
 /// The file with what is known of the workspace.
@@ -141,8 +141,8 @@ fn durable(host: &Host) -> Durable {
 pub(in crate::supervisor) struct Giving {
     kernel: Rc<Kernel>,
     donor: Arc<Donor>,
-    /// The files of a child that was made, as they were then.
-    child: RefCell<Option<Donor>>,
+    /// Whoever writes to them could not be stopped for an instant: it is not tried again.
+    is_unsettled: Cell<bool>,
 }
 
 /// What files of a kernel's workspace can be given to others: none if it is not sure what is known of them.
@@ -152,26 +152,18 @@ pub(in crate::supervisor) struct Giving {
 pub(in crate::supervisor) async fn donor(host: &Host, kernel: &Rc<Kernel>) -> Result<Option<Giving>> {
     let mut files = Files::of(host, kernel).await?;
     let donor = files.run(|tracker, _| tracker.donor()).await?;
-    Ok(donor.map(|donor| Giving { kernel: Rc::clone(kernel), donor: Arc::new(donor), child: RefCell::default() }))
+    Ok(donor.map(|donor| Giving { kernel: Rc::clone(kernel), donor: Arc::new(donor), is_unsettled: Cell::new(false) }))
 }
 
 impl Giving {
-    /// The kernel whose files they are.
-    pub fn files_of(&self) -> KernelId {
-        self.kernel.files().id
-    }
-
-    /// The files of a child that was made from these. Nobody is told of who reads those: to read the kernel's own makes its next
-    /// checkpoint look at them all.
-    pub fn take_child(&self) -> Option<Donor> {
-        self.child.take()
-    }
-
     /// Takes a snapshot where the file system has such, with what was changed in it since the donor's knowledge.
     async fn snapshot(&self, host: &Host, places: Places) -> Result<Option<Snapshot>> {
         let donor = Arc::clone(&self.donor);
         let taken = host.store.run_beside(move |_| Ok(donor.snapshot(&places)));
         let Some(mut snapshot) = taken.await?? else { return Ok(None) };
+        if self.is_unsettled.get() {
+            return Ok(Some(snapshot));
+        }
         let told = async {
             let mut files = Files::of(host, &self.kernel).await?;
             settle(&self.kernel).await?;
@@ -186,6 +178,7 @@ impl Giving {
         match told.await {
             Ok(snapshot) => Ok(Some(snapshot)),
             Err(error) => {
+                self.is_unsettled.set(true);
                 tracing::debug!(%error, "every file of a snapshot is looked at: what changed since could not be asked");
                 Ok(Some(Snapshot::default()))
             }
@@ -193,8 +186,20 @@ impl Giving {
     }
 }
 
-/// Fills the workspace of a kernel that nobody knows yet, from the store and from files that a donor has. Says what it was made
-/// from.
+/// How a new kernel's workspace was filled.
+#[derive(Default)]
+pub(in crate::supervisor) struct Filled {
+    /// What its files were made from.
+    pub way: &'static str,
+    /// Why all of them were looked at; empty: only those that might differ.
+    pub full_walk: String,
+    /// Its files, as they were made, for who copies them once more. Nobody is told of who reads those, yet: to read the parent's makes its
+    /// next checkpoint look at them all.
+    pub files: Option<Donor>,
+}
+
+/// Fills the workspace of a kernel that nobody knows yet, from the store and from what there is of its files: a copy of those of `like` that
+/// was made ahead, or a live workspace.
 ///
 /// # Errors
 /// Those of making it; what was made is the caller's to remove.
@@ -202,17 +207,24 @@ pub(in crate::supervisor) async fn fill(
     host: &Host,
     kernel: KernelId,
     tree: Digest,
+    like: Option<KernelId>,
     giving: Option<&Giving>,
-) -> Result<&'static str> {
+) -> Result<Filled> {
     let (places, durable) = (places(host, kernel), durable(host));
-    let spare = giving.and_then(|giving| host.spares.take(giving.files_of()));
-    if let Some((giving, spare)) = giving.zip(spare) {
+    if let Some(spare) = like.and_then(|like| host.spares.take(like)) {
+        let to = places.clone();
         let filled = host.store.run_beside(move |store| {
-            let made = spare.become_workspace(TreeId(tree), places, store, durable);
-            Ok(made.and_then(|(tracker, _)| ended(tracker)))
+            let made = spare.become_workspace(TreeId(tree), to, store, durable);
+            Ok(made.and_then(|(tracker, restored)| ended(tracker, "spare", restored)))
         });
-        giving.child.replace(filled.await??);
-        return Ok("spare");
+        match filled.await? {
+            Ok(filled) => return Ok(filled),
+            // Nothing depends on one.
+            Err(error) => {
+                tracing::warn!(%kernel, %error, "a spare workspace could not be used");
+                empty(places.clone()).await?;
+            }
+        }
     }
     let snapshot = match giving {
         Some(giving) => giving.snapshot(host, places.clone()).await?,
@@ -227,20 +239,32 @@ pub(in crate::supervisor) async fn fill(
     let filled = host.store.run_beside(move |store| {
         let donor = donor.as_deref().map(|donor| (donor, snapshot));
         let made = workspace::branch(donor, TreeId(tree), places, store, durable);
-        Ok(made.and_then(|(tracker, ..)| ended(tracker)))
+        Ok(made.and_then(|(tracker, restored, _)| ended(tracker, way, restored)))
     });
-    let child = filled.await??;
-    if let Some(giving) = giving {
-        giving.child.replace(child);
-    }
-    Ok(way)
+    Ok(filled.await??)
+}
+
+/// Makes a new workspace an empty folder again.
+async fn empty(places: Places) -> Result<()> {
+    let emptied = tokio::task::spawn_blocking(move || {
+        for folder in [&places.workspace, &places.staging] {
+            match crate::sys::fs::remove_tree(folder) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+                Ok(()) | Err(_) => {}
+            }
+        }
+        std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700).create(&places.workspace)
+    });
+    let emptied = emptied.await.map_err(|error| Error::internal(error.to_string()))?;
+    emptied.map_err(|error| Error::internal(format!("a new workspace could not be emptied: {error}")))
 }
 
 /// Keeps what is known of a new workspace, so that its first checkpoint reads nothing again. The tracker does not stay: each is one of
 /// the user's few queues.
-fn ended(mut tracker: Tracker) -> std::result::Result<Option<Donor>, WorkspaceError> {
+fn ended(mut tracker: Tracker, way: &'static str, restored: Restored) -> std::result::Result<Filled, WorkspaceError> {
     tracker.save_made()?;
-    Ok(tracker.into_donor())
+    let full_walk = restored.how.walk.map(|walk| walk.to_string()).unwrap_or_default();
+    Ok(Filled { way, full_walk, files: tracker.into_donor() })
 }
 
 fn describe(captured: Captured) -> CapturedFiles {

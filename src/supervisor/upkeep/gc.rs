@@ -10,7 +10,7 @@ use super::roots::{self, Named};
 use super::{Running, relay};
 use crate::catalog::state::RootKind;
 use crate::core::audit::NewAudit;
-use crate::core::error::{DISK_FULL, Error, Result};
+use crate::core::error::{Error, Result};
 use crate::core::ids::{Digest, KernelId};
 use crate::core::limits;
 use crate::core::quantity::format_size;
@@ -106,11 +106,8 @@ async fn perform(host: &Rc<Host>, asked: GcAsked, tell: mpsc::Sender<GcItem>) ->
         let work = move |store: &Store| sweep(store, options, &marks, asked.dry_run.then_some(&tell));
         host.store.run_beside(work).await.map_err(Error::from)
     };
-    let swept = match run().await {
-        // A little room is needed before any comes back.
-        Err(error) if error.reason == DISK_FULL && host.reserve.release() => run().await,
-        swept => swept,
-    };
+    // A little room is needed before any comes back.
+    let swept = host.making_room(run).await;
     drop(held);
     let (report, recent) = swept?;
     Ok(GcReport {
