@@ -65,6 +65,8 @@ impl Spare {
         // To move a folder is to write to it, whatever mode it is to have.
         std::fs::set_permissions(proc_path(tracker.root.as_fd()), Permissions::from_mode(0o700))
             .map_err(|error| WorkspaceError::io("change the mode of", home, error))?;
+        // Else whoever waits for the device next, a fork most likely, waits for all of this. What becomes of it is no matter.
+        let _ = nix::unistd::syncfs(&tracker.root);
         spare.index = tracker.index.unwatched();
         Ok(spare)
     }
