@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  spare ── becomes ──▶ renamed into the new workspace's place ─▶ what differs from the tree is restored
-//!     └──── discard ──▶ nothing is left
+//!     └──── dropped ──▶ nothing is left
 //! ```
 //! Nobody but the daemon writes to it. So a file whose stamp is the noted one is what was noted, however long ago; but each is looked at
 //! when the spare is taken, for somebody may have made room on the disk.

@@ -5,7 +5,7 @@ use ryokan::rpc::client::{HostClient, run_local};
 use ryokan::sys::fault;
 
 use super::log;
-use crate::support::{Host, Mounted, User, kernel, out};
+use crate::support::{Host, User, kernel, out};
 
 /// The steps at which something of a checkpoint or of a restore becomes durable.
 const FAMILIES: [&str; 4] = ["state.checkpoints.add", "state.restore.", "workspace.", "store.pack."];
@@ -52,19 +52,12 @@ fn a_daemon_killed_within_a_checkpoint_or_a_restore_leaves_one_of_two_states() {
 #[test]
 fn a_daemon_killed_where_files_share_blocks_leaves_one_of_two_states() {
     for kind in ["xfs", "btrfs"] {
-        let mounted = match Mounted::new(kind) {
-            Ok(mounted) => mounted,
-            Err(why) => return eprintln!("ignored, because this host cannot mount {kind}: {why}"),
-        };
-        let data = mounted.path().join("data");
-        std::fs::create_dir(&data).unwrap();
-        let mut host = Host::prepare(User::Own);
-        host.env("XDG_DATA_HOME", &data.display().to_string());
+        let Some((_mounted, mut host)) = Host::prepare_on(kind, User::Own) else { return };
         let killed = killed_at_each_step(&mut host, &["workspace."]);
         for label in ["workspace.file.read", "workspace.place.rename"] {
             assert!(killed.contains(&label), "{kind}: nothing came to {label}: {killed:?}");
         }
-        let kernel = data.join("ryokan/kernels").read_dir().unwrap().next().unwrap().unwrap().path();
+        let kernel = host.data().join("kernels").read_dir().unwrap().next().unwrap().unwrap().path();
         let left: Vec<_> = kernel.read_dir().unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert!(
             !left.iter().any(|name| name.to_string_lossy().contains("moment")),

@@ -1,27 +1,14 @@
 //! Checkpoints by each capture driver, through daemon and worker, for root and for an ordinary user.
 
-use std::os::unix::fs::PermissionsExt as _;
-
 use ryokan::core::engine::EngineName;
 use serde_json::Value;
 
 use super::checkpoint;
-use crate::support::{Host, Mounted, UNPRIVILEGED, User, kernel, out, users};
+use crate::support::{Host, kernel, out, users};
 
 fn everything_comes_back_on(kind: &str, driver: &str) {
     for user in users() {
-        let mounted = match Mounted::new(kind) {
-            Ok(mounted) => mounted,
-            Err(why) => return eprintln!("ignored, because this host cannot mount {kind}: {why}"),
-        };
-        let data = mounted.path().join("data");
-        std::fs::create_dir(&data).unwrap();
-        std::fs::set_permissions(&data, std::fs::Permissions::from_mode(0o700)).unwrap();
-        if user == User::Unprivileged {
-            std::os::unix::fs::chown(&data, Some(UNPRIVILEGED), Some(UNPRIVILEGED)).unwrap();
-        }
-        let mut host = Host::prepare(user);
-        host.env("XDG_DATA_HOME", &data.display().to_string());
+        let Some((_mounted, mut host)) = Host::prepare_on(kind, user) else { return };
         host.launch();
         let show = |host: &Host| -> Value { serde_json::from_str(&host.ok(&["show", "k", "--json"])).unwrap() };
         host.with(async |client| {
@@ -65,7 +52,7 @@ fn everything_comes_back_on(kind: &str, driver: &str) {
         });
         host.ok(&["rm", "child", "--yes"]);
         host.ok(&["rm", "k", "--yes"]);
-        let kernels = data.join("ryokan/kernels");
+        let kernels = host.data().join("kernels");
         assert_eq!(kernels.read_dir().unwrap().count(), 0, "{kind}, {user:?}: nothing is left of a removed kernel");
     }
 }

@@ -1,22 +1,13 @@
 //! Kernels as the command line shows, follows and removes them.
 
 use std::process::{Child, Stdio};
-use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use ryokan::core::engine::EngineName;
 use ryokan::rpc::client::HostClient;
 
-use crate::support::{Host, eventually, out, spec, users};
-
-fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !holds() {
-        assert!(Instant::now() < deadline, "it never came: {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
+use crate::support::{Host, eventually, out, spec, until, users};
 
 fn listed(host: &Host) -> Vec<serde_json::Value> {
     serde_json::from_str(&host.ok(&["ls", "--json"])).unwrap()
@@ -49,9 +40,9 @@ fn whoever_waits_for_an_execution_is_told_that_its_kernel_was_removed() {
     let host = Host::start();
     host.ok(&["new", "k"]);
     let running = spawn(&host, &["exec", "k", "sleep 60"]);
-    wait_until("it runs", || listed(&host)[0]["state"] == "busy");
+    until("it runs", || listed(&host)[0]["state"] == "busy");
     let queued = spawn(&host, &["exec", "k", "echo never"]);
-    wait_until("it waits", || listed(&host)[0]["executions"] == 2);
+    until("it waits", || listed(&host)[0]["executions"] == 2);
     host.ok(&["rm", "k", "--yes"]);
     for (child, said) in
         [(running, "error: kernel k was removed while execution 1 ran\n"), (queued, "error: kernel k was removed\n")]
@@ -68,15 +59,15 @@ fn a_throw_away_kernel_goes_with_a_client_that_is_killed() {
         let host = Host::start_as(user);
         host.ok(&["new", "mine"]);
         let mut run = spawn(&host, &["run", "sleep 60"]);
-        wait_until("it runs", || listed(&host).iter().any(|kernel| kernel["state"] == "busy"));
+        until("it runs", || listed(&host).iter().any(|kernel| kernel["state"] == "busy"));
         assert_eq!(listed(&host).iter().filter(|kernel| kernel["ephemeral"] == true).count(), 1);
         run.kill().unwrap();
         run.wait().unwrap();
-        wait_until("it is removed", || listed(&host).len() == 1);
+        until("it is removed", || listed(&host).len() == 1);
         assert_eq!(listed(&host)[0]["name"], "mine");
-        wait_until("its worker is gone", || host.workers().is_empty());
+        until("its worker is gone", || host.workers().is_empty());
         // Unlisted first, deleted then.
-        wait_until("its files are gone", || std::fs::read_dir(host.data().join("kernels")).unwrap().count() == 1);
+        until("its files are gone", || std::fs::read_dir(host.data().join("kernels")).unwrap().count() == 1);
     }
 }
 
@@ -85,7 +76,7 @@ fn a_throw_away_kernel_does_not_outlive_the_daemon_that_was_killed_with_its_clie
     let mut host = Host::start();
     host.ok(&["new", "mine"]);
     let mut run = spawn(&host, &["run", "sleep 60"]);
-    wait_until("it runs", || listed(&host).iter().any(|kernel| kernel["state"] == "busy"));
+    until("it runs", || listed(&host).iter().any(|kernel| kernel["state"] == "busy"));
     // The client is stopped first, so that it cannot ask the next daemon for the removal.
     kill(Pid::from_raw(run.id() as i32), Signal::SIGSTOP).unwrap();
     host.kill();
@@ -93,7 +84,7 @@ fn a_throw_away_kernel_does_not_outlive_the_daemon_that_was_killed_with_its_clie
     run.wait().unwrap();
     host.launch();
     assert_eq!(listed(&host).len(), 1, "only what was made to stay");
-    wait_until("its worker is gone", || host.workers().is_empty());
+    until("its worker is gone", || host.workers().is_empty());
     assert_eq!(std::fs::read_dir(host.data().join("kernels")).unwrap().count(), 1);
 }
 

@@ -49,6 +49,17 @@ impl Drop for SmallDisk {
     }
 }
 
+/// A daemon on such a disk, and a folder in which files say when to go on.
+fn small(user: User) -> (Host, SmallDisk, PathBuf) {
+    let mut host = Host::prepare(user);
+    let disk = SmallDisk::of(&host, user);
+    host.launch();
+    let go = host.path("go");
+    std::fs::create_dir(&go).unwrap();
+    std::fs::set_permissions(&go, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    (host, disk, go)
+}
+
 /// Code that waits for a file in `/go` and then writes more than a page.
 async fn waits(kernel: &KernelClient, name: &str, go: &Path) -> ExecutionClient {
     kernel.mount_at("/go", &go.display().to_string(), false, 0).await.expect("mounted");
@@ -80,14 +91,9 @@ fn on_a_full_disk_ends_are_written_with_what_was_kept_back_or_later() {
         return;
     }
     for user in users() {
-        let mut host = Host::prepare(user);
-        let disk = SmallDisk::of(&host, user);
-        host.launch();
+        let (mut host, disk, go) = small(user);
         let reserve = host.data().join("reserve");
         assert!(reserve.is_file(), "some of the disk is kept back");
-        let go = host.path("go");
-        std::fs::create_dir(&go).unwrap();
-        std::fs::set_permissions(&go, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         let start = |name: &str| std::fs::write(go.join(name), "").unwrap();
         let late = host.with(async |client| {
             let [one, two] = ["one", "two"];
@@ -250,14 +256,9 @@ fn on_a_full_disk_the_copy_for_the_next_fork_goes_first() {
         return;
     }
     for user in users() {
-        let mut host = Host::prepare(user);
-        let disk = SmallDisk::of(&host, user);
-        host.launch();
+        let (host, disk, go) = small(user);
         let (reserve, spares) = (host.data().join("reserve"), host.data().join("spares"));
         let kept = || spares.read_dir().map_or(0, Iterator::count);
-        let go = host.path("go");
-        std::fs::create_dir(&go).unwrap();
-        std::fs::set_permissions(&go, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         host.with(async |client| {
             let one = kernel(&client, "one", EngineName::Kaish).await;
             out(&one, "/bin/sh -c 'for n in $(seq 300); do echo $n > f$n; done'").await;

@@ -19,12 +19,11 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::process::{Child, Command};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::support::Host;
+use crate::support::{Host, until};
 
 /// An argument of `sleep` that no other process of this machine has.
 fn marker() -> String {
@@ -88,15 +87,6 @@ fn rss(pid: i32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("VmRSS");
     line.trim().trim_end_matches("kB").trim().parse().unwrap()
-}
-
-/// Waits on a thread that has no event loop.
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !holds() {
-        assert!(Instant::now() < deadline, "it never came: {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 /// Somebody else's process. Whatever ryokan does, it must live.

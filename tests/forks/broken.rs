@@ -9,7 +9,7 @@ use ryokan::rpc::client::{HostClient, run_local};
 use ryokan::sys::fault;
 
 use super::folders;
-use crate::support::{Host, Mounted, User, kernel, out, users};
+use crate::support::{Host, User, kernel, out, until, users};
 
 /// The steps at which something of a fork becomes durable.
 const FAMILIES: [&str; 8] = [
@@ -45,14 +45,6 @@ fn set_up(host: &Host) {
     });
 }
 
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
-    while !holds() {
-        assert!(std::time::Instant::now() < deadline, "it never came: {what}");
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
-}
-
 /// The parent is as it was, and every child that is told is whole. Gives how many there are; removes them.
 async fn look(client: &HostClient, what: &str) -> usize {
     let mut children = 0;
@@ -83,16 +75,10 @@ fn a_daemon_killed_within_a_fork_leaves_whole_children_or_none() {
 /// The same where a child's files are a snapshot of its parent's.
 #[test]
 fn a_daemon_killed_within_a_fork_on_btrfs_leaves_whole_children_or_none() {
-    let mounted = match Mounted::new("btrfs") {
-        Ok(mounted) => mounted,
-        Err(why) => return eprintln!("ignored, because this host cannot mount btrfs: {why}"),
-    };
-    let data = mounted.path().join("data");
-    std::fs::create_dir(&data).unwrap();
-    let mut host = Host::prepare(User::Own);
-    host.env("XDG_DATA_HOME", &data.display().to_string());
+    let Some((_mounted, mut host)) = Host::prepare_on("btrfs", User::Own) else { return };
+    let kernels = host.data().join("kernels");
     let families = ["kernel.files.", "workspace."];
-    let killed = killed_at_each_step(&mut host, &data.join("ryokan/kernels"), &families, fork_twice);
+    let killed = killed_at_each_step(&mut host, &kernels, &families, fork_twice);
     for label in ["workspace.branch.empty", "workspace.branch.snapshot"] {
         assert!(killed.contains(&label), "nothing came to {label}: {killed:?}");
     }

@@ -7,7 +7,7 @@ use ryokan::sys::fault;
 use serde_json::Value;
 
 use super::folders;
-use crate::support::{Host, Mounted, User, users};
+use crate::support::{Host, User, until, users};
 
 const FILES: &str = "import os, shutil\nfor n in range(300):\n    os.makedirs(f'd{n % 9}', exist_ok=True)\n    open(f'd{n % 9}/f{n}', 'w').write(f'{n} ' * 500)\nos.link('d0/f0', 'linked')";
 const CHANGE: &str = "open('d0/f9', 'a').write('more')\nos.remove('d1/f1')\nos.rename('d2', 'moved')\nopen('new', 'w').write('new')\nshutil.rmtree('d3')";
@@ -25,14 +25,6 @@ fn events(host: &Host, kind: &str) -> Vec<Value> {
 fn made_from(host: &Host) -> Vec<String> {
     let created = events(host, "kernel_created").into_iter();
     created.filter_map(|event| event["detail"]["files"].as_str().map(str::to_owned)).collect()
-}
-
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
-    while !holds() {
-        assert!(std::time::Instant::now() < deadline, "it never came: {what}");
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
 }
 
 fn spares(host: &Host) -> usize {
@@ -131,14 +123,7 @@ fn a_copy_that_somebody_removed_is_not_missed() {
 /// A snapshot is asked what was changed before it was taken: also while code writes, a child is its tree, and not everything is looked at.
 #[test]
 fn on_btrfs_a_child_of_a_kernel_that_writes_is_its_tree() {
-    let mounted = match Mounted::new("btrfs") {
-        Ok(mounted) => mounted,
-        Err(why) => return eprintln!("ignored, because this host cannot mount btrfs: {why}"),
-    };
-    let data = mounted.path().join("data");
-    std::fs::create_dir(&data).unwrap();
-    let mut host = Host::prepare(User::Own);
-    host.env("XDG_DATA_HOME", &data.display().to_string());
+    let Some((_mounted, mut host)) = Host::prepare_on("btrfs", User::Own) else { return };
     host.launch();
     host.ok(&["new", "k", "--engine", "python"]);
     host.ok(&["exec", "k", FILES]);

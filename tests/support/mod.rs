@@ -54,6 +54,27 @@ impl Host {
         host
     }
 
+    /// As [`Host::prepare`], with its data on a new file system, which must be dropped after the host. None, and said, where this host cannot
+    /// mount such.
+    pub fn prepare_on(kind: &str, user: User) -> Option<(Mounted, Host)> {
+        let mounted = match Mounted::new(kind) {
+            Ok(mounted) => mounted,
+            Err(why) => {
+                eprintln!("ignored, because this host cannot mount {kind}: {why}");
+                return None;
+            }
+        };
+        let data = mounted.path().join("data");
+        fs::create_dir(&data).unwrap();
+        fs::set_permissions(&data, fs::Permissions::from_mode(0o700)).unwrap();
+        if user == User::Unprivileged {
+            std::os::unix::fs::chown(&data, Some(UNPRIVILEGED), Some(UNPRIVILEGED)).unwrap();
+        }
+        let mut host = Host::prepare(user);
+        host.env("XDG_DATA_HOME", &data.display().to_string());
+        Some((mounted, host))
+    }
+
     /// Makes folders and binaries, but starts nothing.
     pub fn prepare(user: User) -> Host {
         // Short, for socket paths; not below a folder that others cannot enter.
@@ -108,7 +129,8 @@ impl Host {
 
     /// The daemon's data.
     pub fn data(&self) -> PathBuf {
-        self.path("data").join("ryokan")
+        let moved = self.environment.iter().find(|(name, _)| name == "XDG_DATA_HOME");
+        moved.map_or_else(|| self.path("data"), |(_, at)| at.into()).join("ryokan")
     }
 
     /// The control socket.
@@ -304,6 +326,15 @@ pub async fn out(kernel: &KernelClient, code: &str) -> String {
     let result = run(kernel, code).await;
     assert!(result.end.code == 0, "{code:?}: {:?}\n{}", result.end, String::from_utf8_lossy(&result.stderr));
     String::from_utf8_lossy(&result.stdout).trim().to_owned()
+}
+
+/// Waits until something holds, on a thread that has no event loop.
+pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !holds() {
+        assert!(Instant::now() < deadline, "it never came: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 /// Waits until something holds.

@@ -131,6 +131,7 @@ fn each_problem_names_line_key_and_remedy() {
             &[":3: defaults.engine: \"pyhton\" is not possible (did you mean python? possible: kaish, python)"],
         ),
         ("[defaults]\nmemory = \"lots\"", &[":2: defaults.memory: \"lots\" is not a size"]),
+        ("[upkeep]\nspares = 257", &[":2: upkeep.spares: more than 256"]),
         ("[defaults]\nmemory = \"1M\"", &[":2: defaults.memory: memory of 1 MiB is outside"]),
         (
             "[defaults]\nidle_timeout = 5",
