@@ -1,5 +1,8 @@
 //! Writes the first inputs of every target into a folder: `seeds FOLDER`.
 
+// Everything is compiled to be counted: what the counts go to must be linked here, too.
+extern crate libfuzzer_sys as _;
+
 #[path = "inputs/seeds.rs"]
 mod seeds;
 
