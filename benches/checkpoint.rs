@@ -144,6 +144,9 @@ fn ours(world: &World, report: &mut Report, size: Size, source: &Path) -> anyhow
         let first = begun.elapsed();
         let bytes = files::on_disk(&store);
         report.figure(&what("first checkpoint"), seconds(first), "s", None);
+        let pause = daemon_pauses(&host, 1).await?.pop().unwrap_or_default();
+        report.figure(&what("first checkpoint: pause"), pause, "ms", Some(Target::AtMost(10.0)));
+        report.note("as the daemon tells it");
         report.figure(&what("size of the store after it"), bytes as f64 / 1e6, "MB", None);
         report.figure(&what("daemon after it, RSS"), process::rss_mib(daemon.pid()), "MiB", None);
         let mut rounds = Rounds::default();

@@ -51,7 +51,7 @@ interface Host {
   # cannot be had because of it. Of a system-wide daemon its own user only.
   audit @10 (kernel :Text, since :UInt64, limit :UInt32, sink :AuditSink) -> ();
   # Lines of the audit log after number `since`, oldest first; `limit` 0: all. `kernel` by name or id, also of one that was removed
-  # (id only); empty: all that you may see.
+  # (by its id, or ten digits and more of the beginning of that); empty: all that you may see.
   verifyAudit @11 (known :Text) -> (head :Text, brokenAt :UInt64, why :Text);
   # Proves the log's chain. `known`: an end of it, `LINE:HASH`, that you kept; may be empty. `head` is the end now; `brokenAt` the first
   # line that does not fit, 0: all do.
@@ -179,8 +179,8 @@ interface Kernel {
   removeCheckpoint @49 (ref :Text, expectedVersion :UInt64 = 0) -> (checkpoint :Checkpoint);
   # For good. `conflict` for the one that the kernel is at, and for those that `undo` or a restore under way need. Its children become
   # those of its parent.
-  setRetention @50 (retention :Retention, expectedVersion :UInt64 = 0) -> ();
-  # How long checkpoints are kept that are neither `manual` nor pinned; a bound of 0 stays as it is.
+  setRetention @50 (retention :Retention, expectedVersion :UInt64 = 0) -> (gone :UInt64);
+  # How long checkpoints are kept that are neither `manual` nor pinned; a bound of 0 stays as it is. `gone`: how many went at once.
   export @51 (refs :List(Text)) -> (file :BundleReader);
   # This kernel and these of its checkpoints as one file; without any: all, and a new one of what is now. Needs the right `teleport`.
 

@@ -15,7 +15,7 @@ const COLUMNS: &str =
 /// Which lines.
 #[derive(Debug, Clone, Default)]
 pub struct AuditFilter {
-    /// Of this kernel only (its id as text).
+    /// Of kernels only whose id as text begins so.
     pub kernel: Option<String>,
     /// Only what this user did to the host, and whatever was done to kernels of his.
     pub seen_by: Option<u32>,
@@ -93,7 +93,7 @@ pub(super) fn append(db: &Db, lines: &[NewAudit]) -> Result<()> {
 pub(super) fn after(db: &Db, sequence: u64, filter: &AuditFilter, most: usize) -> Result<Vec<AuditLine>> {
     db.sql("read audit log", |c| {
         c.prepare_cached(&format!(
-            "SELECT {COLUMNS} FROM audit WHERE sequence > ?1 AND (?2 IS NULL OR kernel = ?2)
+            "SELECT {COLUMNS} FROM audit WHERE sequence > ?1 AND (?2 IS NULL OR substr(kernel, 1, length(?2)) = ?2)
              AND (?3 IS NULL OR owner = ?3 OR (owner IS NULL AND uid = ?3)) ORDER BY sequence LIMIT ?4"
         ))?
         .query_map(params![signed(sequence), filter.kernel, filter.seen_by, most.min(limits::PAGE_ROWS) as i64], read)?

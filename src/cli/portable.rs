@@ -77,5 +77,8 @@ pub async fn import(context: &Context, args: ImportArgs) -> Result<(), Failure> 
     let mut upload = context.host().await?.import_kernel(name, args.without_host).await?;
     blobs::each_piece(context, "read", &args.file, from, async |piece| upload.write(piece).await).await?;
     let (_, info) = upload.finish().await?;
-    context.show(|| json::kernel(&info), || format!("imported {} ({} checkpoints)\n", info.spec.name, info.checkpoints))
+    context.show(
+        || json::kernel(&info),
+        || format!("imported {} ({})\n", info.spec.name, render::counted(u64::from(info.checkpoints), "checkpoint")),
+    )
 }

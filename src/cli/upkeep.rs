@@ -25,7 +25,7 @@ pub struct GcArgs {
 /// `ryokan audit`
 #[derive(Debug, Args)]
 pub struct AuditArgs {
-    /// Only of this kernel, by name or id
+    /// Only of this kernel, by name or id; of one that was removed by its id or the beginning of that
     #[arg(conflicts_with = "verify")]
     pub name: Option<String>,
     /// Prove that no line was changed, moved or taken out
@@ -161,8 +161,13 @@ pub async fn retention(context: &Context, args: RetentionArgs) -> Result<(), Fai
         newest: args.newest.map_or(before.newest, |newest| (newest > 0).then_some(newest)),
         keep_for_ms: args.keep_for.map_or(before.keep_for_ms, |ms| (ms > 0).then_some(ms)),
     };
+    let mut gone = 0;
     if retention != before {
-        kernel.set_retention(&retention, 0).await?;
+        gone = kernel.set_retention(&retention, 0).await?;
     }
-    context.show(|| json::retention(&retention), || format!("{retention}\n"))
+    let said = || match gone {
+        0 => format!("{retention}\n"),
+        _ => format!("{retention}; {} let go\n", render::counted(gone, "checkpoint")),
+    };
+    context.show(|| json::retention(&retention), said)
 }

@@ -107,8 +107,16 @@ hex_id!(
     Digest, 32, "digest"
 );
 
-/// Characters of a checkpoint's identity that people see.
+/// Characters of an identity that people see.
 const SHORT_ID: usize = 10;
+
+impl KernelId {
+    /// Whether that is the beginning of one, long enough to mean one kernel.
+    pub fn is_beginning(text: &str) -> bool {
+        let digits = text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+        digits && (SHORT_ID..=32).contains(&text.len())
+    }
+}
 
 impl CheckpointId {
     /// What people see of it.
@@ -139,6 +147,16 @@ mod tests {
 
     #[test]
     fn text_form_round_trips() {
+        for (text, is_one) in [
+            ("0123456789", true),
+            ("0123456789abcdef0123456789abcdef", true),
+            ("012345678", false),
+            ("0123456789abcdef0123456789abcdef0", false),
+            ("0123456789A", false),
+            ("my-kernel-1", false),
+        ] {
+            assert_eq!(KernelId::is_beginning(text), is_one, "{text}");
+        }
         let id = KernelId::from_bytes(std::array::from_fn(|i| i as u8 * 17));
         assert_eq!(id.to_string().parse::<KernelId>(), Ok(id));
         let digest = Digest::from_bytes([0xab; 32]);

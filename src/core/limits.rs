@@ -185,6 +185,8 @@ pub const SPARE_WORTH_BYTES: u64 = 16 << 20;
 pub const SPARE_ROOM: u64 = 10;
 /// No more entries than that: what is known of each stays in memory.
 pub const SPARE_ENTRIES: u64 = 1 << 18;
+/// A file of a spare that is so large is looked at when the spare is taken: somebody who makes room may have emptied it.
+pub const SPARE_WORTH_A_LOOK_BYTES: u64 = 256 << 10;
 /// For how long none is made after one could not be.
 pub const SPARE_AFTER_FAILURE: Duration = Duration::from_secs(600);
 /// It goes when so many times as much is not free any more ...

@@ -132,6 +132,9 @@ pub(crate) mod tests {
     /// A page of a file, mapped for writing; the file itself is closed.
     pub(crate) struct Mapping(*mut libc::c_void);
 
+    // SAFETY: the mapping is the process's; whichever thread has this writes to it.
+    unsafe impl Send for Mapping {}
+
     impl Mapping {
         pub(crate) fn of(path: &std::path::Path) -> Mapping {
             let file = std::fs::File::options().read(true).write(true).open(path).expect("opened");

@@ -3,6 +3,10 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 
+use nix::fcntl::{OFlag, open};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::stat::Mode;
+
 use super::checked;
 
 /// Something was created, removed, renamed, written, opened, closed after writing, or its metadata changed.
@@ -27,6 +31,15 @@ const HEAD: usize = 16;
 pub struct Notify {
     fd: OwnedFd,
     buffer: Box<[u8]>,
+    marks: Option<Marks>,
+}
+
+/// Two files of our own: to open one is told, so it marks a place in the queue. In turn: what is told twice in a row is told once.
+#[derive(Debug)]
+struct Marks {
+    files: [OwnedFd; 2],
+    watches: [i32; 2],
+    put: u64,
 }
 
 /// What an event says.
@@ -40,10 +53,16 @@ pub enum Deed {
     Content,
     /// A file that was open for writing was closed.
     Closed,
-    /// A name or metadata changed.
-    Name,
+    /// Metadata changed.
+    Changed,
+    /// A name came: made, linked or moved here.
+    Came,
+    /// A name went: removed, or moved away.
+    Went,
     /// A file was opened, who knows how.
     Opened,
+    /// What [`Notify::mark`] put into the queue.
+    Mark,
 }
 
 /// One event.
@@ -55,6 +74,10 @@ pub struct Event<'a> {
     pub deed: Deed,
     /// To which entry of the directory; empty: to the directory itself.
     pub name: &'a [u8],
+    /// Whether that is a directory.
+    pub is_folder: bool,
+    /// The same where a name went and where it came, if it was moved; else 0.
+    pub moved: u32,
 }
 
 impl Notify {
@@ -67,7 +90,32 @@ impl Notify {
         let fd = checked(i64::from(unsafe { libc::inotify_init1(libc::IN_CLOEXEC | libc::IN_NONBLOCK) }))?;
         // SAFETY: it was just returned and belongs to nobody else.
         let fd = unsafe { OwnedFd::from_raw_fd(i32::try_from(fd).map_err(io::Error::other)?) };
-        Ok(Notify { fd, buffer: vec![0; BUFFER].into() })
+        Ok(Notify { fd, buffer: vec![0; BUFFER].into(), marks: None })
+    }
+
+    /// Puts a mark into the queue: whatever happened before is told before it. Gives which mark it is since [`Self::unmark`], from 1.
+    ///
+    /// # Errors
+    /// The host gives no descriptor or no watch. Then there is no mark.
+    pub fn mark(&mut self) -> io::Result<u64> {
+        if self.marks.is_none() {
+            let file = || Ok::<_, io::Error>(memfd_create(c"ryokan-mark", MFdFlags::MFD_CLOEXEC)?);
+            let files = [file()?, file()?];
+            let watches = [self.watch(files[0].as_fd(), libc::IN_OPEN)?, self.watch(files[1].as_fd(), libc::IN_OPEN)?];
+            self.marks = Some(Marks { files, watches, put: 0 });
+        }
+        let marks = self.marks.as_mut().ok_or(io::ErrorKind::Other)?;
+        let file = &marks.files[(marks.put % 2) as usize];
+        open(own(file.as_fd()).as_str(), OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty())?;
+        marks.put += 1;
+        Ok(marks.put)
+    }
+
+    /// No marks are put any more, for now.
+    pub fn unmark(&mut self) {
+        if let Some(marks) = self.marks.take() {
+            marks.watches.into_iter().for_each(|watch| self.remove(watch));
+        }
     }
 
     /// Watches an open directory. The same directory has the same watch, whatever its name.
@@ -75,9 +123,13 @@ impl Notify {
     /// # Errors
     /// `ENOSPC` if the user has as many watches as the host allows.
     pub fn add(&self, dir: BorrowedFd<'_>) -> io::Result<i32> {
-        let path = format!("/proc/self/fd/{}\0", dir.as_raw_fd());
+        self.watch(dir, WATCHED)
+    }
+
+    fn watch(&self, what: BorrowedFd<'_>, told: u32) -> io::Result<i32> {
+        let path = format!("{}\0", own(what));
         // SAFETY: the path ends with a zero byte and lives through the call.
-        let watch = unsafe { libc::inotify_add_watch(self.fd.as_raw_fd(), path.as_ptr().cast(), WATCHED) };
+        let watch = unsafe { libc::inotify_add_watch(self.fd.as_raw_fd(), path.as_ptr().cast(), told) };
         checked(i64::from(watch)).map(|_| watch)
     }
 
@@ -102,8 +154,10 @@ impl Notify {
             let word = |at: usize| u32::from_ne_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
             let length = (word(12) as usize).min(tail.len());
             let name = tail[..length].split(|byte| *byte == 0).next().unwrap_or_default();
-            if let Some(deed) = deed(word(4)) {
-                event(Event { watch: word(0).cast_signed(), deed, name });
+            let watch = word(0).cast_signed();
+            let is_mark = self.marks.as_ref().is_some_and(|marks| marks.watches.contains(&watch));
+            if let Some(deed) = if is_mark { Some(Deed::Mark) } else { deed(word(4)) } {
+                event(Event { watch, deed, name, is_folder: word(4) & libc::IN_ISDIR != 0, moved: word(8) });
             }
             rest = &tail[length..];
         }
@@ -115,6 +169,11 @@ impl AsFd for Notify {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+}
+
+/// A descriptor by name.
+fn own(fd: BorrowedFd<'_>) -> String {
+    format!("/proc/self/fd/{}", fd.as_raw_fd())
 }
 
 fn deed(mask: u32) -> Option<Deed> {
@@ -130,8 +189,12 @@ fn deed(mask: u32) -> Option<Deed> {
     } else if has(libc::IN_OPEN) {
         // Opening a directory changes nothing.
         (!has(libc::IN_ISDIR)).then_some(Deed::Opened)
+    } else if has(libc::IN_CREATE | libc::IN_MOVED_TO) {
+        Some(Deed::Came)
+    } else if has(libc::IN_DELETE | libc::IN_MOVED_FROM) {
+        Some(Deed::Went)
     } else {
-        Some(Deed::Name)
+        Some(Deed::Changed)
     }
 }
 
@@ -151,11 +214,28 @@ mod tests {
         std::fs::rename(dir.path().join("a"), dir.path().join("b")).expect("renamed");
         let mut seen = Vec::new();
         while notify.take(|e| seen.push((e.watch, e.deed, e.name.to_vec()))).expect("read") {}
-        for (deed, name) in
-            [(Deed::Content, "a"), (Deed::Closed, "a"), (Deed::Opened, "a"), (Deed::Name, "a"), (Deed::Name, "b")]
-        {
+        for (deed, name) in [
+            (Deed::Content, "a"),
+            (Deed::Closed, "a"),
+            (Deed::Opened, "a"),
+            (Deed::Came, "a"),
+            (Deed::Went, "a"),
+            (Deed::Came, "b"),
+        ] {
             assert!(seen.contains(&(watch, deed, name.into())), "{deed:?} {name}: {seen:?}");
         }
+        for mark in 1..=3 {
+            let _ = std::fs::File::open(dir.path().join("b")).expect("opened");
+            assert_eq!(notify.mark().expect("marked"), mark);
+        }
+        assert_eq!(notify.mark().expect("marked"), 4);
+        let mut seen = Vec::new();
+        while notify.take(|e| seen.push(e.deed)).expect("read") {}
+        let (opened, mark) = (Deed::Opened, Deed::Mark);
+        assert_eq!(seen, [opened, mark, opened, mark, opened, mark, mark], "also two marks in a row");
+        notify.unmark();
+        assert_eq!(notify.mark().expect("marked"), 1);
+        notify.unmark();
         notify.remove(watch);
         let mut ended = false;
         while notify.take(|e| ended |= e.deed == Deed::Ended).expect("read") {}

@@ -1,12 +1,12 @@
 //! What was told of changes since the last pass. Bounded: beyond, everything is walked.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::how::Walk;
 use super::index::{FolderId, Index, Place};
 use super::tree::entry::Name;
 use crate::core::limits;
-use crate::sys::notify::{Deed, Notify};
+use crate::sys::notify::{Deed, Event, Notify};
 
 /// How closely an entry is to be looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -26,6 +26,14 @@ pub(super) struct Changes {
     pub names: HashMap<FolderId, HashMap<Name, Closely>>,
     /// A file that somebody wrote to while nobody was to.
     pub written: Option<Place>,
+    /// Whether something may have been done to a known file by a name that nobody knew, and that is gone: then it was told of that name
+    /// alone, or of none.
+    pub hidden: bool,
+    /// Names that came since.
+    came: HashSet<Place>,
+    /// Names that were moved away, and did not come to their new place yet: whether they had come since, and how closely they were to
+    /// be looked at.
+    moving: HashMap<u32, (bool, Closely)>,
     count: usize,
 }
 
@@ -41,6 +49,43 @@ impl Changes {
         }
     }
 
+    fn closely(&self, (folder, name): &Place) -> Closely {
+        self.names.get(folder).and_then(|names| names.get(name)).copied().unwrap_or(Closely::Walk)
+    }
+
+    /// A name came. A folder that is new is not watched yet: nobody tells what is done in it.
+    fn came(&mut self, place: Place, event: &Event<'_>) {
+        let before = (event.moved != 0).then(|| self.moving.remove(&event.moved)).flatten();
+        self.hidden |= event.is_folder && before.is_none();
+        let (is_new, closely) = before.unwrap_or((true, Closely::Look));
+        if is_new {
+            self.came.insert(place.clone());
+        }
+        self.add(place, closely.max(Closely::Look));
+    }
+
+    /// A name went.
+    fn went(&mut self, place: Place, event: &Event<'_>) {
+        let (had_come, closely) = (self.came.remove(&place), self.closely(&place));
+        if event.moved != 0 {
+            self.moving.insert(event.moved, (had_come, closely));
+        } else {
+            self.hidden |= had_come && closely >= Closely::Open;
+        }
+        self.add(place, Closely::Look);
+    }
+
+    /// All was taken that is told by now: what was moved away and came nowhere that is watched may be gone.
+    fn all_is_taken(&mut self) {
+        self.hidden |= self.moving.drain().any(|(_, (had_come, closely))| had_come && closely >= Closely::Open);
+    }
+
+    /// What was told was our own doing.
+    pub(super) fn nothing_is_hidden(&mut self) {
+        self.hidden = false;
+        self.came.clear();
+    }
+
     /// A folder's own metadata changed.
     pub(super) fn add_folder(&mut self, folder: FolderId) {
         self.names.entry(folder).or_default();
@@ -52,12 +97,33 @@ impl Changes {
 }
 
 /// Whose opening of files is told.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Opens {
-    /// Who knows: each counts.
-    Count,
+#[derive(Debug)]
+pub(super) enum Opens<'a> {
+    /// Who knows: each counts, but what was told of before we asked who may write to that file.
+    Count(&'a mut Asked),
     /// Our own: nobody else runs.
     Ours,
+}
+
+/// Files that were asked who may write to them, nobody, while others could open them: our own opening of them is told, too.
+#[derive(Debug, Default)]
+pub(super) struct Asked {
+    /// The mark that was put before a file was asked.
+    after: HashMap<Place, u64>,
+    /// Marks that were told.
+    told: u64,
+}
+
+impl Asked {
+    /// Nobody could write to that file after the mark was put.
+    pub(super) fn nobody_since(&mut self, place: Place, mark: u64) {
+        self.after.insert(place, mark);
+    }
+
+    /// An opening that was told before its mark was over by then, or it was for reading: else that file would have said so.
+    fn is_answered(&self, folder: FolderId, name: &Name) -> bool {
+        self.after.get(&(folder, name.clone())).is_some_and(|mark| self.told < *mark)
+    }
 }
 
 /// Takes what is told. Says why everything must be walked, if something was not told or is too much.
@@ -65,7 +131,7 @@ pub(super) fn drain(
     notify: &mut Option<Notify>,
     index: &mut Index,
     changes: &mut Changes,
-    opens: Opens,
+    mut opens: Opens<'_>,
 ) -> Option<Walk> {
     let notify = notify.as_mut()?;
     let mut why = None;
@@ -73,6 +139,11 @@ pub(super) fn drain(
         let mut overflow = false;
         let taken = notify.take(|event| match event.deed {
             Deed::Overflow => overflow = true,
+            Deed::Mark => {
+                if let Opens::Count(asked) = &mut opens {
+                    asked.told += 1;
+                }
+            }
             Deed::Ended => {
                 if let Some(id) = index.watches.remove(&event.watch)
                     && let Some(folder) = index.folders.get_mut(&id)
@@ -81,21 +152,34 @@ pub(super) fn drain(
                     changes.add((folder.parent, folder.name.clone()), Closely::Look);
                 }
             }
-            Deed::Opened if opens == Opens::Ours => {}
-            deed @ (Deed::Content | Deed::Closed | Deed::Name | Deed::Opened) => {
+            deed @ (Deed::Content | Deed::Closed | Deed::Changed | Deed::Came | Deed::Went | Deed::Opened) => {
                 let Some(id) = index.watches.get(&event.watch) else { return };
+                let is_known = match &opens {
+                    Opens::Ours => true,
+                    Opens::Count(asked) => !asked.after.is_empty() && asked.is_answered(*id, &event.name.into()),
+                };
+                if deed == Deed::Opened && is_known {
+                    return;
+                }
                 let closely = match deed {
                     Deed::Content | Deed::Closed => Closely::Read,
                     Deed::Opened => Closely::Open,
-                    Deed::Name | Deed::Overflow | Deed::Ended => Closely::Look,
+                    Deed::Changed | Deed::Came | Deed::Went | Deed::Overflow | Deed::Ended | Deed::Mark => {
+                        Closely::Look
+                    }
                 };
+                let place = || (*id, Name::from(event.name));
                 if event.name.is_empty() {
                     changes.add_folder(*id);
+                } else if deed == Deed::Came {
+                    changes.came(place(), &event);
+                } else if deed == Deed::Went {
+                    changes.went(place(), &event);
                 } else {
-                    if deed == Deed::Content && opens == Opens::Ours {
-                        changes.written = Some((*id, event.name.into()));
+                    if deed == Deed::Content && matches!(opens, Opens::Ours) {
+                        changes.written = Some(place());
                     }
-                    changes.add((*id, event.name.into()), closely);
+                    changes.add(place(), closely);
                 }
             }
         });
@@ -106,7 +190,10 @@ pub(super) fn drain(
                 *changes = Changes::default();
             }
             Ok(true) => {}
-            Ok(false) => return why,
+            Ok(false) => {
+                changes.all_is_taken();
+                return why;
+            }
             Err(_) => return why.or(Some(Walk::Overflow)),
         }
     }

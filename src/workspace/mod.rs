@@ -39,6 +39,7 @@ mod saved;
 mod scan;
 mod spare;
 mod stage;
+mod sweep;
 mod take;
 mod tracker;
 pub mod tree;

@@ -112,6 +112,7 @@ impl Tracker {
             let (touched, contents) = apply.end()?;
             changed = touched.iter().filter(|(_, name)| name.is_some()).count() as u64;
             self.drain();
+            self.changes.nothing_is_hidden();
             touched.into_iter().for_each(|place| match place {
                 (folder, Some(name)) => self.changes.add((folder, name), Closely::Look),
                 (folder, None) => self.changes.add_folder(folder),

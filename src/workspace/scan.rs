@@ -9,6 +9,7 @@
 //! every time, until nobody has.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
 use nix::errno::Errno;
@@ -17,7 +18,7 @@ use nix::sys::stat::FileStat;
 use std::os::unix::ffi::OsStringExt as _;
 
 use super::beneath::{self, Kind};
-use super::changes::{self, Changes, Closely, Opens};
+use super::changes::{self, Asked, Changes, Closely, Opens};
 use super::driver::Driver;
 use super::error::WorkspaceError;
 use super::how::{How, Unwatched, Walk};
@@ -26,6 +27,7 @@ use super::keep::Keeping;
 use super::objects::{ObjectBatch, Objects};
 use super::tree::entry::{Content, Meta, Moment, Name, Reason};
 use crate::core::limits;
+use crate::sys::inode;
 use crate::sys::notify::Notify;
 
 type Result<T> = std::result::Result<T, WorkspaceError>;
@@ -62,15 +64,35 @@ pub(super) struct Scan<'a> {
     pub later_walk: Option<Walk>,
     /// Files that were opened since what is told was last taken: that itself is told.
     pub opened: usize,
+    /// Files that nobody could write to when they were looked at.
+    pub asked: Asked,
 }
 
 impl Scan<'_> {
     /// Takes what is told meanwhile. While nobody writes, whoever opened a file is this pass.
     pub(super) fn drain(&mut self) {
-        let opens = if self.frozen { Opens::Ours } else { Opens::Count };
+        let opens = if self.frozen { Opens::Ours } else { Opens::Count(&mut self.asked) };
         let why = changes::drain(self.notify, self.index, self.later, opens);
         self.later_walk = self.later_walk.or(why);
         self.opened = 0;
+        // What was told of these is taken; marks are counted anew.
+        self.asked = Asked::default();
+        self.notify.iter_mut().for_each(Notify::unmark);
+    }
+
+    /// Asks a file that was opened who may write to it: whether anybody may.
+    pub(super) fn ask(&mut self, id: FolderId, name: &[u8], file: &File) -> bool {
+        // Without a mark our own opening of it counts as anybody's.
+        let mark = if self.frozen { None } else { self.notify.as_mut().and_then(|notify| notify.mark().ok()) };
+        let hot = inode::may_be_written(file.as_fd());
+        if let Some(mark) = mark.filter(|_| !hot) {
+            self.asked.nobody_since((id, name.into()), mark);
+        }
+        self.opened += 1;
+        if self.opened >= limits::WORKSPACE_OPENED {
+            self.drain();
+        }
+        hot
     }
 
     /// Looks at everything.
@@ -88,6 +110,9 @@ impl Scan<'_> {
     /// Looks at what was told of.
     pub(super) fn follow(&mut self, changes: &Changes) -> Result<()> {
         let mut changes = changes.clone();
+        if changes.hidden {
+            self.sweep(&mut changes)?;
+        }
         for place in &self.index.hot {
             changes.add(place.clone(), Closely::Read);
         }
@@ -99,17 +124,24 @@ impl Scan<'_> {
         for (folder, names) in &changes.names {
             self.follow_removals(*folder, names, &changes)?;
         }
-        let mut found = Vec::new();
+        let (mut found, mut swapped) = (Vec::new(), Vec::new());
         for (folder, names) in &changes.names {
             // It may have gone with a folder above it.
             if !self.index.folders.contains_key(folder) {
                 continue;
             }
             let Some(dir) = self.open_if_there(*folder)? else { continue };
+            if !self.is_noted(*folder, dir.as_fd())? {
+                swapped.push(*folder);
+                continue;
+            }
             for (name, closely) in names {
                 found.extend(self.examine(*folder, dir.as_fd(), name, *closely)?.map(|id| (id, None)));
             }
             self.refresh(*folder, dir.as_fd())?;
+        }
+        for folder in swapped {
+            found.extend(self.find_again(folder)?.map(|id| (id, None)));
         }
         self.walk_from(found)?;
         self.read_regrouped()
@@ -132,8 +164,12 @@ impl Scan<'_> {
             if !self.index.folders.contains_key(&folder) {
                 continue;
             }
-            if let Some(dir) = self.open_if_there(folder)? {
+            if let Some(dir) = self.open_if_there(folder)?
+                && self.is_noted(folder, dir.as_fd())?
+            {
                 self.examine(folder, dir.as_fd(), &name, Closely::Read)?;
+            } else {
+                self.later.add((folder, name), Closely::Read);
             }
         }
         Ok(())
@@ -161,6 +197,12 @@ impl Scan<'_> {
             return Ok(());
         }
         let dir = self.open_if_there(folder)?;
+        // Of another folder nothing can be said here: it is found by its own name.
+        if let Some(dir) = &dir
+            && !self.is_noted(folder, dir.as_fd())?
+        {
+            return Ok(());
+        }
         for name in names.keys() {
             let Some(known) = self.index.known(folder, name) else { continue };
             let now = match dir.as_ref().map(|dir| beneath::look(dir.as_fd(), name)) {
@@ -216,6 +258,14 @@ impl Scan<'_> {
                     None => continue,
                 },
             };
+            if !self.is_noted(id, dir.as_fd())? {
+                let (parent, name) = (self.index.folder(id).parent, self.index.folder(id).name.clone());
+                if self.frozen {
+                    return Err(WorkspaceError::Changing { path: self.index.path(parent, &name) });
+                }
+                self.later.add((parent, name), Closely::Look);
+                continue;
+            }
             for (id, dir) in self.list(id, &dir)? {
                 let dir = dir.filter(|_| folders.len() < limits::WORKSPACE_OPEN);
                 folders.push((id, dir));
@@ -278,12 +328,36 @@ impl Scan<'_> {
         beneath::folder(self.root, &names).map_err(WorkspaceError::of("open", &self.index.path(id, b"")))
     }
 
-    fn open_if_there(&self, id: FolderId) -> Result<Option<OwnedFd>> {
+    pub(super) fn open_if_there(&self, id: FolderId) -> Result<Option<OwnedFd>> {
         let names = self.index.names(id);
         match beneath::folder(self.root, &names) {
             Ok(dir) => Ok(Some(dir)),
             Err(error) if beneath::is_gone(error) || beneath::is_refused(error) || error == Errno::EXDEV => Ok(None),
             Err(error) => Err(WorkspaceError::of("open", &self.index.path(id, b""))(error)),
+        }
+    }
+
+    /// Whether an open folder is the one that is known by its names: what was told of that one is not true of another.
+    pub(super) fn is_noted(&self, id: FolderId, dir: BorrowedFd<'_>) -> Result<bool> {
+        if id == ROOT {
+            return Ok(true);
+        }
+        let stat = beneath::look_at(dir).map_err(WorkspaceError::of("look at", &self.index.path(id, b"")))?;
+        let folder = self.index.folder(id);
+        Ok(self.index.known(folder.parent, &folder.name).is_some_and(|known| known.stamp.inode == stat.st_ino))
+    }
+
+    /// Looks at what has the name of a folder that is another by now. Gives it if it is a folder that is to be listed.
+    fn find_again(&mut self, id: FolderId) -> Result<Option<FolderId>> {
+        let Some(folder) = self.index.folders.get(&id) else { return Ok(None) };
+        let (parent, name) = (folder.parent, folder.name.clone());
+        // Its parent may be another, too: that is found by its own name.
+        match self.open_if_there(parent)? {
+            Some(dir) if self.is_noted(parent, dir.as_fd())? => self.examine(parent, dir.as_fd(), &name, Closely::Look),
+            Some(_) | None => {
+                self.later.add((parent, name), Closely::Look);
+                Ok(None)
+            }
         }
     }
 
@@ -385,7 +459,7 @@ impl Scan<'_> {
             return Err(WorkspaceError::TooMany { what: "entries", limit: limits::WORKSPACE_ENTRIES });
         }
         match kind {
-            Kind::Folder => self.take_folder(id, dir, name, closely),
+            Kind::Folder => self.take_folder(id, dir, name, stat.st_ino, closely),
             Kind::File => self.take_file(id, dir, name, stat, closely),
             Kind::Symlink => {
                 let target = match readlinkat(dir, name) {
@@ -421,7 +495,14 @@ impl Scan<'_> {
         Taken::Done
     }
 
-    fn take_folder(&mut self, id: FolderId, dir: BorrowedFd<'_>, name: &[u8], closely: Closely) -> Result<Taken> {
+    fn take_folder(
+        &mut self,
+        id: FolderId,
+        dir: BorrowedFd<'_>,
+        name: &[u8],
+        inode: u64,
+        closely: Closely,
+    ) -> Result<Taken> {
         let opened = match beneath::child(dir, name) {
             Ok(opened) => opened,
             Err(error) if beneath::is_gone(error) => return Ok(Taken::Changed),
@@ -430,15 +511,20 @@ impl Scan<'_> {
             }
             Err(error) => return Err(WorkspaceError::of("open", &self.index.path(id, name))(error)),
         };
+        let stat =
+            beneath::look_at(&opened).map_err(|e| WorkspaceError::of("look at", &self.index.path(id, name))(e))?;
+        if stat.st_ino != inode {
+            return Ok(Taken::Changed);
+        }
         if let Some(Known { what: What::Folder(inner), .. }) = self.index.known(id, name) {
             let inner = *inner;
             self.refresh(inner, opened.as_fd())?;
             // Without a watch it is another folder that has the former's number.
-            let is_new = self.notify.is_some() && self.index.folder(inner).watch.is_none();
+            let watch = self.index.folder(inner).watch;
+            let is_watched = watch.is_some_and(|watch| self.index.watches.get(&watch) == Some(&inner));
+            let is_new = self.notify.is_some() && !is_watched;
             return Ok(if closely == Closely::Walk || is_new { Taken::Folder(inner) } else { Taken::Done });
         }
-        let stat =
-            beneath::look_at(&opened).map_err(|e| WorkspaceError::of("look at", &self.index.path(id, name))(e))?;
         if self.index.folder(id).depth >= limits::WORKSPACE_DEPTH {
             let limit = u64::from(limits::WORKSPACE_DEPTH);
             return Err(WorkspaceError::TooMany { what: "folders within folders", limit });

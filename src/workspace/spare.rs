@@ -4,24 +4,28 @@
 //!  spare ── becomes ──▶ renamed into the new workspace's place ─▶ what differs from the tree is restored
 //!     └──── dropped ──▶ nothing is left
 //! ```
-//! Nobody but the daemon writes to it. So a file whose stamp is the noted one is what was noted, however long ago; but each is looked at
-//! when the spare is taken, for somebody may have made room on the disk.
+//! Nobody but the daemon writes to it. But somebody may make room on the disk: so when it is taken, each folder is looked at, which tells of
+//! what was removed from it or replaced, and each file that is worth emptying. If one of them is not as it was noted, all are looked at.
+//! A small file that somebody writes to in its place is not noticed, here as anywhere in the daemon's own folders.
 
-use std::fs::{DirBuilder, Permissions};
+use std::fs::{DirBuilder, File, Permissions};
 use std::io;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-use super::beneath::proc_path;
+use super::beneath::{self, proc_path};
 use super::branch::Donor;
+use super::changes::Changes;
 use super::checkout::checkout_with;
 use super::error::WorkspaceError;
-use super::index::Index;
+use super::index::{Index, Known, ROOT, What};
 use super::objects::Objects;
 use super::restore::{Durable, Restored};
+use super::scan::moved;
 use super::tracker::{Places, Tracker};
 use super::tree::TreeId;
+use crate::core::limits;
 use crate::sys::{fault, fs};
 
 type Result<T> = std::result::Result<T, WorkspaceError>;
@@ -65,8 +69,8 @@ impl Spare {
         // To move a folder is to write to it, whatever mode it is to have.
         std::fs::set_permissions(proc_path(tracker.root.as_fd()), Permissions::from_mode(0o700))
             .map_err(|error| WorkspaceError::io("change the mode of", home, error))?;
-        // Else whoever waits for the device next, a fork most likely, waits for all of this. What becomes of it is no matter.
-        let _ = nix::unistd::syncfs(&tracker.root);
+        // Else whoever waits for the device next, a fork most likely, waits for all of this; and what the device refuses is known now.
+        nix::unistd::syncfs(&tracker.root).map_err(WorkspaceError::of("sync", home))?;
         spare.index = tracker.index.unwatched();
         Ok(spare)
     }
@@ -96,12 +100,44 @@ impl Spare {
             std::fs::rename(self.home.join(WORKSPACE), path)
         };
         swap().map_err(|error| WorkspaceError::io("put a spare workspace in the place of", path, error))?;
-        let mut tracker = Tracker::seeded(places, std::mem::replace(&mut self.index, Index::new()), None)?;
+        let index = std::mem::replace(&mut self.index, Index::new());
+        let told = is_as_noted(path, &index)?.then(|| {
+            let mut changes = Changes::default();
+            changes.add_folder(ROOT);
+            changes
+        });
+        let mut tracker = Tracker::seeded(places, index, told)?;
         tracker.settle_all();
         let restored = tracker.restore(tree, objects, durable)?;
         tracker.is_private = false;
         Ok((tracker, restored))
     }
+}
+
+/// Whether the folders of a spare, and its large files, are as they were noted.
+fn is_as_noted(path: &Path, index: &Index) -> Result<bool> {
+    let root: OwnedFd = File::open(path).map_err(WorkspaceError::of("open", path))?.into();
+    for (id, folder) in &index.folders {
+        let Ok(dir) = beneath::folder(root.as_fd(), &index.names(*id)) else { return Ok(false) };
+        let stamp = beneath::look_at(&dir).map(|stat| beneath::stamp(&stat));
+        let is_same = match index.known(folder.parent, &folder.name) {
+            // To give it a mode and another place changed the root, not what is in it.
+            _ if *id == ROOT => stamp.is_ok_and(|now| moved(now) == moved(index.root_stamp)),
+            Some(known) => stamp == Ok(known.stamp),
+            None => false,
+        };
+        let is_large = |known: &Known| {
+            matches!(known.what, What::File { .. }) && known.stamp.size >= limits::SPARE_WORTH_A_LOOK_BYTES
+        };
+        let mut large = folder.entries.iter().filter(|(_, known)| is_large(known));
+        let as_noted = |name: &[u8], known: &Known| {
+            beneath::look(dir.as_fd(), name).is_ok_and(|stat| beneath::stamp(&stat) == known.stamp)
+        };
+        if !is_same || !large.all(|(name, known)| as_noted(name, known)) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 const WORKSPACE: &str = "workspace";

@@ -15,7 +15,6 @@ use super::scan::{Scan, Taken, moved};
 use super::tree::entry::{Attributes, Content, Meta, Name, Reason};
 use super::tree::format::decode_map;
 use crate::core::limits;
-use crate::sys::inode;
 
 type Result<T> = std::result::Result<T, WorkspaceError>;
 
@@ -70,11 +69,7 @@ impl Scan<'_> {
             }
             Err(error) => return Err(WorkspaceError::of("open", &self.index.path(id, name))(error)),
         };
-        self.opened += 1;
-        if self.opened >= limits::WORKSPACE_OPENED {
-            self.drain();
-        }
-        let hot = inode::may_be_written(file.as_fd());
+        let hot = self.ask(id, name, &file);
         if hot {
             reuse = None;
         }

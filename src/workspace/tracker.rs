@@ -23,7 +23,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use nix::errno::Errno;
 
 use super::beneath;
-use super::changes::{self, Changes, Opens};
+use super::changes::{self, Asked, Changes, Opens};
 use super::driver::{self, Choice, Driver};
 use super::encode::encode;
 use super::error::WorkspaceError;
@@ -212,7 +212,8 @@ impl Tracker {
 
     /// Takes what was told of changes. Cheap; does not look at files.
     pub fn drain(&mut self) {
-        let why = changes::drain(&mut self.notify, &mut self.index, &mut self.changes, Opens::Count);
+        let opens = Opens::Count(&mut Asked::default());
+        let why = changes::drain(&mut self.notify, &mut self.index, &mut self.changes, opens);
         self.walk = self.walk.or(why);
     }
 
@@ -247,9 +248,11 @@ impl Tracker {
             later: &mut self.changes,
             later_walk: None,
             opened: 0,
+            asked: Asked::default(),
         };
         if walk.is_some() { scan.walk() } else { scan.follow(&changes) }?;
         scan.drain();
+        scan.notify.iter_mut().for_each(Notify::unmark);
         self.owner = scan.owner;
         self.walk = scan.later_walk;
         // Twice within one tick of the clock leaves no trace in a stamp.

@@ -2,6 +2,7 @@
 
 mod given;
 mod places;
+mod system;
 mod upgrade;
 
 use std::time::Duration;

@@ -1,16 +1,15 @@
 //! Places of clients: nobody takes those of others, and whoever has not said hello takes little.
 
 use std::io::{Read as _, Write as _};
-use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
 use ryokan::core::engine::EngineName;
 use ryokan::core::exec::ExecRequest;
 use ryokan::core::limits;
 
+use super::system::SystemWide;
 use crate::support::{Host, UNPRIVILEGED, User, kernel, users};
 
 /// A message of one segment as it begins on the wire.
@@ -94,88 +93,10 @@ fn until_served(mut run: impl FnMut() -> Output) {
     }
 }
 
-/// A system-wide daemon with folders of its own in place of the system's, in a mount namespace.
-struct SystemWide {
-    dir: tempfile::TempDir,
-    bin: PathBuf,
-    daemon: Child,
-}
-
-impl SystemWide {
-    fn start(config: &str) -> SystemWide {
-        let dir = tempfile::Builder::new().prefix("ryk").tempdir_in("/tmp").unwrap();
-        let at = dir.path();
-        let open = |path: &Path| std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
-        open(at);
-        for folder in ["run", "data", "etc", "etc/up", "etc/up/ryokan", "etc/work", "bin"] {
-            std::fs::create_dir(at.join(folder)).unwrap();
-            open(&at.join(folder));
-        }
-        std::fs::write(at.join("etc/up/ryokan/config.toml"), config).unwrap();
-        for built in [env!("CARGO_BIN_EXE_ryokand"), env!("CARGO_BIN_EXE_ryokan"), env!("CARGO_BIN_EXE_ryokan-worker")]
-        {
-            let copied = Command::new("cp").arg(built).arg(at.join("bin")).status().unwrap();
-            assert!(copied.success());
-        }
-        // The system's folders hide nothing that the daemon needs; /etc it needs whole.
-        let script = "set -e; cd \"$0\"; mount -t tmpfs none /run; mkdir /run/ryokan; mount --bind run /run/ryokan
-            mount -t tmpfs none /var/lib; mkdir /var/lib/ryokan; mount --bind data /var/lib/ryokan
-            mount -t overlay none -o lowerdir=/etc,upperdir=etc/up,workdir=etc/work /etc
-            exec bin/ryokand --system";
-        let log = std::fs::File::create(at.join("log")).unwrap();
-        let daemon = Command::new("unshare")
-            .args(["--mount", "/bin/sh", "-c", script])
-            .arg(at)
-            .stdin(Stdio::null())
-            .stderr(log)
-            .spawn()
-            .unwrap();
-        let bin = at.join("bin");
-        let mut system = SystemWide { dir, bin, daemon };
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while UnixStream::connect(system.socket()).is_err() {
-            let over = system.daemon.try_wait().unwrap();
-            assert!(over.is_none() && Instant::now() < deadline, "{over:?}: {}", system.log());
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        system
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.dir.path().join("run/ryokand.sock")
-    }
-
-    fn log(&self) -> String {
-        std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
-    }
-
-    /// A command as that user.
-    fn run_as(&self, uid: u32, program: impl AsRef<std::ffi::OsStr>) -> Command {
-        let mut command = Command::new("setpriv");
-        let id = uid.to_string();
-        command.args(["--reuid", &id, "--regid", &id, "--clear-groups", "--"]).arg(program).env("HOME", "/");
-        command
-    }
-
-    fn cli(&self, uid: u32, args: &[&str]) -> Output {
-        let mut command = self.run_as(uid, self.bin.join("ryokan"));
-        command.arg("--no-autostart").arg("--socket").arg(self.socket()).args(args).stdin(Stdio::null());
-        command.output().unwrap()
-    }
-}
-
-impl Drop for SystemWide {
-    fn drop(&mut self) {
-        let pid = nix::unistd::Pid::from_raw(self.daemon.id() as i32);
-        let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM);
-        let _ = self.daemon.wait();
-    }
-}
-
 #[test]
 fn one_user_of_a_system_wide_daemon_leaves_places_to_others() {
     if !nix::unistd::geteuid().is_root() {
-        return;
+        return eprintln!("ignored, because only root starts a system-wide daemon");
     }
     let system = SystemWide::start("[limits]\nclients = 20\nclients_per_user = 3\n");
     let (greedy, other) = (UNPRIVILEGED, UNPRIVILEGED + 1);

@@ -77,6 +77,9 @@ fn whatever_changes_a_kernel_leaves_a_line_and_so_does_a_refusal() {
             let id = k.info().await.expect("info").id.to_string();
             assert!(lines(&client, "k").await.iter().all(|line| line.what.kernel == id));
             client.remove_kernel("k", 0).await.expect("removed");
+            assert_eq!(lines(&client, &id[..10]).await, lines(&client, &id).await);
+            let unknown = client.audit("k", 0, 0, async |_| Ok(())).await.expect_err("no such name any more");
+            assert!(unknown.hint.contains("the beginning of its id"), "{unknown:?}");
             assert_eq!(
                 lines(&client, &id).await.last().map(|line| line.what.action.clone()),
                 Some("kernel.remove".into())

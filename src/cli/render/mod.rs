@@ -36,6 +36,11 @@ pub fn plain(text: &str) -> String {
     })
 }
 
+/// A number with what it counts: `1 kernel`, `2 kernels`.
+pub fn counted(number: u64, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
+}
+
 /// The first line, at most `most` characters, with `…` for what is left out.
 pub fn first_line(text: &str, most: usize) -> String {
     let line = text.trim_start().lines().next().unwrap_or_default();

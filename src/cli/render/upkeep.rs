@@ -1,7 +1,7 @@
 //! What upkeep says, and lines of the audit log.
 
 use super::time::stamp;
-use super::{first_line, plain};
+use super::{counted, first_line, plain};
 use crate::cli::paint::Paint;
 use crate::core::audit::{AuditBreak, AuditHead, AuditLine};
 use crate::core::quantity::format_size;
@@ -32,16 +32,16 @@ pub fn gc_report(report: &GcReport) -> String {
     let went = if report.dry_run { "would go" } else { "removed" };
     let freed = report.pack_bytes_removed.saturating_sub(report.bytes_copied);
     format!(
-        "{} checkpoints {went}, {} stay\n{} objects ({}) {went}, {} ({}) stay, {} of them only because they are young or in use now\n\
-         {} packs {went}: {} of the disk\n",
-        report.checkpoints_removed,
+        "{} {went}, {} stay\n{} ({}) {went}, {} ({}) stay, {} of them only because they are young or in use now\n\
+         {} {went}: {} of the disk\n",
+        counted(report.checkpoints_removed, "checkpoint"),
         report.checkpoints_kept,
-        report.objects_removed,
+        counted(report.objects_removed, "object"),
         format_size(report.bytes_removed),
         report.objects_kept,
         format_size(report.bytes_kept),
         report.objects_recent,
-        report.packs_removed,
+        counted(report.packs_removed, "pack"),
         format_size(freed),
     )
 }
@@ -69,10 +69,10 @@ pub fn verify_report(report: &VerifyReport, paint: Paint) -> String {
         many => paint.bad(&format!("{many} things are damaged")),
     };
     format!(
-        "{found}: {} kernels, {} whole checkpoints, {} good objects ({})\n",
-        report.kernels,
-        report.checkpoints,
-        report.objects,
+        "{found}: {}, {}, {} ({})\n",
+        counted(report.kernels, "kernel"),
+        counted(report.checkpoints, "whole checkpoint"),
+        counted(report.objects, "good object"),
         format_size(report.bytes),
     )
 }
@@ -109,7 +109,9 @@ pub fn audit_line(line: &AuditLine, paint: Paint) -> String {
 /// Whether the audit log is whole.
 pub fn audit_proof(proved: &Result<AuditHead, AuditBreak>, paint: Paint) -> String {
     match proved {
-        Ok(head) => format!("{}: {} lines, its end is {head}\n", paint.good("the audit log is whole"), head.sequence),
+        Ok(head) => {
+            format!("{}: {}, its end is {head}\n", paint.good("the audit log is whole"), counted(head.sequence, "line"))
+        }
         Err(broken) => format!("{}\n", paint.bad(&plain(&broken.to_string()))),
     }
 }

@@ -172,14 +172,15 @@ impl KernelClient {
         Ok(fields(response.get())?.get_version())
     }
 
-    /// Says how long checkpoints are kept that are neither manual nor pinned.
+    /// Says how long checkpoints are kept that are neither manual nor pinned. Gives how many went because of that.
     ///
     /// # Errors
     /// `invalidArgument`, `conflict`.
-    pub async fn set_retention(&self, retention: &Retention, expected_version: u64) -> Result<()> {
+    pub async fn set_retention(&self, retention: &Retention, expected_version: u64) -> Result<u64> {
         let mut request = self.cap.set_retention_request();
         write_retention(request.get().init_retention(), retention);
         request.get().set_expected_version(expected_version);
-        self.link.call(request.send().promise).await.map(drop)
+        let response = self.link.call(request.send().promise).await?;
+        Ok(fields(response.get())?.get_gone())
     }
 }

@@ -155,11 +155,17 @@ impl KernelServer {
         Ok(())
     }
 
-    pub(super) async fn retain(&self, params: kernel::SetRetentionParams) -> capnp::Result<()> {
+    pub(super) async fn retain(
+        &self,
+        params: kernel::SetRetentionParams,
+        mut results: kernel::SetRetentionResults,
+    ) -> capnp::Result<()> {
         let params = params.get()?;
         let retention = read_retention(params.get_retention()?, self.kernel.retention());
         let change = self.change(params.get_expected_version());
-        checkpoint::set_retention(self.host(), &self.kernel, retention, change).await.map_err(to_capnp)
+        let gone = checkpoint::set_retention(self.host(), &self.kernel, retention, change).await.map_err(to_capnp)?;
+        results.get().set_gone(gone);
+        Ok(())
     }
 
     pub(super) async fn put_away(

@@ -112,7 +112,7 @@ impl kernel::Server for KernelServer {
         "artifact.put": Write put_artifact(params: PutArtifactParams, results: PutArtifactResults) = new_version(params, results);
         "artifact.revert": Write revert_artifact(params: RevertArtifactParams, results: RevertArtifactResults) = old_version(params, results);
         "checkpoint.remove": Admin remove_checkpoint(params: RemoveCheckpointParams, results: RemoveCheckpointResults) = remove_one(params, results);
-        "kernel.retention": Admin set_retention(params: SetRetentionParams, _results: SetRetentionResults) = retain(params);
+        "kernel.retention": Admin set_retention(params: SetRetentionParams, results: SetRetentionResults) = retain(params, results);
     }
 
     async fn execute(

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use super::host::HostServer;
 use crate::core::audit::AuditHead;
 use crate::core::error::{Error, Result};
+use crate::core::ids::KernelId;
 use crate::core::limits;
 use crate::core::upkeep::VerifyTold;
 use crate::rpc::convert::upkeep::{
@@ -101,8 +102,12 @@ impl HostServer {
             name => match self.host().find(actor.uid, name) {
                 Ok(kernel) => Some(kernel.id.to_string()),
                 // One that was removed still has its lines.
-                Err(_) if name.parse::<crate::core::ids::KernelId>().is_ok() => Some(name.to_owned()),
-                Err(error) => return Err(to_capnp(error)),
+                Err(_) if KernelId::is_beginning(name) => Some(name.to_owned()),
+                Err(error) => {
+                    let hint =
+                        "of one that was removed give the beginning of its id, as the lines of `ryokan audit` show it";
+                    return Err(to_capnp(error.hint(hint)));
+                }
             },
         };
         let (sink, mut at) = (params.get_sink()?, params.get_since());

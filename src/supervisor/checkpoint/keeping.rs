@@ -184,13 +184,21 @@ pub async fn pin(host: &Rc<Host>, kernel: &Rc<Kernel>, reference: &str, pinned: 
     Ok(())
 }
 
-/// Says how long checkpoints that ryokan takes by itself are kept from now on.
+/// Says how long checkpoints that ryokan takes by itself are kept from now on. Gives how many went because of that.
 ///
 /// # Errors
 /// `invalidArgument`, `conflict`, and the catalog's.
-pub async fn set_retention(host: &Rc<Host>, kernel: &Rc<Kernel>, retention: Retention, change: Change) -> Result<()> {
+pub async fn set_retention(host: &Rc<Host>, kernel: &Rc<Kernel>, retention: Retention, change: Change) -> Result<u64> {
     retention.check().map_err(|error| Error::invalid(error.to_string()))?;
     kernel.change_retention(change, retention).await?;
-    thin_soon(host, kernel);
-    Ok(())
+    // Whoever asked may be gone by then: what is begun is ended, with all that is written down of it. The rule holds whatever becomes of
+    // its first use: there will be others.
+    let (host, kernel) = (Rc::clone(host), Rc::clone(kernel));
+    let first = tokio::task::spawn_local(async move {
+        thin(&host, &kernel).await.map(|gone| gone.len()).unwrap_or_else(|error| {
+            tracing::warn!(kernel = %kernel.spec.name, %error, "old checkpoints could not be removed");
+            0
+        })
+    });
+    Ok(first.await.unwrap_or(0) as u64)
 }
