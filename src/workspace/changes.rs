@@ -53,10 +53,11 @@ impl Changes {
         self.names.get(folder).and_then(|names| names.get(name)).copied().unwrap_or(Closely::Walk)
     }
 
-    /// A name came. A folder that is new is not watched yet: nobody tells what is done in it.
+    /// A name came. A folder that is new is not watched yet: nobody tells what is done in it. What came to a name that had come since took the
+    /// place of something that nobody saw.
     fn came(&mut self, place: Place, event: &Event<'_>) {
         let before = (event.moved != 0).then(|| self.moving.remove(&event.moved)).flatten();
-        self.hidden |= event.is_folder && before.is_none();
+        self.hidden |= (event.is_folder && before.is_none()) || self.came.contains(&place);
         let (is_new, closely) = before.unwrap_or((true, Closely::Look));
         if is_new {
             self.came.insert(place.clone());
@@ -64,20 +65,23 @@ impl Changes {
         self.add(place, closely.max(Closely::Look));
     }
 
-    /// A name went.
-    fn went(&mut self, place: Place, event: &Event<'_>) {
-        let (had_come, closely) = (self.came.remove(&place), self.closely(&place));
-        if event.moved != 0 {
-            self.moving.insert(event.moved, (had_come, closely));
+    /// A name went. `is_known`: from before what is told of here.
+    fn went(&mut self, place: Place, event: &Event<'_>, is_known: bool) {
+        let closely = self.closely(&place);
+        let had_come = self.came.remove(&place);
+        if event.moved == 0 {
+            self.hidden |= had_come || !is_known;
         } else {
-            self.hidden |= had_come && closely >= Closely::Open;
+            // A known name to which something else came before it went: two names changed places.
+            self.hidden |= had_come && is_known;
+            self.moving.insert(event.moved, (had_come || !is_known, closely));
         }
         self.add(place, Closely::Look);
     }
 
     /// All was taken that is told by now: what was moved away and came nowhere that is watched may be gone.
     fn all_is_taken(&mut self) {
-        self.hidden |= self.moving.drain().any(|(_, (had_come, closely))| had_come && closely >= Closely::Open);
+        self.hidden |= self.moving.drain().any(|(_, (had_come, _))| had_come);
     }
 
     /// What was told was our own doing.
@@ -174,7 +178,7 @@ pub(super) fn drain(
                 } else if deed == Deed::Came {
                     changes.came(place(), &event);
                 } else if deed == Deed::Went {
-                    changes.went(place(), &event);
+                    changes.went(place(), &event, index.known(*id, event.name).is_some());
                 } else {
                     if deed == Deed::Content && matches!(opens, Opens::Ours) {
                         changes.written = Some(place());

@@ -31,6 +31,7 @@ mod error;
 mod how;
 mod index;
 mod keep;
+mod noted;
 mod objects;
 mod one;
 mod read;
@@ -64,6 +65,8 @@ pub use tree::size::{Size, Sizes};
 
 #[cfg(test)]
 mod driver_tests;
+#[cfg(test)]
+mod meanwhile_tests;
 #[cfg(test)]
 mod model_tests;
 #[cfg(test)]

@@ -48,6 +48,8 @@ pub(super) struct Scan<'a> {
     pub frozen: bool,
     /// Whether nobody has any of it open, nor had it.
     pub private: bool,
+    /// Whether something may have been done to files that was told of none of their names.
+    pub hidden: bool,
     pub how: &'a mut How,
     /// Device and owner of the workspace.
     pub device: u64,
@@ -101,6 +103,10 @@ impl Scan<'_> {
         let root = self.open(ROOT)?;
         self.settle_root(&root)?;
         self.walk_from(vec![(ROOT, Some(root))])?;
+        if !self.frozen && self.notify.is_some() {
+            // A folder was not watched before its turn came.
+            self.sweep()?;
+        }
         // The walk trusted stamps; these may not be trusted.
         let mut changes = Changes::default();
         hot.into_iter().for_each(|place| changes.add(place, Closely::Read));
@@ -110,9 +116,7 @@ impl Scan<'_> {
     /// Looks at what was told of.
     pub(super) fn follow(&mut self, changes: &Changes) -> Result<()> {
         let mut changes = changes.clone();
-        if changes.hidden {
-            self.sweep(&mut changes)?;
-        }
+        self.hidden = changes.hidden;
         for place in &self.index.hot {
             changes.add(place.clone(), Closely::Read);
         }
@@ -130,11 +134,16 @@ impl Scan<'_> {
             if !self.index.folders.contains_key(folder) {
                 continue;
             }
-            let Some(dir) = self.open_if_there(*folder)? else { continue };
-            if !self.is_noted(*folder, dir.as_fd())? {
+            let dir = self.open_if_there(*folder)?;
+            let is_there = match &dir {
+                Some(dir) => self.is_noted(*folder, dir.as_fd())?,
+                None => false,
+            };
+            let Some(dir) = dir.filter(|_| is_there) else {
+                self.keep_told(*folder, names);
                 swapped.push(*folder);
                 continue;
-            }
+            };
             for (name, closely) in names {
                 found.extend(self.examine(*folder, dir.as_fd(), name, *closely)?.map(|id| (id, None)));
             }
@@ -144,6 +153,10 @@ impl Scan<'_> {
             found.extend(self.find_again(folder)?.map(|id| (id, None)));
         }
         self.walk_from(found)?;
+        // After what is new is watched: what was done there before shows in the stamps.
+        if self.hidden {
+            self.sweep()?;
+        }
         self.read_regrouped()
     }
 
@@ -197,10 +210,12 @@ impl Scan<'_> {
             return Ok(());
         }
         let dir = self.open_if_there(folder)?;
-        // Of another folder nothing can be said here: it is found by its own name.
-        if let Some(dir) = &dir
-            && !self.is_noted(folder, dir.as_fd())?
-        {
+        let is_there = match &dir {
+            Some(dir) => self.is_noted(folder, dir.as_fd())?,
+            None => false,
+        };
+        if !is_there && (dir.is_some() || !self.frozen) {
+            self.keep_told(folder, names);
             return Ok(());
         }
         for name in names.keys() {
@@ -255,15 +270,17 @@ impl Scan<'_> {
                 Some(dir) => dir,
                 None => match self.open_if_there(id)? {
                     Some(dir) => dir,
-                    None => continue,
+                    None => {
+                        self.list_later(id);
+                        continue;
+                    }
                 },
             };
             if !self.is_noted(id, dir.as_fd())? {
-                let (parent, name) = (self.index.folder(id).parent, self.index.folder(id).name.clone());
                 if self.frozen {
-                    return Err(WorkspaceError::Changing { path: self.index.path(parent, &name) });
+                    return Err(WorkspaceError::Changing { path: self.index.path(id, b"") });
                 }
-                self.later.add((parent, name), Closely::Look);
+                self.list_later(id);
                 continue;
             }
             for (id, dir) in self.list(id, &dir)? {
@@ -337,30 +354,6 @@ impl Scan<'_> {
         }
     }
 
-    /// Whether an open folder is the one that is known by its names: what was told of that one is not true of another.
-    pub(super) fn is_noted(&self, id: FolderId, dir: BorrowedFd<'_>) -> Result<bool> {
-        if id == ROOT {
-            return Ok(true);
-        }
-        let stat = beneath::look_at(dir).map_err(WorkspaceError::of("look at", &self.index.path(id, b"")))?;
-        let folder = self.index.folder(id);
-        Ok(self.index.known(folder.parent, &folder.name).is_some_and(|known| known.stamp.inode == stat.st_ino))
-    }
-
-    /// Looks at what has the name of a folder that is another by now. Gives it if it is a folder that is to be listed.
-    fn find_again(&mut self, id: FolderId) -> Result<Option<FolderId>> {
-        let Some(folder) = self.index.folders.get(&id) else { return Ok(None) };
-        let (parent, name) = (folder.parent, folder.name.clone());
-        // Its parent may be another, too: that is found by its own name.
-        match self.open_if_there(parent)? {
-            Some(dir) if self.is_noted(parent, dir.as_fd())? => self.examine(parent, dir.as_fd(), &name, Closely::Look),
-            Some(_) | None => {
-                self.later.add((parent, name), Closely::Look);
-                Ok(None)
-            }
-        }
-    }
-
     fn settle_root(&mut self, root: &OwnedFd) -> Result<()> {
         let stat = beneath::look_at(root).map_err(WorkspaceError::of("look at", &self.index.path(ROOT, b"")))?;
         self.owner = (stat.st_uid, stat.st_gid);
@@ -395,7 +388,7 @@ impl Scan<'_> {
     }
 
     /// Looks at one entry, as closely as asked. Gives a folder that is to be listed.
-    fn examine(
+    pub(super) fn examine(
         &mut self,
         id: FolderId,
         dir: BorrowedFd<'_>,
@@ -523,7 +516,11 @@ impl Scan<'_> {
             let watch = self.index.folder(inner).watch;
             let is_watched = watch.is_some_and(|watch| self.index.watches.get(&watch) == Some(&inner));
             let is_new = self.notify.is_some() && !is_watched;
-            return Ok(if closely == Closely::Walk || is_new { Taken::Folder(inner) } else { Taken::Done });
+            return Ok(if matches!(closely, Closely::Walk | Closely::Read) || is_new {
+                Taken::Folder(inner)
+            } else {
+                Taken::Done
+            });
         }
         if self.index.folder(id).depth >= limits::WORKSPACE_DEPTH {
             let limit = u64::from(limits::WORKSPACE_DEPTH);

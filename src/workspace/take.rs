@@ -43,7 +43,7 @@ impl Scan<'_> {
             let is_same = match closely {
                 Closely::Walk => *stamp == now && *settled && self.is_stored(content),
                 // What wrote through a mapping is told by nobody, and is not here to be asked for.
-                Closely::Look | Closely::Open if self.private => *stamp == now && *settled,
+                Closely::Look | Closely::Open if self.private || self.hidden => *stamp == now && *settled,
                 // Its bytes did not change, or that would have been told.
                 Closely::Look | Closely::Open => moved(*stamp) == moved(now),
                 Closely::Read => false,
@@ -56,7 +56,7 @@ impl Scan<'_> {
             reuse = is_same.then(|| content.clone());
         }
         if reuse.is_none() && closely < Closely::Read {
-            let is_sure = closely != Closely::Walk && !self.private;
+            let is_sure = closely != Closely::Walk && !self.private && !self.hidden;
             let by_name = if is_sure { self.contents.get(&moved(now)) } else { None };
             let found = self.contents.get(&now).or(by_name);
             reuse = found.filter(|content| self.is_stored(content)).cloned();

@@ -220,6 +220,8 @@ impl Tracker {
     /// Brings the index up to what is there.
     pub(super) fn pass(&mut self, batch: &mut dyn ObjectBatch, objects: &dyn Objects, pass: &mut Pass) -> Result<How> {
         self.drain();
+        // Of a pass that failed: marks are counted from the first.
+        self.notify.iter_mut().for_each(Notify::unmark);
         self.state = another_state();
         let unwatched = (self.notify.is_none() && !pass.told_all).then_some(Walk::Unwatched);
         // Until it is done, nothing is sure.
@@ -234,6 +236,7 @@ impl Tracker {
             index: &mut self.index,
             told: walk.is_none(),
             private: self.is_private,
+            hidden: false,
             notify: &mut self.notify,
             batch,
             driver: &mut *self.driver,

@@ -7,16 +7,11 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::PathBuf;
 
 use super::testing::{World, observe, same};
-use super::{
-    Change, Changed, Deed, Durable, Places, Reason, Restored, Tracker, Walk, WorkspaceError, checkout, diff, reach,
-};
-use super::{ObjectBatch, Objects};
-use crate::core::ids::Digest;
-use crate::store::StoreError;
+use super::{Change, Changed, Deed, Durable, Reason, Restored, Tracker, Walk, WorkspaceError, checkout, diff, reach};
 use crate::sys::fault::tests::with_fault;
 use crate::sys::inode::tests::Mapping;
 
-fn changes(world: &World, a: super::TreeId, b: super::TreeId) -> Vec<(String, Deed)> {
+pub(super) fn changes(world: &World, a: super::TreeId, b: super::TreeId) -> Vec<(String, Deed)> {
     let told = diff(&world.store, a, b).expect("compared");
     told.map(|change| change.map(|Change { path, deed }| (path.display().to_string(), deed)).expect("compared"))
         .collect()
@@ -283,164 +278,6 @@ fn files_that_only_the_capture_itself_opened_are_not_looked_at_while_nobody_may_
     std::fs::File::open(world.path("d8/f8")).expect("opened");
     let captured = tracker.capture(&world.store).expect("captured");
     assert_eq!(captured.how.examined, 1, "{:?}", captured.how);
-}
-
-type Act = std::sync::Arc<dyn Fn(&[u8]) + Send + Sync>;
-
-/// A store that does something when it is given the content of a file: in the midst of a pass.
-struct Meanwhile<'a> {
-    store: &'a crate::store::Store,
-    act: Act,
-}
-
-struct MeanwhileBatch {
-    batch: Box<dyn ObjectBatch>,
-    act: Act,
-}
-
-impl Objects for Meanwhile<'_> {
-    fn get(&self, digest: Digest, limit: u64) -> Result<Vec<u8>, StoreError> {
-        self.store.get(digest, limit)
-    }
-
-    fn contains(&self, digest: Digest) -> bool {
-        Objects::contains(self.store, digest)
-    }
-
-    fn batch(&self) -> Box<dyn ObjectBatch> {
-        Box::new(MeanwhileBatch { batch: Objects::batch(self.store), act: self.act.clone() })
-    }
-}
-
-impl ObjectBatch for MeanwhileBatch {
-    fn put(&mut self, bytes: &[u8]) -> Result<Digest, StoreError> {
-        (self.act)(bytes);
-        self.batch.put(bytes)
-    }
-
-    fn commit(self: Box<Self>) -> Result<(), StoreError> {
-        self.batch.commit()
-    }
-}
-
-/// What is captured now is what somebody finds who knows nothing.
-fn is_what_is_there(world: &World, tracker: &mut Tracker) {
-    let captured = tracker.capture(&world.store).expect("captured");
-    let places = world.places_of("fresh");
-    let mut fresh = Tracker::open(Places { workspace: world.path(""), ..places }).expect("opened");
-    let walked = fresh.capture(&world.store).expect("captured");
-    assert_eq!(changes(world, captured.tree, walked.tree), []);
-}
-
-#[test]
-fn who_opens_a_file_while_it_is_captured_and_writes_by_a_mapping_later_is_seen() {
-    let world = World::new();
-    let mut tracker = world.tracker();
-    for round in 0..4 {
-        (0..9).for_each(|n| world.write(&format!("f{n}"), [n + 10 * round; 4096]));
-        let (kept, root) = (std::sync::Arc::new(std::sync::Mutex::new(Vec::new())), world.path(""));
-        let keep = kept.clone();
-        // It was asked already who may write to it: nobody.
-        let act = move |content: &[u8]| {
-            if content.len() == 4096 {
-                keep.lock().expect("sound").push(Mapping::of(&root.join(format!("f{}", content[0] % 10))));
-            }
-        };
-        let meanwhile = Meanwhile { store: &world.store, act: std::sync::Arc::new(act) };
-        tracker.prepare(&meanwhile).expect("prepared");
-        let mut kept = kept.lock().expect("sound");
-        assert_eq!(kept.len(), 9);
-        kept.iter_mut().for_each(|mapping| mapping.write(200 + round));
-        is_what_is_there(&world, &mut tracker);
-    }
-}
-
-#[test]
-fn a_folder_that_takes_the_place_of_another_during_a_pass_is_not_taken_for_it() {
-    let world = World::new();
-    for folder in ["g", "d"] {
-        std::fs::create_dir(world.path(folder)).expect("made");
-    }
-    let mut tracker = world.tracker();
-    // Which of the two comes first is chance.
-    for round in 0..16_u8 {
-        world.write("g/a", [round; 4096]);
-        world.write("d/x", [100 + round; 4096]);
-        world.write("d/stays", [200; 4096]);
-        tracker.capture(&world.store).expect("captured");
-        world.write("g/a", [round + 50; 4096]);
-        world.write("d/x", "told");
-        let root = world.path("");
-        let act = move |content: &[u8]| {
-            if content.first() == Some(&(round + 50)) {
-                std::fs::rename(root.join("d"), root.join("e")).expect("renamed");
-                std::fs::create_dir(root.join("d")).expect("made");
-                std::fs::write(root.join("d/x"), "another").expect("written");
-            }
-        };
-        let meanwhile = Meanwhile { store: &world.store, act: std::sync::Arc::new(act) };
-        tracker.prepare(&meanwhile).expect("prepared");
-        world.write("d/x", "later");
-        world.write("e/stays", "elsewhere");
-        is_what_is_there(&world, &mut tracker);
-        std::fs::remove_dir_all(world.path("e")).expect("removed");
-    }
-}
-
-#[test]
-fn what_is_done_to_a_file_by_a_name_that_came_and_went_is_seen() {
-    let world = World::new();
-    (0..300).for_each(|n| world.write(&format!("f{n}"), [b'a'; 1000]));
-    let mut tracker = world.tracker();
-    std::thread::sleep(std::time::Duration::from_millis(100));
-    tracker.capture(&world.store).expect("captured");
-    let at = |name: &str| world.path(name);
-    // The same length, and the time set back.
-    let write = |file: &File, byte: u8| {
-        let modified = file.metadata().expect("there").modified().expect("known");
-        file.write_all_at(&[byte; 1000], 0).expect("written");
-        file.set_modified(modified).expect("set");
-    };
-    let link = |of: &str, name: &str, byte: u8| {
-        std::fs::hard_link(at(of), at(name)).expect("linked");
-        let file = OpenOptions::new().write(true).open(at(name)).expect("opened");
-        write(&file, byte);
-        file
-    };
-    // Beside it.
-    link("f1", "passing", b'b');
-    std::fs::remove_file(at("passing")).expect("removed");
-    is_what_is_there(&world, &mut tracker);
-    // In a folder that nobody watches yet.
-    std::fs::create_dir(at("new")).expect("made");
-    link("f2", "new/passing", b'c');
-    std::fs::remove_dir_all(at("new")).expect("removed");
-    is_what_is_there(&world, &mut tracker);
-    // By way of a third name; and into such a folder.
-    link("f3", "passing", b'd');
-    std::fs::rename(at("passing"), at("third")).expect("renamed");
-    std::fs::remove_file(at("third")).expect("removed");
-    is_what_is_there(&world, &mut tracker);
-    link("f4", "passing", b'e');
-    std::fs::create_dir(at("new")).expect("made");
-    std::fs::rename(at("passing"), at("new/passing")).expect("renamed");
-    std::fs::remove_file(at("new/passing")).expect("removed");
-    is_what_is_there(&world, &mut tracker);
-    // And by whoever has it open still.
-    let file = link("f5", "passing", b'f');
-    std::fs::remove_file(at("passing")).expect("removed");
-    for byte in [b'g', b'h'] {
-        is_what_is_there(&world, &mut tracker);
-        write(&file, byte);
-    }
-    is_what_is_there(&world, &mut tracker);
-    drop(file);
-    tracker.capture(&world.store).expect("captured");
-    // To put a whole file in the place of another costs nothing of that.
-    world.write("temporary", "whole");
-    std::fs::rename(at("temporary"), at("f6")).expect("renamed");
-    let captured = tracker.capture(&world.store).expect("captured");
-    assert!(captured.how.walk.is_none() && captured.how.examined < 10, "{:?}", captured.how);
 }
 
 #[test]

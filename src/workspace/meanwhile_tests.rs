@@ -1,0 +1,274 @@
+//! What others do in the midst of a capture, or between two by ways that are told of no name that is left.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt as _;
+
+use super::testing::World;
+use super::tracker_tests::changes;
+use super::{ObjectBatch, Objects, Places, Tracker};
+use crate::core::ids::Digest;
+use crate::store::StoreError;
+use crate::sys::inode::tests::Mapping;
+
+type Act = std::sync::Arc<dyn Fn(&[u8]) + Send + Sync>;
+
+/// What the store is given when it is to fail.
+const FAILS: [u8; 1000] = [255; 1000];
+
+/// A store that does something when it is given the content of a file: in the midst of a pass.
+struct Meanwhile<'a> {
+    store: &'a crate::store::Store,
+    act: Act,
+}
+
+struct MeanwhileBatch {
+    batch: Box<dyn ObjectBatch>,
+    act: Act,
+}
+
+impl Objects for Meanwhile<'_> {
+    fn get(&self, digest: Digest, limit: u64) -> Result<Vec<u8>, StoreError> {
+        self.store.get(digest, limit)
+    }
+
+    fn contains(&self, digest: Digest) -> bool {
+        Objects::contains(self.store, digest)
+    }
+
+    fn batch(&self) -> Box<dyn ObjectBatch> {
+        Box::new(MeanwhileBatch { batch: Objects::batch(self.store), act: self.act.clone() })
+    }
+}
+
+impl ObjectBatch for MeanwhileBatch {
+    fn put(&mut self, bytes: &[u8]) -> Result<Digest, StoreError> {
+        (self.act)(bytes);
+        let digest = self.batch.put(bytes)?;
+        if bytes == FAILS { Err(StoreError::NotFound(digest)) } else { Ok(digest) }
+    }
+
+    fn commit(self: Box<Self>) -> Result<(), StoreError> {
+        self.batch.commit()
+    }
+}
+
+/// What is captured now is what somebody finds who knows nothing.
+fn is_what_is_there(world: &World, tracker: &mut Tracker) {
+    let captured = tracker.capture(&world.store).expect("captured");
+    let places = world.places_of("fresh");
+    let mut fresh = Tracker::open(Places { workspace: world.path(""), ..places }).expect("opened");
+    let walked = fresh.capture(&world.store).expect("captured");
+    assert_eq!(changes(world, captured.tree, walked.tree), []);
+}
+
+#[test]
+fn who_opens_a_file_while_it_is_captured_and_writes_by_a_mapping_later_is_seen() {
+    let world = World::new();
+    let mut tracker = world.tracker();
+    for round in 0..4 {
+        (0..9).for_each(|n| world.write(&format!("f{n}"), [n + 10 * round; 4096]));
+        let (kept, root) = (std::sync::Arc::new(std::sync::Mutex::new(Vec::new())), world.path(""));
+        let keep = kept.clone();
+        // It was asked already who may write to it: nobody.
+        let act = move |content: &[u8]| {
+            if content.len() == 4096 {
+                keep.lock().expect("sound").push(Mapping::of(&root.join(format!("f{}", content[0] % 10))));
+            }
+        };
+        let meanwhile = Meanwhile { store: &world.store, act: std::sync::Arc::new(act) };
+        tracker.prepare(&meanwhile).expect("prepared");
+        let mut kept = kept.lock().expect("sound");
+        assert!(kept.len() >= 9);
+        kept.iter_mut().for_each(|mapping| mapping.write(200 + round));
+        is_what_is_there(&world, &mut tracker);
+    }
+}
+
+#[test]
+fn a_folder_that_takes_the_place_of_another_during_a_pass_is_not_taken_for_it() {
+    let world = World::new();
+    for folder in ["g", "d"] {
+        std::fs::create_dir(world.path(folder)).expect("made");
+    }
+    let mut tracker = world.tracker();
+    // Which of the two comes first is chance.
+    for round in 0..16_u8 {
+        world.write("g/a", [round; 4096]);
+        world.write("d/x", [100 + round; 4096]);
+        world.write("d/stays", [200; 4096]);
+        tracker.capture(&world.store).expect("captured");
+        world.write("g/a", [round + 50; 4096]);
+        world.write("d/x", "told");
+        let root = world.path("");
+        let act = move |content: &[u8]| {
+            if content.first() == Some(&(round + 50)) {
+                std::fs::rename(root.join("d"), root.join("e")).expect("renamed");
+                std::fs::create_dir(root.join("d")).expect("made");
+                std::fs::write(root.join("d/x"), "another").expect("written");
+            }
+        };
+        let meanwhile = Meanwhile { store: &world.store, act: std::sync::Arc::new(act) };
+        tracker.prepare(&meanwhile).expect("prepared");
+        world.write("d/x", "later");
+        world.write("e/stays", "elsewhere");
+        is_what_is_there(&world, &mut tracker);
+        std::fs::remove_dir_all(world.path("e")).expect("removed");
+    }
+}
+
+#[test]
+fn what_is_done_by_a_passing_name_during_a_pass_is_seen() {
+    let world = World::new();
+    (0..20).for_each(|n| world.write(&format!("f{n}"), [b'a'; 1000]));
+    let mut tracker = world.tracker();
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    tracker.capture(&world.store).expect("captured");
+    for round in 0..6_u8 {
+        // A name and a folder that are there when the pass begins, and gone when it ends.
+        std::fs::hard_link(world.path("f1"), world.path("passing")).expect("linked");
+        std::fs::create_dir(world.path("new")).expect("made");
+        world.write("f0", [round + 1; 1000]);
+        let root = world.path("");
+        let act = move |content: &[u8]| {
+            if content.first() != Some(&(round + 1)) || !root.join("passing").exists() {
+                return;
+            }
+            std::fs::write(root.join("passing"), [round + 100; 1000]).expect("written");
+            std::fs::remove_file(root.join("passing")).expect("removed");
+            std::fs::hard_link(root.join("f2"), root.join("new/passing")).expect("linked");
+            std::fs::write(root.join("new/passing"), [round + 100; 1000]).expect("written");
+            std::fs::remove_dir_all(root.join("new")).expect("removed");
+        };
+        let meanwhile = Meanwhile { store: &world.store, act: std::sync::Arc::new(act) };
+        tracker.prepare(&meanwhile).expect("prepared");
+        assert!(!world.path("passing").exists() && !world.path("new").exists());
+        is_what_is_there(&world, &mut tracker);
+    }
+}
+
+#[test]
+fn a_folder_that_is_away_for_an_instant_of_a_pass_loses_nothing() {
+    let world = World::new();
+    for folder in ["g", "d"] {
+        std::fs::create_dir(world.path(folder)).expect("made");
+    }
+    let mut tracker = world.tracker();
+    for round in 0..8_u8 {
+        world.write("d/x", [100 + round; 1000]);
+        world.write("d/stays", [200; 1000]);
+        tracker.capture(&world.store).expect("captured");
+        world.write("g/a", [round + 1; 1000]);
+        world.write("d/x", [50 + round; 1000]);
+        // Away from the moment in which the pass reads the one file until the next pass.
+        let root = world.path("");
+        let act = move |content: &[u8]| {
+            if content.first() == Some(&(round + 1)) {
+                std::fs::rename(root.join("d"), root.join("away")).expect("renamed");
+            }
+        };
+        let meanwhile = Meanwhile { store: &world.store, act: std::sync::Arc::new(act) };
+        tracker.prepare(&meanwhile).expect("prepared");
+        std::fs::rename(world.path("away"), world.path("d")).expect("renamed");
+        is_what_is_there(&world, &mut tracker);
+    }
+}
+
+#[test]
+fn what_is_done_to_a_file_by_a_name_that_came_and_went_is_seen() {
+    let world = World::new();
+    (0..300).for_each(|n| world.write(&format!("f{n}"), [b'a'; 1000]));
+    let mut tracker = world.tracker();
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    tracker.capture(&world.store).expect("captured");
+    let at = |name: &str| world.path(name);
+    // The same length, and the time set back.
+    let write = |file: &File, byte: u8| {
+        let modified = file.metadata().expect("there").modified().expect("known");
+        file.write_all_at(&[byte; 1000], 0).expect("written");
+        file.set_modified(modified).expect("set");
+    };
+    let link = |of: &str, name: &str, byte: u8| {
+        std::fs::hard_link(at(of), at(name)).expect("linked");
+        let file = OpenOptions::new().write(true).open(at(name)).expect("opened");
+        write(&file, byte);
+        file
+    };
+    // Beside it.
+    link("f1", "passing", b'b');
+    std::fs::remove_file(at("passing")).expect("removed");
+    is_what_is_there(&world, &mut tracker);
+    // In a folder that nobody watches yet.
+    std::fs::create_dir(at("new")).expect("made");
+    link("f2", "new/passing", b'c');
+    std::fs::remove_dir_all(at("new")).expect("removed");
+    is_what_is_there(&world, &mut tracker);
+    // By way of a third name; and into such a folder.
+    link("f3", "passing", b'd');
+    std::fs::rename(at("passing"), at("third")).expect("renamed");
+    std::fs::remove_file(at("third")).expect("removed");
+    is_what_is_there(&world, &mut tracker);
+    link("f4", "passing", b'e');
+    std::fs::create_dir(at("new")).expect("made");
+    std::fs::rename(at("passing"), at("new/passing")).expect("renamed");
+    std::fs::remove_file(at("new/passing")).expect("removed");
+    is_what_is_there(&world, &mut tracker);
+    // And by whoever has it open still.
+    let file = link("f5", "passing", b'f');
+    std::fs::remove_file(at("passing")).expect("removed");
+    for byte in [b'g', b'h'] {
+        is_what_is_there(&world, &mut tracker);
+        write(&file, byte);
+    }
+    is_what_is_there(&world, &mut tracker);
+    drop(file);
+    tracker.capture(&world.store).expect("captured");
+    // By a name to which something else came then; and by one that changed places with another.
+    link("f7", "passing", b'i');
+    world.write("other", "other");
+    std::fs::rename(at("other"), at("passing")).expect("renamed");
+    is_what_is_there(&world, &mut tracker);
+    link("f8", "third", b'j');
+    let exchange = nix::fcntl::RenameFlags::RENAME_EXCHANGE;
+    let here = nix::fcntl::AT_FDCWD;
+    nix::fcntl::renameat2(here, &at("third"), here, &at("passing"), exchange).expect("exchanged");
+    std::fs::remove_file(at("passing")).expect("removed");
+    is_what_is_there(&world, &mut tracker);
+    // Its mode alone.
+    std::fs::hard_link(at("f9"), at("passing")).expect("linked");
+    std::fs::set_permissions(at("passing"), std::os::unix::fs::PermissionsExt::from_mode(0o751)).expect("set");
+    std::fs::remove_file(at("passing")).expect("removed");
+    is_what_is_there(&world, &mut tracker);
+    tracker.capture(&world.store).expect("captured");
+    // To put a whole file in the place of another costs nothing of that.
+    world.write("temporary", "whole");
+    std::fs::rename(at("temporary"), at("f6")).expect("renamed");
+    let captured = tracker.capture(&world.store).expect("captured");
+    assert!(captured.how.walk.is_none() && captured.how.examined < 10, "{:?}", captured.how);
+}
+
+#[test]
+fn a_pass_that_failed_hides_nothing_of_the_next() {
+    let world = World::new();
+    (0..20).for_each(|n| world.write(&format!("f{n}"), [n; 1000]));
+    let mut tracker = world.tracker();
+    tracker.capture(&world.store).expect("captured");
+    let nothing: Act = std::sync::Arc::new(|_| {});
+    for round in 0..4_u8 {
+        // Marks were put, and whoever reads them is gone.
+        (0..20).for_each(|n| world.write(&format!("f{n}"), [n + 20 * (round + 1); 1000]));
+        world.write("fails", FAILS);
+        let failing = Meanwhile { store: &world.store, act: nothing.clone() };
+        tracker.prepare(&failing).expect_err("the store fails");
+        world.write("fails", "no more");
+        let (kept, root) = (std::sync::Arc::new(std::sync::Mutex::new(Vec::new())), world.path(""));
+        let keep = kept.clone();
+        let act = move |content: &[u8]| {
+            if content.len() == 1000 {
+                keep.lock().expect("sound").push(Mapping::of(&root.join(format!("f{}", content[0] % 20))));
+            }
+        };
+        tracker.prepare(&Meanwhile { store: &world.store, act: std::sync::Arc::new(act) }).expect("prepared");
+        kept.lock().expect("sound").iter_mut().for_each(|mapping| mapping.write(250));
+        is_what_is_there(&world, &mut tracker);
+    }
+}
