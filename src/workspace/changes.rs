@@ -96,7 +96,7 @@ impl Changes {
     }
 
     pub(super) fn is_full(&self) -> bool {
-        self.count + self.names.len() > limits::WORKSPACE_CHANGES
+        self.count + self.names.len() + self.moving.len() > limits::WORKSPACE_CHANGES
     }
 }
 
@@ -107,6 +107,15 @@ pub(super) enum Opens<'a> {
     Count(&'a mut Asked),
     /// Our own: nobody else runs.
     Ours,
+}
+
+impl Opens<'_> {
+    fn is_answered(&self, folder: FolderId, name: &[u8]) -> bool {
+        match self {
+            Opens::Ours => true,
+            Opens::Count(asked) => !asked.after.is_empty() && asked.is_answered(folder, &name.into()),
+        }
+    }
 }
 
 /// Files that were asked who may write to them, nobody, while others could open them: our own opening of them is told, too.
@@ -158,11 +167,7 @@ pub(super) fn drain(
             }
             deed @ (Deed::Content | Deed::Closed | Deed::Changed | Deed::Came | Deed::Went | Deed::Opened) => {
                 let Some(id) = index.watches.get(&event.watch) else { return };
-                let is_known = match &opens {
-                    Opens::Ours => true,
-                    Opens::Count(asked) => !asked.after.is_empty() && asked.is_answered(*id, &event.name.into()),
-                };
-                if deed == Deed::Opened && is_known {
+                if deed == Deed::Opened && opens.is_answered(*id, event.name) {
                     return;
                 }
                 let closely = match deed {

@@ -255,7 +255,6 @@ impl Tracker {
         };
         if walk.is_some() { scan.walk() } else { scan.follow(&changes) }?;
         scan.drain();
-        scan.notify.iter_mut().for_each(Notify::unmark);
         self.owner = scan.owner;
         self.walk = scan.later_walk;
         // Twice within one tick of the clock leaves no trace in a stamp.
