@@ -183,7 +183,8 @@ fn deed(mask: u32) -> Option<Deed> {
     } else if has(libc::IN_IGNORED) {
         Some(Deed::Ended)
     } else if has(libc::IN_MODIFY) {
-        Some(Deed::Content)
+        // Of a directory it says that its times were set.
+        Some(if has(libc::IN_ISDIR) { Deed::Changed } else { Deed::Content })
     } else if has(libc::IN_CLOSE_WRITE) {
         Some(Deed::Closed)
     } else if has(libc::IN_OPEN) {

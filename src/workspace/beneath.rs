@@ -1,5 +1,5 @@
 //! Opening and looking beneath a folder that untrusted code owns: never through a symbolic link, never out of it, never into
-//! another file system.
+//! what is mounted there.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
@@ -7,8 +7,8 @@ use std::os::unix::ffi::OsStringExt as _;
 use std::path::PathBuf;
 
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag, openat, openat2};
-use nix::sys::stat::{FileStat, Mode, fstat, fstatat};
+use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag, openat2};
+use nix::sys::stat::{FileStat, fstat, fstatat};
 
 use super::index::Stamp;
 use super::tree::entry::{Attributes, MODE_BITS, Meta, Moment, Name, Reason};
@@ -19,6 +19,9 @@ use crate::sys::inode;
 const PIECE: usize = 3900;
 
 const FOLDER: OFlag = OFlag::O_DIRECTORY.union(OFlag::O_NOFOLLOW).union(OFlag::O_CLOEXEC);
+
+/// Nothing that is mounted is entered, not even a folder of the same file system: whoever watches its names is told nothing of it.
+const HERE: ResolveFlag = ResolveFlag::RESOLVE_NO_SYMLINKS.union(ResolveFlag::RESOLVE_NO_XDEV);
 
 /// What something is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,7 +45,7 @@ pub(super) fn is_refused(error: Errno) -> bool {
 
 /// Opens a folder by its names from `root`, however many they are.
 pub(super) fn folder<'n>(root: BorrowedFd<'_>, names: impl IntoIterator<Item = &'n Name>) -> nix::Result<OwnedFd> {
-    let resolve = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_XDEV;
+    let resolve = HERE | ResolveFlag::RESOLVE_BENEATH;
     let open = |at: BorrowedFd<'_>, path: &[u8]| {
         let path = if path.is_empty() { b".".as_slice() } else { path };
         let flags = FOLDER | OFlag::O_RDONLY;
@@ -67,15 +70,15 @@ pub(super) fn folder<'n>(root: BorrowedFd<'_>, names: impl IntoIterator<Item = &
     open(at.as_ref().map_or(root, AsFd::as_fd), &path)
 }
 
-/// Opens a folder's own entry, if it is a folder.
+/// Opens a folder's own entry, if it is a folder. `EXDEV`: something is mounted there.
 pub(super) fn child(dir: BorrowedFd<'_>, name: &[u8]) -> nix::Result<OwnedFd> {
-    openat(dir, name, FOLDER | OFlag::O_RDONLY, Mode::empty())
+    openat2(dir, name, OpenHow::new().flags(FOLDER | OFlag::O_RDONLY).resolve(HERE))
 }
 
-/// Opens a regular file for reading. Never waits for the other end of a pipe.
+/// Opens a regular file for reading. Never waits for the other end of a pipe. `EXDEV`: something is mounted there.
 pub(super) fn file(dir: BorrowedFd<'_>, name: &[u8]) -> nix::Result<std::fs::File> {
     let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
-    openat(dir, name, flags, Mode::empty()).map(Into::into)
+    openat2(dir, name, OpenHow::new().flags(flags).resolve(HERE)).map(Into::into)
 }
 
 /// Looks at an entry itself, not at what it may point to.

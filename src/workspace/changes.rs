@@ -31,6 +31,8 @@ pub(super) struct Changes {
     pub hidden: bool,
     /// Names that came since.
     came: HashSet<Place>,
+    /// Names that had come when the pass that is under way began. It may find another thing of such a name than what came.
+    came_before: HashSet<Place>,
     /// Names that were moved away, and did not come to their new place yet: whether they had come since, and how closely they were to
     /// be looked at.
     moving: HashMap<u32, (bool, Closely)>,
@@ -49,6 +51,16 @@ impl Changes {
         }
     }
 
+    /// A file that may be changed where nobody tells: unless it is read anyway its stamp decides, whatever is told of it here.
+    pub(super) fn add_by_stamp(&mut self, (folder, name): Place) {
+        self.add((folder, name.clone()), Closely::Walk);
+        if let Some(closely) = self.names.get_mut(&folder).and_then(|names| names.get_mut(&name))
+            && *closely < Closely::Read
+        {
+            *closely = Closely::Walk;
+        }
+    }
+
     fn closely(&self, (folder, name): &Place) -> Closely {
         self.names.get(folder).and_then(|names| names.get(name)).copied().unwrap_or(Closely::Walk)
     }
@@ -57,8 +69,11 @@ impl Changes {
     /// place of something that nobody saw.
     fn came(&mut self, place: Place, event: &Event<'_>) {
         let before = (event.moved != 0).then(|| self.moving.remove(&event.moved)).flatten();
-        self.hidden |= (event.is_folder && before.is_none()) || self.came.contains(&place);
-        let (is_new, closely) = before.unwrap_or((true, Closely::Look));
+        let had_come = self.came.contains(&place) || self.came_before.contains(&place);
+        self.hidden |= (event.is_folder && before.is_none()) || had_come;
+        // What was moved here from where nobody watches may have been written there.
+        let unseen = if event.moved != 0 { Closely::Read } else { Closely::Look };
+        let (is_new, closely) = before.unwrap_or((true, unseen));
         if is_new {
             self.came.insert(place.clone());
         }
@@ -68,7 +83,8 @@ impl Changes {
     /// A name went. `is_known`: from before what is told of here.
     fn went(&mut self, place: Place, event: &Event<'_>, is_known: bool) {
         let closely = self.closely(&place);
-        let had_come = self.came.remove(&place);
+        let (since, before) = (self.came.remove(&place), self.came_before.remove(&place));
+        let had_come = since || before;
         if event.moved == 0 {
             self.hidden |= had_come || !is_known;
         } else {
@@ -84,10 +100,25 @@ impl Changes {
         self.hidden |= self.moving.drain().any(|(_, (had_come, _))| had_come);
     }
 
+    /// Gives what was told for a pass to follow. Which names came stays, until the pass is over.
+    pub(super) fn take_for_pass(&mut self) -> Changes {
+        let mut told = std::mem::take(self);
+        self.came_before = std::mem::take(&mut told.came);
+        told.came_before.clear();
+        told
+    }
+
+    /// A pass is over, and all is taken that was told meanwhile: what it found of the names that had come is known now.
+    pub(super) fn pass_is_over(&mut self, index: &Index) {
+        let unknown = self.came_before.drain().filter(|(folder, name)| index.known(*folder, name).is_none());
+        self.came.extend(unknown);
+    }
+
     /// What was told was our own doing.
     pub(super) fn nothing_is_hidden(&mut self) {
         self.hidden = false;
         self.came.clear();
+        self.came_before.clear();
     }
 
     /// A folder's own metadata changed.

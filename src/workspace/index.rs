@@ -322,6 +322,21 @@ impl Index {
         group
     }
 
+    /// Whether something in a folder could not be entered.
+    pub(super) fn has_closed(&self, folder: FolderId) -> bool {
+        let within = self.missing.range((folder, Name::default())..).take_while(|((id, _), _)| *id == folder);
+        within.into_iter().any(|(_, reason)| is_closed(*reason))
+    }
+
+    /// Whether an entry could not be entered, or something in it: nobody watched what is there.
+    pub(super) fn is_dark(&self, folder: FolderId, name: &[u8]) -> bool {
+        match self.known(folder, name).map(|known| &known.what) {
+            Some(What::Missing(reason)) => is_closed(*reason),
+            Some(What::Folder(inner)) => self.has_closed(*inner),
+            Some(What::File { .. } | What::Symlink(_) | What::Fifo) | None => false,
+        }
+    }
+
     /// Files that may be written through a name outside the workspace, where nobody watches.
     pub(super) fn linked_elsewhere(&self) -> Vec<Place> {
         let mut found = Vec::new();
@@ -335,6 +350,14 @@ impl Index {
             }
         }
         found
+    }
+}
+
+/// Whether what is missing for this may be a folder.
+fn is_closed(reason: Reason) -> bool {
+    match reason {
+        Reason::Unreadable | Reason::Mount => true,
+        Reason::Socket | Reason::Device | Reason::SetId => false,
     }
 }
 

@@ -1,7 +1,9 @@
 //! What others do in the midst of a capture, or between two by ways that are told of no name that is left.
 
-use std::fs::{File, OpenOptions};
-use std::os::unix::fs::FileExt as _;
+use std::fs::{File, OpenOptions, Permissions};
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::testing::World;
 use super::tracker_tests::changes;
@@ -52,8 +54,73 @@ impl ObjectBatch for MeanwhileBatch {
     }
 }
 
+/// Other bytes of the same length, and the time set back.
+pub(super) fn forge(path: &Path, byte: u8) -> File {
+    let file = OpenOptions::new().write(true).open(path).expect("opened");
+    forge_open(&file, byte);
+    file
+}
+
+fn forge_open(file: &File, byte: u8) {
+    let modified = file.metadata().expect("there").modified().expect("known");
+    file.write_all_at(&[byte; 1000], 0).expect("written");
+    file.set_modified(modified).expect("set");
+}
+
+/// Writes to a file by a second name, which goes again.
+pub(super) fn pass_by(file: &Path, name: &Path, byte: u8) {
+    std::fs::hard_link(file, name).expect("linked");
+    forge(name, byte);
+    std::fs::remove_file(name).expect("removed");
+}
+
+/// Something that is done once in the workspace.
+pub(super) type Once = Box<dyn Fn(&Path) + Send + Sync>;
+
+/// Prepares, and does something once in the midst of that: when a file is read that was written just before.
+fn prepare_while(world: &World, tracker: &mut Tracker, act: impl Fn(&Path) + Send + Sync + 'static) {
+    prepare_while_each(world, tracker, [("g", Box::new(act))]);
+}
+
+/// For several such files.
+pub(super) fn prepare_while_each<const N: usize>(world: &World, tracker: &mut Tracker, acts: [(&str, Once); N]) {
+    const READ: [u8; 1000] = [254; 1000];
+    let names = acts.each_ref().map(|(name, _)| *name);
+    let root = world.path("");
+    let acts: Vec<_> = (0_u8..)
+        .zip(acts)
+        .map(|(n, (name, act))| {
+            let bytes = READ.map(|byte| byte - n);
+            world.write(name, bytes);
+            (bytes, act, AtomicBool::new(false))
+        })
+        .collect();
+    let act = move |content: &[u8]| {
+        for (bytes, act, done) in &acts {
+            if content == bytes && !done.swap(true, Ordering::Relaxed) {
+                act(&root);
+            }
+        }
+    };
+    tracker.prepare(&Meanwhile { store: &world.store, act: std::sync::Arc::new(act) }).expect("prepared");
+    // They are written again by the next.
+    names.iter().for_each(|name| world.write(name, ""));
+}
+
+/// Renames all of those folders that are there.
+pub(super) fn all(root: &Path, from: &str, to: &str, folders: usize) {
+    for n in 0..folders {
+        let _ = std::fs::rename(root.join(format!("{from}{n}")), root.join(format!("{to}{n}")));
+    }
+}
+
+/// So long that what a stamp says is trusted.
+pub(super) fn settle() {
+    std::thread::sleep(std::time::Duration::from_millis(100));
+}
+
 /// What is captured now is what somebody finds who knows nothing.
-fn is_what_is_there(world: &World, tracker: &mut Tracker) {
+pub(super) fn is_what_is_there(world: &World, tracker: &mut Tracker) {
     let captured = tracker.capture(&world.store).expect("captured");
     let places = world.places_of("fresh");
     let mut fresh = Tracker::open(Places { workspace: world.path(""), ..places }).expect("opened");
@@ -87,28 +154,19 @@ fn who_opens_a_file_while_it_is_captured_and_writes_by_a_mapping_later_is_seen()
 #[test]
 fn a_folder_that_takes_the_place_of_another_during_a_pass_is_not_taken_for_it() {
     let world = World::new();
-    for folder in ["g", "d"] {
-        std::fs::create_dir(world.path(folder)).expect("made");
-    }
+    std::fs::create_dir(world.path("d")).expect("made");
     let mut tracker = world.tracker();
-    // Which of the two comes first is chance.
+    // Which of the folders comes first is chance.
     for round in 0..16_u8 {
-        world.write("g/a", [round; 4096]);
         world.write("d/x", [100 + round; 4096]);
         world.write("d/stays", [200; 4096]);
         tracker.capture(&world.store).expect("captured");
-        world.write("g/a", [round + 50; 4096]);
         world.write("d/x", "told");
-        let root = world.path("");
-        let act = move |content: &[u8]| {
-            if content.first() == Some(&(round + 50)) {
-                std::fs::rename(root.join("d"), root.join("e")).expect("renamed");
-                std::fs::create_dir(root.join("d")).expect("made");
-                std::fs::write(root.join("d/x"), "another").expect("written");
-            }
-        };
-        let meanwhile = Meanwhile { store: &world.store, act: std::sync::Arc::new(act) };
-        tracker.prepare(&meanwhile).expect("prepared");
+        prepare_while(&world, &mut tracker, |root| {
+            std::fs::rename(root.join("d"), root.join("e")).expect("renamed");
+            std::fs::create_dir(root.join("d")).expect("made");
+            std::fs::write(root.join("d/x"), "another").expect("written");
+        });
         world.write("d/x", "later");
         world.write("e/stays", "elsewhere");
         is_what_is_there(&world, &mut tracker);
@@ -121,7 +179,7 @@ fn what_is_done_by_a_passing_name_during_a_pass_is_seen() {
     let world = World::new();
     (0..20).for_each(|n| world.write(&format!("f{n}"), [b'a'; 1000]));
     let mut tracker = world.tracker();
-    std::thread::sleep(std::time::Duration::from_millis(100));
+    settle();
     tracker.capture(&world.store).expect("captured");
     for round in 0..6_u8 {
         // A name and a folder that are there when the pass begins, and gone when it ends.
@@ -149,25 +207,17 @@ fn what_is_done_by_a_passing_name_during_a_pass_is_seen() {
 #[test]
 fn a_folder_that_is_away_for_an_instant_of_a_pass_loses_nothing() {
     let world = World::new();
-    for folder in ["g", "d"] {
-        std::fs::create_dir(world.path(folder)).expect("made");
-    }
+    std::fs::create_dir(world.path("d")).expect("made");
     let mut tracker = world.tracker();
     for round in 0..8_u8 {
         world.write("d/x", [100 + round; 1000]);
         world.write("d/stays", [200; 1000]);
         tracker.capture(&world.store).expect("captured");
-        world.write("g/a", [round + 1; 1000]);
         world.write("d/x", [50 + round; 1000]);
-        // Away from the moment in which the pass reads the one file until the next pass.
-        let root = world.path("");
-        let act = move |content: &[u8]| {
-            if content.first() == Some(&(round + 1)) {
-                std::fs::rename(root.join("d"), root.join("away")).expect("renamed");
-            }
-        };
-        let meanwhile = Meanwhile { store: &world.store, act: std::sync::Arc::new(act) };
-        tracker.prepare(&meanwhile).expect("prepared");
+        // Away from a moment in the midst of the pass until the next one.
+        prepare_while(&world, &mut tracker, |root| {
+            std::fs::rename(root.join("d"), root.join("away")).expect("renamed");
+        });
         std::fs::rename(world.path("away"), world.path("d")).expect("renamed");
         is_what_is_there(&world, &mut tracker);
     }
@@ -178,20 +228,12 @@ fn what_is_done_to_a_file_by_a_name_that_came_and_went_is_seen() {
     let world = World::new();
     (0..300).for_each(|n| world.write(&format!("f{n}"), [b'a'; 1000]));
     let mut tracker = world.tracker();
-    std::thread::sleep(std::time::Duration::from_millis(100));
+    settle();
     tracker.capture(&world.store).expect("captured");
     let at = |name: &str| world.path(name);
-    // The same length, and the time set back.
-    let write = |file: &File, byte: u8| {
-        let modified = file.metadata().expect("there").modified().expect("known");
-        file.write_all_at(&[byte; 1000], 0).expect("written");
-        file.set_modified(modified).expect("set");
-    };
     let link = |of: &str, name: &str, byte: u8| {
         std::fs::hard_link(at(of), at(name)).expect("linked");
-        let file = OpenOptions::new().write(true).open(at(name)).expect("opened");
-        write(&file, byte);
-        file
+        forge(&at(name), byte)
     };
     // Beside it.
     link("f1", "passing", b'b');
@@ -217,7 +259,7 @@ fn what_is_done_to_a_file_by_a_name_that_came_and_went_is_seen() {
     std::fs::remove_file(at("passing")).expect("removed");
     for byte in [b'g', b'h'] {
         is_what_is_there(&world, &mut tracker);
-        write(&file, byte);
+        forge_open(&file, byte);
     }
     is_what_is_there(&world, &mut tracker);
     drop(file);
@@ -235,7 +277,7 @@ fn what_is_done_to_a_file_by_a_name_that_came_and_went_is_seen() {
     is_what_is_there(&world, &mut tracker);
     // Its mode alone.
     std::fs::hard_link(at("f9"), at("passing")).expect("linked");
-    std::fs::set_permissions(at("passing"), std::os::unix::fs::PermissionsExt::from_mode(0o751)).expect("set");
+    std::fs::set_permissions(at("passing"), Permissions::from_mode(0o751)).expect("set");
     std::fs::remove_file(at("passing")).expect("removed");
     is_what_is_there(&world, &mut tracker);
     tracker.capture(&world.store).expect("captured");
@@ -270,5 +312,176 @@ fn a_pass_that_failed_hides_nothing_of_the_next() {
         tracker.prepare(&Meanwhile { store: &world.store, act: std::sync::Arc::new(act) }).expect("prepared");
         kept.lock().expect("sound").iter_mut().for_each(|mapping| mapping.write(250));
         is_what_is_there(&world, &mut tracker);
+    }
+}
+
+#[test]
+fn what_is_done_in_a_folder_that_is_renamed_is_seen() {
+    let world = World::new();
+    world.write("a", [b'a'; 1000]);
+    std::fs::create_dir(world.path("d")).expect("made");
+    let mut tracker = world.tracker();
+    for round in 0..16_u8 {
+        world.write("d/x", [round; 1000]);
+        settle();
+        tracker.capture(&world.store).expect("captured");
+        // Before a pass: its watch goes when that begins, and comes when it is the folder's turn.
+        std::fs::rename(world.path("d"), world.path("e")).expect("renamed");
+        prepare_while(&world, &mut tracker, move |root| pass_by(&root.join("a"), &root.join("e/t"), 50 + round));
+        is_what_is_there(&world, &mut tracker);
+        tracker.capture(&world.store).expect("captured");
+        // In the midst of a pass, which may find it gone: then the next one watches it.
+        world.write("e/x", [100 + round; 1000]);
+        prepare_while(&world, &mut tracker, |root| {
+            std::fs::rename(root.join("e"), root.join("d")).expect("renamed");
+        });
+        pass_by(&world.path("a"), &world.path("d/t"), 100 + round);
+        is_what_is_there(&world, &mut tracker);
+    }
+}
+
+#[test]
+fn what_is_done_in_a_new_folder_that_is_renamed_before_its_turn_is_seen() {
+    let world = World::new();
+    world.write("a", [b'a'; 1000]);
+    // More than a pass holds open: the last one is opened by its name when its turn comes.
+    (0..70).for_each(|n| std::fs::create_dir(world.path(&format!("d{n}"))).expect("made"));
+    std::fs::create_dir(world.path("e")).expect("made");
+    settle();
+    let mut tracker = world.tracker();
+    prepare_while(&world, &mut tracker, |root| {
+        std::fs::rename(root.join("e"), root.join("renamed")).expect("renamed");
+    });
+    pass_by(&world.path("a"), &world.path("renamed/t"), b'b');
+    is_what_is_there(&world, &mut tracker);
+}
+
+#[test]
+fn a_name_that_came_before_a_pass_and_is_another_files_during_it_hides_nothing() {
+    let world = World::new();
+    world.write("a", [b'a'; 1000]);
+    let mut tracker = world.tracker();
+    // Which of the names is looked at first is chance.
+    for round in 0..24_u8 {
+        world.write("other", "other");
+        settle();
+        tracker.capture(&world.store).expect("captured");
+        std::fs::hard_link(world.path("a"), world.path("t")).expect("linked");
+        prepare_while(&world, &mut tracker, move |root| {
+            forge(&root.join("t"), round);
+            if round % 2 == 0 {
+                std::fs::remove_file(root.join("t")).expect("removed");
+                std::fs::write(root.join("t"), "new").expect("written");
+            } else {
+                std::fs::rename(root.join("other"), root.join("t")).expect("renamed");
+            }
+        });
+        is_what_is_there(&world, &mut tracker);
+        std::fs::remove_file(world.path("t")).expect("removed");
+    }
+}
+
+#[test]
+fn a_name_that_came_and_was_not_looked_at_hides_nothing() {
+    const FOLDERS: usize = 6;
+    let world = World::new();
+    for n in 0..FOLDERS {
+        std::fs::create_dir(world.path(&format!("d{n}"))).expect("made");
+        world.write(&format!("a{n}"), [b'a'; 1000]);
+    }
+    std::fs::create_dir(world.path("h")).expect("made");
+    let mut tracker = world.tracker();
+    // Which of the folders is looked at first is chance.
+    for round in 0..12_u8 {
+        (0..FOLDERS).for_each(|n| world.write(&format!("d{n}/other"), "other"));
+        settle();
+        tracker.capture(&world.store).expect("captured");
+        for n in 0..FOLDERS {
+            std::fs::hard_link(world.path(&format!("a{n}")), world.path(&format!("d{n}/t"))).expect("linked");
+        }
+        // Away when it is its turn, and there again when it is looked for by its name.
+        let away: Once = Box::new(|root| all(root, "d", "away", FOLDERS));
+        let back: Once = Box::new(|root| all(root, "away", "d", FOLDERS));
+        prepare_while_each(&world, &mut tracker, [("g", away), ("h/g", back)]);
+        all(&world.path(""), "away", "d", FOLDERS);
+        for n in 0..FOLDERS {
+            let t = world.path(&format!("d{n}/t"));
+            forge(&t, round);
+            std::fs::rename(world.path(&format!("d{n}/other")), &t).expect("renamed");
+        }
+        is_what_is_there(&world, &mut tracker);
+        (0..FOLDERS).for_each(|n| std::fs::remove_file(world.path(&format!("d{n}/t"))).expect("removed"));
+    }
+}
+
+#[test]
+fn a_file_that_was_written_and_is_moved_during_a_pass_is_read() {
+    let world = World::new();
+    let mut tracker = world.tracker();
+    // Which of the names is looked at first is chance.
+    for round in 0..8_u8 {
+        for n in 0..20 {
+            world.write(&format!("from{n}"), [round; 1000]);
+            world.write(&format!("to{n}"), [round + 100; 1000]);
+        }
+        settle();
+        tracker.capture(&world.store).expect("captured");
+        for n in 0..20 {
+            forge(&world.path(&format!("from{n}")), round + 200);
+            File::open(world.path(&format!("to{n}"))).expect("opened");
+        }
+        prepare_while(&world, &mut tracker, |root| {
+            for n in 0..20 {
+                std::fs::rename(root.join(format!("from{n}")), root.join(format!("to{n}"))).expect("renamed");
+            }
+        });
+        is_what_is_there(&world, &mut tracker);
+    }
+}
+
+#[test]
+fn a_file_that_was_where_nobody_watches_is_read() {
+    let world = World::new();
+    let outside = world.dir.path().join("outside");
+    world.write("f", [b'a'; 1000]);
+    settle();
+    let mut tracker = world.tracker();
+    tracker.capture(&world.store).expect("captured");
+    std::fs::rename(world.path("f"), &outside).expect("renamed");
+    forge(&outside, b'b');
+    std::fs::rename(&outside, world.path("f")).expect("renamed");
+    is_what_is_there(&world, &mut tracker);
+}
+
+#[test]
+fn what_is_done_by_a_name_outside_is_seen() {
+    // What is mapped in memory changes without any time.
+    for world in [World::new(), World::at(Path::new("/dev/shm"))] {
+        let outside = world.dir.path().join("outside");
+        world.write("f", [b'a'; 4096]);
+        std::fs::hard_link(world.path("f"), &outside).expect("linked");
+        settle();
+        let mut tracker = world.tracker();
+        for byte in [b'b', b'c'] {
+            tracker.capture(&world.store).expect("captured");
+            forge(&outside, byte);
+            is_what_is_there(&world, &mut tracker);
+            // What is told of the one name says nothing of the other.
+            settle();
+            tracker.capture(&world.store).expect("captured");
+            forge(&outside, byte + 10);
+            std::fs::set_permissions(world.path("f"), Permissions::from_mode(0o600 + u32::from(byte % 8)))
+                .expect("set");
+            is_what_is_there(&world, &mut tracker);
+            settle();
+            tracker.capture(&world.store).expect("captured");
+        }
+        let mut mapping = Mapping::of(&outside);
+        for byte in [b'd', b'e'] {
+            mapping.write(byte);
+            tracker.prepare(&world.store).expect("prepared");
+            mapping.write(byte + 10);
+            is_what_is_there(&world, &mut tracker);
+        }
     }
 }

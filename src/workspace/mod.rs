@@ -70,6 +70,8 @@ mod meanwhile_tests;
 #[cfg(test)]
 mod model_tests;
 #[cfg(test)]
+mod refused_tests;
+#[cfg(test)]
 mod restore_tests;
 #[cfg(test)]
 mod testing;

@@ -1,7 +1,9 @@
 //! A folder is opened by its names, and may be another by now: what was told of the one is not true of the other, nor lost.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+
+use nix::errno::Errno;
 
 use super::beneath;
 use super::changes::Closely;
@@ -18,35 +20,74 @@ impl Scan<'_> {
         if id == ROOT {
             return Ok(true);
         }
-        let stat = beneath::look_at(dir).map_err(WorkspaceError::of("look at", &self.index.path(id, b"")))?;
+        let stat = beneath::look_at(dir).map_err(|e| WorkspaceError::of("look at", &self.index.path(id, b""))(e))?;
         let folder = self.index.folder(id);
         Ok(self.index.known(folder.parent, &folder.name).is_some_and(|known| known.stamp.inode == stat.st_ino))
     }
 
-    /// A folder is not where it was: the next pass lists what is there then.
+    /// Opens a folder by its names, if it is where it was and may be entered.
+    pub(super) fn open_noted(&self, id: FolderId) -> Result<Option<OwnedFd>> {
+        match beneath::folder(self.root, &self.index.names(id)) {
+            Ok(dir) => Ok(if self.is_noted(id, dir.as_fd())? { Some(dir) } else { None }),
+            Err(error) if beneath::is_gone(error) || beneath::is_refused(error) || error == Errno::EXDEV => Ok(None),
+            Err(error) => Err(WorkspaceError::of("open", &self.index.path(id, b""))(error)),
+        }
+    }
+
+    /// A folder, if it is the one that is known: as it was opened when its parent was looked at, or by its names.
+    pub(super) fn open_or_noted(&self, id: FolderId, dir: Option<OwnedFd>) -> Result<Option<OwnedFd>> {
+        match dir {
+            Some(dir) => Ok(if self.is_noted(id, dir.as_fd())? { Some(dir) } else { None }),
+            None => self.open_noted(id),
+        }
+    }
+
+    /// A folder is not where it was. That is told, or will be; while nobody writes it must have been: else the next pass walks.
+    pub(super) fn may_be_away(&self, id: FolderId) -> Result<()> {
+        if !self.frozen {
+            return Ok(());
+        }
+        if id == ROOT {
+            // It says itself why it cannot be opened.
+            self.open(ROOT)?;
+        }
+        Err(WorkspaceError::Changing { path: self.index.path(id, b"") })
+    }
+
+    /// A folder is not where it was: the next pass lists what is there then. Until then nobody tells what is done in it.
     pub(super) fn list_later(&mut self, id: FolderId) {
         let folder = self.index.folder_mut(id);
         folder.watch = None;
         self.later.add((folder.parent, folder.name.clone()), Closely::Look);
+        self.later.hidden = true;
     }
 
-    /// Looks at what has the name of a folder that is another by now. Gives it if it is a folder that is to be listed.
-    pub(super) fn find_again(&mut self, id: FolderId) -> Result<Option<FolderId>> {
-        let Some(folder) = self.index.folders.get(&id) else { return Ok(None) };
+    /// Looks at what has the name of a folder that is not where it was, and at what is in that.
+    pub(super) fn find_again(&mut self, id: FolderId) -> Result<()> {
+        let Some(folder) = self.index.folders.get(&id) else { return Ok(()) };
+        if id == ROOT {
+            return self.may_be_away(ROOT);
+        }
         let (parent, name) = (folder.parent, folder.name.clone());
-        // Its parent may be another, too: that is found by its own name.
-        match self.open_if_there(parent)? {
-            Some(dir) if self.is_noted(parent, dir.as_fd())? => self.examine(parent, dir.as_fd(), &name, Closely::Look),
-            Some(_) | None => {
+        let found = match self.open_noted(parent)? {
+            Some(dir) => self.examine(parent, dir.as_fd(), &name, Closely::Look)?,
+            None => {
+                // Its parent may be another, too: that is found by its own name.
                 self.later.add((parent, name), Closely::Look);
-                Ok(None)
+                None
             }
+        };
+        match found {
+            Some(found) => self.walk_from(vec![(found, None)]),
+            None if self.index.folders.contains_key(&id) => self.may_be_away(id),
+            None => Ok(()),
         }
     }
 
     /// A folder is elsewhere, perhaps for an instant only: nothing of what was told of it is lost.
     pub(super) fn keep_told(&mut self, folder: FolderId, names: &HashMap<Name, Closely>) {
         if !self.frozen {
+            self.later.add_folder(folder);
             names.iter().for_each(|(name, closely)| self.later.add((folder, name.clone()), *closely));
         }
     }

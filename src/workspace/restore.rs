@@ -102,7 +102,7 @@ impl Tracker {
         objects: &dyn Objects,
         stage: &mut Stage,
     ) -> Result<Restored> {
-        let how = self.pass(&mut Addresses, objects, &mut Pass { frozen: true, ..Pass::default() })?;
+        let mut how = self.pass(&mut Addresses, objects, &mut Pass { frozen: true, ..Pass::default() })?;
         let owner = Owner { own: self.owner, privileged: nix::unistd::Uid::effective().is_root() };
         let mut left = Vec::new();
         let mut changed = 0;
@@ -118,7 +118,7 @@ impl Tracker {
                 (folder, None) => self.changes.add_folder(folder),
             });
             let mut pass = Pass { frozen: true, contents, told_all: true, keeping: None };
-            self.pass(&mut Addresses, objects, &mut pass)?;
+            how.examined += self.pass(&mut Addresses, objects, &mut pass)?.examined;
             if encode(&mut self.index, &mut Addresses)? != target {
                 left = differences(&self.index, objects, wanted, owner)?;
             }

@@ -315,3 +315,25 @@ fn what_is_needed_for_a_restore_is_read_and_nothing_else() {
     let (contents, read) = needed(second, first);
     assert!(counted.read() <= contents + read, "{} objects were read", counted.read());
 }
+
+#[test]
+fn a_restore_looks_at_what_was_told_of_and_at_nothing_else() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let (places, store) = (places(dir.path()), Store::open(&dir.path().join("store")).expect("opened"));
+    let file = |n: usize| places.workspace.join(format!("d/e{}/f{}", n / 50, n % 50));
+    for n in 0..1000 {
+        std::fs::create_dir_all(file(n).parent().expect("it has one")).expect("made");
+        std::fs::write(file(n), format!("{n}")).expect("written");
+    }
+    let mut tracker = Tracker::open(places.clone()).expect("opened");
+    let first = tracker.capture(&store).expect("captured").tree;
+    for round in 0..3 {
+        for n in [1, 77, 500] {
+            std::fs::write(file(n), format!("{n} in round {round}")).expect("written");
+        }
+        tracker.capture(&store).expect("captured");
+        let restored = tracker.restore(first, &store, Durable::Process).expect("restored");
+        assert!(restored.how.walk.is_none() && restored.how.examined < 200, "{round}: {:?}", restored.how);
+        assert_eq!(std::fs::read_to_string(file(77)).expect("there"), "77");
+    }
+}

@@ -116,32 +116,29 @@ impl Scan<'_> {
     /// Looks at what was told of.
     pub(super) fn follow(&mut self, changes: &Changes) -> Result<()> {
         let mut changes = changes.clone();
-        self.hidden = changes.hidden;
+        // What could not be entered was not watched: anything may have been done in it since it can be.
+        let mut told = changes.names.iter().flat_map(|(folder, names)| names.keys().map(|name| (*folder, name)));
+        self.hidden = changes.hidden || told.any(|(folder, name)| self.index.is_dark(folder, name));
         for place in &self.index.hot {
             changes.add(place.clone(), Closely::Read);
         }
         for place in self.index.linked_elsewhere() {
-            changes.add(place, Closely::Look);
+            changes.add_by_stamp(place);
         }
         self.spread(&mut changes);
         // What went goes first: what came may be the same under another name.
         for (folder, names) in &changes.names {
             self.follow_removals(*folder, names, &changes)?;
         }
-        let (mut found, mut swapped) = (Vec::new(), Vec::new());
+        let (mut found, mut away) = (Vec::new(), Vec::new());
         for (folder, names) in &changes.names {
             // It may have gone with a folder above it.
             if !self.index.folders.contains_key(folder) {
                 continue;
             }
-            let dir = self.open_if_there(*folder)?;
-            let is_there = match &dir {
-                Some(dir) => self.is_noted(*folder, dir.as_fd())?,
-                None => false,
-            };
-            let Some(dir) = dir.filter(|_| is_there) else {
+            let Some(dir) = self.open_noted(*folder)? else {
                 self.keep_told(*folder, names);
-                swapped.push(*folder);
+                away.push(*folder);
                 continue;
             };
             for (name, closely) in names {
@@ -149,10 +146,11 @@ impl Scan<'_> {
             }
             self.refresh(*folder, dir.as_fd())?;
         }
-        for folder in swapped {
-            found.extend(self.find_again(folder)?.map(|id| (id, None)));
-        }
         self.walk_from(found)?;
+        // After all that was told of their parents: they may be where nobody may enter by now.
+        for folder in away {
+            self.find_again(folder)?;
+        }
         // After what is new is watched: what was done there before shows in the stamps.
         if self.hidden {
             self.sweep()?;
@@ -177,11 +175,10 @@ impl Scan<'_> {
             if !self.index.folders.contains_key(&folder) {
                 continue;
             }
-            if let Some(dir) = self.open_if_there(folder)?
-                && self.is_noted(folder, dir.as_fd())?
-            {
+            if let Some(dir) = self.open_noted(folder)? {
                 self.examine(folder, dir.as_fd(), &name, Closely::Read)?;
             } else {
+                self.may_be_away(folder)?;
                 self.later.add((folder, name), Closely::Read);
             }
         }
@@ -209,15 +206,12 @@ impl Scan<'_> {
         if !self.index.folders.contains_key(&folder) {
             return Ok(());
         }
-        let dir = self.open_if_there(folder)?;
-        let is_there = match &dir {
-            Some(dir) => self.is_noted(folder, dir.as_fd())?,
-            None => false,
-        };
-        if !is_there && (dir.is_some() || !self.frozen) {
+        let dir = self.open_noted(folder)?;
+        if dir.is_none() && !self.frozen {
             self.keep_told(folder, names);
             return Ok(());
         }
+        // Without the folder, while nobody writes, none of them is there any more; if that is not so, `find_again` says it.
         for name in names.keys() {
             let Some(known) = self.index.known(folder, name) else { continue };
             let now = match dir.as_ref().map(|dir| beneath::look(dir.as_fd(), name)) {
@@ -238,9 +232,11 @@ impl Scan<'_> {
     fn forget(&mut self, folder: FolderId, name: &[u8], changes: Option<&Changes>) {
         let (told, contents) = (self.told, &mut self.contents);
         let notify = self.notify.as_ref();
+        let mut is_unwatched = false;
         self.index.remove(folder, name, &mut |gone| match gone {
             Gone::File((folder, name), Known { stamp, settled, what: What::File { content, .. }, .. }) => {
-                let touched = changes.is_some_and(|changes| {
+                // Without what was told of it nobody can say.
+                let touched = changes.is_none_or(|changes| {
                     changes.names.get(folder).and_then(|names| names.get(name)).is_some_and(|c| *c > Closely::Look)
                 });
                 // Within one tick of the clock another file may have got its number, its size and its times.
@@ -253,36 +249,31 @@ impl Scan<'_> {
             }
             Gone::File(..) => {}
             Gone::Watch(watch) => {
+                is_unwatched = true;
                 if let Some(notify) = notify {
                     notify.remove(watch);
                 }
             }
         });
+        // What the queue still has of that folder is told no more, nor what is done in it until it is found elsewhere: perhaps
+        // not by this pass.
+        if is_unwatched && !self.frozen {
+            self.hidden = true;
+            self.later.hidden = true;
+        }
     }
 
-    fn walk_from(&mut self, mut folders: Vec<(FolderId, Option<OwnedFd>)>) -> Result<()> {
+    pub(super) fn walk_from(&mut self, mut folders: Vec<(FolderId, Option<OwnedFd>)>) -> Result<()> {
         while let Some((id, dir)) = folders.pop() {
             // It may have gone again, with a folder above it.
             if !self.index.folders.contains_key(&id) {
                 continue;
             }
-            let dir = match dir {
-                Some(dir) => dir,
-                None => match self.open_if_there(id)? {
-                    Some(dir) => dir,
-                    None => {
-                        self.list_later(id);
-                        continue;
-                    }
-                },
-            };
-            if !self.is_noted(id, dir.as_fd())? {
-                if self.frozen {
-                    return Err(WorkspaceError::Changing { path: self.index.path(id, b"") });
-                }
+            let Some(dir) = self.open_or_noted(id, dir)? else {
+                self.may_be_away(id)?;
                 self.list_later(id);
                 continue;
-            }
+            };
             for (id, dir) in self.list(id, &dir)? {
                 let dir = dir.filter(|_| folders.len() < limits::WORKSPACE_OPEN);
                 folders.push((id, dir));
@@ -322,11 +313,16 @@ impl Scan<'_> {
 
     fn watch(&mut self, id: FolderId, dir: BorrowedFd<'_>) -> Result<()> {
         let Some(notify) = self.notify.as_ref() else { return Ok(()) };
-        if self.index.folder(id).watch.is_some_and(|watch| self.index.watches.get(&watch) == Some(&id)) {
+        let known = self.index.folder(id).watch.filter(|watch| self.index.watches.get(watch) == Some(&id));
+        if known.is_some() && self.told {
             return Ok(());
         }
+        // In a walk perhaps nobody told that a watch ended, and another folder has the number of the one that it was of.
         match notify.add(dir) {
             Ok(watch) => {
+                if let Some(known) = known.filter(|known| *known != watch) {
+                    self.index.watches.remove(&known);
+                }
                 self.index.folder_mut(id).watch = Some(watch);
                 self.index.watches.insert(watch, id);
             }
@@ -340,18 +336,9 @@ impl Scan<'_> {
         Ok(())
     }
 
-    fn open(&self, id: FolderId) -> Result<OwnedFd> {
+    pub(super) fn open(&self, id: FolderId) -> Result<OwnedFd> {
         let names = self.index.names(id);
-        beneath::folder(self.root, &names).map_err(WorkspaceError::of("open", &self.index.path(id, b"")))
-    }
-
-    pub(super) fn open_if_there(&self, id: FolderId) -> Result<Option<OwnedFd>> {
-        let names = self.index.names(id);
-        match beneath::folder(self.root, &names) {
-            Ok(dir) => Ok(Some(dir)),
-            Err(error) if beneath::is_gone(error) || beneath::is_refused(error) || error == Errno::EXDEV => Ok(None),
-            Err(error) => Err(WorkspaceError::of("open", &self.index.path(id, b""))(error)),
-        }
+        beneath::folder(self.root, &names).map_err(|e| WorkspaceError::of("open", &self.index.path(id, b""))(e))
     }
 
     fn settle_root(&mut self, root: &OwnedFd) -> Result<()> {
@@ -446,6 +433,7 @@ impl Scan<'_> {
                 }
         });
         if known.is_some() && !same_kind {
+            self.hidden |= kind == Kind::Folder && self.index.is_dark(id, name);
             self.forget(id, name, None);
         }
         if self.index.count > limits::WORKSPACE_ENTRIES {
@@ -502,6 +490,7 @@ impl Scan<'_> {
             Err(error) if beneath::is_refused(error) => {
                 return self.missing(id, name, Reason::Unreadable).map(|_| Taken::Done);
             }
+            Err(Errno::EXDEV) => return self.missing(id, name, Reason::Mount).map(|_| Taken::Done),
             Err(error) => return Err(WorkspaceError::of("open", &self.index.path(id, name))(error)),
         };
         let stat =
@@ -516,7 +505,10 @@ impl Scan<'_> {
             let watch = self.index.folder(inner).watch;
             let is_watched = watch.is_some_and(|watch| self.index.watches.get(&watch) == Some(&inner));
             let is_new = self.notify.is_some() && !is_watched;
-            return Ok(if matches!(closely, Closely::Walk | Closely::Read) || is_new {
+            // What may be looked at in it may be more than before, or less.
+            let is_closed = beneath::look(opened.as_fd(), b".").is_err_and(beneath::is_refused);
+            let is_other = is_closed || self.index.has_closed(inner);
+            return Ok(if matches!(closely, Closely::Walk | Closely::Read) || is_new || is_other {
                 Taken::Folder(inner)
             } else {
                 Taken::Done

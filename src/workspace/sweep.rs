@@ -3,41 +3,55 @@
 //! A program can give a file a second name, write by that, and remove it, all between two passes. It is told of that name alone, or, in a
 //! folder that is new, of none. The file's own stamp shows it.
 
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
 use super::beneath;
 use super::changes::Closely;
 use super::error::WorkspaceError;
-use super::index::{FolderId, Known, What};
+use super::index::{FolderId, Known, ROOT, What};
 use super::scan::Scan;
 use super::tree::entry::Name;
+use crate::core::limits;
 
 impl Scan<'_> {
     /// Reads those files that are not as they were noted, or of which that cannot be said.
     pub(super) fn sweep(&mut self) -> Result<(), WorkspaceError> {
-        let folders: Vec<FolderId> = self.index.folders.keys().copied().collect();
-        for id in folders {
-            let is_file = |known: &Known| matches!(known.what, What::File { .. });
+        let mut folders: Vec<(FolderId, Option<OwnedFd>)> = vec![(ROOT, None)];
+        while let Some((id, dir)) = folders.pop() {
             // It may have gone with a file that was looked at.
-            if !self.index.folders.get(&id).is_some_and(|folder| folder.entries.values().any(is_file)) {
+            if !self.index.folders.contains_key(&id) {
                 continue;
             }
-            let dir = self.open_if_there(id)?;
-            let Some(dir) = dir.filter(|dir| self.is_noted(id, dir.as_fd()).unwrap_or(false)) else {
-                // Whatever is there is found by its name; the files in it are looked at by the next pass.
+            let Some(dir) = self.open_or_noted(id, dir)? else {
+                // The files in it are looked at by the next pass, wherever they are by then.
                 self.later.hidden = true;
+                self.find_again(id)?;
                 continue;
             };
-            let files = self.index.folder(id).entries.iter().filter(|(_, known)| is_file(known));
-            let is_other = |(name, known): &(&Name, &Known)| {
-                let now = beneath::look(dir.as_fd(), name).map(|stat| beneath::stamp(&stat));
-                now != Ok(known.stamp) || !known.settled
-            };
-            let others: Vec<Name> = files.filter(is_other).map(|(name, _)| name.clone()).collect();
-            self.how.examined += self.index.folder(id).entries.len() as u64;
-            for name in others {
-                self.examine(id, dir.as_fd(), &name, Closely::Read)?;
+            self.sweep_folder(id, dir.as_fd())?;
+            // From within: by its names, each would be opened through all that it is in.
+            for (name, known) in &self.index.folder(id).entries {
+                if let What::Folder(inner) = known.what {
+                    let is_room = folders.len() < limits::WORKSPACE_OPEN;
+                    let dir = if is_room { beneath::child(dir.as_fd(), name).ok() } else { None };
+                    folders.push((inner, dir));
+                }
             }
+        }
+        Ok(())
+    }
+
+    fn sweep_folder(&mut self, id: FolderId, dir: BorrowedFd<'_>) -> Result<(), WorkspaceError> {
+        let entries = &self.index.folder(id).entries;
+        let is_file = |known: &Known| matches!(known.what, What::File { .. });
+        let is_other = |(name, known): &(&Name, &Known)| {
+            let now = beneath::look(dir, name).map(|stat| beneath::stamp(&stat));
+            is_file(known) && (now != Ok(known.stamp) || !known.settled)
+        };
+        let others: Vec<Name> = entries.iter().filter(is_other).map(|(name, _)| name.clone()).collect();
+        self.how.examined += entries.values().filter(|known| is_file(known)).count() as u64;
+        for name in others {
+            self.examine(id, dir, &name, Closely::Read)?;
         }
         Ok(())
     }

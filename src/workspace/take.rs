@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::os::fd::{AsFd as _, BorrowedFd};
 
+use nix::errno::Errno;
 use nix::sys::stat::FileStat;
 
 use super::beneath;
@@ -67,6 +68,7 @@ impl Scan<'_> {
             Err(error) if beneath::is_refused(error) => {
                 return self.missing(id, name, Reason::Unreadable).map(|_| Taken::Done);
             }
+            Err(Errno::EXDEV) => return self.missing(id, name, Reason::Mount).map(|_| Taken::Done),
             Err(error) => return Err(WorkspaceError::of("open", &self.index.path(id, name))(error)),
         };
         let hot = self.ask(id, name, &file);
@@ -131,7 +133,8 @@ impl Scan<'_> {
         hot: bool,
     ) {
         let stamp = beneath::stamp(stat);
-        let settled = !hot && stamp.changed < self.settled_before && stamp.modified < self.settled_before;
+        // Whatever time of modification was given to it: every change sets the time of change.
+        let settled = !hot && stamp.changed < self.settled_before;
         let meta: Meta = beneath::meta(stat, self.owner, attributes);
         let place = (id, Name::from(name));
         let (content, kept) = match content {

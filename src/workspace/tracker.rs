@@ -228,7 +228,7 @@ impl Tracker {
         let unfinished = std::mem::replace(&mut self.unfinished, true).then_some(Walk::Unfinished);
         let walk = self.walk.take().or(unfinished).or(unwatched);
         let mut how = How { walk, unwatched: self.unwatched, ..How::default() };
-        let changes = std::mem::take(&mut self.changes);
+        let changes = self.changes.take_for_pass();
         let settled_before = self.settled_before();
         let check = self.unsure_of_objects.then_some(objects);
         let mut scan = Scan {
@@ -257,6 +257,7 @@ impl Tracker {
         scan.drain();
         self.owner = scan.owner;
         self.walk = scan.later_walk;
+        self.changes.pass_is_over(&self.index);
         // Twice within one tick of the clock leaves no trace in a stamp.
         if let Some((folder, name)) = self.changes.written.take()
             && pass.keeping.is_some()
@@ -472,7 +473,7 @@ impl Tracker {
 }
 
 /// What times may lag behind where they come from this machine's clock.
-const LOCAL_GRAIN: Duration = Duration::from_millis(50);
+pub(super) const LOCAL_GRAIN: Duration = Duration::from_millis(50);
 
 /// What a file system's times may lag behind the clock: a stamp that is younger may stay the same though the file changes.
 fn grain(magic: i64) -> Duration {

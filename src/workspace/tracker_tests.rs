@@ -6,7 +6,7 @@ use std::os::fd::AsFd as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::PathBuf;
 
-use super::testing::{World, observe, same};
+use super::testing::{Mounted, World, observe, same};
 use super::{Change, Changed, Deed, Durable, Reason, Restored, Tracker, Walk, WorkspaceError, checkout, diff, reach};
 use crate::sys::fault::tests::with_fault;
 use crate::sys::inode::tests::Mapping;
@@ -177,6 +177,9 @@ fn what_is_known_survives_the_process_and_damage_costs_only_time() {
     for file in 0..50 {
         world.write(&format!("f{file}"), format!("{file}").repeat(1000));
     }
+    // Whatever time it was given, in the future too.
+    let ahead = std::time::SystemTime::now() + std::time::Duration::from_hours(24);
+    File::options().write(true).open(world.path("f8")).and_then(|f| f.set_modified(ahead)).expect("set");
     // Old enough to be trusted.
     std::thread::sleep(std::time::Duration::from_millis(120));
     let mut tracker = world.tracker();
@@ -209,22 +212,83 @@ fn what_is_known_survives_the_process_and_damage_costs_only_time() {
     }
 }
 
+/// A storm of renames, as many as the host queues notifications: two are told of each. The file has the last number then.
+fn storm(world: &World) -> usize {
+    let most = std::fs::read_to_string("/proc/sys/fs/inotify/max_queued_events").expect("there");
+    let most = most.trim().parse().expect("a number");
+    world.write("storm0", "storm");
+    for n in 0..most {
+        std::fs::rename(world.path(&format!("storm{n}")), world.path(&format!("storm{}", n + 1))).expect("renamed");
+    }
+    most
+}
+
+#[test]
+fn a_folder_that_got_the_number_of_another_in_an_overflow_is_watched() {
+    // Where nobody else takes the number.
+    let mounted = match Mounted::new("ext4", &["-q"]) {
+        Ok(mounted) => mounted,
+        Err(why) => return eprintln!("ignored, because this host cannot mount ext4: {why}"),
+    };
+    let world = World::at(&mounted.path());
+    std::fs::create_dir(world.path("d")).expect("made");
+    let mut tracker = world.tracker();
+    tracker.capture(&world.store).expect("captured");
+    storm(&world);
+    let number = || world.path("d").metadata().expect("there").ino();
+    let before = number();
+    // Nobody is told any more that this ends a watch.
+    std::fs::remove_dir(world.path("d")).expect("removed");
+    std::fs::create_dir(world.path("d")).expect("made");
+    assert_eq!(number(), before, "ext4 gives the number again");
+    let captured = tracker.capture(&world.store).expect("captured");
+    assert_eq!((captured.how.walk, captured.entries), (Some(Walk::Overflow), 2));
+    world.write("d/f", "told");
+    let captured = tracker.capture(&world.store).expect("captured");
+    assert_eq!((captured.how.walk, captured.entries), (None, 3));
+}
+
+#[test]
+fn the_look_at_all_files_costs_as_much_in_deep_folders_as_in_flat_ones() {
+    const FOLDERS: usize = 3000;
+    let cost = |world: &World| {
+        let mut tracker = world.tracker();
+        tracker.capture(&world.store).expect("captured");
+        let once = |_| {
+            // A name that came and went.
+            world.write("passing", "");
+            std::fs::remove_file(world.path("passing")).expect("removed");
+            let captured = tracker.capture(&world.store).expect("captured");
+            assert_eq!((captured.how.walk, captured.entries), (None, 2 * FOLDERS as u64));
+            captured.how.pause
+        };
+        (0..3).map(once).min().expect("three")
+    };
+    let make = |at: &std::os::fd::OwnedFd, name: &str| {
+        nix::sys::stat::mkdirat(at, name, nix::sys::stat::Mode::S_IRWXU).expect("made");
+        let folder = super::beneath::child(at.as_fd(), name.as_bytes()).expect("opened");
+        let flags = nix::fcntl::OFlag::O_CREAT | nix::fcntl::OFlag::O_RDWR;
+        drop(nix::fcntl::openat(&folder, "f", flags, nix::sys::stat::Mode::S_IRWXU).expect("made"));
+        folder
+    };
+    let (flat, deep) = (World::new(), World::new());
+    let root = |world: &World| std::os::fd::OwnedFd::from(File::open(world.workspace()).expect("opened"));
+    (0..FOLDERS).for_each(|n| drop(make(&root(&flat), &format!("d{n}"))));
+    (0..FOLDERS).fold(root(&deep), |at, _| make(&at, "d"));
+    std::thread::sleep(std::time::Duration::from_millis(120));
+    let (flat, within) = (cost(&flat), cost(&deep));
+    // It cannot be removed as others are: too many would be open at once.
+    std::process::Command::new("rm").arg("-rf").arg(deep.workspace()).status().expect("removed");
+    assert!(within < 4 * flat, "{flat:?} flat, {within:?} deep");
+}
+
 #[test]
 fn an_overflow_of_notifications_is_a_walk_and_is_said() {
     let world = World::new();
     world.write("kept", "x");
     let mut tracker = world.tracker();
     tracker.capture(&world.store).expect("captured");
-    let most: usize = std::fs::read_to_string("/proc/sys/fs/inotify/max_queued_events")
-        .expect("there")
-        .trim()
-        .parse()
-        .expect("a number");
-    // A storm of renames, more than the host queues.
-    world.write("storm0", "storm");
-    for n in 0..most {
-        std::fs::rename(world.path(&format!("storm{n}")), world.path(&format!("storm{}", n + 1))).expect("renamed");
-    }
+    let most = storm(&world);
     let captured = tracker.capture(&world.store).expect("captured");
     assert_eq!((captured.how.walk, captured.entries), (Some(Walk::Overflow), 2));
     let calm = tracker.capture(&world.store).expect("captured");

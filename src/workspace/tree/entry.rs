@@ -61,7 +61,7 @@ pub enum Reason {
     Device,
     /// It may not be read.
     Unreadable,
-    /// Another file system is mounted there.
+    /// Something is mounted there: another file system, or a part of this one.
     Mount,
     /// Reported only, never in a tree: the file is there, without its set-uid or set-gid bit.
     SetId,
@@ -73,7 +73,7 @@ impl fmt::Display for Reason {
             Reason::Socket => "a socket",
             Reason::Device => "a device",
             Reason::Unreadable => "not readable",
-            Reason::Mount => "another file system",
+            Reason::Mount => "a mount",
             Reason::SetId => "captured without its set-uid or set-gid bit",
         })
     }

@@ -1,0 +1,249 @@
+//! What a capture may not look into: folders that are closed to whoever captures, and mounts. Nothing of it goes without a word.
+
+use std::fs::{File, OpenOptions, Permissions};
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::meanwhile_tests::{Once, all, is_what_is_there, pass_by, prepare_while_each, settle};
+use super::testing::{World, as_nobody, given_place};
+use super::{Captured, Reason, Tracker};
+
+/// Root is refused nothing: for root, an ordinary user runs the ignored test of this name.
+fn unprivileged(name: &str, check: fn(&World)) {
+    if nix::unistd::Uid::effective().is_root() {
+        let place = tempfile::tempdir().expect("a temporary directory");
+        as_nobody(&format!("workspace::refused_tests::{name}"), place.path());
+    } else {
+        check(&World::new());
+    }
+}
+
+fn mode(world: &World, name: &str, mode: u32) {
+    std::fs::set_permissions(world.path(name), Permissions::from_mode(mode)).expect("set");
+}
+
+fn missing(captured: &Captured) -> Vec<(String, Reason)> {
+    captured.not_captured.iter().map(|n| (n.path.display().to_string(), n.reason)).collect()
+}
+
+#[test]
+fn what_was_done_in_a_folder_that_could_not_be_read_is_seen() {
+    unprivileged("in_a_folder_that_could_not_be_read", in_a_folder_that_could_not_be_read_of);
+}
+
+#[test]
+#[ignore = "run by a test as an ordinary user"]
+fn in_a_folder_that_could_not_be_read() {
+    in_a_folder_that_could_not_be_read_of(&World::at(&given_place()));
+}
+
+fn in_a_folder_that_could_not_be_read_of(world: &World) {
+    world.write("a", [b'a'; 1000]);
+    std::fs::create_dir_all(world.path("n/inner")).expect("made");
+    let mut tracker = world.tracker();
+    let closed = |name: &str, tracker: &mut Tracker| {
+        mode(world, name, 0);
+        settle();
+        let captured = tracker.capture(&world.store).expect("captured");
+        assert_eq!(missing(&captured), [(name.to_owned(), Reason::Unreadable)]);
+    };
+    // Which of the names is looked at first is chance.
+    for round in 0..8_u8 {
+        closed("n", &mut tracker);
+        mode(world, "n", 0o700);
+        pass_by(&world.path("a"), &world.path("n/t"), 10 + round);
+        // What is told of it does not mean that all is told.
+        mode(world, "a", 0o640 + u32::from(round % 2));
+        settle();
+        is_what_is_there(world, &mut tracker);
+        // Under another name.
+        closed("n", &mut tracker);
+        std::fs::rename(world.path("n"), world.path("m")).expect("renamed");
+        mode(world, "m", 0o700);
+        pass_by(&world.path("a"), &world.path("m/t"), 100 + round);
+        is_what_is_there(world, &mut tracker);
+        std::fs::rename(world.path("m"), world.path("n")).expect("renamed");
+    }
+}
+
+#[test]
+fn what_was_done_in_a_folder_that_is_opened_during_a_pass_is_seen() {
+    unprivileged("in_a_folder_that_is_opened", in_a_folder_that_is_opened_of);
+}
+
+#[test]
+#[ignore = "run by a test as an ordinary user"]
+fn in_a_folder_that_is_opened() {
+    in_a_folder_that_is_opened_of(&World::at(&given_place()));
+}
+
+fn in_a_folder_that_is_opened_of(world: &World) {
+    std::fs::create_dir_all(world.path("d0/n")).expect("made");
+    std::fs::create_dir(world.path("h")).expect("made");
+    world.write("a", [b'a'; 1000]);
+    let mut tracker = world.tracker();
+    // Which of the folders is looked at first is chance.
+    for round in 0..40_u8 {
+        mode(world, "d0/n", 0);
+        tracker.capture(&world.store).expect("captured");
+        world.write("d0/told", [round; 1000]);
+        // Away when it is its turn, and looked for by its name when something was done in it.
+        let away: Once = Box::new(|root| all(root, "d", "away", 1));
+        let back: Once = Box::new(move |root| {
+            all(root, "d", "away", 1);
+            let inner = root.join("away0/n");
+            std::fs::set_permissions(&inner, Permissions::from_mode(0o700)).expect("set");
+            pass_by(&root.join("a"), &inner.join("t"), round);
+            all(root, "away", "d", 1);
+        });
+        prepare_while_each(world, &mut tracker, [("g", away), ("h/g", back)]);
+        all(&world.path(""), "away", "d", 1);
+        is_what_is_there(world, &mut tracker);
+    }
+}
+
+#[test]
+fn what_cannot_be_entered_any_more_is_named_and_comes_back() {
+    unprivileged("what_cannot_be_entered", what_cannot_be_entered_of);
+}
+
+#[test]
+#[ignore = "run by a test as an ordinary user"]
+fn what_cannot_be_entered() {
+    what_cannot_be_entered_of(&World::at(&given_place()));
+}
+
+fn what_cannot_be_entered_of(world: &World) {
+    std::fs::create_dir_all(world.path("a/b/c/e")).expect("made");
+    world.write("a/b/c/e/f", [0; 1000]);
+    world.write("a/g", [0; 1000]);
+    let mut tracker = world.tracker();
+    tracker.capture(&world.store).expect("captured");
+    let open = |name: &str| OpenOptions::new().write(true).open(world.path(name)).expect("opened");
+    let (deep, shallow) = (open("a/b/c/e/f"), open("a/g"));
+    let write = |file: &File, byte: u8| file.write_all_at(&[byte; 1000], 0).expect("written");
+    for round in 1..9_u8 {
+        // Its names may be listed, and not looked at.
+        mode(world, "a", 0o400);
+        write(&deep, round);
+        if round % 2 == 0 {
+            tracker.prepare(&world.store).expect("prepared");
+            write(&deep, round + 100);
+        }
+        if round % 4 < 2 {
+            write(&shallow, round);
+        }
+        let captured = tracker.capture(&world.store).expect("captured");
+        let unreadable = |name: &str| (name.to_owned(), Reason::Unreadable);
+        assert_eq!(missing(&captured), [unreadable("a/b"), unreadable("a/g")]);
+        is_what_is_there(world, &mut tracker);
+        mode(world, "a", 0o755);
+        let captured = tracker.capture(&world.store).expect("captured");
+        assert_eq!(missing(&captured), []);
+        is_what_is_there(world, &mut tracker);
+    }
+    // The workspace itself: that is no capture of nothing, but none.
+    drop((deep, shallow));
+    tracker.capture(&world.store).expect("captured");
+    mode(world, "", 0);
+    tracker.prepare(&world.store).expect("prepared");
+    tracker.capture(&world.store).expect_err("it cannot be looked at");
+    mode(world, "", 0o755);
+    is_what_is_there(world, &mut tracker);
+    let shallow = open("a/g");
+    mode(world, "", 0);
+    write(&shallow, 100);
+    tracker.capture(&world.store).expect_err("it cannot be looked at");
+    mode(world, "", 0o755);
+    is_what_is_there(world, &mut tracker);
+}
+
+#[test]
+fn what_cannot_be_entered_costs_other_captures_nothing() {
+    unprivileged("what_cannot_be_entered_costs_nothing", what_cannot_be_entered_costs_nothing_of);
+}
+
+#[test]
+#[ignore = "run by a test as an ordinary user"]
+fn what_cannot_be_entered_costs_nothing() {
+    what_cannot_be_entered_costs_nothing_of(&World::at(&given_place()));
+}
+
+fn what_cannot_be_entered_costs_nothing_of(world: &World) {
+    (0..50).for_each(|n| world.write(&format!("f{n}"), [b'a'; 1000]));
+    std::fs::create_dir_all(world.path("a/b")).expect("made");
+    world.write("a/b/f", [b'a'; 1000]);
+    settle();
+    let mut tracker = world.tracker();
+    tracker.capture(&world.store).expect("captured");
+    mode(world, "a", 0o400);
+    // A name that came and went: all known files are looked at, once.
+    world.write("passing", "");
+    std::fs::remove_file(world.path("passing")).expect("removed");
+    let captured = tracker.capture(&world.store).expect("captured");
+    assert!(captured.how.examined >= 50, "{:?}", captured.how);
+    let calm = tracker.capture(&world.store).expect("captured");
+    assert_eq!((calm.how.walk, calm.how.examined), (None, 0), "{:?}", calm.how);
+}
+
+/// A part of this file system that is mounted at another place of it, until the end.
+struct Bound(PathBuf);
+
+impl Bound {
+    fn new(from: &Path, to: &Path) -> Option<Bound> {
+        let output = Command::new("mount").arg("--bind").args([from, to]).output().expect("mount runs");
+        if !output.status.success() {
+            let why = String::from_utf8_lossy(&output.stderr);
+            eprintln!("ignored, because this host mounts nothing: {why}");
+            return None;
+        }
+        Some(Bound(to.to_owned()))
+    }
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn what_is_mounted_from_the_same_file_system_is_named() {
+    let world = World::new();
+    let source = world.dir.path().join("source");
+    for folder in [&source, &world.path("m"), &world.path("d")] {
+        std::fs::create_dir(folder).expect("made");
+    }
+    std::fs::write(source.join("f"), [0; 1000]).expect("written");
+    world.write("d/x", [0; 1000]);
+    world.write("file", [0; 1000]);
+    let Some(_folder) = Bound::new(&source, &world.path("m")) else { return };
+    let Some(_file) = Bound::new(&source.join("f"), &world.path("file")) else { return };
+    let mut tracker = world.tracker();
+    let mount = |name: &str| (name.to_owned(), Reason::Mount);
+    for round in 1..3 {
+        world.write("m/f", [round; 1000]);
+        let captured = tracker.capture(&world.store).expect("captured");
+        assert_eq!((missing(&captured), captured.entries), (vec![mount("file"), mount("m")], 4));
+    }
+    // On a folder that is known: nobody tells, but of what is written there.
+    let bound = Bound::new(&world.path("d"), &world.path("d"));
+    world.write("d/x", [1; 1000]);
+    let captured = tracker.capture(&world.store).expect("captured");
+    assert_eq!(missing(&captured), [mount("d"), mount("file"), mount("m")]);
+    drop(bound);
+    mode(&world, "d", 0o755);
+    is_what_is_there(&world, &mut tracker);
+    tracker.capture(&world.store).expect("captured");
+    // Nor when nothing is told of it, and all files are looked at.
+    let bound = Bound::new(&world.path("d"), &world.path("d"));
+    world.write("passing", "");
+    std::fs::remove_file(world.path("passing")).expect("removed");
+    let captured = tracker.capture(&world.store).expect("captured");
+    assert_eq!(missing(&captured), [mount("d"), mount("file"), mount("m")]);
+    drop(bound);
+    world.write("d/x", [2; 1000]);
+    mode(&world, "d", 0o750);
+    is_what_is_there(&world, &mut tracker);
+}
