@@ -58,6 +58,8 @@ interface Host {
   importKernel @12 (name :Text, withoutHost :Bool = false) -> (file :BundleWriter);
   # A new kernel of a file that `Kernel.export` wrote, here or elsewhere. `name` empty: as it was called. `withoutHost`: without the host's
   # paths, mounts and MCP servers that it had; otherwise each must be there and allowed here.
+  pools @13 () -> (pools :List(PoolInfo));
+  # The workers that are kept ready, by what they are like. Of a system-wide daemon its own user sees all, others those that are theirs.
 }
 
 interface Kernel {
@@ -639,6 +641,31 @@ struct ForkedKernel {
 struct KernelFilter { labels @0 :List(Pair); states @1 :List(Text); prefix @2 :Text; }
 struct HostInfo { id @0 :Text; name @1 :Text; version @2 :Text; arch @3 :Text; engines @4 :List(Text); }
 struct Ability { name @0 :Text; present @1 :Bool; detail @2 :Text; hint @3 :Text; required @4 :Bool; }
+
+struct PoolInfo {
+  # Workers of one engine, with the same bounds and rights, that wait for kernels.
+  engine @0 :Text;
+  memoryBytes @1 :UInt64;
+  net @2 :Text;
+  uid @3 :UInt32;             # whose rights they have on the host
+  poolSize @4 :UInt32;        # how the configuration wants them
+  maxPoolSize @5 :UInt32;
+  minIdle @6 :UInt32;
+  target @7 :UInt32;          # idle ones that are wanted now
+  total @8 :UInt32;           # in creation, idle, and those that kernels have
+  idle @9 :UInt32;
+  creating @10 :UInt32;
+  active @11 :UInt32;         # kernels have them
+  totalCreated @12 :UInt64;   # since the pool began
+  totalDestroyed @13 :UInt64;
+  totalExecutions @14 :UInt64;
+  creationErrors @15 :UInt64;
+  taken @16 :UInt64;          # given to kernels
+  missed @17 :UInt64;         # kernels that came when none was ready
+  trouble @18 :Text;          # why the last creation failed; empty: it did not
+  triesAgainInMs @19 :UInt64; # with trouble: when the next creation is tried; 0: as soon as one is wanted
+}
+
 struct Event { sequence @0 :UInt64; atMs @1 :Int64; kernel @2 :Text; kind @3 :Text; detailJson @4 :Text; }
 
 struct JournalEntry {

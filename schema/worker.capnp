@@ -67,6 +67,11 @@ interface Worker {
   revise @22 (key :Text, metaJson :Data, data :Data, more :Bool, gone :Bool, last :Bool) -> ();
   # One change of engine.db that makes it what the engine has already: a chunk of an entry, as in `loadEntry`, or one that is `gone`.
   # The `last` one (its key may be empty) stores them all in one transaction.
+
+  bindKernel @23 (json :Data) -> (report :Report);
+  # To a slot, once: from now on it is that kernel's worker, and its identity in `challenge` is the kernel's. `json`: a `KernelBinding`
+  # (src/worker/binding.rs); the descriptors that it names came over the descriptor socket. Answers when the engine has the kernel's state.
+  # Until then a slot takes nothing else, and ends when its daemon goes.
 }
 
 interface Supervisor {

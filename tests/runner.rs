@@ -13,6 +13,7 @@ mod fuzz_inputs;
 mod generated;
 mod licences;
 mod mcp;
+mod pool;
 mod python_driver;
 mod sandbox_probes;
 mod session_suite;

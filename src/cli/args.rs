@@ -15,6 +15,7 @@ use super::kernels::{LsArgs, NewArgs, RmArgs, StopArgs};
 use super::mcp::McpArgs;
 use super::mounts::{MountArgs, UnmountArgs};
 use super::paint::ColorChoice;
+use super::pool::PoolArgs;
 use super::portable::{ExportArgs, ImportArgs};
 use super::repl::ReplArgs;
 use super::tools::ToolsArgs;
@@ -154,6 +155,8 @@ pub enum Command {
     Verify,
     /// Show who did what, or prove that the log of it is whole
     Audit(AuditArgs),
+    /// Show the workers that are kept ready for new kernels
+    Pool(PoolArgs),
     /// Check or show the daemon's configuration
     Config(ConfigArgs),
     /// Show what this host can do, and what to do about the rest

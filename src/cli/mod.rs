@@ -27,6 +27,7 @@ mod mcp;
 mod mounts;
 pub mod paint;
 mod paths;
+mod pool;
 mod portable;
 pub mod render;
 mod repl;
@@ -116,6 +117,7 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Gc(args) => upkeep::gc(context, args).await,
         Command::Verify => upkeep::verify(context).await,
         Command::Audit(args) => upkeep::audit(context, args).await,
+        Command::Pool(args) => pool::pool(context, args).await,
         Command::Config(args) => doctor::config(context, args).await,
         Command::Doctor => doctor::doctor(context).await,
         Command::Completions(args) => completions::completions(context, args),

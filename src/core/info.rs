@@ -262,3 +262,48 @@ impl KernelFilter {
             && self.labels.iter().all(|wanted| labels.contains(wanted))
     }
 }
+
+/// Workers of one engine, with the same bounds and rights, that wait for kernels.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolInfo {
+    /// The engine, by name.
+    pub engine: String,
+    /// Memory of each, bytes.
+    pub memory_bytes: u64,
+    /// Their network, by name.
+    pub net: String,
+    /// Whose rights they have on the host.
+    pub uid: u32,
+    /// Idle ones while kernels come, as the configuration wants it.
+    pub pool_size: u32,
+    /// Idle and in creation, at most.
+    pub max_pool_size: u32,
+    /// Idle ones while no kernel comes.
+    pub min_idle: u32,
+    /// Idle ones that are wanted now.
+    pub target: u32,
+    /// In creation, idle, and those that kernels have.
+    pub total: u32,
+    /// Ready.
+    pub idle: u32,
+    /// Being made ready.
+    pub creating: u32,
+    /// Kernels have them.
+    pub active: u32,
+    /// Since the pool began: that became ready.
+    pub total_created: u64,
+    /// Of those, the ones that are gone.
+    pub total_destroyed: u64,
+    /// Executions of all of them.
+    pub total_executions: u64,
+    /// That did not become ready.
+    pub creation_errors: u64,
+    /// Given to kernels.
+    pub taken: u64,
+    /// Kernels that came when none was ready.
+    pub missed: u64,
+    /// Why the last creation failed; empty: it did not.
+    pub trouble: String,
+    /// With trouble: when the next creation is tried, milliseconds; 0: as soon as one is wanted.
+    pub tries_again_in_ms: u64,
+}

@@ -417,3 +417,44 @@ pub const WORKSPACE_CLONES: usize = 256;
 pub const WORKSPACE_CLONES_BEFORE_SNAPSHOT: usize = 64;
 /// A saved index of a workspace, bytes; a larger one is not saved.
 pub const WORKSPACE_INDEX_BYTES: u64 = 4 << 30;
+
+/// Pools of one host, one for each shape of worker that is asked for.
+pub const POOLS: usize = 16;
+/// For so long after a slot was taken no other is made.
+pub const POOL_GIVES_WAY: Duration = Duration::from_millis(40);
+/// The longest that this puts it off while slots are taken one after the other.
+pub const POOL_GIVES_WAY_MOST: Duration = Duration::from_millis(250);
+/// Slots of one pool, idle and in creation, at most.
+pub const POOL_SLOTS: u32 = 256;
+/// Slots of one pool that are in creation at the same time.
+pub const POOL_CREATIONS: u32 = 4;
+/// A slot must be ready within this after its creation began, or it is given up.
+pub const POOL_CREATION: Duration = Duration::from_secs(30);
+/// A pool's demand is measured by how many came for a slot within this.
+pub const POOL_BURST: Duration = Duration::from_secs(2);
+/// Shortest time that a rule of a pool can name.
+pub const POOL_TIME_LEAST: Duration = Duration::from_secs(1);
+/// Failures in a row that open a pool's breaker.
+pub const POOL_FAILURES: u32 = 3;
+/// First pause of an open breaker; doubles with each failure after it.
+pub const POOL_BACKOFF_FIRST: Duration = Duration::from_millis(200);
+/// Longest such pause.
+pub const POOL_BACKOFF_MAX: Duration = Duration::from_secs(60);
+/// An idle slot that dies within this after a failure is another failure of the same row, whatever was created in between.
+pub const POOL_DOUBT: Duration = Duration::from_secs(60);
+/// What a breaker keeps of the reason, bytes.
+pub const POOL_REASON_BYTES: usize = 500;
+/// Default number of idle slots while there is demand.
+pub const DEFAULT_POOL_SIZE: u32 = 3;
+/// Default bound of idle slots and slots in creation.
+pub const DEFAULT_MAX_POOL_SIZE: u32 = 10;
+/// Default number of idle slots while there is no demand.
+pub const DEFAULT_MIN_IDLE: u32 = 2;
+/// Default time without demand after which only those are kept.
+pub const DEFAULT_MAX_IDLE_TIME: Duration = Duration::from_secs(300);
+/// Default number of executions after which an idle slot is replaced.
+pub const DEFAULT_MAX_EXEC_COUNT: u32 = 100;
+/// Default age at which an idle slot is replaced.
+pub const DEFAULT_MAX_UPTIME: Duration = Duration::from_secs(1800);
+/// Default time after which a pool is looked at although nothing happened.
+pub const DEFAULT_MAINTENANCE_INTERVAL: Duration = Duration::from_secs(30);

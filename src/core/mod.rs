@@ -17,6 +17,7 @@ pub mod limits;
 pub mod name;
 pub mod origin;
 pub mod pattern;
+pub mod pool;
 pub mod quantity;
 pub mod retention;
 pub mod rights;

@@ -63,6 +63,8 @@ pub(super) fn settings(config: &Config, paths: &Paths) -> anyhow::Result<Setting
         rollback_bytes: config.python.rollback_bytes,
         cache: paths.data_dir().join("cache"),
         reserve: paths.data_dir().join("reserve"),
+        pools: engines(config).into_iter().map(|engine| (engine, config.pools.of(engine))).collect(),
+        slots_folder: paths.data_dir().join("slots"),
         worker: worker()?,
         worker_sockets: paths.workers_runtime(),
         protected: paths.own_dirs().iter().map(|dir| dir.to_path_buf()).collect(),

@@ -11,6 +11,7 @@
 mod calls;
 mod descriptors;
 mod lane;
+mod relay;
 mod state;
 mod supervisor;
 mod types;
@@ -28,12 +29,13 @@ use crate::core::ids::ExecId;
 use crate::core::limits;
 use crate::rpc::lane::Lane;
 use crate::rpc::schema::worker_capnp::{report, worker};
-use crate::rpc::worker_proof::{PROOF_BYTES, Role};
+use crate::rpc::worker_proof::{PROOF_BYTES, Role, SharedIdentity};
 use crate::rpc::worker_socket;
 use crate::worker::wire::Missed;
 
 pub use crate::rpc::worker_proof::WorkerIdentity;
 pub use crate::worker::wire::DynamicTool;
+pub use relay::Relay;
 pub use types::{
     CodeCheck, Completions, Job, StateChunk, StateEntry, StateHead, WorkerCause, WorkerExec, WorkerListener,
     WorkerReport, WorkerUsage,
@@ -43,7 +45,9 @@ pub use types::{
 pub struct WorkerLink {
     client: worker::Client,
     socket: PathBuf,
-    identity: WorkerIdentity,
+    identity: SharedIdentity,
+    /// The worker's init, as the host kernel says.
+    pid: u32,
     connection: JoinHandle<()>,
     listener: Rc<dyn WorkerListener>,
     /// Ends that the journal has, to be told with the next start.
@@ -105,11 +109,12 @@ impl WorkerLink {
             gone.disconnected();
         });
         // From here on, dropping the link closes the connection on every path.
-        let (socket, identity) = (socket.to_owned(), identity.clone());
+        let (socket, identity) = (socket.to_owned(), SharedIdentity::new(identity.clone()));
         let link = WorkerLink {
             client,
             socket,
             identity,
+            pid: pid.unsigned_abs(),
             connection,
             listener: told,
             acknowledged: RefCell::default(),
@@ -117,11 +122,12 @@ impl WorkerLink {
             lane: RefCell::default(),
             lane_asked: Cell::default(),
         };
-        let report = link.handshake(listener, pid.unsigned_abs()).await?;
+        let report = link.handshake(listener).await?;
         Ok((link, report))
     }
 
-    async fn handshake(&self, listener: Rc<dyn WorkerListener>, pid: u32) -> Result<WorkerReport> {
+    async fn handshake(&self, listener: Rc<dyn WorkerListener>) -> Result<WorkerReport> {
+        let identity = self.identity.now();
         let mut nonce = [0; PROOF_BYTES];
         getrandom::fill(&mut nonce).map_err(|e| Error::internal(format!("no random bytes: {e}")))?;
         let mut request = self.client.challenge_request();
@@ -130,29 +136,29 @@ impl WorkerLink {
         let answer = answer.get().map_err(refused)?;
         let counter_nonce = answer.get_counter_nonce().map_err(refused)?;
         self.check_identity(answer.get_identity().map_err(refused)?)?;
-        if !self.identity.verify(Role::Worker, &nonce, counter_nonce, answer.get_proof().map_err(refused)?) {
+        if !identity.verify(Role::Worker, &nonce, counter_nonce, answer.get_proof().map_err(refused)?) {
             return Err(foreign("its proof is wrong"));
         }
         let mut request = self.client.attach_request();
-        request.get().set_proof(&self.identity.proof(Role::Daemon, counter_nonce, &nonce));
+        request.get().set_proof(&identity.proof(Role::Daemon, counter_nonce, &nonce));
         request.get().set_supervisor(capnp_rpc::new_client(supervisor::SupervisorServer { listener }));
         let answer = request.send().promise.await.map_err(|e| types::from_capnp(&e))?;
         let report = answer.get().and_then(|r| r.get_report()).map_err(refused)?;
-        decode_report(report, pid).map_err(refused)
+        decode_report(report, self.pid).map_err(refused)
     }
 
     fn check_identity(&self, told: crate::rpc::schema::worker_capnp::identity::Reader<'_>) -> Result<()> {
         let text = |t: capnp::Result<capnp::text::Reader<'_>>| -> Result<String> {
             t.and_then(|t| Ok(t.to_string()?)).map_err(refused)
         };
-        let build = text(told.get_build())?;
-        if build != self.identity.build {
-            let message = format!("the worker is of build {build}, not {}", self.identity.build);
+        let (identity, build) = (self.identity.now(), text(told.get_build())?);
+        if build != identity.build {
+            let message = format!("the worker is of build {build}, not {}", identity.build);
             return Err(Error::refused(message).reason("worker_build"));
         }
-        if text(told.get_worker_id())? != self.identity.worker.to_string()
-            || text(told.get_kernel_id())? != self.identity.kernel.to_string()
-            || told.get_epoch() != self.identity.epoch.0
+        if text(told.get_worker_id())? != identity.worker.to_string()
+            || text(told.get_kernel_id())? != identity.kernel.to_string()
+            || told.get_epoch() != identity.epoch.0
         {
             return Err(foreign("it names another worker, kernel or epoch"));
         }

@@ -3,6 +3,9 @@
 //! A proof is a keyed BLAKE3 hash over a role, both nonces and the identity, each part with its length before it, so that
 //! no proof of one role, connection or worker is one of another.
 
+use std::cell::RefCell;
+use std::rc::Rc;
+
 use crate::core::ids::{Epoch, KernelId, WorkerId};
 
 /// Length of nonces, proofs and secrets.
@@ -31,6 +34,28 @@ impl std::fmt::Debug for WorkerIdentity {
             .field("epoch", &self.epoch)
             .field("build", &self.build)
             .finish_non_exhaustive()
+    }
+}
+
+/// The identity of a worker that becomes a kernel's while it lives.
+#[derive(Debug, Clone)]
+pub struct SharedIdentity(Rc<RefCell<Rc<WorkerIdentity>>>);
+
+impl SharedIdentity {
+    /// Begins with one.
+    pub fn new(identity: WorkerIdentity) -> Self {
+        SharedIdentity(Rc::new(RefCell::new(Rc::new(identity))))
+    }
+
+    /// What it is now.
+    pub fn now(&self) -> Rc<WorkerIdentity> {
+        Rc::clone(&self.0.borrow())
+    }
+
+    /// From now on it is that kernel's worker.
+    pub fn become_kernels(&self, kernel: KernelId, epoch: Epoch) {
+        let bound = WorkerIdentity { kernel, epoch, ..WorkerIdentity::clone(&self.now()) };
+        *self.0.borrow_mut() = Rc::new(bound);
     }
 }
 

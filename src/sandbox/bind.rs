@@ -55,11 +55,11 @@ impl LiveBind {
     }
 }
 
-fn fail<E: std::fmt::Display>(what: impl std::fmt::Display) -> impl FnOnce(E) -> SandboxError {
+pub(super) fn fail<E: std::fmt::Display>(what: impl std::fmt::Display) -> impl FnOnce(E) -> SandboxError {
     failed(Layer::PivotRoot, what)
 }
 
-fn refused(cause: impl Into<String>, hint: &str) -> SandboxError {
+pub(super) fn refused(cause: impl Into<String>, hint: &str) -> SandboxError {
     SandboxError::new(Layer::PivotRoot, cause).hint(hint)
 }
 
@@ -147,7 +147,7 @@ impl Init {
 }
 
 /// Runs `before` in N1 and what it gives in N2, both on a thread that ends with it.
-fn in_engine_tree<T: Send, Inside: FnOnce() -> Result<T, SandboxError>>(
+pub(super) fn in_engine_tree<T: Send, Inside: FnOnce() -> Result<T, SandboxError>>(
     engine: &EngineTree,
     before: impl FnOnce() -> Result<Inside, SandboxError> + Send,
 ) -> Result<T, SandboxError> {
@@ -165,14 +165,14 @@ fn in_engine_tree<T: Send, Inside: FnOnce() -> Result<T, SandboxError>>(
     })
 }
 
-fn open_root() -> Result<OwnedFd, SandboxError> {
+pub(super) fn open_root() -> Result<OwnedFd, SandboxError> {
     openat(AT_FDCWD, "/", OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())
         .map_err(fail("cannot open the engine's root"))
 }
 
 /// The engine's root as a mount of our own that can be written to. Its file system is the same one, without what hangs
 /// in it.
-fn writable_root() -> Result<OwnedFd, SandboxError> {
+pub(super) fn writable_root() -> Result<OwnedFd, SandboxError> {
     let clone = clone_tree(AT_FDCWD, Path::new("/"), false).map_err(fail("cannot clone the engine's root"))?;
     change(clone.as_fd(), false, 0, RDONLY).map_err(fail("cannot write to the engine's root"))?;
     Ok(clone)

@@ -116,7 +116,10 @@ pub struct Init {
     pub(super) unbound: Vec<PathBuf>,
     pub(super) live_count: u64,
     pub(super) engine: Option<EngineTree>,
-    kernel_dir: OwnedFd,
+    /// The names under which the kernel's folder and a thread's workspace hang in the staging tree.
+    pub(super) staged_kernel: &'static str,
+    pub(super) staged_shared: &'static str,
+    pub(super) kernel_dir: OwnedFd,
 }
 
 impl Init {
@@ -161,6 +164,8 @@ impl Init {
             unbound: Vec::new(),
             live_count: 0,
             engine: None,
+            staged_kernel: staging::KERNEL,
+            staged_shared: staging::SHARED,
             kernel_dir,
         })
     }
@@ -188,9 +193,19 @@ impl Init {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         Ok(match (&self.plan.workspace, &self.staging) {
             (None, _) => openat(&self.kernel_dir, &self.plan.own_workspace, flags, Mode::empty())?,
-            (Some(_), Some(staging)) => openat(staging, staging::SHARED, flags, Mode::empty())?,
+            (Some(_), Some(staging)) => openat(staging, self.staged_shared, flags, Mode::empty())?,
             (Some(workspace), None) => open(workspace, flags, Mode::empty())?,
         })
+    }
+
+    /// The workspace by a path of N1.
+    pub(super) fn workspace_path(&self) -> PathBuf {
+        match (&self.staging, &self.plan.workspace) {
+            (Some(staging), None) => staging::through(staging, self.staged_kernel).join(&self.plan.own_workspace),
+            (Some(staging), Some(_)) => staging::through(staging, self.staged_shared),
+            (None, None) => self.plan.kernel_dir.join(&self.plan.own_workspace),
+            (None, Some(workspace)) => workspace.clone(),
+        }
     }
 
     /// How large the workspace may be, bytes.

@@ -9,10 +9,8 @@ use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat};
 use nix::sys::stat::{Mode, SFlag, fstatat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
+use super::plan::WORKSPACE;
 use super::tree::find;
-
-/// Where a kernel sees its workspace.
-const WORKSPACE: &str = "/workspace";
 
 /// How many folders, the last perhaps a file, are missing in the folder `workspace` for a mount at `inside`.
 pub fn missing(workspace: &Path, inside: &Path) -> u32 {

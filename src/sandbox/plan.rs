@@ -12,6 +12,8 @@ use crate::core::spec::{KernelLimits, Net, check_inside_path};
 pub const GUEST_ID: u32 = 1000;
 /// The name of both.
 pub const GUEST_NAME: &str = "guest";
+/// Where every kernel has its workspace.
+pub const WORKSPACE: &str = "/workspace";
 /// Share of a kernel's memory that its `/tmp` and `/dev/shm` may fill together, as a divisor.
 const SCRATCH_SHARE: u64 = 2;
 /// Files that `/tmp` and `/dev/shm` may hold for each MiB of their size.
@@ -61,6 +63,9 @@ pub struct SandboxPlan {
     pub run_as: Option<RunAs>,
     /// The kernel's own folder.
     pub kernel_dir: PathBuf,
+    /// There is no kernel yet: the folder is a stand-in, whose workspace is read-only, until [`Init::enter_kernel`](super::Init::enter_kernel).
+    #[serde(default)]
+    pub unbound: bool,
     /// What becomes `/workspace`: a path within the kernel's folder.
     #[serde(default = "workspace")]
     pub own_workspace: PathBuf,
@@ -92,6 +97,7 @@ impl SandboxPlan {
             degraded: Vec::new(),
             run_as: None,
             kernel_dir: kernel_dir.into(),
+            unbound: false,
             own_workspace: workspace(),
             workspace: None,
             hostname: String::from("kernel"),

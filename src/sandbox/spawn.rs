@@ -17,6 +17,7 @@ use super::child::{Child, WORD_BYTES, Wanted, Word};
 use super::confine::ByCgroup;
 use super::init::{EngineProcess, EngineProgram, EngineTree, Init, proc_file};
 use super::layer::{Layer, SandboxError, SandboxReport, failed};
+use super::plan::WORKSPACE;
 use super::tree::Source;
 use super::{confine, staging, verify};
 use crate::core::limits;
@@ -140,14 +141,11 @@ impl Init {
 
     /// Every mount that the engine's tree is to have: the workspace, the planned ones, those that came later.
     fn wanted(&self) -> Vec<Wanted> {
-        let workspace = match (&self.staging, &self.plan.workspace) {
-            (Some(staging), None) => staging::through(staging, "kernel").join(&self.plan.own_workspace),
-            (Some(staging), Some(_)) => staging::through(staging, staging::SHARED),
-            (None, None) => self.plan.kernel_dir.join(&self.plan.own_workspace),
-            (None, Some(workspace)) => workspace.clone(),
-        };
-        let mut wanted =
-            vec![Wanted { inside: PathBuf::from("/workspace"), source: Source::Own(workspace), writable: true }];
+        let mut wanted = vec![Wanted {
+            inside: PathBuf::from(WORKSPACE),
+            source: Source::Own(self.workspace_path()),
+            writable: !self.plan.unbound,
+        }];
         let staged = self.staging.as_ref().filter(|_| self.plan.run_as.is_some_and(|user| user.map_root));
         for (i, mount) in self.plan.mounts.iter().enumerate() {
             let source = match staged {

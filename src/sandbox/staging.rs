@@ -11,10 +11,13 @@
 //!                       └ live-N   what was sent later
 //! ```
 
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
+use std::rc::Rc;
 
 use nix::fcntl::{AT_FDCWD, OFlag, openat};
 use nix::mount::{MsFlags, mount};
@@ -40,15 +43,16 @@ pub(super) const SHARED: &str = "shared";
 /// # Errors
 /// If a source is missing, or its file system cannot map owners.
 pub(super) fn stage(plan: &SandboxPlan, run_as: RunAs) -> Result<(), SandboxError> {
+    let owners = Owners::default();
     let kernel = openat(AT_FDCWD, &plan.kernel_dir, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())
         .map_err(failed(Layer::IdMap, format_args!("cannot open {:?}", plan.kernel_dir)))?;
-    let mut trees = vec![(String::from(KERNEL), map_owner(&kernel, &plan.kernel_dir, run_as)?)];
+    let mut trees = vec![(String::from(KERNEL), map_owner(&kernel, &plan.kernel_dir, run_as, &owners)?)];
     if let Some(workspace) = &plan.workspace {
-        trees.push((String::from(SHARED), mapped(workspace, run_as)?));
+        trees.push((String::from(SHARED), owners.mapped(workspace, run_as)?));
     }
     if run_as.map_root {
         for (i, planned) in plan.mounts.iter().enumerate() {
-            trees.push((i.to_string(), mapped(&planned.source, run_as)?));
+            trees.push((i.to_string(), owners.mapped(&planned.source, run_as)?));
         }
     }
     unshare(CloneFlags::CLONE_NEWNS).map_err(failed(Layer::MountNs, "cannot make a mount namespace"))?;
@@ -79,17 +83,38 @@ pub(super) fn hang(root: std::os::fd::BorrowedFd<'_>, name: &str, tree: &OwnedFd
     attach(tree.as_fd(), target.as_fd())
 }
 
-/// A detached tree of that source, which no link may lead to, on which `run_as` owns what the source's owner owns: what a daemon that is root sends for
-/// [`BindSource::Tree`](super::BindSource). Forks a child that does nothing.
-///
-/// # Errors
-/// If the source is missing, a link is in its way, or its file system cannot map owners.
-pub fn mapped(source: &Path, run_as: RunAs) -> Result<OwnedFd, SandboxError> {
-    map_owner(&given::open(Layer::IdMap, source)?, source, run_as)
+/// User and group on disk, and those that are seen.
+type Map = [(u32, u32); 2];
+
+/// User namespaces that are there for their maps only. To make one takes a process, which a large daemon should not fork each time: so each
+/// is made once and kept.
+#[derive(Debug, Default)]
+pub struct Owners {
+    made: RefCell<HashMap<Map, Rc<OwnedFd>>>,
+}
+
+impl Owners {
+    /// A detached tree of that source, which no link may lead to, on which `run_as` owns what the source's owner owns: what a daemon that is
+    /// root sends for [`BindSource::Tree`](super::BindSource). Forks a child that does nothing, once for each pair of owners.
+    ///
+    /// # Errors
+    /// If the source is missing, a link is in its way, or its file system cannot map owners.
+    pub fn mapped(&self, source: &Path, run_as: RunAs) -> Result<OwnedFd, SandboxError> {
+        map_owner(&given::open(Layer::IdMap, source)?, source, run_as, self)
+    }
+
+    fn namespace(&self, on_disk: (u32, u32), seen: (u32, u32)) -> std::io::Result<Rc<OwnedFd>> {
+        if let Some(made) = self.made.borrow().get(&[on_disk, seen]) {
+            return Ok(Rc::clone(made));
+        }
+        let made = Rc::new(mapping_namespace(on_disk, seen)?);
+        self.made.borrow_mut().insert([on_disk, seen], Rc::clone(&made));
+        Ok(made)
+    }
 }
 
 /// The same for what is open already; `source` is what it is called.
-fn map_owner(opened: &OwnedFd, source: &Path, run_as: RunAs) -> Result<OwnedFd, SandboxError> {
+fn map_owner(opened: &OwnedFd, source: &Path, run_as: RunAs, owners: &Owners) -> Result<OwnedFd, SandboxError> {
     let tree = clone_tree(opened.as_fd(), Path::new(""), true)
         .map_err(failed(Layer::IdMap, format_args!("cannot mount {source:?}")))
         .map_err(|error| {
@@ -104,7 +129,8 @@ fn map_owner(opened: &OwnedFd, source: &Path, run_as: RunAs) -> Result<OwnedFd, 
     if (owner.st_uid, owner.st_gid) == (run_as.uid, run_as.gid) {
         return Ok(tree);
     }
-    let namespace = mapping_namespace((owner.st_uid, owner.st_gid), (run_as.uid, run_as.gid))
+    let namespace = owners
+        .namespace((owner.st_uid, owner.st_gid), (run_as.uid, run_as.gid))
         .map_err(failed(Layer::IdMap, "cannot make a user namespace to map owners with"))?;
     map_ids(tree.as_fd(), namespace.as_fd())
         .map_err(failed(Layer::IdMap, format_args!("the file system of {source:?} cannot map owners")))?;

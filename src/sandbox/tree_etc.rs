@@ -52,9 +52,17 @@ fn fail<E: std::fmt::Display>(what: impl std::fmt::Display) -> impl FnOnce(E) ->
     failed(Layer::PivotRoot, what)
 }
 
+/// The made-up files that say what the kernel calls its host.
+pub(super) fn of_host_name(host: &str) -> [(&'static str, String); 2] {
+    [
+        ("/etc/hosts", format!("127.0.0.1 localhost {host}\n::1 localhost ip6-localhost\n")),
+        ("/etc/hostname", format!("{host}\n")),
+    ]
+}
+
 /// The files that are made up.
 fn made_up(plan: &SandboxPlan) -> [(&'static str, String); 8] {
-    let (id, guest, host) = (GUEST_ID, GUEST_NAME, &plan.hostname);
+    let (id, guest, [hosts, hostname]) = (GUEST_ID, GUEST_NAME, of_host_name(&plan.hostname));
     let names = match plan.net {
         Net::None => "files",
         Net::Host => "files dns",
@@ -69,8 +77,8 @@ fn made_up(plan: &SandboxPlan) -> [(&'static str, String); 8] {
             ),
         ),
         ("/etc/group", format!("root:x:0:\n{guest}:x:{id}:\nnogroup:x:65534:\n")),
-        ("/etc/hosts", format!("127.0.0.1 localhost {host}\n::1 localhost ip6-localhost\n")),
-        ("/etc/hostname", format!("{host}\n")),
+        hosts,
+        hostname,
         (
             "/etc/nsswitch.conf",
             format!("passwd: files\ngroup: files\nhosts: {names}\nservices: files\nprotocols: files\n"),

@@ -103,7 +103,10 @@ fn wrong<T>(layer: Layer, cause: impl Into<String>) -> Result<T, SandboxError> {
 }
 
 /// Every mount is without set-user-id; devices exist only as the five; what the plan does not make writable is not.
-fn judge_mounts(plan: &SandboxPlan, mounts: &str) -> Result<(), SandboxError> {
+///
+/// # Errors
+/// The first mount that is not so.
+pub(super) fn judge_mounts(plan: &SandboxPlan, mounts: &str) -> Result<(), SandboxError> {
     const DEVICES: [&str; 6] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/pts"];
     let mut root_seen = false;
     for line in mounts.lines() {

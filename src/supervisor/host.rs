@@ -13,6 +13,7 @@ use super::audit::Auditing;
 use super::command::Actor;
 use super::events::Events;
 use super::kernel::Kernel;
+use super::pool::Pool;
 use super::reserve::Reserve;
 use super::settings::Settings;
 use super::spares::Spares;
@@ -40,6 +41,8 @@ pub struct Host {
     pub files: crate::workspace::FsAbilities,
     /// What the workers share.
     pub workers: Workers,
+    /// Workers that are ready before anybody comes.
+    pub pool: Pool,
     pub(super) by_id: RefCell<HashMap<KernelId, Rc<Kernel>>>,
     pub(super) by_name: RefCell<BTreeMap<(u32, KernelName), KernelId>>,
     /// Names of sockets that were published beside the kernels' own.
@@ -79,6 +82,7 @@ impl Host {
             events,
             files,
             workers,
+            pool: Pool::new(),
             by_id: RefCell::default(),
             by_name: RefCell::default(),
             creating: RefCell::default(),
@@ -159,6 +163,11 @@ impl Host {
         Actor { uid: nix::unistd::geteuid().as_raw(), client: "ryokand".into(), lease: Vec::new() }
     }
 
+    /// Whether one more kernel may have a worker: an idle slot gives way to it.
+    pub(super) fn has_room_for_worker(&self) -> bool {
+        self.workers.room() > 0 || self.pool.idle() > 0
+    }
+
     /// Whether the daemon is ending.
     pub fn is_stopping(&self) -> bool {
         self.stopping.get()
@@ -201,9 +210,9 @@ impl Host {
         self.clients.get()
     }
 
-    /// For how long nobody was connected and no worker lived, milliseconds.
+    /// For how long nobody was connected and no kernel had a worker, milliseconds.
     pub fn idle_ms(&self) -> i64 {
-        if self.clients.get() > 0 || self.workers.live() > 0 {
+        if self.clients.get() > 0 || self.workers.live() > self.pool.own() {
             self.used_at_ms.set(self.now_ms());
         }
         self.now_ms() - self.used_at_ms.get()

@@ -105,6 +105,12 @@ impl Kernel {
         self.view.borrow().clone()
     }
 
+    /// How its state came to be, and its generation.
+    pub(super) fn origin_now(&self) -> (OriginKind, u32) {
+        let view = self.view.borrow();
+        (view.origin.kind, view.origin.generation)
+    }
+
     /// The kernel as clients are shown it; asks a live worker what it uses.
     pub async fn info(&self) -> KernelInfo {
         let link = self.link.borrow().clone();

@@ -18,12 +18,14 @@ pub mod host;
 pub mod kernel;
 pub mod lease;
 pub mod output;
+pub mod pool;
 pub mod portable;
 pub mod records;
 pub mod recovery;
 mod reserve;
 mod sessions;
 pub mod settings;
+mod slot;
 pub mod snapshot;
 mod spares;
 #[expect(clippy::module_inception, reason = "the module is named for the layer, the file for its type")]

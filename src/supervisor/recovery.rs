@@ -95,6 +95,8 @@ impl Supervisor {
         host.spares.sweep();
         let workers: Vec<_> = host.catalog.workers().await?.iter().map(|worker| worker.id).collect();
         host.workers.sweep_cgroups(&workers).await;
+        host.workers.sweep_sockets(&host.config.worker_sockets, &workers);
+        super::pool::run(host);
         host.events.publish("", "host_started", serde_json::json!(done));
         Ok(done)
     }

@@ -4,9 +4,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::core::engine::EngineName;
+use crate::core::pool::Rules;
 use crate::core::spec::KernelSpec;
 use crate::mcp::Launch;
 use crate::mcp::allow::AllowList;
+use crate::sandbox::plan::WORKSPACE;
 use crate::worker::program::WorkerProgram;
 
 /// Names the rule that forbids giving a host path to a kernel of this uid, if one does.
@@ -68,6 +71,10 @@ pub struct Settings {
     pub cache: PathBuf,
     /// The file that keeps some of the disk back.
     pub reserve: PathBuf,
+    /// The engines that run here, and how many ready workers of each are kept.
+    pub pools: Vec<(EngineName, Rules)>,
+    /// The folder on which workers without a kernel stand.
+    pub slots_folder: PathBuf,
     /// What workers run.
     pub worker: WorkerProgram,
     /// Folder of the workers' private sockets.
@@ -82,4 +89,19 @@ pub struct Settings {
     pub mcp_launch: Launch,
     /// Whether kernels belong to their peers' uids.
     pub system_wide: bool,
+}
+
+impl Settings {
+    /// What the configuration gives every kernel within its workspace.
+    pub(super) fn path_within_workspace(&self) -> Option<&Path> {
+        self.system_paths.iter().find(|path| path.starts_with(WORKSPACE)).map(PathBuf::as_path)
+    }
+
+    /// The rules of an engine's pools; off where the engine cannot run here, and where the configuration gives every kernel something within its
+    /// workspace: a workspace that comes later would hide it.
+    pub fn pool_rules(&self, engine: EngineName) -> Rules {
+        let possible = self.path_within_workspace().is_none();
+        let found = self.pools.iter().find(|(of, _)| *of == engine && possible).map(|(_, rules)| *rules);
+        found.unwrap_or(Rules { pool_size: 0, min_idle: 0, ..Rules::default() })
+    }
 }

@@ -446,6 +446,7 @@ impl Supervisor {
         let kernels = self.kernels();
         let stops = kernels.iter().map(|kernel| kernel.stop(actor.clone(), mode));
         futures::future::join_all(stops).await;
+        self.host.pool.close(&self.host).await;
         self.host.spares.discard_all().await;
         self.host.keep_audit_head().await;
     }

@@ -9,16 +9,19 @@ use std::rc::Rc;
 
 use super::host::Host;
 use super::kernel::Kernel;
+use super::pool::Active;
 use super::task::Listener;
 use crate::catalog::{CatalogHandle, WorkerRow};
 use crate::core::engine::EngineName;
-use crate::core::error::{Error, Result};
-use crate::core::ids::{HostId, KernelId, WorkerId};
+use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::ids::{Epoch, HostId, KernelId, WorkerId};
 use crate::core::info::{GivenMount, MountInfo};
+use crate::core::name::KernelName;
 use crate::core::origin::OriginKind;
-use crate::core::spec::KernelSpec;
-use crate::rpc::worker_link::{WorkerIdentity, WorkerLink, WorkerReport};
+use crate::core::spec::{KernelLimits, KernelSpec, Net};
+use crate::rpc::worker_link::{WorkerIdentity, WorkerLink, WorkerListener, WorkerReport};
 use crate::sandbox::plan::{PlannedMount, RunAs, SandboxPlan};
+use crate::sandbox::{Layer, Owners};
 use crate::sys;
 use crate::worker::launch::{self, LaunchDocument};
 
@@ -49,10 +52,12 @@ pub struct WorkerProcess {
     process: launch::WorkerProcess,
     socket: PathBuf,
     _place: Place,
+    /// Of a worker that was a slot.
+    pub(super) active: Option<Active>,
 }
 
-/// One of the places that a host has for workers; taken before the launch, given back when dropped.
-struct Place(Rc<Cell<usize>>);
+/// One of the places that a host has for workers; taken before anything is waited for, given back when dropped.
+pub(super) struct Place(Rc<Cell<usize>>);
 
 impl Place {
     fn take(live: &Rc<Cell<usize>>) -> Self {
@@ -140,12 +145,13 @@ pub struct Workers {
     catalog: CatalogHandle,
     errors: RefCell<HashMap<KernelId, Error>>,
     cgroups: Option<Cgroups>,
+    owners: Owners,
 }
 
 impl Workers {
     pub(super) fn new(most: usize, catalog: CatalogHandle, host: HostId, cgroup_base: Option<PathBuf>) -> Self {
         let cgroups = cgroup_base.map(|base| Cgroups { base, prefix: format!("worker-{host}-") });
-        Workers { live: Rc::default(), most, catalog, errors: RefCell::default(), cgroups }
+        Workers { live: Rc::default(), most, catalog, errors: RefCell::default(), cgroups, owners: Owners::default() }
     }
 
     /// How many there are now.
@@ -153,9 +159,14 @@ impl Workers {
         self.live.get()
     }
 
-    /// Whether one more may be started.
-    pub fn have_room(&self) -> bool {
-        self.live.get() < self.most
+    /// Takes a place, whether there is one or not.
+    pub(super) fn place(&self) -> Place {
+        Place::take(&self.live)
+    }
+
+    /// How many more may be started.
+    pub fn room(&self) -> usize {
+        self.most.saturating_sub(self.live.get())
     }
 
     /// What is said where there is no room.
@@ -176,6 +187,24 @@ impl Workers {
         }
     }
 
+    /// Ends a worker and forgets it.
+    pub(super) async fn end(&self, process: WorkerProcess) {
+        process.kill();
+        process.ended().await;
+        self.forget(process.id, process.socket()).await;
+    }
+
+    /// Removes the sockets of workers that the catalog does not know: those of slots whose daemon was killed.
+    pub(super) fn sweep_sockets(&self, folder: &Path, known: &[WorkerId]) {
+        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let worker = name.split('.').next().and_then(|id| id.parse::<WorkerId>().ok());
+            if worker.is_some_and(|worker| !known.contains(&worker)) {
+                let _ = std::fs::remove_file(entry.path());
+            }
+        }
+    }
+
     /// Removes the cgroups of this daemon's workers that the catalog does not know any more.
     pub(super) async fn sweep_cgroups(&self, known: &[WorkerId]) {
         if let Some(cgroups) = &self.cgroups {
@@ -193,6 +222,14 @@ impl Workers {
         self.errors.borrow().get(&kernel).cloned()
     }
 
+    /// A file or folder as a detached mount on which the worker's user owns what its owner owns. For a daemon that is root.
+    ///
+    /// # Errors
+    /// `unsupported` where the file system refuses such a mount.
+    pub(super) fn mapped(&self, source: &Path, run_as: RunAs) -> Result<OwnedFd> {
+        Ok(self.owners.mapped(source, run_as)?)
+    }
+
     /// For a daemon that is root and a kernel of root's: the source as a detached mount whose owner is mapped to the worker's
     /// user. `None` where the worker opens the source itself, with its own rights.
     ///
@@ -200,14 +237,14 @@ impl Workers {
     /// `unsupported` where the file system refuses such a mount.
     pub(super) fn detach(&self, host: &Host, uid: u32, source: &Path) -> Result<Option<OwnedFd>> {
         match run_as(host, uid)? {
-            Some(run_as) if run_as.map_root => Ok(Some(crate::sandbox::mapped_tree(source, run_as)?)),
+            Some(run_as) if run_as.map_root => self.mapped(source, run_as).map(Some),
             _ => Ok(None),
         }
     }
 }
 
 /// Which user the workers of a kernel of `uid` run as: `None` in a daemon that is not root.
-fn run_as(host: &Host, uid: u32) -> Result<Option<RunAs>> {
+pub(super) fn run_as(host: &Host, uid: u32) -> Result<Option<RunAs>> {
     if !nix::unistd::geteuid().is_root() {
         return Ok(None);
     }
@@ -223,29 +260,48 @@ fn run_as(host: &Host, uid: u32) -> Result<Option<RunAs>> {
     Ok(Some(RunAs { uid, gid, map_root: true }))
 }
 
-fn plan(host: &Host, kernel: &Kernel, worker: WorkerId, mounts: Vec<GivenMount>) -> Result<SandboxPlan> {
-    let spec = &kernel.spec;
-    let files = host.catalog.kernel_files(kernel.id);
-    let workspace = files.workspace.strip_prefix(&files.dir).unwrap_or(Path::new("workspace")).to_owned();
-    let mut plan = SandboxPlan::new(files.dir);
-    if let Some(owner) = kernel.thread_of {
-        if kernel.files().id != owner {
-            return Err(Error::corrupt(format!("kernel {owner}, in whose workspace it works, is gone")));
-        }
-        plan.workspace = Some(host.catalog.kernel_files(owner).workspace);
+/// What a worker must be like before it is a kernel's: all that a slot cannot be given later.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shape {
+    /// Its engine.
+    pub engine: EngineName,
+    /// Its bounds.
+    pub limits: KernelLimits,
+    /// Its network.
+    pub net: Net,
+    /// Layers of the sandbox that it does without.
+    pub degraded: Vec<Layer>,
+    /// Whose rights it has, in a daemon that is root.
+    pub run_as: Option<RunAs>,
+}
+
+impl Shape {
+    /// That of a kernel of `uid`.
+    ///
+    /// # Errors
+    /// `unsupported` if the daemon knows nobody to run it as, `invalidArgument` for a layer that does not exist.
+    pub(super) fn of(host: &Host, spec: &KernelSpec, uid: u32) -> Result<Shape> {
+        let layer =
+            |name: &String| name.parse().map_err(|_| Error::invalid(format!("there is no sandbox layer {name:?}")));
+        Ok(Shape {
+            engine: spec.engine,
+            limits: spec.limits,
+            net: spec.net,
+            degraded: spec.degraded.iter().map(layer).collect::<Result<_>>()?,
+            run_as: run_as(host, uid)?,
+        })
     }
-    plan.own_workspace = workspace;
-    plan.net = spec.net;
-    plan.limits = spec.limits;
-    plan.hostname = spec.name.as_str().to_owned();
-    plan.run_as = run_as(host, kernel.uid)?;
+}
+
+/// The sandbox of a worker of that shape, on that folder.
+pub(super) fn plan(host: &Host, shape: &Shape, worker: WorkerId, folder: &Path) -> SandboxPlan {
+    let mut plan = SandboxPlan::new(folder);
+    plan.net = shape.net;
+    plan.limits = shape.limits;
+    plan.run_as = shape.run_as;
     plan.cgroup = host.workers.cgroups.as_ref().map(|cgroups| cgroups.of(worker));
     plan.protected.clone_from(&host.config.protected);
-    plan.degraded = spec
-        .degraded
-        .iter()
-        .map(|name| name.parse().map_err(|_| Error::invalid(format!("there is no sandbox layer {name:?}"))))
-        .collect::<Result<_>>()?;
+    plan.degraded.clone_from(&shape.degraded);
     let system = host.config.system_paths.iter().map(|path| PlannedMount {
         inside: path.clone(),
         // One that is not there is told by whoever opens it.
@@ -253,16 +309,41 @@ fn plan(host: &Host, kernel: &Kernel, worker: WorkerId, mounts: Vec<GivenMount>)
         writable: false,
         system: true,
     });
-    // Judged again at each start: what a path leads to may have changed since it was given. What is judged here is opened
-    // by this very name, and by no link that comes in its way meanwhile.
-    let mut own = Vec::new();
-    for GivenMount { mount, real } in mounts {
+    plan.mounts = system.collect();
+    plan
+}
+
+/// Where a kernel's files are, as its worker must know.
+pub(super) struct Folders {
+    pub dir: PathBuf,
+    /// Within it.
+    pub own_workspace: PathBuf,
+    /// That of the kernel whose thread it is.
+    pub workspace: Option<PathBuf>,
+}
+
+pub(super) fn folders(host: &Host, kernel: &Kernel) -> Result<Folders> {
+    let files = host.catalog.kernel_files(kernel.id);
+    let own_workspace = files.workspace.strip_prefix(&files.dir).unwrap_or(Path::new("workspace")).to_owned();
+    let mut workspace = None;
+    if let Some(owner) = kernel.thread_of {
+        if kernel.files().id != owner {
+            return Err(Error::corrupt(format!("kernel {owner}, in whose workspace it works, is gone")));
+        }
+        workspace = Some(host.catalog.kernel_files(owner).workspace);
+    }
+    Ok(Folders { dir: files.dir, own_workspace, workspace })
+}
+
+/// What the kernel was given, judged again at each start: what a path leads to may have changed since it was given. What is judged
+/// here is opened by this very name, and by no link that comes in its way meanwhile.
+fn given(host: &Host, kernel: &Kernel, mounts: Vec<GivenMount>) -> Result<Vec<PlannedMount>> {
+    let planned = mounts.into_iter().map(|GivenMount { mount, real }| {
         let real = host.check_given(kernel.uid, Path::new(&mount.source), real.as_deref().map(Path::new));
         let source = real.map_err(|error| with_way_out(error, &kernel.spec, &mount))?;
-        own.push(PlannedMount { inside: mount.path.into(), source, writable: mount.writable, system: false });
-    }
-    plan.mounts = system.chain(own).collect();
-    Ok(plan)
+        Ok(PlannedMount { inside: mount.path.into(), source, writable: mount.writable, system: false })
+    });
+    planned.collect()
 }
 
 /// Adds what can be done about a path that may not be given any more.
@@ -302,78 +383,129 @@ async fn compiled_driver(host: &Host, interpreter: &str) -> Option<PathBuf> {
     }
 }
 
-/// Starts a worker and attaches to it. Recorded before it exists, so that a daemon that is killed meanwhile leaves none behind.
+/// A document for a worker of that shape, but for what is a kernel's own.
+pub(super) async fn document(
+    host: &Host,
+    shape: &Shape,
+    identity: &WorkerIdentity,
+    name: KernelName,
+    plan: SandboxPlan,
+    socket: &Path,
+) -> Result<LaunchDocument> {
+    let mut document = LaunchDocument::new(identity, name, shape.engine, plan, socket.to_owned());
+    if shape.engine == EngineName::Python {
+        let interpreter = interpreter(&host.config.python)?;
+        document.engine_settings.python_compiled = compiled_driver(host, &interpreter).await;
+        document.engine_settings.python = vec![interpreter];
+    }
+    document.rollback_bytes = match shape.engine {
+        EngineName::Python => host.config.rollback_bytes,
+        EngineName::Kaish => 0,
+    };
+    document.power_safe = host.config.power_safe;
+    document.orphan_grace_ms = host.config.orphan_grace.as_millis() as u64;
+    Ok(document)
+}
+
+/// A new worker's identity, and where it will listen.
+pub(super) fn identity(host: &Host, kernel: KernelId, epoch: Epoch) -> (WorkerIdentity, PathBuf) {
+    let worker = WorkerId::from_bytes(host.random());
+    let socket = host.config.worker_sockets.join(format!("{worker}.sock"));
+    (WorkerIdentity { worker, kernel, epoch, build: launch::BUILD.to_owned(), secret: host.random() }, socket)
+}
+
+/// Launches a worker and attaches to it. What was launched is ended and forgotten if that fails.
+pub(super) async fn launch(
+    host: &Host,
+    place: Place,
+    document: &LaunchDocument,
+    identity: &WorkerIdentity,
+    listener: Rc<dyn WorkerListener>,
+    record: impl AsyncFnOnce(u32) -> Result<()>,
+) -> Result<(WorkerLink, WorkerReport, WorkerProcess)> {
+    let (id, socket) = (identity.worker, &document.socket);
+    let launched = launch::start(document, &identity.secret, &host.config.worker, Stdio::inherit(), record).await;
+    let launched = match launched {
+        Ok(launched) => launched,
+        Err(error) => {
+            host.workers.forget(id, socket).await;
+            return Err(error);
+        }
+    };
+    let process = WorkerProcess { id, process: launched.process, socket: socket.clone(), _place: place, active: None };
+    match WorkerLink::attach(socket, identity, listener).await {
+        Ok((link, report)) => Ok((link, report, process)),
+        Err(error) => {
+            host.workers.end(process).await;
+            Err(error)
+        }
+    }
+}
+
+/// Gives a kernel a worker: a slot of the pool if there is one of its shape, else a new one.
 pub(super) async fn start(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
     mounts: Vec<GivenMount>,
     listener: Rc<Listener>,
 ) -> Result<Started> {
-    if !host.workers.have_room() {
+    let shape = Shape::of(host, &kernel.spec, kernel.uid)?;
+    let mounts = given(host, kernel, mounts)?;
+    if let Some((slot, active)) = host.pool.take(host, &shape) {
+        let worker = slot.id();
+        match slot.bind(host, kernel, &mounts, listener.clone(), active).await {
+            // Its own end, not the kernel's fault: a slot may be killed or stopped at any moment.
+            Err(error) if matches!(error.code, ErrorCode::Lost | ErrorCode::Unavailable | ErrorCode::Deadline) => {
+                tracing::info!(%worker, %error, "a slot was lost as it was bound: another worker is started");
+            }
+            bound => return bound,
+        }
+    }
+    if host.workers.room() == 0 && !host.pool.make_room(host) {
         return Err(host.workers.no_room());
     }
-    let place = Place::take(&host.workers.live);
-    let id = WorkerId::from_bytes(host.random());
-    let socket = host.config.worker_sockets.join(format!("{id}.sock"));
-    let identity = WorkerIdentity {
-        worker: id,
-        kernel: kernel.id,
-        epoch: kernel.epoch,
-        build: launch::BUILD.to_owned(),
-        secret: host.random(),
-    };
-    let plan = plan(host, kernel, id, mounts)?;
-    let mut document =
-        LaunchDocument::new(&identity, kernel.spec.name.clone(), kernel.spec.engine, plan, socket.clone());
-    if kernel.spec.engine == EngineName::Python {
-        let interpreter = interpreter(&host.config.python)?;
-        document.engine_settings.python_compiled = compiled_driver(host, &interpreter).await;
-        document.engine_settings.python = vec![interpreter];
-    }
-    document.rollback_bytes = match kernel.spec.engine {
-        EngineName::Python => host.config.rollback_bytes,
-        EngineName::Kaish => 0,
-    };
-    document.power_safe = host.config.power_safe;
-    document.origin = {
-        let view = kernel.view();
-        (view.origin.kind, view.origin.generation)
-    };
-    document.orphan_grace_ms = host.config.orphan_grace.as_millis() as u64;
-    let mut row = WorkerRow {
-        id,
-        kernel: kernel.id,
-        epoch: kernel.epoch,
-        build: identity.build.clone(),
-        secret: identity.secret.to_vec(),
-        pid: 0,
-        start_ticks: 0,
-        socket: socket.clone(),
-    };
+    let place = host.workers.place();
+    start_new(host, place, kernel, &shape, mounts, listener).await
+}
+
+/// Starts a worker for a kernel. Recorded before it exists, so that a daemon that is killed meanwhile leaves none behind.
+async fn start_new(
+    host: &Rc<Host>,
+    place: Place,
+    kernel: &Rc<Kernel>,
+    shape: &Shape,
+    mounts: Vec<PlannedMount>,
+    listener: Rc<Listener>,
+) -> Result<Started> {
+    let (identity, socket) = identity(host, kernel.id, kernel.epoch);
+    let Folders { dir, own_workspace, workspace } = folders(host, kernel)?;
+    let mut plan = plan(host, shape, identity.worker, &dir);
+    (plan.own_workspace, plan.workspace) = (own_workspace, workspace);
+    plan.hostname = kernel.spec.name.as_str().to_owned();
+    plan.mounts.extend(mounts);
+    let mut document = document(host, shape, &identity, kernel.spec.name.clone(), plan, &socket).await?;
+    document.origin = kernel.origin_now();
+    let mut row = row(&identity, &socket, None);
     host.catalog.put_worker(row.clone()).await?;
     let record = async |pid| {
-        row.pid = pid;
-        row.start_ticks = sys::process::start_ticks(pid).unwrap_or(0);
+        (row.pid, row.start_ticks) = (pid, sys::process::start_ticks(pid).unwrap_or(0));
         Ok(host.catalog.put_worker(row).await?)
     };
-    let launched = launch::start(&document, &identity.secret, &host.config.worker, Stdio::inherit(), record).await;
-    let launched = match launched {
-        Ok(launched) => launched,
-        Err(error) => {
-            host.workers.forget(id, &socket).await;
-            return Err(error);
-        }
-    };
-    let process = WorkerProcess { id, process: launched.process, socket: socket.clone(), _place: place };
-    let attached = WorkerLink::attach(&socket, &identity, listener).await;
-    match attached {
-        Ok((link, report)) => Ok(Started { link, report, process, told_origin: Some(document.origin) }),
-        Err(error) => {
-            process.kill();
-            process.ended().await;
-            host.workers.forget(id, &socket).await;
-            Err(error)
-        }
+    let (link, report, process) = launch(host, place, &document, &identity, listener, record).await?;
+    Ok(Started { link, report, process, told_origin: Some(document.origin) })
+}
+
+/// What the catalog is to know of a worker; `pid`: 0 before there is a process.
+pub(super) fn row(identity: &WorkerIdentity, socket: &Path, pid: Option<u32>) -> WorkerRow {
+    WorkerRow {
+        id: identity.worker,
+        kernel: identity.kernel,
+        epoch: identity.epoch,
+        build: identity.build.clone(),
+        secret: identity.secret.to_vec(),
+        pid: pid.unwrap_or(0),
+        start_ticks: pid.and_then(sys::process::start_ticks).unwrap_or(0),
+        socket: socket.to_owned(),
     }
 }
 
@@ -396,7 +528,7 @@ pub(super) async fn adopt(host: &Rc<Host>, row: &WorkerRow, listener: Rc<Listene
         .filter(|_| sys::process::start_ticks(row.pid) == Some(row.start_ticks))
         .ok_or_else(|| Error::lost("the worker ended as it was adopted"))?;
     let (socket, place) = (row.socket.clone(), Place::take(&host.workers.live));
-    let process = WorkerProcess { id: row.id, process, socket, _place: place };
+    let process = WorkerProcess { id: row.id, process, socket, _place: place, active: None };
     Ok(Started { link, report, process, told_origin: None })
 }
 

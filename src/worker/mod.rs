@@ -1,5 +1,6 @@
 //! The worker: a trusted init and the engine that it contains.
 
+pub mod binding;
 #[cfg(feature = "kaish")]
 pub mod embedded;
 pub mod engines;

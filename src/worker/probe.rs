@@ -24,8 +24,8 @@ use nix::unistd::{Pid, Uid, pipe2};
 use serde::Serialize;
 
 use crate::sandbox::{
-    BindSource, EngineProgram, Init, MemoryWatch, RunAs, SandboxError, SandboxPlan, SandboxReport, Verdict,
-    WorkspaceWatch, enter, mapped_tree,
+    BindSource, EngineProgram, Init, MemoryWatch, Owners, RunAs, SandboxError, SandboxPlan, SandboxReport, Verdict,
+    WorkspaceWatch, enter,
 };
 use crate::sys::namespace::{Forked, fork};
 use crate::sys::process::{exit_now, set_parent_death_signal};
@@ -150,7 +150,7 @@ fn run(options: &Options, plan: &SandboxPlan) -> std::io::Result<i32> {
     let (pid_out, pid_in) = pipe2(OFlag::O_CLOEXEC)?;
     // What a daemon that is root would send later.
     let sent = match (&options.exercise, plan.run_as.filter(|_| Uid::effective().is_root())) {
-        (Some(source), Some(run_as)) => Some(mapped_tree(source, run_as).map_err(std::io::Error::other)?),
+        (Some(source), Some(run_as)) => Some(Owners::default().mapped(source, run_as).map_err(std::io::Error::other)?),
         _ => None,
     };
     match fork()? {

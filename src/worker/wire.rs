@@ -88,6 +88,10 @@ pub enum Request {
     Loaded {
         id: u64,
     },
+    Bind {
+        id: u64,
+        env: Vec<(String, String)>,
+    },
     Shutdown,
 }
 

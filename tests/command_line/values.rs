@@ -25,6 +25,7 @@ fn big_integers_reach_the_engine_exactly_or_are_refused() {
 fn a_host_without_a_configuration_has_the_defaults() {
     let host = Host::prepare(User::Own);
     let file = host.path("config").join("ryokan/config.toml").display().to_string();
+    std::fs::remove_file(&file).unwrap();
     let text = host.ok(&["config", "check"]);
     assert_eq!(text, format!("there is no {file}: the defaults are in force\n"));
     let json = |args: &[&str]| -> serde_json::Value {

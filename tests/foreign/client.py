@@ -231,6 +231,8 @@ async def the_host(host):
     assert ping.hostId == hello.host.id and ping.serverTimeMs > 1_600_000_000_000
     abilities = (await host.abilities()).abilities
     assert len(abilities) > 3 and all(ability.name for ability in abilities)
+    pools = (await host.pools()).pools
+    assert all(pool.engine in ("kaish", "python") for pool in pools)
     await refused(host.openKernel("nobody"), "notFound")
     await refused(host.createKernel({"name": "../up"}, ""), "invalidArgument")
     await refused(host.createKernel({"name": "shell", "engine": "perl"}, ""), "invalidArgument")
@@ -736,7 +738,7 @@ async def main():
     text = pathlib.Path("schema/ryokan.capnp").read_text()
     interfaces = {line.split()[1] for line in text.splitlines() if line.startswith("interface ")}
     assert interfaces == known, interfaces ^ known
-    assert len(methods("Host")) == 13 and len(methods("Kernel")) == 67
+    assert len(methods("Host")) == 14 and len(methods("Kernel")) == 67
     print(f"called {len(wanted)} methods")
 
 

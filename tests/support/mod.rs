@@ -18,6 +18,9 @@ pub use mounted::Mounted;
 /// Somebody without any right; no such account needs to exist.
 pub const UNPRIVILEGED: u32 = 1500;
 
+/// Configuration of a daemon that keeps no worker ready.
+pub const NO_POOL: &str = "[pool]\npool_size = 0\nmin_idle = 0\n";
+
 /// As whom a daemon runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum User {
@@ -99,7 +102,9 @@ impl Host {
                 std::os::unix::fs::chown(&path, Some(UNPRIVILEGED), Some(UNPRIVILEGED)).unwrap();
             }
         }
-        Host { dir, bin, user, daemon: None, environment: Vec::new() }
+        let host = Host { dir, bin, user, daemon: None, environment: Vec::new() };
+        host.configure("");
+        host
     }
 
     /// Sets a variable for the daemons that are started from now on.
@@ -110,8 +115,11 @@ impl Host {
         }
     }
 
-    /// Writes the configuration.
+    /// Writes the configuration. Unless that says something of the pool, there is none: what tests count is kernels' workers, each with
+    /// a start of its own. `RYOKAN_TEST_POOL` in the environment leaves the pool as users have it.
     pub fn configure(&self, text: &str) {
+        let as_users = text.contains("[pool") || std::env::var_os("RYOKAN_TEST_POOL").is_some();
+        let text = if as_users { text.to_owned() } else { format!("{text}\n{NO_POOL}") };
         let folder = self.path("config").join("ryokan");
         fs::create_dir_all(&folder).unwrap();
         fs::write(folder.join("config.toml"), text).unwrap();

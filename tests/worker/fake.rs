@@ -16,6 +16,7 @@ use ryokan::core::error::{Error, Result};
 use ryokan::core::ids::{Epoch, KernelId, WorkerId};
 use ryokan::core::limits;
 use ryokan::rpc::worker_link::{WorkerCause, WorkerIdentity, WorkerLink, WorkerReport, WorkerUsage};
+use ryokan::rpc::worker_proof::SharedIdentity;
 use ryokan::sys::pidfd;
 use ryokan::worker::init::enclosure::{Enclosure, EngineParts, Exit, MountSource, Watch};
 use ryokan::worker::init::listener::{Descriptors, Door, Sockets, serve};
@@ -177,8 +178,9 @@ impl Fake {
         let (sender, calls) = mpsc::channel(limits::WORKER_CALLS);
         let descriptors = Descriptors::default();
         let identity = identity();
+        let shared = SharedIdentity::new(identity.clone());
         let door = Door {
-            identity: Rc::new(identity.clone()),
+            identity: shared.clone(),
             daemon_uid: plan.daemon_uid,
             calls: sender,
             descriptors: descriptors.clone(),
@@ -191,11 +193,14 @@ impl Fake {
                 output_buffer_bytes: plan.output_buffer_bytes,
                 spool_folder: folder.path().to_owned(),
                 rollback_bytes: plan.rollback_bytes,
+                durability: Durability::Process,
+                unbound: false,
             },
             enclosure: Box::new(enclosure),
             engine,
             children: None,
-            db,
+            identity: shared,
+            db: Some(db),
             calls,
             descriptors,
             on_ready: Box::new(move |outcome| drop(tell.send(outcome))),

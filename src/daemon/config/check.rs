@@ -9,7 +9,7 @@ use super::path_rules::PathRules;
 use super::problem::Fault;
 use super::raw::{RawConfig, RawDaemon, RawDefaults, RawEngines, RawLimits, RawSandbox, RawUpkeep};
 use super::values::Span;
-use super::{Config, Daemon, Defaults, Limits, Python, Sandbox, Upkeep, servers};
+use super::{Config, Daemon, Defaults, Limits, Python, Sandbox, Upkeep, pool, servers};
 use crate::core::engine::EngineName;
 use crate::core::limits;
 use crate::core::name::KernelName;
@@ -53,6 +53,7 @@ pub(super) fn check(raw: &RawConfig) -> Result<Config, Vec<Fault>> {
         sandbox: sandbox(&raw.sandbox, &mut faults),
         daemon: daemon(&raw.daemon, &mut faults),
         upkeep: upkeep(&raw.upkeep, &mut faults),
+        pools: pool::check(&raw.pool, &mut faults),
         python: python(&raw.engines, &mut faults),
         mcp_servers: servers::check(&raw.mcp, &mut faults),
     };

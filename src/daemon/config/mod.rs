@@ -9,6 +9,7 @@
 
 mod check;
 mod path_rules;
+mod pool;
 mod problem;
 mod raw;
 mod read;
@@ -24,6 +25,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 pub use self::path_rules::PathRules;
+pub use self::pool::Pools;
 use self::problem::Fault;
 pub use self::problem::{ConfigError, Problem};
 pub use self::raw::RawConfig;
@@ -52,6 +54,8 @@ pub struct Config {
     pub daemon: Daemon,
     /// What is done now and then.
     pub upkeep: Upkeep,
+    /// Workers that are kept ready.
+    pub pools: Pools,
     /// The Python engine.
     pub python: Python,
     /// The MCP servers that kernels may use, ordered by name.
@@ -286,7 +290,7 @@ pub fn check(file: &Path) -> Vec<Problem> {
 
 impl From<&Config> for RawConfig {
     fn from(config: &Config) -> Self {
-        let Config { defaults, limits, sandbox, daemon, upkeep, python, mcp_servers } = config;
+        let Config { defaults, limits, sandbox, daemon, upkeep, pools, python, mcp_servers } = config;
         RawConfig {
             defaults: RawDefaults {
                 engine: defaults.engine,
@@ -331,6 +335,7 @@ impl From<&Config> for RawConfig {
                 spares: upkeep.spares,
                 grace: Span(upkeep.grace),
             },
+            pool: pools.into(),
             engines: RawEngines {
                 python: RawPython {
                     command: python.command.to_string_lossy().into_owned(),

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use super::pool::RawPool;
 use super::values::{Cpus, Size, Span, Wait};
 use super::{Durability, LogFormat};
 use crate::core::engine::EngineName;
@@ -21,6 +22,7 @@ pub struct RawConfig {
     pub(super) sandbox: RawSandbox,
     pub(super) daemon: RawDaemon,
     pub(super) upkeep: RawUpkeep,
+    pub(super) pool: RawPool,
     pub(super) engines: RawEngines,
     pub(super) mcp: RawMcp,
 }

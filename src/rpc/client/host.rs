@@ -10,8 +10,9 @@ use super::connection::{Link, answer, connect_stream, fields};
 use super::feed::{Events, feed};
 use super::kernel::KernelClient;
 use crate::core::error::{Error, Result};
-use crate::core::info::{Ability, HostInfo, KernelFilter, KernelInfo};
+use crate::core::info::{Ability, HostInfo, KernelFilter, KernelInfo, PoolInfo};
 use crate::core::limits;
+use crate::rpc::convert::pool::read_pools;
 use crate::rpc::convert::spec::{SpecRequest, write_spec_request};
 use crate::rpc::convert::{info, read_name};
 use crate::rpc::schema::ryokan_capnp as wire;
@@ -168,6 +169,15 @@ impl HostClient {
     pub async fn abilities(&self) -> Result<Vec<Ability>> {
         let response = self.link.call(self.cap.abilities_request().send().promise).await?;
         answer(info::read_abilities(fields(response.get())?.get_abilities()))
+    }
+
+    /// The workers that are kept ready.
+    ///
+    /// # Errors
+    /// The daemon's.
+    pub async fn pools(&self) -> Result<Vec<PoolInfo>> {
+        let response = self.link.call(self.cap.pools_request().send().promise).await?;
+        answer(read_pools(fields(response.get())?.get_pools()))
     }
 
     /// The host's id and its clock in milliseconds since 1970.

@@ -12,6 +12,7 @@ pub mod info;
 pub mod listing;
 pub mod mcp;
 pub mod output;
+pub mod pool;
 pub mod rights;
 pub mod spec;
 mod text;

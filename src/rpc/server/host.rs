@@ -221,6 +221,10 @@ impl host::Server for HostServer {
         Ok(())
     }
 
+    async fn pools(self: Rc<Self>, _params: host::PoolsParams, results: host::PoolsResults) -> capnp::Result<()> {
+        self.tell_pools(results)
+    }
+
     async fn ping(self: Rc<Self>, _params: host::PingParams, mut results: host::PingResults) -> capnp::Result<()> {
         self.actor().map_err(to_capnp)?;
         let host = self.connection.supervisor.host();

@@ -8,6 +8,7 @@ use crate::core::error::{Error, Result};
 use crate::core::ids::KernelId;
 use crate::core::limits;
 use crate::core::upkeep::VerifyTold;
+use crate::rpc::convert::pool::write_pool;
 use crate::rpc::convert::upkeep::{
     write_audit_line, write_damage, write_gc_item, write_gc_report, write_verify_report,
 };
@@ -33,6 +34,20 @@ impl HostServer {
             .hint("only the user that the daemon runs as may ask for it");
         self.host().audit_refusal(&actor, action, None, &error).await;
         Err(error)
+    }
+
+    /// The operator sees all pools, others those of workers that have their rights.
+    pub(super) fn tell_pools(&self, mut results: host::PoolsResults) -> capnp::Result<()> {
+        let actor = self.actor().map_err(to_capnp)?;
+        let mut pools = self.host().pool.infos();
+        if self.host().config.system_wide && actor.uid != nix::unistd::geteuid().as_raw() {
+            pools.retain(|pool| pool.uid == actor.uid);
+        }
+        let mut list = results.get().init_pools(pools.len() as u32);
+        for (i, pool) in pools.iter().enumerate() {
+            write_pool(list.reborrow().get(i as u32), pool);
+        }
+        Ok(())
     }
 
     pub(super) async fn collect(&self, params: host::GcParams, mut results: host::GcResults) -> capnp::Result<()> {

@@ -14,7 +14,7 @@ use serde_json::{Value as Json, json};
 use super::descriptors;
 use super::supervisor::{self, Over, encode_value};
 use super::types::from_capnp;
-use super::{CodeCheck, Completions, DynamicTool, WorkerExec, WorkerLink, WorkerUsage};
+use super::{CodeCheck, Completions, DynamicTool, WorkerExec, WorkerLink, WorkerReport, WorkerUsage, decode_report};
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::exec::{ExecRequest, Work};
 use crate::core::ids::{CheckpointId, ExecId};
@@ -23,6 +23,7 @@ use crate::core::limits;
 use crate::core::value::Value;
 use crate::rpc::schema::worker_capnp::exec;
 use crate::rpc::schema::worker_capnp::worker::start_results;
+use crate::worker::binding::KernelBinding;
 
 /// How long an acknowledgement waits for a start to go with.
 const ACKNOWLEDGED_WITHIN: Duration = Duration::from_millis(5);
@@ -255,6 +256,31 @@ impl WorkerLink {
         answered(request.send().promise).await.map(drop)
     }
 
+    /// Hands a descriptor over; gives the token by which the next call names it.
+    ///
+    /// # Errors
+    /// `Unavailable` or `Deadline` if the worker does not take it.
+    pub async fn hand_over(&self, descriptor: OwnedFd) -> Result<u64> {
+        descriptors::hand_over(&self.socket, &self.identity.now(), descriptor).await
+    }
+
+    /// Makes a slot that kernel's worker; gives what a daemon that attaches to it would be told.
+    ///
+    /// # Errors
+    /// What the kernel's folder, mounts or state are in the way of; the worker ends then. `Lost` or `Unavailable` if it has ended
+    /// before.
+    pub async fn bind_kernel(&self, binding: &KernelBinding) -> Result<WorkerReport> {
+        let json = serde_json::to_vec(binding).map_err(|e| Error::internal(format!("encode the binding: {e}")))?;
+        let mut request = self.client.bind_kernel_request();
+        request.get().set_json(&json);
+        let answer = bounded(limits::WORKER_START, async { request.send().promise.await.map_err(|e| from_capnp(&e)) });
+        let answer = answer.await?;
+        let report = answer.get().and_then(|answer| decode_report(answer.get_report()?, self.pid));
+        let report = report.map_err(|e| from_capnp(&e))?;
+        self.identity.become_kernels(binding.kernel, binding.epoch);
+        Ok(report)
+    }
+
     /// Makes `source` visible at `path`. With `mount`, a detached mount, `source` is only shown.
     ///
     /// # Errors
@@ -264,7 +290,7 @@ impl WorkerLink {
             p.to_str().map(str::to_owned).ok_or_else(|| Error::invalid(format!("{} is not UTF-8", p.display())))
         };
         let token = match mount {
-            Some(mount) => descriptors::hand_over(&self.socket, &self.identity, mount).await?,
+            Some(mount) => self.hand_over(mount).await?,
             None => 0,
         };
         let mut request = self.client.bind_request();

@@ -30,13 +30,13 @@ impl WorkerLink {
     ///
     /// # Errors
     /// `Unsupported` if the worker is of a build that has none, `Unavailable` without descriptors.
-    pub(super) async fn open_lane(&self) -> Result<()> {
+    pub async fn open_lane(&self) -> Result<()> {
         if self.lane_asked.replace(true) {
             return Ok(());
         }
         let unavailable = |error| Error::unavailable(format!("a lane to the worker: {error}"));
         let (ours, theirs) = lane::pair().map_err(unavailable)?;
-        let token = descriptors::hand_over(&self.socket, &self.identity, theirs).await?;
+        let token = descriptors::hand_over(&self.socket, &self.identity.now(), theirs).await?;
         let mut request = self.client.lane_request();
         request.get().set_token(token);
         answered(request.send().promise).await?;

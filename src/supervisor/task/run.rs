@@ -110,7 +110,7 @@ impl Task {
             return Err(Error::unavailable("the daemon is stopping").hint("try again when it is back"));
         }
         self.kernel.at_hand()?;
-        if self.life.has_worker() || self.host.workers.have_room() {
+        if self.life.has_worker() || self.host.has_room_for_worker() {
             return Ok(());
         }
         Err(self.host.workers.no_room())
@@ -349,6 +349,9 @@ impl Task {
         let lost = end.status == ExecStatus::Lost;
         if let Some(output) = &end.output {
             execution.output.push_event(OutputEvent::Structured(output.clone())).await;
+        }
+        if let Some(active) = self.current.as_ref().and_then(|current| current.process.active.as_ref()) {
+            active.executed();
         }
         if self.end(&execution, end).await {
             self.acknowledge(exec, lost);

@@ -43,7 +43,8 @@ impl EngineSettings {
     }
 }
 
-/// The program of an engine, with the environment of the contract. `compiled`: what [`EngineSettings::read_compiled`] gave.
+/// The program of an engine, with the environment of the contract. `kernel`: its name and how its state came to be; none for a
+/// slot. `compiled`: what [`EngineSettings::read_compiled`] gave.
 ///
 /// # Errors
 /// `Unsupported` if this build or host does not have it.
@@ -51,27 +52,30 @@ pub fn program(
     engine: EngineName,
     settings: &EngineSettings,
     compiled: &[u8],
-    kernel: &KernelName,
-    origin: (OriginKind, u32),
+    kernel: Option<(&KernelName, (OriginKind, u32))>,
 ) -> Result<EngineProgram> {
-    let env = environment(kernel, origin);
+    let env = environment(kernel);
     match engine {
         EngineName::Kaish => kaish_program(env),
         EngineName::Python => python::program(settings, compiled, env),
     }
 }
 
-fn environment(kernel: &KernelName, origin: (OriginKind, u32)) -> Vec<(String, String)> {
-    let fixed = [
-        ("HOME", "/workspace"),
-        ("PATH", PATH),
-        ("LANG", "C.UTF-8"),
-        ("TMPDIR", "/tmp"),
-        ("USER", "guest"),
-        ("RYOKAN_KERNEL", kernel.as_str()),
-    ]
-    .map(|(name, value)| (name.to_owned(), value.to_owned()));
-    fixed.into_iter().chain(Origin::environment(origin.0, origin.1)).collect()
+fn environment(kernel: Option<(&KernelName, (OriginKind, u32))>) -> Vec<(String, String)> {
+    let fixed = [("HOME", "/workspace"), ("PATH", PATH), ("LANG", "C.UTF-8"), ("TMPDIR", "/tmp"), ("USER", "guest")]
+        .map(|(name, value)| (name.to_owned(), value.to_owned()));
+    fixed.into_iter().chain(kernel_environment(kernel)).collect()
+}
+
+/// The variables that say whose engine it is; empty ones for an engine that has no kernel yet.
+pub fn kernel_environment(kernel: Option<(&KernelName, (OriginKind, u32))>) -> Vec<(String, String)> {
+    let (name, (kind, generation)) =
+        kernel.map_or(("", (OriginKind::Original, 0)), |(name, origin)| (name.as_str(), origin));
+    let told = [("RYOKAN_KERNEL".to_owned(), name.to_owned())].into_iter().chain(Origin::environment(kind, generation));
+    match kernel {
+        Some(_) => told.collect(),
+        None => told.map(|(name, _)| (name, String::new())).collect(),
+    }
 }
 
 #[cfg(feature = "kaish")]

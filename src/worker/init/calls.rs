@@ -37,6 +37,7 @@ impl Worker {
             other if self.outbox.connection() != Some(connection) => {
                 other.refuse(Error::refused("another daemon has attached").reason("worker_replaced"));
             }
+            other if matches!(self.life, Life::Unbound) => self.on_unbound_call(other),
             other => self.on_attached_call(other),
         }
     }
@@ -45,6 +46,9 @@ impl Worker {
         self.catch_up_with_lane();
         match call {
             Call::Attach { .. } | Call::Gone => {}
+            Call::BindKernel(_, answer) => {
+                reply(answer, Err(Error::refused("this worker is a kernel's already").reason("bound")));
+            }
             Call::Start(start, answer) => self.start(start, StartAnswer::Call(answer)),
             Call::Lane(token, answer) => reply(answer, self.open_lane(token)),
             Call::Stdin { exec, data, end, answer } => match self.stdin(exec) {
@@ -85,7 +89,7 @@ impl Worker {
         }
     }
 
-    fn report(&self) -> Report {
+    pub(super) fn report(&self) -> Report {
         let (jobs, missed) = self.outbox.lists();
         let (engine, engine_version) = match &self.engine {
             Some(engine) => (engine.engine.clone(), engine.version.clone()),
@@ -115,6 +119,9 @@ impl Worker {
         if self.loading.is_some() {
             self.break_load("the daemon went away during a load");
         }
+        if matches!(self.life, Life::Unbound) {
+            return self.leave_unbound();
+        }
         if matches!(self.life, Life::Serving) {
             self.orphan_at = Some(Instant::now() + self.settings.orphan_grace);
         }
@@ -132,7 +139,9 @@ impl Worker {
                 self.copies.note_tools(json);
                 self.control.send(json, &[], None).map_err(Error::internal)
             }
-            Life::Starting(_) | Life::Stopping(_) | Life::Leaving(_) => Err(Error::unavailable("the worker is ending")),
+            Life::Starting(_) | Life::Unbound | Life::Stopping(_) | Life::Leaving(_) => {
+                Err(Error::unavailable("the worker is ending"))
+            }
         }
     }
 

@@ -55,6 +55,23 @@ pub enum MountSource {
     Tree(OwnedFd, PathBuf),
 }
 
+/// What a kernel brings into an enclosure that was made ahead.
+#[derive(Debug)]
+pub struct KernelPlace {
+    /// Its folder.
+    pub dir: MountSource,
+    /// What becomes the workspace: a path within the folder.
+    pub own_workspace: PathBuf,
+    /// Another folder to be the workspace.
+    pub workspace: Option<MountSource>,
+    /// What it calls its host.
+    pub hostname: String,
+    /// Folders that no mount may show, beside those that are known.
+    pub protected: Vec<PathBuf>,
+    /// Where inside, what, and whether the kernel may change it.
+    pub mounts: Vec<(PathBuf, MountSource, bool)>,
+}
+
 /// What copies of the engine cost, and what is left.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CopiesMemory {
@@ -101,6 +118,13 @@ pub trait Enclosure {
     /// What copies cost; an upper bound will do if it is at most `enough` and half of what would be free.
     fn copies_memory(&mut self, _copies: &[i32], _enough: u64) -> CopiesMemory {
         CopiesMemory::default()
+    }
+    /// Puts a kernel's folder and mounts into an enclosure that was made without; gives the folder by a path for this process. Once.
+    ///
+    /// # Errors
+    /// What the host refuses; the enclosure is of no use then.
+    fn enter_kernel(&mut self, kernel: KernelPlace) -> Result<PathBuf> {
+        Err(Error::unsupported(format!("kernel {} cannot come later here", kernel.hostname)))
     }
     /// Looks at memory and workspace. Called while something runs.
     fn watch(&mut self) -> Watch;

@@ -65,7 +65,9 @@ impl Worker {
         let refused = match (&self.life, &self.loading) {
             (Life::Serving, None) => None,
             (Life::Serving, Some(_)) => Some(Error::busy("the engine's state is being loaded")),
-            (Life::Starting(_) | Life::Stopping(_), _) => Some(Error::unavailable("the worker is stopping")),
+            (Life::Starting(_) | Life::Unbound | Life::Stopping(_), _) => {
+                Some(Error::unavailable("the worker is stopping"))
+            }
             (Life::Leaving(_), _) => Some(Error::lost("the worker's engine has ended")),
         };
         if let Some(error) = refused {
@@ -112,6 +114,9 @@ impl Worker {
 
     /// Nobody came back for this worker.
     pub(super) fn on_orphaned(&mut self) {
+        if matches!(self.life, Life::Unbound) {
+            return self.leave_unbound();
+        }
         tracing::info!("no daemon came back: saving and ending");
         match self.loading {
             Some(_) => self.break_load("the daemon went away during a load"),
@@ -135,7 +140,7 @@ impl Worker {
                 }
             },
             Life::Leaving(Leaving { until, status, .. }) if *until <= now => self.status = Some(*status),
-            Life::Starting(_) | Life::Serving | Life::Stopping(_) | Life::Leaving(_) => {}
+            Life::Starting(_) | Life::Unbound | Life::Serving | Life::Stopping(_) | Life::Leaving(_) => {}
         }
         if self.gone_by.is_some_and(|at| at <= now) {
             // Killed, and still there: init's own end takes it along.
@@ -228,6 +233,11 @@ impl Worker {
     /// The worker will never serve.
     pub(super) fn fail_start(&mut self, why: Error) {
         self.enclosure.kill_all();
+        if let Some(bound) = self.bound.take() {
+            let _ = bound.send(Err(why));
+            self.life = leaving(Instant::now(), STATUS_ENGINE_GONE);
+            return;
+        }
         if let Some(tell) = self.on_ready.take() {
             tell(Err(why));
         }

@@ -7,7 +7,6 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::rc::Rc;
 use std::time::Duration;
 
 use nix::fcntl::OFlag;
@@ -27,7 +26,7 @@ use super::{Parts, Ready, Settings, run};
 use crate::catalog::{Durability, EngineDb};
 use crate::core::error::{Error, Result};
 use crate::core::limits;
-use crate::rpc::worker_proof::PROOF_BYTES;
+use crate::rpc::worker_proof::{PROOF_BYTES, SharedIdentity};
 use crate::sandbox::{Init, enter};
 use crate::sys::process::exit_now;
 use crate::sys::socket::peer;
@@ -85,33 +84,35 @@ fn start() -> Result<i32> {
 }
 
 fn serve(document: LaunchDocument, init: Init, sockets: Sockets, daemon_uid: u32, compiled: &[u8]) -> Result<i32> {
-    let db = EngineDb::open(
-        &init.engine_db_path(),
-        if document.power_safe { Durability::Power } else { Durability::Process },
-    )?;
+    let durability = if document.power_safe { Durability::Power } else { Durability::Process };
+    let unbound = document.plan.unbound;
+    let db = if unbound { None } else { Some(EngineDb::open(&init.engine_db_path(), durability)?) };
     let spool_folder = init.kernel_dir();
-    let program =
-        engines::program(document.engine, &document.engine_settings, compiled, &document.name, document.origin)?;
+    let kernel = if unbound { None } else { Some((&document.name, document.origin)) };
+    let program = engines::program(document.engine, &document.engine_settings, compiled, kernel)?;
     let children = watch_children().map_err(internal("watch processes"))?;
     let (enclosure, engine) = Sandboxed::start(init, document.engine, program)?;
     let mut secret = [0; PROOF_BYTES];
     stdin()?.read_exact(&mut secret).map_err(internal("read the secret"))?;
     let (sender, calls) = mpsc::channel(limits::WORKER_CALLS);
     let held = Descriptors::default();
-    let door =
-        Door { identity: Rc::new(document.identity(secret)), daemon_uid, calls: sender, descriptors: held.clone() };
+    let identity = SharedIdentity::new(document.identity(secret));
+    let door = Door { identity: identity.clone(), daemon_uid, calls: sender, descriptors: held.clone() };
     let settings = Settings {
         engine: document.engine,
         orphan_grace: Duration::from_millis(document.orphan_grace_ms),
         output_buffer_bytes: document.output_buffer_bytes,
         spool_folder,
         rollback_bytes: document.rollback_bytes,
+        durability,
+        unbound,
     };
     let parts = Parts {
         settings,
         enclosure: Box::new(enclosure),
         engine,
         children: Some(children.into()),
+        identity,
         db,
         calls,
         descriptors: held,

@@ -173,7 +173,7 @@ impl Worker {
             (Life::Serving, None, None) => Ok(()),
             (Life::Serving, Some(run), _) => Err(Error::busy(format!("execution {} runs", run.exec))),
             (Life::Serving, None, Some(_)) => Err(Error::busy("the engine's state is being loaded")),
-            (Life::Starting(_), ..) => Err(Error::busy("the worker is starting")),
+            (Life::Starting(_) | Life::Unbound, ..) => Err(Error::busy("the worker is starting")),
             (Life::Stopping(_), ..) => Err(Error::unavailable("the worker is stopping")),
             (Life::Leaving(_), ..) => Err(Error::lost("the worker's engine has ended")),
         }

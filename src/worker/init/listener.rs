@@ -18,7 +18,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
 
 use crate::core::limits;
-use crate::rpc::worker_proof::{Role, WorkerIdentity};
+use crate::rpc::worker_proof::{Role, SharedIdentity};
 use crate::rpc::worker_service::{WorkerCall, serve_connection};
 use crate::rpc::worker_socket::{self, DescriptorNote};
 use crate::sys::socket::{peer, receive_with_fds};
@@ -87,7 +87,7 @@ impl Descriptors {
 /// Who may connect, and what for.
 pub struct Door {
     /// Whom both ends must be.
-    pub identity: Rc<WorkerIdentity>,
+    pub identity: SharedIdentity,
     /// The daemon's uid as init sees it.
     pub daemon_uid: u32,
     /// Where calls go.
@@ -129,7 +129,7 @@ pub async fn serve(sockets: Sockets, door: Door) -> io::Result<()> {
         let (door, place) = (door.clone(), Place::take(&open));
         tokio::task::spawn_local(async move {
             match for_calls {
-                true => serve_connection(connection, stream, door.identity.clone(), door.calls.clone()).await,
+                true => serve_connection(connection, stream, door.identity.now(), door.calls.clone()).await,
                 false => {
                     let taking = take_descriptor(stream, &door);
                     let _ = tokio::time::timeout(limits::CLIENT_HELLO, taking).await;
@@ -163,7 +163,7 @@ async fn take_descriptor(mut stream: UnixStream, door: &Door) -> io::Result<()> 
     stream.readable().await?;
     let (n, mut fds) = stream.async_io(Interest::READABLE, receive).await?;
     let note = DescriptorNote::from_bytes(&bytes);
-    let proven = door.identity.verify(Role::Descriptor, &note.token.to_le_bytes(), b"", &note.proof);
+    let proven = door.identity.now().verify(Role::Descriptor, &note.token.to_le_bytes(), b"", &note.proof);
     match (fds.pop(), fds.is_empty()) {
         (Some(descriptor), true) if n == bytes.len() && proven => {
             door.descriptors.hold(note.token, descriptor);

@@ -55,18 +55,28 @@ pub(super) struct Loading {
 impl Worker {
     /// The engine's first frame.
     pub(super) fn on_engine_ready(&mut self, ready: EngineReady) -> std::result::Result<(), String> {
-        let Life::Starting(Startup { phase: phase @ Phase::AwaitReady, .. }) = &mut self.life else {
+        let Life::Starting(Startup { phase: Phase::AwaitReady, .. }) = &self.life else {
             return Err("it says twice that it is ready".into());
         };
         if ready.engine != self.settings.engine.name() {
             return Err(format!("it says that it is {:?}", ready.engine.chars().take(40).collect::<String>()));
         }
         let version: String = ready.version.chars().take(limits::IDENTIFIER_BYTES).collect();
-        let opened = self.state.set_engine(&ready.engine, &version).and_then(|()| {
+        self.engine = Some(EngineReady { version, ..ready });
+        match self.settings.unbound {
+            true => self.await_kernel(),
+            false => self.begin_state(),
+        }
+        Ok(())
+    }
+
+    /// Gives the engine what is stored for it.
+    pub(super) fn begin_state(&mut self) {
+        let Some(EngineReady { engine, version, .. }) = &self.engine else { return };
+        let opened = self.state.set_engine(engine, version).and_then(|()| {
             let jobs = self.state.take_lost_jobs()?;
             Ok((jobs, self.state.heads()?))
         });
-        self.engine = Some(EngineReady { version, ..ready });
         match opened {
             Ok((jobs, heads)) => {
                 let lost = |job: crate::catalog::JobRecord| MissedEntry {
@@ -76,12 +86,11 @@ impl Worker {
                 };
                 self.not_restored = jobs.into_iter().map(lost).collect();
                 self.restored_entries = u32::try_from(heads.len()).unwrap_or(u32::MAX);
-                *phase = Phase::Feeding(heads.into());
+                self.set_phase(Phase::Feeding(heads.into()));
                 self.begin_feeding();
             }
             Err(error) => self.fail_start(error.into()),
         }
-        Ok(())
     }
 
     fn begin_feeding(&mut self) {
@@ -153,7 +162,17 @@ impl Worker {
     fn serve(&mut self) {
         self.life = Life::Serving;
         self.first_words.clear();
-        self.orphan_at = Some(Instant::now() + self.settings.orphan_grace);
+        if self.outbox.connection().is_none() {
+            self.orphan_at = Some(Instant::now() + self.settings.orphan_grace);
+        }
+        if let Some(bound) = self.bound.take() {
+            let _ = bound.send(Ok(self.report()));
+        }
+        self.tell_ready();
+    }
+
+    /// The daemon hears that the engine is ready; once.
+    pub(super) fn tell_ready(&mut self) {
         let Some(engine) = &self.engine else { return };
         let ready = Ready {
             engine: engine.engine.clone(),

@@ -11,10 +11,12 @@
 //!
 //! ```text
 //!  Starting ──▶ Serving ──▶ Stopping ──▶ Leaving ──▶ (exit)
-//!     │            └── engine gone ──────▶ Leaving
+//!     │  ▲         └── engine gone ──────▶ Leaving
+//!     │  └─ bound ── Unbound (a slot)
 //!     └── failed ──────────────────────────────────▶ (exit)
 //! ```
 
+mod binding;
 mod calls;
 mod control;
 mod copies;
@@ -62,13 +64,14 @@ use self::outbox::Outbox;
 use self::output::Pipes;
 use self::requests::Asked;
 use self::state::State;
-use crate::catalog::EngineDb;
+use crate::catalog::{Durability, EngineDb};
 use crate::core::engine::EngineName;
 use crate::core::error::Error;
 use crate::core::info::MissedEntry;
 use crate::core::limits;
 use crate::rpc::worker_link::WorkerCause;
-use crate::rpc::worker_service::WorkerCall;
+use crate::rpc::worker_proof::SharedIdentity;
+use crate::rpc::worker_service::{Answer, Report, WorkerCall};
 use crate::sys::watched::{Watched, watch};
 
 /// Steps in one poll before other tasks get their turn.
@@ -87,6 +90,10 @@ pub struct Settings {
     pub spool_folder: PathBuf,
     /// Memory that copies of the engine may take, bytes; 0: none are kept.
     pub rollback_bytes: u64,
+    /// What the state's database outlives.
+    pub durability: Durability,
+    /// Whether it is a slot: its kernel comes later.
+    pub unbound: bool,
 }
 
 /// What init reports once it serves.
@@ -108,6 +115,8 @@ pub struct Ready {
 enum Life {
     /// The engine is not ready or its state is not loaded yet.
     Starting(Startup),
+    /// A slot that has no kernel.
+    Unbound,
     /// Calls are answered.
     Serving,
     /// The state is being saved, or the engine has been told to go.
@@ -149,6 +158,9 @@ pub struct Worker {
     restored_entries: u32,
     not_restored: Vec<MissedEntry>,
     on_ready: Option<OnReady>,
+    /// The daemon's call that gave a slot its kernel, until that kernel's state is there.
+    bound: Option<Answer<Report>>,
+    identity: SharedIdentity,
     orphan_at: Option<Instant>,
     watch_at: Option<Instant>,
     /// The engine closed its control socket: it must have ended by then.
@@ -170,8 +182,10 @@ pub struct Parts {
     pub engine: EngineParts,
     /// Readable when a child of init's has ended: a `signalfd`.
     pub children: Option<OwnedFd>,
-    /// The engine's state, open.
-    pub db: EngineDb,
+    /// Whom both ends of the private socket must be.
+    pub identity: SharedIdentity,
+    /// The engine's state, open; a slot has none yet.
+    pub db: Option<EngineDb>,
     /// The daemon's calls.
     pub calls: mpsc::Receiver<WorkerCall>,
     /// Descriptors that the daemon handed over.
@@ -197,7 +211,7 @@ pub async fn run(parts: Parts) -> io::Result<i32> {
 
 impl Worker {
     fn new(parts: Parts) -> io::Result<Worker> {
-        let Parts { settings, enclosure, engine, children, db, calls, descriptors, on_ready } = parts;
+        let Parts { settings, enclosure, engine, children, identity, db, calls, descriptors, on_ready } = parts;
         let watched = |fd: OwnedFd| watch(fd, Interest::READABLE);
         Ok(Worker {
             settings,
@@ -225,6 +239,8 @@ impl Worker {
             restored_entries: 0,
             not_restored: Vec::new(),
             on_ready: Some(on_ready),
+            bound: None,
+            identity,
             orphan_at: None,
             watch_at: None,
             hung_up_at: None,
@@ -277,7 +293,7 @@ impl Worker {
             progressed = true;
             match (&self.run, &self.life) {
                 (Some(run), _) => self.ledger.output(run.exec, stream, data),
-                (None, Life::Starting(_)) => remember_end(&mut self.first_words, data),
+                (None, Life::Starting(_) | Life::Unbound) => remember_end(&mut self.first_words, data),
                 (None, _) => self.outbox.background(stream, data),
             }
         }
@@ -288,7 +304,7 @@ impl Worker {
     fn takes_output(&self) -> bool {
         match (&self.run, &self.life) {
             (Some(_), _) => self.outbox.takes_output(&self.ledger, self.settings.output_buffer_bytes, self.gathers()),
-            (None, Life::Starting(_)) => true,
+            (None, Life::Starting(_) | Life::Unbound) => true,
             (None, _) => self.outbox.takes_background(),
         }
     }
@@ -325,7 +341,7 @@ impl Worker {
     fn nearest_deadline(&self) -> Option<Instant> {
         let life = match &self.life {
             Life::Starting(startup) => Some(startup.until),
-            Life::Serving => None,
+            Life::Serving | Life::Unbound => None,
             Life::Stopping(stopping) => Some(stopping.until),
             Life::Leaving(leaving) => Some(leaving.until),
         };

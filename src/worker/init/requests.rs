@@ -30,6 +30,8 @@ pub(super) enum By {
     Stop,
     /// A copy of the engine that is being made.
     Keep,
+    /// A slot that got its kernel.
+    Bind,
 }
 
 impl Worker {
@@ -96,6 +98,10 @@ impl Worker {
             }
             By::Keep => {
                 self.on_kept(ok, &json);
+                Ok(())
+            }
+            By::Bind => {
+                self.on_bound(ok, &json);
                 Ok(())
             }
             By::Stop => {

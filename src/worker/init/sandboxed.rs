@@ -1,18 +1,19 @@
 //! The real enclosure: `sandbox::Init` with its watches.
 
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::enclosure::{CopiesMemory, Enclosure, EngineParts, Exit, MountSource, Watch};
+use super::enclosure::{CopiesMemory, Enclosure, EngineParts, Exit, KernelPlace, MountSource, Watch};
 use crate::core::engine::EngineName;
 use crate::core::error::{Error, Result};
 use crate::rpc::worker_link::{WorkerCause, WorkerUsage};
 use crate::sandbox::{
-    BindSource, EngineProgram, ExitCause, Frozen, Init, MemoryWatch, SandboxError, Verdict, WorkspaceWatch,
+    BindSource, EngineProgram, ExitCause, Frozen, Init, KernelFolder, MemoryWatch, SandboxError, Verdict,
+    WorkspaceWatch,
 };
 
 /// Longest pause between two looks.
@@ -54,11 +55,7 @@ impl Sandboxed {
         };
         let now = Instant::now();
         let memory = MemoryWatch::new(&init).map(|watch| Due { watch, at: now });
-        let limit = init.workspace_limit();
-        let workspace = init.open_workspace().ok().map(|root: OwnedFd| {
-            let watch = WorkspaceWatch::new(root, limit);
-            Due { watch, at: now }
-        });
+        let workspace = watch_workspace(&init, now);
         Ok((Sandboxed { init, engine, pid: parts.pid, memory, workspace, frozen: None }, parts))
     }
 
@@ -70,6 +67,18 @@ impl Sandboxed {
             .unwrap_or_default();
         let killed = events.lines().find_map(|line| line.strip_prefix("oom_kill "));
         killed.and_then(|count| count.trim().parse::<u64>().ok()).is_some_and(|count| count > 0)
+    }
+}
+
+fn watch_workspace(init: &Init, now: Instant) -> Option<Due<WorkspaceWatch>> {
+    let root: OwnedFd = init.open_workspace().ok()?;
+    Some(Due { watch: WorkspaceWatch::new(root, init.workspace_limit()), at: now })
+}
+
+fn bind_source(source: MountSource) -> BindSource {
+    match source {
+        MountSource::Path(path) => BindSource::Path(path),
+        MountSource::Tree(tree, shows) => BindSource::Tree { tree, shows },
     }
 }
 
@@ -180,11 +189,26 @@ impl Enclosure for Sandboxed {
     }
 
     fn bind(&mut self, path: &Path, source: MountSource, writable: bool) -> Result<()> {
-        let source = match source {
-            MountSource::Path(path) => BindSource::Path(path),
-            MountSource::Tree(tree, shows) => BindSource::Tree { tree, shows },
-        };
-        self.init.bind(source, path, writable).map_err(Error::from)
+        self.init.bind(bind_source(source), path, writable).map_err(Error::from)
+    }
+
+    fn enter_kernel(&mut self, kernel: KernelPlace) -> Result<PathBuf> {
+        let KernelPlace { dir, own_workspace, workspace, hostname, protected, mut mounts } = kernel;
+        self.init.enter_kernel(KernelFolder {
+            dir: bind_source(dir),
+            own_workspace,
+            workspace: workspace.map(bind_source),
+            hostname,
+            protected,
+        })?;
+        // A mount hides what was mounted below its place before.
+        mounts.sort_by_key(|(inside, ..)| inside.components().count());
+        for (inside, source, writable) in mounts {
+            self.init.bind(bind_source(source), &inside, writable)?;
+        }
+        self.init.look_at_mounts(self.pid)?;
+        self.workspace = watch_workspace(&self.init, Instant::now());
+        Ok(self.init.kernel_dir())
     }
 
     fn bound(&self) -> Vec<String> {

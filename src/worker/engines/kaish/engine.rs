@@ -352,6 +352,17 @@ impl KaishEngine {
         }
     }
 
+    /// Gives a session that was made ahead the variables of the kernel that it is now. They are as if it had begun with them.
+    pub async fn bind(&mut self, vars: Vec<(String, String)>) {
+        for (name, value) in vars {
+            // The base is what a load begins with again.
+            self.base.set_var(&name, Kv::String(value.clone())).await;
+            self.session.set_var(&name, Kv::String(value)).await;
+        }
+        let initial = self.look().await;
+        self.state.set_initial(initial);
+    }
+
     async fn look(&self) -> Option<super::tools::Inside> {
         self.inside(Order::Look).await;
         self.shared.take_inside()

@@ -15,6 +15,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::panic::AssertUnwindSafe;
+use std::path::PathBuf;
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
@@ -96,7 +97,8 @@ fn serve_here(control: OwnedFd, stdout: OwnedFd, stderr: OwnedFd, setup: &Setup)
             Ok(engine) => engine,
             Err(_) => return EXIT_SETUP,
         };
-        let mut server = Server { engine, link, calls, jobs: Vec::new(), missed: Vec::new(), loading: None };
+        let cwd = setup.cwd.clone();
+        let mut server = Server { engine, link, calls, jobs: Vec::new(), missed: Vec::new(), loading: None, cwd };
         match server.run().await {
             Ok(()) => {
                 server.engine.shutdown().await;
@@ -120,6 +122,8 @@ struct Server {
     missed: Vec<Missed>,
     /// Entries so far, and whether more of each is to come.
     loading: Option<Vec<(Entry, bool)>>,
+    /// Where the session begins.
+    cwd: PathBuf,
 }
 
 /// What an execution runs.
@@ -255,6 +259,15 @@ impl Server {
                 let missed = self.engine.load(entries.into_iter().map(|(entry, _)| entry).collect()).await;
                 let missed = serde_json::to_value(missed).unwrap_or_default();
                 self.reply(success(id, [("missed", missed)])).await
+            }
+            Request::Bind { id, env } => {
+                let bound = std::env::set_current_dir(&self.cwd);
+                self.engine.bind(env).await;
+                let reply = match bound {
+                    Ok(()) => success(id, []),
+                    Err(error) => refusal(id, ErrorCode::Internal, format!("cannot enter the workspace: {error}")),
+                };
+                self.reply(reply).await
             }
         }
     }

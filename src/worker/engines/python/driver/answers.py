@@ -6,7 +6,7 @@ answer too, never an end.
 import keyword
 import sys
 
-from _ryokan import brief, dynamic, effects, gate, run, state, values, wire
+from _ryokan import brief, dynamic, effects, gate, run, settings, state, values, wire
 
 
 def _reply(number, **fields):
@@ -126,6 +126,15 @@ def loaded_(frame, tail):
     _reply(wire.number(frame, "id"), missed=restore.finish())
 
 
+def bind_(frame, tail):
+    number = wire.number(frame, "id")
+    try:
+        settings.bind(frame.get("env") or ())
+    except OSError as error:
+        return _fail(number, "internal", f"cannot enter the workspace: {error}")
+    _reply(number)
+
+
 def keep_(frame, tail):
     try:
         from _ryokan import keep
@@ -150,4 +159,5 @@ HANDLERS = {
     "entry": entry_,
     "loaded": loaded_,
     "keep": keep_,
+    "bind": bind_,
 }

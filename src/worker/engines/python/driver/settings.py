@@ -17,6 +17,14 @@ def install():
     _start["env"] = dict(os.environ)
 
 
+def bind(env):
+    """The engine was made ahead: it begins now, in the workspace that has come and with its kernel's variables."""
+    os.chdir(_start["cwd"])
+    os.environ.update(env)
+    _start["env"] = dict(os.environ)
+    _start.pop("data", None)
+
+
 def reset():
     """Back to how the engine started, for a load."""
     try:

@@ -1,0 +1,52 @@
+//! The workers that are kept ready.
+
+use super::table::Table;
+use super::{counted, plain};
+use crate::cli::paint::Paint;
+use crate::core::info::PoolInfo;
+use crate::core::quantity::{format_duration, format_size};
+
+/// One line for each pool, and under it what is wrong with it.
+pub fn pools(pools: &[PoolInfo], paint: Paint) -> String {
+    let mut table = Table::new(&[
+        "ENGINE", "MEMORY", "NET", "UID", "IDLE", "WANTED", "CREATING", "KERNELS", "TAKEN", "MISSED", "MADE", "ENDED",
+        "FAILED",
+    ]);
+    for pool in pools {
+        table.row(&[
+            pool.engine.clone(),
+            format_size(pool.memory_bytes),
+            pool.net.clone(),
+            pool.uid.to_string(),
+            pool.idle.to_string(),
+            pool.target.to_string(),
+            pool.creating.to_string(),
+            pool.active.to_string(),
+            pool.taken.to_string(),
+            pool.missed.to_string(),
+            pool.total_created.to_string(),
+            pool.total_destroyed.to_string(),
+            pool.creation_errors.to_string(),
+        ]);
+        match (pool.idle >= pool.target, pool.trouble.is_empty()) {
+            (true, true) => table.paint(4, Paint::good),
+            (_, false) => table.paint(4, Paint::bad),
+            (false, true) => table.paint(4, Paint::warn),
+        }
+    }
+    let mut text = table.text("no workers are kept ready: pool_size is 0, or the daemon's log says why", paint);
+    for pool in pools.iter().filter(|pool| !pool.trouble.is_empty()) {
+        let again = match pool.tries_again_in_ms {
+            0 => String::from("the next is tried when one is wanted"),
+            ms => format!("the next is tried in {}", format_duration(ms)),
+        };
+        let failed = counted(pool.creation_errors, "worker");
+        text.push_str(&format!(
+            "{} {}: {failed} could not be made ready, the last because: {}; {again}\n",
+            paint.bad("trouble"),
+            plain(&pool.engine),
+            plain(&pool.trouble)
+        ));
+    }
+    text
+}

@@ -1,0 +1,126 @@
+//! What keeps an image that fails from being started in a loop.
+//!
+//! ```text
+//!  closed ──failed──▶ failing ──3 in a row──▶ open: none ──pause over──▶ open: one at a time
+//!    ▲                   │                      ▲                           │        │
+//!    │                   │                      └─── failed: twice as long ─┘        │
+//!    └──── succeeded ────┴───────────────────────────── succeeded ───────────────────┘
+//! ```
+//!
+//! A slot that is created, and dies before anybody takes it, is a failure too. For such an image each creation succeeds, so a
+//! death soon after a failure goes on counting where that failure was, whatever succeeded in between.
+
+use crate::core::limits;
+
+/// Failures of the creations of one pool.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct Breaker {
+    state: State,
+    /// In a row, as of the last failure.
+    failures: u32,
+    /// Until then a death goes on counting from there.
+    doubt_until_ms: u64,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+enum State {
+    /// The last creation succeeded, or there was none.
+    #[default]
+    Closed,
+    /// The last creations failed; not often enough.
+    Failing { reason: String },
+    /// Too many failed: nothing is created until then, one at a time afterwards.
+    Open { until_ms: u64, reason: String },
+}
+
+/// What may be created.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gate {
+    /// As many as are wanted.
+    Free,
+    /// One at a time.
+    Trial,
+    /// None.
+    Shut {
+        /// Until then.
+        until_ms: u64,
+    },
+}
+
+impl Breaker {
+    /// What may be created now.
+    pub fn gate(&self, now_ms: u64) -> Gate {
+        match self.state {
+            State::Closed | State::Failing { .. } => Gate::Free,
+            State::Open { until_ms, .. } if now_ms < until_ms => Gate::Shut { until_ms },
+            State::Open { .. } => Gate::Trial,
+        }
+    }
+
+    /// Why the last creation failed, at most [`limits::POOL_REASON_BYTES`]; `None`: it succeeded.
+    pub fn reason(&self) -> Option<&str> {
+        match &self.state {
+            State::Closed => None,
+            State::Failing { reason } | State::Open { reason, .. } => Some(reason),
+        }
+    }
+
+    /// If it is open: when the next creation is tried, or since when one may be.
+    pub fn tries_again_at_ms(&self) -> Option<u64> {
+        match self.state {
+            State::Closed | State::Failing { .. } => None,
+            State::Open { until_ms, .. } => Some(until_ms),
+        }
+    }
+
+    /// A creation succeeded.
+    pub fn succeeded(&mut self) {
+        self.state = State::Closed;
+    }
+
+    /// A creation failed, or was given up as stuck. Not to be told where the host had no room: that is not the image's fault.
+    pub fn failed(&mut self, reason: &str, now_ms: u64) {
+        let before = match self.state {
+            State::Closed => 0,
+            State::Failing { .. } | State::Open { .. } => self.failures,
+        };
+        self.count(before, reason, now_ms);
+    }
+
+    /// An idle slot ended although nobody wanted it.
+    pub fn died(&mut self, reason: &str, now_ms: u64) {
+        let before = match self.state {
+            State::Closed if now_ms >= self.doubt_until_ms => 0,
+            State::Closed | State::Failing { .. } | State::Open { .. } => self.failures,
+        };
+        self.count(before, reason, now_ms);
+    }
+
+    fn count(&mut self, before: u32, reason: &str, now_ms: u64) {
+        let reason = reason[..reason.floor_char_boundary(limits::POOL_REASON_BYTES)].to_owned();
+        let doubt_ms = limits::POOL_DOUBT.as_millis() as u64;
+        match &mut self.state {
+            // It was begun before the breaker opened, together with those that opened it.
+            State::Open { until_ms, reason: last } if now_ms < *until_ms => *last = reason,
+            State::Closed | State::Failing { .. } | State::Open { .. } => {
+                self.failures = before.saturating_add(1);
+                let mut until_ms = now_ms;
+                self.state = match self.failures.checked_sub(limits::POOL_FAILURES) {
+                    None => State::Failing { reason },
+                    Some(doublings) => {
+                        until_ms = now_ms.saturating_add(backoff_ms(doublings));
+                        State::Open { until_ms, reason }
+                    }
+                };
+                self.doubt_until_ms = until_ms.saturating_add(doubt_ms);
+            }
+        }
+    }
+}
+
+/// The pause that follows a failure of an open breaker.
+fn backoff_ms(doublings: u32) -> u64 {
+    let first = limits::POOL_BACKOFF_FIRST.as_millis() as u64;
+    let most = limits::POOL_BACKOFF_MAX.as_millis() as u64;
+    first.saturating_mul(1 << doublings.min(20)).min(most)
+}

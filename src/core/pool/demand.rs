@@ -1,0 +1,91 @@
+//! How many come for a slot, and how many at once: what the size of a pool follows.
+//!
+//! Exact, and of bounded memory: of the last two seconds it keeps when somebody came, and of the time before it only those
+//! moments at which more came within two seconds than at any later one.
+
+use std::collections::VecDeque;
+
+use crate::core::limits;
+
+const BURST_MS: u64 = limits::POOL_BURST.as_millis() as u64;
+
+/// A moment and how many came within [`limits::POOL_BURST`] before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Peak {
+    at_ms: u64,
+    count: u32,
+}
+
+/// Who came for a slot of one pool, and when. More than [`limits::POOL_SLOTS`] at once count as that many.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Demand {
+    /// When the last one came, or the pool began.
+    last_ms: u64,
+    /// Who came within the last [`limits::POOL_BURST`], the oldest first.
+    recent: VecDeque<u64>,
+    /// Later ones are smaller: the first that is young enough is the largest.
+    peaks: VecDeque<Peak>,
+}
+
+impl Demand {
+    /// That of a pool that begins now: nobody came yet, but it counts as used.
+    pub fn new(now_ms: u64) -> Demand {
+        Demand { last_ms: now_ms, recent: VecDeque::new(), peaks: VecDeque::new() }
+    }
+
+    /// Somebody came for a slot. To be told once for each, when he comes, whether there is a slot or he has to wait: what is
+    /// served late would look like less than it is.
+    pub fn came(&mut self, now_ms: u64) {
+        self.last_ms = now_ms;
+        while self.recent.front().is_some_and(|at_ms| now_ms.saturating_sub(*at_ms) >= BURST_MS) {
+            self.recent.pop_front();
+        }
+        if self.recent.len() >= limits::POOL_SLOTS as usize {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(now_ms);
+        let count = self.recent.len() as u32;
+        while self.peaks.back().is_some_and(|peak| peak.count <= count) {
+            self.peaks.pop_back();
+        }
+        self.peaks.push_back(Peak { at_ms: now_ms, count });
+    }
+
+    /// The most that came within any [`limits::POOL_BURST`] that ended less than `within_ms` ago.
+    pub fn peak(&self, now_ms: u64, within_ms: u64) -> u32 {
+        self.largest(now_ms, within_ms).map_or(0, |peak| peak.count)
+    }
+
+    /// Whether nobody came for `within_ms`.
+    pub fn is_quiet(&self, now_ms: u64, within_ms: u64) -> bool {
+        now_ms.saturating_sub(self.last_ms) >= within_ms
+    }
+
+    /// When [`Demand::peak`] or [`Demand::is_quiet`] will be another if nobody comes; `None`: never.
+    pub fn changes_at_ms(&self, now_ms: u64, within_ms: u64) -> Option<u64> {
+        let from_ms = self.largest(now_ms, within_ms).map_or(self.last_ms, |peak| peak.at_ms);
+        Some(from_ms.saturating_add(within_ms)).filter(|at_ms| *at_ms > now_ms)
+    }
+
+    fn largest(&self, now_ms: u64, within_ms: u64) -> Option<&Peak> {
+        self.peaks.iter().find(|peak| now_ms.saturating_sub(peak.at_ms) < within_ms)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_takes_little_memory_whatever_comes() {
+        let most = limits::POOL_SLOTS as usize;
+        let mut storm = Demand::new(0);
+        (0..10_000).for_each(|_| storm.came(5));
+        assert_eq!((storm.recent.len(), storm.peaks.len(), storm.peak(5, 1_000)), (most, 1, limits::POOL_SLOTS));
+        // Ever fewer leave the most peaks.
+        let mut ebb = Demand::new(0);
+        (0..14_000u64).for_each(|n| ebb.came(n * n / 40));
+        assert!((most / 2..=most).contains(&ebb.peaks.len()), "{}", ebb.peaks.len());
+        assert!(ebb.recent.len() <= most && ebb.peak(5_000_000, 6_000_000) == limits::POOL_SLOTS);
+    }
+}

@@ -1,0 +1,343 @@
+//! Days of a pool, from a seed: people who come alone, regularly, in bursts and in storms; creations that take their time, fail for
+//! a while or hang; slots that die; a host that is full or short of memory. Each plan is checked.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashSet, VecDeque};
+
+use super::world::World;
+use super::*;
+
+const SECOND_MS: u64 = 1_000;
+const MINUTE_MS: u64 = 60 * SECOND_MS;
+const HOUR_MS: u64 = 60 * MINUTE_MS;
+/// Workers that the host has room for.
+const ROOM: u32 = 120;
+/// How long somebody waits.
+const WAIT_MS: u64 = 30 * SECOND_MS;
+
+/// Marsaglia's xorshift64: the same seed, the same days.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn within(&mut self, least: u64, most: u64) -> u64 {
+        least + self.next() % (most - least + 1)
+    }
+
+    fn one_in(&mut self, many: u64) -> bool {
+        self.next().is_multiple_of(many)
+    }
+
+    /// A gap of this mean, as between things that know nothing of each other.
+    fn gap(&mut self, mean_ms: u64) -> u64 {
+        let uniform = ((self.next() >> 11) as f64 + 1.0) / (1u64 << 53) as f64;
+        (-uniform.ln() * mean_ms as f64) as u64
+    }
+}
+
+/// How people come, for some time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Load {
+    Nobody,
+    NowAndThen,
+    Regularly,
+    InBursts,
+    Storm,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Happens {
+    LoadTurns,
+    SomeCome { load: u64 },
+    SomebodyComes,
+    WaitingEnds,
+    CreationEnds { slot: SlotId },
+    SlotsAreGone,
+    KernelEnds { slot: SlotId },
+    SlotDies,
+    SlotRuns,
+    FailuresBegin,
+    FailuresEnd,
+    PressureTurns,
+    Look,
+}
+
+struct Days {
+    world: World,
+    random: Random,
+    /// What will happen: when, in which order of those of the same moment, what.
+    ahead: BinaryHeap<Reverse<(u64, u64, Happens)>>,
+    told: u64,
+    load: Load,
+    /// Counts the turns of the load: who was to come under an earlier one does not.
+    loads: u64,
+    /// Since when those wait who do.
+    waiting: VecDeque<u64>,
+    /// The newest slot of whose creation it is known when it ends.
+    newest: u64,
+    failing: bool,
+    episodes: u64,
+    /// When something last was wrong.
+    wrong_ms: u64,
+    look_ms: u64,
+    /// The reasons for which slots went.
+    whys: HashSet<Why>,
+    /// Those who came when nothing had been wrong for ten minutes, and those of them for whom there was a slot.
+    fair: (u64, u64),
+    came: u64,
+}
+
+fn days(rules: Rules, seed: u64, hours: u64) -> Days {
+    let mut world = World::new(rules, HOUR_MS);
+    world.room = ROOM;
+    let mut days = Days {
+        world,
+        random: Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1),
+        ahead: BinaryHeap::new(),
+        told: 0,
+        load: Load::Regularly,
+        loads: 0,
+        waiting: VecDeque::new(),
+        newest: 0,
+        failing: false,
+        episodes: 0,
+        wrong_ms: 0,
+        look_ms: 0,
+        whys: HashSet::new(),
+        fair: (0, 0),
+        came: 0,
+    };
+    for (after_ms, what) in [
+        (0, Happens::Look),
+        (SECOND_MS, Happens::LoadTurns),
+        (2 * HOUR_MS, Happens::FailuresBegin),
+        (3 * HOUR_MS, Happens::PressureTurns),
+        (10 * MINUTE_MS, Happens::SlotDies),
+        (MINUTE_MS, Happens::SlotRuns),
+    ] {
+        days.tell(after_ms, what);
+    }
+    let end_ms = days.world.now_ms + hours * HOUR_MS;
+    while let Some(Reverse((at_ms, _, what))) = days.ahead.pop() {
+        if at_ms > end_ms {
+            break;
+        }
+        days.world.now_ms = at_ms;
+        if days.happens(what) {
+            days.plan();
+        }
+    }
+    days
+}
+
+impl Days {
+    fn tell(&mut self, after_ms: u64, what: Happens) {
+        self.told += 1;
+        self.ahead.push(Reverse((self.world.now_ms + after_ms, self.told, what)));
+    }
+
+    /// Does as the pool's shell would: performs the plan, and looks again when it says.
+    fn plan(&mut self) {
+        let plan = self.world.step();
+        self.whys.extend(plan.actions.iter().filter_map(|action| match action {
+            Action::Create => None,
+            Action::Destroy { why, .. } => Some(*why),
+        }));
+        for number in self.newest + 1..=self.world.last {
+            let takes_ms = if self.random.one_in(500) { 10 * MINUTE_MS } else { self.random.within(20, 200) };
+            self.tell(takes_ms, Happens::CreationEnds { slot: SlotId(number) });
+        }
+        self.newest = self.world.last;
+        if plan.actions.iter().any(|action| *action != Action::Create) {
+            let takes_ms = self.random.within(5, 50);
+            self.tell(takes_ms, Happens::SlotsAreGone);
+        }
+        if let Some(at_ms) = plan.look_again_at_ms
+            && (self.look_ms <= self.world.now_ms || at_ms < self.look_ms)
+        {
+            self.look_ms = at_ms;
+            self.tell(at_ms - self.world.now_ms, Happens::Look);
+        }
+        self.is_sound();
+    }
+
+    fn is_sound(&self) {
+        let (idle, creating) = (self.world.idle().count(), self.world.creating().count());
+        assert!(idle + creating <= self.world.rules.max_pool_size as usize, "{:#?}", self.world);
+        let Counters { total_created, total_destroyed, .. } = self.world.counters;
+        assert_eq!(total_created - total_destroyed, (idle + self.world.given.len()) as u64, "one was lost");
+        assert_eq!(self.world.room as usize + self.world.slots.len() + self.world.given.len(), ROOM as usize);
+    }
+
+    /// Whether it asks for a plan.
+    fn happens(&mut self, what: Happens) -> bool {
+        let given = self.world.given.len();
+        match what {
+            Happens::LoadTurns => self.load_turns(),
+            Happens::SomeCome { load } => {
+                if load == self.loads {
+                    self.some_come();
+                }
+                return false;
+            }
+            Happens::SomebodyComes => self.somebody_comes(),
+            Happens::WaitingEnds => {
+                while self.waiting.front().is_some_and(|since_ms| self.world.now_ms - since_ms >= WAIT_MS) {
+                    self.waiting.pop_front();
+                    self.world.give_up_waiting();
+                }
+            }
+            Happens::CreationEnds { slot } => {
+                if !self.world.creating().any(|id| id == slot) {
+                    // It was given up.
+                    return false;
+                }
+                if self.failing && !self.random.one_in(10) { self.world.fail(slot) } else { self.world.succeed(slot) }
+            }
+            Happens::SlotsAreGone => self.world.end_leaving(),
+            Happens::KernelEnds { slot } => self.world.end_kernel(slot),
+            Happens::SlotDies => {
+                if let Some(id) = self.world.idle().last() {
+                    self.world.die(id);
+                }
+                let after_ms = self.random.gap(2 * HOUR_MS);
+                self.tell(after_ms, Happens::SlotDies);
+            }
+            Happens::SlotRuns => {
+                let counters = &mut self.world.counters;
+                for slot in self.world.slots.iter_mut().filter(|slot| matches!(slot.state, SlotState::Idle { .. })) {
+                    slot.executions += 1;
+                    counters.apply(Event::Executed);
+                }
+                self.tell(MINUTE_MS, Happens::SlotRuns);
+            }
+            Happens::FailuresBegin => {
+                (self.failing, self.episodes) = (true, self.episodes + 1);
+                let lasts_ms = self.random.within(SECOND_MS, 10 * MINUTE_MS);
+                self.tell(lasts_ms, Happens::FailuresEnd);
+            }
+            Happens::FailuresEnd => {
+                self.failing = false;
+                let after_ms = self.random.gap(6 * HOUR_MS);
+                self.tell(after_ms, Happens::FailuresBegin);
+            }
+            Happens::PressureTurns => {
+                self.world.pressure = !self.world.pressure;
+                let mean_ms = if self.world.pressure { 3 * MINUTE_MS } else { 8 * HOUR_MS };
+                let after_ms = self.random.gap(mean_ms);
+                self.tell(after_ms, Happens::PressureTurns);
+            }
+            Happens::Look => {}
+        }
+        // Who came first was served first.
+        while self.waiting.len() > self.world.waiting as usize {
+            self.waiting.pop_front();
+        }
+        if self.failing || self.world.pressure || self.world.room == 0 {
+            self.wrong_ms = self.world.now_ms;
+        }
+        for at in given..self.world.given.len() {
+            let slot = self.world.given[at];
+            let lives_ms = self.random.gap(40 * SECOND_MS);
+            self.tell(lives_ms, Happens::KernelEnds { slot });
+        }
+        true
+    }
+
+    fn load_turns(&mut self) {
+        self.loads += 1;
+        let (load, lasts_ms) = match self.random.within(0, 9) {
+            0 | 1 => (Load::Nobody, self.random.within(5, 120) * MINUTE_MS),
+            2 | 3 => (Load::NowAndThen, self.random.within(30, 180) * MINUTE_MS),
+            4..=6 => (Load::Regularly, self.random.within(10, 60) * MINUTE_MS),
+            7 | 8 => (Load::InBursts, self.random.within(10, 60) * MINUTE_MS),
+            _ => (Load::Storm, self.random.within(5, 40) * SECOND_MS),
+        };
+        self.load = load;
+        self.next_come();
+        self.tell(lasts_ms, Happens::LoadTurns);
+    }
+
+    fn mean_ms(&self) -> Option<u64> {
+        match self.load {
+            Load::Nobody => None,
+            Load::NowAndThen => Some(10 * MINUTE_MS),
+            Load::Regularly => Some(12 * SECOND_MS),
+            Load::InBursts => Some(MINUTE_MS),
+            Load::Storm => Some(SECOND_MS / 5),
+        }
+    }
+
+    fn next_come(&mut self) {
+        if let Some(mean_ms) = self.mean_ms() {
+            let after_ms = self.random.gap(mean_ms);
+            self.tell(after_ms, Happens::SomeCome { load: self.loads });
+        }
+    }
+
+    fn some_come(&mut self) {
+        let many = if self.load == Load::InBursts { self.random.within(2, 9) } else { 1 };
+        for _ in 0..many {
+            let within_ms = self.random.within(0, SECOND_MS / 10);
+            self.tell(within_ms, Happens::SomebodyComes);
+        }
+        self.next_come();
+    }
+
+    fn somebody_comes(&mut self) {
+        let is_fair = self.world.now_ms - self.wrong_ms > 10 * MINUTE_MS;
+        let found = self.world.come();
+        self.came += 1;
+        if is_fair {
+            self.fair.0 += 1;
+            self.fair.1 += u64::from(found);
+        }
+        if !found {
+            self.waiting.push_back(self.world.now_ms);
+            self.tell(WAIT_MS, Happens::WaitingEnds);
+        }
+    }
+}
+
+/// Runs three days from each seed, and a stop. How many in a thousand found a slot at once when all was well, at least; and for
+/// how many takes in a thousand a slot may be created, at most.
+fn hold(rules: Rules, seeds: [u64; 2], found_least: u64, created_most: u64, whys: &[Why]) {
+    for seed in seeds {
+        let mut days = days(rules, seed, 72);
+        let Counters { total_created, taken, missed, refused, creation_errors, .. } = days.world.counters;
+        assert!(
+            days.came > 5_000 && days.fair.0 > days.came / 2 && days.episodes > 3,
+            "seed {seed}: not much of a test"
+        );
+        let found = days.fair.1 * 1_000 / days.fair.0;
+        assert!(found >= found_least, "seed {seed}: {found} of 1000 found a slot");
+        let created = total_created * 1_000 / taken;
+        assert!(created <= created_most, "seed {seed}: {created} were created for 1000 takes");
+        assert!(creation_errors <= 30 * days.episodes, "seed {seed}: {creation_errors} in {} episodes", days.episodes);
+        assert_eq!(taken + refused + u64::from(days.world.waiting), days.came, "seed {seed}: somebody was forgotten");
+        assert!(missed >= refused, "seed {seed}");
+        for why in [Why::Surplus, Why::Pressure, Why::Stuck].iter().chain(whys) {
+            assert!(days.whys.contains(why), "seed {seed}: nothing was {}", why.name());
+        }
+        days.world.paused = true;
+        days.world.step();
+        assert_eq!(days.world.idle().count(), 0, "seed {seed}");
+    }
+}
+
+#[test]
+fn days_with_the_default_rules() {
+    hold(Rules::default(), [1, 2], 960, 1_100, &[Why::Old, Why::Unused]);
+}
+
+#[test]
+fn days_of_a_small_pool_that_wears_out() {
+    let rules = Rules { min_idle: 0, pool_size: 1, max_pool_size: 4, max_exec_count: 4, ..Rules::default() };
+    hold(rules, [3, 4], 820, 1_100, &[Why::Worn]);
+}

@@ -1,0 +1,376 @@
+//! Tables for rules, targets, choices and plans; demand and breaker against simple models.
+
+use proptest::prelude::*;
+
+use super::world::World;
+use super::*;
+
+const NOW_MS: u64 = 10_000_000;
+const MINUTE_MS: u64 = 60_000;
+
+fn idle(id: u64, age_ms: u64) -> Slot {
+    let since_ms = NOW_MS - age_ms;
+    Slot { id: SlotId(id), state: SlotState::Idle { since_ms }, created_ms: since_ms, executions: 0 }
+}
+
+fn creating(id: u64, age_ms: u64) -> Slot {
+    Slot { state: SlotState::Creating { since_ms: NOW_MS - age_ms }, ..idle(id, age_ms) }
+}
+
+fn worn(slot: Slot) -> Slot {
+    Slot { executions: 100, ..slot }
+}
+
+fn world(slots: &[Slot]) -> World {
+    World { slots: slots.to_vec(), ..World::new(Rules::default(), NOW_MS) }
+}
+
+/// What the plan does: how many are created, and which go for what reason.
+fn planned(world: &World) -> (usize, Vec<(u64, Why)>) {
+    let plan = plan(&world.view(), world.now_ms);
+    world::check(&world.view(), world.now_ms, &plan);
+    let mut done = (0, Vec::new());
+    for action in plan.actions {
+        match action {
+            Action::Create => done.0 += 1,
+            Action::Destroy { slot, why } => done.1.push((slot.0, why)),
+        }
+    }
+    done
+}
+
+#[test]
+fn default_rules_are_those_of_the_design_and_wrong_ones_are_refused() {
+    let rules = Rules::default();
+    assert_eq!((rules.pool_size, rules.max_pool_size, rules.min_idle, rules.max_exec_count), (3, 10, 2, 100));
+    let times_ms = (rules.max_idle_time_ms, rules.max_uptime_ms, rules.maintenance_interval_ms);
+    assert_eq!(times_ms, (5 * MINUTE_MS, 30 * MINUTE_MS, 30_000));
+    let off = Rules { pool_size: 0, min_idle: 0, ..rules };
+    for good in [rules, off, Rules { max_pool_size: 0, ..off }, Rules { max_pool_size: 256, ..rules }] {
+        assert_eq!(good.check(), Ok(()), "{good:?}");
+    }
+    let short = |rule| RulesError::Short { rule };
+    let table = [
+        (Rules { min_idle: 4, ..rules }, RulesError::MinIdle { min_idle: 4, pool_size: 3 }),
+        (Rules { pool_size: 0, ..rules }, RulesError::MinIdle { min_idle: 2, pool_size: 0 }),
+        (Rules { pool_size: 11, ..rules }, RulesError::PoolSize { pool_size: 11, max_pool_size: 10 }),
+        (Rules { max_pool_size: 257, ..rules }, RulesError::MaxPoolSize { max_pool_size: 257 }),
+        (Rules { max_exec_count: 0, ..rules }, RulesError::MaxExecCount),
+        (Rules { max_idle_time_ms: 999, ..rules }, short("max_idle_time")),
+        (Rules { max_uptime_ms: 999, ..rules }, short("max_uptime")),
+        (Rules { maintenance_interval_ms: 0, ..rules }, short("maintenance_interval")),
+    ];
+    for (wrong, error) in table {
+        assert_eq!(wrong.check(), Err(error));
+    }
+    assert_eq!(RulesError::MinIdle { min_idle: 4, pool_size: 3 }.to_string(), "min_idle 4 is more than pool_size 3");
+    assert_eq!(short("max_uptime").to_string(), "max_uptime is at least a second");
+}
+
+#[test]
+fn the_target_follows_demand() {
+    let rules = Rules::default();
+    let came = |many: u32| {
+        let mut demand = Demand::new(0);
+        (0..many).for_each(|_| demand.came(NOW_MS));
+        demand
+    };
+    let quiet_ms = NOW_MS + rules.max_idle_time_ms;
+    for (many, target) in [(1, 3), (3, 3), (4, 4), (10, 10), (11, 10), (1000, 10)] {
+        assert_eq!(rules.target(&came(many), NOW_MS), target, "{many} came");
+        assert_eq!(rules.target(&came(many), quiet_ms - 1), target, "{many} came some time ago");
+        assert_eq!(rules.target(&came(many), quiet_ms), 2, "{many} came long ago");
+    }
+    let new = Demand::new(NOW_MS);
+    assert_eq!((rules.target(&new, NOW_MS), rules.target(&new, quiet_ms)), (3, 2), "of a new pool");
+    let off = Rules { pool_size: 0, min_idle: 0, ..rules };
+    assert_eq!(off.target(&came(1000), NOW_MS), 0);
+}
+
+#[test]
+fn the_oldest_that_is_not_to_be_replaced_is_given_first() {
+    let leaving = Slot { state: SlotState::Leaving, ..idle(9, 9_000) };
+    let old_ms = 30 * MINUTE_MS;
+    let table: &[(&[Slot], Option<u64>)] = &[
+        (&[], None),
+        (&[creating(1, 5_000), leaving], None),
+        (&[idle(1, 1_000), idle(2, 2_000), leaving, creating(3, 20_000)], Some(2)),
+        (&[idle(2, 1_000), idle(1, 1_000)], Some(1)),
+        (&[idle(1, old_ms), idle(2, 2_000), worn(idle(3, 3_000))], Some(2)),
+        (&[idle(1, old_ms), idle(2, old_ms - 1)], Some(2)),
+        (&[idle(1, old_ms), worn(idle(2, 2_000)), idle(3, old_ms + 1)], Some(3)),
+    ];
+    for (slots, given) in table {
+        assert_eq!(choose(&Rules::default(), slots, NOW_MS), given.map(SlotId), "{slots:#?}");
+    }
+}
+
+/// What it shows, the pool, how many are created, and which go for what reason.
+type Case = (&'static str, World, usize, Vec<(u64, Why)>);
+
+#[test]
+fn a_plan_for_every_case() {
+    let full = [idle(1, 3_000), idle(2, 2_000), idle(3, 1_000)];
+    let minutes = |age| age * MINUTE_MS;
+    let mut burst = Demand::new(NOW_MS);
+    (0..8).for_each(|_| burst.came(NOW_MS));
+    let mut shut = Breaker::default();
+    (0..3).for_each(|_| shut.failed("broken", NOW_MS));
+    let table: Vec<Case> = vec![
+        ("a new pool is filled", world(&[]), 3, vec![]),
+        ("a full one is left alone", world(&full), 0, vec![]),
+        ("one that is coming counts", world(&[idle(1, 1_000), creating(2, 10)]), 1, vec![]),
+        ("one that leaves does not", world(&[Slot { state: SlotState::Leaving, ..idle(1, 0) }]), 3, vec![]),
+        ("only so many at once", World { demand: burst.clone(), ..world(&full) }, 4, vec![]),
+        ("a burst is expected again", World { demand: burst.clone(), ..world(&[creating(1, 10)]) }, 3, vec![]),
+        ("never more than there is room for", World { room: 1, ..world(&[]) }, 1, vec![]),
+        ("who waits is served beside that", World { waiting: 1, ..world(&full) }, 1, vec![]),
+        ("nothing while the breaker is open", World { breaker: shut.clone(), ..world(&[]) }, 0, vec![]),
+        ("then one", World { breaker: shut.clone(), now_ms: NOW_MS + 200, ..world(&[]) }, 1, vec![]),
+        ("one alone", World { breaker: shut, now_ms: NOW_MS + 200, ..world(&[creating(1, 0)]) }, 0, vec![]),
+        (
+            "pressure empties it",
+            World { pressure: true, ..world(&full) },
+            0,
+            [1, 2, 3].map(|n| (n, Why::Pressure)).into(),
+        ),
+        ("but for who waits", World { pressure: true, waiting: 1, ..world(&full[1..]) }, 0, vec![(2, Why::Pressure)]),
+        ("or who would", World { pressure: true, waiting: 2, ..world(&[]) }, 2, vec![]),
+        ("a stop empties it", World { paused: true, ..world(&full) }, 0, [1, 2, 3].map(|n| (n, Why::Stopping)).into()),
+        ("and nobody is served", World { paused: true, waiting: 1, ..world(&[creating(1, 10)]) }, 0, vec![]),
+        ("what hangs is given up", world(&[creating(1, 30_000), creating(2, 29_999)]), 2, vec![(1, Why::Stuck)]),
+        ("a replacement first", world(&[full[0], full[1], idle(3, minutes(30))]), 1, vec![]),
+        ("then the old one goes", world(&[full[0], full[1], full[2], idle(4, minutes(30))]), 0, vec![(4, Why::Old)]),
+        ("or the worn one", world(&[full[0], full[1], full[2], worn(idle(4, 0))]), 0, vec![(4, Why::Worn)]),
+        (
+            "worn or old ones first, then what is too much, the oldest first",
+            world(&[idle(1, 40_000), worn(idle(2, 0)), idle(3, 50_000), idle(4, 0), idle(5, 30_000)]),
+            0,
+            vec![(2, Why::Worn), (3, Why::Surplus)],
+        ),
+        ("too much is too much only after a while", world(&[full[0], full[1], full[2], idle(4, 29_999)]), 0, vec![]),
+        (
+            "in quiet times only the least stays, the rest when it was long idle",
+            World {
+                demand: Demand::new(0),
+                ..world(&[idle(1, minutes(5) - 1), idle(2, minutes(6)), idle(3, minutes(7))])
+            },
+            0,
+            vec![(3, Why::Unused)],
+        ),
+        (
+            "more than may be, because the rules changed, goes at once",
+            World {
+                rules: Rules { max_pool_size: 3, ..Rules::default() },
+                ..world(&[full[0], full[1], full[2], idle(4, 1)])
+            },
+            0,
+            vec![(1, Why::Surplus)],
+        ),
+    ];
+    for (case, world, created, gone) in table {
+        assert_eq!(planned(&world), (created, gone), "{case}");
+    }
+}
+
+#[test]
+fn where_a_replacement_has_no_place_beside_it_the_old_one_goes_first() {
+    let old_ms = 30 * MINUTE_MS;
+    let old = [idle(1, old_ms + 2), idle(2, old_ms + 1), idle(3, old_ms)];
+    let at_most = |max_pool_size, min_idle, room| {
+        let rules = Rules { pool_size: 3, max_pool_size, min_idle, ..Rules::default() };
+        planned(&World { rules, room, ..world(&old) })
+    };
+    assert_eq!(at_most(10, 2, 9), (3, vec![]), "three fit in");
+    assert_eq!(at_most(4, 2, 9), (1, vec![]), "one fits in");
+    assert_eq!(at_most(3, 2, 9), (1, vec![(1, Why::Old)]), "none does");
+    assert_eq!(at_most(10, 2, 0), (0, vec![(1, Why::Old)]), "none does on the host");
+    assert_eq!(at_most(10, 3, 0), (0, vec![]), "none does, and so many must stay");
+    assert_eq!(at_most(3, 3, 9), (0, vec![]), "it stays until somebody takes it");
+    // While nobody knows whether there will be a replacement, an old one is better than none.
+    let mut breaker = Breaker::default();
+    (0..3).for_each(|_| breaker.failed("broken", NOW_MS));
+    let mut failing = World { breaker, ..world(&old) };
+    assert_eq!(planned(&failing), (0, vec![]));
+    failing.now_ms += 200;
+    assert_eq!(planned(&failing), (1, vec![]));
+    failing.room = 0;
+    assert_eq!(planned(&failing), (0, vec![]));
+}
+
+#[test]
+fn a_burst_finds_as_many_the_next_time() {
+    let mut world = World::full(Rules::default(), NOW_MS);
+    let burst = |world: &mut World| (0..8).filter(|_| world.come()).count();
+    assert_eq!(burst(&mut world), 3);
+    world.settle();
+    assert_eq!((world.waiting, world.idle().count()), (0, 8));
+    world.now_ms += 4 * MINUTE_MS;
+    assert_eq!(burst(&mut world), 8);
+    world.settle();
+    // Six minutes without one, but not without anybody.
+    for _ in 0..6 {
+        world.now_ms += MINUTE_MS;
+        world.come();
+        world.settle();
+    }
+    assert_eq!(world.idle().count(), 3, "it is forgotten in time");
+}
+
+/// The most within any window of two seconds that ends young enough, by looking at all of them.
+fn peak_of(times_ms: &[u64], now_ms: u64, within_ms: u64) -> u32 {
+    let ends = times_ms.iter().filter(|at_ms| now_ms - **at_ms < within_ms);
+    let count = |end_ms: u64| times_ms.iter().filter(|at_ms| **at_ms <= end_ms && end_ms - **at_ms < 2_000).count();
+    ends.map(|end_ms| count(*end_ms) as u32).max().unwrap_or(0)
+}
+
+proptest! {
+    #[test]
+    fn demand_agrees_with_the_simple_model(
+        gaps_ms in prop::collection::vec(prop_oneof![Just(0), 0..600u64, 1_990..2_010u64, 0..20_000u64], 0..60),
+        later_ms in 0..12_000u64,
+        within_ms in 1_000..15_000u64,
+    ) {
+        let (mut now_ms, mut times_ms, mut demand) = (NOW_MS, Vec::new(), Demand::new(NOW_MS));
+        for gap_ms in gaps_ms {
+            now_ms += gap_ms;
+            demand.came(now_ms);
+            times_ms.push(now_ms);
+            prop_assert_eq!(demand.peak(now_ms, within_ms), peak_of(&times_ms, now_ms, within_ms));
+        }
+        now_ms += later_ms;
+        let seen = |at_ms| (demand.peak(at_ms, within_ms), demand.is_quiet(at_ms, within_ms));
+        let last_ms = times_ms.last().copied().unwrap_or(NOW_MS);
+        prop_assert_eq!(seen(now_ms), (peak_of(&times_ms, now_ms, within_ms), now_ms - last_ms >= within_ms));
+        // It changes when it says, and not before.
+        match demand.changes_at_ms(now_ms, within_ms) {
+            Some(at_ms) => prop_assert!(at_ms > now_ms && seen(at_ms - 1) == seen(now_ms) && seen(at_ms) != seen(now_ms)),
+            None => prop_assert_eq!(seen(now_ms), (0, true)),
+        }
+    }
+
+    #[test]
+    fn a_breaker_opens_after_three_failures_in_a_row_and_never_for_long(
+        steps in prop::collection::vec((0..3u8, 0..70_000u64), 0..60),
+    ) {
+        let (mut now_ms, mut breaker, mut in_a_row) = (NOW_MS, Breaker::default(), 0u32);
+        for (what, gap_ms) in steps {
+            now_ms += gap_ms;
+            match (what, breaker.gate(now_ms)) {
+                // Nothing is created, so nothing comes of it.
+                (_, Gate::Shut { .. }) => continue,
+                (0, _) => {
+                    breaker.succeeded();
+                    in_a_row = 0;
+                }
+                (_, _) => {
+                    breaker.failed("broken", now_ms);
+                    in_a_row += 1;
+                }
+            }
+            match breaker.gate(now_ms) {
+                Gate::Free => prop_assert!(in_a_row < 3),
+                Gate::Trial => prop_assert!(false, "without a pause"),
+                Gate::Shut { until_ms } => {
+                    let pause_ms = (0..in_a_row - 3).fold(200, |ms, _| (2 * ms).min(60_000));
+                    prop_assert_eq!(until_ms, now_ms + pause_ms);
+                    prop_assert_eq!(breaker.gate(until_ms), Gate::Trial);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_pauses_of_a_breaker_double_up_to_a_minute() {
+    let (mut breaker, mut now_ms, mut pauses_ms) = (Breaker::default(), NOW_MS, Vec::new());
+    for _ in 0..13 {
+        breaker.failed("broken", now_ms);
+        let until_ms = breaker.tries_again_at_ms().unwrap_or(now_ms);
+        pauses_ms.push(until_ms - now_ms);
+        now_ms = until_ms;
+    }
+    assert_eq!(pauses_ms, [0, 0, 200, 400, 800, 1_600, 3_200, 6_400, 12_800, 25_600, 51_200, 60_000, 60_000]);
+    // Hours later nothing was created meanwhile: still one at a time.
+    now_ms += 5 * 60 * MINUTE_MS;
+    assert_eq!(breaker.gate(now_ms), Gate::Trial);
+    breaker.succeeded();
+    assert_eq!((breaker.gate(now_ms), breaker.reason(), breaker.tries_again_at_ms()), (Gate::Free, None, None));
+    breaker.failed("broken", now_ms);
+    assert_eq!(breaker.gate(now_ms), Gate::Free, "a row begins with the first failure after a success");
+}
+
+#[test]
+fn failures_that_come_late_do_not_lengthen_the_pause() {
+    let mut breaker = Breaker::default();
+    // Four were begun at once; the fourth fails when the breaker is open.
+    for (reason, after_ms) in [("one", 0), ("two", 1), ("three", 2), ("four", 50)] {
+        breaker.failed(reason, NOW_MS + after_ms);
+    }
+    assert_eq!((breaker.tries_again_at_ms(), breaker.reason()), (Some(NOW_MS + 202), Some("four")));
+}
+
+#[test]
+fn a_reason_is_cut_between_characters() {
+    for (reason, length) in
+        [("x".repeat(500), 500), ("x".repeat(501), 500), ("€".repeat(1000), 498), (String::new(), 0)]
+    {
+        let mut breaker = Breaker::default();
+        breaker.failed(&reason, NOW_MS);
+        let kept = breaker.reason().expect("it failed");
+        assert!(kept.len() == length && reason.starts_with(kept), "{kept:?}");
+    }
+}
+
+#[test]
+fn slots_that_die_as_soon_as_they_are_ready_open_the_breaker() {
+    let mut world = World::new(Rules::default(), NOW_MS);
+    let mut created = 0;
+    let until_ms = NOW_MS + 10 * MINUTE_MS;
+    while world.now_ms < until_ms {
+        let plan = world.step();
+        let ready: Vec<SlotId> = world.creating().collect();
+        created += ready.len();
+        if ready.is_empty() {
+            world.now_ms = plan.look_again_at_ms.expect("something is wanted").max(world.now_ms + 1);
+        }
+        for id in ready {
+            world.now_ms += 20;
+            world.succeed(id);
+        }
+        let idle: Vec<SlotId> = world.idle().collect();
+        idle.into_iter().for_each(|id| world.die(id));
+        world.end_leaving();
+    }
+    // Without a breaker it would be tens of thousands.
+    assert!((10..100).contains(&created), "{created}");
+    // One that dies now and then opens nothing.
+    let mut breaker = Breaker::default();
+    for n in 0..100 {
+        let now_ms = NOW_MS + n * 2 * MINUTE_MS;
+        breaker.died("killed", now_ms);
+        assert_eq!((breaker.gate(now_ms), breaker.reason()), (Gate::Free, Some("killed")));
+        breaker.succeeded();
+    }
+}
+
+#[test]
+fn what_happened_is_counted_and_never_overflows() {
+    let mut counters = Counters { taken: u64::MAX, ..Counters::default() };
+    for event in [Event::Created, Event::CreationFailed, Event::Destroyed, Event::Executed] {
+        counters.apply(event);
+    }
+    for event in [Event::Taken, Event::Missed, Event::Missed, Event::Refused] {
+        counters.apply(event);
+    }
+    let expected = Counters {
+        total_created: 1,
+        total_destroyed: 1,
+        total_executions: 1,
+        creation_errors: 1,
+        taken: u64::MAX,
+        missed: 2,
+        refused: 1,
+    };
+    assert_eq!(counters, expected);
+}

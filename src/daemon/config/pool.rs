@@ -1,0 +1,152 @@
+//! `[pool]`: how many workers are kept ready, for all engines and for each.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::check::Faults;
+use super::problem::Fault;
+use super::values::Span;
+use crate::core::engine::EngineName;
+use crate::core::limits;
+use crate::core::pool::{Rules, RulesError};
+
+/// `[pool]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pools {
+    /// Those of every engine that has none of its own.
+    pub rules: Rules,
+    /// `[pool.engines.NAME]`.
+    pub engines: BTreeMap<EngineName, Rules>,
+}
+
+impl Pools {
+    /// Those of an engine.
+    pub fn of(&self, engine: EngineName) -> Rules {
+        self.engines.get(&engine).copied().unwrap_or(self.rules)
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct RawPool {
+    pool_size: u32,
+    max_pool_size: u32,
+    min_idle: u32,
+    max_idle_time: Span,
+    max_exec_count: u32,
+    max_uptime: Span,
+    maintenance_interval: Span,
+    engines: BTreeMap<EngineName, RawEnginePool>,
+}
+
+impl Default for RawPool {
+    fn default() -> Self {
+        RawPool {
+            pool_size: limits::DEFAULT_POOL_SIZE,
+            max_pool_size: limits::DEFAULT_MAX_POOL_SIZE,
+            min_idle: limits::DEFAULT_MIN_IDLE,
+            max_idle_time: Span(limits::DEFAULT_MAX_IDLE_TIME),
+            max_exec_count: limits::DEFAULT_MAX_EXEC_COUNT,
+            max_uptime: Span(limits::DEFAULT_MAX_UPTIME),
+            maintenance_interval: Span(limits::DEFAULT_MAINTENANCE_INTERVAL),
+            engines: BTreeMap::new(),
+        }
+    }
+}
+
+/// What is not said is as in `[pool]`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct RawEnginePool {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pool_size: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_pool_size: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    min_idle: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_idle_time: Option<Span>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_exec_count: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_uptime: Option<Span>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    maintenance_interval: Option<Span>,
+}
+
+fn ms(span: Span) -> u64 {
+    u64::try_from(span.0.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Checks all of them.
+pub(super) fn check(raw: &RawPool, faults: &mut Faults) -> Pools {
+    let rules = Rules {
+        pool_size: raw.pool_size,
+        max_pool_size: raw.max_pool_size,
+        min_idle: raw.min_idle,
+        max_idle_time_ms: ms(raw.max_idle_time),
+        max_exec_count: raw.max_exec_count,
+        max_uptime_ms: ms(raw.max_uptime),
+        maintenance_interval_ms: ms(raw.maintenance_interval),
+    };
+    if let Err(error) = rules.check() {
+        faults.add(fault(&["pool"], error));
+    }
+    let of = |(engine, own): (&EngineName, &RawEnginePool)| {
+        let rules = Rules {
+            pool_size: own.pool_size.unwrap_or(rules.pool_size),
+            max_pool_size: own.max_pool_size.unwrap_or(rules.max_pool_size),
+            // Who keeps fewer ready than others need not say that so few stay in quiet times.
+            min_idle: own.min_idle.unwrap_or(rules.min_idle.min(own.pool_size.unwrap_or(u32::MAX))),
+            max_idle_time_ms: own.max_idle_time.map_or(rules.max_idle_time_ms, ms),
+            max_exec_count: own.max_exec_count.unwrap_or(rules.max_exec_count),
+            max_uptime_ms: own.max_uptime.map_or(rules.max_uptime_ms, ms),
+            maintenance_interval_ms: own.maintenance_interval.map_or(rules.maintenance_interval_ms, ms),
+        };
+        if let Err(error) = rules.check() {
+            faults.add(fault(&["pool", "engines", engine.name()], error));
+        }
+        (*engine, rules)
+    };
+    let engines = raw.engines.iter().map(of).collect();
+    Pools { rules, engines }
+}
+
+fn fault(section: &[&str], error: RulesError) -> Fault {
+    let key = match error {
+        RulesError::MinIdle { .. } => "min_idle",
+        RulesError::PoolSize { .. } => "pool_size",
+        RulesError::MaxPoolSize { .. } => "max_pool_size",
+        RulesError::MaxExecCount => "max_exec_count",
+        RulesError::Short { rule } => rule,
+    };
+    Fault::new(&[section, &[key]].concat(), error.to_string())
+}
+
+impl From<&Pools> for RawPool {
+    fn from(pools: &Pools) -> Self {
+        let span = |ms| Span(Duration::from_millis(ms));
+        let own = |rules: &Rules| RawEnginePool {
+            pool_size: Some(rules.pool_size),
+            max_pool_size: Some(rules.max_pool_size),
+            min_idle: Some(rules.min_idle),
+            max_idle_time: Some(span(rules.max_idle_time_ms)),
+            max_exec_count: Some(rules.max_exec_count),
+            max_uptime: Some(span(rules.max_uptime_ms)),
+            maintenance_interval: Some(span(rules.maintenance_interval_ms)),
+        };
+        let Pools { rules, engines } = pools;
+        RawPool {
+            pool_size: rules.pool_size,
+            max_pool_size: rules.max_pool_size,
+            min_idle: rules.min_idle,
+            max_idle_time: span(rules.max_idle_time_ms),
+            max_exec_count: rules.max_exec_count,
+            max_uptime: span(rules.max_uptime_ms),
+            maintenance_interval: span(rules.maintenance_interval_ms),
+            engines: engines.iter().map(|(engine, rules)| (*engine, own(rules))).collect(),
+        }
+    }
+}

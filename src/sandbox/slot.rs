@@ -1,0 +1,138 @@
+//! A sandbox that stands before it is known for which kernel: everything but the kernel's own folder, name and mounts.
+//!
+//! ```text
+//!  plan.unbound: /workspace is the stand-in's, empty and read-only ──▶ enter_kernel ──▶ /workspace is the kernel's
+//! ```
+//!
+//! Until then only ryokan's own code and the interpreter's have run inside: no user's bytes.
+
+use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::{OFlag, open, openat};
+use nix::mount::{MntFlags, umount2};
+use nix::sys::stat::Mode;
+use nix::unistd::sethostname;
+
+use super::bind::{LiveBind, fail, in_engine_tree, open_root, refused, writable_root};
+use super::init::{BindSource, Init, proc_file};
+use super::layer::{Layer, LayerStatus, SandboxError, failed};
+use super::plan::{SandboxPlan, WORKSPACE};
+use super::tree::Source;
+use super::{staging, tree, tree_etc, verify};
+use crate::sys::mount::attach;
+
+/// The kernel's folder in the staging tree, once the slot has one.
+const BOUND: &str = "bound";
+/// The workspace of a thread in the staging tree, once the slot has one.
+const BOUND_SHARED: &str = "bound-shared";
+
+/// What a kernel brings into a sandbox that was made without one.
+#[derive(Debug)]
+pub struct KernelFolder {
+    /// The kernel's folder.
+    pub dir: BindSource,
+    /// What becomes `/workspace`: a path within it.
+    pub own_workspace: PathBuf,
+    /// Another folder to be `/workspace`.
+    pub workspace: Option<BindSource>,
+    /// What the kernel calls its host.
+    pub hostname: String,
+    /// Folders that no mount may show, without symbolic links; beside those that the sandbox knows.
+    pub protected: Vec<PathBuf>,
+}
+
+impl BindSource {
+    /// The host's name for it.
+    fn shows(&self) -> &Path {
+        match self {
+            BindSource::Path(path) | BindSource::Tree { shows: path, .. } => path,
+        }
+    }
+}
+
+impl Init {
+    /// Puts a kernel's folder in the stand-in's place, and gives the sandbox the kernel's name. Once; its mounts come after, by
+    /// [`Init::bind`], and then [`Init::look_at_mounts`].
+    ///
+    /// # Errors
+    /// If there is a kernel already, or its folder is out of reach. The sandbox is of no use then.
+    pub fn enter_kernel(&mut self, kernel: KernelFolder) -> Result<(), SandboxError> {
+        if !self.plan.unbound {
+            return Err(refused("this sandbox is a kernel's already", "start another worker"));
+        }
+        let KernelFolder { dir, own_workspace, workspace, hostname, protected } = kernel;
+        let plan = SandboxPlan {
+            unbound: false,
+            kernel_dir: dir.shows().to_owned(),
+            own_workspace,
+            workspace: workspace.as_ref().map(|workspace| workspace.shows().to_owned()),
+            hostname,
+            ..self.plan.clone()
+        };
+        plan.check()?;
+        self.kernel_dir = self.take_folder(dir, BOUND)?;
+        if let Some(shared) = workspace {
+            self.take_folder(shared, BOUND_SHARED)?;
+        }
+        (self.staged_kernel, self.staged_shared) = (BOUND, BOUND_SHARED);
+        self.plan = plan;
+        self.protected.extend(protected);
+        if matches!(self.report.status(Layer::UtsNs), Some(LayerStatus::Enforced { .. })) {
+            sethostname(&self.plan.hostname).map_err(failed(Layer::UtsNs, "cannot set the host name"))?;
+        }
+        if let Some(engine) = &self.engine {
+            let (source, plan) = (Source::Own(self.workspace_path()), &self.plan);
+            in_engine_tree(engine, || {
+                let tree = tree::source(&source, Path::new(WORKSPACE), true)?;
+                Ok(move || exchange_workspace(&tree, plan))
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Holds the mounts that the engine's process has now against the plan, as the engine's process did before it ran anything.
+    ///
+    /// # Errors
+    /// The first mount that is not as it must be.
+    pub fn look_at_mounts(&self, engine: i32) -> Result<(), SandboxError> {
+        let seen = proc_file(engine, "mountinfo").map_err(fail("cannot read the engine's mounts"))?;
+        let mut plan = self.plan.clone();
+        plan.mounts.extend(self.live.iter().map(LiveBind::planned));
+        verify::judge_mounts(&plan, &seen)
+    }
+
+    /// Opens a folder of the host: by its path, or in the staging tree, where it lasts as long as init.
+    fn take_folder(&self, source: BindSource, name: &str) -> Result<OwnedFd, SandboxError> {
+        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let opened = match (source, &self.staging) {
+            (BindSource::Path(path), None) => open(&path, flags, Mode::empty()),
+            (BindSource::Tree { tree, .. }, Some(staging)) => {
+                staging::hang(staging.as_fd(), name, &tree).map_err(fail("cannot stage the kernel's folder"))?;
+                openat(staging, name, flags, Mode::empty())
+            }
+            (BindSource::Path(_), Some(_)) | (BindSource::Tree { .. }, None) => {
+                return Err(refused("a daemon that is root sends a mount, another one a path", "restart the daemon"));
+            }
+        };
+        opened.map_err(fail("cannot open the kernel's folder"))
+    }
+}
+
+/// In N2: the kernel's workspace in the place of the stand-in's, and the host's name in the files that say it.
+fn exchange_workspace(tree: &OwnedFd, plan: &SandboxPlan) -> Result<(), SandboxError> {
+    umount2(WORKSPACE, MntFlags::MNT_DETACH).map_err(fail("cannot take the stand-in's workspace away"))?;
+    let root = open_root()?;
+    let place = tree::find(root.as_fd(), Path::new(WORKSPACE)).map_err(fail("cannot open /workspace inside"))?;
+    attach(tree.as_fd(), place.as_fd()).map_err(fail("cannot mount the workspace"))?;
+    let bare = writable_root()?;
+    for (path, text) in tree_etc::of_host_name(&plan.hostname) {
+        let flags = OFlag::O_WRONLY | OFlag::O_TRUNC | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let file = openat(&bare, tree::relative(Path::new(path)), flags, Mode::empty());
+        let written =
+            file.map_err(std::io::Error::from).and_then(|file| std::fs::File::from(file).write_all(text.as_bytes()));
+        written.map_err(fail(format_args!("cannot write {path}")))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,400 @@
+//! The warm pool: keeps slots ready as `core::pool` says, gives one to whoever comes, and counts.
+//!
+//! ```text
+//!  take ──▶ a slot of that shape, or none ─▶ the kernel's worker is started anew
+//!    │ came
+//!    ▼
+//!  look ◀── something happened, or it is time ── plan(view, now) ─▶ create, destroy
+//! ```
+//!
+//! There is one pool for each shape. Those of what a new kernel has by default are kept while the daemon runs; one for any other shape begins
+//! when a kernel of it is started, keeps one slot while such kernels come, and ends when none did for a while.
+
+use std::cell::{Cell, RefCell};
+use std::rc::{Rc, Weak};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Notify;
+
+use super::host::Host;
+use super::slot::Slot;
+use super::worker::Shape;
+use crate::core::error::Result;
+use crate::core::info::PoolInfo;
+use crate::core::limits;
+use crate::core::pool as policy;
+use crate::core::pool::{
+    Action, Breaker, Counters, Demand, Event, Rules, SlotId, SlotState, Stats, View, Why, choose, plan,
+};
+
+/// All pools of a host.
+pub struct Pool {
+    pools: RefCell<Vec<Rc<ShapePool>>>,
+    changed: Rc<Notify>,
+    began: Instant,
+    last_id: Cell<u64>,
+    /// When a slot was taken last.
+    taken: Cell<Option<Instant>>,
+    paused: Cell<bool>,
+}
+
+/// The pool of one shape.
+struct ShapePool {
+    shape: Shape,
+    rules: Rules,
+    /// Kept although nobody comes.
+    standing: bool,
+    held: RefCell<Vec<Held>>,
+    demand: RefCell<Demand>,
+    breaker: RefCell<Breaker>,
+    counters: Cell<Counters>,
+    active: Cell<u32>,
+}
+
+/// A slot as the policy sees it and, once it is ready, as it is.
+struct Held {
+    seen: policy::Slot,
+    slot: Option<Slot>,
+}
+
+/// A slot that was given, counted while its worker is there.
+pub(super) struct Active {
+    pool: Rc<ShapePool>,
+}
+
+impl Active {
+    /// Its worker ran code.
+    pub(super) fn executed(&self) {
+        self.pool.count(Event::Executed);
+    }
+}
+
+impl Drop for Active {
+    fn drop(&mut self) {
+        self.pool.active.set(self.pool.active.get().saturating_sub(1));
+        self.pool.count(Event::Destroyed);
+    }
+}
+
+impl ShapePool {
+    fn count(&self, event: Event) {
+        let mut counters = self.counters.get();
+        counters.apply(event);
+        self.counters.set(counters);
+    }
+
+    fn seen(&self) -> Vec<policy::Slot> {
+        self.held.borrow().iter().map(|held| held.seen).collect()
+    }
+
+    fn remove(&self, id: SlotId) -> Option<Held> {
+        let mut held = self.held.borrow_mut();
+        let at = held.iter().position(|held| held.seen.id == id)?;
+        Some(held.swap_remove(at))
+    }
+
+    fn failed(&self, why: &str, now_ms: u64) {
+        self.count(Event::CreationFailed);
+        self.breaker.borrow_mut().failed(why, now_ms);
+    }
+
+    /// One that was given up meanwhile is counted already.
+    fn never_ready(&self, id: SlotId, why: &str, now_ms: u64) {
+        if self.remove(id).is_some() {
+            self.failed(why, now_ms);
+        }
+    }
+
+    fn info(&self, now_ms: u64) -> PoolInfo {
+        let (slots, breaker, Shape { engine, limits, net, run_as, .. }) =
+            (self.seen(), self.breaker.borrow(), &self.shape);
+        let Stats { total, idle, active, counters } = Stats::of(&slots, self.active.get(), self.counters.get());
+        let creating = slots.iter().filter(|slot| matches!(slot.state, SlotState::Creating { .. })).count();
+        let again_at_ms = breaker.tries_again_at_ms().unwrap_or(0);
+        PoolInfo {
+            engine: engine.name().to_owned(),
+            memory_bytes: limits.memory_bytes,
+            net: net.name().to_owned(),
+            uid: run_as.map_or_else(|| nix::unistd::geteuid().as_raw(), |run_as| run_as.uid),
+            pool_size: self.rules.pool_size,
+            max_pool_size: self.rules.max_pool_size,
+            min_idle: self.rules.min_idle,
+            target: self.rules.target(&self.demand.borrow(), now_ms),
+            total,
+            idle,
+            creating: u32::try_from(creating).unwrap_or(u32::MAX),
+            active,
+            total_created: counters.total_created,
+            total_destroyed: counters.total_destroyed,
+            total_executions: counters.total_executions,
+            creation_errors: counters.creation_errors,
+            taken: counters.taken,
+            missed: counters.missed,
+            trouble: breaker.reason().unwrap_or_default().to_owned(),
+            tries_again_in_ms: again_at_ms.saturating_sub(now_ms),
+        }
+    }
+
+    fn is_idle(&self, now_ms: u64) -> bool {
+        let quiet = self.demand.borrow().is_quiet(now_ms, self.rules.max_idle_time_ms);
+        quiet && !self.standing && self.held.borrow().is_empty() && self.active.get() == 0
+    }
+}
+
+impl Pool {
+    pub(super) fn new() -> Self {
+        Pool {
+            pools: RefCell::default(),
+            changed: Rc::default(),
+            began: Instant::now(),
+            last_id: Cell::new(0),
+            taken: Cell::new(None),
+            paused: Cell::new(false),
+        }
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.began.elapsed().as_millis() as u64
+    }
+
+    fn of(&self, shape: &Shape) -> Option<Rc<ShapePool>> {
+        self.pools.borrow().iter().find(|pool| pool.shape == *shape).cloned()
+    }
+
+    fn open(&self, shape: Shape, rules: Rules, standing: bool) -> Rc<ShapePool> {
+        let pool = Rc::new(ShapePool {
+            shape,
+            rules,
+            standing,
+            held: RefCell::default(),
+            demand: RefCell::new(Demand::new(self.now_ms())),
+            breaker: RefCell::default(),
+            counters: Cell::default(),
+            active: Cell::new(0),
+        });
+        self.pools.borrow_mut().push(Rc::clone(&pool));
+        self.changed.notify_one();
+        pool
+    }
+
+    /// How many slots could be given now.
+    pub(super) fn idle(&self) -> usize {
+        let is_idle = |held: &&Held| matches!(held.seen.state, SlotState::Idle { .. });
+        self.pools.borrow().iter().map(|pool| pool.held.borrow().iter().filter(is_idle).count()).sum()
+    }
+
+    /// How many workers no kernel has: idle, in creation, on their way out.
+    pub(super) fn own(&self) -> usize {
+        self.pools.borrow().iter().map(|pool| pool.held.borrow().len()).sum()
+    }
+
+    /// How all pools are.
+    pub fn infos(&self) -> Vec<PoolInfo> {
+        let now_ms = self.now_ms();
+        self.pools.borrow().iter().map(|pool| pool.info(now_ms)).collect()
+    }
+
+    /// A slot of that shape, if one is ready: it is the caller's. Notes that somebody came for one.
+    pub(super) fn take(&self, host: &Host, shape: &Shape) -> Option<(Slot, Active)> {
+        if self.paused.get() {
+            return None;
+        }
+        let pool = match self.of(shape) {
+            Some(pool) => pool,
+            None => {
+                let rules = host.config.pool_rules(shape.engine);
+                if rules.is_off() || self.pools.borrow().len() >= limits::POOLS {
+                    return None;
+                }
+                self.open(shape.clone(), Rules { pool_size: 1, min_idle: 0, ..rules }, false)
+            }
+        };
+        let now_ms = self.now_ms();
+        pool.demand.borrow_mut().came(now_ms);
+        self.changed.notify_one();
+        let chosen = choose(&pool.rules, &pool.seen(), now_ms);
+        let Some(slot) = chosen.and_then(|id| pool.remove(id)).and_then(|held| held.slot) else {
+            pool.count(Event::Missed);
+            return None;
+        };
+        pool.count(Event::Taken);
+        self.taken.set(Some(Instant::now()));
+        pool.active.set(pool.active.get() + 1);
+        Some((slot, Active { pool }))
+    }
+
+    /// Gives up an idle slot so that another worker may be started; whether there was one.
+    pub(super) fn make_room(&self, host: &Rc<Host>) -> bool {
+        let one = self.pools.borrow().iter().find_map(|pool| {
+            let id = choose(&pool.rules, &pool.seen(), self.now_ms())?;
+            Some((Rc::clone(pool), id))
+        });
+        match one {
+            Some((pool, id)) => {
+                end(host, &pool, id);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Whoever has just taken a slot goes first: to make the next one takes the processors that his kernel needs to begin. Where slots are taken
+    /// all the time, that is put off for a moment only.
+    async fn give_way(&self) {
+        let latest = Instant::now() + limits::POOL_GIVES_WAY_MOST;
+        while let Some(until) = self.taken.get().map(|at| latest.min(at + limits::POOL_GIVES_WAY))
+            && until > Instant::now()
+        {
+            tokio::time::sleep_until(until.into()).await;
+        }
+    }
+
+    /// Ends all slots, and makes no more.
+    pub(super) async fn close(&self, host: &Host) {
+        self.paused.set(true);
+        let pools: Vec<_> = self.pools.borrow_mut().drain(..).collect();
+        let held = pools.iter().flat_map(|pool| pool.held.take()).filter_map(|held| held.slot);
+        futures::future::join_all(held.map(|slot| slot.end(host))).await;
+    }
+}
+
+/// Opens the pools of what new kernels have by default, and keeps all pools as they are to be while the host is there.
+pub(super) fn run(host: &Rc<Host>) {
+    let uid = nix::unistd::geteuid().as_raw();
+    if let Some(path) = host.config.path_within_workspace() {
+        tracing::warn!(path = %path.display(), "no slots are kept ready: a path that every kernel has is within its workspace");
+    }
+    for (engine, _) in &host.config.pools {
+        let rules = host.config.pool_rules(*engine);
+        let mut spec = host.config.defaults.clone();
+        spec.engine = *engine;
+        match Shape::of(host, &spec, uid) {
+            Ok(shape) if !rules.is_off() => drop(host.pool.open(shape, rules, true)),
+            Ok(_) => {}
+            Err(error) => tracing::warn!(engine = engine.name(), %error, "no slots are kept ready"),
+        }
+    }
+    let (kept, changed) = (Rc::downgrade(host), Rc::clone(&host.pool.changed));
+    tokio::task::spawn_local(async move {
+        while let Some(host) = kept.upgrade().filter(|host| !host.pool.paused.get()) {
+            let next = look(&host);
+            drop(host);
+            let _ = tokio::time::timeout(next, changed.notified()).await;
+            if let Some(host) = kept.upgrade() {
+                host.pool.give_way().await;
+            }
+        }
+    });
+}
+
+/// Does what the policy says; gives when to look again at the latest.
+fn look(host: &Rc<Host>) -> Duration {
+    let mut next_ms = limits::DEFAULT_MAINTENANCE_INTERVAL.as_millis() as u64;
+    let now_ms = host.pool.now_ms();
+    let pools = host.pool.pools.borrow().clone();
+    for pool in &pools {
+        let plan = plan(
+            &View {
+                rules: &pool.rules,
+                slots: &pool.seen(),
+                waiting: 0,
+                room: u32::try_from(host.workers.room()).unwrap_or(u32::MAX),
+                pressure: false,
+                paused: host.is_stopping(),
+                demand: &pool.demand.borrow(),
+                breaker: &pool.breaker.borrow(),
+            },
+            now_ms,
+        );
+        for action in plan.actions {
+            match action {
+                Action::Create => create(host, pool),
+                Action::Destroy { slot, why } => {
+                    tracing::debug!(slot = slot.0, why = why.name(), "a slot goes");
+                    if why == Why::Stuck {
+                        pool.failed(why.name(), now_ms);
+                    }
+                    end(host, pool, slot);
+                }
+            }
+        }
+        let again_ms = plan.look_again_at_ms.map_or(pool.rules.maintenance_interval_ms, |at| at.saturating_sub(now_ms));
+        next_ms = next_ms.min(again_ms);
+    }
+    host.pool.pools.borrow_mut().retain(|pool| !pool.is_idle(now_ms));
+    Duration::from_millis(next_ms.max(1))
+}
+
+fn create(host: &Rc<Host>, pool: &Rc<ShapePool>) {
+    let id = SlotId(host.pool.last_id.get() + 1);
+    host.pool.last_id.set(id.0);
+    let now_ms = host.pool.now_ms();
+    let seen = policy::Slot { id, state: SlotState::Creating { since_ms: now_ms }, created_ms: now_ms, executions: 0 };
+    pool.held.borrow_mut().push(Held { seen, slot: None });
+    let (host, pool, taken) = (Rc::clone(host), Rc::clone(pool), host.workers.place());
+    tokio::task::spawn_local(async move {
+        let (kept, of) = (Rc::downgrade(&host), Rc::downgrade(&pool));
+        let made = Slot::start(&host, taken, &pool.shape, move || died(&kept, &of, id)).await;
+        created(&host, &pool, id, made).await;
+        host.pool.changed.notify_one();
+    });
+}
+
+async fn created(host: &Rc<Host>, pool: &Rc<ShapePool>, id: SlotId, made: Result<Slot>) {
+    let now_ms = host.pool.now_ms();
+    match made {
+        Ok(slot) if slot.is_there() => {
+            pool.breaker.borrow_mut().succeeded();
+            pool.count(Event::Created);
+            let mut slot = Some(slot);
+            if let Some(held) = pool.held.borrow_mut().iter_mut().find(|held| held.seen.id == id) {
+                held.seen.state = SlotState::Idle { since_ms: now_ms };
+                held.seen.created_ms = now_ms;
+                held.slot = slot.take();
+            }
+            // It was given up meanwhile.
+            if let Some(slot) = slot {
+                pool.count(Event::Destroyed);
+                slot.end(host).await;
+            }
+        }
+        Ok(slot) => {
+            pool.never_ready(id, "it ended as soon as it was ready", now_ms);
+            slot.end(host).await;
+        }
+        Err(error) => {
+            tracing::warn!(engine = pool.shape.engine.name(), %error, "a slot could not be made ready");
+            pool.never_ready(id, &error.message, now_ms);
+        }
+    }
+}
+
+/// Nobody asked for it.
+fn died(host: &Weak<Host>, pool: &Weak<ShapePool>, id: SlotId) {
+    let (Some(host), Some(pool)) = (host.upgrade(), pool.upgrade()) else { return };
+    let ready = pool.held.borrow().iter().any(|held| held.seen.id == id && held.slot.is_some());
+    if ready {
+        tracing::warn!(slot = id.0, engine = pool.shape.engine.name(), "a slot ended by itself");
+        pool.breaker.borrow_mut().died("a slot that was ready ended by itself", host.pool.now_ms());
+        end(&host, &pool, id);
+    }
+}
+
+/// Ends a slot beside everything else.
+fn end(host: &Rc<Host>, pool: &Rc<ShapePool>, id: SlotId) {
+    let slot = {
+        let mut held = pool.held.borrow_mut();
+        let Some(held) = held.iter_mut().find(|held| held.seen.id == id) else { return };
+        held.seen.state = SlotState::Leaving;
+        held.slot.take()
+    };
+    let (host, pool) = (Rc::clone(host), Rc::clone(pool));
+    tokio::task::spawn_local(async move {
+        if let Some(slot) = slot {
+            slot.end(&host).await;
+            pool.count(Event::Destroyed);
+        }
+        pool.remove(id);
+        host.pool.changed.notify_one();
+    });
+}

@@ -1,0 +1,156 @@
+//! A slot: a worker with its sandbox and its engine ready, and no kernel. Bound once; then it is that kernel's worker, and ends
+//! with it.
+
+use std::cell::Cell;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use super::host::Host;
+use super::kernel::Kernel;
+use super::pool::Active;
+use super::task::Listener;
+use super::worker::{self, Folders, Place, Shape, Started, WorkerProcess};
+use crate::core::error::{Error, Result};
+use crate::core::ids::{Epoch, KernelId, WorkerId};
+use crate::core::name::KernelName;
+use crate::rpc::worker_link::{Relay, WorkerIdentity, WorkerLink};
+use crate::sandbox::plan::{PlannedMount, RunAs};
+use crate::worker::binding::{BoundMount, BoundSource, KernelBinding};
+
+/// What a slot is called where a kernel has its name.
+const NAME: &str = "slot";
+
+/// A worker without a kernel. Dropped, it ends.
+pub(super) struct Slot {
+    link: WorkerLink,
+    relay: Rc<Relay>,
+    process: WorkerProcess,
+    identity: WorkerIdentity,
+    there: Rc<Cell<bool>>,
+}
+
+impl Slot {
+    /// Starts one. `gone` is called if it ends before it is bound.
+    ///
+    /// # Errors
+    /// Those of a worker's start.
+    pub(super) async fn start(host: &Rc<Host>, place: Place, shape: &Shape, gone: impl Fn() + 'static) -> Result<Slot> {
+        let folder = stand_in(&host.config.slots_folder)?;
+        let (identity, socket) = worker::identity(host, KernelId::from_bytes([0; 16]), Epoch(0));
+        let mut plan = worker::plan(host, shape, identity.worker, &folder);
+        plan.unbound = true;
+        let name: KernelName = NAME.parse().map_err(|_| Error::internal("a slot has no name"))?;
+        let document = worker::document(host, shape, &identity, name, plan, &socket).await?;
+        let there = Rc::new(Cell::new(true));
+        let flag = Rc::clone(&there);
+        let relay = Relay::new(move || {
+            flag.set(false);
+            gone();
+        });
+        // In no catalog: whose daemon is gone, that slot ends by itself.
+        let recorded = async |_| Ok(());
+        let (link, _, process) = worker::launch(host, place, &document, &identity, relay.clone(), recorded).await?;
+        if let Err(error) = link.open_lane().await {
+            tracing::debug!(%error, "a slot has no lane yet");
+        }
+        Ok(Slot { link, relay, process, identity, there })
+    }
+
+    /// Whether it has not ended, as far as is known.
+    pub(super) fn is_there(&self) -> bool {
+        self.there.get()
+    }
+
+    /// Which worker it is.
+    pub(super) fn id(&self) -> WorkerId {
+        self.identity.worker
+    }
+
+    /// Makes it the kernel's worker. In the catalog before it knows: a daemon that is killed meanwhile leaves none behind.
+    ///
+    /// # Errors
+    /// What the kernel's folder, mounts or state are in the way of. It is ended then.
+    pub(super) async fn bind(
+        mut self,
+        host: &Rc<Host>,
+        kernel: &Rc<Kernel>,
+        mounts: &[PlannedMount],
+        listener: Rc<Listener>,
+        active: Active,
+    ) -> Result<Started> {
+        self.process.active = Some(active);
+        (self.identity.kernel, self.identity.epoch) = (kernel.id, kernel.epoch);
+        let row = worker::row(&self.identity, self.process.socket(), Some(self.process.pid()));
+        let origin = kernel.origin_now();
+        let bound = async {
+            host.catalog.put_worker(row).await?;
+            let binding = KernelBinding { origin, ..self.binding(host, kernel, mounts).await? };
+            // What the engine says of its state comes before the answer.
+            self.relay.set(listener);
+            self.link.bind_kernel(&binding).await
+        };
+        match bound.await {
+            Ok(report) => {
+                let Slot { link, process, .. } = self;
+                Ok(Started { link, report, process, told_origin: Some(origin) })
+            }
+            Err(error) => {
+                host.workers.end(self.process).await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Ends it.
+    pub(super) async fn end(self, host: &Host) {
+        let Slot { link, process, .. } = self;
+        drop(link);
+        host.workers.end(process).await;
+    }
+
+    async fn binding(&self, host: &Host, kernel: &Kernel, mounts: &[PlannedMount]) -> Result<KernelBinding> {
+        let Folders { dir, own_workspace, workspace } = worker::folders(host, kernel)?;
+        let run_as = worker::run_as(host, kernel.uid)?;
+        let own: Vec<&Path> = [Some(dir.as_path()), workspace.as_deref()].into_iter().flatten().collect();
+        let protected = own.iter().filter_map(|folder| folder.canonicalize().ok()).collect();
+        let mut given = Vec::with_capacity(mounts.len());
+        for mount in mounts {
+            // Without this the worker opens it itself, with its user's rights.
+            let mapped = run_as.filter(|run_as| run_as.map_root);
+            let source = self.source(host, &mount.source, mapped).await?;
+            given.push(BoundMount { inside: mount.inside.clone(), source, writable: mount.writable });
+        }
+        let workspace = match &workspace {
+            Some(shared) => Some(self.source(host, shared, run_as).await?),
+            None => None,
+        };
+        Ok(KernelBinding {
+            kernel: kernel.id,
+            epoch: kernel.epoch,
+            name: kernel.spec.name.clone(),
+            dir: self.source(host, &dir, run_as).await?,
+            own_workspace,
+            workspace,
+            protected,
+            mounts: given,
+            origin: kernel.origin_now(),
+        })
+    }
+
+    /// A folder or file as the worker can have it: in a daemon that is root a mount on which the worker's user owns what its owner
+    /// owns.
+    async fn source(&self, host: &Host, path: &Path, run_as: Option<RunAs>) -> Result<BoundSource> {
+        let token = match run_as {
+            Some(run_as) => self.link.hand_over(host.workers.mapped(path, run_as)?).await?,
+            None => 0,
+        };
+        Ok(BoundSource { path: path.to_owned(), token })
+    }
+}
+
+/// The folder on which slots stand: it has an empty workspace, and nobody writes to it.
+fn stand_in(folder: &Path) -> Result<PathBuf> {
+    let made = std::fs::create_dir_all(folder.join("workspace"));
+    made.map_err(|error| Error::unavailable(format!("cannot make {}: {error}", folder.display())))?;
+    Ok(folder.to_owned())
+}

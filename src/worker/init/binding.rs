@@ -1,0 +1,99 @@
+//! A slot becomes a kernel's worker: once, at the daemon's word.
+//!
+//! ```text
+//!  Unbound ── bindKernel ──▶ workspace, name, mounts ─▶ engine.db ─▶ engine: bind, load ──▶ Serving
+//! ```
+//!
+//! What fails on the way ends the worker: half bound it is of no use to anybody.
+
+use serde_json::json;
+use tokio::time::Instant;
+
+use super::enclosure::{KernelPlace, MountSource};
+use super::loading::Startup;
+use super::requests::By;
+use super::{Life, Worker};
+use crate::catalog::EngineDb;
+use crate::core::error::{Error, Result};
+use crate::core::limits;
+use crate::rpc::worker_link::WorkerCause;
+use crate::rpc::worker_service::{Answer, Call, Report};
+use crate::worker::binding::{BoundSource, KernelBinding};
+use crate::worker::engines;
+
+impl Worker {
+    /// Nobody's yet: the engine is ready, and no user's bytes have come.
+    pub(super) fn await_kernel(&mut self) {
+        self.life = Life::Unbound;
+        // Its daemon comes at once, or never.
+        self.orphan_at = Some(Instant::now() + limits::WORKER_ADOPT);
+        self.tell_ready();
+    }
+
+    /// What a slot does before it has a kernel.
+    pub(super) fn on_unbound_call(&mut self, call: Call) {
+        match call {
+            Call::BindKernel(binding, answer) => self.bind_kernel(*binding, answer),
+            Call::Lane(token, answer) => drop(answer.send(self.open_lane(token))),
+            Call::Usage(answer) => drop(answer.send(Ok(self.enclosure.usage()))),
+            other => other.refuse(Error::refused("this worker has no kernel yet").reason("unbound")),
+        }
+    }
+
+    /// Nobody wants it any more: there is nothing to save.
+    pub(super) fn leave_unbound(&mut self) {
+        self.enclosure.kill_all();
+        self.status = Some(0);
+    }
+
+    fn bind_kernel(&mut self, binding: KernelBinding, answer: Answer<Report>) {
+        self.bound = Some(answer);
+        self.life = Life::Starting(Startup::awaiting_ready(Instant::now() + limits::WORKER_START));
+        match self.take_kernel(binding) {
+            Ok(()) => self.begin_state(),
+            Err(error) => self.fail_start(error),
+        }
+    }
+
+    fn take_kernel(&mut self, binding: KernelBinding) -> Result<()> {
+        let KernelBinding { kernel, epoch, name, dir, own_workspace, workspace, protected, mounts, origin } = binding;
+        let mut mounted = Vec::with_capacity(mounts.len());
+        for mount in mounts {
+            mounted.push((mount.inside, self.source(mount.source)?, mount.writable));
+        }
+        let folder = self.enclosure.enter_kernel(KernelPlace {
+            dir: self.source(dir)?,
+            own_workspace,
+            workspace: workspace.map(|shared| self.source(shared)).transpose()?,
+            hostname: name.as_str().to_owned(),
+            protected,
+            mounts: mounted,
+        })?;
+        self.state.open(EngineDb::open(&folder.join("engine.db"), self.settings.durability)?);
+        self.settings.spool_folder = folder;
+        self.identity.become_kernels(kernel, epoch);
+        let frame = json!({ "op": "bind", "env": engines::kernel_environment(Some((&name, origin))) });
+        self.ask(frame.to_string().as_bytes(), By::Bind)
+    }
+
+    fn source(&self, source: BoundSource) -> Result<MountSource> {
+        match source.token {
+            0 => Ok(MountSource::Path(source.path)),
+            token => {
+                let tree = self.descriptors.take(token);
+                let tree = tree.ok_or_else(|| Error::invalid("the descriptor of a mount did not come"))?;
+                Ok(MountSource::Tree(tree, source.path))
+            }
+        }
+    }
+
+    /// The engine has entered the workspace, or cannot.
+    pub(super) fn on_bound(&mut self, ok: bool, json: &[u8]) {
+        if !ok {
+            self.kill(WorkerCause::Protocol(format!(
+                "it could not be bound to its kernel: {}",
+                String::from_utf8_lossy(&json[..json.len().min(500)])
+            )));
+        }
+    }
+}

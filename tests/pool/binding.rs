@@ -1,0 +1,130 @@
+//! What a kernel finds whose worker was there before it.
+
+use ryokan::core::engine::EngineName;
+use ryokan::core::spec::AllowedPath;
+use ryokan::core::value::Value;
+
+use super::{READY, pooled, pooled_with, ready, worker_of};
+use crate::support::{kernel, out, run, spec, users};
+
+#[test]
+fn a_kernel_takes_a_worker_that_was_ready_and_is_alone_with_it() {
+    for user in users() {
+        let host = pooled(user);
+        host.with(async |client| {
+            let before = ready(&client, "kaish").await;
+            assert_eq!((before.idle, before.target, before.taken), (READY, READY, 0));
+            let waiting = host.workers();
+            let first = kernel(&client, "first", EngineName::Kaish).await;
+            assert_eq!(
+                out(&first, "echo $RYOKAN_KERNEL $RYOKAN_ORIGIN $RYOKAN_GENERATION; pwd").await,
+                "first original 0\n/workspace"
+            );
+            let init = worker_of(&host, "first");
+            assert!(waiting.contains(&init), "{init} was not among {waiting:?}");
+            assert_eq!(
+                out(&first, "/bin/hostname; cat /etc/hostname /etc/hosts").await,
+                "first\nfirst\n127.0.0.1 localhost first\n::1 localhost ip6-localhost"
+            );
+            // One is made in its place.
+            let after = ready(&client, "kaish").await;
+            assert_eq!((after.idle, after.active, after.taken, after.missed), (READY, 1, 1, 0));
+            let second = kernel(&client, "second", EngineName::Kaish).await;
+            run(&first, "x=1; echo secret > /tmp/left; echo secret > /dev/shm/left; echo secret > mine").await;
+            let seen = out(&second, "ls /tmp /dev/shm /workspace; echo \"x=$x\"; /usr/bin/env").await;
+            assert!(!seen.contains("left") && !seen.contains("mine") && !seen.contains("first"), "{seen}");
+            assert!(seen.contains("RYOKAN_KERNEL=second") && seen.contains("x=\n"), "{seen}");
+            // Nothing tells that it waited for anybody.
+            let told =
+                out(&second, "cat /proc/self/mountinfo; /bin/sh -c 'tr \"\\0\" \"\\n\" < /proc/self/environ'").await;
+            assert!(!told.contains("slot") && !told.contains("first"), "{told}");
+            // It ends with its kernel: nobody gets it again.
+            client.remove_kernel("first", 0).await.expect("removed");
+            let gone = super::until(&client, "kaish", |pool| pool.active == 1).await;
+            assert_eq!(gone.total_destroyed, 1);
+            assert!(!crate::support::Host::is_alive(init));
+        });
+    }
+}
+
+#[test]
+fn state_mounts_and_threads_come_to_a_worker_that_was_ready() {
+    for user in users() {
+        let host = pooled(user);
+        let given = host.path("home").join("given");
+        std::fs::create_dir(&given).expect("made");
+        std::fs::write(given.join("file"), "of the host").expect("written");
+        if user == crate::support::User::Unprivileged {
+            std::os::unix::fs::chown(&given, Some(crate::support::UNPRIVILEGED), Some(crate::support::UNPRIVILEGED))
+                .expect("given");
+        }
+        for engine in [EngineName::Kaish, EngineName::Python] {
+            host.with(async |client| {
+                ready(&client, engine.name()).await;
+                let name = format!("k-{}", engine.name());
+                let mut wanted = spec(&name, engine);
+                wanted.paths = vec![AllowedPath { path: given.clone(), writable: true, real: None }];
+                let (kernel, _) = client.create_kernel(&wanted, "").await.expect("made");
+                let there = given.join("file").display().to_string();
+                let (read, write) = match engine {
+                    EngineName::Kaish => (
+                        format!("cat {there}"),
+                        format!("x=41; echo new > {}; echo kept > kept", given.join("by").display()),
+                    ),
+                    EngineName::Python => (
+                        format!("print(open({there:?}).read(), end='')"),
+                        format!(
+                            "x = 41; y = lambda: x + 1; open({:?}, 'w').write('new'); open('kept', 'w').write('kept')",
+                            given.join("by").display().to_string()
+                        ),
+                    ),
+                };
+                assert_eq!(out(&kernel, &read).await, "of the host");
+                run(&kernel, &write).await;
+                assert_eq!(std::fs::read_to_string(given.join("by")).expect("written").trim(), "new");
+                assert_eq!(kernel.var("x").await.expect("x"), Value::Int(41));
+                kernel.stop(true).await.expect("stopped");
+                ready(&client, engine.name()).await;
+                let taken = super::pool_of(&client, engine.name()).await.taken;
+                // The next worker was ready, too, and has it all.
+                assert_eq!(kernel.var("x").await.expect("x"), Value::Int(41));
+                assert_eq!(super::pool_of(&client, engine.name()).await.taken, taken + 1);
+                assert_eq!(out(&kernel, &read).await, "of the host");
+                // What it was told of itself is none of its state, and stays when that is loaded.
+                host.ok(&["checkpoint", &name, "-m", "here"]);
+                host.ok(&["restore", &name, "here", "--yes"]);
+                let own = kernel.var_names().await.expect("names");
+                assert!(own.iter().all(|var| !var.starts_with("RYOKAN")), "{own:?}");
+                let told = match engine {
+                    EngineName::Kaish => "/usr/bin/printenv RYOKAN_KERNEL",
+                    EngineName::Python => "import os; print(os.environ['RYOKAN_KERNEL'])",
+                };
+                assert_eq!(out(&kernel, told).await, name);
+                let name = format!("t-{}", engine.name()).parse().expect("a name");
+                let (thread, _) = kernel.thread(&name, None, "").await.expect("a thread");
+                let kept = match engine {
+                    EngineName::Kaish => "cat kept",
+                    EngineName::Python => "print(open('kept').read())",
+                };
+                assert_eq!(out(&thread, kept).await, "kept");
+            });
+        }
+    }
+}
+
+#[test]
+fn a_kernel_that_is_unlike_the_others_gets_a_worker_of_its_own_kind() {
+    let host = pooled_with(crate::support::User::Own, "");
+    host.with(async |client| {
+        ready(&client, "kaish").await;
+        let mut wanted = spec("small", EngineName::Kaish);
+        wanted.memory_bytes = Some(256 << 20);
+        let (small, _) = client.create_kernel(&wanted, "").await.expect("made");
+        assert_eq!(out(&small, "echo small").await, "small");
+        let pools = client.pools().await.expect("pools");
+        let own = pools.iter().find(|pool| pool.memory_bytes == 256 << 20).expect("a pool of that kind");
+        assert_eq!((own.taken, own.missed, own.pool_size), (0, 1, 1));
+        let usual = pools.iter().find(|pool| pool.engine == "kaish" && pool.pool_size == READY).expect("the usual");
+        assert_eq!(usual.taken, 0);
+    });
+}

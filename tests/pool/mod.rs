@@ -1,0 +1,59 @@
+//! The warm pool, for real: daemons with workers that are ready before anybody comes.
+
+mod binding;
+mod deaths;
+
+use std::time::{Duration, Instant};
+
+use ryokan::core::info::PoolInfo;
+use ryokan::rpc::client::HostClient;
+
+use crate::support::{Host, User};
+
+/// Of each engine so many are ready.
+const READY: u32 = 2;
+
+/// A daemon with a pool.
+fn pooled(user: User) -> Host {
+    pooled_with(user, "")
+}
+
+fn pooled_with(user: User, more: &str) -> Host {
+    let mut host = Host::prepare(user);
+    host.configure(&format!("[pool]\npool_size = {READY}\nmin_idle = 1\nmax_pool_size = 6\n{more}"));
+    host.launch();
+    host
+}
+
+async fn pool_of(client: &HostClient, engine: &str) -> PoolInfo {
+    let pools = client.pools().await.expect("the pools");
+    pools.into_iter().find(|pool| pool.engine == engine).unwrap_or_else(|| panic!("no pool of {engine}"))
+}
+
+/// Waits until a pool is as it is to be.
+async fn until(client: &HostClient, engine: &str, is_so: impl Fn(&PoolInfo) -> bool) -> PoolInfo {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let pool = pool_of(client, engine).await;
+        if is_so(&pool) {
+            return pool;
+        }
+        assert!(Instant::now() < deadline, "the pool stays as it is: {pool:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// The worker of a kernel, as the newest event that names one says.
+fn worker_of(host: &Host, kernel: &str) -> u32 {
+    let events = host.ok(&["events", kernel, "--json"]);
+    let newest = events.lines().rev().find_map(|line| {
+        let event: serde_json::Value = serde_json::from_str(line).expect("an event");
+        event["detail"]["worker_pid"].as_u64()
+    });
+    u32::try_from(newest.expect("a worker")).expect("a process")
+}
+
+/// Waits until as many are ready as are wanted, and none is being made.
+async fn ready(client: &HostClient, engine: &str) -> PoolInfo {
+    until(client, engine, |pool| pool.idle == pool.target && pool.creating == 0).await
+}
