@@ -81,8 +81,9 @@ pub const LANE_BYTES: usize = 64 << 10;
 pub const WORKER_CALLS: usize = 256;
 /// Connections that a worker's private socket has open at once.
 pub const WORKER_CONNECTIONS: usize = 8;
-/// Descriptors that a worker holds for calls that were announced and have not come.
-pub const WORKER_DESCRIPTORS: usize = 16;
+/// Descriptors that a worker holds for calls that were announced and have not come: all that a kernel brings to a worker that was ready, and
+/// its lane.
+pub const WORKER_DESCRIPTORS: usize = MOUNTS + 3;
 /// Output event queue of one client's callback, chunks in flight.
 pub const OUTPUT_IN_FLIGHT: usize = 8;
 /// One value in its JSON form, bytes; larger data is a blob.
@@ -232,6 +233,8 @@ pub const KEY_BYTES: usize = 256;
 
 /// A worker must have reported a complete sandbox and a ready engine within this.
 pub const WORKER_START: Duration = Duration::from_secs(30);
+/// From the word to a slot's engine that it has a kernel to its answer: it enters a folder and learns some variables.
+pub const WORKER_BINDING: Duration = Duration::from_secs(5);
 /// A running worker must answer its re-adoption within this.
 pub const WORKER_ADOPT: Duration = Duration::from_secs(10);
 /// An engine that was interrupted must have stopped within this, or is killed.

@@ -73,6 +73,10 @@ impl Init {
         if self.taken(inside) {
             return Err(refused(format!("{inside:?} is mounted already"), "unmount it first"));
         }
+        if let Some(hidden) = self.planned().find(|mount| mount.system && mount.inside.starts_with(inside)) {
+            let hint = "stop the kernel and mount it then: at a start what lies deeper comes on top";
+            return Err(refused(format!("{inside:?} would hide {:?}, which every kernel has", hidden.inside), hint));
+        }
         if self.plan.mounts.len() + self.live.len() >= limits::MOUNTS {
             return Err(refused(format!("a kernel has at most {} mounts", limits::MOUNTS), "unmount one first"));
         }

@@ -67,6 +67,14 @@ fn establish_at(base: &Path, path: &Path, limits: &KernelLimits) -> io::Result<C
     Ok(Cgroup { path: path.to_owned(), memory, pids, cpu, procs: procs.into(), kill, memory_current })
 }
 
+/// Kills everything in a cgroup and below it, where the host kernel can.
+pub fn kill(path: &Path) {
+    let _ = std::fs::OpenOptions::new()
+        .write(true)
+        .open(path.join("cgroup.kill"))
+        .and_then(|mut file| file.write_all(b"1"));
+}
+
 /// Removes a kernel's cgroup once its processes are gone; how long that takes is up to the host kernel, hence the result.
 ///
 /// # Errors

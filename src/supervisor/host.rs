@@ -163,9 +163,9 @@ impl Host {
         Actor { uid: nix::unistd::geteuid().as_raw(), client: "ryokand".into(), lease: Vec::new() }
     }
 
-    /// Whether one more kernel may have a worker: an idle slot gives way to it.
+    /// Whether one more kernel may have a worker: a slot gives way to it.
     pub(super) fn has_room_for_worker(&self) -> bool {
-        self.workers.room() > 0 || self.pool.idle() > 0
+        self.workers.room() > 0 || self.pool.own() > 0
     }
 
     /// Whether the daemon is ending.

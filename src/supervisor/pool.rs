@@ -63,6 +63,21 @@ pub(super) struct Active {
 }
 
 impl Active {
+    fn of(pool: Rc<ShapePool>) -> Self {
+        pool.active.set(pool.active.get() + 1);
+        Active { pool }
+    }
+
+    /// It is a kernel's worker.
+    pub(super) fn bound(&self) {
+        self.pool.count(Event::Taken);
+    }
+
+    /// It could not be bound: another worker is started.
+    pub(super) fn lost(&self) {
+        self.pool.count(Event::Missed);
+    }
+
     /// Its worker ran code.
     pub(super) fn executed(&self) {
         self.pool.count(Event::Executed);
@@ -98,9 +113,23 @@ impl ShapePool {
         self.breaker.borrow_mut().failed(why, now_ms);
     }
 
-    /// One that was given up meanwhile is counted already.
+    /// It can be given from now on. Gives it back if it was given up meanwhile.
+    fn keep(&self, id: SlotId, slot: Slot, now_ms: u64) -> Option<Slot> {
+        let mut held = self.held.borrow_mut();
+        let is_it = |held: &&mut Held| held.seen.id == id && held.seen.state != SlotState::Leaving;
+        match held.iter_mut().find(is_it) {
+            Some(held) => {
+                (held.seen.state, held.seen.created_ms) = (SlotState::Idle { since_ms: now_ms }, now_ms);
+                held.slot = Some(slot);
+                None
+            }
+            None => Some(slot),
+        }
+    }
+
+    /// One that was given up meanwhile is counted already, if it was for that.
     fn never_ready(&self, id: SlotId, why: &str, now_ms: u64) {
-        if self.remove(id).is_some() {
+        if self.remove(id).is_some_and(|held| held.seen.state != SlotState::Leaving) {
             self.failed(why, now_ms);
         }
     }
@@ -177,12 +206,6 @@ impl Pool {
         pool
     }
 
-    /// How many slots could be given now.
-    pub(super) fn idle(&self) -> usize {
-        let is_idle = |held: &&Held| matches!(held.seen.state, SlotState::Idle { .. });
-        self.pools.borrow().iter().map(|pool| pool.held.borrow().iter().filter(is_idle).count()).sum()
-    }
-
     /// How many workers no kernel has: idle, in creation, on their way out.
     pub(super) fn own(&self) -> usize {
         self.pools.borrow().iter().map(|pool| pool.held.borrow().len()).sum()
@@ -195,7 +218,7 @@ impl Pool {
     }
 
     /// A slot of that shape, if one is ready: it is the caller's. Notes that somebody came for one.
-    pub(super) fn take(&self, host: &Host, shape: &Shape) -> Option<(Slot, Active)> {
+    pub(super) fn take(&self, host: &Rc<Host>, shape: &Shape) -> Option<(Slot, Active)> {
         if self.paused.get() {
             return None;
         }
@@ -203,9 +226,10 @@ impl Pool {
             Some(pool) => pool,
             None => {
                 let rules = host.config.pool_rules(shape.engine);
-                if rules.is_off() || self.pools.borrow().len() >= limits::POOLS {
+                if rules.is_off() {
                     return None;
                 }
+                self.let_one_go(host);
                 self.open(shape.clone(), Rules { pool_size: 1, min_idle: 0, ..rules }, false)
             }
         };
@@ -217,24 +241,33 @@ impl Pool {
             pool.count(Event::Missed);
             return None;
         };
-        pool.count(Event::Taken);
         self.taken.set(Some(Instant::now()));
-        pool.active.set(pool.active.get() + 1);
-        Some((slot, Active { pool }))
+        Some((slot, Active::of(pool)))
     }
 
-    /// Gives up an idle slot so that another worker may be started; whether there was one.
+    /// Gives up a slot so that another worker may be started: an idle one, else one in creation. Whether there was one, perhaps on its way out
+    /// already.
     pub(super) fn make_room(&self, host: &Rc<Host>) -> bool {
-        let one = self.pools.borrow().iter().find_map(|pool| {
-            let id = choose(&pool.rules, &pool.seen(), self.now_ms())?;
-            Some((Rc::clone(pool), id))
-        });
-        match one {
-            Some((pool, id)) => {
-                end(host, &pool, id);
-                true
-            }
-            None => false,
+        let pools = self.pools.borrow().clone();
+        let idle = pools.iter().find_map(|pool| Some((pool, choose(&pool.rules, &pool.seen(), self.now_ms())?)));
+        let is_creating = |slot: &policy::Slot| matches!(slot.state, SlotState::Creating { .. });
+        let creating = || pools.iter().find_map(|pool| Some((pool, pool.seen().into_iter().find(is_creating)?.id)));
+        if let Some((pool, id)) = idle.or_else(creating) {
+            end(host, pool, id);
+        }
+        self.own() > 0
+    }
+
+    /// If there are as many pools as may be, the one that nobody came to for longest goes.
+    fn let_one_go(&self, host: &Rc<Host>) {
+        let pools = self.pools.borrow().clone();
+        if pools.len() < limits::POOLS {
+            return;
+        }
+        let unused = pools.iter().filter(|pool| !pool.standing).min_by_key(|pool| pool.demand.borrow().last_ms());
+        if let Some(pool) = unused {
+            pool.seen().iter().for_each(|slot| end(host, pool, slot.id));
+            self.pools.borrow_mut().retain(|kept| !Rc::ptr_eq(kept, pool));
         }
     }
 
@@ -249,12 +282,17 @@ impl Pool {
         }
     }
 
-    /// Ends all slots, and makes no more.
-    pub(super) async fn close(&self, host: &Host) {
+    /// Ends all slots, those in creation too, and makes no more.
+    pub(super) async fn close(&self, host: &Rc<Host>) {
         self.paused.set(true);
-        let pools: Vec<_> = self.pools.borrow_mut().drain(..).collect();
-        let held = pools.iter().flat_map(|pool| pool.held.take()).filter_map(|held| held.slot);
-        futures::future::join_all(held.map(|slot| slot.end(host))).await;
+        let pools = self.pools.borrow().clone();
+        for pool in &pools {
+            pool.seen().iter().for_each(|slot| end(host, pool, slot.id));
+        }
+        while self.own() > 0 {
+            // Whoever keeps the pools as they are to be may take the notice.
+            let _ = tokio::time::timeout(limits::POOL_GIVES_WAY, self.changed.notified()).await;
+        }
     }
 }
 
@@ -346,21 +384,15 @@ async fn created(host: &Rc<Host>, pool: &Rc<ShapePool>, id: SlotId, made: Result
         Ok(slot) if slot.is_there() => {
             pool.breaker.borrow_mut().succeeded();
             pool.count(Event::Created);
-            let mut slot = Some(slot);
-            if let Some(held) = pool.held.borrow_mut().iter_mut().find(|held| held.seen.id == id) {
-                held.seen.state = SlotState::Idle { since_ms: now_ms };
-                held.seen.created_ms = now_ms;
-                held.slot = slot.take();
-            }
-            // It was given up meanwhile.
-            if let Some(slot) = slot {
-                pool.count(Event::Destroyed);
+            if let Some(slot) = pool.keep(id, slot, now_ms) {
                 slot.end(host).await;
+                pool.count(Event::Destroyed);
+                pool.remove(id);
             }
         }
         Ok(slot) => {
-            pool.never_ready(id, "it ended as soon as it was ready", now_ms);
             slot.end(host).await;
+            pool.never_ready(id, "it ended as soon as it was ready", now_ms);
         }
         Err(error) => {
             tracing::warn!(engine = pool.shape.engine.name(), %error, "a slot could not be made ready");
@@ -380,7 +412,7 @@ fn died(host: &Weak<Host>, pool: &Weak<ShapePool>, id: SlotId) {
     }
 }
 
-/// Ends a slot beside everything else.
+/// Ends a slot beside everything else: one in creation as soon as it is ready.
 fn end(host: &Rc<Host>, pool: &Rc<ShapePool>, id: SlotId) {
     let slot = {
         let mut held = pool.held.borrow_mut();
@@ -388,12 +420,11 @@ fn end(host: &Rc<Host>, pool: &Rc<ShapePool>, id: SlotId) {
         held.seen.state = SlotState::Leaving;
         held.slot.take()
     };
+    let Some(slot) = slot else { return };
     let (host, pool) = (Rc::clone(host), Rc::clone(pool));
     tokio::task::spawn_local(async move {
-        if let Some(slot) = slot {
-            slot.end(&host).await;
-            pool.count(Event::Destroyed);
-        }
+        slot.end(&host).await;
+        pool.count(Event::Destroyed);
         pool.remove(id);
         host.pool.changed.notify_one();
     });

@@ -61,6 +61,8 @@ impl Supervisor {
         let mut done = Recovered { kernels: rows.len(), ..Recovered::default() };
         let mut workers: HashMap<KernelId, WorkerRow> = HashMap::new();
         let mut recorded = host.catalog.workers().await?;
+        // Before any kernel has a new one.
+        host.workers.sweep(&host.config.worker_sockets, &recorded.iter().map(|worker| worker.id).collect::<Vec<_>>());
         // One that was recorded before it had a process never came to serve; it must not stand in the way of one that did.
         recorded.sort_by_key(|worker| worker.pid == 0);
         for worker in recorded {
@@ -93,9 +95,6 @@ impl Supervisor {
         self.let_go_of_ephemeral().await;
         self.sweep(&known).await;
         host.spares.sweep();
-        let workers: Vec<_> = host.catalog.workers().await?.iter().map(|worker| worker.id).collect();
-        host.workers.sweep_cgroups(&workers).await;
-        host.workers.sweep_sockets(&host.config.worker_sockets, &workers);
         super::pool::run(host);
         host.events.publish("", "host_started", serde_json::json!(done));
         Ok(done)

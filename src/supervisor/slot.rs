@@ -13,6 +13,7 @@ use super::worker::{self, Folders, Place, Shape, Started, WorkerProcess};
 use crate::core::error::{Error, Result};
 use crate::core::ids::{Epoch, KernelId, WorkerId};
 use crate::core::name::KernelName;
+use crate::core::origin::OriginKind;
 use crate::rpc::worker_link::{Relay, WorkerIdentity, WorkerLink};
 use crate::sandbox::plan::{PlannedMount, RunAs};
 use crate::worker::binding::{BoundMount, BoundSource, KernelBinding};
@@ -50,10 +51,15 @@ impl Slot {
         // In no catalog: whose daemon is gone, that slot ends by itself.
         let recorded = async |_| Ok(());
         let (link, _, process) = worker::launch(host, place, &document, &identity, relay.clone(), recorded).await?;
-        if let Err(error) = link.open_lane().await {
-            tracing::debug!(%error, "a slot has no lane yet");
+        let lane = link.open_lane().await;
+        let slot = Slot { link, relay, process, identity, there };
+        match lane {
+            Ok(()) => Ok(slot),
+            Err(error) => {
+                slot.end(host).await;
+                Err(error)
+            }
         }
-        Ok(Slot { link, relay, process, identity, there })
     }
 
     /// Whether it has not ended, as far as is known.
@@ -78,23 +84,25 @@ impl Slot {
         listener: Rc<Listener>,
         active: Active,
     ) -> Result<Started> {
-        self.process.active = Some(active);
         (self.identity.kernel, self.identity.epoch) = (kernel.id, kernel.epoch);
         let row = worker::row(&self.identity, self.process.socket(), Some(self.process.pid()));
         let origin = kernel.origin_now();
         let bound = async {
             host.catalog.put_worker(row).await?;
-            let binding = KernelBinding { origin, ..self.binding(host, kernel, mounts).await? };
+            let binding = self.binding(host, kernel, mounts, origin).await?;
             // What the engine says of its state comes before the answer.
             self.relay.set(listener);
             self.link.bind_kernel(&binding).await
         };
         match bound.await {
             Ok(report) => {
-                let Slot { link, process, .. } = self;
+                active.bound();
+                let Slot { link, mut process, .. } = self;
+                process.active = Some(active);
                 Ok(Started { link, report, process, told_origin: Some(origin) })
             }
             Err(error) => {
+                active.lost();
                 host.workers.end(self.process).await;
                 Err(error)
             }
@@ -105,10 +113,16 @@ impl Slot {
     pub(super) async fn end(self, host: &Host) {
         let Slot { link, process, .. } = self;
         drop(link);
-        host.workers.end(process).await;
+        host.workers.end_unrecorded(process).await;
     }
 
-    async fn binding(&self, host: &Host, kernel: &Kernel, mounts: &[PlannedMount]) -> Result<KernelBinding> {
+    async fn binding(
+        &self,
+        host: &Host,
+        kernel: &Kernel,
+        mounts: &[PlannedMount],
+        origin: (OriginKind, u32),
+    ) -> Result<KernelBinding> {
         let Folders { dir, own_workspace, workspace } = worker::folders(host, kernel)?;
         let run_as = worker::run_as(host, kernel.uid)?;
         let own: Vec<&Path> = [Some(dir.as_path()), workspace.as_deref()].into_iter().flatten().collect();
@@ -133,7 +147,7 @@ impl Slot {
             workspace,
             protected,
             mounts: given,
-            origin: kernel.origin_now(),
+            origin,
         })
     }
 

@@ -13,7 +13,7 @@ use super::pool::Active;
 use super::task::Listener;
 use crate::catalog::{CatalogHandle, WorkerRow};
 use crate::core::engine::EngineName;
-use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::error::{Error, Result};
 use crate::core::ids::{Epoch, HostId, KernelId, WorkerId};
 use crate::core::info::{GivenMount, MountInfo};
 use crate::core::name::KernelName;
@@ -115,14 +115,15 @@ impl Cgroups {
         self.base.join(format!("{}{worker}", self.prefix))
     }
 
-    async fn sweep(&self, known: &[WorkerId]) {
-        for entry in std::fs::read_dir(&self.base).into_iter().flatten().flatten() {
+    /// Those of this daemon's workers but for the known ones.
+    fn stale(&self, known: &[WorkerId]) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(&self.base).into_iter().flatten().flatten();
+        let is_stale = |entry: &std::fs::DirEntry| {
             let name = entry.file_name().to_string_lossy().into_owned();
             let worker = name.strip_prefix(&self.prefix).and_then(|id| id.parse::<WorkerId>().ok());
-            if worker.is_some_and(|worker| !known.contains(&worker)) {
-                remove_cgroup(&entry.path()).await;
-            }
-        }
+            worker.is_some_and(|worker| !known.contains(&worker))
+        };
+        entries.filter(is_stale).map(|entry| entry.path()).collect()
     }
 }
 
@@ -176,12 +177,17 @@ impl Workers {
             .hint("stop a kernel, or raise limits.workers in the configuration")
     }
 
-    /// Forgets a worker that has ended.
-    pub(super) async fn forget(&self, id: WorkerId, socket: &Path) {
+    /// Removes what a worker that has ended left on the host.
+    async fn clear_away(&self, id: WorkerId, socket: &Path) {
         clear(socket);
         if let Some(cgroups) = &self.cgroups {
             remove_cgroup(&cgroups.of(id)).await;
         }
+    }
+
+    /// Forgets a worker that has ended.
+    pub(super) async fn forget(&self, id: WorkerId, socket: &Path) {
+        self.clear_away(id, socket).await;
         if let Err(error) = self.catalog.remove_worker(id).await {
             tracing::warn!(worker = %id, %error, "a worker that ended is still in the catalog; the next start removes it");
         }
@@ -194,21 +200,29 @@ impl Workers {
         self.forget(process.id, process.socket()).await;
     }
 
-    /// Removes the sockets of workers that the catalog does not know: those of slots whose daemon was killed.
-    pub(super) fn sweep_sockets(&self, folder: &Path, known: &[WorkerId]) {
+    /// Ends a worker that is in no catalog.
+    pub(super) async fn end_unrecorded(&self, process: WorkerProcess) {
+        process.kill();
+        process.ended().await;
+        self.clear_away(process.id, process.socket()).await;
+    }
+
+    /// Removes the sockets and cgroups of workers that the catalog does not know: those of slots whose daemon was killed. The cgroups later: what
+    /// is in one is killed, and its end is waited for.
+    pub(super) fn sweep(&self, folder: &Path, known: &[WorkerId]) {
+        let stale = self.cgroups.as_ref().map(|cgroups| cgroups.stale(known)).unwrap_or_default();
+        tokio::task::spawn_local(async move {
+            for path in stale {
+                crate::sandbox::cgroup::kill(&path);
+                remove_cgroup(&path).await;
+            }
+        });
         for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
             let worker = name.split('.').next().and_then(|id| id.parse::<WorkerId>().ok());
             if worker.is_some_and(|worker| !known.contains(&worker)) {
                 let _ = std::fs::remove_file(entry.path());
             }
-        }
-    }
-
-    /// Removes the cgroups of this daemon's workers that the catalog does not know any more.
-    pub(super) async fn sweep_cgroups(&self, known: &[WorkerId]) {
-        if let Some(cgroups) = &self.cgroups {
-            cgroups.sweep(known).await;
         }
     }
 
@@ -346,6 +360,11 @@ fn given(host: &Host, kernel: &Kernel, mounts: Vec<GivenMount>) -> Result<Vec<Pl
     planned.collect()
 }
 
+/// Whether a path that every kernel has is below one of these: a slot has it already, and what comes later would lie on top.
+fn hides_system_path(host: &Host, mounts: &[PlannedMount]) -> bool {
+    host.config.system_paths.iter().any(|path| mounts.iter().any(|mount| path.starts_with(&mount.inside)))
+}
+
 /// Adds what can be done about a path that may not be given any more.
 fn with_way_out(error: Error, spec: &KernelSpec, mount: &MountInfo) -> Error {
     if !error.hint.is_empty() {
@@ -451,14 +470,14 @@ pub(super) async fn start(
 ) -> Result<Started> {
     let shape = Shape::of(host, &kernel.spec, kernel.uid)?;
     let mounts = given(host, kernel, mounts)?;
-    if let Some((slot, active)) = host.pool.take(host, &shape) {
+    if !hides_system_path(host, &mounts)
+        && let Some((slot, active)) = host.pool.take(host, &shape)
+    {
         let worker = slot.id();
         match slot.bind(host, kernel, &mounts, listener.clone(), active).await {
-            // Its own end, not the kernel's fault: a slot may be killed or stopped at any moment.
-            Err(error) if matches!(error.code, ErrorCode::Lost | ErrorCode::Unavailable | ErrorCode::Deadline) => {
-                tracing::info!(%worker, %error, "a slot was lost as it was bound: another worker is started");
-            }
-            bound => return bound,
+            Ok(bound) => return Ok(bound),
+            // A slot may be killed or stopped at any moment. What is wrong with the kernel is said by its own worker, too.
+            Err(error) => tracing::warn!(%worker, %error, "a slot could not be bound: another worker is started"),
         }
     }
     if host.workers.room() == 0 && !host.pool.make_room(host) {
@@ -553,9 +572,9 @@ pub(super) async fn end_orphan(host: &Rc<Host>, row: &WorkerRow) {
 mod tests {
     use super::*;
 
-    /// Plain folders do here: what is removed is empty folders, by name.
-    #[tokio::test]
-    async fn only_its_own_cgroups_of_unknown_workers_are_swept() {
+    /// Plain folders do here: they are known by name.
+    #[test]
+    fn only_its_own_cgroups_of_unknown_workers_are_stale() {
         let base = tempfile::tempdir().expect("a folder");
         let of = |host: &str| Cgroups { base: base.path().to_owned(), prefix: format!("worker-{host}-") };
         let (own, other) = (of("aa"), of("bb"));
@@ -564,8 +583,6 @@ mod tests {
         for folder in stay.iter().chain([&own.of(unknown)]) {
             std::fs::create_dir_all(folder.join("engine")).expect("made");
         }
-        own.sweep(&[known]).await;
-        assert!(stay.iter().all(|folder| folder.join("engine").is_dir()));
-        assert!(!own.of(unknown).exists());
+        assert_eq!(own.stale(&[known]), [own.of(unknown)]);
     }
 }

@@ -71,9 +71,9 @@ impl Changes {
         let before = (event.moved != 0).then(|| self.moving.remove(&event.moved)).flatten();
         let had_come = self.came.contains(&place) || self.came_before.contains(&place);
         self.hidden |= (event.is_folder && before.is_none()) || had_come;
-        // What was moved here from where nobody watches may have been written there.
-        let unseen = if event.moved != 0 { Closely::Read } else { Closely::Look };
-        let (is_new, closely) = before.unwrap_or((true, unseen));
+        // What came from where nobody watches may have been written there: a file that had no name is one, and it may have the number and the
+        // times of what had this name before.
+        let (is_new, closely) = before.unwrap_or((true, Closely::Read));
         if is_new {
             self.came.insert(place.clone());
         }
@@ -110,8 +110,16 @@ impl Changes {
 
     /// A pass is over, and all is taken that was told meanwhile: what it found of the names that had come is known now.
     pub(super) fn pass_is_over(&mut self, index: &Index) {
-        let unknown = self.came_before.drain().filter(|(folder, name)| index.known(*folder, name).is_none());
+        let is_unknown =
+            |(folder, name): &Place| index.folders.get(folder).is_some_and(|folder| !folder.entries.contains_key(name));
+        let unknown = self.came_before.drain().filter(is_unknown);
         self.came.extend(unknown);
+    }
+
+    /// What was told of an entry was our own doing: its stamp says what it is now.
+    pub(super) fn only_look(&mut self, (folder, name): Place) {
+        let told = self.names.entry(folder).or_default().insert(name, Closely::Look);
+        self.count += usize::from(told.is_none());
     }
 
     /// What was told was our own doing.

@@ -93,6 +93,8 @@ pub(super) struct Index {
     pub hot: BTreeSet<Place>,
     /// What is not captured, or not wholly.
     pub missing: BTreeMap<Place, Reason>,
+    /// Of that, what is known to be a file.
+    pub missing_files: BTreeSet<Place>,
     /// Folders to be encoded, the deepest first.
     pub stale: BTreeSet<(Reverse<u32>, FolderId)>,
     pub watches: HashMap<i32, FolderId>,
@@ -111,6 +113,7 @@ impl Index {
             regroup: HashSet::new(),
             hot: BTreeSet::new(),
             missing: BTreeMap::new(),
+            missing_files: BTreeSet::new(),
             stale: BTreeSet::new(),
             watches: HashMap::new(),
             count: 0,
@@ -204,6 +207,7 @@ impl Index {
         if names(&known) > 1 && self.links.entry(known.stamp.inode).or_default().insert(place.clone()) {
             self.regroup.insert(known.stamp.inode);
         }
+        self.missing_files.remove(&place);
         match &known.what {
             What::Missing(reason) => drop(self.missing.insert(place, *reason)),
             What::File { .. } | What::Folder(_) | What::Symlink(_) | What::Fifo => drop(self.missing.remove(&place)),
@@ -247,6 +251,7 @@ impl Index {
         while let Some((place, known)) = rest.pop() {
             self.count -= 1;
             self.missing.remove(&place);
+            self.missing_files.remove(&place);
             let was_hot = self.hot.remove(&place);
             match &known.what {
                 What::File { names, .. } => {
@@ -320,6 +325,13 @@ impl Index {
         let mut group = Group::default();
         group.copy_from_slice(&blake3::hash(&paths.join(&0u8)).as_bytes()[..16]);
         group
+    }
+
+    /// Whether there may be a folder that others enter and we do not: a known file may get a name in there and be written by it, and nobody
+    /// tells.
+    pub(super) fn has_dark_corners(&self) -> bool {
+        let unreadable = self.missing.iter().filter(|(_, reason)| **reason == Reason::Unreadable);
+        unreadable.into_iter().any(|(place, _)| !self.missing_files.contains(place))
     }
 
     /// Whether something in a folder could not be entered.

@@ -1,7 +1,7 @@
 //! What others do in the midst of a capture, or between two by ways that are told of no name that is left.
 
 use std::fs::{File, OpenOptions, Permissions};
-use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -484,4 +484,32 @@ fn what_is_done_by_a_name_outside_is_seen() {
             is_what_is_there(&world, &mut tracker);
         }
     }
+}
+
+/// It may have the number, the length and the times of the file that had this name before; of its bytes nobody told.
+#[test]
+fn a_file_that_had_no_name_is_read_when_it_gets_one() {
+    use nix::fcntl::{AtFlags, OFlag};
+    let world = World::new();
+    world.write("a", [1; 1000]);
+    settle();
+    let mut tracker = world.tracker();
+    tracker.capture(&world.store).expect("captured");
+    let mut same_number = 0;
+    for byte in 2..12 {
+        let before = world.path("a").metadata().expect("there");
+        std::fs::remove_file(world.path("a")).expect("removed");
+        let flags = OFlag::O_TMPFILE | OFlag::O_RDWR;
+        let file = File::from(nix::fcntl::open(&world.path(""), flags, nix::sys::stat::Mode::S_IRWXU).expect("made"));
+        file.write_all_at(&[byte; 1000], 0).expect("written");
+        file.set_modified(before.modified().expect("known")).expect("set");
+        let own = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
+        let (here, to) = (nix::fcntl::AT_FDCWD, world.path("a"));
+        nix::unistd::linkat(here, own.as_str(), here, &to, AtFlags::AT_SYMLINK_FOLLOW).expect("linked");
+        drop(file);
+        same_number += u32::from(to.metadata().expect("there").ino() == before.ino());
+        is_what_is_there(&world, &mut tracker);
+    }
+    // Where numbers are never given again there is nothing to be seen.
+    eprintln!("{same_number} of 10 had the number of the one before");
 }

@@ -5,6 +5,7 @@ use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use super::changes::Changes;
 use super::meanwhile_tests::{Once, all, is_what_is_there, pass_by, prepare_while_each, settle};
 use super::testing::{World, as_nobody, given_place};
 use super::{Captured, Reason, Tracker};
@@ -160,31 +161,81 @@ fn what_cannot_be_entered_of(world: &World) {
 }
 
 #[test]
-fn what_cannot_be_entered_costs_other_captures_nothing() {
-    unprivileged("what_cannot_be_entered_costs_nothing", what_cannot_be_entered_costs_nothing_of);
+fn a_file_that_cannot_be_read_costs_other_captures_nothing() {
+    unprivileged("what_cannot_be_read_costs_nothing", what_cannot_be_read_costs_nothing_of);
 }
 
 #[test]
 #[ignore = "run by a test as an ordinary user"]
-fn what_cannot_be_entered_costs_nothing() {
-    what_cannot_be_entered_costs_nothing_of(&World::at(&given_place()));
+fn what_cannot_be_read_costs_nothing() {
+    what_cannot_be_read_costs_nothing_of(&World::at(&given_place()));
 }
 
-fn what_cannot_be_entered_costs_nothing_of(world: &World) {
+fn what_cannot_be_read_costs_nothing_of(world: &World) {
     (0..50).for_each(|n| world.write(&format!("f{n}"), [b'a'; 1000]));
-    std::fs::create_dir_all(world.path("a/b")).expect("made");
-    world.write("a/b/f", [b'a'; 1000]);
+    mode(world, "f7", 0);
     settle();
     let mut tracker = world.tracker();
     tracker.capture(&world.store).expect("captured");
-    mode(world, "a", 0o400);
-    // A name that came and went: all known files are looked at, once.
-    world.write("passing", "");
-    std::fs::remove_file(world.path("passing")).expect("removed");
-    let captured = tracker.capture(&world.store).expect("captured");
-    assert!(captured.how.examined >= 50, "{:?}", captured.how);
+    world.write("f8", "");
+    tracker.capture(&world.store).expect("captured");
     let calm = tracker.capture(&world.store).expect("captured");
     assert_eq!((calm.how.walk, calm.how.examined), (None, 0), "{:?}", calm.how);
+}
+
+#[test]
+fn a_file_that_is_written_by_a_name_in_a_folder_that_we_cannot_read_is_seen() {
+    unprivileged("a_name_in_a_folder_that_cannot_be_read", a_name_in_a_folder_that_cannot_be_read_of);
+}
+
+#[test]
+#[ignore = "run by a test as an ordinary user"]
+fn a_name_in_a_folder_that_cannot_be_read() {
+    a_name_in_a_folder_that_cannot_be_read_of(&World::at(&given_place()));
+}
+
+/// Who may enter a folder and write to it, and not read it, may give a known file a name in there: of that nobody tells, nor of what is done by it.
+fn a_name_in_a_folder_that_cannot_be_read_of(world: &World) {
+    world.write("f", [b'a'; 1000]);
+    std::fs::create_dir(world.path("n")).expect("made");
+    mode(world, "n", 0o300);
+    settle();
+    let mut tracker = world.tracker();
+    for byte in 1..4 {
+        tracker.capture(&world.store).expect("captured");
+        pass_by(&world.path("f"), &world.path("n/t"), byte);
+        is_what_is_there(world, &mut tracker);
+    }
+    // It costs nobody the notifications.
+    let calm = tracker.capture(&world.store).expect("captured");
+    assert_eq!((calm.how.walk, calm.how.unwatched), (None, None), "{:?}", calm.how);
+}
+
+#[test]
+fn a_folder_that_becomes_unreadable_as_it_is_listed_ends_no_notifications() {
+    unprivileged("a_folder_that_becomes_unreadable", a_folder_that_becomes_unreadable_of);
+}
+
+#[test]
+#[ignore = "run by a test as an ordinary user"]
+fn a_folder_that_becomes_unreadable() {
+    a_folder_that_becomes_unreadable_of(&World::at(&given_place()));
+}
+
+fn a_folder_that_becomes_unreadable_of(world: &World) {
+    std::fs::create_dir(world.path("e")).expect("made");
+    world.write("e/f", [b'a'; 1000]);
+    let mut tracker = world.tracker();
+    tracker.capture(&world.store).expect("captured");
+    // Whoever follows it from here on, as a fork does, cannot watch it.
+    mode(world, "e", 0o300);
+    let index = tracker.index.clone().unwatched();
+    let mut again = Tracker::seeded(world.places(), index, Some(Changes::default())).expect("followed");
+    again.is_private = false;
+    let captured = again.capture(&world.store).expect("captured");
+    assert_eq!((captured.how.unwatched, missing(&captured)), (None, vec![("e".to_owned(), Reason::Unreadable)]));
+    mode(world, "e", 0o700);
+    is_what_is_there(world, &mut again);
 }
 
 /// A part of this file system that is mounted at another place of it, until the end.

@@ -18,7 +18,6 @@ use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::Mode;
 
 use super::beneath::{self, Kind, proc_path};
-use super::changes::Closely;
 use super::encode::encode;
 use super::error::WorkspaceError;
 use super::how::How;
@@ -27,7 +26,7 @@ use super::objects::{Addresses, Objects};
 use super::stage::{Owner, Stage, Staged, set_time};
 use super::tracker::{Pass, Tracker};
 use super::tree::TreeId;
-use super::tree::entry::{Content, Entry, Meta, Name, Node, path_of};
+use super::tree::entry::{Content, Entry, Meta, Name, Node, Reason, path_of};
 use super::tree::format::Folder;
 use super::tree::needs::is_kept;
 use super::tree::read;
@@ -114,7 +113,7 @@ impl Tracker {
             self.drain();
             self.changes.nothing_is_hidden();
             touched.into_iter().for_each(|place| match place {
-                (folder, Some(name)) => self.changes.add((folder, name), Closely::Look),
+                (folder, Some(name)) => self.changes.only_look((folder, name)),
                 (folder, None) => self.changes.add_folder(folder),
             });
             let mut pass = Pass { frozen: true, contents, told_all: true, keeping: None };
@@ -224,8 +223,8 @@ impl<'a> Apply<'a> {
         }
         self.touch(here);
         match (&now.node, &wanted.node) {
-            // Neither is anything that could be made.
-            (Node::Missing { .. }, Node::Missing { .. }) => Ok(()),
+            // Neither is anything that could be made; and what is mounted there stays, and is told in the end.
+            (Node::Missing { .. }, Node::Missing { .. }) | (Node::Missing { reason: Reason::Mount }, _) => Ok(()),
             (_, Node::Missing { .. }) => self.remove(here),
             (Node::Folder { digest: a }, Node::Folder { digest: b }) => {
                 self.folders.insert(here.names(), wanted.meta.clone());
@@ -333,7 +332,8 @@ impl<'a> Apply<'a> {
             self.stage.furnish(dir.as_fd(), &meta, self.owner)?;
         }
         for (group, content) in &self.groups {
-            if let Some(file) = self.stage.group(group)
+            // As it is without its name over there.
+            if let Some(file) = self.stage.take_group(group)
                 && let Ok(stat) = beneath::look_at(&file)
             {
                 self.contents.insert(beneath::stamp(&stat), content.clone());

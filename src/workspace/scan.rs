@@ -118,7 +118,8 @@ impl Scan<'_> {
         let mut changes = changes.clone();
         // What could not be entered was not watched: anything may have been done in it since it can be.
         let mut told = changes.names.iter().flat_map(|(folder, names)| names.keys().map(|name| (*folder, name)));
-        self.hidden = changes.hidden || told.any(|(folder, name)| self.index.is_dark(folder, name));
+        let was_dark = told.any(|(folder, name)| self.index.is_dark(folder, name));
+        self.hidden = changes.hidden || was_dark || self.index.has_dark_corners();
         for place in &self.index.hot {
             changes.add(place.clone(), Closely::Read);
         }
@@ -239,8 +240,10 @@ impl Scan<'_> {
                 let touched = changes.is_none_or(|changes| {
                     changes.names.get(folder).and_then(|names| names.get(name)).is_some_and(|c| *c > Closely::Look)
                 });
+                // What wrote through a mapping left no trace in its stamp on every file system.
+                let written = touched && changes.is_some();
                 // Within one tick of the clock another file may have got its number, its size and its times.
-                if *settled {
+                if *settled && !written {
                     if told && !touched {
                         contents.insert(moved(*stamp), content.clone());
                     }
@@ -326,6 +329,8 @@ impl Scan<'_> {
                 self.index.folder_mut(id).watch = Some(watch);
                 self.index.watches.insert(watch, id);
             }
+            // Who may enter it may not read it, and only what can be read can be watched.
+            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied && id != ROOT => self.list_later(id),
             Err(error) => {
                 // From now on everything is walked each time, and each capture says so.
                 self.how.unwatched = Some(Unwatched::of(&error));

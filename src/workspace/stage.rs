@@ -221,9 +221,12 @@ impl Stage {
         }
     }
 
-    /// A group's file, if it was made.
-    pub(super) fn group(&self, group: &Group) -> Option<File> {
-        self.groups.get(group).and_then(|name| beneath::file(self.dir.as_fd(), name.as_bytes()).ok())
+    /// A group's file, if it was made, without its name in here: it has no more links.
+    pub(super) fn take_group(&mut self, group: &Group) -> Option<File> {
+        let name = self.groups.remove(group)?;
+        let file = beneath::file(self.dir.as_fd(), name.as_bytes()).ok()?;
+        self.clear_one(name.as_bytes()).ok()?;
+        Some(file)
     }
 
     /// Removes everything in here. Folders within folders are first brought up here: no depth is too deep.

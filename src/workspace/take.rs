@@ -66,7 +66,9 @@ impl Scan<'_> {
             Ok(file) => file,
             Err(error) if beneath::is_gone(error) => return Ok(Taken::Changed),
             Err(error) if beneath::is_refused(error) => {
-                return self.missing(id, name, Reason::Unreadable).map(|_| Taken::Done);
+                self.missing(id, name, Reason::Unreadable)?;
+                self.index.missing_files.insert((id, name.into()));
+                return Ok(Taken::Done);
             }
             Err(Errno::EXDEV) => return self.missing(id, name, Reason::Mount).map(|_| Taken::Done),
             Err(error) => return Err(WorkspaceError::of("open", &self.index.path(id, name))(error)),

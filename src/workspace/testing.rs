@@ -130,11 +130,10 @@ fn data(path: &Path, size: u64) -> Vec<(u64, u64)> {
         let mut start = start.cast_unsigned();
         at = lseek64(&file, start.cast_signed(), Whence::SeekHole).expect("a hole or the end").cast_unsigned();
         let mut end = at.min(size);
-        let is_whole = (start, end) == (0, size);
-        while !is_whole && start < end && is_zero(start, end.min(start + 4096)) {
+        while start < end && is_zero(start, end.min(start + 4096)) {
             start = end.min(start + 4096);
         }
-        while !is_whole && start < end && is_zero(start.max((end - 1) / 4096 * 4096), end) {
+        while start < end && is_zero(start.max((end - 1) / 4096 * 4096), end) {
             end = start.max((end - 1) / 4096 * 4096);
         }
         if start < end {

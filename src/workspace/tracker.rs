@@ -23,12 +23,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use nix::errno::Errno;
 
 use super::beneath;
-use super::changes::{self, Asked, Changes, Opens};
+use super::changes::{self, Asked, Changes, Closely, Opens};
 use super::driver::{self, Choice, Driver};
 use super::encode::encode;
 use super::error::WorkspaceError;
 use super::how::{How, Unwatched, Walk};
-use super::index::{FolderId, Index, Stamp};
+use super::index::{FolderId, Index, ROOT, Stamp};
 use super::keep::Keeping;
 use super::objects::{ObjectBatch, Objects};
 use super::saved;
@@ -336,8 +336,8 @@ impl Tracker {
         (tracker.index, tracker.is_private) = (index, true);
         tracker.walk = changes.is_none().then_some(Walk::Reopened);
         if let Some(changes) = changes {
-            tracker.watch_all()?;
             tracker.changes = changes;
+            tracker.watch_all()?;
         }
         tracker.sure(true);
         Ok(tracker)
@@ -365,6 +365,11 @@ impl Tracker {
                 Ok(watch) => {
                     self.index.folder_mut(id).watch = Some(watch);
                     self.index.watches.insert(watch, id);
+                }
+                // Who may enter it may not read it, and only what can be read can be watched: it is looked at then.
+                Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied && id != ROOT => {
+                    let folder = self.index.folder(id);
+                    self.changes.add((folder.parent, folder.name.clone()), Closely::Look);
                 }
                 Err(error) => {
                     self.unwatched = Some(Unwatched::of(&error));
@@ -473,7 +478,7 @@ impl Tracker {
 }
 
 /// What times may lag behind where they come from this machine's clock.
-pub(super) const LOCAL_GRAIN: Duration = Duration::from_millis(50);
+const LOCAL_GRAIN: Duration = Duration::from_millis(50);
 
 /// What a file system's times may lag behind the clock: a stamp that is younger may stay the same though the file changes.
 fn grain(magic: i64) -> Duration {

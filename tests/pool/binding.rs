@@ -1,8 +1,11 @@
 //! What a kernel finds whose worker was there before it.
 
 use ryokan::core::engine::EngineName;
+use ryokan::core::exec::ExecStatus;
+use ryokan::core::limits;
 use ryokan::core::spec::AllowedPath;
 use ryokan::core::value::Value;
+use ryokan::rpc::convert::spec::SpecRequest;
 
 use super::{READY, pooled, pooled_with, ready, worker_of};
 use crate::support::{kernel, out, run, spec, users};
@@ -126,5 +129,76 @@ fn a_kernel_that_is_unlike_the_others_gets_a_worker_of_its_own_kind() {
         assert_eq!((own.taken, own.missed, own.pool_size), (0, 1, 1));
         let usual = pools.iter().find(|pool| pool.engine == "kaish" && pool.pool_size == READY).expect("the usual");
         assert_eq!(usual.taken, 0);
+        // The next of that kind finds one ready.
+        let own = async || {
+            let pools = client.pools().await.expect("pools");
+            pools.into_iter().find(|pool| pool.memory_bytes == 256 << 20).expect("a pool of that kind")
+        };
+        crate::support::eventually("one is ready", async || own().await.idle == 1).await;
+        let next = crate::support::spec("next", EngineName::Kaish);
+        let (next, _) =
+            client.create_kernel(&SpecRequest { memory_bytes: Some(256 << 20), ..next }, "").await.expect("made");
+        assert_eq!(out(&next, "echo small").await, "small");
+        assert_eq!(own().await.taken, 1);
     });
+}
+
+/// Every descriptor that a kernel of root's brings is held until all are there.
+#[test]
+fn a_kernel_with_as_many_mounts_as_may_be_takes_a_worker_that_was_ready() {
+    for user in users() {
+        let host = pooled(user);
+        let paths: Vec<_> = (0..limits::MOUNTS).map(|n| host.path("home").join(format!("given{n}"))).collect();
+        for (n, path) in paths.iter().enumerate() {
+            std::fs::create_dir(path).expect("made");
+            std::fs::write(path.join("file"), format!("{n}")).expect("written");
+        }
+        host.with(async |client| {
+            ready(&client, "kaish").await;
+            let given =
+                paths.iter().map(|path| AllowedPath { path: path.clone(), writable: false, real: None }).collect();
+            let wanted = SpecRequest { paths: given, ..spec("many", EngineName::Kaish) };
+            let (many, _) = client.create_kernel(&wanted, "").await.expect("made");
+            let last = paths.last().expect("one").join("file").display().to_string();
+            assert_eq!(out(&many, &format!("cat {last}")).await, (limits::MOUNTS - 1).to_string());
+            let pool = super::pool_of(&client, "kaish").await;
+            assert_eq!((pool.taken, pool.missed), (1, 0));
+        });
+    }
+}
+
+/// A slot has it already: what comes later would lie on top.
+#[test]
+fn what_every_kernel_has_read_only_is_never_hidden_by_what_one_was_given() {
+    for user in users() {
+        let mut host = crate::support::Host::prepare(user);
+        let above = host.path("home").join("above");
+        std::fs::create_dir_all(above.join("tools")).expect("made");
+        if user == crate::support::User::Unprivileged {
+            let own = Some(crate::support::UNPRIVILEGED);
+            for path in [&above, &above.join("tools")] {
+                std::os::unix::fs::chown(path, own, own).expect("given");
+            }
+        }
+        let tools = above.join("tools").display().to_string();
+        host.configure(&format!("[sandbox]\nsystem_paths = [{tools:?}]\n[pool]\npool_size = 2\n"));
+        host.launch();
+        host.with(async |client| {
+            ready(&client, "kaish").await;
+            let wanted = SpecRequest {
+                paths: vec![AllowedPath { path: above.clone(), writable: true, real: None }],
+                ..spec("k", EngineName::Kaish)
+            };
+            let (given, _) = client.create_kernel(&wanted, "").await.expect("made");
+            let write = |below: &str| format!("/bin/sh -c 'echo x > {}/{below}/new && echo written'", above.display());
+            assert_eq!(out(&given, &write(".")).await, "written");
+            let written = run(&given, &write("tools")).await;
+            assert!(written.end.status != ExecStatus::Done && !above.join("tools/new").exists(), "{:?}", written.end);
+            kernel(&client, "other", EngineName::Kaish).await;
+        });
+        host.ok(&["exec", "other", "true"]);
+        let refused = host.cli(&["mount", "other", &above.display().to_string(), &above.display().to_string(), "--rw"]);
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(!refused.status.success() && said.contains("would hide"), "{said}");
+    }
 }

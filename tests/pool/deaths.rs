@@ -15,12 +15,13 @@ fn send(signal: Signal, to: &[u32]) {
 
 /// The inits among a host's processes: children of its daemon.
 fn inits(host: &Host) -> Vec<u32> {
-    let is_child = |pid: &u32| {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        let parent = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(1)?.parse::<i32>().ok());
-        parent == Some(host.pid())
-    };
-    host.workers().into_iter().filter(is_child).collect()
+    let workers = host.workers();
+    children(host.pid() as u32).into_iter().filter(|pid| workers.contains(pid)).collect()
+}
+
+fn children(of: u32) -> Vec<u32> {
+    let told = std::fs::read_to_string(format!("/proc/{of}/task/{of}/children")).unwrap_or_default();
+    told.split_whitespace().map(|pid| pid.parse().expect("a process")).collect()
 }
 
 fn wait_for(what: &str, is_so: impl Fn() -> bool) {
@@ -60,13 +61,73 @@ fn a_worker_that_is_killed_as_it_is_bound_costs_nobody_anything() {
         let first = kernel(&client, "k", EngineName::Kaish).await;
         let (said, ()) = tokio::join!(out(&first, "echo well"), async {
             tokio::time::sleep(Duration::from_millis(300)).await;
-            assert_eq!(pool_of(&client, "kaish").await.taken, 1);
+            assert_eq!(pool_of(&client, "kaish").await.active, 1);
             send(Signal::SIGKILL, &waiting);
         });
         assert_eq!(said, "well");
         assert!(!waiting.contains(&worker_of(&host, "k")));
-        until(&client, "kaish", |pool| pool.active == 0 && pool.idle == READY).await;
+        let after = until(&client, "kaish", |pool| pool.active == 0 && pool.idle == READY).await;
+        assert_eq!((after.taken, after.missed), (0, 1), "{after:?}");
     });
+}
+
+#[test]
+fn an_engine_that_ends_or_hangs_before_its_kernel_came_costs_nobody_anything() {
+    for (signal, engine, code) in
+        [(Signal::SIGKILL, EngineName::Kaish, "echo well"), (Signal::SIGSTOP, EngineName::Python, "print('well')")]
+    {
+        let host = pooled(User::Own);
+        host.with(async |client| {
+            ready(&client, "kaish").await;
+            ready(&client, "python").await;
+            let inits = inits(&host);
+            let engines: Vec<u32> = inits.iter().flat_map(|init| children(*init)).collect();
+            assert_eq!(engines.len() as u32, 2 * READY, "each has one");
+            send(signal, &engines);
+            // At once, and whatever the daemon knows of it by then.
+            assert_eq!(out(&kernel(&client, "k", engine).await, code).await, "well");
+            let worker = worker_of(&host, "k");
+            assert!(!inits.contains(&worker), "{worker} of {inits:?}");
+            until(&client, engine.name(), |pool| pool.idle == pool.target && pool.creating == 0).await;
+        });
+    }
+}
+
+#[test]
+fn a_daemon_that_is_killed_while_it_binds_leaves_one_worker_and_the_whole_state() {
+    for user in users() {
+        let mut host = pooled(user);
+        host.with(async |client| {
+            ready(&client, "kaish").await;
+            ready(&client, "python").await;
+            let k = kernel(&client, "k", EngineName::Kaish).await;
+            out(&k, "x=41").await;
+            k.stop(true).await.expect("stopped");
+            ready(&client, "kaish").await;
+        });
+        let waiting = inits(&host);
+        // The word reaches the worker's socket; it is read when the daemon is gone.
+        send(Signal::SIGSTOP, &waiting);
+        let mut asks = host.command("ryokan").args(["exec", "k", "echo $x"]).spawn().expect("runs");
+        host.with(async |client| {
+            until(&client, "kaish", |pool| pool.active == 1).await;
+        });
+        std::thread::sleep(Duration::from_millis(200));
+        host.kill();
+        send(Signal::SIGCONT, &waiting);
+        assert!(!asks.wait().expect("ended").success());
+        host.launch();
+        host.with(async |client| {
+            ready(&client, "kaish").await;
+            let k = client.open_kernel("k").await.expect("there").0;
+            assert_eq!(out(&k, "echo $x").await, "41");
+        });
+        // One of them is the kernel's by now, or none: it ends with the kernel.
+        let left = || waiting.iter().filter(|pid| Host::is_alive(**pid)).count();
+        wait_for("workers of the former pool are left", || left() <= 1);
+        host.ok(&["stop", "k"]);
+        wait_for("a worker has no kernel and stays", || left() == 0);
+    }
 }
 
 #[test]
@@ -97,7 +158,7 @@ fn a_daemon_that_is_killed_with_a_full_pool_leaves_nothing() {
         host.signal(Signal::SIGTERM);
         host.wait();
         wait_for("workers outlive a daemon that was stopped", || host.workers().is_empty());
-        let sockets = std::fs::read_dir(host.path("run").join("ryokan/workers")).map_or(0, Iterator::count);
+        let sockets = std::fs::read_dir(host.path("run").join("ryokan/workers")).expect("readable").count();
         assert_eq!(sockets, 0, "sockets are left");
     }
 }

@@ -51,6 +51,11 @@ impl Demand {
         self.peaks.push_back(Peak { at_ms: now_ms, count });
     }
 
+    /// When somebody came last, or the pool began, milliseconds.
+    pub fn last_ms(&self) -> u64 {
+        self.last_ms
+    }
+
     /// The most that came within any [`limits::POOL_BURST`] that ended less than `within_ms` ago.
     pub fn peak(&self, now_ms: u64, within_ms: u64) -> u32 {
         self.largest(now_ms, within_ms).map_or(0, |peak| peak.count)

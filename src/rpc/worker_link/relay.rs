@@ -13,7 +13,7 @@ use crate::core::value::Value;
 /// Passes on what a worker says to the listener that it has now.
 pub struct Relay {
     to: RefCell<Option<Rc<dyn WorkerListener>>>,
-    /// Called when the link closes before there is a listener.
+    /// Called when the worker says that it is ending, and when the link closes, before there is a listener.
     gone: Box<dyn Fn()>,
 }
 
@@ -85,8 +85,9 @@ impl WorkerListener for Relay {
     }
 
     fn dying(&self, cause: WorkerCause) {
-        if let Some(to) = self.now() {
-            to.dying(cause);
+        match self.now() {
+            Some(to) => to.dying(cause),
+            None => (self.gone)(),
         }
     }
 

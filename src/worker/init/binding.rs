@@ -48,10 +48,9 @@ impl Worker {
 
     fn bind_kernel(&mut self, binding: KernelBinding, answer: Answer<Report>) {
         self.bound = Some(answer);
-        self.life = Life::Starting(Startup::awaiting_ready(Instant::now() + limits::WORKER_START));
-        match self.take_kernel(binding) {
-            Ok(()) => self.begin_state(),
-            Err(error) => self.fail_start(error),
+        self.life = Life::Starting(Startup::binding(Instant::now() + limits::WORKER_BINDING));
+        if let Err(error) = self.take_kernel(binding) {
+            self.fail_start(error);
         }
     }
 
@@ -89,7 +88,10 @@ impl Worker {
 
     /// The engine has entered the workspace, or cannot.
     pub(super) fn on_bound(&mut self, ok: bool, json: &[u8]) {
-        if !ok {
+        if ok {
+            self.life = Life::Starting(Startup::awaiting_ready(Instant::now() + limits::WORKER_START));
+            self.begin_state();
+        } else {
             self.kill(WorkerCause::Protocol(format!(
                 "it could not be bound to its kernel: {}",
                 String::from_utf8_lossy(&json[..json.len().min(500)])

@@ -47,7 +47,11 @@ impl Worker {
         match call {
             Call::Attach { .. } | Call::Gone => {}
             Call::BindKernel(_, answer) => {
-                reply(answer, Err(Error::refused("this worker is a kernel's already").reason("bound")));
+                let why = match self.life {
+                    Life::Leaving(_) => Error::lost("this worker is ending"),
+                    _ => Error::refused("this worker is a kernel's already").reason("bound"),
+                };
+                reply(answer, Err(why));
             }
             Call::Start(start, answer) => self.start(start, StartAnswer::Call(answer)),
             Call::Lane(token, answer) => reply(answer, self.open_lane(token)),

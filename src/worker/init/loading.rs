@@ -33,6 +33,8 @@ pub(super) struct Startup {
 
 enum Phase {
     AwaitReady,
+    /// The engine enters the kernel's workspace.
+    Binding,
     Feeding(VecDeque<EntryHead>),
     AwaitLoaded,
 }
@@ -40,6 +42,10 @@ enum Phase {
 impl Startup {
     pub(super) fn awaiting_ready(until: Instant) -> Self {
         Startup { until, phase: Phase::AwaitReady }
+    }
+
+    pub(super) fn binding(until: Instant) -> Self {
+        Startup { until, phase: Phase::Binding }
     }
 }
 
