@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::error::CatalogError;
@@ -12,6 +13,8 @@ use crate::core::limits;
 
 /// New kernels whose files are not synced yet; each has three descriptors open.
 const UNSYNCED: usize = 16;
+/// So many at most, while a slow device has not taken the ones before.
+const UNSYNCED_MOST: usize = 128;
 
 /// After so many commits somebody looks how large the WALs are.
 const LOOK_EVERY: u32 = 64;
@@ -33,6 +36,8 @@ pub(super) struct Bank {
     kernels: PathBuf,
     durability: Durability,
     unsynced: Vec<Unsynced>,
+    /// Who makes those before them durable.
+    syncing: Option<JoinHandle<()>>,
     /// Databases that were written since they were last looked after.
     untidy: HashSet<Target>,
     /// Commits since the thread was last asked to look after them.
@@ -44,7 +49,17 @@ impl Bank {
     /// A set without databases; those of kernels are in `kernels/<id>/` and open on use.
     pub(super) fn new(kernels: PathBuf, durability: Durability) -> Bank {
         let (untidy, unlooked, last_write) = (HashSet::new(), 0, None);
-        Bank { open: HashMap::new(), uses: 0, kernels, durability, unsynced: Vec::new(), untidy, unlooked, last_write }
+        Bank {
+            open: HashMap::new(),
+            uses: 0,
+            kernels,
+            durability,
+            unsynced: Vec::new(),
+            syncing: None,
+            untidy,
+            unlooked,
+            last_write,
+        }
     }
 
     /// Puts the host's own database in the set.
@@ -79,12 +94,27 @@ impl Bank {
         }
     }
 
-    /// Makes files durable once there is nothing more urgent: they are new, and without them only their own kernel is lost.
+    /// Makes files durable beside everything else: they are new, and without them only their own kernel is lost.
     pub(super) fn sync_later(&mut self, files: Unsynced) {
         self.unsynced.push(files);
-        if self.unsynced.len() >= UNSYNCED {
+        if self.unsynced.len() >= UNSYNCED_MOST {
             self.sync_now();
+        } else if self.unsynced.len() >= UNSYNCED {
+            self.sync_beside();
         }
+    }
+
+    /// Begins to make durable what [`Self::sync_later`] was given, if that is not under way: whoever waits for this thread does not wait for the
+    /// device.
+    pub(super) fn sync_beside(&mut self) {
+        let is_syncing = self.syncing.as_ref().is_some_and(|thread| !thread.is_finished());
+        if is_syncing || self.unsynced.is_empty() {
+            return;
+        }
+        let due = std::mem::take(&mut self.unsynced);
+        let thread = std::thread::Builder::new().name("sync".into());
+        // Without a thread the files stay as they are, as if the host had ended at once.
+        self.syncing = thread.spawn(move || due.into_iter().for_each(|files| drop(files.sync()))).ok();
     }
 
     /// Makes durable what [`Self::sync_later`] was given.
@@ -92,6 +122,9 @@ impl Bank {
         for files in self.unsynced.drain(..) {
             // Nobody was promised this. A device that fails here fails at the next write as well, and there it is told.
             let _ = files.sync();
+        }
+        if let Some(thread) = self.syncing.take() {
+            let _ = thread.join();
         }
     }
 
@@ -116,9 +149,9 @@ impl Bank {
         needed
     }
 
-    /// Whether anything was written since the last quiet moment.
+    /// Whether there is something to do at the next quiet moment.
     pub(super) fn is_untidy(&self) -> bool {
-        !self.untidy.is_empty()
+        !self.untidy.is_empty() || !self.unsynced.is_empty()
     }
 
     /// Moves WALs that have grown into their databases: which waits for the device, so it is done once nothing was written for
@@ -151,6 +184,7 @@ impl Bank {
 
     /// Closes every database.
     pub(super) fn close_all(&mut self) {
+        self.sync_now();
         for (_, (db, _)) in self.open.drain() {
             // As above.
             let _ = db.close();

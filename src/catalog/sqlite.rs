@@ -7,6 +7,7 @@
 //! Mind that POSIX locks belong to the process: closing any other descriptor of a database file drops them. Nobody but this
 //! module opens those files.
 
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -131,7 +132,14 @@ pub struct Db {
     conn: Connection,
     path: PathBuf,
     wal: PathBuf,
+    /// Nothing is in the WAL yet, and it is no former one that is used again. SQLite syncs the first page of a WAL so that the frames of a former use,
+    /// which may reach the device in another order, are not taken for the present one's; where there are none, that wait is for nothing: what does
+    /// not arrive is a transaction that has not happened.
+    first: Cell<bool>,
 }
+
+/// The WAL is synced before it goes into the database, and not at each commit.
+const SYNCS_BETWEEN: &str = "PRAGMA synchronous = NORMAL";
 
 impl Db {
     /// Opens a database that is there, brings it to the present format and checks it (the whole of it if it is small).
@@ -193,7 +201,9 @@ impl Db {
         }
         let mut wal = path.as_os_str().to_owned();
         wal.push("-wal");
-        let db = Db { conn, path: path.to_owned(), wal: wal.into() };
+        let wal = PathBuf::from(wal);
+        let first = !wal.exists() && durability == Durability::Process;
+        let db = Db { conn, path: path.to_owned(), wal, first: Cell::new(first) };
         db.conn.set_prepared_statement_cache_capacity(64);
         db.sql("open", |c| {
             // The lock first: WAL must be entered exclusively for there to be no shared memory.
@@ -203,7 +213,8 @@ impl Db {
                  PRAGMA cache_size = -1024; PRAGMA journal_size_limit = 0;",
             )?;
             c.execute_batch(match durability {
-                Durability::Process => "PRAGMA synchronous = NORMAL",
+                Durability::Process if first => "PRAGMA synchronous = OFF",
+                Durability::Process => SYNCS_BETWEEN,
                 Durability::Power => "PRAGMA synchronous = FULL",
             })
         })?;
@@ -214,7 +225,7 @@ impl Db {
     pub(super) fn read_only(conn: Connection, path: &Path, kind: Kind) -> Result<Db> {
         let mut wal = path.as_os_str().to_owned();
         wal.push("-wal");
-        let db = Db { conn, path: path.to_owned(), wal: wal.into() };
+        let db = Db { conn, path: path.to_owned(), wal: wal.into(), first: Cell::new(false) };
         let (application, found): (i32, i64) = db.sql("look at", |c| {
             let application = c.query_row("PRAGMA application_id", [], |row| row.get(0))?;
             Ok((application, c.query_row("PRAGMA user_version", [], |row| row.get(0))?))
@@ -310,7 +321,11 @@ impl Db {
 
     /// Commits; if that fails, rolls back.
     pub(super) fn commit(&self) -> Result<()> {
-        self.execute("COMMIT").inspect_err(|_| self.rollback())
+        self.execute("COMMIT").inspect_err(|_| self.rollback())?;
+        if self.first.replace(false) {
+            self.sql("commit", |c| c.execute_batch(SYNCS_BETWEEN))?;
+        }
+        Ok(())
     }
 
     /// Rolls back, if SQLite has not done so itself.

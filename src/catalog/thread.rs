@@ -266,14 +266,17 @@ fn next_job(queue: &Receiver<Job>, desk: &Desk) -> Option<Job> {
     if let Ok(job) = queue.try_recv() {
         return Some(job);
     }
-    lock(&desk.bank).sync_now();
     loop {
         if !lock(&desk.bank).is_untidy() {
             return queue.recv().ok();
         }
         match queue.recv_timeout(QUIET) {
             Ok(job) => return Some(job),
-            Err(RecvTimeoutError::Timeout) => lock(&desk.bank).tidy(QUIET),
+            Err(RecvTimeoutError::Timeout) => {
+                let mut bank = lock(&desk.bank);
+                bank.sync_beside();
+                bank.tidy(QUIET);
+            }
             Err(RecvTimeoutError::Disconnected) => return None,
         }
     }

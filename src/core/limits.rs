@@ -421,6 +421,12 @@ pub const WORKSPACE_CLONES_BEFORE_SNAPSHOT: usize = 64;
 /// A saved index of a workspace, bytes; a larger one is not saved.
 pub const WORKSPACE_INDEX_BYTES: u64 = 4 << 30;
 
+/// Readers of metrics at once.
+pub const METRICS_CONNECTIONS: usize = 16;
+/// A reader of metrics that does not say what it wants is closed after this.
+pub const METRICS_READ: Duration = Duration::from_secs(10);
+/// Modules that Python loads in a worker which waits for its kernel.
+pub const PRELOADED_MODULES: usize = 64;
 /// Pools of one host, one for each shape of worker that is asked for.
 pub const POOLS: usize = 16;
 /// For so long after a slot was taken no other is made.

@@ -3,6 +3,7 @@
 mod args;
 pub mod config;
 mod logging;
+mod metrics;
 pub mod paths;
 mod run;
 mod service;

@@ -220,6 +220,11 @@ impl Paths {
         }
     }
 
+    /// Where metrics are served to the daemon's user.
+    pub fn metrics_socket(&self) -> PathBuf {
+        self.runtime.join("metrics.sock")
+    }
+
     /// The daemon's own socket.
     pub fn control_socket(&self) -> PathBuf {
         self.runtime.join("ryokand.sock")

@@ -15,7 +15,7 @@ use tokio::task::LocalSet;
 use super::args::Args;
 use super::config::{self, Config, Durability};
 use super::paths::{Mode, Paths};
-use super::{logging, service, settings};
+use super::{logging, metrics, service, settings};
 use crate::catalog::{self, Catalog, CatalogConfig};
 use crate::core::ids::HostId;
 use crate::core::info::{Ability, HostInfo};
@@ -103,6 +103,7 @@ async fn daemon(args: &Args, config: Config, paths: Paths) -> anyhow::Result<()>
     republish(&supervisor, &published).await;
     tracing::info!(?recovered, "recovered");
     let socket = service::control_socket(&paths.control_socket(), paths.socket_mode())?;
+    metrics::serve(supervisor.host(), paths.metrics_socket(), config.daemon.metrics_address).await?;
     let serving = serve(socket.listener, supervisor.clone(), published, serve_config);
     service::notify(&[NotifyState::Ready]);
     let ending = tokio::select! {
@@ -117,6 +118,7 @@ async fn daemon(args: &Args, config: Config, paths: Paths) -> anyhow::Result<()>
     if drained.is_err() {
         tracing::warn!(drain = ?config.daemon.drain, "some workers did not end in time; the next daemon takes them over");
     }
+    let _ = std::fs::remove_file(paths.metrics_socket());
     if ending == Ending::Stop && socket.own {
         // Another daemon that starts right now makes its own.
         let _ = std::fs::remove_file(paths.control_socket());

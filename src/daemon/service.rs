@@ -32,7 +32,8 @@ pub(super) struct ControlSocket {
     pub own: bool,
 }
 
-fn make_socket(path: &Path, mode: u32) -> anyhow::Result<UnixListener> {
+/// A socket of the daemon's at that path, in the place of whatever a former daemon left there.
+pub(super) fn make_socket(path: &Path, mode: u32) -> anyhow::Result<UnixListener> {
     use std::os::unix::fs::PermissionsExt as _;
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),

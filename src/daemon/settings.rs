@@ -61,6 +61,7 @@ pub(super) fn settings(config: &Config, paths: &Paths) -> anyhow::Result<Setting
         power_safe: config.daemon.durability == Durability::Power,
         python: config.python.command.clone(),
         rollback_bytes: config.python.rollback_bytes,
+        python_preload: config.python.preload.clone(),
         cache: paths.data_dir().join("cache"),
         reserve: paths.data_dir().join("reserve"),
         pools: engines(config).into_iter().map(|engine| (engine, config.pools.of(engine))).collect(),

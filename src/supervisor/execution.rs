@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::time::Instant;
 
 use tokio::sync::watch;
 
@@ -21,6 +22,8 @@ pub struct Execution {
     request: RefCell<Option<ExecRequest>>,
     /// Its end, while the journal has no room for it.
     unjournalled: RefCell<Option<ExecEnd>>,
+    /// When it came to wait for those before it.
+    pub queued_at: Instant,
     started: watch::Sender<bool>,
     finished: watch::Sender<Option<Result<ExecEnd>>>,
 }
@@ -33,6 +36,7 @@ impl Execution {
             output: Output::new(keep_bytes),
             request: RefCell::new(Some(request)),
             unjournalled: RefCell::new(None),
+            queued_at: Instant::now(),
             started: watch::Sender::new(false),
             finished: watch::Sender::new(None),
         })
@@ -45,6 +49,7 @@ impl Execution {
             output: Output::new(keep_bytes),
             request: RefCell::new(None),
             unjournalled: RefCell::new(None),
+            queued_at: Instant::now(),
             started: watch::Sender::new(true),
             finished: watch::Sender::new(None),
         })
@@ -57,6 +62,7 @@ impl Execution {
             output: Output::ended(kept, end.clone()),
             request: RefCell::new(None),
             unjournalled: RefCell::new(None),
+            queued_at: Instant::now(),
             started: watch::Sender::new(true),
             finished: watch::Sender::new(Some(Ok(end))),
         })

@@ -8,6 +8,7 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::time::Instant;
 
 use futures::StreamExt as _;
 
@@ -15,6 +16,7 @@ use super::begin::{Seed, Words};
 use super::checkpoint;
 use super::command::Actor;
 use super::kernel::Kernel;
+use super::metrics::Stage;
 use super::spares;
 use super::supervisor::{Reserved, Supervisor, key_used, made_as};
 use crate::core::checkpoint::{Checkpoint, CheckpointType, Taking};
@@ -47,7 +49,12 @@ pub async fn fork(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: Forking,
     wanted.check()?;
     let (supervisor, kernel) = (supervisor.clone(), Rc::clone(kernel));
     // In a task of its own: a client that leaves meanwhile leaves nothing half made.
-    let forking = tokio::task::spawn_local(async move { perform(&supervisor, &kernel, &wanted, &actor).await });
+    let forking = tokio::task::spawn_local(async move {
+        let begun = Instant::now();
+        let forked = perform(&supervisor, &kernel, &wanted, &actor).await?;
+        supervisor.host().metrics.since(Stage::Fork, kernel.spec.engine, begun);
+        Ok(forked)
+    });
     forking.await.map_err(|error| Error::internal(error.to_string()))?
 }
 

@@ -13,6 +13,7 @@ use super::audit::Auditing;
 use super::command::Actor;
 use super::events::Events;
 use super::kernel::Kernel;
+use super::metrics::Metrics;
 use super::pool::Pool;
 use super::reserve::Reserve;
 use super::settings::Settings;
@@ -43,6 +44,8 @@ pub struct Host {
     pub workers: Workers,
     /// Workers that are ready before anybody comes.
     pub pool: Pool,
+    /// What is counted and timed.
+    pub metrics: Metrics,
     pub(super) by_id: RefCell<HashMap<KernelId, Rc<Kernel>>>,
     pub(super) by_name: RefCell<BTreeMap<(u32, KernelName), KernelId>>,
     /// Names of sockets that were published beside the kernels' own.
@@ -83,6 +86,7 @@ impl Host {
             files,
             workers,
             pool: Pool::new(),
+            metrics: Metrics::new(),
             by_id: RefCell::default(),
             by_name: RefCell::default(),
             creating: RefCell::default(),

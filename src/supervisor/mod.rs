@@ -17,6 +17,7 @@ mod from_dir;
 pub mod host;
 pub mod kernel;
 pub mod lease;
+mod metrics;
 pub mod output;
 pub mod pool;
 pub mod portable;

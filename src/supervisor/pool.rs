@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 use super::host::Host;
+use super::metrics::Stage;
 use super::slot::Slot;
 use super::worker::Shape;
 use crate::core::error::Result;
@@ -372,7 +373,11 @@ fn create(host: &Rc<Host>, pool: &Rc<ShapePool>) {
     let (host, pool, taken) = (Rc::clone(host), Rc::clone(pool), host.workers.place());
     tokio::task::spawn_local(async move {
         let (kept, of) = (Rc::downgrade(&host), Rc::downgrade(&pool));
+        let begun = Instant::now();
         let made = Slot::start(&host, taken, &pool.shape, move || died(&kept, &of, id)).await;
+        if made.is_ok() {
+            host.metrics.since(Stage::PoolRefill, pool.shape.engine, begun);
+        }
         created(&host, &pool, id, made).await;
         host.pool.changed.notify_one();
     });

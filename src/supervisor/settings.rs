@@ -67,6 +67,8 @@ pub struct Settings {
     pub python: PathBuf,
     /// Memory that copies of one Python engine may take, bytes; 0: none are kept.
     pub rollback_bytes: u64,
+    /// Modules that a Python worker has loaded which waits for a kernel.
+    pub python_preload: Vec<String>,
     /// Folder for what can be made again.
     pub cache: PathBuf,
     /// The file that keeps some of the disk back.

@@ -4,9 +4,11 @@
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::time::Instant;
 
 use super::host::Host;
 use super::kernel::Kernel;
+use super::metrics::Stage;
 use super::pool::Active;
 use super::task::Listener;
 use super::worker::{self, Folders, Place, Shape, Started, WorkerProcess};
@@ -50,7 +52,11 @@ impl Slot {
         });
         // In no catalog: whose daemon is gone, that slot ends by itself.
         let recorded = async |_| Ok(());
-        let (link, _, process) = worker::launch(host, place, &document, &identity, relay.clone(), recorded).await?;
+        let (link, report, process) =
+            worker::launch(host, place, &document, &identity, relay.clone(), recorded).await?;
+        for missed in report.not_restored {
+            tracing::warn!(module = missed.key, reason = missed.reason, "a module cannot be loaded ahead");
+        }
         let lane = link.open_lane().await;
         let slot = Slot { link, relay, process, identity, there };
         match lane {
@@ -87,12 +93,26 @@ impl Slot {
         (self.identity.kernel, self.identity.epoch) = (kernel.id, kernel.epoch);
         let row = worker::row(&self.identity, self.process.socket(), Some(self.process.pid()));
         let origin = kernel.origin_now();
+        let engine = kernel.spec.engine;
         let bound = async {
-            host.catalog.put_worker(row).await?;
-            let binding = self.binding(host, kernel, mounts, origin).await?;
+            let begun = Instant::now();
+            let record = async {
+                host.catalog.put_worker(row).await?;
+                host.metrics.since(Stage::BindRecord, engine, begun);
+                Ok(())
+            };
+            let binding = async {
+                let binding = self.binding(host, kernel, mounts, origin).await?;
+                host.metrics.since(Stage::BindSources, engine, begun);
+                Ok::<_, Error>(binding)
+            };
+            let ((), binding) = futures::try_join!(record, binding)?;
             // What the engine says of its state comes before the answer.
             self.relay.set(listener);
-            self.link.bind_kernel(&binding).await
+            let begun = Instant::now();
+            let report = self.link.bind_kernel(&binding).await?;
+            host.metrics.since(Stage::BindWorker, engine, begun);
+            Ok(report)
         };
         match bound.await {
             Ok(report) => {

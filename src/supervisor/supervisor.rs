@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::rc::Rc;
+use std::time::Instant;
 
 use tokio::sync::mpsc;
 
@@ -11,6 +12,7 @@ use super::command::{Actor, Change, Operation, StopMode};
 use super::events::Events;
 use super::host::{DoorKeeper, Host};
 use super::kernel::{Kernel, View};
+use super::metrics::Stage;
 use super::records::{Loaded, Records, StateRecord};
 use super::sessions::Sessions;
 use super::settings::Settings;
@@ -92,7 +94,10 @@ impl Supervisor {
         let key = (!key.is_empty()).then(|| (scope, key.to_owned()));
         let making = tokio::task::spawn_local(async move {
             let _reserved = reserved;
-            this.make(spec, from_dir.as_deref(), key, &actor).await
+            let (begun, engine) = (Instant::now(), spec.engine);
+            let made = this.make(spec, from_dir.as_deref(), key, &actor).await;
+            this.host.metrics.since(Stage::Create, engine, begun);
+            made
         });
         making.await.map_err(|error| Error::internal(error.to_string()))?
     }

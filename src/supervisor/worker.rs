@@ -6,9 +6,11 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::rc::Rc;
+use std::time::Instant;
 
 use super::host::Host;
 use super::kernel::Kernel;
+use super::metrics::Stage;
 use super::pool::Active;
 use super::task::Listener;
 use crate::catalog::{CatalogHandle, WorkerRow};
@@ -416,6 +418,9 @@ pub(super) async fn document(
         let interpreter = interpreter(&host.config.python)?;
         document.engine_settings.python_compiled = compiled_driver(host, &interpreter).await;
         document.engine_settings.python = vec![interpreter];
+        if document.plan.unbound {
+            document.engine_settings.preload.clone_from(&host.config.python_preload);
+        }
     }
     document.rollback_bytes = match shape.engine {
         EngineName::Python => host.config.rollback_bytes,
@@ -468,6 +473,7 @@ pub(super) async fn start(
     mounts: Vec<GivenMount>,
     listener: Rc<Listener>,
 ) -> Result<Started> {
+    let (begun, engine) = (Instant::now(), kernel.spec.engine);
     let shape = Shape::of(host, &kernel.spec, kernel.uid)?;
     let mounts = given(host, kernel, mounts)?;
     if !hides_system_path(host, &mounts)
@@ -475,7 +481,10 @@ pub(super) async fn start(
     {
         let worker = slot.id();
         match slot.bind(host, kernel, &mounts, listener.clone(), active).await {
-            Ok(bound) => return Ok(bound),
+            Ok(bound) => {
+                host.metrics.since(Stage::WorkerTaken, engine, begun);
+                return Ok(bound);
+            }
             // A slot may be killed or stopped at any moment. What is wrong with the kernel is said by its own worker, too.
             Err(error) => tracing::warn!(%worker, %error, "a slot could not be bound: another worker is started"),
         }
@@ -484,7 +493,9 @@ pub(super) async fn start(
         return Err(host.workers.no_room());
     }
     let place = host.workers.place();
-    start_new(host, place, kernel, &shape, mounts, listener).await
+    let started = start_new(host, place, kernel, &shape, mounts, listener).await?;
+    host.metrics.since(Stage::WorkerStarted, engine, begun);
+    Ok(started)
 }
 
 /// Starts a worker for a kernel. Recorded before it exists, so that a daemon that is killed meanwhile leaves none behind.

@@ -8,6 +8,7 @@ pub mod init;
 pub mod launch;
 pub mod probe;
 mod probe_exercise;
+mod probe_pooled;
 pub mod program;
 pub mod wire;
 

@@ -9,6 +9,7 @@
 //! | `--plan JSON` | the plan, or `@FILE`; without it, default limits and a temporary kernel folder |
 //! | `--timeout SECONDS` | kills the program (status 124); 60 without it |
 //! | `--bind PATH=SOURCE[:rw]` | a live mount, made just after the start |
+//! | `--pooled` | the sandbox stands before its kernel comes (`probe_pooled`) |
 //! | `--exercise SOURCE` | tries init's powers instead (`probe_exercise`) |
 
 use std::io::{Read, Write};
@@ -23,6 +24,7 @@ use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{Pid, Uid, pipe2};
 use serde::Serialize;
 
+use super::probe_pooled;
 use crate::sandbox::{
     BindSource, EngineProgram, Init, MemoryWatch, Owners, RunAs, SandboxError, SandboxPlan, SandboxReport, Verdict,
     WorkspaceWatch, enter,
@@ -47,6 +49,7 @@ struct Options {
     plan: Option<SandboxPlan>,
     timeout: Duration,
     binds: Vec<(PathBuf, PathBuf, bool)>,
+    pooled: bool,
     exercise: Option<PathBuf>,
     argv: Vec<String>,
 }
@@ -68,6 +71,7 @@ fn parse(arguments: Vec<String>) -> Result<Options, String> {
         plan: None,
         timeout: Duration::from_secs(60),
         binds: Vec::new(),
+        pooled: false,
         exercise: None,
         argv: Vec::new(),
     };
@@ -83,6 +87,7 @@ fn parse(arguments: Vec<String>) -> Result<Options, String> {
                 options.timeout = Duration::from_secs(seconds);
             }
             "--bind" => options.binds.push(read_bind(&value()?)?),
+            "--pooled" => options.pooled = true,
             "--exercise" => options.exercise = Some(value()?.into()),
             "--" => options.argv = rest.by_ref().collect(),
             other => return Err(format!("there is no option {other:?}; see `ryokan-worker probe -- PROGRAM`")),
@@ -148,6 +153,29 @@ fn temporary_kernel() -> std::io::Result<PathBuf> {
 /// Starts the outer process and waits for init, which becomes our child.
 fn run(options: &Options, plan: &SandboxPlan) -> std::io::Result<i32> {
     let (pid_out, pid_in) = pipe2(OFlag::O_CLOEXEC)?;
+    let stand_in = if options.pooled { Some(temporary_kernel()?) } else { None };
+    let parted = stand_in.as_deref().map(|stand_in| probe_pooled::part(plan, stand_in)).transpose();
+    let (unbound, kernel) = match parted {
+        Ok(parted) => parted.unzip(),
+        Err(error) => {
+            tell(options, &Outcome::failed(&error));
+            return Ok(NO_SANDBOX);
+        }
+    };
+    let plan = unbound.as_ref().unwrap_or(plan);
+    let status = run_in(options, plan, kernel, (pid_out, pid_in));
+    if let Some(stand_in) = stand_in {
+        let _ = std::fs::remove_dir_all(stand_in);
+    }
+    status
+}
+
+fn run_in(
+    options: &Options,
+    plan: &SandboxPlan,
+    kernel: Option<probe_pooled::Kernel>,
+    (pid_out, pid_in): (OwnedFd, OwnedFd),
+) -> std::io::Result<i32> {
     // What a daemon that is root would send later.
     let sent = match (&options.exercise, plan.run_as.filter(|_| Uid::effective().is_root())) {
         (Some(source), Some(run_as)) => Some(Owners::default().mapped(source, run_as).map_err(std::io::Error::other)?),
@@ -159,11 +187,12 @@ fn run(options: &Options, plan: &SandboxPlan) -> std::io::Result<i32> {
             let report = |pid: i32| {
                 let _ = nix::unistd::write(&pid_in, &pid.to_le_bytes());
             };
-            let keep: Vec<_> = sent.iter().map(AsFd::as_fd).chain([pid_in.as_fd()]).collect();
+            let later = kernel.iter().flat_map(|kernel| kernel.descriptors());
+            let keep: Vec<_> = sent.iter().map(AsFd::as_fd).chain(later).chain([pid_in.as_fd()]).collect();
             match enter(plan, &keep, report) {
                 Ok(init) => {
                     drop(pid_in);
-                    exit_now(inside(options, init, sent));
+                    exit_now(inside(options, init, sent, kernel));
                 }
                 Err(error) => {
                     tell(options, &Outcome::failed(&error));
@@ -193,7 +222,7 @@ fn code(status: WaitStatus) -> i32 {
 }
 
 /// Init's part.
-fn inside(options: &Options, mut init: Init, sent: Option<OwnedFd>) -> i32 {
+fn inside(options: &Options, mut init: Init, sent: Option<OwnedFd>, kernel: Option<probe_pooled::Kernel>) -> i32 {
     // A probe whose caller has gone has nobody to tell.
     let _ = set_parent_death_signal(Some(Signal::SIGKILL));
     if let Some(source) = &options.exercise {
@@ -214,11 +243,14 @@ fn inside(options: &Options, mut init: Init, sent: Option<OwnedFd>) -> i32 {
         ("RYOKAN_KERNEL", "probe"),
     ];
     let program = EngineProgram::Exec {
-        argv: options.argv.clone(),
+        argv: if kernel.is_some() { probe_pooled::waiting(&options.argv) } else { options.argv.clone() },
         env: env.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec(),
         extra_fd: None,
     };
     let engine = init.spawn_engine(program).and_then(|engine| {
+        if let Some(kernel) = kernel {
+            kernel.enter(&mut init, &engine)?;
+        }
         for (inside, source, writable) in &options.binds {
             init.bind(BindSource::Path(source.clone()), inside, *writable)?;
         }

@@ -1,6 +1,7 @@
 //! The daemon as its clients see it: kernels that keep their state, whoever dies.
 
 mod given;
+mod metrics;
 mod places;
 mod system;
 mod upgrade;

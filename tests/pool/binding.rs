@@ -202,3 +202,25 @@ fn what_every_kernel_has_read_only_is_never_hidden_by_what_one_was_given() {
         assert!(!refused.status.success() && said.contains("would hide"), "{said}");
     }
 }
+
+#[test]
+fn modules_are_loaded_before_anybody_comes_and_in_no_namespace() {
+    let host = pooled_with(
+        crate::support::User::Own,
+        "[engines.python]\npreload = [\"wave\", \"xml.dom.minidom\", \"there_is_no_such_module\"]\n",
+    );
+    host.with(async |client| {
+        ready(&client, "python").await;
+        let k = kernel(&client, "k", EngineName::Python).await;
+        let code = "import sys; print('wave' in sys.modules, 'xml.dom.minidom' in sys.modules, 'wave' in globals())";
+        assert_eq!(out(&k, code).await, "True True False");
+        assert_eq!(super::pool_of(&client, "python").await.taken, 1);
+        // One that came without has them when it imports them, and no sooner.
+        let mut alone = spec("alone", EngineName::Python);
+        alone.memory_bytes = Some(300 << 20);
+        let (alone, _) = client.create_kernel(&alone, "").await.expect("made");
+        assert_eq!(out(&alone, "import sys; print('wave' in sys.modules)").await, "False");
+    });
+    let log = host.log();
+    assert!(log.contains("cannot be loaded ahead") && log.contains("there_is_no_such_module"), "{log}");
+}

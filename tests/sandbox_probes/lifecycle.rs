@@ -10,7 +10,7 @@ fn report(ran: &Ran) -> Value {
 
 #[test]
 fn every_layer_is_reported_and_enforced() {
-    for starter in Starter::all() {
+    for starter in Starter::fresh() {
         let ran = starter.probe(&["--json"], &["/bin/echo", "hi"]);
         let report = report(&ran);
         assert_eq!((&report["status"], &report["stdout"]), (&json!(0), &json!("hi\n")), "{report}");
@@ -28,7 +28,7 @@ fn every_layer_is_reported_and_enforced() {
 
 #[test]
 fn statuses_are_passed_on() {
-    for starter in Starter::all() {
+    for starter in Starter::fresh() {
         for status in [0, 1, 42, 255] {
             assert_eq!(starter.shell(&format!("exit {status}")).code(), status);
         }
@@ -117,7 +117,7 @@ fn a_file_system_that_cannot_map_owners_is_refused() {
 
 #[test]
 fn a_layer_that_the_host_lacks_is_a_refusal_unless_agreed_to() {
-    for starter in Starter::all() {
+    for starter in Starter::fresh() {
         let home = starter.home();
         // A host that allows fewer open files than the kernel is promised.
         let limited = |plan: &str| {
@@ -142,7 +142,7 @@ fn a_layer_that_the_host_lacks_is_a_refusal_unless_agreed_to() {
 fn a_sandbox_cannot_hold_another_and_says_why() {
     // Inside, namespaces are refused: the error is that of a host that forbids them.
     let target = worker().parent().expect("a folder").to_owned();
-    for starter in Starter::all() {
+    for starter in Starter::fresh() {
         let home = starter.home();
         let mounts = json!({"mounts": [{"inside": &target, "source": &target, "writable": false}]});
         let script = format!("{} probe -- /bin/true", worker().display());
@@ -153,7 +153,7 @@ fn a_sandbox_cannot_hold_another_and_says_why() {
 
 #[test]
 fn missing_sources_are_named() {
-    for starter in Starter::all() {
+    for starter in Starter::fresh() {
         let home = starter.home();
         let none = home.path("none");
         let mounts = json!({"mounts": [{"inside": "/x", "source": &none, "writable": false}]});
@@ -164,7 +164,7 @@ fn missing_sources_are_named() {
 
 #[test]
 fn init_can_do_what_it_has_to() {
-    for starter in Starter::all() {
+    for starter in Starter::fresh() {
         let home = starter.home();
         if starter == Starter::Own {
             // Live mounts by path are opened as the kernel's user.
@@ -181,7 +181,7 @@ fn init_can_do_what_it_has_to() {
 
 #[test]
 fn live_mounts_hide_what_is_protected() {
-    for starter in Starter::all() {
+    for starter in Starter::fresh() {
         let home = starter.home();
         let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         std::fs::set_permissions(home.root.path(), open).expect("opened");
@@ -233,7 +233,7 @@ fn a_cgroup_holds_the_engine_and_is_killed_as_one() {
 
 #[test]
 fn a_cgroup_that_is_not_ours_shows_in_the_report() {
-    for starter in Starter::all() {
+    for starter in Starter::fresh() {
         let home = starter.home();
         let plan = home.plan(json!({"cgroup": home.path("none").join("worker-x")}));
         let report = report(&starter.probe(&["--json", "--plan", &plan], &["/bin/true"]));

@@ -22,29 +22,49 @@ pub enum Starter {
     Own,
     /// An ordinary user, if the tests run as root.
     Ordinary,
+    /// The tests' own user, of a kernel that comes into a sandbox which was ready before.
+    OwnPooled,
+    /// The same of an ordinary user.
+    OrdinaryPooled,
 }
 
 /// The ordinary user.
 const UID: u32 = 1500;
 
 impl Starter {
-    /// Everybody that these tests can start a probe as.
+    /// Everybody that these tests can start a probe as, in a sandbox of its own and in one that was ready.
     pub fn all() -> Vec<Starter> {
+        let mut all = Starter::fresh();
+        all.extend(all.clone().into_iter().map(|starter| match starter {
+            Starter::Own | Starter::OwnPooled => Starter::OwnPooled,
+            Starter::Ordinary | Starter::OrdinaryPooled => Starter::OrdinaryPooled,
+        }));
+        all
+    }
+
+    /// Everybody, each in a sandbox of its own.
+    pub fn fresh() -> Vec<Starter> {
         if nix::unistd::Uid::effective().is_root() { vec![Starter::Own, Starter::Ordinary] } else { vec![Starter::Own] }
+    }
+
+    fn is_ordinary(self) -> bool {
+        matches!(self, Starter::Ordinary | Starter::OrdinaryPooled)
+    }
+
+    fn is_pooled(self) -> bool {
+        matches!(self, Starter::OwnPooled | Starter::OrdinaryPooled)
     }
 
     /// A command that this user runs.
     pub fn command(self, program: impl AsRef<Path>) -> Command {
-        match self {
-            Starter::Own => Command::new(program.as_ref()),
-            Starter::Ordinary => {
-                let mut command = Command::new("setpriv");
-                let uid = UID.to_string();
-                command.args(["--reuid", &uid, "--regid", &uid, "--clear-groups", "--inh-caps=-all", "--"]);
-                command.arg(program.as_ref());
-                command
-            }
+        if !self.is_ordinary() {
+            return Command::new(program.as_ref());
         }
+        let mut command = Command::new("setpriv");
+        let uid = UID.to_string();
+        command.args(["--reuid", &uid, "--regid", &uid, "--clear-groups", "--inh-caps=-all", "--"]);
+        command.arg(program.as_ref());
+        command
     }
 
     /// A kernel folder of that user's, with a secret database and a workspace, beside another kernel's.
@@ -65,7 +85,8 @@ impl Starter {
     /// Runs a program with options of the probe's own.
     pub fn probe(self, options: &[&str], argv: &[&str]) -> Ran {
         let mut command = self.command(worker());
-        command.arg("probe").args(options).arg("--").args(argv).stdin(Stdio::null());
+        let pooled = if self.is_pooled() { &["--pooled"][..] } else { &[] };
+        command.arg("probe").args(pooled).args(options).arg("--").args(argv).stdin(Stdio::null());
         Ran(command.output().expect("the worker can be run"))
     }
 }
@@ -149,7 +170,7 @@ impl Home {
 
     /// Gives everything to whom the daemon runs as.
     pub fn own(&self, path: &Path) {
-        if self.starter == Starter::Ordinary {
+        if self.starter.is_ordinary() {
             let owner = format!("{UID}:{UID}");
             let status = Command::new("chown").args(["-R", &owner]).arg(path).status();
             assert!(status.is_ok_and(|status| status.success()));
@@ -165,7 +186,7 @@ impl Home {
         let mut plan = ryokan::sandbox::SandboxPlan::new(self.path("data/mine"));
         plan.hostname = "mine".into();
         plan.protected = vec![self.path("data")];
-        if self.starter == Starter::Own && nix::unistd::Uid::effective().is_root() {
+        if !self.starter.is_ordinary() && nix::unistd::Uid::effective().is_root() {
             plan.run_as = Some(ryokan::sandbox::RunAs { uid: 65534, gid: 65534, map_root: true });
         }
         let mut json = serde_json::to_value(plan).expect("a plan is JSON");

@@ -195,6 +195,7 @@ impl Fake {
                 rollback_bytes: plan.rollback_bytes,
                 durability: Durability::Process,
                 unbound: false,
+                preload: Vec::new(),
             },
             enclosure: Box::new(enclosure),
             engine,

@@ -1,6 +1,7 @@
 //! From [`RawConfig`] to [`Config`]: every rule that one value alone does not show. The daemon's start and
 //! `ryokan config check` both come through here, so that what the one accepts the other runs.
 
+use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -208,7 +209,23 @@ fn daemon(raw: &RawDaemon, faults: &mut Faults) -> Daemon {
         log_format: raw.log_format,
         log_level: raw.log_level.clone(),
         idle_exit: raw.idle_exit.0,
+        metrics_address: metrics_address(&raw.metrics_address, faults),
     }
+}
+
+/// Of the loopback only: what is served there is served to anybody who can connect.
+fn metrics_address(text: &str, faults: &mut Faults) -> Option<SocketAddr> {
+    if text.is_empty() {
+        return None;
+    }
+    let short: String = text.chars().take(80).collect();
+    let why = match text.parse::<SocketAddr>() {
+        Ok(address) if address.ip().is_loopback() => return Some(address),
+        Ok(_) => format!("{short:?} is no address of the loopback: take 127.0.0.1 or [::1]"),
+        Err(_) => format!("{short:?} is no address with a port, such as \"127.0.0.1:9464\""),
+    };
+    faults.add(Fault::new(&["daemon", "metrics_address"], why));
+    None
 }
 
 fn python(raw: &RawEngines, faults: &mut Faults) -> Python {
@@ -216,7 +233,24 @@ fn python(raw: &RawEngines, faults: &mut Faults) -> Python {
     if let Err(why) = check_command(command) {
         faults.add(Fault::new(&["engines", "python", "command"], why));
     }
-    Python { command: PathBuf::from(command), rollback_bytes: raw.python.rollback_memory.0 }
+    let preload = &raw.python.preload;
+    let at = ["engines", "python", "preload"];
+    if preload.len() > limits::PRELOADED_MODULES {
+        faults.add(Fault::new(&at, format!("{} modules are more than {}", preload.len(), limits::PRELOADED_MODULES)));
+    }
+    for module in preload.iter().filter(|module| !is_module(module)) {
+        let short: String = module.chars().take(80).collect();
+        faults.add(Fault::new(&at, format!("{short:?} is no module's name: letters, digits, _ and dots")));
+    }
+    Python { command: PathBuf::from(command), rollback_bytes: raw.python.rollback_memory.0, preload: preload.clone() }
+}
+
+fn is_module(name: &str) -> bool {
+    let is_word = |word: &str| {
+        let first = word.chars().next().is_some_and(|c| c == '_' || c.is_ascii_alphabetic());
+        first && word.chars().all(|c| c == '_' || c.is_ascii_alphanumeric())
+    };
+    name.len() <= limits::IDENTIFIER_BYTES && name.split('.').all(is_word)
 }
 
 /// A program: a name to be found on `PATH`, or an absolute path.

@@ -18,6 +18,7 @@ mod values;
 
 use std::fs::File;
 use std::io::{self, Read};
+use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -128,6 +129,8 @@ pub struct Daemon {
     pub log_level: String,
     /// A daemon that was started on demand ends after this long without work; `None`: never.
     pub idle_exit: Option<Duration>,
+    /// Where metrics are served beside their socket: an address of the loopback.
+    pub metrics_address: Option<SocketAddr>,
 }
 
 impl Daemon {
@@ -158,6 +161,8 @@ pub struct Python {
     pub command: PathBuf,
     /// Memory that copies of one kernel's interpreter may take, bytes; 0: none are kept.
     pub rollback_bytes: u64,
+    /// Modules that a worker which waits for a kernel has loaded already.
+    pub preload: Vec<String>,
 }
 
 /// What an acknowledged change survives.
@@ -328,6 +333,7 @@ impl From<&Config> for RawConfig {
                 log_format: daemon.log_format,
                 log_level: daemon.log_level.clone(),
                 idle_exit: Wait(daemon.idle_exit),
+                metrics_address: daemon.metrics_address.map(|address| address.to_string()).unwrap_or_default(),
             },
             upkeep: RawUpkeep {
                 interval: Wait(upkeep.interval),
@@ -340,6 +346,7 @@ impl From<&Config> for RawConfig {
                 python: RawPython {
                     command: python.command.to_string_lossy().into_owned(),
                     rollback_memory: Size(python.rollback_bytes),
+                    preload: python.preload.clone(),
                 },
             },
             mcp: RawMcp {

@@ -120,6 +120,7 @@ pub(super) struct RawDaemon {
     pub(super) log_format: LogFormat,
     pub(super) log_level: String,
     pub(super) idle_exit: Wait,
+    pub(super) metrics_address: String,
 }
 
 impl Default for RawDaemon {
@@ -131,6 +132,7 @@ impl Default for RawDaemon {
             log_format: LogFormat::Text,
             log_level: "info".into(),
             idle_exit: Wait(Some(std::time::Duration::from_secs(900))),
+            metrics_address: String::new(),
         }
     }
 }
@@ -166,11 +168,12 @@ pub(super) struct RawEngines {
 pub(super) struct RawPython {
     pub(super) command: String,
     pub(super) rollback_memory: Size,
+    pub(super) preload: Vec<String>,
 }
 
 impl Default for RawPython {
     fn default() -> Self {
-        Self { command: "python3".into(), rollback_memory: Size(limits::ROLLBACK_BYTES) }
+        Self { command: "python3".into(), rollback_memory: Size(limits::ROLLBACK_BYTES), preload: Vec::new() }
     }
 }
 

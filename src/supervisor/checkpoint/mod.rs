@@ -25,10 +25,12 @@ mod turn;
 mod verify;
 
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 use super::command::{Actor, Change, Trace};
 use super::host::Host;
 use super::kernel::Kernel;
+use super::metrics::Stage;
 use super::records::version_after;
 use super::workflow;
 use crate::catalog::state::{Added, NewCheckpoint, Together, WORK_CHANGED};
@@ -89,9 +91,18 @@ pub(super) async fn take_with(
         kernel.interrupt_running(&actor).await?;
     }
     let change = Trace::Own(Change { actor: actor.clone(), expected_version: taking.expected_version });
-    let (wait, door, host, own) = (taking.wait, Rc::clone(kernel), Rc::clone(host), Rc::clone(kernel));
-    turn::take(&door, change, wait, move |link| async move { capture(&host, &own, &link, &taking, &actor, with).await })
-        .await
+    let begun = Instant::now();
+    let (wait, door, own, to) = (taking.wait, Rc::clone(kernel), Rc::clone(kernel), Rc::clone(host));
+    let taken =
+        turn::take(
+            &door,
+            change,
+            wait,
+            move |link| async move { capture(&to, &own, &link, &taking, &actor, with).await },
+        );
+    let taken = taken.await?;
+    host.metrics.since(Stage::Checkpoint, kernel.spec.engine, begun);
+    Ok(taken)
 }
 
 /// Takes a checkpoint now: the caller holds the worker.
@@ -149,6 +160,7 @@ async fn seal(
             added => break (sealed, added?),
         }
     };
+    host.metrics.took(Stage::CheckpointPause, kernel.spec.engine, Duration::from_micros(files.pause_us));
     kernel.advance(version_after(sequence));
     kernel.view.borrow_mut().checkpoints += 1;
     let detail = serde_json::json!({

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::rc::Rc;
+use std::time::Instant;
 
 use super::gather::gather;
 use super::keeping::hold;
@@ -18,6 +19,7 @@ use crate::rpc::worker_link::WorkerLink;
 use crate::supervisor::command::{Actor, Change, Trace};
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
+use crate::supervisor::metrics::Stage;
 use crate::supervisor::records::version_after;
 
 /// Between two looks at whether a worker has ended.
@@ -63,8 +65,11 @@ pub async fn restore(
     options: Options,
     change: Change,
 ) -> Result<Restoration> {
+    let begun = Instant::now();
     let checkpoint = find(kernel, reference).await?;
-    to(host, kernel, checkpoint, options, change).await
+    let restored = to(host, kernel, checkpoint, options, change).await?;
+    host.metrics.since(Stage::Restore, kernel.spec.engine, begun);
+    Ok(restored)
 }
 
 /// Goes back to where the kernel was before its last restore. Once more: forwards again.

@@ -18,6 +18,7 @@ use crate::rpc::worker_link::WorkerExec;
 use crate::supervisor::command::{Actor, Operation, Trace, Turn, Waiting};
 use crate::supervisor::execution::Execution;
 use crate::supervisor::kernel::{Kernel, never_ran};
+use crate::supervisor::metrics::Stage;
 use crate::supervisor::records::version_after;
 
 impl Task {
@@ -212,6 +213,7 @@ impl Task {
                 let Some(Item::Execution(execution)) = self.queue.pop_front() else { return None };
                 let exec = execution.id;
                 let mut request = execution.take_request()?;
+                self.host.metrics.since(Stage::ExecutionQueued, self.kernel.spec.engine, execution.queued_at);
                 request.env.extend(self.untold_origin().into_iter().flatten());
                 let output_kept = request.output_limit_bytes.min(limits::OUTPUT_KEPT_MOST_BYTES);
                 let starting = match self.ahead.take().filter(|ahead| ahead.exec == exec).and_then(Ahead::keep) {
@@ -347,6 +349,7 @@ impl Task {
             }
         };
         let lost = end.status == ExecStatus::Lost;
+        self.host.metrics.executed(self.kernel.spec.engine, &end);
         if let Some(output) = &end.output {
             execution.output.push_event(OutputEvent::Structured(output.clone())).await;
         }

@@ -27,11 +27,14 @@ pub struct EngineSettings {
     /// The Python driver compiled for that interpreter, a file of the daemon's; without it the engine starts from the sources.
     #[serde(default)]
     pub python_compiled: Option<PathBuf>,
+    /// What Python loads in a worker that waits for its kernel.
+    #[serde(default)]
+    pub preload: Vec<String>,
 }
 
 impl Default for EngineSettings {
     fn default() -> Self {
-        EngineSettings { python: vec![String::from("/usr/bin/python3")], python_compiled: None }
+        EngineSettings { python: vec![String::from("/usr/bin/python3")], python_compiled: None, preload: Vec::new() }
     }
 }
 

@@ -10,7 +10,7 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::enclosure::{KernelPlace, MountSource};
-use super::loading::Startup;
+use super::loading::{Startup, failure, missed_of};
 use super::requests::By;
 use super::{Life, Worker};
 use crate::catalog::EngineDb;
@@ -22,6 +22,27 @@ use crate::worker::binding::{BoundSource, KernelBinding};
 use crate::worker::engines;
 
 impl Worker {
+    /// Has the engine load ahead what is to be loaded.
+    pub(super) fn preload(&mut self) {
+        if self.settings.preload.is_empty() {
+            return self.await_kernel();
+        }
+        let frame = json!({ "op": "preload", "modules": self.settings.preload });
+        // If it takes no request it is being killed, which is an answer too.
+        let _ = self.ask(frame.to_string().as_bytes(), By::Preload);
+    }
+
+    /// It has; what could not be loaded is said to the daemon.
+    pub(super) fn on_preloaded(&mut self, ok: bool, json: &[u8]) -> std::result::Result<(), String> {
+        if !ok {
+            self.fail_start(failure(json));
+            return Ok(());
+        }
+        self.not_restored = missed_of(json);
+        self.await_kernel();
+        Ok(())
+    }
+
     /// Nobody's yet: the engine is ready, and no user's bytes have come.
     pub(super) fn await_kernel(&mut self) {
         self.life = Life::Unbound;

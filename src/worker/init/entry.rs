@@ -106,6 +106,7 @@ fn serve(document: LaunchDocument, init: Init, sockets: Sockets, daemon_uid: u32
         rollback_bytes: document.rollback_bytes,
         durability,
         unbound,
+        preload: document.engine_settings.preload.clone(),
     };
     let parts = Parts {
         settings,

@@ -70,7 +70,7 @@ impl Worker {
         let version: String = ready.version.chars().take(limits::IDENTIFIER_BYTES).collect();
         self.engine = Some(EngineReady { version, ..ready });
         match self.settings.unbound {
-            true => self.await_kernel(),
+            true => self.preload(),
             false => self.begin_state(),
         }
         Ok(())
@@ -292,7 +292,7 @@ pub(super) fn missed_json(reply: &[u8]) -> Vec<u8> {
     serde_json::to_vec(&json!({ "entries": missed_of(reply) })).unwrap_or_default()
 }
 
-fn missed_of(json: &[u8]) -> Vec<MissedEntry> {
+pub(super) fn missed_of(json: &[u8]) -> Vec<MissedEntry> {
     #[derive(Deserialize, Default)]
     struct Reply {
         #[serde(default)]
@@ -302,7 +302,7 @@ fn missed_of(json: &[u8]) -> Vec<MissedEntry> {
     missed.into_iter().map(|m| MissedEntry { key: m.key, type_name: m.type_name, reason: m.reason }).collect()
 }
 
-fn failure(json: &[u8]) -> Error {
+pub(super) fn failure(json: &[u8]) -> Error {
     #[derive(Deserialize, Default)]
     struct Reply {
         #[serde(default)]

@@ -94,6 +94,8 @@ pub struct Settings {
     pub durability: Durability,
     /// Whether it is a slot: its kernel comes later.
     pub unbound: bool,
+    /// What its engine loads while it has none.
+    pub preload: Vec<String>,
 }
 
 /// What init reports once it serves.

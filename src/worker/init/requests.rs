@@ -32,6 +32,8 @@ pub(super) enum By {
     Keep,
     /// A slot that got its kernel.
     Bind,
+    /// A slot that loads ahead.
+    Preload,
 }
 
 impl Worker {
@@ -100,6 +102,7 @@ impl Worker {
                 self.on_kept(ok, &json);
                 Ok(())
             }
+            By::Preload => self.on_preloaded(ok, &json),
             By::Bind => {
                 self.on_bound(ok, &json);
                 Ok(())

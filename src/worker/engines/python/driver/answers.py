@@ -135,6 +135,10 @@ def bind_(frame, tail):
     _reply(number)
 
 
+def preload_(frame, tail):
+    _answer(wire.number(frame, "id"), settings.preload, frame.get("modules") or ())
+
+
 def keep_(frame, tail):
     try:
         from _ryokan import keep
@@ -160,4 +164,5 @@ HANDLERS = {
     "loaded": loaded_,
     "keep": keep_,
     "bind": bind_,
+    "preload": preload_,
 }

@@ -1,0 +1,118 @@
+//! `GET /metrics` over HTTP/1.1: on a Unix socket beside the daemon's own and, if the configuration names one, on an address of the loopback.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{ALLOW, CONTENT_TYPE};
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+
+use super::service::make_socket;
+use crate::core::limits;
+use crate::supervisor::host::Host;
+
+/// What the text is, as OpenMetrics 1.0 names it.
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// A listener that fails, for want of descriptors for one, is tried again after this.
+const AFTER_FAILURE: Duration = Duration::from_millis(200);
+
+/// Serves metrics until the daemon ends.
+///
+/// # Errors
+/// If the socket cannot be made.
+pub(super) async fn serve(host: &Rc<Host>, socket: PathBuf, address: Option<SocketAddr>) -> anyhow::Result<()> {
+    let door = Rc::new(Door { host: Rc::clone(host), open: Arc::new(Semaphore::new(limits::METRICS_CONNECTIONS)) });
+    let unix = make_socket(&socket, 0o600).with_context(|| format!("metrics socket {}", socket.display()))?;
+    match address {
+        Some(address) => match TcpListener::bind(address).await {
+            Ok(listener) => {
+                tracing::info!(%address, "metrics are served");
+                serve_tcp(Rc::clone(&door), listener);
+            }
+            // Kernels matter more.
+            Err(error) => tracing::error!(%address, %error, "daemon.metrics_address: metrics are not served there"),
+        },
+        None => {}
+    }
+    tokio::task::spawn_local(async move {
+        loop {
+            match unix.accept().await {
+                Ok((stream, _)) => door.admit(stream),
+                Err(error) => failed(&error).await,
+            }
+        }
+    });
+    Ok(())
+}
+
+fn serve_tcp(door: Rc<Door>, listener: TcpListener) {
+    tokio::task::spawn_local(async move {
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) => door.admit(stream),
+                Err(error) => failed(&error).await,
+            }
+        }
+    });
+}
+
+async fn failed(error: &std::io::Error) {
+    tracing::warn!(%error, "a reader of metrics was not served");
+    tokio::time::sleep(AFTER_FAILURE).await;
+}
+
+struct Door {
+    host: Rc<Host>,
+    open: Arc<Semaphore>,
+}
+
+impl Door {
+    /// Serves a connection beside the others; one too many is closed.
+    fn admit(&self, stream: impl AsyncRead + AsyncWrite + Unpin + 'static) {
+        let Ok(permit) = Arc::clone(&self.open).try_acquire_owned() else { return };
+        let host = Rc::clone(&self.host);
+        tokio::task::spawn_local(async move {
+            let _permit = permit;
+            let service = service_fn(|request| {
+                let answer = answer(&host, &request);
+                async { Ok::<_, Infallible>(answer) }
+            });
+            let mut server = hyper::server::conn::http1::Builder::new();
+            server.timer(TokioTimer::new()).header_read_timeout(limits::METRICS_READ);
+            // Who goes in the middle is nobody's trouble.
+            if let Err(error) = server.serve_connection(TokioIo::new(stream), service).await {
+                tracing::debug!(%error, "a reader of metrics");
+            }
+        });
+    }
+}
+
+fn answer(host: &Host, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+    let said = |status, text: &'static str| {
+        let mut response = Response::new(Full::from(text));
+        *response.status_mut() = status;
+        response
+    };
+    if request.uri().path() != "/metrics" {
+        return said(StatusCode::NOT_FOUND, "metrics are at /metrics\n");
+    }
+    if request.method() != Method::GET && request.method() != Method::HEAD {
+        let mut response = said(StatusCode::METHOD_NOT_ALLOWED, "GET\n");
+        response.headers_mut().insert(ALLOW, hyper::header::HeaderValue::from_static("GET, HEAD"));
+        return response;
+    }
+    let mut response = Response::new(Full::from(host.metrics.text(host)));
+    response.headers_mut().insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(OPEN_METRICS));
+    response
+}

@@ -1,0 +1,91 @@
+//! `ryokan-worker probe --pooled`: the program runs in a sandbox that stood before its kernel came, as that of a kernel does whose worker was
+//! ready. What comes later comes as init gets it from the daemon.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+
+use crate::sandbox::{
+    BindSource, EngineProcess, Init, KernelFolder, Owners, PlannedMount, RunAs, SandboxError, SandboxPlan,
+};
+
+/// Waits for the kernel; then is the program. Nothing of the user's runs before.
+const AWAIT_KERNEL: &str = "read -r go <&3 && cd /workspace && exec \"$@\"";
+
+/// What a kernel brings.
+pub(super) struct Kernel {
+    plan: SandboxPlan,
+    dir: BindSource,
+    workspace: Option<BindSource>,
+    mounts: Vec<(PlannedMount, BindSource)>,
+}
+
+/// Parts a plan into that of a sandbox on `stand_in` without a kernel, and what comes later.
+pub(super) fn part(plan: &SandboxPlan, stand_in: &Path) -> Result<(SandboxPlan, Kernel), SandboxError> {
+    let (system, own): (Vec<_>, Vec<_>) = plan.mounts.iter().cloned().partition(|mount| mount.system);
+    let unbound = SandboxPlan {
+        unbound: true,
+        kernel_dir: stand_in.to_owned(),
+        own_workspace: PathBuf::from("workspace"),
+        workspace: None,
+        hostname: String::from("slot"),
+        mounts: system,
+        ..plan.clone()
+    };
+    let run_as = plan.run_as.filter(|_| nix::unistd::Uid::effective().is_root());
+    let owners = Owners::default();
+    let source = |path: &Path, run_as: Option<RunAs>| match run_as {
+        Some(run_as) => Ok(BindSource::Tree { tree: owners.mapped(path, run_as)?, shows: path.to_owned() }),
+        None => Ok(BindSource::Path(path.to_owned())),
+    };
+    let mut mounts = Vec::with_capacity(own.len());
+    for mount in own {
+        let source = source(&mount.source, run_as.filter(|run_as| run_as.map_root))?;
+        mounts.push((mount, source));
+    }
+    mounts.sort_by_key(|(mount, _)| mount.inside.components().count());
+    let kernel = Kernel {
+        dir: source(&plan.kernel_dir, run_as)?,
+        workspace: plan.workspace.as_deref().map(|shared| source(shared, run_as)).transpose()?,
+        mounts,
+        plan: plan.clone(),
+    };
+    Ok((unbound, kernel))
+}
+
+/// The program that waits until its kernel has come.
+pub(super) fn waiting(argv: &[String]) -> Vec<String> {
+    ["/bin/sh", "-c", AWAIT_KERNEL, "sh"].into_iter().map(String::from).chain(argv.iter().cloned()).collect()
+}
+
+impl Kernel {
+    /// What init must keep open until then.
+    pub(super) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let mounts = self.mounts.iter().map(|(_, source)| source);
+        [&self.dir].into_iter().chain(&self.workspace).chain(mounts).filter_map(|source| match source {
+            BindSource::Tree { tree, .. } => Some(tree.as_fd()),
+            BindSource::Path(_) => None,
+        })
+    }
+
+    /// Comes into the sandbox, and lets the program begin.
+    pub(super) fn enter(self, init: &mut Init, engine: &EngineProcess) -> Result<(), SandboxError> {
+        let Kernel { plan, dir, workspace, mounts } = self;
+        let folders = [Some(&plan.kernel_dir), plan.workspace.as_ref()];
+        let protected = folders.into_iter().flatten().filter_map(|folder| folder.canonicalize().ok()).collect();
+        init.enter_kernel(KernelFolder {
+            dir,
+            own_workspace: plan.own_workspace,
+            workspace,
+            hostname: plan.hostname,
+            protected,
+        })?;
+        for (mount, source) in mounts {
+            init.bind(source, &mount.inside, mount.writable)?;
+        }
+        init.look_at_mounts(engine.pid)?;
+        let told = nix::unistd::write(&engine.control, b"go\n");
+        told.map(drop).map_err(|error| {
+            SandboxError::new(crate::sandbox::Layer::Descriptors, format!("the program hears nothing: {error}"))
+        })
+    }
+}

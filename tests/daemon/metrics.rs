@@ -1,0 +1,94 @@
+//! What Prometheus reads, as it reads it.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixStream;
+
+use ryokan::core::engine::EngineName;
+
+use crate::support::{Host, User, kernel, run};
+
+fn ask(mut stream: impl std::io::Read + std::io::Write, what: &str) -> String {
+    write!(stream, "{what} HTTP/1.1\r\nHost: ryokan\r\nConnection: close\r\n\r\n").expect("written");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("read");
+    answer
+}
+
+/// The value of a series.
+#[track_caller]
+fn value(text: &str, series: &str) -> f64 {
+    let line = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+    line.unwrap_or_else(|| panic!("no {series} in {text}")).parse().expect("a number")
+}
+
+#[test]
+fn metrics_tell_what_happened_and_name_nobody() {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port").port();
+    let mut host = Host::prepare(User::Own);
+    host.configure(&format!("[daemon]\nmetrics_address = \"127.0.0.1:{port}\"\n[pool]\npool_size = 1\nmin_idle = 1\n"));
+    host.launch();
+    let socket = host.socket().with_file_name("metrics.sock");
+    let unix = || UnixStream::connect(&socket).expect("connected");
+    assert_eq!(socket.metadata().expect("there").permissions().mode() & 0o777, 0o600);
+    host.with(async |client| {
+        crate::support::eventually("a worker is ready", async || {
+            let pools = client.pools().await.expect("pools");
+            pools.iter().all(|pool| pool.idle == 1)
+        })
+        .await;
+        let secret = kernel(&client, "secretname", EngineName::Kaish).await;
+        run(&secret, "x=1").await;
+        run(&secret, "/bin/false").await;
+    });
+    host.ok(&["checkpoint", "secretname", "-m", "here"]);
+    host.ok(&["restore", "secretname", "here", "--yes"]);
+    host.ok(&["fork", "secretname", "child"]);
+    let text = ask(unix(), "GET /metrics");
+    assert!(text.starts_with("HTTP/1.1 200 OK\r\ncontent-type: application/openmetrics-text;"), "{text}");
+    assert!(text.trim_end().ends_with("# EOF") && !text.contains("secretname"), "{text}");
+    let stage = |name: &str| value(&text, &format!("ryokan_stage_seconds_count{{stage=\"{name}\",engine=\"kaish\"}}"));
+    assert_eq!(value(&text, "ryokan_executions_total{engine=\"kaish\",status=\"done\"}"), 1.0);
+    assert_eq!(value(&text, "ryokan_executions_total{engine=\"kaish\",status=\"failed\"}"), 1.0);
+    assert_eq!((stage("create"), stage("worker_taken"), stage("bind_worker")), (1.0, 1.0, 1.0));
+    assert_eq!((stage("restore"), stage("fork"), stage("execution_queued")), (1.0, 1.0, 2.0));
+    assert!(stage("checkpoint") >= 1.0 && stage("checkpoint_pause") >= 1.0 && stage("pool_refill") >= 1.0);
+    assert_eq!(value(&text, "ryokan_pool_events_total{engine=\"kaish\",event=\"taken\"}"), 1.0);
+    assert!(value(&text, "ryokan_workers") >= 1.0 && value(&text, "ryokan_clients") >= 0.0, "{text}");
+    // Whatever the dashboard asks for is there.
+    let dashboard = include_str!("../../docs/grafana-dashboard.json");
+    let shown: std::collections::BTreeSet<&str> = dashboard
+        .split(|c: char| !c.is_ascii_alphanumeric() && c != '_')
+        .filter(|word| word.starts_with("ryokan_"))
+        .collect();
+    assert!(shown.len() >= 9, "{shown:?}");
+    for series in shown {
+        let is_there =
+            text.lines().any(|line| line.strip_prefix(series).is_some_and(|rest| rest.starts_with(['{', ' '])));
+        assert!(is_there, "the dashboard shows {series}, which is not there");
+    }
+    // The same on the loopback; who asks for something else is told so, and who says nothing sensible hurts nobody.
+    let tcp = || TcpStream::connect(("127.0.0.1", port)).expect("connected");
+    assert!(ask(tcp(), "GET /metrics").contains("ryokan_pool_slots{"));
+    assert!(ask(tcp(), "GET /").starts_with("HTTP/1.1 404"));
+    assert!(ask(unix(), "POST /metrics").starts_with("HTTP/1.1 405"));
+    let mut nonsense = unix();
+    nonsense.write_all(&[0xff; 4096]).expect("written");
+    let _ = nonsense.read_to_end(&mut Vec::new());
+    assert!(ask(unix(), "GET /metrics").starts_with("HTTP/1.1 200"));
+    host.signal(nix::sys::signal::Signal::SIGTERM);
+    host.wait();
+    assert!(!socket.exists(), "the socket is left");
+}
+
+#[test]
+fn an_address_that_others_could_reach_is_refused() {
+    let host = Host::prepare(User::Own);
+    for (address, says) in [("0.0.0.0:9464", "no address of the loopback"), ("9464", "no address with a port")] {
+        host.configure(&format!("[daemon]\nmetrics_address = {address:?}\n"));
+        let checked = host.command("ryokand").arg("--check-config").output().expect("runs");
+        let said = String::from_utf8_lossy(&checked.stderr).into_owned();
+        assert!(!checked.status.success() && said.contains(says) && said.contains("metrics_address"), "{said}");
+    }
+}
