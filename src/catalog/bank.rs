@@ -36,6 +36,8 @@ pub(super) struct Bank {
     kernels: PathBuf,
     durability: Durability,
     unsynced: Vec<Unsynced>,
+    /// When the last of them came.
+    last_unsynced: Option<Instant>,
     /// Who makes those before them durable.
     syncing: Option<JoinHandle<()>>,
     /// Databases that were written since they were last looked after.
@@ -55,6 +57,7 @@ impl Bank {
             kernels,
             durability,
             unsynced: Vec::new(),
+            last_unsynced: None,
             syncing: None,
             untidy,
             unlooked,
@@ -97,18 +100,20 @@ impl Bank {
     /// Makes files durable beside everything else: they are new, and without them only their own kernel is lost.
     pub(super) fn sync_later(&mut self, files: Unsynced) {
         self.unsynced.push(files);
+        self.last_unsynced = Some(Instant::now());
         if self.unsynced.len() >= UNSYNCED_MOST {
             self.sync_now();
         } else if self.unsynced.len() >= UNSYNCED {
-            self.sync_beside();
+            self.sync_beside(Duration::ZERO);
         }
     }
 
-    /// Begins to make durable what [`Self::sync_later`] was given, if that is not under way: whoever waits for this thread does not wait for the
-    /// device.
-    pub(super) fn sync_beside(&mut self) {
+    /// Begins to make durable what [`Self::sync_later`] was given, if that is not under way and the last of it is as old as that: whoever waits for
+    /// this thread does not wait for the device, nor does whoever begins with a new kernel.
+    pub(super) fn sync_beside(&mut self, age: Duration) {
         let is_syncing = self.syncing.as_ref().is_some_and(|thread| !thread.is_finished());
-        if is_syncing || self.unsynced.is_empty() {
+        let is_young = self.last_unsynced.is_some_and(|at| at.elapsed() < age);
+        if is_syncing || is_young || self.unsynced.is_empty() {
             return;
         }
         let due = std::mem::take(&mut self.unsynced);

@@ -30,6 +30,8 @@ use crate::core::limits;
 
 /// A thread tidies when nothing was written for so long.
 const QUIET: Duration = Duration::from_millis(20);
+/// Whoever made a kernel has begun to work with it after so long.
+const BEGUN: Duration = Duration::from_millis(200);
 /// A request that took its caller longer than this was slowed by the disk.
 const CALLER_PATIENCE: Duration = Duration::from_millis(2);
 /// For so long callers then leave everything to the thread: a machine that was busy elsewhere for a moment costs little.
@@ -274,7 +276,7 @@ fn next_job(queue: &Receiver<Job>, desk: &Desk) -> Option<Job> {
             Ok(job) => return Some(job),
             Err(RecvTimeoutError::Timeout) => {
                 let mut bank = lock(&desk.bank);
-                bank.sync_beside();
+                bank.sync_beside(BEGUN);
                 bank.tidy(QUIET);
             }
             Err(RecvTimeoutError::Disconnected) => return None,

@@ -418,6 +418,8 @@ pub const WORKSPACE_CLONE_ABOVE: u64 = 16 << 10;
 pub const WORKSPACE_CLONES: usize = 256;
 /// Clones after which a snapshot is cheaper than more of them.
 pub const WORKSPACE_CLONES_BEFORE_SNAPSHOT: usize = 64;
+/// Files that a restore replaces and that go after it, bytes; beyond, each goes at once.
+pub const WORKSPACE_REPLACED_BYTES: u64 = 64 << 20;
 /// A saved index of a workspace, bytes; a larger one is not saved.
 pub const WORKSPACE_INDEX_BYTES: u64 = 4 << 30;
 

@@ -34,16 +34,15 @@ const AFTER_FAILURE: Duration = Duration::from_millis(200);
 pub(super) async fn serve(host: &Rc<Host>, socket: PathBuf, address: Option<SocketAddr>) -> anyhow::Result<()> {
     let door = Rc::new(Door { host: Rc::clone(host), open: Arc::new(Semaphore::new(limits::METRICS_CONNECTIONS)) });
     let unix = make_socket(&socket, 0o600).with_context(|| format!("metrics socket {}", socket.display()))?;
-    match address {
-        Some(address) => match TcpListener::bind(address).await {
+    if let Some(address) = address {
+        match TcpListener::bind(address).await {
             Ok(listener) => {
                 tracing::info!(%address, "metrics are served");
                 serve_tcp(Rc::clone(&door), listener);
             }
             // Kernels matter more.
             Err(error) => tracing::error!(%address, %error, "daemon.metrics_address: metrics are not served there"),
-        },
-        None => {}
+        }
     }
     tokio::task::spawn_local(async move {
         loop {

@@ -125,7 +125,7 @@ pub const LABELS: &[Label] = &[
     label("workspace.clone.make", Steps::One, "makes a clone of a file that is read later"),
     label("workspace.file.keep", Steps::One, "reads a file into memory"),
     label("workspace.file.read", Steps::One, "reads a file into the store"),
-    label("workspace.index.save", Steps::File, "keeps what is known of a workspace"),
+    label("workspace.index.save", Steps::One, "keeps what is known of a workspace"),
     label("workspace.place.folder", Steps::One, "makes a folder in a workspace"),
     label("workspace.place.folder_meta", Steps::One, "gives a restored folder its mode and times"),
     label("workspace.place.meta", Steps::One, "changes mode and time of a file in its place"),

@@ -70,6 +70,13 @@ pub fn replace(path: &Path, bytes: &[u8], mode: u32, label: &'static str) -> Res
     replace_with(path, mode, label, |file| file.write_all(bytes))
 }
 
+/// A name that no other file has, in the same directory.
+fn temp_beside(path: &Path) -> PathBuf {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    parent(path).join(format!("{TEMP_PREFIX}{}-{count}", std::process::id()))
+}
+
 /// As [`replace`], for a file whose bytes are not in memory: `content` writes them.
 ///
 /// # Errors
@@ -80,10 +87,7 @@ pub fn replace_with(
     label: &'static str,
     content: impl FnOnce(&mut File) -> io::Result<()>,
 ) -> Result<(), FsError> {
-    static COUNT: AtomicU64 = AtomicU64::new(0);
-    let dir = parent(path);
-    let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    let temp = dir.join(format!("{TEMP_PREFIX}{}-{count}", std::process::id()));
+    let (dir, temp) = (parent(path), temp_beside(path));
     let write = || {
         fault::step(label, ".create")?;
         let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&temp)?;
@@ -98,6 +102,24 @@ pub fn replace_with(
         return Err(FsError { op: "write", path: path.to_owned(), source });
     }
     sync_dir_step(dir, label)
+}
+
+/// As [`replace`], without a wait for the device: after a loss of power the file may be the former one, or broken. For what its reader checks,
+/// and can do without.
+///
+/// # Errors
+/// As [`replace`].
+pub fn replace_soon(path: &Path, bytes: &[u8], mode: u32, label: &'static str) -> Result<(), FsError> {
+    let temp = temp_beside(path);
+    let write = || {
+        fault::point(label)?;
+        OpenOptions::new().write(true).create_new(true).mode(mode).open(&temp)?.write_all(bytes)?;
+        std::fs::rename(&temp, path)
+    };
+    write().map_err(|source| {
+        let _ = std::fs::remove_file(&temp);
+        FsError { op: "write", path: path.to_owned(), source }
+    })
 }
 
 /// Removes the temporary files that [`write_new`] and [`replace`] of dead processes left in `dir`. Only for directories

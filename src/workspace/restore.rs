@@ -83,7 +83,7 @@ impl Tracker {
         // Only an exact end leaves what is known in terms of objects that are there.
         self.sure(matches!(&done, Ok(restored) if restored.left.is_empty()));
         let restored = done?;
-        stage.clear()?;
+        stage.leave();
         if durable == Durable::Power {
             let sync = fault::point("workspace.place.sync").and_then(|()| Ok(nix::unistd::syncfs(&self.root)?));
             sync.map_err(|e| WorkspaceError::io("sync", &self.places.workspace, e))?;
@@ -278,7 +278,11 @@ impl<'a> Apply<'a> {
             Node::Symlink { target } => self.stage.symlink(target, &wanted.meta, self.owner)?,
             Node::Fifo => self.stage.fifo(&wanted.meta, self.owner)?,
         };
-        self.place(here, &staged)?;
+        let known = here.pair.id.and_then(|id| self.index.known(id, &here.name));
+        // One with other names stays there anyway, and would have one more for a while.
+        let keep =
+            known.filter(|known| matches!(known.what, What::File { names: 1, .. })).map(|known| known.stamp.size);
+        self.place(here, &staged, keep)?;
         if let (Some(file), Node::File { content, .. }) = (&staged.file, &wanted.node) {
             // Of the file that was made, whatever may be of that name by now.
             let stat = beneath::look_at(file).map_err(|e| WorkspaceError::of("look at", &here.path())(e))?;
@@ -287,13 +291,13 @@ impl<'a> Apply<'a> {
         Ok(())
     }
 
-    fn place(&mut self, here: &Here<'_>, staged: &Staged) -> Result<()> {
+    fn place(&mut self, here: &Here<'_>, staged: &Staged, keep: Option<u64>) -> Result<()> {
         let failed = |error| WorkspaceError::io("make", &here.path(), error);
-        match self.stage.place(staged, here.dir, &here.name) {
+        match self.stage.place(staged, here.dir, &here.name, keep) {
             // Something is there that was not: a folder that came since.
             Err(error) if error.raw_os_error() == Some(libc::EISDIR) => {
                 self.remove(here)?;
-                self.stage.place(staged, here.dir, &here.name).map_err(failed)
+                self.stage.place(staged, here.dir, &here.name, None).map_err(failed)
             }
             done => done.map_err(failed),
         }

@@ -64,7 +64,8 @@ pub(super) fn save(path: &Path, index: &Index, root: u64) -> Result<(), Workspac
         let source = io::Error::from_raw_os_error(libc::EFBIG);
         return Err(FsError { op: "save", path: path.to_owned(), source }.into());
     }
-    Ok(fs::replace(path, &out, 0o600, "workspace.index.save")?)
+    // Whoever reads it checks it, and walks over everything if it is not whole.
+    Ok(fs::replace_soon(path, &out, 0o600, "workspace.index.save")?)
 }
 
 fn encode_known(out: &mut Vec<u8>, name: &[u8], known: &Known, hot: bool) {

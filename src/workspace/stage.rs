@@ -9,7 +9,7 @@ use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::PathBuf;
 
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, openat, renameat};
+use nix::fcntl::{AtFlags, OFlag, RenameFlags, openat, renameat, renameat2};
 use nix::sys::stat::{Mode, UtimensatFlags, mkdirat, utimensat};
 use nix::sys::time::TimeSpec;
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchownat, linkat, mkfifoat, symlinkat, unlinkat};
@@ -21,7 +21,7 @@ use super::tracker::Places;
 use super::tree::entry::{Content, Group, Meta, Moment};
 use super::tree::read;
 use crate::core::limits;
-use crate::sys::{fault, fs, inode};
+use crate::sys::{fault, fs, inode, random};
 
 type Result<T> = std::result::Result<T, WorkspaceError>;
 
@@ -29,11 +29,15 @@ type Result<T> = std::result::Result<T, WorkspaceError>;
 pub(super) struct Stage {
     dir: OwnedFd,
     path: PathBuf,
+    /// Part of every name here: what one that is over still removes has other names.
+    own: String,
     next: u64,
     /// Files with several names, which wait here under one more.
     groups: HashMap<Group, String>,
     /// Bytes that were written.
     pub bytes: u64,
+    /// Bytes of files that were replaced and wait here for their end.
+    kept: u64,
 }
 
 /// Who files belong to, and whether that can be said.
@@ -63,14 +67,15 @@ impl Stage {
         if stat.st_dev != device {
             return Err(WorkspaceError::Staging { path });
         }
-        let mut stage = Stage { dir, path, next: 0, groups: HashMap::new(), bytes: 0 };
+        let own: String = random::bytes::<8>().iter().map(|byte| format!("{byte:02x}")).collect();
+        let mut stage = Stage { dir, path, own, next: 0, groups: HashMap::new(), bytes: 0, kept: 0 };
         stage.clear()?;
         Ok(stage)
     }
 
     fn name(&mut self, what: char) -> String {
         self.next += 1;
-        format!("{what}{}", self.next)
+        format!("{what}{}-{}", self.own, self.next)
     }
 
     fn failed<E: Into<io::Error>>(&self, op: &'static str) -> impl FnOnce(E) -> WorkspaceError {
@@ -193,9 +198,25 @@ impl Stage {
             .map_err(self.failed("set the time of a file of"))
     }
 
-    /// Puts what was made in its place, over whatever is there but a folder.
-    pub(super) fn place(&self, staged: &Staged, dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
+    /// Puts what was made in its place, over whatever is there but a folder. With `keep`, what is there, of so many bytes, comes here and goes with everything else:
+    /// to free a file's blocks takes longer than all the rest on some file systems, and ext4 begins to write a file that replaces another.
+    pub(super) fn place(
+        &mut self,
+        staged: &Staged,
+        dir: BorrowedFd<'_>,
+        name: &[u8],
+        keep: Option<u64>,
+    ) -> io::Result<()> {
         fault::point("workspace.place.rename")?;
+        // No more than a full disk bears.
+        if let Some(bytes) = keep.filter(|bytes| self.kept.saturating_add(*bytes) <= limits::WORKSPACE_REPLACED_BYTES) {
+            self.kept += bytes;
+            match renameat2(&self.dir, staged.name.as_str(), dir, name, RenameFlags::RENAME_EXCHANGE) {
+                // It is not there any more, or this file system exchanges nothing.
+                Err(Errno::ENOENT | Errno::EINVAL | Errno::ENOSYS) => {}
+                done => return Ok(done?),
+            }
+        }
         renameat(&self.dir, staged.name.as_str(), dir, name)?;
         Ok(())
     }
@@ -229,6 +250,25 @@ impl Stage {
         Some(file)
     }
 
+    /// Removes what is left beside whatever comes next, which waits for none of that.
+    pub(super) fn leave(mut self) {
+        let of_own = |stage: &Stage| -> Result<Vec<_>> {
+            let mut names = beneath::list(stage.dir.as_fd()).map_err(stage.failed("list"))?;
+            names.retain(|name| name.get(1..).is_some_and(|rest| rest.starts_with(stage.own.as_bytes())));
+            Ok(names)
+        };
+        if of_own(&self).is_ok_and(|names| names.is_empty()) {
+            return;
+        }
+        // What a thread that does not come, or ends early, leaves here is removed by the next restore.
+        let _ = std::thread::Builder::new().name("staging".into()).spawn(move || {
+            while let Ok(names) = of_own(&self)
+                && !names.is_empty()
+                && names.iter().all(|name| self.clear_one(name).is_ok())
+            {}
+        });
+    }
+
     /// Removes everything in here. Folders within folders are first brought up here: no depth is too deep.
     pub(super) fn clear(&mut self) -> Result<()> {
         self.groups.clear();
@@ -238,7 +278,11 @@ impl Stage {
                 return Ok(());
             }
             for name in names {
-                self.clear_one(&name).map_err(self.failed("empty"))?;
+                match self.clear_one(&name) {
+                    // One that is over removes its own.
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    done => done.map_err(self.failed("empty"))?,
+                }
             }
         }
     }

@@ -247,10 +247,19 @@ impl World {
 
     /// Nothing is left where files are prepared.
     pub(crate) fn nothing_is_staged(&self) {
-        let staging = self.places().staging;
-        let left: Vec<_> = staging.read_dir().map(|dir| dir.flatten().collect()).unwrap_or_default();
-        assert!(left.is_empty(), "{left:?}");
+        becomes_empty(&self.places().staging);
         assert!(!self.dir.path().join("files.moment").exists(), "a snapshot is left");
+    }
+}
+
+/// What a restore left goes after it.
+#[track_caller]
+pub(crate) fn becomes_empty(staging: &Path) {
+    let left = || -> Vec<_> { staging.read_dir().map(|dir| dir.flatten().collect()).unwrap_or_default() };
+    let late = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    while !left().is_empty() {
+        assert!(std::time::Instant::now() < late, "{:?}", left());
+        std::thread::sleep(std::time::Duration::from_millis(1));
     }
 }
 

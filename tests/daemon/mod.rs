@@ -17,7 +17,7 @@ use ryokan::core::value::Value;
 use ryokan::rpc::client::KernelClient;
 
 use crate::session_suite;
-use crate::support::{Host, eventually, kernel, out, run, spec, users};
+use crate::support::{Host, User, eventually, kernel, out, run, spec, users};
 
 #[test]
 fn sessions_keep_their_state() {
@@ -61,7 +61,7 @@ fn a_socket_client_is_a_session() {
 #[test]
 fn a_killed_daemon_loses_nothing() {
     for user in users() {
-        let mut host = Host::start_as(user);
+        let mut host = Host::without_pool(user);
         let (exec, pid) = host.with(async |client| {
             let shell = kernel(&client, "k", EngineName::Kaish).await;
             assert_eq!(out(&shell, "x=before; echo $x").await, "before");
@@ -122,7 +122,7 @@ fn a_stopped_daemon_ends_its_workers_and_comes_back() {
 
 #[test]
 fn a_hangup_leaves_workers_to_the_next_daemon() {
-    let mut host = Host::start();
+    let mut host = Host::without_pool(User::Own);
     host.with(async |client| {
         let shell = kernel(&client, "k", EngineName::Kaish).await;
         out(&shell, "x=1").await;
@@ -141,7 +141,7 @@ fn a_hangup_leaves_workers_to_the_next_daemon() {
 
 #[test]
 fn idle_kernels_are_stopped_and_started_again() {
-    let host = Host::start();
+    let host = Host::without_pool(User::Own);
     host.with(async |client| {
         let mut wanted = spec("k", EngineName::Kaish);
         wanted.idle_timeout_ms = Some(300);
@@ -443,7 +443,7 @@ fn a_creation_that_is_refused_leaves_no_folder_and_no_name_is_taken_twice() {
 
 #[test]
 fn removal_leaves_nothing() {
-    let host = Host::start();
+    let host = Host::without_pool(User::Own);
     host.with(async |client| {
         let shell = kernel(&client, "gone", EngineName::Kaish).await;
         out(&shell, "echo data > /workspace/file").await;

@@ -57,6 +57,14 @@ impl Host {
         host
     }
 
+    /// Starts a daemon that keeps no worker ready, also where others do: for tests that count processes.
+    pub fn without_pool(user: User) -> Host {
+        let mut host = Host::prepare(user);
+        host.configure(NO_POOL);
+        host.launch();
+        host
+    }
+
     /// As [`Host::prepare`], with its data on a new file system, which must be dropped after the host. None, and said, where this host cannot
     /// mount such.
     pub fn prepare_on(kind: &str, user: User) -> Option<(Mounted, Host)> {
