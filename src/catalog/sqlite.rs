@@ -322,8 +322,9 @@ impl Db {
     /// Commits; if that fails, rolls back.
     pub(super) fn commit(&self) -> Result<()> {
         self.execute("COMMIT").inspect_err(|_| self.rollback())?;
-        if self.first.replace(false) {
-            self.sql("commit", |c| c.execute_batch(SYNCS_BETWEEN))?;
+        // What is committed is committed: if this fails, the next commit tries it again.
+        if self.first.get() && self.sql("commit", |c| c.execute_batch(SYNCS_BETWEEN)).is_ok() {
+            self.first.set(false);
         }
         Ok(())
     }

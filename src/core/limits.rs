@@ -425,7 +425,7 @@ pub const WORKSPACE_INDEX_BYTES: u64 = 4 << 30;
 
 /// Readers of metrics at once.
 pub const METRICS_CONNECTIONS: usize = 16;
-/// A reader of metrics that does not say what it wants is closed after this.
+/// A reader of metrics that has not said what it wants, or not read it, is closed after this.
 pub const METRICS_READ: Duration = Duration::from_secs(10);
 /// Modules that Python loads in a worker which waits for its kernel.
 pub const PRELOADED_MODULES: usize = 64;
@@ -441,6 +441,8 @@ pub const POOL_SLOTS: u32 = 256;
 pub const POOL_CREATIONS: u32 = 4;
 /// A slot must be ready within this after its creation began, or it is given up.
 pub const POOL_CREATION: Duration = Duration::from_secs(30);
+/// At the daemon's end, slots that do not end are left to their link after this.
+pub const POOL_CLOSE: Duration = Duration::from_secs(5);
 /// A pool's demand is measured by how many came for a slot within this.
 pub const POOL_BURST: Duration = Duration::from_secs(2);
 /// Shortest time that a rule of a pool can name.

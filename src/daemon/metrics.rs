@@ -32,18 +32,20 @@ const AFTER_FAILURE: Duration = Duration::from_millis(200);
 /// # Errors
 /// If the socket cannot be made.
 pub(super) async fn serve(host: &Rc<Host>, socket: PathBuf, address: Option<SocketAddr>) -> anyhow::Result<()> {
-    let door = Rc::new(Door { host: Rc::clone(host), open: Arc::new(Semaphore::new(limits::METRICS_CONNECTIONS)) });
+    // Each has its own readers: those of the loopback keep nobody from the socket.
+    let door = || Rc::new(Door { host: Rc::clone(host), open: Arc::new(Semaphore::new(limits::METRICS_CONNECTIONS)) });
     let unix = make_socket(&socket, 0o600).with_context(|| format!("metrics socket {}", socket.display()))?;
     if let Some(address) = address {
         match TcpListener::bind(address).await {
             Ok(listener) => {
                 tracing::info!(%address, "metrics are served");
-                serve_tcp(Rc::clone(&door), listener);
+                serve_tcp(door(), listener);
             }
             // Kernels matter more.
             Err(error) => tracing::error!(%address, %error, "daemon.metrics_address: metrics are not served there"),
         }
     }
+    let door = door();
     tokio::task::spawn_local(async move {
         loop {
             match unix.accept().await {
@@ -88,9 +90,11 @@ impl Door {
                 async { Ok::<_, Infallible>(answer) }
             });
             let mut server = hyper::server::conn::http1::Builder::new();
-            server.timer(TokioTimer::new()).header_read_timeout(limits::METRICS_READ);
+            server.timer(TokioTimer::new()).header_read_timeout(limits::METRICS_READ).keep_alive(false);
             // Who goes in the middle is nobody's trouble.
-            if let Err(error) = server.serve_connection(TokioIo::new(stream), service).await {
+            let served =
+                tokio::time::timeout(limits::METRICS_READ, server.serve_connection(TokioIo::new(stream), service));
+            if let Ok(Err(error)) = served.await {
                 tracing::debug!(%error, "a reader of metrics");
             }
         });

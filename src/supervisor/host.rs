@@ -169,7 +169,7 @@ impl Host {
 
     /// Whether one more kernel may have a worker: a slot gives way to it.
     pub(super) fn has_room_for_worker(&self) -> bool {
-        self.workers.room() > 0 || self.pool.own() > 0
+        self.workers.room() > 0 || self.pool.own() > self.workers.beyond()
     }
 
     /// Whether the daemon is ending.

@@ -8,6 +8,7 @@
 
 pub mod audit;
 mod begin;
+mod cgroups;
 pub mod checkpoint;
 pub mod command;
 pub mod events;

@@ -256,7 +256,8 @@ impl Pool {
         if let Some((pool, id)) = idle.or_else(creating) {
             end(host, pool, id);
         }
-        self.own() > 0
+        // Those who came before have taken some of these places already.
+        self.own() > host.workers.beyond()
     }
 
     /// If there are as many pools as may be, the one that nobody came to for longest goes.
@@ -290,7 +291,9 @@ impl Pool {
         for pool in &pools {
             pool.seen().iter().for_each(|slot| end(host, pool, slot.id));
         }
-        while self.own() > 0 {
+        // One that hangs in its creation ends with its link; everything else that is to be done at the end waits no longer for it.
+        let until = Instant::now() + limits::POOL_CLOSE;
+        while self.own() > 0 && Instant::now() < until {
             // Whoever keeps the pools as they are to be may take the notice.
             let _ = tokio::time::timeout(limits::POOL_GIVES_WAY, self.changed.notified()).await;
         }

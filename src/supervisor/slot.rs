@@ -14,6 +14,7 @@ use super::task::Listener;
 use super::worker::{self, Folders, Place, Shape, Started, WorkerProcess};
 use crate::core::error::{Error, Result};
 use crate::core::ids::{Epoch, KernelId, WorkerId};
+use crate::core::limits;
 use crate::core::name::KernelName;
 use crate::core::origin::OriginKind;
 use crate::rpc::worker_link::{Relay, WorkerIdentity, WorkerLink};
@@ -57,7 +58,8 @@ impl Slot {
         for missed in report.not_restored {
             tracing::warn!(module = missed.key, reason = missed.reason, "a module cannot be loaded ahead");
         }
-        let lane = link.open_lane().await;
+        let lane = tokio::time::timeout(limits::POOL_CREATION, link.open_lane()).await;
+        let lane = lane.unwrap_or_else(|_| Err(Error::deadline("a slot opens no lane")));
         let slot = Slot { link, relay, process, identity, there };
         match lane {
             Ok(()) => Ok(slot),

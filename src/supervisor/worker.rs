@@ -8,6 +8,7 @@ use std::process::Stdio;
 use std::rc::Rc;
 use std::time::Instant;
 
+use super::cgroups::{Cgroups, remove_cgroup};
 use super::host::Host;
 use super::kernel::Kernel;
 use super::metrics::Stage;
@@ -26,11 +27,6 @@ use crate::sandbox::plan::{PlannedMount, RunAs, SandboxPlan};
 use crate::sandbox::{Layer, Owners};
 use crate::sys;
 use crate::worker::launch::{self, LaunchDocument};
-
-/// How often a cgroup that is still in use is tried again.
-const CGROUP_TRIES: u32 = 25;
-/// The pause between those.
-const CGROUP_PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
 
 /// Reason of the error where a host has no place for one more worker.
 pub(super) const NO_PLACE: &str = "workers";
@@ -105,42 +101,6 @@ fn clear(socket: &Path) {
     }
 }
 
-/// Where a daemon's workers have their cgroups. Two daemons may share the folder: what a name begins with says whose it is.
-#[derive(Debug)]
-struct Cgroups {
-    base: PathBuf,
-    prefix: String,
-}
-
-impl Cgroups {
-    fn of(&self, worker: WorkerId) -> PathBuf {
-        self.base.join(format!("{}{worker}", self.prefix))
-    }
-
-    /// Those of this daemon's workers but for the known ones.
-    fn stale(&self, known: &[WorkerId]) -> Vec<PathBuf> {
-        let entries = std::fs::read_dir(&self.base).into_iter().flatten().flatten();
-        let is_stale = |entry: &std::fs::DirEntry| {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            let worker = name.strip_prefix(&self.prefix).and_then(|id| id.parse::<WorkerId>().ok());
-            worker.is_some_and(|worker| !known.contains(&worker))
-        };
-        entries.filter(is_stale).map(|entry| entry.path()).collect()
-    }
-}
-
-/// The host kernel may need a moment to let go of the last process.
-async fn remove_cgroup(path: &Path) {
-    for _ in 0..CGROUP_TRIES {
-        match crate::sandbox::cgroup::remove(path) {
-            Ok(()) => return,
-            Err(error) => tracing::debug!(path = %path.display(), %error, "a cgroup is still in use"),
-        }
-        tokio::time::sleep(CGROUP_PAUSE).await;
-    }
-    tracing::warn!(path = %path.display(), "a worker's cgroup could not be removed; the next start of the daemon tries again");
-}
-
 /// What the workers of a host share.
 pub struct Workers {
     live: Rc<Cell<usize>>,
@@ -170,6 +130,11 @@ impl Workers {
     /// How many more may be started.
     pub fn room(&self) -> usize {
         self.most.saturating_sub(self.live.get())
+    }
+
+    /// How many there are beyond those: while slots give way.
+    pub(super) fn beyond(&self) -> usize {
+        self.live.get().saturating_sub(self.most)
     }
 
     /// What is said where there is no room.
@@ -577,23 +542,4 @@ pub(super) async fn end_orphan(host: &Rc<Host>, row: &WorkerRow) {
         }
     }
     host.workers.forget(row.id, &row.socket).await;
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Plain folders do here: they are known by name.
-    #[test]
-    fn only_its_own_cgroups_of_unknown_workers_are_stale() {
-        let base = tempfile::tempdir().expect("a folder");
-        let of = |host: &str| Cgroups { base: base.path().to_owned(), prefix: format!("worker-{host}-") };
-        let (own, other) = (of("aa"), of("bb"));
-        let [known, unknown] = [WorkerId::from_bytes([1; 16]), WorkerId::from_bytes([2; 16])];
-        let stay = [own.of(known), other.of(unknown), base.path().join("worker-aa-no-id"), base.path().join("else")];
-        for folder in stay.iter().chain([&own.of(unknown)]) {
-            std::fs::create_dir_all(folder.join("engine")).expect("made");
-        }
-        assert_eq!(own.stale(&[known]), [own.of(unknown)]);
-    }
 }

@@ -77,6 +77,9 @@ fn metrics_tell_what_happened_and_name_nobody() {
     nonsense.write_all(&[0xff; 4096]).expect("written");
     let _ = nonsense.read_to_end(&mut Vec::new());
     assert!(ask(unix(), "GET /metrics").starts_with("HTTP/1.1 200"));
+    // Those who connect and say nothing, as many as may: they keep nobody from the socket.
+    let _silent: Vec<_> = (0..20).map(|_| tcp()).collect();
+    assert!(ask(unix(), "GET /metrics").starts_with("HTTP/1.1 200"));
     host.signal(nix::sys::signal::Signal::SIGTERM);
     host.wait();
     assert!(!socket.exists(), "the socket is left");
