@@ -1,6 +1,7 @@
 //! The databases of one thread: opened on use, closed when their kernel stops.
 
 use std::collections::{HashMap, HashSet};
+use std::fs::File;
 use std::path::PathBuf;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -36,6 +37,8 @@ pub(super) struct Bank {
     kernels: PathBuf,
     durability: Durability,
     unsynced: Vec<Unsynced>,
+    /// Of those, `state.db`.
+    states: Vec<File>,
     /// When the last of them came.
     last_unsynced: Option<Instant>,
     /// Who makes those before them durable.
@@ -57,6 +60,7 @@ impl Bank {
             kernels,
             durability,
             unsynced: Vec::new(),
+            states: Vec::new(),
             last_unsynced: None,
             syncing: None,
             untidy,
@@ -84,6 +88,7 @@ impl Bank {
             if self.open.len() >= limits::STATE_DATABASES_OPEN {
                 self.close_least_used();
             }
+            self.sync_states();
             let path = self.kernels.join(kernel.to_string()).join(Kind::State.file_name());
             let db = Db::open(Kind::State, &path, self.durability)?;
             self.open.insert(target, (db, self.uses));
@@ -98,13 +103,22 @@ impl Bank {
     }
 
     /// Makes files durable beside everything else: they are new, and without them only their own kernel is lost.
-    pub(super) fn sync_later(&mut self, files: Unsynced) {
+    pub(super) fn sync_later(&mut self, mut files: Unsynced) {
+        self.states.extend(files.take_state());
         self.unsynced.push(files);
         self.last_unsynced = Some(Instant::now());
         if self.unsynced.len() >= UNSYNCED_MOST {
             self.sync_now();
         } else if self.unsynced.len() >= UNSYNCED {
             self.sync_beside(Duration::ZERO);
+        }
+    }
+
+    /// Makes new kernels' own databases durable, and lets go of their descriptors: a database's lock goes with any of them that is closed.
+    pub(super) fn sync_states(&mut self) {
+        for state in self.states.drain(..) {
+            // Nobody was promised this, as above.
+            let _ = state.sync_all();
         }
     }
 
@@ -124,6 +138,7 @@ impl Bank {
 
     /// Makes durable what [`Self::sync_later`] was given.
     pub(super) fn sync_now(&mut self) {
+        self.sync_states();
         for files in self.unsynced.drain(..) {
             // Nobody was promised this. A device that fails here fails at the next write as well, and there it is told.
             let _ = files.sync();

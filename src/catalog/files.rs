@@ -54,12 +54,21 @@ impl KernelFiles {
 
 /// What is still to be made durable of a new kernel's files.
 #[derive(Debug)]
-pub(super) struct Unsynced(Vec<File>);
+pub(super) struct Unsynced {
+    /// `state.db`, which this process opens as a database later: closed after that, this would drop its lock.
+    state: Option<File>,
+    rest: Vec<File>,
+}
 
 impl Unsynced {
+    /// `state.db`: to be synced and closed before it is opened as a database.
+    pub(super) fn take_state(&mut self) -> Option<File> {
+        self.state.take()
+    }
+
     pub(super) fn sync(self) -> Result<()> {
         fault::point("kernel.files.sync").map_err(|e| CatalogError::of_io("sync", Path::new("state.db"), e))?;
-        let synced = self.0.iter().try_for_each(File::sync_all);
+        let synced = self.state.iter().chain(&self.rest).try_for_each(File::sync_all);
         synced.map_err(|e| CatalogError::of_io("sync", Path::new("state.db"), e))
     }
 }
@@ -98,12 +107,10 @@ fn fill(files: &mut KernelFiles, durability: Durability) -> Result<Unsynced> {
     };
     fault::point("kernel.files.state").map_err(|e| CatalogError::of_io("create", &files.state_db, e))?;
     let state = template(&files.state_db, Kind::State)?;
-    let mut unsynced = vec![state];
-    unsynced.extend(fill_live(files)?);
-    let unsynced = Unsynced(unsynced);
+    let unsynced = Unsynced { state: Some(state), rest: fill_live(files)? };
     if durable {
         unsynced.sync()?;
-        return Ok(Unsynced(Vec::new()));
+        return Ok(Unsynced { state: None, rest: Vec::new() });
     }
     Ok(unsynced)
 }
@@ -166,7 +173,7 @@ pub(super) fn clear(kernels: &Path, id: KernelId) -> Result<()> {
 pub(super) fn furnish(kernels: &Path, id: KernelId, durability: Durability) -> Result<KernelFiles> {
     clear(kernels, id)?;
     let mut files = KernelFiles::of(kernels, id);
-    let made = Unsynced(fill_live(&mut files)?);
+    let made = Unsynced { state: None, rest: fill_live(&mut files)? };
     if durability == Durability::Power {
         made.sync()?;
     }

@@ -23,6 +23,23 @@ fn with_state<T>(work: impl AsyncFnOnce(StateHandle, &std::path::Path) -> T) -> 
     })
 }
 
+/// POSIX locks go with any descriptor of the file that its process closes: those by which a new kernel's files are synced must not be of it.
+#[test]
+fn a_new_kernels_database_stays_locked_when_its_files_were_synced() {
+    use std::os::unix::fs::MetadataExt as _;
+    with_state(async |state, path| {
+        state.append_journal(vec![said("once")]).await.expect("written");
+        let inode = format!(":{} ", path.metadata().expect("there").ino());
+        let is_locked = || std::fs::read_to_string("/proc/locks").expect("readable").contains(&inode);
+        assert!(is_locked(), "at first");
+        // Longer than that new kernels are left alone.
+        for _ in 0..12 {
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            assert!(is_locked(), "later");
+        }
+    });
+}
+
 fn said(text: &str) -> NewEntry {
     let (actor, detail_json) = ("me".into(), String::new());
     NewEntry { kind: EntryKind::Message, at_ms: 1, actor, text: text.into(), detail_json }

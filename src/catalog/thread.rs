@@ -268,6 +268,8 @@ fn next_job(queue: &Receiver<Job>, desk: &Desk) -> Option<Job> {
     if let Ok(job) = queue.try_recv() {
         return Some(job);
     }
+    // While the catalog's own thread writes of the new kernel.
+    lock(&desk.bank).sync_states();
     loop {
         if !lock(&desk.bank).is_untidy() {
             return queue.recv().ok();
