@@ -235,21 +235,20 @@ impl<L: FnMut(Digest) -> bool, E: FnMut(GcItem)> Gc<'_, L, E> {
 
     /// Sorts a pack's entries into those that stay and the `dead`. None if the pack is gone.
     fn weigh(&mut self, number: u32, marks: &Marks, dead: &mut Vec<(Slot, bool)>) -> Result<Option<Share>> {
-        let first: HashSet<u32> = self.store.canonical(number)?.iter().map(|slot| slot.offset).collect();
         let pack = self.store.pack(number)?;
         let is_full = self.store.state().packs.get(&number) == Some(&u64::MAX);
         let mut share = Share { number, length: pack.length()?, is_full, ..Share::default() };
         for slot in self.store.entries(number)? {
-            let (counts, durable) = {
-                let state = self.store.state();
-                (state.counts(&slot), state.is_durable(&slot))
+            // In one look: what becomes durable between two would be neither new nor the first, and so go as a copy.
+            let (counts, durable, is_first) = {
+                let mut state = self.store.state();
+                (state.counts(&slot), state.is_durable(&slot), state.is_first(&slot)?)
             };
             let bytes = slot.end() - u64::from(slot.offset);
             share.entry_bytes += bytes;
             if !counts {
                 continue;
             }
-            let is_first = first.contains(&slot.offset);
             let fate = match slot.kind {
                 Kind::Whole => self.fate(marks, slot.digest, true),
                 Kind::Part if marks.chunks.contains(&half(slot.digest)) => Fate::Shared,
@@ -274,8 +273,15 @@ impl<L: FnMut(Digest) -> bool, E: FnMut(GcItem)> Gc<'_, L, E> {
     fn drop_dead(&mut self, dead: Vec<(Slot, bool)>) -> Result<()> {
         let (saved, gone, places) = {
             let mut state = self.store.state();
-            let used = |(slot, is_first): &(Slot, bool)| *is_first && state.touched.is_since(slot.digest, self.cutoff);
-            let (saved, gone): (Vec<_>, Vec<_>) = dead.into_iter().partition(used);
+            let (mut saved, mut gone) = (Vec::new(), Vec::new());
+            for (slot, was_first) in dead {
+                // A copy whose better one turned out to be damaged meanwhile is the best that there is.
+                let is_used = match was_first {
+                    true => state.touched.is_since(slot.digest, self.cutoff),
+                    false => state.is_first(&slot)?,
+                };
+                if is_used { &mut saved } else { &mut gone }.push((slot, was_first));
+            }
             if !self.options.dry_run {
                 state.dropped.extend(gone.iter().map(|(slot, _)| slot.place()));
             }

@@ -221,6 +221,25 @@ fn collection_beside_writers_loses_nothing_that_is_named() {
     check(&Store::open_sized(&dir.path().join("store"), SMALL).expect("opens"));
 }
 
+/// What becomes durable while its pack is looked through is no copy of anything.
+#[test]
+fn what_becomes_durable_while_its_pack_is_weighed_stays() {
+    let (_dir, store) = store();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                at_once(|_| false, &store);
+            }
+        });
+        let _hold = store.hold();
+        let digests: Vec<Digest> = (0..1500u64).map(|n| store.put(&n.to_le_bytes()).expect("stored")).collect();
+        let gone = digests.iter().filter(|digest| !store.contains(**digest)).count();
+        done.store(true, Ordering::Relaxed);
+        assert_eq!(gone, 0, "of 1500 that a writer holds");
+    });
+}
+
 #[test]
 fn a_collection_that_fails_keeps_everything_that_lives() {
     let labels = [

@@ -190,8 +190,7 @@ impl Store {
         let mut state = self.state();
         let mut first = Vec::with_capacity(slots.len());
         for slot in slots {
-            let want = if slot.kind.is_object() { Want::Object } else { Want::Data };
-            if state.find_durable(slot.digest, want)?.first() == Some(&slot) {
+            if state.is_first(&slot)? {
                 first.push(slot);
             }
         }

@@ -136,6 +136,12 @@ impl State {
         Ok(found)
     }
 
+    /// Whether an entry is the one that readers of its digest get.
+    pub(super) fn is_first(&mut self, slot: &Slot) -> Result<bool> {
+        let want = if slot.kind.is_object() { Want::Object } else { Want::Data };
+        Ok(self.find_durable(slot.digest, want)?.first() == Some(slot))
+    }
+
     /// Whether an entry's pack is there and the entry was not dropped.
     pub(super) fn counts(&self, slot: &Slot) -> bool {
         self.packs.contains_key(&slot.pack) && !self.dropped.contains(&slot.place())
