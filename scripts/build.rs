@@ -1,12 +1,13 @@
 //! Hashes the sources: daemon and worker of one build know each other by it, and those of two builds do not. Packs the
-//! Python driver into one JSON object.
+//! drivers of engines that are source text into one JSON object each.
 
 use std::env;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-const DRIVER: &str = "src/worker/engines/python/driver";
+/// Engine, and the extension of its driver's modules.
+const DRIVERS: [(&str, &str); 2] = [("python", "py"), ("node", "js")];
 
 fn main() -> io::Result<()> {
     let mut hasher = DefaultHasher::new();
@@ -16,7 +17,10 @@ fn main() -> io::Result<()> {
     }
     println!("cargo::rustc-env=RYOKAN_SOURCES={:016x}", hasher.finish());
     let out = PathBuf::from(env::var_os("OUT_DIR").ok_or(io::ErrorKind::NotFound)?);
-    fs::write(out.join("python_driver.json"), pack(Path::new(DRIVER))?)
+    DRIVERS.into_iter().try_for_each(|(engine, extension)| {
+        let folder = format!("src/worker/engines/{engine}/driver");
+        fs::write(out.join(format!("{engine}_driver.json")), pack(Path::new(&folder), extension)?)
+    })
 }
 
 fn add(path: &Path, hasher: &mut DefaultHasher) -> io::Result<()> {
@@ -35,11 +39,11 @@ fn inside(folder: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 /// `{"module": "source", …}` of every module but those that make the others into a driver.
-fn pack(folder: &Path) -> io::Result<String> {
+fn pack(folder: &Path, extension: &str) -> io::Result<String> {
     let mut modules = Vec::new();
     for path in inside(folder)? {
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        if path.extension().is_some_and(|e| e == "py") && name != "bootstrap" && name != "compile" {
+        if path.extension().is_some_and(|found| found == extension) && name != "bootstrap" && name != "compile" {
             modules.push(format!("{}:{}", quoted(&name), quoted(&fs::read_to_string(&path)?)));
         }
     }

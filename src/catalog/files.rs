@@ -161,12 +161,25 @@ pub(super) fn clear(kernels: &Path, id: KernelId) -> Result<()> {
         if let Some(name) = entry.file_name().to_str() {
             let _ = btrfs::destroy(home.as_fd(), name);
         }
-        match fs::remove_tree(&entry.path()) {
+        match emptied(|| fs::remove_tree(&entry.path())) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(wrong(error)),
             _ => {}
         }
     }
     Ok(())
+}
+
+/// Removes again as long as something still appears: who wrote there was killed a moment ago, or takes away what a restore replaced.
+fn emptied(mut remove: impl FnMut() -> std::io::Result<()>) -> std::io::Result<()> {
+    let mut removed = remove();
+    for _ in 0..REMOVE_TRIES {
+        if !removed.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::DirectoryNotEmpty) {
+            break;
+        }
+        std::thread::sleep(REMOVE_PAUSE);
+        removed = remove();
+    }
+    removed
 }
 
 /// Makes anew what [`clear`] removes, empty.
@@ -192,23 +205,14 @@ pub(super) fn remove(kernels: &Path, id: KernelId) -> Result<()> {
 }
 
 fn remove_hidden(hidden: &Path) -> Result<()> {
-    let remove = || {
+    let removed = emptied(|| {
         fault::point("kernel.files.remove")?;
         // At once, where that is allowed; as folders they go in any case.
         if let Ok(home) = File::open(hidden) {
             let _ = btrfs::destroy(home.as_fd(), SUBVOLUME);
         }
         fs::remove_tree(hidden)
-    };
-    let mut removed = remove();
-    for _ in 0..REMOVE_TRIES {
-        // Who wrote here was killed with the daemon before this one, and may take a moment to be gone.
-        if !removed.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::DirectoryNotEmpty) {
-            break;
-        }
-        std::thread::sleep(REMOVE_PAUSE);
-        removed = remove();
-    }
+    });
     removed.map_err(|e| CatalogError::of_io("remove", hidden, e))
 }
 

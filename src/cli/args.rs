@@ -19,6 +19,7 @@ use super::pool::PoolArgs;
 use super::portable::{ExportArgs, ImportArgs};
 use super::repl::ReplArgs;
 use super::tools::ToolsArgs;
+use super::top::TopArgs;
 use super::tour::TourArgs;
 use super::upkeep::{AuditArgs, GcArgs, RetentionArgs};
 use super::vars::{GetArgs, SetArgs};
@@ -157,6 +158,8 @@ pub enum Command {
     Audit(AuditArgs),
     /// Show the workers that are kept ready for new kernels
     Pool(PoolArgs),
+    /// Watch kernels and pools on the whole screen, and act on them
+    Top(TopArgs),
     /// Check or show the daemon's configuration
     Config(ConfigArgs),
     /// Show what this host can do, and what to do about the rest

@@ -81,6 +81,12 @@ impl Language {
         let extension = path.extension().map(|extension| extension.to_string_lossy().into_owned());
         match extension.as_deref() {
             Some("py" | "pyw") => Language::Engine(EngineName::Python),
+            Some("bash") => Language::Engine(EngineName::Bash),
+            Some("js" | "mjs" | "cjs") => Language::Engine(EngineName::Node),
+            // Whoever names bash in the first line wants bash.
+            Some("sh") if Language::of_first_line(code) == Language::Engine(EngineName::Bash) => {
+                Language::Engine(EngineName::Bash)
+            }
             Some("sh" | "kai" | "kaish") => Language::Engine(EngineName::Kaish),
             None => Language::of_first_line(code),
             Some(extension) => match Language::of_first_line(code) {
@@ -95,6 +101,8 @@ impl Language {
         match interpreter.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.') {
             "python" => Language::Engine(EngineName::Python),
             "kaish" | "sh" => Language::Engine(EngineName::Kaish),
+            "bash" => Language::Engine(EngineName::Bash),
+            "node" | "nodejs" => Language::Engine(EngineName::Node),
             _ => Language::Foreign(format!("the first line's interpreter {interpreter}")),
         }
     }
@@ -130,16 +138,21 @@ mod tests {
     #[test]
     fn engines_are_found_in_names_and_first_lines() {
         let (python, kaish) = (Language::Engine(EngineName::Python), Language::Engine(EngineName::Kaish));
+        let (bash, node) = (Language::Engine(EngineName::Bash), Language::Engine(EngineName::Node));
         let foreign = |said: &str| Language::Foreign(said.into());
         for (name, code, language) in [
             ("a.py", "", python.clone()),
             ("dir.py/a.kai", "", kaish.clone()),
-            ("a.sh", "#!/bin/bash\n", kaish.clone()),
+            ("a.sh", "echo", kaish.clone()),
+            ("a.sh", "#!/bin/bash\n", bash.clone()),
+            ("a.bash", "", bash.clone()),
             ("py", "", Language::Unsaid),
             ("py", "#!/usr/bin/python3\n", python.clone()),
-            ("a.js", "1", foreign("the extension .js")),
+            ("a.mjs", "1", node.clone()),
+            ("a.rb", "1", foreign("the extension .rb")),
             ("a.tool", "#!/usr/bin/env python3\n", python.clone()),
-            ("a.tool", "#!/usr/bin/env node\n", foreign("the first line's interpreter node")),
+            ("a.tool", "#!/usr/bin/env node\n", node.clone()),
+            ("a.tool", "#!/usr/bin/env ruby\n", foreign("the first line's interpreter ruby")),
         ] {
             assert_eq!(Language::of_file(Path::new(name), code), language, "{name} {code:?}");
         }
@@ -149,6 +162,8 @@ mod tests {
             ("#!/usr/bin/python\n", python),
             ("#!/usr/local/bin/kaish", kaish.clone()),
             ("#!/bin/sh\n", kaish),
+            ("#!/usr/bin/env bash\n", bash),
+            ("#!/usr/bin/nodejs\n", node),
             ("#!/usr/bin/perl\n", foreign("the first line's interpreter perl")),
             ("print('#!python')", Language::Unsaid),
             ("#!", Language::Unsaid),

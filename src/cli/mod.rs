@@ -33,6 +33,7 @@ pub mod render;
 mod repl;
 pub mod spec;
 mod tools;
+mod top;
 mod tour;
 mod upkeep;
 mod vars;
@@ -118,6 +119,7 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Verify => upkeep::verify(context).await,
         Command::Audit(args) => upkeep::audit(context, args).await,
         Command::Pool(args) => pool::pool(context, args).await,
+        Command::Top(args) => top::top(context, args).await,
         Command::Config(args) => doctor::config(context, args).await,
         Command::Doctor => doctor::doctor(context).await,
         Command::Completions(args) => completions::completions(context, args),

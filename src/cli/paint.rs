@@ -41,6 +41,11 @@ impl Paint {
         }
     }
 
+    /// Whether there are colours.
+    pub fn is_on(self) -> bool {
+        self.on
+    }
+
     fn with(self, style: Style, text: &str) -> String {
         match self.on && !text.is_empty() {
             true => format!("{style}{text}{style:#}"),

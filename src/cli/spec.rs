@@ -15,7 +15,7 @@ use crate::rpc::convert::spec::SpecRequest;
 /// What a kernel is to be.
 #[derive(Debug, Clone, Default, Args)]
 pub struct SpecArgs {
-    /// Interpreter: kaish or python
+    /// Interpreter: kaish, python, bash or node
     #[arg(long, value_parser = parse_engine)]
     pub engine: Option<EngineName>,
     /// Where the code is contained: process or microvm

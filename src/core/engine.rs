@@ -13,22 +13,28 @@ pub enum EngineName {
     Kaish,
     /// The host's CPython.
     Python,
+    /// The host's GNU bash.
+    Bash,
+    /// The host's Node.js.
+    Node,
 }
 
 /// A text that names no engine.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("there is no engine {0:?}; there are: kaish, python")]
+#[error("there is no engine {0:?}; there are: kaish, python, bash, node")]
 pub struct UnknownEngine(String);
 
 impl EngineName {
     /// Every engine.
-    pub const ALL: [EngineName; 2] = [EngineName::Kaish, EngineName::Python];
+    pub const ALL: [EngineName; 4] = [EngineName::Kaish, EngineName::Python, EngineName::Bash, EngineName::Node];
 
     /// The name.
     pub const fn name(self) -> &'static str {
         match self {
             EngineName::Kaish => "kaish",
             EngineName::Python => "python",
+            EngineName::Bash => "bash",
+            EngineName::Node => "node",
         }
     }
 }

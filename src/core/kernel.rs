@@ -66,6 +66,8 @@ pub enum StopReason {
     Daemon,
     /// The host had no place for its worker.
     NoPlace,
+    /// Nobody used it, and memory was short on the host.
+    Memory,
 }
 
 impl StopReason {
@@ -76,6 +78,7 @@ impl StopReason {
             StopReason::Asked => "asked",
             StopReason::Daemon => "daemon stopped",
             StopReason::NoPlace => "no place for a worker",
+            StopReason::Memory => "memory was short",
         }
     }
 }

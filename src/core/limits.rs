@@ -293,6 +293,10 @@ pub const DEFAULT_CPU_MILLI: u32 = 1000;
 pub const DEFAULT_PIDS: u32 = 256;
 /// Default open files of one process.
 pub const DEFAULT_OPEN_FILES: u32 = 1024;
+/// The fewest open files of one process that a kernel may have.
+pub const LEAST_OPEN_FILES: u32 = 32;
+/// The same for bash, whose driver takes descriptors up to 255 and places them from 256 on.
+pub const BASH_OPEN_FILES: u32 = 320;
 /// Default size of a workspace, bytes.
 pub const DEFAULT_WORKSPACE_BYTES: u64 = 10 << 30;
 /// Default idle time before a kernel is stopped.
@@ -435,6 +439,22 @@ pub const POOLS: usize = 16;
 pub const POOL_GIVES_WAY: Duration = Duration::from_millis(40);
 /// The longest that this puts it off while slots are taken one after the other.
 pub const POOL_GIVES_WAY_MOST: Duration = Duration::from_millis(250);
+/// The spawner forks a worker within this, or another one takes its place.
+pub const SPAWN: Duration = Duration::from_secs(10);
+/// Memory is short when some task stood still for want of it so long ...
+pub const PRESSURE_STALL: Duration = Duration::from_millis(150);
+/// ... within this.
+pub const PRESSURE_WINDOW: Duration = Duration::from_secs(2);
+/// It counts as short for so long after that was heard last.
+pub const PRESSURE_HOLD: Duration = Duration::from_secs(10);
+/// Where the host kernel does not say so: it is looked at this often ...
+pub const PRESSURE_LOOK: Duration = Duration::from_secs(5);
+/// ... and short if less than this part of it can be had.
+pub const PRESSURE_LEAST_FREE: f64 = 0.05;
+/// While memory is short, a kernel that was not used for this long is one that nobody uses.
+pub const PRESSURE_UNUSED: Duration = Duration::from_secs(5);
+/// Kernels that are stopped at once, each time that memory is found short.
+pub const PRESSURE_STOPS: usize = 16;
 /// Slots of one pool, idle and in creation, at most.
 pub const POOL_SLOTS: u32 = 256;
 /// Slots of one pool that are in creation at the same time.

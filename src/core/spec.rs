@@ -230,7 +230,9 @@ impl KernelSpec {
         range("memory", self.limits.memory_bytes, 32 << 20, 1 << 50, format_size)?;
         range("cpus", u64::from(self.limits.cpu_milli), 10, 1_024_000, processors)?;
         range("pids", u64::from(self.limits.pids), 8, 1 << 22, number)?;
-        range("open files", u64::from(self.limits.open_files), 32, 1 << 20, number)?;
+        // bash holds some for its driver, by numbers up to 255.
+        let files = if self.engine == EngineName::Bash { limits::BASH_OPEN_FILES } else { limits::LEAST_OPEN_FILES };
+        range("open files", u64::from(self.limits.open_files), u64::from(files), 1 << 20, number)?;
         range("workspace size", self.limits.workspace_bytes, 1 << 20, 1 << 60, format_size)?;
         let label_fits = |(k, v): &(String, String)| {
             !k.is_empty() && k.len() <= limits::IDENTIFIER_BYTES && v.len() <= limits::IDENTIFIER_BYTES
@@ -339,6 +341,8 @@ mod tests {
         assert!(with(|s| s.limits.pids = 0).is_err());
         assert!(with(|s| s.limits.cpu_milli = 0).is_err());
         assert!(with(|s| s.limits.open_files = 1).is_err());
+        assert!(with(|s| s.limits.open_files = 64).is_ok());
+        assert!(with(|s| (s.limits.open_files, s.engine) = (64, EngineName::Bash)).is_err());
         assert!(with(|s| s.labels = vec![(String::new(), "x".into())]).is_err());
         assert!(with(|s| s.paths = vec![AllowedPath::new("/d", true); 2]).is_err());
     }

@@ -1,5 +1,6 @@
 //! From start to end: lock, databases, recovery, sockets, signals, drain.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -17,6 +18,7 @@ use super::config::{self, Config, Durability};
 use super::paths::{Mode, Paths};
 use super::{logging, metrics, service, settings};
 use crate::catalog::{self, Catalog, CatalogConfig};
+use crate::core::engine::EngineName;
 use crate::core::ids::HostId;
 use crate::core::info::{Ability, HostInfo};
 use crate::rpc::server::{Published, ServeConfig, raise_open_files, serve};
@@ -29,7 +31,10 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let mode = if args.system { Mode::System } else { Mode::User };
     if args.abilities {
         let data = Paths::of_process(mode).map(|paths| paths.data_dir().to_owned()).unwrap_or_default();
-        println!("{}", serde_json::to_string_pretty(&abilities(&settings::worker_binary()?, &data))?);
+        // Where the configuration is wrong, what it would be without one.
+        let config = Paths::of_process(mode).ok().and_then(|paths| Config::load(&paths).ok()).unwrap_or_default();
+        let found = abilities(&settings::worker_binary()?, &config.engines.interpreters(), &data);
+        println!("{}", serde_json::to_string_pretty(&found)?);
         return Ok(());
     }
     let paths = Paths::of_process(mode)?;
@@ -48,9 +53,9 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 /// What this host can do, its file system for the data folder included (or for the nearest folder above it that exists).
-fn abilities(worker: &Path, data: &Path) -> Vec<Ability> {
+fn abilities(worker: &Path, interpreters: &BTreeMap<EngineName, PathBuf>, data: &Path) -> Vec<Ability> {
     let data = data.ancestors().find(|folder| folder.is_dir()).unwrap_or(Path::new("/"));
-    let mut found = crate::sandbox::abilities::abilities(worker);
+    let mut found = crate::sandbox::abilities::abilities(worker, interpreters);
     found.extend(crate::workspace::doctor(data));
     found
 }
@@ -160,6 +165,7 @@ fn serve_config(config: &Config, paths: &Paths, supervisor: &Supervisor, uid: u3
     let name = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default();
     let data = paths.data_dir().to_owned();
     let worker = supervisor.host().config.worker.path().to_owned();
+    let interpreters = config.engines.interpreters();
     ServeConfig {
         host: HostInfo {
             id: supervisor.host().id(),
@@ -168,7 +174,7 @@ fn serve_config(config: &Config, paths: &Paths, supervisor: &Supervisor, uid: u3
             arch: std::env::consts::ARCH.to_owned(),
             engines: settings::engines(config),
         },
-        abilities: Arc::new(move || abilities(&worker, &data)),
+        abilities: Arc::new(move || abilities(&worker, &interpreters, &data)),
         kernel_sockets: paths.kernels_runtime(),
         system_wide: paths.mode() == Mode::System,
         uid,

@@ -11,6 +11,7 @@ use crate::core::engine::EngineName;
 use crate::core::name::KernelName;
 use crate::core::spec::KernelSpec;
 use crate::mcp::{Account, Launch};
+use crate::supervisor::admission::Bounds;
 use crate::supervisor::settings::Settings;
 use crate::worker::program::WorkerProgram;
 
@@ -36,14 +37,28 @@ pub(super) fn settings(config: &Config, paths: &Paths) -> anyhow::Result<Setting
         output_kept_bytes: config.defaults.output_kept_bytes,
         kernels: config.limits.kernels,
         kernels_per_user: config.limits.kernels_per_user,
-        workers: config.limits.workers,
         clients: config.limits.clients,
         // Of a daemon that serves one user, he may have all.
         clients_per_user: match paths.mode() {
             Mode::System => config.limits.clients_per_user,
             Mode::User => config.limits.clients,
         },
-        executions_in_flight: config.limits.executions_in_flight,
+        bounds: Bounds {
+            workers: config.limits.workers,
+            memory_bytes: config.limits.memory_bytes,
+            executions: config.limits.executions_in_flight,
+        },
+        // Of a daemon that serves one user, he may have all.
+        bounds_per_user: match paths.mode() {
+            Mode::System => Bounds {
+                workers: config.limits.workers_per_user,
+                memory_bytes: config.limits.memory_per_user_bytes,
+                executions: config.limits.executions_in_flight_per_user,
+            },
+            Mode::User => {
+                Bounds { workers: usize::MAX, memory_bytes: None, executions: config.limits.executions_in_flight }
+            }
+        },
         executions_queued: config.limits.executions_queued,
         allow_degraded: config.sandbox.allow_degraded.clone(),
         net_host_allowed: config.sandbox.net_host_allowed,
@@ -59,12 +74,14 @@ pub(super) fn settings(config: &Config, paths: &Paths) -> anyhow::Result<Setting
         orphan_grace: config.daemon.orphan_grace,
         drain: config.daemon.drain,
         power_safe: config.daemon.durability == Durability::Power,
-        python: config.python.command.clone(),
-        rollback_bytes: config.python.rollback_bytes,
-        python_preload: config.python.preload.clone(),
+        interpreters: config.engines.interpreters(),
+        rollback_bytes: config.engines.python.rollback_bytes,
+        python_preload: config.engines.python.preload.clone(),
+        pressure_file: config.daemon.pressure_file.clone(),
         cache: paths.data_dir().join("cache"),
         reserve: paths.data_dir().join("reserve"),
         pools: engines(config).into_iter().map(|engine| (engine, config.pools.of(engine))).collect(),
+        standing_pools: EngineName::ALL.into_iter().filter(|engine| config.pools.stands(*engine)).collect(),
         slots_folder: paths.data_dir().join("slots"),
         worker: worker()?,
         worker_sockets: paths.workers_runtime(),
@@ -121,11 +138,12 @@ pub(super) fn worker_binary() -> anyhow::Result<PathBuf> {
 
 /// The engines that can run here.
 pub(super) fn engines(config: &Config) -> Vec<EngineName> {
+    let interpreters = config.engines.interpreters();
     EngineName::ALL
         .into_iter()
-        .filter(|engine| match engine {
-            EngineName::Kaish => true,
-            EngineName::Python => crate::sandbox::find_program(&config.python.command).is_some(),
+        .filter(|engine| {
+            let interpreter = interpreters.get(engine);
+            interpreter.is_none_or(|command| crate::sandbox::find_program(command).is_some())
         })
         .collect()
 }

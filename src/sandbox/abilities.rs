@@ -3,22 +3,25 @@
 //! The sandbox itself is tried as a whole, by the worker's own `probe` in a process of its own: what a kernel will meet is
 //! what is tested.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use nix::unistd::{AccessFlags, Uid, access};
 
 use super::layer::{SandboxError, SandboxReport};
+use crate::core::engine::EngineName;
 use crate::core::info::Ability;
 
-/// Everything but what is the file system's, in the order in which `doctor` shows it. `worker` is the worker's binary.
-pub fn abilities(worker: &Path) -> Vec<Ability> {
+/// Everything but what is the file system's, in the order in which `doctor` shows it. `worker` is the worker's binary; `interpreters`
+/// are those of the engines that are programs of the host.
+pub fn abilities(worker: &Path, interpreters: &BTreeMap<EngineName, PathBuf>) -> Vec<Ability> {
     let mut found = vec![user_namespaces(), landlock(), seccomp(), sandbox(worker), cgroup(), idmapped_mounts()];
     found.extend([kvm(), tool("qemu", qemu_name(), "microVMs with QEMU", "qemu-system-x86 (or -arm)")]);
     found.push(tool("firecracker", "firecracker", "microVMs with Firecracker", "firecracker, from its releases"));
     found.push(overlayfs());
     found.push(tool("criu", "criu", "memory of process kernels in snapshots", "criu 4.0 or later"));
-    found.push(tool("python", "python3", "the python engine", "python3"));
+    found.extend(interpreters.iter().map(|(engine, command)| interpreter(*engine, command)));
     found.push(tool("ssh", "ssh", "teleport over ssh", "openssh-client"));
     found
 }
@@ -200,21 +203,29 @@ fn find(program: &str) -> Option<PathBuf> {
 }
 
 fn tool(name: &str, program: &str, what_for: &str, package: &str) -> Ability {
-    // What a kernel runs is not what is first in the user's path.
-    let (found, place) = match name {
-        "python" => (super::find_program(Path::new(program)), "where kernels could see it"),
-        _ => (find(program), "in PATH"),
-    };
-    let Some(path) = found else {
-        return missing(
-            name,
-            false,
-            format!("{program} is not {place}; {what_for} need it"),
-            format!("install {package}"),
-        );
-    };
-    let output =
-        Command::new(&path).arg(if program == "ssh" { "-V" } else { "--version" }).stdin(Stdio::null()).output();
+    match find(program) {
+        Some(path) => with_version(name, &path, if program == "ssh" { "-V" } else { "--version" }),
+        None => {
+            let detail = format!("{program} is not in PATH; {what_for} need it");
+            missing(name, false, detail, format!("install {package}"))
+        }
+    }
+}
+
+/// An engine's interpreter. What a kernel runs is not what is first in the user's path.
+fn interpreter(engine: EngineName, command: &Path) -> Ability {
+    match super::find_program(command) {
+        Some(path) => with_version(engine.name(), &path, "--version"),
+        None => {
+            let detail = format!("{} is not where kernels could see it", command.display());
+            let hint = format!("install {engine} below /usr, or name another interpreter in engines.{engine}.command");
+            missing(engine.name(), false, detail, hint)
+        }
+    }
+}
+
+fn with_version(name: &str, path: &Path, argument: &str) -> Ability {
+    let output = Command::new(path).arg(argument).stdin(Stdio::null()).output();
     let said = output.map(|output| [output.stdout, output.stderr].concat()).unwrap_or_default();
     let line = String::from_utf8_lossy(&said).lines().next().unwrap_or("").chars().take(80).collect::<String>();
     present(name, false, format!("{} ({line})", path.display()))
@@ -236,7 +247,11 @@ mod tests {
 
     #[test]
     fn what_is_missing_says_what_to_do() {
-        for ability in abilities(Path::new("/nonexistent/worker")) {
+        let interpreters = BTreeMap::from([(EngineName::Node, PathBuf::from("/usr/bin/no-such-node"))]);
+        let found = abilities(Path::new("/nonexistent/worker"), &interpreters);
+        let node = found.iter().find(|ability| ability.name == "node").expect("it is told");
+        assert!(!node.present && node.detail.contains("no-such-node") && node.hint.contains("engines.node.command"));
+        for ability in found {
             assert!(!ability.detail.is_empty(), "{}", ability.name);
             assert_eq!(ability.present, ability.hint.is_empty(), "{ability:?}");
         }

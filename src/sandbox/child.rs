@@ -144,7 +144,7 @@ fn open(wanted: Wanted, protected: &[PathBuf]) -> Result<Hanging, SandboxError> 
 /// What is left to do after the last look: no allocation that could fail, nothing that could be refused by then.
 enum Prepared {
     Exec { argv: Vec<CString>, extra: Option<OwnedFd> },
-    Call(fn() -> !),
+    Call(fn(Vec<String>) -> !, Vec<String>),
 }
 
 type Environment = Vec<(String, String)>;
@@ -162,7 +162,7 @@ fn prepare(program: EngineProgram, expected: &mut Vec<RawFd>) -> Result<(Prepare
             }
             Ok((Prepared::Exec { argv, extra: extra_fd }, env))
         }
-        EngineProgram::Call { entry, env } => Ok((Prepared::Call(entry), env)),
+        EngineProgram::Call { entry, arguments, env } => Ok((Prepared::Call(entry, arguments), env)),
     }
 }
 
@@ -174,7 +174,7 @@ impl Prepared {
                 places.extend(extra.map(|fd| (fd, 4)));
                 Prepared::Exec { argv, extra: None }
             }
-            call @ Prepared::Call(_) => call,
+            call @ Prepared::Call(..) => call,
         }
     }
 
@@ -191,13 +191,13 @@ impl Prepared {
                     .map_err(failed(Layer::PivotRoot, format_args!("cannot run {path:?} inside")))
                     .map_err(|error| error.hint("make sure that the program exists below /usr or an allowed path"))
             }
-            Prepared::Call(entry) => {
+            Prepared::Call(entry, arguments) => {
                 // The same rights as a program that was executed has over itself.
                 set_dumpable(true).map_err(failed(Layer::Descriptors, "cannot open /proc/self to the engine"))?;
                 replace_environment(&env);
                 close_all_except(&[0, 1, 2, 3])
                     .map_err(failed(Layer::Descriptors, "cannot close the report socket"))?;
-                entry()
+                entry(arguments)
             }
         }
     }

@@ -62,7 +62,7 @@ pub(super) fn confine(plan: &SandboxPlan, by: ByCgroup, report: &mut SandboxRepo
 /// If the host has none and the plan does not let it go.
 pub(super) fn filter(plan: &SandboxPlan, by: ByCgroup, report: &mut SandboxReport) -> Step {
     let program = seccomp::program(by.conditions());
-    let outcome = seccomp::install(&program).map(|()| format!("allow-list, {} instructions", program.len()));
+    let outcome = seccomp::install(program).map(|()| format!("allow-list, {} instructions", program.len()));
     settle(plan, report, Layer::Seccomp, outcome)
 }
 

@@ -1,4 +1,4 @@
-//! The outer process: from the daemon's child to a sibling that is PID 1 of its own world.
+//! The outer process: from the spawner's child to a sibling that is PID 1 of its own world.
 //!
 //! Owns the order of it: what needs root first, then the user, then the namespaces, then init. Never runs anything
 //! untrusted, and ends as soon as init is there.
@@ -63,7 +63,7 @@ pub fn enter(plan: &SandboxPlan, keep: &[BorrowedFd<'_>], report_pid: impl FnOnc
     close_all_except(&kept).map_err(failed(Layer::Descriptors, "cannot close what was inherited"))?;
     // Fails only for a process that leads a group already, which is as good.
     let _ = setsid();
-    // Should the daemon die now, there is nobody to hand init to. (A change of user clears this, which only shortens it.)
+    // Should its parent die now, there is nobody to hand init to. (A change of user clears this, which only shortens it.)
     let _ = set_parent_death_signal(Some(Signal::SIGKILL));
     let mut outer = Outer {
         plan: plan.clone(),

@@ -41,7 +41,9 @@ pub enum EngineProgram {
     /// A function of this very program, in a forked child.
     Call {
         /// The function; its descriptors are those of the engine contract.
-        entry: fn() -> !,
+        entry: fn(Vec<String>) -> !,
+        /// What it is given.
+        arguments: Vec<String>,
         /// Its whole environment.
         env: Vec<(String, String)>,
     },

@@ -43,6 +43,7 @@ pub use given::open_given;
 pub use init::{BindSource, EngineProcess, EngineProgram, ExitCause, Init};
 pub use layer::{Layer, LayerReport, LayerStatus, SandboxError, SandboxReport};
 pub use plan::{PlannedMount, RunAs, SandboxPlan};
+pub use seccomp::prepare;
 pub use slot::KernelFolder;
 pub use staging::Owners;
 pub use usage::Usage;

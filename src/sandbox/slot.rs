@@ -103,6 +103,22 @@ impl Init {
         verify::judge_mounts(&plan, &seen)
     }
 
+    /// Goes the way of [`Init::enter_kernel`] without a kernel: changes nothing, and leaves what that takes in memory.
+    ///
+    /// # Errors
+    /// What would fail then.
+    pub fn rehearse(&self, engine: i32) -> Result<(), SandboxError> {
+        if let Some(tree) = &self.engine {
+            in_engine_tree(tree, || {
+                Ok(|| {
+                    tree::find(open_root()?.as_fd(), Path::new(WORKSPACE))
+                        .map_err(fail("cannot open /workspace inside"))
+                })
+            })?;
+        }
+        self.look_at_mounts(engine)
+    }
+
     /// Opens a folder of the host: by its path, or in the staging tree, where it lasts as long as init.
     fn take_folder(&self, source: BindSource, name: &str) -> Result<OwnedFd, SandboxError> {
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;

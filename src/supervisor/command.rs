@@ -123,6 +123,8 @@ pub enum Command {
     Restored(Box<Restored>, Reply<Finished>),
     /// Remove a checkpoint; gives the version.
     ForgetCheckpoint(Change, Box<Checkpoint>, Reply<u64>),
+    /// Checkpoint it and end its worker, if nobody uses it: memory is short. Whether that began.
+    Rest(Reply<bool>),
     /// Put the kernel away, if it is what this checkpoint holds; gives the version.
     Archive(Actor, CheckpointId, Reply<u64>),
     /// Its files and its state are in their places again; gives the version.

@@ -9,17 +9,19 @@ use std::sync::Arc;
 
 use tokio::sync::Semaphore;
 
+use super::admission::{Admission, Taken};
 use super::audit::Auditing;
 use super::command::Actor;
 use super::events::Events;
 use super::kernel::Kernel;
 use super::metrics::Metrics;
 use super::pool::Pool;
+use super::pressure::Pressure;
 use super::reserve::Reserve;
 use super::settings::Settings;
 use super::spares::Spares;
 use super::upkeep::Upkeep;
-use super::worker::Workers;
+use super::worker::{self, Workers};
 use crate::catalog::CatalogHandle;
 use crate::core::error::{DISK_FULL, Error, Result};
 use crate::core::ids::{HostId, KernelId};
@@ -44,6 +46,8 @@ pub struct Host {
     pub workers: Workers,
     /// Workers that are ready before anybody comes.
     pub pool: Pool,
+    /// Whether memory is short.
+    pub pressure: Pressure,
     /// What is counted and timed.
     pub metrics: Metrics,
     pub(super) by_id: RefCell<HashMap<KernelId, Rc<Kernel>>>,
@@ -61,7 +65,6 @@ pub struct Host {
     /// Places for kernels' files that are being written or read.
     pub(super) bundles: Arc<Semaphore>,
     stopping: Cell<bool>,
-    in_flight: Arc<Semaphore>,
     clients: Cell<usize>,
     clients_of: RefCell<HashMap<u32, usize>>,
     used_at_ms: Cell<i64>,
@@ -72,8 +75,8 @@ pub type DoorKeeper = Box<dyn Fn(&Rc<Kernel>, bool)>;
 
 impl Host {
     pub(super) fn new(config: Settings, catalog: CatalogHandle, store: StoreHandle, events: Rc<Events>) -> Rc<Self> {
-        let in_flight = Arc::new(Semaphore::new(config.executions_in_flight));
-        let workers = Workers::new(config.workers, catalog.clone(), catalog.host_id(), config.cgroup_base.clone());
+        let admission = Admission::new(config.bounds, config.bounds_per_user);
+        let workers = Workers::new(admission, catalog.clone(), catalog.host_id(), config.cgroup_base.clone());
         let reserve = Reserve::new(config.reserve.clone());
         let spares = Spares::new(config.spares_folder.clone());
         let kernels = catalog.kernel_files(KernelId::from_bytes([0; 16])).dir;
@@ -86,6 +89,7 @@ impl Host {
             files,
             workers,
             pool: Pool::new(),
+            pressure: Pressure::default(),
             metrics: Metrics::new(),
             by_id: RefCell::default(),
             by_name: RefCell::default(),
@@ -98,7 +102,6 @@ impl Host {
             upkeep: Upkeep::default(),
             bundles: Arc::new(Semaphore::new(limits::BUNDLES_AT_ONCE)),
             stopping: Cell::new(false),
-            in_flight,
             clients: Cell::new(0),
             clients_of: RefCell::default(),
             used_at_ms: Cell::new(sys::clock::now_ms()),
@@ -167,9 +170,15 @@ impl Host {
         Actor { uid: nix::unistd::geteuid().as_raw(), client: "ryokand".into(), lease: Vec::new() }
     }
 
-    /// Whether one more kernel may have a worker: a slot gives way to it.
-    pub(super) fn has_room_for_worker(&self) -> bool {
-        self.workers.room() > 0 || self.pool.own() > self.workers.beyond()
+    /// Whether one more kernel may have a worker: slots give way to it.
+    ///
+    /// # Errors
+    /// `busy`: what to wait for. `unsupported` if its interpreter is gone.
+    pub(super) fn admit_worker(&self, kernel: &Kernel) -> Result<()> {
+        let (admission, one) = (&self.workers.admission, Taken::one(kernel.spec.limits.memory_bytes));
+        worker::interpreter(self, kernel.spec.engine)?;
+        admission.admit(kernel.uid, one)?;
+        if admission.fits(one, self.pool.taken()) { Ok(()) } else { Err(admission.no_room(one)) }
     }
 
     /// Whether the daemon is ending.
@@ -179,10 +188,6 @@ impl Host {
 
     pub(super) fn set_stopping(&self) {
         self.stopping.set(true);
-    }
-
-    pub(super) fn executions_in_flight(&self) -> Arc<Semaphore> {
-        Arc::clone(&self.in_flight)
     }
 
     /// Counts a client of `uid` in; gives a guard that counts it out.

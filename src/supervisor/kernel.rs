@@ -486,6 +486,14 @@ impl Kernel {
         self.ask(|reply| Command::Unarchive(actor, reply)).await
     }
 
+    /// Ends its worker as after its idle time, if nobody uses it; its next use starts it. Whether that began.
+    ///
+    /// # Errors
+    /// If the kernel is gone.
+    pub(super) async fn rest_now(&self) -> Result<bool> {
+        self.ask(Command::Rest).await
+    }
+
     /// Whether somebody may change the kernel now: for changes that are made elsewhere.
     ///
     /// # Errors

@@ -97,6 +97,7 @@ pub struct Metrics {
     slots: Family<[Label; 2], Gauge>,
     pool_events: Family<[Label; 2], Counter>,
     pool_trouble: Family<[Label; 1], Gauge>,
+    memory_short: Gauge,
 }
 
 impl Metrics {
@@ -112,6 +113,7 @@ impl Metrics {
             slots: Family::default(),
             pool_events: Family::default(),
             pool_trouble: Family::default(),
+            memory_short: Gauge::default(),
         };
         metrics.register();
         metrics
@@ -135,6 +137,7 @@ impl Metrics {
         registry.register("pool_events", "What happened in the warm pool, by engine", self.pool_events.clone());
         let help = "1 while workers of that engine cannot be made ready";
         registry.register("pool_trouble", help, self.pool_trouble.clone());
+        registry.register("memory_short", "1 while memory is short on the host", self.memory_short.clone());
     }
 
     /// Times a stage.
@@ -171,25 +174,28 @@ impl Metrics {
         }
         self.workers.set(i64::try_from(host.workers.live()).unwrap_or(i64::MAX));
         self.clients.set(i64::try_from(host.clients()).unwrap_or(i64::MAX));
+        self.memory_short.set(host.pressure.is_on().into());
         self.slots.clear();
         self.pool_trouble.clear();
         self.pool_events.clear();
-        for pool in host.pool.infos() {
+        for pool in host.pool.infos(host.pressure.is_on()) {
             let engine = || ("engine", pool.engine.clone());
             for (state, count) in [("idle", pool.idle), ("creating", pool.creating), ("wanted", pool.target)] {
                 self.slots.get_or_create(&[engine(), ("state", state.to_owned())]).inc_by(count.into());
             }
+            self.pool_trouble.get_or_create(&[engine()]).inc_by((!pool.trouble.is_empty()).into());
+        }
+        for (engine, total) in host.pool.totals() {
             let events = [
-                ("created", pool.total_created),
-                ("destroyed", pool.total_destroyed),
-                ("failed", pool.creation_errors),
-                ("taken", pool.taken),
-                ("missed", pool.missed),
+                ("created", total.total_created),
+                ("destroyed", total.total_destroyed),
+                ("failed", total.creation_errors),
+                ("taken", total.taken),
+                ("missed", total.missed),
             ];
             for (event, count) in events {
-                self.pool_events.get_or_create(&[engine(), ("event", event.to_owned())]).inc_by(count);
+                self.pool_events.get_or_create(&[of(engine), ("event", event.to_owned())]).inc_by(count);
             }
-            self.pool_trouble.get_or_create(&[engine()]).inc_by((!pool.trouble.is_empty()).into());
         }
     }
 }

@@ -6,6 +6,7 @@
 //!          └─ Kernel (door) ─ Command ─▶ task/ ─ Life ─▶ worker.rs, output.rs, records.rs, tools.rs
 //! ```
 
+pub mod admission;
 pub mod audit;
 mod begin;
 mod cgroups;
@@ -22,6 +23,7 @@ mod metrics;
 pub mod output;
 pub mod pool;
 pub mod portable;
+mod pressure;
 pub mod records;
 pub mod recovery;
 mod reserve;

@@ -11,15 +11,18 @@
 //! when a kernel of it is started, keeps one slot while such kernels come, and ends when none did for a while.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
+use super::admission::Taken;
 use super::host::Host;
 use super::metrics::Stage;
 use super::slot::Slot;
 use super::worker::Shape;
+use crate::core::engine::EngineName;
 use crate::core::error::Result;
 use crate::core::info::PoolInfo;
 use crate::core::limits;
@@ -31,6 +34,8 @@ use crate::core::pool::{
 /// All pools of a host.
 pub struct Pool {
     pools: RefCell<Vec<Rc<ShapePool>>>,
+    /// What happened in all pools of an engine, those that are no more included.
+    totals: RefCell<BTreeMap<EngineName, Rc<Cell<Counters>>>>,
     changed: Rc<Notify>,
     began: Instant,
     last_id: Cell<u64>,
@@ -49,6 +54,8 @@ struct ShapePool {
     demand: RefCell<Demand>,
     breaker: RefCell<Breaker>,
     counters: Cell<Counters>,
+    /// Of all pools of that engine.
+    total: Rc<Cell<Counters>>,
     active: Cell<u32>,
 }
 
@@ -94,9 +101,11 @@ impl Drop for Active {
 
 impl ShapePool {
     fn count(&self, event: Event) {
-        let mut counters = self.counters.get();
-        counters.apply(event);
-        self.counters.set(counters);
+        for counted in [&self.counters, &*self.total] {
+            let mut counters = counted.get();
+            counters.apply(event);
+            counted.set(counters);
+        }
     }
 
     fn seen(&self) -> Vec<policy::Slot> {
@@ -175,6 +184,7 @@ impl Pool {
     pub(super) fn new() -> Self {
         Pool {
             pools: RefCell::default(),
+            totals: RefCell::default(),
             changed: Rc::default(),
             began: Instant::now(),
             last_id: Cell::new(0),
@@ -192,6 +202,7 @@ impl Pool {
     }
 
     fn open(&self, shape: Shape, rules: Rules, standing: bool) -> Rc<ShapePool> {
+        let total = Rc::clone(self.totals.borrow_mut().entry(shape.engine).or_default());
         let pool = Rc::new(ShapePool {
             shape,
             rules,
@@ -200,6 +211,7 @@ impl Pool {
             demand: RefCell::new(Demand::new(self.now_ms())),
             breaker: RefCell::default(),
             counters: Cell::default(),
+            total,
             active: Cell::new(0),
         });
         self.pools.borrow_mut().push(Rc::clone(&pool));
@@ -212,10 +224,26 @@ impl Pool {
         self.pools.borrow().iter().map(|pool| pool.held.borrow().len()).sum()
     }
 
-    /// How all pools are.
-    pub fn infos(&self) -> Vec<PoolInfo> {
+    /// How all pools are; `short`: memory is.
+    pub fn infos(&self, short: bool) -> Vec<PoolInfo> {
         let now_ms = self.now_ms();
-        self.pools.borrow().iter().map(|pool| pool.info(now_ms)).collect()
+        let told = |mut info: PoolInfo| {
+            if short && info.trouble.is_empty() {
+                info.trouble = String::from("memory is short on this host: nothing is kept ready");
+            }
+            info
+        };
+        self.pools.borrow().iter().map(|pool| told(pool.info(now_ms))).collect()
+    }
+
+    /// Something has changed that the policy depends on.
+    pub(super) fn look_soon(&self) {
+        self.changed.notify_one();
+    }
+
+    /// What happened in all pools of each engine since the daemon began: a pool that ends takes nothing away.
+    pub fn totals(&self) -> Vec<(EngineName, Counters)> {
+        self.totals.borrow().iter().map(|(engine, total)| (*engine, total.get())).collect()
     }
 
     /// A slot of that shape, if one is ready: it is the caller's. Notes that somebody came for one.
@@ -246,18 +274,38 @@ impl Pool {
         Some((slot, Active::of(pool)))
     }
 
-    /// Gives up a slot so that another worker may be started: an idle one, else one in creation. Whether there was one, perhaps on its way out
-    /// already.
-    pub(super) fn make_room(&self, host: &Rc<Host>) -> bool {
+    /// Gives up slots until another worker may be started: idle ones, then such in creation. Whether it may then; those that leave are as good
+    /// as gone.
+    pub(super) fn make_room(&self, host: &Rc<Host>, one: Taken) -> bool {
+        let admission = &host.workers.admission;
+        // Where all of them are too little, none goes.
+        if !admission.fits(one, self.taken()) {
+            return false;
+        }
+        let leaving = |slot: &policy::Slot| slot.state == SlotState::Leaving;
         let pools = self.pools.borrow().clone();
-        let idle = pools.iter().find_map(|pool| Some((pool, choose(&pool.rules, &pool.seen(), self.now_ms())?)));
-        let is_creating = |slot: &policy::Slot| matches!(slot.state, SlotState::Creating { .. });
-        let creating = || pools.iter().find_map(|pool| Some((pool, pool.seen().into_iter().find(is_creating)?.id)));
-        if let Some((pool, id)) = idle.or_else(creating) {
+        while !admission.fits(one, self.sum(leaving)) {
+            let idle = pools.iter().find_map(|pool| Some((pool, choose(&pool.rules, &pool.seen(), self.now_ms())?)));
+            let is_creating = |slot: &policy::Slot| matches!(slot.state, SlotState::Creating { .. });
+            let creating = || pools.iter().find_map(|pool| Some((pool, pool.seen().into_iter().find(is_creating)?.id)));
+            let Some((pool, id)) = idle.or_else(creating) else { return false };
             end(host, pool, id);
         }
-        // Those who came before have taken some of these places already.
-        self.own() > host.workers.beyond()
+        true
+    }
+
+    /// What its own slots have taken of the host.
+    pub(super) fn taken(&self) -> Taken {
+        self.sum(|_| true)
+    }
+
+    fn sum(&self, counts: impl Fn(&policy::Slot) -> bool) -> Taken {
+        let pools = self.pools.borrow();
+        let each = pools.iter().flat_map(|pool| {
+            let slots = pool.seen().into_iter().filter(&counts);
+            slots.map(|_| Taken::one(pool.shape.limits.memory_bytes)).collect::<Vec<_>>()
+        });
+        each.fold(Taken::default(), Taken::and)
     }
 
     /// If there are as many pools as may be, the one that nobody came to for longest goes.
@@ -311,7 +359,9 @@ pub(super) fn run(host: &Rc<Host>) {
         let mut spec = host.config.defaults.clone();
         spec.engine = *engine;
         match Shape::of(host, &spec, uid) {
-            Ok(shape) if !rules.is_off() => drop(host.pool.open(shape, rules, true)),
+            Ok(shape) if !rules.is_off() && host.config.standing_pools.contains(engine) => {
+                drop(host.pool.open(shape, rules, true));
+            }
             Ok(_) => {}
             Err(error) => tracing::warn!(engine = engine.name(), %error, "no slots are kept ready"),
         }
@@ -340,8 +390,8 @@ fn look(host: &Rc<Host>) -> Duration {
                 rules: &pool.rules,
                 slots: &pool.seen(),
                 waiting: 0,
-                room: u32::try_from(host.workers.room()).unwrap_or(u32::MAX),
-                pressure: false,
+                room: host.workers.admission.room(pool.shape.limits.memory_bytes),
+                pressure: host.pressure.is_on(),
                 paused: host.is_stopping(),
                 demand: &pool.demand.borrow(),
                 breaker: &pool.breaker.borrow(),
@@ -373,7 +423,8 @@ fn create(host: &Rc<Host>, pool: &Rc<ShapePool>) {
     let now_ms = host.pool.now_ms();
     let seen = policy::Slot { id, state: SlotState::Creating { since_ms: now_ms }, created_ms: now_ms, executions: 0 };
     pool.held.borrow_mut().push(Held { seen, slot: None });
-    let (host, pool, taken) = (Rc::clone(host), Rc::clone(pool), host.workers.place());
+    let (host, pool, taken) =
+        (Rc::clone(host), Rc::clone(pool), host.workers.admission.place(pool.shape.limits.memory_bytes));
     tokio::task::spawn_local(async move {
         let (kept, of) = (Rc::downgrade(&host), Rc::downgrade(&pool));
         let begun = Instant::now();

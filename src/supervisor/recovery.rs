@@ -13,6 +13,7 @@ use std::rc::Rc;
 use futures::StreamExt as _;
 use tokio::sync::mpsc;
 
+use super::admission::Taken;
 use super::command::Actor;
 use super::execution::Execution;
 use super::kernel::Kernel;
@@ -96,6 +97,7 @@ impl Supervisor {
         self.sweep(&known).await;
         host.spares.sweep();
         super::pool::run(host);
+        super::pressure::run(host);
         host.events.publish("", "host_started", serde_json::json!(done));
         Ok(done)
     }
@@ -224,7 +226,10 @@ impl Supervisor {
         // The attempt that the task will give it: the one after the last.
         let record: StateRecord = serde_json::from_str(&row.state_json).unwrap_or_default();
         let listener = Rc::new(Listener::before_kernel(record.life.attempt + 1, reporter.clone(), Rc::clone(&tools)));
-        let started = worker::adopt(self.host(), worker, Rc::clone(&listener)).await?;
+        let (admission, memory) = (&self.host().workers.admission, row.spec.limits.memory_bytes);
+        let mut place = admission.place(memory);
+        place.belongs(admission.share_anyway(row.uid, Taken::one(memory)));
+        let started = worker::adopt(place, worker, Rc::clone(&listener)).await?;
         let mut executions = Vec::new();
         for (exec, runs) in &started.report.executions {
             let asked = records.output_limit(*exec).await.unwrap_or(0);

@@ -1,9 +1,11 @@
 //! What the supervisor needs to know of the configuration and of the paths; the daemon fills it in once.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::admission::Bounds;
 use crate::core::engine::EngineName;
 use crate::core::pool::Rules;
 use crate::core::spec::KernelSpec;
@@ -25,14 +27,14 @@ pub struct Settings {
     pub kernels: usize,
     /// Kernels of one user.
     pub kernels_per_user: usize,
-    /// Workers at once.
-    pub workers: usize,
     /// Clients at once.
     pub clients: usize,
     /// Clients of one user.
     pub clients_per_user: usize,
-    /// Executions that run at once.
-    pub executions_in_flight: usize,
+    /// What all users may have at once of workers, memory and executions.
+    pub bounds: Bounds,
+    /// What one user may.
+    pub bounds_per_user: Bounds,
     /// Executions that wait in one kernel.
     pub executions_queued: usize,
     /// Sandbox layers that kernels may ask to do without.
@@ -63,18 +65,22 @@ pub struct Settings {
     pub drain: Duration,
     /// Whether acknowledged changes must survive a loss of power.
     pub power_safe: bool,
-    /// The Python interpreter.
-    pub python: PathBuf,
+    /// The interpreters of engines that are programs of the host.
+    pub interpreters: BTreeMap<EngineName, PathBuf>,
     /// Memory that copies of one Python engine may take, bytes; 0: none are kept.
     pub rollback_bytes: u64,
     /// Modules that a Python worker has loaded which waits for a kernel.
     pub python_preload: Vec<String>,
+    /// The PSI file that says when memory is short; `None`: nobody asks.
+    pub pressure_file: Option<PathBuf>,
     /// Folder for what can be made again.
     pub cache: PathBuf,
     /// The file that keeps some of the disk back.
     pub reserve: PathBuf,
     /// The engines that run here, and how many ready workers of each are kept.
     pub pools: Vec<(EngineName, Rules)>,
+    /// Those of which some are kept although nobody came yet.
+    pub standing_pools: Vec<EngineName>,
     /// The folder on which workers without a kernel stand.
     pub slots_folder: PathBuf,
     /// What workers run.

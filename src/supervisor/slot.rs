@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Instant;
 
+use super::admission::Place;
 use super::host::Host;
 use super::kernel::Kernel;
 use super::metrics::Stage;
 use super::pool::Active;
 use super::task::Listener;
-use super::worker::{self, Folders, Place, Shape, Started, WorkerProcess};
+use super::worker::{self, Folders, Shape, Started, WorkerProcess};
 use crate::core::error::{Error, Result};
 use crate::core::ids::{Epoch, KernelId, WorkerId};
 use crate::core::limits;

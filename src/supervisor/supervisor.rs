@@ -19,6 +19,7 @@ use super::settings::Settings;
 use super::task::{Adopted, Beginning, Report, Task};
 use super::tools::Tools;
 use super::upkeep;
+use super::worker;
 use crate::catalog::{CatalogHandle, Created, IdempotencyKey, KernelRow, NewAudit, Notes};
 use crate::core::engine::EngineName;
 use crate::core::error::{DISK_FULL, Error, ErrorCode, Result};
@@ -162,6 +163,7 @@ impl Supervisor {
                     .hint("use --isolation process"));
             }
         }
+        worker::interpreter(&self.host, spec.engine)?;
         if !spec.image.is_empty() {
             return Err(Error::unsupported("images belong to the microvm isolation").reason("image"));
         }

@@ -1,13 +1,13 @@
 //! Workers as processes: started, adopted, watched, ended, and remembered in the catalog so that none is ever lost.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::rc::Rc;
 use std::time::Instant;
 
+use super::admission::{Admission, Place, Share, Taken};
 use super::cgroups::{Cgroups, remove_cgroup};
 use super::host::Host;
 use super::kernel::Kernel;
@@ -28,9 +28,6 @@ use crate::sandbox::{Layer, Owners};
 use crate::sys;
 use crate::worker::launch::{self, LaunchDocument};
 
-/// Reason of the error where a host has no place for one more worker.
-pub(super) const NO_PLACE: &str = "workers";
-
 /// A worker that is up and attached.
 pub struct Started {
     /// The link to it.
@@ -49,28 +46,25 @@ pub struct WorkerProcess {
     pub id: WorkerId,
     process: launch::WorkerProcess,
     socket: PathBuf,
-    _place: Place,
+    /// Until it has ended.
+    place: RefCell<Option<Place>>,
     /// Of a worker that was a slot.
     pub(super) active: Option<Active>,
 }
 
-/// One of the places that a host has for workers; taken before anything is waited for, given back when dropped.
-pub(super) struct Place(Rc<Cell<usize>>);
-
-impl Place {
-    fn take(live: &Rc<Cell<usize>>) -> Self {
-        live.set(live.get() + 1);
-        Place(Rc::clone(live))
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.0.set(self.0.get() - 1);
-    }
-}
-
 impl WorkerProcess {
+    /// It serves a kernel of that user from now on.
+    fn belongs(&self, share: Share) {
+        if let Some(place) = &mut *self.place.borrow_mut() {
+            place.belongs(share);
+        }
+    }
+
+    /// It has ended: what it took is free, whoever still knows of it.
+    pub(super) fn leave_place(&self) {
+        self.place.take();
+    }
+
     /// Its private socket.
     pub fn socket(&self) -> &Path {
         &self.socket
@@ -103,8 +97,8 @@ fn clear(socket: &Path) {
 
 /// What the workers of a host share.
 pub struct Workers {
-    live: Rc<Cell<usize>>,
-    most: usize,
+    /// Who may have how much.
+    pub(super) admission: Rc<Admission>,
     catalog: CatalogHandle,
     errors: RefCell<HashMap<KernelId, Error>>,
     cgroups: Option<Cgroups>,
@@ -112,36 +106,19 @@ pub struct Workers {
 }
 
 impl Workers {
-    pub(super) fn new(most: usize, catalog: CatalogHandle, host: HostId, cgroup_base: Option<PathBuf>) -> Self {
+    pub(super) fn new(
+        admission: Rc<Admission>,
+        catalog: CatalogHandle,
+        host: HostId,
+        cgroup_base: Option<PathBuf>,
+    ) -> Self {
         let cgroups = cgroup_base.map(|base| Cgroups { base, prefix: format!("worker-{host}-") });
-        Workers { live: Rc::default(), most, catalog, errors: RefCell::default(), cgroups, owners: Owners::default() }
+        Workers { admission, catalog, errors: RefCell::default(), cgroups, owners: Owners::default() }
     }
 
     /// How many there are now.
     pub fn live(&self) -> usize {
-        self.live.get()
-    }
-
-    /// Takes a place, whether there is one or not.
-    pub(super) fn place(&self) -> Place {
-        Place::take(&self.live)
-    }
-
-    /// How many more may be started.
-    pub fn room(&self) -> usize {
-        self.most.saturating_sub(self.live.get())
-    }
-
-    /// How many there are beyond those: while slots give way.
-    pub(super) fn beyond(&self) -> usize {
-        self.live.get().saturating_sub(self.most)
-    }
-
-    /// What is said where there is no room.
-    pub(super) fn no_room(&self) -> Error {
-        Error::busy(format!("this host runs {} workers already", self.most))
-            .reason(NO_PLACE)
-            .hint("stop a kernel, or raise limits.workers in the configuration")
+        self.admission.workers()
     }
 
     /// Removes what a worker that has ended left on the host.
@@ -345,14 +322,19 @@ fn with_way_out(error: Error, spec: &KernelSpec, mount: &MountInfo) -> Error {
     error.hint(hint)
 }
 
-/// The Python interpreter as kernels see it.
-fn interpreter(command: &Path) -> Result<String> {
+/// An engine's interpreter as kernels see it; none for one that is part of the worker.
+///
+/// # Errors
+/// `unsupported` if it is not there.
+pub(super) fn interpreter(host: &Host, engine: EngineName) -> Result<Option<String>> {
+    let Some(command) = host.config.interpreters.get(&engine) else { return Ok(None) };
     let found = crate::sandbox::find_program(command).ok_or_else(|| {
-        Error::unsupported(format!("there is no Python interpreter {} that kernels could see", command.display()))
-            .reason("python")
-            .hint("install python3 below /usr, or name another interpreter in engines.python.command")
+        let hint = format!("install {engine} below /usr, or name another interpreter in engines.{engine}.command");
+        Error::unsupported(format!("there is no interpreter {} for {engine} that kernels could see", command.display()))
+            .reason(engine.name())
+            .hint(hint)
     })?;
-    Ok(found.display().to_string())
+    Ok(Some(found.display().to_string()))
 }
 
 /// The Python driver compiled for an interpreter: without it a start takes longer.
@@ -379,17 +361,23 @@ pub(super) async fn document(
     socket: &Path,
 ) -> Result<LaunchDocument> {
     let mut document = LaunchDocument::new(identity, name, shape.engine, plan, socket.to_owned());
-    if shape.engine == EngineName::Python {
-        let interpreter = interpreter(&host.config.python)?;
-        document.engine_settings.python_compiled = compiled_driver(host, &interpreter).await;
-        document.engine_settings.python = vec![interpreter];
-        if document.plan.unbound {
-            document.engine_settings.preload.clone_from(&host.config.python_preload);
+    if let Some(interpreter) = interpreter(host, shape.engine)? {
+        if shape.engine == EngineName::Python {
+            document.engine_settings.python_compiled = compiled_driver(host, &interpreter).await;
+            if document.plan.unbound {
+                document.engine_settings.preload.clone_from(&host.config.python_preload);
+            }
+        }
+        document.engine_settings.interpreter = vec![interpreter];
+        if shape.engine == EngineName::Node {
+            // It would take its bound from the host's memory, and be killed at the kernel's instead of collecting its garbage.
+            let heap_mib = (shape.limits.memory_bytes >> 20) / 4 * 3;
+            document.engine_settings.interpreter.push(format!("--max-old-space-size={heap_mib}"));
         }
     }
     document.rollback_bytes = match shape.engine {
         EngineName::Python => host.config.rollback_bytes,
-        EngineName::Kaish => 0,
+        EngineName::Kaish | EngineName::Bash | EngineName::Node => 0,
     };
     document.power_safe = host.config.power_safe;
     document.orphan_grace_ms = host.config.orphan_grace.as_millis() as u64;
@@ -413,7 +401,8 @@ pub(super) async fn launch(
     record: impl AsyncFnOnce(u32) -> Result<()>,
 ) -> Result<(WorkerLink, WorkerReport, WorkerProcess)> {
     let (id, socket) = (identity.worker, &document.socket);
-    let launched = launch::start(document, &identity.secret, &host.config.worker, Stdio::inherit(), record).await;
+    let launched =
+        launch::start(document, &identity.secret, &host.config.worker, std::io::stderr().as_fd(), record).await;
     let launched = match launched {
         Ok(launched) => launched,
         Err(error) => {
@@ -421,7 +410,13 @@ pub(super) async fn launch(
             return Err(error);
         }
     };
-    let process = WorkerProcess { id, process: launched.process, socket: socket.clone(), _place: place, active: None };
+    let process = WorkerProcess {
+        id,
+        process: launched.process,
+        socket: socket.clone(),
+        place: RefCell::new(Some(place)),
+        active: None,
+    };
     match WorkerLink::attach(socket, identity, listener).await {
         Ok((link, report)) => Ok((link, report, process)),
         Err(error) => {
@@ -441,12 +436,16 @@ pub(super) async fn start(
     let (begun, engine) = (Instant::now(), kernel.spec.engine);
     let shape = Shape::of(host, &kernel.spec, kernel.uid)?;
     let mounts = given(host, kernel, mounts)?;
+    // Judged when it was asked for, too; since then others may have come.
+    let (one, admission) = (Taken::one(shape.limits.memory_bytes), &host.workers.admission);
+    let share = admission.share(kernel.uid, one)?;
     if !hides_system_path(host, &mounts)
         && let Some((slot, active)) = host.pool.take(host, &shape)
     {
         let worker = slot.id();
         match slot.bind(host, kernel, &mounts, listener.clone(), active).await {
             Ok(bound) => {
+                bound.process.belongs(share);
                 host.metrics.since(Stage::WorkerTaken, engine, begun);
                 return Ok(bound);
             }
@@ -454,10 +453,11 @@ pub(super) async fn start(
             Err(error) => tracing::warn!(%worker, %error, "a slot could not be bound: another worker is started"),
         }
     }
-    if host.workers.room() == 0 && !host.pool.make_room(host) {
-        return Err(host.workers.no_room());
+    if !host.pool.make_room(host, one) {
+        return Err(admission.no_room(one));
     }
-    let place = host.workers.place();
+    let mut place = admission.place(one.memory_bytes);
+    place.belongs(share);
     let started = start_new(host, place, kernel, &shape, mounts, listener).await?;
     host.metrics.since(Stage::WorkerStarted, engine, begun);
     Ok(started)
@@ -508,7 +508,7 @@ pub(super) fn row(identity: &WorkerIdentity, socket: &Path, pid: Option<u32>) ->
 ///
 /// # Errors
 /// Why it was not adopted.
-pub(super) async fn adopt(host: &Rc<Host>, row: &WorkerRow, listener: Rc<Listener>) -> Result<Started> {
+pub(super) async fn adopt(place: Place, row: &WorkerRow, listener: Rc<Listener>) -> Result<Started> {
     if row.pid == 0 {
         // The daemon was killed before it recorded the process, so before it gave it its secret: it ends by itself.
         return Err(Error::lost("the worker was not started"));
@@ -522,8 +522,8 @@ pub(super) async fn adopt(host: &Rc<Host>, row: &WorkerRow, listener: Rc<Listene
     let process = found
         .filter(|_| sys::process::start_ticks(row.pid) == Some(row.start_ticks))
         .ok_or_else(|| Error::lost("the worker ended as it was adopted"))?;
-    let (socket, place) = (row.socket.clone(), Place::take(&host.workers.live));
-    let process = WorkerProcess { id: row.id, process, socket, _place: place, active: None };
+    let socket = row.socket.clone();
+    let process = WorkerProcess { id: row.id, process, socket, place: RefCell::new(Some(place)), active: None };
     Ok(Started { link, report, process, told_origin: None })
 }
 

@@ -18,6 +18,7 @@ pub mod namespace;
 pub mod net;
 pub mod notify;
 pub mod pidfd;
+pub mod pressure;
 pub mod process;
 pub mod random;
 pub mod socket;

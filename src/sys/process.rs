@@ -179,6 +179,25 @@ pub fn reset_signals() -> io::Result<()> {
     Ok(())
 }
 
+/// Whether children that end leave nothing behind, and nobody can ask how they ended.
+///
+/// # Errors
+/// What the kernel refuses.
+pub fn forget_children(forget: bool) -> io::Result<()> {
+    use nix::sys::signal::{SigHandler, Signal, signal};
+    let how = if forget { SigHandler::SigIgn } else { SigHandler::SigDfl };
+    // SAFETY: neither is a handler of ours.
+    unsafe { signal(Signal::SIGCHLD, how) }?;
+    Ok(())
+}
+
+/// The parent of a process; `None` for one that is not there.
+pub fn parent(pid: u32) -> Option<u32> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name, in parentheses, may have anything in it.
+    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+}
+
 /// A write beyond the largest file that is allowed fails with `EFBIG` from here on, and does not end the process; so it is for what it
 /// starts.
 ///
@@ -191,11 +210,20 @@ pub fn let_large_writes_fail() -> io::Result<()> {
     Ok(())
 }
 
-/// Has a program begin with no signal blocked, whatever this thread blocks: what is blocked is inherited.
+/// Has a program begin with no signal blocked and with none of a terminal's ignored, whatever is so here: both are inherited, and a shell never hears what it
+/// began without.
 pub fn unblocked(command: &mut std::process::Command) -> &mut std::process::Command {
+    use nix::sys::signal::{SigHandler, SigSet, Signal, signal};
     use std::os::unix::process::CommandExt as _;
-    // SAFETY: between fork and exec one system call that any thread may make.
-    unsafe { command.pre_exec(|| Ok(nix::sys::signal::SigSet::empty().thread_set_mask()?)) }
+    let prepare = || {
+        for each in [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT] {
+            // SAFETY: the default effect is no handler of ours.
+            unsafe { signal(each, SigHandler::SigDfl) }?;
+        }
+        Ok(SigSet::empty().thread_set_mask()?)
+    };
+    // SAFETY: between fork and exec system calls only that any thread may make.
+    unsafe { command.pre_exec(prepare) }
 }
 
 /// When a process started, clock ticks since boot (field 22 of `/proc/PID/stat`): with its number it names one process for ever.
@@ -203,4 +231,46 @@ pub fn start_ticks(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The second field is the program's name, which may hold anything; the last ')' ends it.
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+}
+
+/// Gives the program that `command` will start these descriptors, each at its number, and no others beside the first three.
+pub fn give_descriptors(command: &mut std::process::Command, fds: Vec<(OwnedFd, RawFd)>) {
+    use std::os::unix::process::CommandExt as _;
+    // Numbers that the placing does not use itself.
+    const LIFTED: libc::c_int = 256;
+    let mut lifted: Vec<RawFd> = vec![-1; fds.len()];
+    let prepare = move || {
+        // Whatever else this process has open is not for the program. Best effort: a kernel of before 5.11 does not have that.
+        // SAFETY: this call takes integers only and closes nothing before the exec.
+        unsafe { libc::syscall(libc::SYS_close_range, 3u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
+        // A number may be another's source: all are lifted before any is placed.
+        for (place, (fd, _)) in lifted.iter_mut().zip(&fds) {
+            // SAFETY: this command takes integers only; the descriptor that it makes is the new process's own.
+            let high = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, LIFTED) };
+            *place = high;
+            if high < 0 {
+                return Err(io::Error::last_os_error());
+            }
+        }
+        for (high, (_, number)) in lifted.iter().zip(&fds) {
+            // SAFETY: dup2 takes integers only; what was at that number is not used in the new process.
+            if unsafe { libc::dup2(*high, *number) } < 0 {
+                return Err(io::Error::last_os_error());
+            }
+        }
+        Ok(())
+    };
+    // SAFETY: between fork and exec it makes two kinds of system call that any thread may make, and allocates nothing.
+    unsafe { command.pre_exec(prepare) };
+}
+
+/// How many bytes wait in a pipe, whichever of its ends this is.
+///
+/// # Errors
+/// What the kernel refuses.
+pub fn unread(pipe: std::os::fd::BorrowedFd<'_>) -> io::Result<usize> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the kernel writes one integer into a live one.
+    checked(i64::from(unsafe { libc::ioctl(pipe.as_raw_fd(), libc::FIONREAD, &raw mut bytes) }))?;
+    Ok(usize::try_from(bytes).unwrap_or(0))
 }

@@ -9,23 +9,21 @@
 //! engine's process was forked off: no copy of it is in the engine's memory.
 
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::process::Stdio;
 use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::signal::Signal;
-use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Interest, Lines};
-use tokio::process::{Child, ChildStdin, ChildStdout};
+use tokio::net::unix::pipe;
 
 use super::engines::EngineSettings;
 use super::init::Ready;
-use super::init::enclosure::Exit;
 use super::program::WorkerProgram;
+use super::spawning::Spawned;
 use crate::core::engine::EngineName;
 use crate::core::error::{Error, Result};
 use crate::core::ids::{Epoch, KernelId, WorkerId};
@@ -35,6 +33,7 @@ use crate::core::origin::OriginKind;
 use crate::rpc::worker_proof::{PROOF_BYTES, WorkerIdentity};
 use crate::sandbox::SandboxPlan;
 use crate::sys::pidfd;
+use crate::sys::process::parent;
 use crate::sys::watched::watch;
 
 /// Version and sources of this program. Another build speaks another protocol between daemon and worker.
@@ -200,24 +199,24 @@ impl WorkerProcess {
         Ok(WorkerProcess { pid, pidfd: pidfd::open(Pid::from_raw(number))? })
     }
 
+    pub(super) fn of(pid: u32, pidfd: OwnedFd) -> WorkerProcess {
+        WorkerProcess { pid, pidfd }
+    }
+
     /// Kills it, and with it everything in its sandbox.
     pub fn kill(&self) {
         // An error means that it has ended.
         let _ = pidfd::signal(self.pidfd.as_fd(), Signal::SIGKILL);
     }
 
-    /// Waits for its end. The exit is known if this daemon started it.
+    /// Waits for its end.
     ///
     /// # Errors
     /// If the process cannot be watched.
-    pub async fn ended(&self) -> io::Result<Option<Exit>> {
+    pub async fn ended(&self) -> io::Result<()> {
         let watched = watch(self.pidfd.try_clone()?, Interest::READABLE)?;
         drop(watched.readable().await?);
-        match waitid(Id::PIDFd(self.pidfd.as_fd()), WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG) {
-            Ok(WaitStatus::Exited(_, status)) => Ok(Some(Exit::Status(status))),
-            Ok(WaitStatus::Signaled(_, signal, _)) => Ok(Some(Exit::Signal(signal as i32))),
-            Ok(_) | Err(_) => Ok(None),
-        }
+        Ok(())
     }
 }
 
@@ -233,24 +232,16 @@ pub async fn start(
     document: &LaunchDocument,
     secret: &[u8; PROOF_BYTES],
     program: &WorkerProgram,
-    stderr: Stdio,
+    stderr: BorrowedFd<'_>,
     record: impl AsyncFnOnce(u32) -> Result<()>,
 ) -> Result<Launch> {
     let bytes = document.to_bytes()?;
-    let mut outer = spawn(program, stderr)?;
-    let mut init = None;
+    // What is to end if this fails.
+    let mut begun = Vec::new();
     let starting = async {
-        let (mut stdin, mut lines) = pipes(&mut outer)?;
-        // A worker that cannot read says why on its stdout.
-        let _ = stdin.write_all(&bytes).await;
-        let pid = match next_line(&mut lines).await? {
-            Some(ReportLine::Pid(pid)) => pid,
-            other => return unready(other),
-        };
-        let pid = u32::try_from(pid).map_err(|_| Error::internal("the worker reported no process"))?;
-        init = Some(WorkerProcess::find(pid).map_err(|_| lost())?);
+        let (mut stdin, mut lines, pid) = begin(program, &bytes, stderr, &mut begun).await?;
         record(pid).await?;
-        // As above.
+        // A worker that cannot read says why on its stdout.
         let _ = stdin.write_all(secret).await;
         drop(stdin);
         match next_line(&mut lines).await? {
@@ -262,49 +253,65 @@ pub async fn start(
         Ok(outcome) => outcome,
         Err(_) => Err(Error::deadline("the worker was not ready in time")),
     };
-    // The outer process ends by itself once init is there.
-    match (&outcome, init) {
-        (Ok(_), Some(process)) => {
-            let _ = outer.wait().await;
-            outcome.map(|ready| Launch { process, ready })
+    match (outcome, begun.pop()) {
+        (Ok(ready), Some(process)) => {
+            // The outer process ends by itself once init is there.
+            for outer in begun {
+                let _ = outer.ended().await;
+            }
+            Ok(Launch { process, ready })
         }
-        (_, init) => {
-            let _ = outer.kill().await;
-            if let Some(process) = init {
+        (outcome, last) => {
+            for process in begun.iter().chain(&last) {
                 process.kill();
                 let _ = tokio::time::timeout(limits::WORKER_STOP, process.ended()).await;
             }
-            let unknown = || Error::internal("the worker reported no process");
-            outcome.and_then(|_| Err(unknown()))
+            Err(outcome.err().unwrap_or_else(|| Error::internal("the worker reported no process")))
         }
     }
 }
 
-fn spawn(program: &WorkerProgram, stderr: Stdio) -> Result<Child> {
-    // No `pre_exec`: without one this is a vfork, whose cost does not grow with the daemon's memory.
-    program
-        .command()
-        .arg("init")
-        .env_clear()
-        .current_dir("/")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(stderr)
-        .kill_on_drop(true)
-        .spawn()
-        .map_err(|e| {
-            Error::unavailable(format!("cannot run {}: {e}", program.path().display()))
-                .hint("ryokan-worker is installed beside ryokand")
-        })
+/// What a worker says.
+type Reports = Lines<BufReader<pipe::Receiver>>;
+
+/// Spawns a worker and gives it its document; gives the way to it and its init's number. Adds to `begun` each process that there is then: init comes
+/// last. Once more if it ends without a word: its spawner may have ended, and taken along what it had just begun.
+async fn begin(
+    program: &WorkerProgram,
+    document: &[u8],
+    stderr: BorrowedFd<'_>,
+    begun: &mut Vec<WorkerProcess>,
+) -> Result<(pipe::Sender, Reports, u32)> {
+    let mut again = true;
+    loop {
+        let Spawned { process: outer, mut stdin, stdout, spawner } = program.spawn(stderr).await?;
+        begun.push(outer);
+        let mut lines = BufReader::new(stdout).lines();
+        // As in [`start`].
+        let _ = stdin.write_all(document).await;
+        let said = next_line(&mut lines).await?;
+        let init = match said {
+            Some(ReportLine::Pid(pid)) => init_of(pid, spawner),
+            None => None,
+            other => return unready(other),
+        };
+        match init {
+            Some(init) => {
+                let pid = init.pid;
+                begun.push(init);
+                return Ok((stdin, lines, pid));
+            }
+            // An init whose spawner has just ended ends, too: it gets no secret.
+            None if std::mem::take(&mut again) => {}
+            None => return Err(lost()),
+        }
+    }
 }
 
-type Reports = Lines<BufReader<ChildStdout>>;
-
-fn pipes(outer: &mut Child) -> Result<(ChildStdin, Reports)> {
-    match (outer.stdin.take(), outer.stdout.take()) {
-        (Some(stdin), Some(stdout)) => Ok((stdin, BufReader::new(stdout).lines())),
-        _ => Err(Error::internal("the worker has no pipes")),
-    }
+/// Init, if it is still there. Its parent is looked at after the descriptor was opened: so the descriptor is of that very process.
+fn init_of(pid: i32, spawner: u32) -> Option<WorkerProcess> {
+    let process = WorkerProcess::find(u32::try_from(pid).ok()?).ok()?;
+    (parent(process.pid) == Some(spawner)).then_some(process)
 }
 
 fn lost() -> Error {

@@ -10,6 +10,8 @@ pub mod probe;
 mod probe_exercise;
 mod probe_pooled;
 pub mod program;
+mod spawner;
+mod spawning;
 pub mod wire;
 
 /// The worker's entry: the first argument says as what it was started.
@@ -18,7 +20,7 @@ pub fn main() {
     let _ = nix::sys::prctl::set_name(c"ryokan-worker");
     let mut arguments = std::env::args().skip(1);
     match arguments.next().as_deref() {
-        Some("init") => init::entry::main(),
+        Some(spawner::COMMAND) => spawner::main(),
         Some("probe") => probe::main(arguments.collect()),
         _ => {
             eprintln!(

@@ -119,7 +119,7 @@ fn usage_and_kill(init: &mut Init) -> Outcome {
 }
 
 /// Runs inside, as a forked copy of this program.
-fn called() -> ! {
+fn called(_: Vec<String>) -> ! {
     let descriptors = std::fs::read_dir("/proc/self/fd").map(Iterator::count).unwrap_or(0);
     let environment: Vec<String> = std::env::vars().map(|(name, value)| format!("{name}={value}")).collect();
     let refused = std::fs::write("/usr/x", "").is_err() && nix::unistd::chroot("/tmp").is_err();
@@ -128,7 +128,8 @@ fn called() -> ! {
 }
 
 fn call(init: &mut Init) -> Outcome {
-    let engine = spawn(init, EngineProgram::Call { entry: called, env: vec![("A".into(), "b".into())] })?;
+    let engine =
+        spawn(init, EngineProgram::Call { entry: called, arguments: Vec::new(), env: vec![("A".into(), "b".into())] })?;
     // Four, and the one that the listing itself is read through.
     expect("a called engine", &output(init, &engine)?, "5 A=b true")
 }

@@ -10,12 +10,16 @@ use std::path::{Path, PathBuf};
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
 use tokio::process::Command;
+use tokio::sync::Mutex;
+
+use super::spawning::Spawner;
 
 /// An executable that stays the same, whatever happens to its name.
 #[derive(Debug)]
 pub struct WorkerProgram {
     path: PathBuf,
     held: OwnedFd,
+    spawner: Mutex<Option<Spawner>>,
 }
 
 impl WorkerProgram {
@@ -26,13 +30,18 @@ impl WorkerProgram {
     pub fn open(path: PathBuf) -> io::Result<WorkerProgram> {
         // `O_PATH`: it is to be run, and may be replaced, also in place.
         let held = open(&path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())?;
-        Ok(WorkerProgram { path, held })
+        Ok(WorkerProgram { path, held, spawner: Mutex::new(None) })
     }
 
     /// Where it was.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// What spawns it, once it was needed.
+    pub(super) fn spawner(&self) -> &Mutex<Option<Spawner>> {
+        &self.spawner
     }
 
     /// A command that runs it.

@@ -88,6 +88,11 @@ pub enum Request {
     Loaded {
         id: u64,
     },
+    Preload {
+        id: u64,
+        #[serde(default)]
+        modules: Vec<String>,
+    },
     Bind {
         id: u64,
         env: Vec<(String, String)>,

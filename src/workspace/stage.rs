@@ -260,7 +260,7 @@ impl Stage {
         if of_own(&self).is_ok_and(|names| names.is_empty()) {
             return;
         }
-        // What a thread that does not come, or ends early, leaves here is removed by the next restore.
+        // What a thread that does not come, or ends early, leaves here is removed by whoever opens the workspace next, or restores it.
         let _ = std::thread::Builder::new().name("staging".into()).spawn(move || {
             while let Ok(names) = of_own(&self)
                 && !names.is_empty()

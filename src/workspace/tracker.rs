@@ -33,6 +33,7 @@ use super::keep::Keeping;
 use super::objects::{ObjectBatch, Objects};
 use super::saved;
 use super::scan::Scan;
+use super::stage::Stage;
 use super::tree::TreeId;
 use super::tree::entry::{Content, Moment, Reason};
 use crate::core::limits;
@@ -158,6 +159,10 @@ impl Tracker {
             saved::Loaded::Unusable => (Index::new(), Walk::Unusable),
         };
         let driver = driver::choose(&places)?;
+        // What a process before this one left there takes space, and keeps links to files. Whoever needs the folder empties it again.
+        if places.staging.is_dir() {
+            let _ = Stage::open(&places, stat.st_dev);
+        }
         Ok(Tracker {
             places,
             driver,

@@ -427,6 +427,20 @@ fn paths_may_be_longer_than_the_kernel_takes() {
     assert_eq!(observe(world.dir.path().join("workspace.staging").as_path()).len(), 1);
 }
 
+#[test]
+fn what_a_killed_process_left_where_files_are_prepared_goes_when_the_workspace_is_opened() {
+    let world = World::new();
+    world.write("kept", "here");
+    let staging = world.places().staging;
+    std::fs::create_dir_all(staging.join("d-left/deeper")).expect("made");
+    std::fs::write(staging.join("d-left/deeper/f"), "left").expect("written");
+    std::fs::hard_link(world.path("kept"), staging.join("g-left")).expect("linked");
+    let mut tracker = world.tracker();
+    world.nothing_is_staged();
+    let captured = tracker.capture(&world.store).expect("captured");
+    assert_eq!((captured.entries, captured.not_captured_count), (1, 0));
+}
+
 /// Through whichever name, in the same length, and with the time set back: what is told of one name is true of the other, which
 /// nobody knew for one before.
 #[test]

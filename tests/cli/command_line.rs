@@ -107,7 +107,7 @@ fn code_of_another_language_is_not_given_to_some_engine() {
         std::fs::write(&file, text).unwrap();
         file.display().to_string()
     };
-    for (name, text) in [("s.js", "say x"), ("s", "#!/usr/bin/env node\nsay x"), ("s.txt", "say x")] {
+    for (name, text) in [("s.rb", "say x"), ("s", "#!/usr/bin/env ruby\nsay x"), ("s.txt", "say x")] {
         let path = file(name, text);
         let (exit, _, stderr) = run(&fake, &["run", "-f", &path]);
         assert_eq!(exit, 2, "{name}: {stderr}");

@@ -10,3 +10,4 @@ mod goldens;
 mod grammar;
 mod interruption;
 mod repl;
+mod top;

@@ -3,4 +3,5 @@
 mod documents;
 mod kernels;
 mod terminal;
+mod top;
 mod values;

@@ -44,6 +44,7 @@ fn metrics_tell_what_happened_and_name_nobody() {
     });
     host.ok(&["checkpoint", "secretname", "-m", "here"]);
     host.ok(&["restore", "secretname", "here", "--yes"]);
+    host.ok(&["undo", "secretname", "--yes"]);
     host.ok(&["fork", "secretname", "child"]);
     let text = ask(unix(), "GET /metrics");
     assert!(text.starts_with("HTTP/1.1 200 OK\r\ncontent-type: application/openmetrics-text;"), "{text}");
@@ -52,7 +53,7 @@ fn metrics_tell_what_happened_and_name_nobody() {
     assert_eq!(value(&text, "ryokan_executions_total{engine=\"kaish\",status=\"done\"}"), 1.0);
     assert_eq!(value(&text, "ryokan_executions_total{engine=\"kaish\",status=\"failed\"}"), 1.0);
     assert_eq!((stage("create"), stage("worker_taken"), stage("bind_worker")), (1.0, 1.0, 1.0));
-    assert_eq!((stage("restore"), stage("fork"), stage("execution_queued")), (1.0, 1.0, 2.0));
+    assert_eq!((stage("restore"), stage("fork"), stage("execution_queued")), (2.0, 1.0, 2.0));
     assert!(stage("checkpoint") >= 1.0 && stage("checkpoint_pause") >= 1.0 && stage("pool_refill") >= 1.0);
     assert_eq!(value(&text, "ryokan_pool_events_total{engine=\"kaish\",event=\"taken\"}"), 1.0);
     assert!(value(&text, "ryokan_workers") >= 1.0 && value(&text, "ryokan_clients") >= 0.0, "{text}");
@@ -94,4 +95,28 @@ fn an_address_that_others_could_reach_is_refused() {
         let said = String::from_utf8_lossy(&checked.stderr).into_owned();
         assert!(!checked.status.success() && said.contains(says) && said.contains("metrics_address"), "{said}");
     }
+}
+
+#[test]
+fn what_happened_in_a_pool_that_is_no_more_still_counts() {
+    let mut host = Host::prepare(User::Own);
+    host.configure("[pool]\npool_size = 1\nmin_idle = 1\nmax_idle_time = \"1s\"\nmaintenance_interval = \"1s\"\n");
+    host.launch();
+    let socket = host.socket().with_file_name("metrics.sock");
+    let missed = || {
+        let text = ask(UnixStream::connect(&socket).expect("connected"), "GET /metrics");
+        value(&text, "ryokan_pool_events_total{engine=\"kaish\",event=\"missed\"}")
+    };
+    host.ok(&["new", "odd", "--memory", "300M"]);
+    host.ok(&["exec", "odd", "echo it"]);
+    let before = missed();
+    assert!(before >= 1.0);
+    host.ok(&["rm", "odd", "--yes"]);
+    host.with(async |client| {
+        crate::support::eventually("its pool ends", async || {
+            client.pools().await.expect("pools").iter().all(|pool| pool.memory_bytes != 300 << 20)
+        })
+        .await;
+    });
+    assert_eq!(missed(), before);
 }

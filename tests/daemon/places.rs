@@ -6,11 +6,12 @@ use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
 use ryokan::core::engine::EngineName;
+use ryokan::core::error::ErrorCode;
 use ryokan::core::exec::ExecRequest;
 use ryokan::core::limits;
 
 use super::system::SystemWide;
-use crate::support::{Host, UNPRIVILEGED, User, kernel, users};
+use crate::support::{Host, UNPRIVILEGED, User, kernel, run, users};
 
 /// A message of one segment as it begins on the wire.
 fn table(words: usize) -> Vec<u8> {
@@ -116,4 +117,92 @@ fn one_user_of_a_system_wide_daemon_leaves_places_to_others() {
     holder.wait().unwrap();
     until_served(|| system.cli(greedy, &["ls"]));
     assert!(system.cli(other, &["rm", "--yes", "mine"]).status.success());
+}
+
+#[test]
+fn one_user_of_a_system_wide_daemon_leaves_workers_to_others() {
+    if !nix::unistd::geteuid().is_root() {
+        return eprintln!("ignored, because only root starts a system-wide daemon");
+    }
+    let system =
+        SystemWide::start("[limits]\nworkers = 2\nworkers_per_user = 1\n[pool]\npool_size = 0\nmin_idle = 0\n");
+    let (greedy, other) = (UNPRIVILEGED, UNPRIVILEGED + 1);
+    let ok = |uid: u32, args: &[&str]| {
+        let output = system.cli(uid, args);
+        assert!(output.status.success(), "{args:?}: {output:?}\n{}", system.log());
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    for name in ["a", "b"] {
+        ok(greedy, &["new", name]);
+    }
+    assert_eq!(ok(greedy, &["exec", "a", "echo served"]), "served\n");
+    let refused = system.cli(greedy, &["exec", "b", "echo served"]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("you have 1 workers already"), "{said}");
+    assert!(said.contains("stop one of your kernels"), "{said}");
+    ok(other, &["new", "mine"]);
+    assert_eq!(ok(other, &["exec", "mine", "echo served"]), "served\n");
+    ok(greedy, &["stop", "a"]);
+    assert_eq!(ok(greedy, &["exec", "b", "echo served"]), "served\n");
+}
+
+#[test]
+fn memory_is_promised_up_to_a_bound_and_slots_give_theirs_way() {
+    let mut host = Host::prepare(User::Own);
+    host.configure("[limits]\nmemory = \"1100M\"\n[pool]\npool_size = 1\nmin_idle = 1\n");
+    host.launch();
+    host.with(async |client| {
+        crate::support::eventually("both slots are ready", async || {
+            client.pools().await.expect("pools").iter().all(|pool| pool.idle == 1)
+        })
+        .await;
+        let mut kernels = Vec::new();
+        for name in ["a", "b", "c"] {
+            kernels.push(kernel(&client, name, EngineName::Kaish).await);
+        }
+        for served in &kernels[..2] {
+            assert_eq!(run(served, "echo served").await.stdout, b"served\n");
+        }
+        let refused = kernels[2].run(&ExecRequest::code("echo served")).await.err().expect("there is no memory left");
+        assert_eq!((refused.code, refused.reason.as_str()), (ErrorCode::Busy, "workers"), "{refused}");
+        assert!(refused.message.contains("promised 1 GiB") && refused.hint.contains("limits.memory"), "{refused}");
+        kernels[0].stop(false).await.expect("stopped");
+        assert_eq!(run(&kernels[2], "echo served").await.stdout, b"served\n");
+        // No waiting helps one that is more than all there may be, and no slot goes for it.
+        let mut wanted = crate::support::spec("large", EngineName::Kaish);
+        wanted.memory_bytes = Some(2 << 30);
+        let large = client.create_kernel(&wanted, "").await.expect("made").0;
+        let refused = large.run(&ExecRequest::code("echo served")).await.err().expect("never");
+        assert_eq!((refused.code, refused.reason.as_str()), (ErrorCode::Refused, "memory"), "{refused}");
+    });
+}
+
+/// Those who come at the same moment are judged one after the other: nobody slips in between a judgement and what it allows.
+#[test]
+fn a_users_bound_holds_for_kernels_that_are_used_at_the_same_moment() {
+    if !nix::unistd::geteuid().is_root() {
+        return eprintln!("ignored, because only root starts a system-wide daemon");
+    }
+    for pool in [0, 3] {
+        let config = format!("[limits]\nworkers_per_user = 2\n[pool]\npool_size = {pool}\nmin_idle = 0\n");
+        let system = SystemWide::start(&config);
+        let names: Vec<String> = (0..8).map(|n| format!("k{n}")).collect();
+        for name in &names {
+            assert!(system.cli(UNPRIVILEGED, &["new", name]).status.success(), "{}", system.log());
+        }
+        let outputs: Vec<Output> = std::thread::scope(|scope| {
+            let exec = |name: &String| system.cli(UNPRIVILEGED, &["exec", name, "sleep 3; echo served"]);
+            let running: Vec<_> = names.iter().map(|name| scope.spawn(move || exec(name))).collect();
+            running.into_iter().map(|one| one.join().expect("ran")).collect()
+        });
+        let served = outputs.iter().filter(|output| output.stdout == b"served\n").count();
+        assert_eq!(served, 2, "{outputs:?}\n{}", system.log());
+        for refused in outputs.iter().filter(|output| output.stdout != b"served\n") {
+            let said = String::from_utf8_lossy(&refused.stderr);
+            assert!(said.contains("you have 2 workers already"), "{said}");
+        }
+        // None of them is blamed for a crash.
+        let listed = system.cli(UNPRIVILEGED, &["ls", "--json"]);
+        assert!(!String::from_utf8_lossy(&listed.stdout).contains("\"crashed\""), "{listed:?}");
+    }
 }

@@ -18,8 +18,9 @@ fn interrupted_at(host: &mut Host, engine: EngineName, fault: &str) -> ryokan::c
     host.env(fault::VARIABLE, &fault.replace('=', &format!(":{}=", BEFORE + 1)));
     host.launch();
     let (before, code) = match engine {
-        EngineName::Kaish => ("true", "touch ran"),
+        EngineName::Kaish | EngineName::Bash => ("true", "touch ran"),
         EngineName::Python => ("1", "open('ran', 'w').close()"),
+        EngineName::Node => ("1", "require('fs').writeFileSync('ran', '')"),
     };
     run_local(async {
         let client = HostClient::connect(&host.socket(), "test").await?;
@@ -46,7 +47,8 @@ async fn seen(client: &HostClient, engine: EngineName) -> (bool, Vec<String>) {
     .await
     .expect("readable");
     let there = match engine {
-        EngineName::Kaish => out(&k, "if test -e ran; then echo yes; else echo no; fi").await,
+        EngineName::Kaish | EngineName::Bash => out(&k, "if test -e ran; then echo yes; else echo no; fi").await,
+        EngineName::Node => out(&k, "console.log(require('fs').existsSync('ran') ? 'yes' : 'no')").await,
         EngineName::Python => out(&k, "import os; print('yes' if os.path.exists('ran') else 'no')").await,
     };
     (there == "yes", statuses)
@@ -54,7 +56,7 @@ async fn seen(client: &HostClient, engine: EngineName) -> (bool, Vec<String>) {
 
 #[test]
 fn a_daemon_that_dies_before_a_beginning_is_written_leaves_nothing_that_ran() {
-    for engine in [EngineName::Kaish, EngineName::Python] {
+    for engine in EngineName::ALL {
         for (point, journalled) in [("before_commit", false), ("after_commit", true)] {
             let mut host = Host::prepare(User::Own);
             let told = interrupted_at(&mut host, engine, &format!("state.exec.begin.{point}=kill"));
@@ -76,7 +78,7 @@ fn a_daemon_that_dies_before_a_beginning_is_written_leaves_nothing_that_ran() {
 
 #[test]
 fn a_beginning_that_cannot_be_written_is_taken_back() {
-    for engine in [EngineName::Kaish, EngineName::Python] {
+    for engine in EngineName::ALL {
         let mut host = Host::prepare(User::Own);
         let told = interrupted_at(&mut host, engine, "state.exec.begin.before_commit=eio");
         assert!(told.is_err(), "{engine}: it is refused");

@@ -53,7 +53,7 @@ fn a_kernel_takes_a_worker_that_was_ready_and_is_alone_with_it() {
 #[test]
 fn state_mounts_and_threads_come_to_a_worker_that_was_ready() {
     for user in users() {
-        let host = pooled(user);
+        let host = pooled_with(user, "[pool.engines.bash]\n[pool.engines.node]\n");
         let given = host.path("home").join("given");
         std::fs::create_dir(&given).expect("made");
         std::fs::write(given.join("file"), "of the host").expect("written");
@@ -61,16 +61,24 @@ fn state_mounts_and_threads_come_to_a_worker_that_was_ready() {
             std::os::unix::fs::chown(&given, Some(crate::support::UNPRIVILEGED), Some(crate::support::UNPRIVILEGED))
                 .expect("given");
         }
-        for engine in [EngineName::Kaish, EngineName::Python] {
+        for engine in EngineName::ALL {
             host.with(async |client| {
                 ready(&client, engine.name()).await;
                 let name = format!("k-{}", engine.name());
+                let x = if engine == EngineName::Bash { Value::String("41".into()) } else { Value::Int(41) };
                 let mut wanted = spec(&name, engine);
                 wanted.paths = vec![AllowedPath { path: given.clone(), writable: true, real: None }];
                 let (kernel, _) = client.create_kernel(&wanted, "").await.expect("made");
                 let there = given.join("file").display().to_string();
                 let (read, write) = match engine {
-                    EngineName::Kaish => (
+                    EngineName::Node => (
+                        format!("process.stdout.write(require('fs').readFileSync({there:?}))"),
+                        format!(
+                            "let x = 41; const fs = require('fs'); fs.writeFileSync({:?}, 'new'); fs.writeFileSync('kept', 'kept')",
+                            given.join("by").display().to_string()
+                        ),
+                    ),
+                    EngineName::Kaish | EngineName::Bash => (
                         format!("cat {there}"),
                         format!("x=41; echo new > {}; echo kept > kept", given.join("by").display()),
                     ),
@@ -85,12 +93,12 @@ fn state_mounts_and_threads_come_to_a_worker_that_was_ready() {
                 assert_eq!(out(&kernel, &read).await, "of the host");
                 run(&kernel, &write).await;
                 assert_eq!(std::fs::read_to_string(given.join("by")).expect("written").trim(), "new");
-                assert_eq!(kernel.var("x").await.expect("x"), Value::Int(41));
+                assert_eq!(kernel.var("x").await.expect("x"), x);
                 kernel.stop(true).await.expect("stopped");
                 ready(&client, engine.name()).await;
                 let taken = super::pool_of(&client, engine.name()).await.taken;
                 // The next worker was ready, too, and has it all.
-                assert_eq!(kernel.var("x").await.expect("x"), Value::Int(41));
+                assert_eq!(kernel.var("x").await.expect("x"), x);
                 assert_eq!(super::pool_of(&client, engine.name()).await.taken, taken + 1);
                 assert_eq!(out(&kernel, &read).await, "of the host");
                 // What it was told of itself is none of its state, and stays when that is loaded.
@@ -99,14 +107,16 @@ fn state_mounts_and_threads_come_to_a_worker_that_was_ready() {
                 let own = kernel.var_names().await.expect("names");
                 assert!(own.iter().all(|var| !var.starts_with("RYOKAN")), "{own:?}");
                 let told = match engine {
-                    EngineName::Kaish => "/usr/bin/printenv RYOKAN_KERNEL",
+                    EngineName::Kaish | EngineName::Bash => "/usr/bin/printenv RYOKAN_KERNEL",
+                    EngineName::Node => "console.log(process.env.RYOKAN_KERNEL)",
                     EngineName::Python => "import os; print(os.environ['RYOKAN_KERNEL'])",
                 };
                 assert_eq!(out(&kernel, told).await, name);
                 let name = format!("t-{}", engine.name()).parse().expect("a name");
                 let (thread, _) = kernel.thread(&name, None, "").await.expect("a thread");
                 let kept = match engine {
-                    EngineName::Kaish => "cat kept",
+                    EngineName::Kaish | EngineName::Bash => "cat kept",
+                    EngineName::Node => "process.stdout.write(require('fs').readFileSync('kept'))",
                     EngineName::Python => "print(open('kept').read())",
                 };
                 assert_eq!(out(&thread, kept).await, "kept");
@@ -223,4 +233,24 @@ fn modules_are_loaded_before_anybody_comes_and_in_no_namespace() {
     });
     let log = host.log();
     assert!(log.contains("cannot be loaded ahead") && log.contains("there_is_no_such_module"), "{log}");
+}
+
+/// What a worker did while it waited leaves nothing behind: byte for byte the state of one that did not wait.
+#[test]
+fn what_was_rehearsed_before_anybody_came_leaves_no_trace() {
+    use ryokan::session::Session as _;
+    let host = pooled_with(crate::support::User::Own, "[pool.engines.bash]\n[pool.engines.node]\n");
+    host.with(async |client| {
+        for engine in EngineName::ALL {
+            ready(&client, engine.name()).await;
+            let waited = kernel(&client, &format!("waited-{engine}"), engine).await;
+            let mut alone = spec(&format!("alone-{engine}"), engine);
+            alone.memory_bytes = Some(280 << 20);
+            let (alone, _) = client.create_kernel(&alone, "").await.expect("made");
+            let (one, other) = (waited.snapshot().await.expect("saved"), alone.snapshot().await.expect("saved"));
+            assert_eq!(super::pool_of(&client, engine.name()).await.taken, 1);
+            assert_eq!(one, other, "{engine}");
+            assert_eq!(waited.list_vars().await, alone.list_vars().await, "{engine}");
+        }
+    });
 }

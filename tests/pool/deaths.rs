@@ -7,16 +7,15 @@ use nix::unistd::Pid;
 use ryokan::core::engine::EngineName;
 
 use super::{READY, pool_of, pooled, pooled_with, ready, until, worker_of};
-use crate::support::{Host, User, kernel, out, users};
+use crate::support::{Host, User, kernel, out, spec, users};
 
 fn send(signal: Signal, to: &[u32]) {
     to.iter().for_each(|pid| kill(Pid::from_raw(*pid as i32), signal).expect("it is there"));
 }
 
-/// The inits among a host's processes: children of its daemon.
+/// The inits among a host's processes: children of its spawner.
 fn inits(host: &Host) -> Vec<u32> {
-    let workers = host.workers();
-    children(host.pid() as u32).into_iter().filter(|pid| workers.contains(pid)).collect()
+    children(host.spawner().expect("a spawner"))
 }
 
 fn children(of: u32) -> Vec<u32> {
@@ -46,6 +45,57 @@ fn workers_that_are_killed_before_anybody_came_are_replaced() {
         ready(&client, "python").await;
         assert!(inits(&host).iter().all(|pid| !killed.contains(pid)));
         assert_eq!(out(&kernel(&client, "k", EngineName::Kaish).await, "echo well").await, "well");
+    });
+}
+
+#[test]
+fn a_spawner_that_is_killed_is_replaced_and_its_workers_go_on() {
+    for user in users() {
+        let mut host = pooled(user);
+        let (spawner, before) = host.with(async |client| {
+            ready(&client, "kaish").await;
+            ready(&client, "python").await;
+            let k = kernel(&client, "k", EngineName::Kaish).await;
+            assert_eq!(out(&k, "x=41; echo well").await, "well");
+            ready(&client, "kaish").await;
+            let (spawner, before) = (host.spawner().expect("a spawner"), worker_of(&host, "k"));
+            send(Signal::SIGKILL, &[spawner]);
+            assert_eq!(out(&k, "echo $x").await, "41");
+            // More than were ready: some are made by another one.
+            for n in 0..2 * READY {
+                let name = format!("after{n}");
+                assert_eq!(out(&kernel(&client, &name, EngineName::Kaish).await, "echo well").await, "well");
+            }
+            let pool = ready(&client, "kaish").await;
+            assert_eq!((pool.creation_errors, pool.trouble.as_str()), (0, ""), "{pool:?}");
+            assert_eq!(worker_of(&host, "k"), before);
+            (spawner, before)
+        });
+        let next = host.spawner().expect("another one");
+        assert_ne!(next, spawner);
+        // It is the daemon's, and ends with it; the workers wait for the next daemon.
+        host.kill();
+        wait_for("the spawner stays", || !Host::is_alive(next));
+        assert!(Host::is_alive(before));
+        host.launch();
+        assert_eq!(host.ok(&["exec", "k", "echo $x"]), "41\n");
+    }
+}
+
+#[test]
+fn a_spawner_that_hangs_is_replaced() {
+    let host = pooled(User::Own);
+    host.with(async |client| {
+        ready(&client, "kaish").await;
+        ready(&client, "python").await;
+        let spawner = host.spawner().expect("a spawner");
+        send(Signal::SIGSTOP, &[spawner]);
+        // None is ready of its kind.
+        let mut odd = spec("odd", EngineName::Kaish);
+        odd.memory_bytes = Some(290 << 20);
+        let odd = client.create_kernel(&odd, "").await.expect("made").0;
+        assert_eq!(out(&odd, "echo well").await, "well");
+        assert_ne!(host.spawner(), Some(spawner));
     });
 }
 

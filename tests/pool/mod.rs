@@ -2,6 +2,7 @@
 
 mod binding;
 mod deaths;
+mod pressure;
 
 use std::time::{Duration, Instant};
 
@@ -44,7 +45,7 @@ async fn until(client: &HostClient, engine: &str, is_so: impl Fn(&PoolInfo) -> b
 }
 
 /// The worker of a kernel, as the newest event that names one says.
-fn worker_of(host: &Host, kernel: &str) -> u32 {
+pub fn worker_of(host: &Host, kernel: &str) -> u32 {
     let events = host.ok(&["events", kernel, "--json"]);
     let newest = events.lines().rev().find_map(|line| {
         let event: serde_json::Value = serde_json::from_str(line).expect("an event");

@@ -86,6 +86,25 @@ class Copies(unittest.TestCase):
             self.assertNotIn(f"descriptor/{as_is}", missed)
             self.assertEqual(value(copy, "os.read(r, 9) == b'few'"), True)
 
+    def test_a_pair_of_sockets_is_made_so_that_the_next_copy_knows_it(self):
+        with Engine() as engine:
+            engine.run(
+                "import socket, types, _socket\n"
+                "from _ryokan import held\n"
+                "made = []\n"
+                "def now_and_then(*kind):\n"
+                "    made.append(1)\n"
+                "    if len(made) > 2: return _socket.socketpair(*kind)\n"
+                "    (one, two), (three, four) = _socket.socketpair(*kind), _socket.socketpair(*kind)\n"
+                "    return one, four\n"
+                "held._socket = types.SimpleNamespace(**{**vars(_socket), 'socketpair': now_and_then})\n"
+                "one, other = socket.socketpair(); sent = one.send(b'waits')"
+            )
+            _, copy = keep(engine)
+            woken = copy.wake()
+            self.assertLessEqual({missed["type"] for missed in woken["missed"]}, {"pipe"}, woken)
+            self.assertEqual(value(copy, "(other.recv(9) == b'waits', one.send(b'more'), other.recv(9) == b'more')"), [True, 4, True])
+
     def test_no_wait_of_the_codes_meets_a_copy(self):
         for prepare in ("", NOT_AS_SIBLING):
             self.no_wait_meets_a_copy(prepare)

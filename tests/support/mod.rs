@@ -1,6 +1,7 @@
 //! A daemon of its own for a test: temporary XDG folders, its own processes, everything gone at the end.
 
 mod mounted;
+mod terminal;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -14,6 +15,7 @@ use ryokan::rpc::client::{HostClient, KernelClient, run_local};
 use ryokan::rpc::convert::spec::SpecRequest;
 
 pub use mounted::Mounted;
+pub use terminal::Terminal;
 
 /// Somebody without any right; no such account needs to exist.
 pub const UNPRIVILEGED: u32 = 1500;
@@ -286,8 +288,18 @@ impl Host {
         stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
     }
 
-    /// Every process that descends from a worker of this host: found by the binary that it runs.
+    /// Every process that descends from a worker of this host: found by the binary that it runs. The spawner is none.
     pub fn workers(&self) -> Vec<u32> {
+        self.of_worker_binary().into_iter().filter(|pid| !is_spawner(*pid)).collect()
+    }
+
+    /// The process of which workers are forks, if there is one.
+    pub fn spawner(&self) -> Option<u32> {
+        self.of_worker_binary().into_iter().find(|pid| is_spawner(*pid))
+    }
+
+    /// Every process that runs the worker's binary.
+    pub fn of_worker_binary(&self) -> Vec<u32> {
         let worker = self.bin.join("ryokan-worker");
         let mut found = Vec::new();
         for entry in fs::read_dir("/proc").unwrap().flatten() {
@@ -298,6 +310,10 @@ impl Host {
         }
         found
     }
+}
+
+fn is_spawner(pid: u32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim_end() == "ryokan-spawner")
 }
 
 impl Drop for Host {
@@ -314,7 +330,7 @@ impl Drop for Host {
             let _ = daemon.kill();
             let _ = daemon.wait();
         }
-        for pid in self.workers() {
+        for pid in self.of_worker_binary() {
             let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid as i32), nix::sys::signal::Signal::SIGKILL);
         }
     }

@@ -110,6 +110,14 @@ pub struct EngineDb {
 }
 
 impl EngineDb {
+    /// Makes ahead what every new one begins with, for what this process forks.
+    ///
+    /// # Errors
+    /// SQLite's.
+    pub fn prepare() -> Result<(), CatalogError> {
+        Kind::Engine.template().map(drop)
+    }
+
     /// Opens an engine database, or makes an empty one if there is no file.
     ///
     /// # Errors

@@ -28,8 +28,8 @@ pub fn kernels(kernels: &[KernelInfo], none: &str, now_ms: i64, paint: Paint) ->
     table.text(none, paint)
 }
 
-/// States are the daemon's words; a state that this build does not know is shown unpainted.
-fn state_painter(state: &str) -> fn(Paint, &str) -> String {
+/// How a state is painted. States are the daemon's words; one that this build does not know is shown unpainted.
+pub fn state_painter(state: &str) -> fn(Paint, &str) -> String {
     match state {
         "ready" | "busy" => Paint::good,
         "crashed" => Paint::bad,

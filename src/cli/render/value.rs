@@ -8,13 +8,14 @@ use crate::core::value::Value;
 /// What to print after an execution's output; nothing for engines that print their results themselves.
 pub fn value_of(result: &ExecResult, engine: EngineName) -> Option<String> {
     match engine {
-        EngineName::Kaish => None,
-        EngineName::Python => python(result),
+        EngineName::Kaish | EngineName::Bash => None,
+        EngineName::Python => repr_or(result, repr),
+        EngineName::Node => repr_or(result, |value| value.to_json().to_string()),
     }
 }
 
-/// The engine's own `repr`, else one made from the value.
-fn python(result: &ExecResult) -> Option<String> {
+/// What the engine says of the value, else one made from it.
+fn repr_or(result: &ExecResult, repr: impl Fn(&Value) -> String) -> Option<String> {
     let repr = match (&result.end.output, &result.end.value) {
         (Some(output), _) if !output.root.is_empty() => lines(&output.root),
         (_, None | Some(Value::Null)) => return None,

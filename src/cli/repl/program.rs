@@ -82,7 +82,7 @@ fn is_command(words: &str) -> bool {
 /// language's own prompt.
 fn block_is_open(code: &str, line: &str, engine: EngineName) -> bool {
     match engine {
-        EngineName::Kaish => false,
+        EngineName::Kaish | EngineName::Bash | EngineName::Node => false,
         EngineName::Python => code.lines().nth(1).is_some() && line.starts_with([' ', '\t']) && !line.trim().is_empty(),
     }
 }

@@ -3,14 +3,14 @@
 
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::path_rules::PathRules;
 use super::problem::Fault;
-use super::raw::{RawConfig, RawDaemon, RawDefaults, RawEngines, RawLimits, RawSandbox, RawUpkeep};
+use super::raw::{RawConfig, RawDaemon, RawDefaults, RawEngines, RawLimits, RawPython, RawSandbox, RawUpkeep};
 use super::values::Span;
-use super::{Config, Daemon, Defaults, Limits, Python, Sandbox, Upkeep, pool, servers};
+use super::{Config, Daemon, Defaults, Engines, Limits, Python, Sandbox, Upkeep, pool, servers};
 use crate::core::engine::EngineName;
 use crate::core::limits;
 use crate::core::name::KernelName;
@@ -55,7 +55,7 @@ pub(super) fn check(raw: &RawConfig) -> Result<Config, Vec<Fault>> {
         daemon: daemon(&raw.daemon, &mut faults),
         upkeep: upkeep(&raw.upkeep, &mut faults),
         pools: pool::check(&raw.pool, &mut faults),
-        python: python(&raw.engines, &mut faults),
+        engines: engines(&raw.engines, &mut faults),
         mcp_servers: servers::check(&raw.mcp, &mut faults),
     };
     if faults.0.is_empty() { Ok(config) } else { Err(faults.0) }
@@ -133,20 +133,28 @@ fn limits(raw: &RawLimits, faults: &mut Faults) -> Limits {
         ("kernels", raw.kernels, limits::KERNELS),
         ("kernels_per_user", raw.kernels_per_user, limits::KERNELS),
         ("workers", raw.workers, limits::KERNELS),
+        ("workers_per_user", raw.workers_per_user, limits::KERNELS),
         ("clients", raw.clients, limits::CLIENTS),
         ("clients_per_user", raw.clients_per_user, limits::CLIENTS),
         ("executions_in_flight", raw.executions_in_flight, limits::KERNELS),
+        ("executions_in_flight_per_user", raw.executions_in_flight_per_user, limits::KERNELS),
         ("executions_queued", raw.executions_queued, limits::EXECUTIONS_QUEUED),
     ] {
         faults.range("limits", key, value as u64, 1..=most as u64);
     }
+    // None at all would be no bound worth having.
+    let bound = |bytes: u64| (bytes > 0).then_some(bytes);
     Limits {
         kernels: raw.kernels,
         kernels_per_user: raw.kernels_per_user,
         workers: raw.workers,
+        workers_per_user: raw.workers_per_user,
+        memory_bytes: bound(raw.memory.0),
+        memory_per_user_bytes: bound(raw.memory_per_user.0),
         clients: raw.clients,
         clients_per_user: raw.clients_per_user,
         executions_in_flight: raw.executions_in_flight,
+        executions_in_flight_per_user: raw.executions_in_flight_per_user,
         executions_queued: raw.executions_queued,
     }
 }
@@ -210,7 +218,19 @@ fn daemon(raw: &RawDaemon, faults: &mut Faults) -> Daemon {
         log_level: raw.log_level.clone(),
         idle_exit: raw.idle_exit.0,
         metrics_address: metrics_address(&raw.metrics_address, faults),
+        pressure_file: pressure_file(&raw.pressure_file, faults),
     }
+}
+
+/// Whether there is such a file is the host's matter: where there is none, the daemon says so and looks itself.
+fn pressure_file(path: &Path, faults: &mut Faults) -> Option<PathBuf> {
+    let named = !path.as_os_str().is_empty();
+    let at = ["daemon", "pressure_file"];
+    faults.unless(!named || path.is_absolute(), || {
+        Fault::new(&at, format!("{path:?} is no absolute path"))
+            .hint("/proc/pressure/memory, or memory.pressure of a cgroup")
+    });
+    named.then(|| path.to_owned())
 }
 
 /// Of the loopback only: what is served there is served to anybody who can connect.
@@ -228,12 +248,20 @@ fn metrics_address(text: &str, faults: &mut Faults) -> Option<SocketAddr> {
     None
 }
 
-fn python(raw: &RawEngines, faults: &mut Faults) -> Python {
-    let command = &raw.python.command;
-    if let Err(why) = check_command(command) {
-        faults.add(Fault::new(&["engines", "python", "command"], why));
-    }
-    let preload = &raw.python.preload;
+fn engines(raw: &RawEngines, faults: &mut Faults) -> Engines {
+    let mut command = |engine: &str, command: &str| {
+        if let Err(why) = check_command(command) {
+            faults.add(Fault::new(&["engines", engine, "command"], why));
+        }
+        PathBuf::from(command)
+    };
+    let interpreter = command("python", &raw.python.command);
+    let (bash, node) = (command("bash", &raw.bash.command), command("node", &raw.node.command));
+    Engines { python: python(&raw.python, interpreter, faults), bash, node }
+}
+
+fn python(raw: &RawPython, command: PathBuf, faults: &mut Faults) -> Python {
+    let preload = &raw.preload;
     let at = ["engines", "python", "preload"];
     if preload.len() > limits::PRELOADED_MODULES {
         faults.add(Fault::new(&at, format!("{} modules are more than {}", preload.len(), limits::PRELOADED_MODULES)));
@@ -242,7 +270,7 @@ fn python(raw: &RawEngines, faults: &mut Faults) -> Python {
         let short: String = module.chars().take(80).collect();
         faults.add(Fault::new(&at, format!("{short:?} is no module's name: letters, digits, _ and dots")));
     }
-    Python { command: PathBuf::from(command), rollback_bytes: raw.python.rollback_memory.0, preload: preload.clone() }
+    Python { command, rollback_bytes: raw.rollback_memory.0, preload: preload.clone() }
 }
 
 fn is_module(name: &str) -> bool {

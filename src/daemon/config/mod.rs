@@ -16,6 +16,7 @@ mod read;
 mod servers;
 mod values;
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::net::SocketAddr;
@@ -30,7 +31,9 @@ pub use self::pool::Pools;
 use self::problem::Fault;
 pub use self::problem::{ConfigError, Problem};
 pub use self::raw::RawConfig;
-use self::raw::{RawDaemon, RawDefaults, RawEngines, RawLimits, RawMcp, RawPython, RawSandbox, RawUpkeep};
+use self::raw::{
+    RawBash, RawDaemon, RawDefaults, RawEngines, RawLimits, RawMcp, RawNode, RawPython, RawSandbox, RawUpkeep,
+};
 use self::read::Document;
 use self::values::{Cpus, Size, Span, Wait};
 use super::paths::Paths;
@@ -58,7 +61,7 @@ pub struct Config {
     /// Workers that are kept ready.
     pub pools: Pools,
     /// The Python engine.
-    pub python: Python,
+    pub engines: Engines,
     /// The MCP servers that kernels may use, ordered by name.
     pub mcp_servers: Vec<ServerEntry>,
 }
@@ -89,12 +92,20 @@ pub struct Limits {
     pub kernels_per_user: usize,
     /// Workers at once.
     pub workers: usize,
+    /// Workers of one user of a system-wide daemon.
+    pub workers_per_user: usize,
+    /// The sum of all workers' memory limits, bytes; `None`: no bound.
+    pub memory_bytes: Option<u64>,
+    /// The same for one user of a system-wide daemon.
+    pub memory_per_user_bytes: Option<u64>,
     /// Clients at once.
     pub clients: usize,
     /// Clients of one user of a system-wide daemon.
     pub clients_per_user: usize,
     /// Executions that run at once, over all kernels.
     pub executions_in_flight: usize,
+    /// The same for one user of a system-wide daemon.
+    pub executions_in_flight_per_user: usize,
     /// Executions that wait in one kernel.
     pub executions_queued: usize,
 }
@@ -131,6 +142,8 @@ pub struct Daemon {
     pub idle_exit: Option<Duration>,
     /// Where metrics are served beside their socket: an address of the loopback.
     pub metrics_address: Option<SocketAddr>,
+    /// The PSI file that says when memory is short; `None`: nobody asks.
+    pub pressure_file: Option<PathBuf>,
 }
 
 impl Daemon {
@@ -152,6 +165,27 @@ pub struct Upkeep {
     pub spares: usize,
     /// For how long what was lately stored or used again is no garbage.
     pub grace: Duration,
+}
+
+/// `[engines]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Engines {
+    /// `[engines.python]`.
+    pub python: Python,
+    /// `[engines.bash]`: the interpreter.
+    pub bash: PathBuf,
+    /// `[engines.node]`: the interpreter.
+    pub node: PathBuf,
+}
+
+impl Engines {
+    /// The interpreters of those that are programs of the host.
+    pub fn interpreters(&self) -> BTreeMap<EngineName, PathBuf> {
+        let Engines { python, bash, node } = self;
+        [(EngineName::Python, &python.command), (EngineName::Bash, bash), (EngineName::Node, node)]
+            .map(|(engine, command)| (engine, command.clone()))
+            .into()
+    }
 }
 
 /// `[engines.python]`.
@@ -295,7 +329,8 @@ pub fn check(file: &Path) -> Vec<Problem> {
 
 impl From<&Config> for RawConfig {
     fn from(config: &Config) -> Self {
-        let Config { defaults, limits, sandbox, daemon, upkeep, pools, python, mcp_servers } = config;
+        let Config { defaults, limits, sandbox, daemon, upkeep, pools, engines, mcp_servers } = config;
+        let Engines { python, bash, node } = engines;
         RawConfig {
             defaults: RawDefaults {
                 engine: defaults.engine,
@@ -314,9 +349,13 @@ impl From<&Config> for RawConfig {
                 kernels: limits.kernels,
                 kernels_per_user: limits.kernels_per_user,
                 workers: limits.workers,
+                workers_per_user: limits.workers_per_user,
+                memory: Size(limits.memory_bytes.unwrap_or(0)),
+                memory_per_user: Size(limits.memory_per_user_bytes.unwrap_or(0)),
                 clients: limits.clients,
                 clients_per_user: limits.clients_per_user,
                 executions_in_flight: limits.executions_in_flight,
+                executions_in_flight_per_user: limits.executions_in_flight_per_user,
                 executions_queued: limits.executions_queued,
             },
             sandbox: RawSandbox {
@@ -334,6 +373,7 @@ impl From<&Config> for RawConfig {
                 log_level: daemon.log_level.clone(),
                 idle_exit: Wait(daemon.idle_exit),
                 metrics_address: daemon.metrics_address.map(|address| address.to_string()).unwrap_or_default(),
+                pressure_file: daemon.pressure_file.clone().unwrap_or_default(),
             },
             upkeep: RawUpkeep {
                 interval: Wait(upkeep.interval),
@@ -348,6 +388,8 @@ impl From<&Config> for RawConfig {
                     rollback_memory: Size(python.rollback_bytes),
                     preload: python.preload.clone(),
                 },
+                bash: RawBash { command: bash.to_string_lossy().into_owned() },
+                node: RawNode { command: node.to_string_lossy().into_owned() },
             },
             mcp: RawMcp {
                 servers: mcp_servers.iter().map(|entry| (entry.name.clone(), servers::to_raw(entry))).collect(),

@@ -22,6 +22,12 @@ pub struct Pools {
 }
 
 impl Pools {
+    /// Whether workers of it are kept from the beginning: those of kaish and Python, and of every engine that has a section of its own. Of the others
+    /// from their first kernel on.
+    pub fn stands(&self, engine: EngineName) -> bool {
+        matches!(engine, EngineName::Kaish | EngineName::Python) || self.engines.contains_key(&engine)
+    }
+
     /// Those of an engine.
     pub fn of(&self, engine: EngineName) -> Rules {
         self.engines.get(&engine).copied().unwrap_or(self.rules)

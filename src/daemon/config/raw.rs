@@ -67,9 +67,13 @@ pub(super) struct RawLimits {
     pub(super) kernels: usize,
     pub(super) kernels_per_user: usize,
     pub(super) workers: usize,
+    pub(super) workers_per_user: usize,
+    pub(super) memory: Size,
+    pub(super) memory_per_user: Size,
     pub(super) clients: usize,
     pub(super) clients_per_user: usize,
     pub(super) executions_in_flight: usize,
+    pub(super) executions_in_flight_per_user: usize,
     pub(super) executions_queued: usize,
 }
 
@@ -79,9 +83,13 @@ impl Default for RawLimits {
             kernels: limits::KERNELS,
             kernels_per_user: 2000,
             workers: 1000,
+            workers_per_user: 500,
+            memory: Size(0),
+            memory_per_user: Size(0),
             clients: limits::CLIENTS,
             clients_per_user: limits::CLIENTS_PER_USER,
             executions_in_flight: 1000,
+            executions_in_flight_per_user: 500,
             executions_queued: limits::EXECUTIONS_QUEUED,
         }
     }
@@ -121,6 +129,7 @@ pub(super) struct RawDaemon {
     pub(super) log_level: String,
     pub(super) idle_exit: Wait,
     pub(super) metrics_address: String,
+    pub(super) pressure_file: std::path::PathBuf,
 }
 
 impl Default for RawDaemon {
@@ -133,6 +142,7 @@ impl Default for RawDaemon {
             log_level: "info".into(),
             idle_exit: Wait(Some(std::time::Duration::from_secs(900))),
             metrics_address: String::new(),
+            pressure_file: "/proc/pressure/memory".into(),
         }
     }
 }
@@ -161,6 +171,34 @@ impl Default for RawUpkeep {
 #[serde(default, deny_unknown_fields)]
 pub(super) struct RawEngines {
     pub(super) python: RawPython,
+    pub(super) bash: RawBash,
+    pub(super) node: RawNode,
+}
+
+/// `[engines.bash]`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct RawBash {
+    pub(super) command: String,
+}
+
+impl Default for RawBash {
+    fn default() -> Self {
+        Self { command: "bash".into() }
+    }
+}
+
+/// `[engines.node]`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct RawNode {
+    pub(super) command: String,
+}
+
+impl Default for RawNode {
+    fn default() -> Self {
+        Self { command: "node".into() }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

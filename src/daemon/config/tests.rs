@@ -128,7 +128,9 @@ fn each_problem_names_line_key_and_remedy() {
         ("[default]\n", &[":1: default: unknown key (did you mean defaults? possible: defaults, limits"]),
         (
             "\n[defaults]\nengine = \"pyhton\"",
-            &[":3: defaults.engine: \"pyhton\" is not possible (did you mean python? possible: kaish, python)"],
+            &[
+                ":3: defaults.engine: \"pyhton\" is not possible (did you mean python? possible: kaish, python, bash, node)",
+            ],
         ),
         ("[defaults]\nmemory = \"lots\"", &[":2: defaults.memory: \"lots\" is not a size"]),
         ("[upkeep]\nspares = 257", &[":2: upkeep.spares: more than 256"]),

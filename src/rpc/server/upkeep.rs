@@ -39,7 +39,7 @@ impl HostServer {
     /// The operator sees all pools, others those of workers that have their rights.
     pub(super) fn tell_pools(&self, mut results: host::PoolsResults) -> capnp::Result<()> {
         let actor = self.actor().map_err(to_capnp)?;
-        let mut pools = self.host().pool.infos();
+        let mut pools = self.host().pool.infos(self.host().pressure.is_on());
         if self.host().config.system_wide && actor.uid != nix::unistd::geteuid().as_raw() {
             pools.retain(|pool| pool.uid == actor.uid);
         }

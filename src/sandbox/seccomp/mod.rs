@@ -18,6 +18,8 @@ mod rules_x86_64;
 #[cfg(test)]
 mod tests;
 
+use std::sync::OnceLock;
+
 use seccompiler::BpfProgram;
 
 /// What becomes of a call.
@@ -68,8 +70,21 @@ pub(super) struct Conditions {
 }
 
 /// The filter as a program.
-pub(super) fn program(conditions: Conditions) -> BpfProgram {
-    compile::compile(&rules::rules(conditions))
+///
+/// Made once: a process that has made it gives it to all that it forks.
+pub(super) fn program(conditions: Conditions) -> &'static BpfProgram {
+    static MADE: [OnceLock<BpfProgram>; 4] = [const { OnceLock::new() }; 4];
+    let at = usize::from(conditions.memory_cgroup) * 2 + usize::from(conditions.affinity_is_limit);
+    MADE[at].get_or_init(|| compile::compile(&rules::rules(conditions)))
+}
+
+/// Makes all of them ahead, for what this process forks.
+pub fn prepare() {
+    for conditions in [false, true].into_iter().flat_map(|memory_cgroup| {
+        [false, true].map(|affinity_is_limit| Conditions { memory_cgroup, affinity_is_limit })
+    }) {
+        program(conditions);
+    }
 }
 
 /// Installs the filter on the calling process, which has one thread, for good.

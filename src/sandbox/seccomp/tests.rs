@@ -53,7 +53,7 @@ fn the_program_decides_as_the_table_says() {
                     let mut arguments = [0; 6];
                     arguments[*first] = *a;
                     arguments[*second] = *b;
-                    let (got, _) = run(&program, &Call { arch: ARCH, number: rule.number, arguments });
+                    let (got, _) = run(program, &Call { arch: ARCH, number: rule.number, arguments });
                     assert_eq!(got, expected(&rule.decision, &arguments), "{} {arguments:x?}", rule.name);
                 }
             }
@@ -66,7 +66,7 @@ fn what_the_table_does_not_name_does_not_exist() {
     let (table, program) = (rules(HERE), program(HERE));
     let edges = [1 << 16, 0x3fff_ffff, 0x8000_0000, 0xbfff_ffff, 0xffff_ffff];
     for number in (0..2000).chain(edges) {
-        let (got, steps) = run(&program, &Call { arch: ARCH, number, arguments: [0; 6] });
+        let (got, steps) = run(program, &Call { arch: ARCH, number, arguments: [0; 6] });
         match table.iter().find(|rule| rule.number == number) {
             Some(rule) => assert_eq!(got, expected(&rule.decision, &[0; 6]), "{}", rule.name),
             None => assert_eq!(got, RETURN_ERRNO | libc::ENOSYS as u32, "call {number:#x}"),
@@ -78,7 +78,7 @@ fn what_the_table_does_not_name_does_not_exist() {
 #[test]
 fn foreign_interfaces_end_the_process() {
     let program = program(HERE);
-    let decide = |arch, number| run(&program, &Call { arch, number, arguments: [0; 6] }).0;
+    let decide = |arch, number| run(program, &Call { arch, number, arguments: [0; 6] }).0;
     // i386, arm, and nothing at all.
     for arch in [0x4000_0003, 0x4000_0028, 0] {
         assert_eq!(decide(arch, 0), RETURN_KILL);

@@ -59,7 +59,7 @@ pub(super) async fn keep(
 /// Why nothing is to be kept of such a checkpoint.
 fn unwanted(host: &Host, engine: EngineName, kind: CheckpointType) -> Option<&'static str> {
     match (engine, kind) {
-        (EngineName::Kaish, _) => Some(""),
+        (EngineName::Kaish | EngineName::Bash | EngineName::Node, _) => Some(""),
         (EngineName::Python, _) if host.config.rollback_bytes == 0 => Some("this host's configuration wants no copies"),
         // They come often, and would take the place of those that somebody wanted.
         (EngineName::Python, CheckpointType::Auto) => Some("automatic checkpoints keep no copy"),

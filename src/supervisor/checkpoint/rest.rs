@@ -75,6 +75,7 @@ async fn rest(
     let name = match reason {
         StopReason::Idle => "before idle stop",
         StopReason::Daemon => "before the daemon's stop",
+        StopReason::Memory => "before a stop for want of memory",
         StopReason::Asked | StopReason::NoPlace => "before stop",
     };
     let taking = Taking::by_us(CheckpointType::Auto, name);

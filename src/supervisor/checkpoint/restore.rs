@@ -65,11 +65,8 @@ pub async fn restore(
     options: Options,
     change: Change,
 ) -> Result<Restoration> {
-    let begun = Instant::now();
     let checkpoint = find(kernel, reference).await?;
-    let restored = to(host, kernel, checkpoint, options, change).await?;
-    host.metrics.since(Stage::Restore, kernel.spec.engine, begun);
-    Ok(restored)
+    to(host, kernel, checkpoint, options, change).await
 }
 
 /// Goes back to where the kernel was before its last restore. Once more: forwards again.
@@ -94,6 +91,7 @@ async fn to(
     options: Options,
     change: Change,
 ) -> Result<Restoration> {
+    let begun = Instant::now();
     let alone = Alone::begin(kernel)?;
     // Until the database knows that it is being restored, and the files are its own.
     let (checkpoint, held) = hold(kernel, checkpoint).await?;
@@ -115,8 +113,12 @@ async fn to(
             perform(&of, &own, &link, target, options, &actor).await
         });
         match done.await {
+            Ok(done) => {
+                host.metrics.since(Stage::Restore, kernel.spec.engine, begun);
+                Ok(done)
+            }
             Err(failed) if kernel.between.get() => Err(back(&host, &kernel, failed).await),
-            done => done,
+            Err(failed) => Err(failed),
         }
     });
     restoring.await.map_err(|error| Error::internal(error.to_string()))?

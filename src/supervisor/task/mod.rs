@@ -23,9 +23,10 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+use super::admission::Leave;
 use super::command::{Actor, Change, Command, Operation, Reply, StopMode, Waiting};
 use super::execution::Execution;
 use super::host::Host;
@@ -73,7 +74,7 @@ pub(super) enum Report {
     /// The operation is over.
     OperationDone { number: u64 },
     /// A permit to run one more execution came.
-    MayRun(OwnedSemaphorePermit),
+    MayRun(Leave),
 }
 
 /// The worker that the kernel has now.
@@ -95,7 +96,7 @@ pub(super) struct Task {
     reports: mpsc::UnboundedReceiver<Report>,
     reporter: mpsc::UnboundedSender<Report>,
     queue: VecDeque<Item>,
-    running: Option<(Rc<Execution>, Option<OwnedSemaphorePermit>)>,
+    running: Option<(Rc<Execution>, Option<Leave>)>,
     ahead: Option<Ahead>,
     permit: Permit,
     /// The operation that goes on now, by number.
@@ -141,8 +142,17 @@ impl Drop for Ahead {
 /// The host-wide permit to run an execution.
 enum Permit {
     None,
-    Asked,
-    Held(OwnedSemaphorePermit),
+    Asked(Asking),
+    Held(Leave),
+}
+
+/// A place among those who wait for a permit; dropped, it is given up.
+struct Asking(tokio::task::AbortHandle);
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 /// What a task begins with.
@@ -224,6 +234,7 @@ impl Task {
                 },
                 () = until(clock) => self.take_clock().await,
             }
+            self.ask_for_no_more_than_needed();
         }
         self.commands.close();
         while let Ok(command) = self.commands.try_recv() {
@@ -280,6 +291,14 @@ impl Task {
             }
             Command::ForgetCheckpoint(change, checkpoint, reply) => {
                 let _ = reply.send(self.forget_checkpoint(change, &checkpoint).await);
+            }
+            Command::Rest(reply) => {
+                let rests = matches!(self.life.state, State::Ready) && !self.is_in_use();
+                if rests {
+                    self.is_forced = false;
+                    self.step(Event::StopAsked { reason: StopReason::Memory, force: false }).await;
+                }
+                let _ = reply.send(Ok(rests));
             }
             Command::Archive(actor, checkpoint, reply) => {
                 let _ = reply.send(self.archive(&actor, checkpoint).await);
@@ -354,15 +373,18 @@ impl Task {
         }
         if self.idle_at.is_some_and(|at| at <= now) {
             self.idle_at = None;
-            let in_use =
-                self.operating.is_some() || !self.queue.is_empty() || !self.kernel.view.borrow().jobs.is_empty();
-            if in_use {
+            if self.is_in_use() {
                 self.arm_idle();
             } else {
                 self.is_forced = false;
                 self.step(Event::IdleElapsed).await;
             }
         }
+    }
+
+    /// Whether its worker does something for somebody, or in the background.
+    fn is_in_use(&self) -> bool {
+        self.operating.is_some() || !self.queue.is_empty() || !self.kernel.view.borrow().jobs.is_empty()
     }
 
     /// Steps the life, persists it where the step matters after a restart, performs the actions.

@@ -6,7 +6,8 @@ use std::task::Poll;
 
 use futures::future::Either;
 
-use super::{Ahead, Item, Permit, Report, Task};
+use super::super::admission::Leave;
+use super::{Ahead, Asking, Item, Permit, Report, Task};
 use crate::catalog::state::Begun;
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::exec::{ExecEnd, ExecRequest, ExecStatus, OutputEvent};
@@ -111,10 +112,7 @@ impl Task {
             return Err(Error::unavailable("the daemon is stopping").hint("try again when it is back"));
         }
         self.kernel.at_hand()?;
-        if self.life.has_worker() || self.host.has_room_for_worker() {
-            return Ok(());
-        }
-        Err(self.host.workers.no_room())
+        if self.life.has_worker() { Ok(()) } else { self.host.admit_worker(&self.kernel) }
     }
 
     fn breaker_error(&self) -> Error {
@@ -282,27 +280,36 @@ impl Task {
     }
 
     /// The host-wide permit to run; if there is none now, it is asked for and work goes on when it comes.
-    fn permit_to_run(&mut self) -> Option<tokio::sync::OwnedSemaphorePermit> {
+    fn permit_to_run(&mut self) -> Option<Leave> {
         match std::mem::replace(&mut self.permit, Permit::None) {
             Permit::Held(permit) => return Some(permit),
-            Permit::Asked => {
-                self.permit = Permit::Asked;
+            Permit::Asked(asking) => {
+                self.permit = Permit::Asked(asking);
                 return None;
             }
             Permit::None => {}
         }
-        let slots = Rc::clone(&self.host).executions_in_flight();
-        if let Ok(permit) = std::sync::Arc::clone(&slots).try_acquire_owned() {
+        let (admission, uid) = (&self.host.workers.admission, self.kernel.uid);
+        if let Some(permit) = admission.leave_now(uid) {
             return Some(permit);
         }
-        self.permit = Permit::Asked;
+        let leave = admission.leave(uid);
         let reporter = self.reporter.clone();
-        tokio::task::spawn_local(async move {
-            if let Ok(permit) = slots.acquire_owned().await {
+        let asking = tokio::task::spawn_local(async move {
+            if let Some(permit) = leave.await {
                 let _ = reporter.send(Report::MayRun(permit));
             }
         });
+        self.permit = Permit::Asked(Asking(asking.abort_handle()));
         None
+    }
+
+    /// Whoever has nothing to run any more does not keep a place among those who wait.
+    pub(super) fn ask_for_no_more_than_needed(&mut self) {
+        if matches!(self.permit, Permit::Asked(_)) && !self.queue.iter().any(|item| matches!(item, Item::Execution(_)))
+        {
+            self.permit = Permit::None;
+        }
     }
 
     /// Interrupts the running execution or takes a queued one out.

@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use super::super::admission::is_no_place;
 use super::{Adopted, Current, Listener, Report, Task};
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::ids::ExecId;
@@ -63,8 +64,7 @@ impl Task {
                 ) {
                     self.fail_all_queued(&error).await;
                 }
-                let no_place = error.code == ErrorCode::Busy && error.reason == worker::NO_PLACE;
-                self.step(if no_place {
+                self.step(if is_no_place(&error) {
                     Event::WorkerRefused { attempt }
                 } else {
                     Event::WorkerEnded { attempt, cause }
@@ -117,7 +117,7 @@ impl Task {
         let attempt = self.life.attempt;
         if let Some(execution) = running {
             // It runs already, so it needs no leave: where the limit was lowered meanwhile, it runs beyond it.
-            self.running = Some((execution, self.host.executions_in_flight().try_acquire_owned().ok()));
+            self.running = Some((execution, self.host.workers.admission.leave_now(self.kernel.uid)));
         }
         let mounted = adopted.started.report.mounts.clone();
         self.take_on(attempt, adopted.started);
@@ -219,6 +219,8 @@ impl Task {
             }
         }
         self.host.workers.forget(current.process.id, current.process.socket()).await;
+        // What is queued may start the next one at once: its place is free by then.
+        current.process.leave_place();
         self.tools.detach();
         let (jobs, missed) = {
             let mut view = self.kernel.view.borrow_mut();

@@ -1,8 +1,13 @@
 //! The engines, one folder each; all keep `docs/engine-contract.md`. Here: how each is started.
 
+mod answers;
+pub mod bash;
 #[cfg(feature = "kaish")]
 pub mod kaish;
+pub mod node;
+mod paths;
 pub mod python;
+mod sources;
 
 use std::path::PathBuf;
 
@@ -20,22 +25,16 @@ use crate::sandbox::EngineProgram;
 const PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin";
 
 /// What the daemon's configuration says of engines.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EngineSettings {
-    /// The Python interpreter and its first arguments, as found inside.
-    pub python: Vec<String>,
+    /// The interpreter and its first arguments, as found inside; nothing for an engine that is part of the worker.
+    pub interpreter: Vec<String>,
     /// The Python driver compiled for that interpreter, a file of the daemon's; without it the engine starts from the sources.
     #[serde(default)]
     pub python_compiled: Option<PathBuf>,
     /// What Python loads in a worker that waits for its kernel.
     #[serde(default)]
     pub preload: Vec<String>,
-}
-
-impl Default for EngineSettings {
-    fn default() -> Self {
-        EngineSettings { python: vec![String::from("/usr/bin/python3")], python_compiled: None, preload: Vec::new() }
-    }
 }
 
 impl EngineSettings {
@@ -61,6 +60,8 @@ pub fn program(
     match engine {
         EngineName::Kaish => kaish_program(env),
         EngineName::Python => python::program(settings, compiled, env),
+        EngineName::Bash => bash::program(settings, env),
+        EngineName::Node => node::program(settings, env),
     }
 }
 
@@ -84,7 +85,7 @@ pub fn kernel_environment(kernel: Option<(&KernelName, (OriginKind, u32))>) -> V
 #[cfg(feature = "kaish")]
 fn kaish_program(env: Vec<(String, String)>) -> Result<EngineProgram> {
     // Part of this very program: a fork saves the exec, the loading and the linking.
-    Ok(EngineProgram::Call { entry: run_kaish, env })
+    Ok(EngineProgram::Call { entry: run_kaish, arguments: Vec::new(), env })
 }
 
 #[cfg(not(feature = "kaish"))]
@@ -94,7 +95,7 @@ fn kaish_program(_: Vec<(String, String)>) -> Result<EngineProgram> {
 
 /// Becomes the kaish engine: its descriptors are 1, 2 and 3, its variables those of the environment.
 #[cfg(feature = "kaish")]
-fn run_kaish() -> ! {
+fn run_kaish(_: Vec<String>) -> ! {
     use crate::sys::process::adopt;
 
     let setup = kaish::Setup { vars: std::env::vars().collect(), ..kaish::Setup::default() };

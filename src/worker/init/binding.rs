@@ -22,11 +22,8 @@ use crate::worker::binding::{BoundSource, KernelBinding};
 use crate::worker::engines;
 
 impl Worker {
-    /// Has the engine load ahead what is to be loaded.
+    /// Has the engine load ahead what is to be loaded, and what its first execution takes.
     pub(super) fn preload(&mut self) {
-        if self.settings.preload.is_empty() {
-            return self.await_kernel();
-        }
         let frame = json!({ "op": "preload", "modules": self.settings.preload });
         // If it takes no request it is being killed, which is an answer too.
         let _ = self.ask(frame.to_string().as_bytes(), By::Preload);
@@ -39,6 +36,7 @@ impl Worker {
             return Ok(());
         }
         self.not_restored = missed_of(json);
+        self.rehearse();
         self.await_kernel();
         Ok(())
     }

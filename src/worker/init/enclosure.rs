@@ -126,6 +126,8 @@ pub trait Enclosure {
     fn enter_kernel(&mut self, kernel: KernelPlace) -> Result<PathBuf> {
         Err(Error::unsupported(format!("kernel {} cannot come later here", kernel.hostname)))
     }
+    /// Does for nothing what [`Enclosure::enter_kernel`] will do: what that takes is in memory then.
+    fn rehearse(&mut self) {}
     /// Looks at memory and workspace. Called while something runs.
     fn watch(&mut self) -> Watch;
     /// What is used now.

@@ -1,4 +1,4 @@
-//! `ryokan-worker init`: from the daemon's child to PID 1 of a sandbox with an engine in it.
+//! From a fork of the spawner to PID 1 of a sandbox with an engine in it.
 //!
 //! Order matters: the sockets are made while the process still is the daemon's user; the engine is forked off while there is
 //! one thread, before the secret is read and before the runtime exists.

@@ -211,6 +211,12 @@ impl Enclosure for Sandboxed {
         Ok(self.init.kernel_dir())
     }
 
+    fn rehearse(&mut self) {
+        if let Err(error) = self.init.rehearse(self.pid) {
+            tracing::debug!(%error, "what a kernel's coming takes was not rehearsed");
+        }
+    }
+
     fn bound(&self) -> Vec<String> {
         self.init.bound().map(|path| path.display().to_string()).collect()
     }

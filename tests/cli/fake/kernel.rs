@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ryokan::core::error::Error;
 use ryokan::core::ids::Digest;
-use ryokan::core::info::{CodeStatus, JournalEntry, KernelInfo, MountInfo, ToolInfo, VarInfo};
+use ryokan::core::info::{CodeStatus, Job, JournalEntry, KernelInfo, MountInfo, ToolInfo, VarInfo};
 use ryokan::core::rights::Rights;
 use ryokan::core::value::Value;
 use ryokan::rpc::convert::{exec, info, listing, to_capnp, value};
@@ -157,6 +157,12 @@ impl wire::kernel::Server for FakeKernel {
         let open = p.get()?.get_code()?.to_str()?.trim_end().ends_with('\\');
         let status = if open { CodeStatus::Incomplete } else { CodeStatus::Complete };
         r.get().set_status(exec::code_status_to_wire(status));
+        Ok(())
+    }
+
+    async fn jobs(self: Rc<Self>, _: wire::kernel::JobsParams, mut r: wire::kernel::JobsResults) -> capnp::Result<()> {
+        let job = Job { id: "1".into(), command: "sleep 9".into() };
+        listing::write_jobs(r.get().init_jobs(1), &[job]);
         Ok(())
     }
 

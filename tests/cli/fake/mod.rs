@@ -13,11 +13,11 @@ use std::sync::{Arc, Mutex};
 use capnp_rpc::{RpcSystem, rpc_twoparty_capnp::Side, twoparty};
 use ryokan::core::error::Error;
 use ryokan::core::ids::{Epoch, HostId, KernelId};
-use ryokan::core::info::{Ability, Event, HostInfo, KernelInfo};
+use ryokan::core::info::{Ability, Event, HostInfo, KernelInfo, PoolInfo};
 use ryokan::core::rights::Rights;
 use ryokan::core::spec::KernelSpec;
 use ryokan::rpc::client::run_local;
-use ryokan::rpc::convert::{info, reader_options, spec, to_capnp};
+use ryokan::rpc::convert::{info, pool, reader_options, spec, to_capnp};
 use ryokan::rpc::schema::ryokan_capnp as wire;
 use tokio_util::compat::{TokioAsyncReadCompatExt, TokioAsyncWriteCompatExt};
 
@@ -227,6 +227,12 @@ impl wire::host::Server for FakeHost {
     ) -> capnp::Result<()> {
         let since = p.get()?.get_since();
         r.get().set_subscription(kernel::send_events(p.get()?.get_sink()?, since, &self.log));
+        Ok(())
+    }
+
+    async fn pools(self: Rc<Self>, _: wire::host::PoolsParams, mut r: wire::host::PoolsResults) -> capnp::Result<()> {
+        let made = PoolInfo { engine: "python".into(), net: "none".into(), idle: 2, target: 3, ..PoolInfo::default() };
+        pool::write_pool(r.get().init_pools(1).get(0), &made);
         Ok(())
     }
 

@@ -1,14 +1,10 @@
 //! Completion: which word the cursor is in, and what the file system offers for it.
 
-use std::path::{Path, PathBuf};
-
 /// Most matches that are given.
 pub const MATCHES: usize = 200;
 /// Words of the language that may begin a command.
 pub const KEYWORDS: [&str; 13] =
     ["if", "then", "else", "elif", "fi", "for", "while", "do", "done", "case", "esac", "function", "local"];
-/// Directory entries that are looked at for one completion.
-const ENTRIES_READ: usize = 20_000;
 
 /// What may stand where the cursor is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,46 +54,6 @@ pub fn word_at(code: &str, cursor: usize) -> Word {
         });
     let kind = if starts_command && !text.contains('/') { Kind::Command } else { Kind::Path };
     Word { start, text, kind }
-}
-
-/// Programs on `path` whose name begins so.
-pub fn executables(path: &str, prefix: &str) -> Vec<String> {
-    use std::os::unix::fs::PermissionsExt;
-    if prefix.is_empty() {
-        return Vec::new();
-    }
-    let entries = path.split(':').filter_map(|dir| std::fs::read_dir(dir).ok()).flatten().flatten();
-    entries
-        .take(ENTRIES_READ)
-        .filter_map(|entry| {
-            let name = entry.file_name().into_string().ok()?;
-            let runs = name.starts_with(prefix)
-                && entry.path().metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0);
-            runs.then_some(name)
-        })
-        .collect()
-}
-
-/// Paths that begin so; directories end in `/`.
-pub fn paths(cwd: &Path, home: Option<&str>, prefix: &str) -> Vec<String> {
-    let (dir_text, name) = prefix.rsplit_once('/').map_or(("", prefix), |(dir, name)| (&prefix[..=dir.len()], name));
-    let dir: PathBuf = match (dir_text.strip_prefix("~/"), home) {
-        (Some(rest), Some(home)) => Path::new(home).join(rest),
-        _ => cwd.join(dir_text),
-    };
-    let Ok(entries) = std::fs::read_dir(dir) else {
-        return Vec::new();
-    };
-    entries
-        .flatten()
-        .take(ENTRIES_READ)
-        .filter_map(|entry| {
-            let found = entry.file_name().into_string().ok()?;
-            let shown = found.starts_with(name) && (name.starts_with('.') || !found.starts_with('.'));
-            let slash = if entry.path().is_dir() { "/" } else { "" };
-            shown.then(|| format!("{dir_text}{found}{slash}"))
-        })
-        .collect()
 }
 
 #[cfg(test)]

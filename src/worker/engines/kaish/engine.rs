@@ -25,6 +25,7 @@ use crate::core::exec::{CODE_INTERRUPTED, OutputData};
 use crate::core::info::{ToolInfo, VarInfo};
 use crate::core::limits;
 use crate::core::value::Value;
+use crate::worker::engines::paths;
 use crate::worker::wire::{EndStatus, Job, Missed};
 
 /// How a session begins.
@@ -444,7 +445,7 @@ impl KaishEngine {
                 names.extend(self.backend.tool_names());
                 let path = self.session.get_var("PATH").await;
                 let path = path.as_ref().map(kaish_kernel::interpreter::value_to_string).unwrap_or_default();
-                names.extend(complete::executables(&path, &word.text));
+                names.extend(paths::executables(&path, &word.text));
             }
             complete::Kind::Path => {}
         }
@@ -452,7 +453,7 @@ impl KaishEngine {
         if matches!(word.kind, complete::Kind::Path) || word.text.contains('/') {
             let home = self.session.get_var("HOME").await;
             let home = home.as_ref().map(kaish_kernel::interpreter::value_to_string);
-            matches.extend(complete::paths(&self.session.cwd().await, home.as_deref(), &word.text));
+            matches.extend(paths::beginning_with(&self.session.cwd().await, home.as_deref(), &word.text));
         }
         matches.sort();
         matches.dedup();

@@ -12,7 +12,6 @@
 
 use std::cell::Cell;
 use std::fs::File;
-use std::io;
 use std::os::fd::OwnedFd;
 use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
@@ -33,6 +32,7 @@ use super::{Backend, ENGINE, ToolAnswer, ToolCall, VERSION};
 use crate::core::error::ErrorCode;
 use crate::core::limits;
 use crate::core::value::Value;
+use crate::worker::engines::answers::{bounded_value, larger_than, refusal, success};
 use crate::worker::wire::{EndStatus, Event, FrameError, InterruptWay, Job, Missed, Reply, Request};
 
 /// The engine was asked to end, or init is gone.
@@ -260,6 +260,10 @@ impl Server {
                 let missed = serde_json::to_value(missed).unwrap_or_default();
                 self.reply(success(id, [("missed", missed)])).await
             }
+            Request::Preload { id, modules: _ } => {
+                self.rehearse().await?;
+                self.reply(success(id, [("missed", Json::Array(Vec::new()))])).await
+            }
             Request::Bind { id, env } => {
                 let bound = std::env::set_current_dir(&self.cwd);
                 self.engine.bind(env).await;
@@ -270,6 +274,20 @@ impl Server {
                 self.reply(reply).await
             }
         }
+    }
+
+    /// Does for nobody what the first execution will do: what that takes is in memory then. Leaves nothing behind.
+    async fn rehearse(&mut self) -> Result<(), Stop> {
+        for code in REHEARSAL {
+            let work = Work::Code(code.to_owned());
+            if let (_, Some(stop)) = self.drive(0, work, &[], Stdin::Empty).await? {
+                return Err(stop);
+            }
+            // Nobody is told: the second takes back what the first did.
+            drop(self.engine.changes(false).await);
+            drop((self.engine.missed().await, self.engine.jobs().await));
+        }
+        Ok(())
     }
 
     async fn reply(&mut self, reply: Reply) -> Result<(), Stop> {
@@ -457,6 +475,9 @@ impl Server {
     }
 }
 
+/// A variable, a substitution, a pipeline and a loop; then as before.
+const REHEARSAL: [&str; 2] =
+    ["rehearsed=$(echo 1); printf '' | cat; for each in 1; do printf \"\"; done", "unset rehearsed each; true"];
 /// Standard input that is read ahead, bytes.
 const STDIN_BYTES: usize = 64 << 10;
 /// How often a job that has closed its streams is looked at before it is taken for still running.
@@ -512,40 +533,4 @@ async fn feed(file: File, mut to: kaish_kernel::scheduler::PipeWriter) {
             return;
         }
     }
-}
-
-fn success<const N: usize>(id: u64, fields: [(&str, Json); N]) -> Reply {
-    let fields = fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-    Reply { id, ok: true, fields, ..Reply::default() }
-}
-
-fn refusal(id: u64, code: ErrorCode, message: String) -> Reply {
-    Reply { id, ok: false, code: code.name().into(), message, ..Reply::default() }
-}
-
-fn bounded_value(id: u64, value: &Value) -> Reply {
-    let json = value.to_json();
-    if larger_than(&json, limits::VALUE_BYTES) {
-        let message = format!("the value is larger than {} MiB", limits::VALUE_BYTES >> 20);
-        return Reply {
-            hint: "write it to a file in the workspace".into(),
-            ..refusal(id, ErrorCode::InvalidArgument, message)
-        };
-    }
-    success(id, [("value", json)])
-}
-
-/// Whether the JSON text is longer than `most`, without building it.
-fn larger_than(json: &Json, most: usize) -> bool {
-    struct Count(usize);
-    impl io::Write for Count {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0 = self.0.checked_sub(bytes.len()).ok_or(io::ErrorKind::WriteZero)?;
-            Ok(bytes.len())
-        }
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-    serde_json::to_writer(Count(most), json).is_err()
 }

@@ -15,6 +15,7 @@ from _ryokan import streams
 _F_SETPIPE_SZ, _F_GETPIPE_SZ, _FIONREAD = 1031, 1032, 0x541B
 _MAKES = os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_NOCTTY
 _SOCKET, _PIPE = "socket:[", "pipe:["
+_TRIES = 8  # for a pair whose ends are numbered one after the other
 
 _files = {}
 _missed = []
@@ -248,7 +249,7 @@ def _own_pair(ones, others):
     with _Borrowed(ones[0]) as one, _Borrowed(others[0]) as other:
         kind = one.type
         data = _peek(one), _peek(other)
-    new = _socket.socketpair(_socket.AF_UNIX, kind)
+    new = _pair(kind)
     for end, peer, ours, waits in ((new[0], new[1], ones, data[0]), (new[1], new[0], others, data[1])):
         if waits is None or not _send(peer, waits):
             _miss(ours[0], "socket", "what waited in it is not there again")
@@ -257,6 +258,17 @@ def _own_pair(ones, others):
         for fd in ours:
             os.dup2(end.fileno(), fd, os.get_inheritable(fd))
         end.close()
+
+
+def _pair(kind):
+    """A new pair whose ends are numbered one after the other, as the copy of this copy will want to find them: another process
+    that makes a socket in between is in the way of that, now and then."""
+    for _ in range(_TRIES):
+        new = _socket.socketpair(_socket.AF_UNIX, kind)
+        one, other = (os.fstat(end.fileno()).st_ino for end in new)
+        if other == one + 1:
+            break
+    return new
 
 
 def _peek(socket):

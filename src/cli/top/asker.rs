@@ -1,0 +1,243 @@
+//! What the model wants of the daemon, asked: each action is one task, whose answer is an input of the model.
+//!
+//! A task lives no longer than the connection that it asks on: when that is lost all of them end, and what they would have
+//! said is not heard any more.
+
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use super::model::{Action, Deed, Input, Inspection, Look, Question};
+use crate::cli::context::CLIENT;
+use crate::core::checkpoint::{CheckpointType, Taking};
+use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::ids::{ExecId, KernelId};
+use crate::core::info::{HostInfo, JournalEntry, KernelFilter};
+use crate::rpc::client::{HostClient, JournalSeen, KernelClient};
+
+/// How long an attempt to connect may take.
+const CONNECT: Duration = Duration::from_secs(3);
+/// How long the daemon may be silent before the connection is given up.
+const ANSWER: Duration = Duration::from_secs(30);
+/// Kernels that are asked at once.
+const AT_ONCE: usize = 8;
+/// Entries of a journal that are shown.
+const ENTRIES: u64 = 30;
+/// Answers that wait to be taken in.
+const WAITING: usize = 256;
+
+/// The connection, and what is under way on it.
+pub struct Asker {
+    socket: PathBuf,
+    host: Option<Rc<HostClient>>,
+    tasks: JoinSet<()>,
+    answers: mpsc::Sender<Input>,
+    waiting: mpsc::Receiver<Input>,
+}
+
+impl Asker {
+    /// Follows the events of a connected daemon, and asks it.
+    pub fn new(socket: PathBuf, host: HostClient) -> Asker {
+        let (answers, waiting) = mpsc::channel(WAITING);
+        let mut asker = Asker { socket, host: None, tasks: JoinSet::new(), answers, waiting };
+        asker.attach(host, 0);
+        asker
+    }
+
+    /// Uses this connection from now on; events from the one after `since`.
+    fn attach(&mut self, host: HostClient, since: u64) {
+        let host = Rc::new(host);
+        let (answers, followed) = (self.answers.clone(), Rc::clone(&host));
+        self.tasks.spawn_local(async move {
+            if let Err(error) = follow(&followed, since, &answers).await {
+                let _ = answers.send(Input::Lost(error.message)).await;
+            }
+        });
+        self.host = Some(host);
+    }
+
+    /// The next answer.
+    pub async fn answer(&mut self) -> Input {
+        // The sender is ours: the channel does not end.
+        let Some(input) = self.waiting.recv().await else { return std::future::pending().await };
+        if matches!(input, Input::Lost(_)) {
+            self.let_go();
+        }
+        input
+    }
+
+    fn let_go(&mut self) {
+        self.host = None;
+        self.tasks = JoinSet::new();
+        // What the old connection still had to say.
+        while self.waiting.try_recv().is_ok() {}
+    }
+
+    /// Tries to reach a daemon.
+    pub async fn connect(socket: PathBuf) -> Result<HostClient> {
+        HostClient::connect_within(&socket, CLIENT, CONNECT).await
+    }
+
+    /// Where the daemon listens.
+    pub fn socket(&self) -> PathBuf {
+        self.socket.clone()
+    }
+
+    /// Takes a new connection, with events from the one after `since`; gives whose it is.
+    pub fn connected(&mut self, host: HostClient, since: u64) -> HostInfo {
+        let info = host.info().clone();
+        self.attach(host, since);
+        info
+    }
+
+    /// Begins to ask. What is none of the daemon's business is not done here.
+    pub fn ask(&mut self, action: Action) {
+        let Some(host) = self.host.clone() else { return };
+        let answers = self.answers.clone();
+        // Those that have answered.
+        while self.tasks.try_join_next().is_some() {}
+        self.tasks.spawn_local(async move {
+            let input = match action {
+                Action::List => timely(host.list_kernels(&KernelFilter::default()))
+                    .await
+                    .map_or_else(|error| failed(Question::List, error), Input::Listed),
+                Action::Pools => {
+                    timely(host.pools()).await.map_or_else(|error| failed(Question::Pools, error), Input::PoolsTold)
+                }
+                Action::Look { kernels, with_usage } => {
+                    timely(look(&host, kernels, with_usage)).await.unwrap_or_else(|error| failed(Question::Look, error))
+                }
+                Action::Inspect(id) => match timely(inspect(&host, id)).await {
+                    Err(error) if is_lost(&error) => Input::Lost(error.message),
+                    found => Input::Inspected(id, found),
+                },
+                Action::Do(id, deed) => match perform(&host, id, &deed).await {
+                    Err(error) if is_lost(&error) => Input::Lost(error.message),
+                    result => Input::Done { id, deed, result },
+                },
+                Action::Connect | Action::Suspend | Action::Redraw | Action::Quit => return,
+            };
+            let _ = answers.send(input).await;
+        });
+    }
+}
+
+/// Whether an error says that there is no connection any more; others are about what was asked.
+fn is_lost(error: &Error) -> bool {
+    (error.code == ErrorCode::Unavailable && error.reason.is_empty()) || error.code == ErrorCode::Deadline
+}
+
+fn failed(question: Question, error: Error) -> Input {
+    if is_lost(&error) { Input::Lost(error.message) } else { Input::Failed(question, error) }
+}
+
+async fn timely<T>(answer: impl Future<Output = Result<T>>) -> Result<T> {
+    let late = |_| Err(Error::deadline(format!("the daemon gave no answer in {ANSWER:?}")));
+    tokio::time::timeout(ANSWER, answer).await.unwrap_or_else(late)
+}
+
+async fn follow(host: &HostClient, since: u64, answers: &mpsc::Sender<Input>) -> Result<()> {
+    let mut events = host.events(since).await?;
+    let gone = |_| Error::unavailable("nobody takes events any more");
+    while let Some(event) = events.next_past().await? {
+        answers.send(Input::Happened { event, past: true }).await.map_err(gone)?;
+    }
+    answers.send(Input::CaughtUp).await.map_err(gone)?;
+    loop {
+        let event = events.next().await?;
+        answers.send(Input::Happened { event, past: false }).await.map_err(gone)?;
+    }
+}
+
+async fn look(host: &HostClient, kernels: Vec<String>, with_usage: bool) -> Result<Input> {
+    let each = kernels.into_iter().map(|name| async move {
+        let looked = look_at(host, &name, with_usage).await;
+        (name, looked)
+    });
+    let mut answers = futures::stream::iter(each).buffer_unordered(AT_ONCE);
+    let (mut looks, mut gone) = (Vec::new(), Vec::new());
+    while let Some((name, looked)) = answers.next().await {
+        match looked {
+            Ok(look) => looks.push(look),
+            Err(error) if error.code == ErrorCode::NotFound => gone.push(name),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(Input::Looked { looks, gone })
+}
+
+async fn look_at(host: &HostClient, name: &str, with_usage: bool) -> Result<Look> {
+    let (kernel, info) = host.open_kernel(name).await?;
+    let jobs = kernel.jobs().await?.len();
+    let info = if with_usage { kernel.info().await? } else { info };
+    Ok(Look { info, with_usage, jobs })
+}
+
+async fn inspect(host: &HostClient, id: KernelId) -> Result<Inspection> {
+    let (kernel, info) = host.open_kernel(&id.to_string()).await?;
+    let mut journal = Vec::new();
+    // The version is one more than the newest entry's number, and numbers have no gaps.
+    let since = info.version.saturating_sub(ENTRIES + 1);
+    let take = async |entry: JournalEntry| {
+        journal.push(entry);
+        Ok(())
+    };
+    kernel.each_entry_seen(JournalSeen::Compacted, since, 0, take).await?;
+    let more = journal.len().saturating_sub(ENTRIES as usize);
+    Ok(Inspection { jobs: kernel.jobs().await?, journal: journal.split_off(more) })
+}
+
+async fn perform(host: &HostClient, id: KernelId, deed: &Deed) -> Result<String> {
+    // By id, so that a kernel of the same name made meanwhile is not taken for the one that was meant.
+    let (kernel, info) = host.open_kernel(&id.to_string()).await?;
+    match deed {
+        Deed::Start => kernel.start().await.map(|()| "started".into()),
+        Deed::Stop { force } => {
+            // Afterwards there is no engine that could name them.
+            let missed = kernel.missed().await.unwrap_or_default();
+            kernel.stop(*force).await?;
+            let missed: Vec<String> = missed.iter().map(|entry| format!("{} ({})", entry.key, entry.reason)).collect();
+            Ok(match missed.is_empty() {
+                true => "stopped".into(),
+                false => format!("stopped; not kept: {}", missed.join(", ")),
+            })
+        }
+        Deed::Checkpoint(name) => {
+            let taking = Taking::by_us(CheckpointType::Manual, name);
+            let checkpoint = kernel.checkpoint(&taking).await?;
+            Ok(format!("checkpoint {} {}", checkpoint.short_id(), checkpoint.name).trim_end().to_owned())
+        }
+        Deed::Interrupt => interrupt(&kernel, info.version).await,
+    }
+}
+
+/// Interrupts what runs; what waits behind it runs then.
+async fn interrupt(kernel: &KernelClient, version: u64) -> Result<String> {
+    // What runs is mostly among the newest entries; behind a long queue it is further back.
+    for newest in [64, 4096, u64::MAX] {
+        let since = version.saturating_sub(newest);
+        let mut running = Vec::new();
+        let take = async |entry: JournalEntry| {
+            if entry.status == "running" && entry.exec > 0 {
+                running.push(ExecId(entry.exec));
+            }
+            Ok(())
+        };
+        kernel.each_journal_entry(since, 0, take).await?;
+        for exec in &running {
+            kernel.interrupt_execution(*exec).await?;
+        }
+        if !running.is_empty() {
+            let names: Vec<String> = running.iter().map(|exec| format!("#{exec}")).collect();
+            return Ok(format!("execution {} was told to stop", names.join(", ")));
+        }
+        if since == 0 {
+            break;
+        }
+    }
+    Ok("nothing runs".into())
+}

@@ -1,0 +1,107 @@
+//! The list's columns: what each holds, and which of them a narrow screen leaves out.
+
+use super::{shown, span};
+use crate::cli::top::list::Column;
+use crate::cli::top::model::Kernel;
+use crate::core::quantity::format_size;
+
+/// A name is cut if it is longer.
+const NAME: usize = 32;
+/// The narrowest that is still a name.
+const LEAST_NAME: usize = 8;
+/// What a narrow screen leaves out, first to last.
+const LEFT_OUT: [Column; 7] =
+    [Column::Jobs, Column::Since, Column::Engine, Column::Idle, Column::Executions, Column::Memory, Column::State];
+
+/// The columns that are shown, with their widths.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Columns {
+    /// From left to right.
+    pub columns: Vec<(Column, usize)>,
+    /// Cells left for why a kernel is in its state.
+    pub rest: usize,
+}
+
+/// The cells of a kernel in a column.
+pub fn cell(column: Column, kernel: &Kernel, now_ms: i64) -> String {
+    let info = &kernel.info;
+    let age = |at_ms: i64| if at_ms <= 0 { "-".into() } else { span(now_ms.saturating_sub(at_ms)) };
+    match column {
+        Column::Name => shown(info.spec.name.as_str()),
+        Column::Engine => info.spec.engine.name().to_owned(),
+        Column::State => shown(&info.state),
+        Column::Since => kernel.since_ms.map_or_else(|| "-".into(), age),
+        Column::Executions => info.executions.to_string(),
+        Column::Memory if info.memory_bytes == 0 => "-".into(),
+        Column::Memory => format_size(info.memory_bytes),
+        // What runs now is not idle; of what has no worker, how long nobody used it.
+        Column::Idle if info.state == "busy" => "-".into(),
+        Column::Idle => age(info.last_used_at_ms),
+        Column::Jobs => kernel.jobs.filter(|jobs| *jobs > 0).map_or_else(|| "-".into(), |jobs| jobs.to_string()),
+    }
+}
+
+/// Whether its cells stand at the right of the column.
+pub fn is_number(column: Column) -> bool {
+    match column {
+        Column::Name | Column::Engine | Column::State => false,
+        Column::Since | Column::Executions | Column::Memory | Column::Idle | Column::Jobs => true,
+    }
+}
+
+impl Columns {
+    /// The columns of a screen of this width, where the longest name is so long.
+    pub fn of(width: usize, longest_name: usize) -> Columns {
+        let wanted = longest_name.clamp(LEAST_NAME, NAME);
+        let mut shown: Vec<Column> = Column::ALL.to_vec();
+        let others = |shown: &[Column]| shown.iter().skip(1).map(|column| fixed(*column) + 2).sum::<usize>();
+        for column in LEFT_OUT {
+            if wanted + others(&shown) <= width {
+                break;
+            }
+            shown.retain(|kept| *kept != column);
+        }
+        let name = wanted.min(width);
+        let rest = width.saturating_sub(name + others(&shown));
+        let width_of = |column: &Column| if *column == Column::Name { name } else { fixed(*column) };
+        Columns {
+            columns: shown.iter().map(|column| (*column, width_of(column))).collect(),
+            rest: rest.saturating_sub(2),
+        }
+    }
+}
+
+/// The width of a column that is not the name's. One more than its heading: for the mark of the order.
+fn fixed(column: Column) -> usize {
+    match column {
+        Column::Name => 0,
+        Column::Engine => 7,
+        Column::State => 8,
+        Column::Since => 6,
+        Column::Executions => 11,
+        Column::Memory => 10,
+        Column::Idle => 5,
+        Column::Jobs => 5,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_fit_whatever_the_width() {
+        for width in 0..300 {
+            for longest in [0, 5, 20, 64, 1000] {
+                let Columns { columns, rest } = Columns::of(width, longest);
+                let used: usize = columns.iter().map(|(_, cells)| cells + 2).sum::<usize>() - 2;
+                assert!(used <= width && used + rest <= width, "{width} {longest}: {columns:?}");
+                assert_eq!(columns[0].0, Column::Name);
+            }
+        }
+        let kept = |width| Columns::of(width, 8).columns.iter().map(|(column, _)| column.heading()).collect::<Vec<_>>();
+        assert_eq!(kept(80).len(), 8);
+        assert_eq!(kept(32), ["NAME", "STATE", "MEMORY"]);
+        assert_eq!(kept(10), ["NAME"]);
+    }
+}

@@ -1,0 +1,42 @@
+//! The bash engine: the host's bash as one long-lived process, driven by this one.
+//!
+//! ```text
+//!  serve (contract over fds) ─▶ Session ─▶ Shell ─▶ bash: fds 1, 2 are the engine's, the code writes there itself
+//!    │ execute: one execution     │ snapshot: what bash said of itself      boot, leave, end, renew: the texts that
+//!    │ call: by name              │ entries:  the same as state             bash reads; all else goes through
+//!    └ complete, syntax           └ restore:  entries as commands           `steps`, as lines and payloads
+//! ```
+//!
+//! bash runs what it is given at its top level, one line for each execution, so that `break`, `return`, `$?`, `set -e` and aliases
+//! mean what they mean in a script. After each, its own builtins write what it holds into a pipe; no process is started for that.
+//! When it exits, it says so from its exit trap and becomes a new bash in the same process, so that its jobs stay its children.
+
+mod call;
+mod complete;
+mod entries;
+mod execute;
+mod feeding;
+mod jobs;
+mod link;
+mod printed;
+mod program;
+mod quote;
+mod restore;
+mod serve;
+mod session;
+mod shell;
+mod snapshot;
+mod steps;
+mod syntax;
+#[cfg(test)]
+mod tests;
+mod toolcalls;
+mod unnamed;
+mod values;
+
+pub use program::program;
+pub use serve::{EXIT_OK, EXIT_PROTOCOL, EXIT_SETUP, serve};
+pub use session::Setup;
+
+/// Name of the engine, as in `ready` and in snapshots.
+pub const ENGINE: &str = "bash";

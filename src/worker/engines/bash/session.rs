@@ -1,0 +1,447 @@
+//! The session: a shell, what is known of it, and how it comes to life again.
+//!
+//! ```text
+//!            ┌──── report ─────┐
+//!            ▼                 │
+//!  fresh ─▶ known ─ execution ─┤── renewed in place: it left, said what it held, and became a new bash
+//!            ▲                 │
+//!            └─ started anew ──┴── gone, or not to be understood: the state before the execution
+//! ```
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::entries::{self, Entries, missed_entry};
+use super::jobs::{self, Jobs};
+use super::restore;
+use super::shell::{Program, Shell};
+use super::snapshot::{self, ExitTrap, Function, Functions, Snapshot};
+use super::steps;
+use crate::worker::wire::{DynamicTool, Missed};
+
+/// How a session begins.
+#[derive(Debug, Clone)]
+pub struct Setup {
+    /// Path and first arguments of bash.
+    pub argv: Vec<String>,
+    /// Where it begins.
+    pub cwd: std::path::PathBuf,
+    /// Its whole environment.
+    pub vars: Vec<(String, String)>,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Setup { argv: vec!["/bin/bash".into()], cwd: "/workspace".into(), vars: Vec::new() }
+    }
+}
+
+/// The machinery's own commands are done within this, whatever the state: else the shell is given up.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A shell and what is known of it.
+pub struct Session {
+    /// How it begins.
+    pub setup: Setup,
+    /// Where output goes.
+    outputs: [OwnedFd; 2],
+    leads: Vec<(i32, String)>,
+    led_elsewhere: Vec<i32>,
+    /// The shell.
+    pub shell: Shell,
+    /// What it held when it was looked at last.
+    pub snapshot: Snapshot,
+    /// Its functions.
+    pub functions: BTreeMap<Vec<u8>, Function>,
+    functions_read: Option<Functions>,
+    fresh: Entries,
+    /// What is to be kept of it.
+    pub entries: Entries,
+    not_kept: Vec<Missed>,
+    /// What the last execution lost.
+    pub lost: Vec<Missed>,
+    /// Background jobs.
+    pub jobs: Jobs,
+    /// Tools that code can call.
+    pub tools: Vec<DynamicTool>,
+    /// Names of tools that are gone, whose functions are there yet.
+    pub gone_tools: Vec<String>,
+    /// Whether the functions of the tools are not as they should be.
+    pub tools_changed: bool,
+}
+
+impl Session {
+    /// Starts a fresh shell.
+    ///
+    /// # Errors
+    /// If there is no bash, or it does not become a session.
+    pub fn start(setup: Setup, outputs: [OwnedFd; 2]) -> io::Result<Session> {
+        let program = Program { argv: setup.argv.clone(), cwd: setup.cwd.clone() };
+        let mut shell = Shell::start(&program, &outputs[0], &outputs[1])?;
+        let (line, payload) = steps::boot(&setup.vars, "", b"", &[], 0);
+        shell.run(&line, &payload)?;
+        let (snapshot, functions) = look(&mut shell, None)?;
+        let leads = (1..).zip(&outputs).map(|(number, fd)| (number, leads_to(fd))).collect();
+        let mut session = Session {
+            setup,
+            outputs,
+            leads,
+            led_elsewhere: Vec::new(),
+            shell,
+            snapshot,
+            functions: BTreeMap::new(),
+            functions_read: None,
+            fresh: Entries::new(),
+            entries: Entries::new(),
+            not_kept: Vec::new(),
+            lost: Vec::new(),
+            jobs: Jobs::default(),
+            tools: Vec::new(),
+            gone_tools: Vec::new(),
+            tools_changed: false,
+        };
+        session.adopt(functions);
+        session.begin_anew();
+        Ok(session)
+    }
+
+    /// Takes the present state for a fresh one.
+    fn begin_anew(&mut self) {
+        self.not_kept.clear();
+        self.fresh = entries::of(&self.snapshot, &self.functions, &mut self.not_kept);
+        self.entries = Entries::new();
+    }
+
+    /// How bash is started.
+    pub fn program(&self) -> Program {
+        Program { argv: self.setup.argv.clone(), cwd: self.setup.cwd.clone() }
+    }
+
+    /// Where the engine's own words go.
+    ///
+    /// # Errors
+    /// If there are no descriptors.
+    pub fn stdout(&self) -> io::Result<std::fs::File> {
+        Ok(self.outputs[0].try_clone()?.into())
+    }
+
+    fn adopt(&mut self, functions: BTreeMap<Vec<u8>, Function>) {
+        self.functions_read =
+            matches!(self.snapshot.functions, Functions::Together(..)).then(|| self.snapshot.functions.clone());
+        self.functions = functions;
+    }
+
+    /// Takes a report of a shell that goes on.
+    ///
+    /// # Errors
+    /// If it is none, or the shell does not say what its functions are.
+    pub fn take(&mut self, report: &[u8]) -> io::Result<()> {
+        let mut snapshot = snapshot::read(report, self.shell.mark()).map_err(io::Error::other)?;
+        let functions = match &snapshot.functions {
+            same if Some(same) == self.functions_read.as_ref() => None,
+            _ => Some(functions_of(&mut self.shell, &snapshot)?),
+        };
+        self.settle_exit_trap(&mut snapshot);
+        if snapshot.refused {
+            snapshot.status = self.snapshot.status;
+        }
+        self.snapshot = snapshot;
+        if let Some(functions) = functions {
+            self.adopt(functions);
+        }
+        self.weigh();
+        Ok(())
+    }
+
+    /// Takes the last report of a shell that is on its way out.
+    ///
+    /// # Errors
+    /// If it is none.
+    pub fn take_last(&mut self, report: &[u8]) -> io::Result<()> {
+        let mut snapshot = snapshot::read(report, self.shell.mark()).map_err(io::Error::other)?;
+        if snapshot.leaving.is_some_and(|depth| depth > 0) {
+            // Those of the function that was under way are not the session's.
+            snapshot.positional.clone_from(&self.snapshot.positional);
+        }
+        self.settle_exit_trap(&mut snapshot);
+        let functions = match &snapshot.functions {
+            Functions::Each(each) => {
+                each.iter().filter(|(_, f)| !steps::is_tool(&f.text)).map(|(n, f)| (n.clone(), f.clone())).collect()
+            }
+            Functions::Together(..) => self.functions.clone(),
+        };
+        self.snapshot = snapshot;
+        self.adopt(functions);
+        self.weigh();
+        Ok(())
+    }
+
+    /// What code wants done on exit, without what the machinery adds.
+    fn settle_exit_trap(&self, snapshot: &mut Snapshot) {
+        let listed = snapshot.traps.remove("EXIT");
+        let wanted = match &snapshot.exit_trap {
+            ExitTrap::Set(action) => Some(action.clone()).filter(|action| !action.is_empty()),
+            ExitTrap::Removed => None,
+            ExitTrap::Listed if snapshot.leaving.is_some() => self.snapshot.traps.get("EXIT").cloned(),
+            ExitTrap::Listed => listed.and_then(|action| steps::wanted_at_exit(&action)),
+        };
+        if let Some(action) = wanted {
+            snapshot.traps.insert("EXIT".into(), action);
+        }
+    }
+
+    fn weigh(&mut self) {
+        self.not_kept.clear();
+        let present = entries::of(&self.snapshot, &self.functions, &mut self.not_kept);
+        self.entries = entries::since(present, &self.fresh);
+    }
+
+    /// Everything that is not captured now.
+    pub fn missed(&mut self) -> Vec<Missed> {
+        let mut missed = self.not_kept.clone();
+        let mut open = jobs::open_descriptors(self.shell.pid(), &self.leads);
+        if !open.is_empty() && self.shell.settled() {
+            // The machinery's own redirections were in force, perhaps, a moment ago.
+            open = jobs::open_descriptors(self.shell.pid(), &self.leads);
+        }
+        self.led_elsewhere = open.iter().map(|(number, _)| *number).filter(|number| *number < 3).collect();
+        for (number, leads) in open {
+            let reason = format!("an open descriptor is not captured; it leads to {leads}");
+            missed.push(missed_entry(&format!("descriptor/{number}"), "descriptor", &reason));
+        }
+        for job in self.jobs.list() {
+            let reason = format!("a running process is not captured: {}", job.command);
+            missed.push(missed_entry(&format!("job/{}", job.id), "job", &reason));
+        }
+        missed.extend(self.lost.iter().cloned());
+        missed
+    }
+
+    /// Makes the present bash, which has just begun, the session again.
+    ///
+    /// # Errors
+    /// If it does not become one.
+    pub fn boot(&mut self) -> io::Result<Vec<Missed>> {
+        self.boot_with(&self.entries.clone())
+    }
+
+    fn boot_with(&mut self, wanted: &Entries) -> io::Result<Vec<Missed>> {
+        let (commands, bad) = restore::commands(wanted);
+        let status = wanted.get("status").and_then(|entry| std::str::from_utf8(&entry.body[1..]).ok()?.parse().ok());
+        let (line, payload) =
+            steps::boot(&self.setup.vars, &self.outputs_again(), &commands, &self.tools, status.unwrap_or(0));
+        self.shell.run(&line, &payload)?;
+        let (mut snapshot, functions) = look(&mut self.shell, None)?;
+        self.tools_changed = false;
+        self.gone_tools.clear();
+        // What would have disturbed the machinery waits for the next execution; it is known, not looked up.
+        let text = |key: &str| wanted.get(key).map(|entry| entry.body[1..].to_vec());
+        for signal in restore::DEFERRED_TRAPS {
+            snapshot.traps.remove(signal);
+            if let Some(action) = text(&format!("trap/{signal}")) {
+                snapshot.traps.insert(signal.to_owned(), action);
+            }
+        }
+        for option in restore::DEFERRED_OPTIONS {
+            if text(&format!("opt/{option}")).is_some_and(|on| on == b"1") {
+                snapshot.options.push(option.to_owned());
+            }
+        }
+        snapshot.options.sort();
+        snapshot.disabled = wanted.keys().filter_map(|key| key.strip_prefix("builtin/")).map(str::to_owned).collect();
+        self.snapshot = snapshot;
+        self.adopt(functions);
+        self.weigh();
+        let mut missed: Vec<Missed> = Vec::new();
+        for (key, entry) in wanted {
+            if bad.contains(key) {
+                missed.push(missed_entry(key, &entry.meta.type_name, "the entry is malformed"));
+            } else if self.entries.get(key).is_none_or(|now| now.body != entry.body) && !self.is_as_wanted(key, entry) {
+                missed.push(missed_entry(key, &entry.meta.type_name, "bash did not take it back"));
+            }
+        }
+        Ok(missed)
+    }
+
+    /// A shell that left inside of a redirection has it yet: what led to the engine's outputs before the execution does so again.
+    fn outputs_again(&self) -> String {
+        let numbers = [1, 2].into_iter().filter(|number| !self.led_elsewhere.contains(number));
+        numbers.map(|number| format!("\\command exec {number}>&{}; ", number + 241)).collect()
+    }
+
+    /// An entry that a fresh shell here has by itself.
+    fn is_as_wanted(&self, key: &str, entry: &entries::Entry) -> bool {
+        if let Some(gone) = key.strip_prefix("unset/") {
+            return !self.fresh.contains_key(gone);
+        }
+        match key.strip_prefix("opt/") {
+            Some(_) if entry.body == [entries::FORMAT, b'0'] => !self.fresh.contains_key(key),
+            _ => self.fresh.get(key).is_some_and(|fresh| fresh.body == entry.body),
+        }
+    }
+
+    /// Gives the present bash up and starts another with these entries; with fewer of them, should it not become a session with
+    /// all. Gives what it does not hold.
+    ///
+    /// # Errors
+    /// If no bash becomes a session.
+    pub fn start_with(&mut self, wanted: &Entries) -> io::Result<Vec<Missed>> {
+        let harmless = |key: &str| ["var/", "fn/", "cwd", "umask"].iter().any(|kind| key.starts_with(kind));
+        let some: Entries =
+            wanted.iter().filter(|(key, _)| harmless(key)).map(|(k, e)| (k.clone(), e.clone())).collect();
+        let none = Entries::new();
+        let mut last = io::Error::from(io::ErrorKind::Other);
+        for tried in [wanted, &some, &none] {
+            match self.restarted(tried) {
+                Ok(mut missed) => {
+                    let left_out = wanted.iter().filter(|(key, _)| !tried.contains_key(*key));
+                    missed.extend(left_out.map(|(key, entry)| {
+                        missed_entry(key, &entry.meta.type_name, "no shell could be started with everything there was")
+                    }));
+                    return Ok(missed);
+                }
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    fn restarted(&mut self, wanted: &Entries) -> io::Result<Vec<Missed>> {
+        let known = self.snapshot.jobs.clone();
+        self.jobs.look(self.shell.pid(), &known);
+        self.shell = Shell::start(&self.program(), &self.outputs[0], &self.outputs[1])?;
+        self.led_elsewhere.clear();
+        self.boot_with(wanted)
+    }
+
+    /// Has bash run commands of the machinery's, and looks at it again.
+    ///
+    /// # Errors
+    /// If it does not come back.
+    pub fn command(&mut self, commands: &[u8]) -> io::Result<()> {
+        let held = (self.snapshot.traps.clone(), self.snapshot.options.clone(), self.snapshot.disabled.clone());
+        let last = self.snapshot.last.clone();
+        let (line, payload) = steps::commands(commands, self.snapshot.status);
+        self.shell.run(&line, &payload)?;
+        let report = await_report(&mut self.shell)?;
+        self.take(&report)?;
+        // Between executions the shell has these set aside.
+        (self.snapshot.traps, self.snapshot.options, self.snapshot.disabled) = held;
+        self.snapshot.last = last;
+        self.weigh();
+        Ok(())
+    }
+
+    /// Takes the kernel's name and workspace.
+    ///
+    /// # Errors
+    /// If the workspace cannot be entered.
+    pub fn bind(&mut self, env: Vec<(String, String)>) -> io::Result<()> {
+        for (name, value) in env {
+            match self.setup.vars.iter_mut().find(|(known, _)| *known == name) {
+                Some((_, known)) => *known = value,
+                None => self.setup.vars.push((name, value)),
+            }
+        }
+        std::env::set_current_dir(&self.setup.cwd)?;
+        let mut commands = Vec::new();
+        for (name, value) in self.setup.vars.iter().filter(|(name, _)| restore::is_name(name)) {
+            commands.extend(
+                [b"\\builtin export ", name.as_bytes(), b"=", &super::quote::quoted(value.as_bytes()), b"\n"].concat(),
+            );
+        }
+        let cwd = self.setup.cwd.to_string_lossy().into_owned();
+        commands.extend([b"\\builtin cd -- ", &super::quote::quoted(cwd.as_bytes())[..]].concat());
+        commands.extend_from_slice(b"\n\\builtin unset -v OLDPWD; \\builtin declare -x OLDPWD\n");
+        self.command(&commands)?;
+        self.begin_anew();
+        Ok(())
+    }
+}
+
+fn leads_to(fd: &OwnedFd) -> String {
+    use std::os::fd::AsRawFd as _;
+    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    std::fs::read_link(path).map(|path| path.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+/// Waits for a report of the machinery's own commands.
+fn await_report(shell: &mut Shell) -> io::Result<Vec<u8>> {
+    let mut found = None;
+    await_said(shell, |shell| {
+        found = shell.take_report();
+        found.is_some()
+    })?;
+    found.ok_or_else(|| io::ErrorKind::TimedOut.into())
+}
+
+fn await_said(shell: &mut Shell, mut done: impl FnMut(&mut Shell) -> bool) -> io::Result<()> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        shell.receive()?;
+        if done(shell) {
+            return Ok(());
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        let mut waiting =
+            [PollFd::new(shell.reports(), PollFlags::POLLIN), PollFd::new(shell.ended(), PollFlags::POLLIN)];
+        match poll(&mut waiting, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let ended = waiting[1].revents().is_some_and(|events| !events.is_empty());
+        if ended {
+            shell.receive()?;
+            return if done(shell) { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) };
+        }
+    }
+}
+
+/// Waits for a report, and asks for the functions unless they are those that are known.
+fn look(shell: &mut Shell, known: Option<&Functions>) -> io::Result<(Snapshot, BTreeMap<Vec<u8>, Function>)> {
+    let report = await_report(shell)?;
+    let snapshot = snapshot::read(&report, shell.mark()).map_err(io::Error::other)?;
+    let functions = if known == Some(&snapshot.functions) { BTreeMap::new() } else { functions_of(shell, &snapshot)? };
+    Ok((snapshot, functions))
+}
+
+/// Asks for each function by itself: their texts, one after the other, cannot be told apart for sure.
+fn functions_of(shell: &mut Shell, snapshot: &Snapshot) -> io::Result<BTreeMap<Vec<u8>, Function>> {
+    let Functions::Together(_, listed) = &snapshot.functions else {
+        return Ok(BTreeMap::new());
+    };
+    if listed.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let names: Vec<&[u8]> = listed.iter().map(|(name, _)| &name[..]).collect();
+    let (line, payload) = steps::functions(&names, shell.mark());
+    shell.run(&line, &payload)?;
+    let start = format!("\0{}Q\0", shell.mark()).into_bytes();
+    let end = format!("\0{}E\0", shell.mark()).into_bytes();
+    // Whatever a job has written before it is passed over.
+    let begins = |said: &[u8]| said.windows(start.len()).rposition(|window| window == start);
+    await_said(shell, |shell| shell.received.ends_with(&end) && begins(&shell.received).is_some())?;
+    let said = std::mem::take(&mut shell.received);
+    let from = begins(&said).unwrap_or(0) + start.len();
+    let texts = said.get(from..said.len() - end.len()).unwrap_or_default();
+    let texts: Vec<&[u8]> = texts.split(|b| *b == 0).collect();
+    if texts.len() != listed.len() {
+        return Err(io::Error::other("the functions are not as they were listed"));
+    }
+    Ok(listed
+        .iter()
+        .zip(texts)
+        .filter(|(_, text)| !text.is_empty() && !steps::is_tool(text))
+        .map(|((name, attributes), text)| {
+            (name.clone(), Function { text: text.to_vec(), attributes: attributes.clone() })
+        })
+        .collect())
+}

@@ -1,0 +1,150 @@
+//! The same things said in the language of each engine.
+
+use ryokan::core::engine::EngineName;
+
+/// Code that does the same in each language.
+pub struct Dialect {
+    pub engine: EngineName,
+    /// Writes `hi`.
+    pub hi: &'static str,
+    /// Fails ...
+    pub fails: &'static str,
+    /// ... with this.
+    pub fails_with: i32,
+    /// Is no program.
+    pub wrong: &'static str,
+    /// Is the beginning of one.
+    pub begun: &'static str,
+    /// Makes `x` 41.
+    pub set: &'static str,
+    /// Makes it something else.
+    pub spoils: &'static str,
+    /// Writes it.
+    pub show: &'static str,
+    /// Leaves with 3.
+    pub leaves: &'static str,
+    /// Writes 1, 2, 3 on lines, with half a second between.
+    pub slowly: &'static str,
+    /// Does nothing for long.
+    pub sleeps: &'static str,
+    /// Is busy for ever.
+    pub loops: &'static str,
+    /// Writes its standard input.
+    pub reads: &'static str,
+    /// What that writes where none was given.
+    pub reads_nothing: &'static str,
+    /// Writes the variable ONCE of the environment.
+    pub env: &'static str,
+    /// What that writes where there is none.
+    pub env_absent: &'static str,
+    /// Makes a function.
+    pub function: &'static str,
+    /// Calls it; writes `called you`.
+    pub calls: &'static str,
+    /// Goes to a new folder `sub`.
+    pub goes: &'static str,
+    /// Writes where it is.
+    pub where_: &'static str,
+    /// Makes a variable `remarkable`.
+    pub long_name: &'static str,
+    /// What completes to that.
+    pub completes: &'static str,
+}
+
+impl Dialect {
+    /// The language of an engine.
+    pub const fn of(engine: EngineName) -> Dialect {
+        match engine {
+            EngineName::Kaish => KAISH,
+            EngineName::Bash => BASH,
+            EngineName::Python => PYTHON,
+            EngineName::Node => NODE,
+        }
+    }
+}
+
+const KAISH: Dialect = Dialect {
+    engine: EngineName::Kaish,
+    hi: "echo hi",
+    fails: "/bin/sh -c 'exit 7'",
+    fails_with: 7,
+    wrong: "for in do",
+    begun: "if true; then",
+    set: "x=41",
+    spoils: "x=0",
+    show: "echo $x",
+    leaves: "exit 3",
+    slowly: "for i in 1 2 3; do echo $i; sleep 0.5; done",
+    sleeps: "sleep 30",
+    loops: "while true; do y=1; done",
+    reads: "cat",
+    reads_nothing: "",
+    env: "/bin/sh -c 'echo ${ONCE-none}'",
+    env_absent: "none",
+    function: "greet() { echo \"called $1\"; }",
+    calls: "greet you",
+    goes: "mkdir -p /workspace/sub; cd /workspace/sub",
+    where_: "pwd",
+    long_name: "remarkable=1",
+    completes: "echo $remar",
+};
+
+const BASH: Dialect = Dialect {
+    engine: EngineName::Bash,
+    wrong: "for in do; fi",
+    loops: "while :; do y=1; done",
+    env: "echo \"${ONCE-none}\"",
+    ..KAISH
+};
+
+const PYTHON: Dialect = Dialect {
+    engine: EngineName::Python,
+    hi: "print('hi')",
+    fails: "1 / 0",
+    fails_with: 1,
+    wrong: "for in x:",
+    begun: "if True:",
+    set: "x = 41",
+    spoils: "x = 0",
+    show: "print(x)",
+    leaves: "import sys; sys.exit(3)",
+    slowly: "import time\nfor i in (1, 2, 3):\n    print(i, flush=True); time.sleep(0.5)",
+    sleeps: "import time; time.sleep(30)",
+    loops: "while True: pass",
+    reads: "import sys\ntry: print(sys.stdin.read(), end='')\nexcept StdinNotGiven: print('none')",
+    reads_nothing: "none",
+    env: "import os; print(os.environ.get('ONCE', 'none'))",
+    env_absent: "none",
+    function: "def greet(who): print('called', who)",
+    calls: "greet('you')",
+    goes: "import os; os.makedirs('/workspace/sub', exist_ok=True); os.chdir('/workspace/sub')",
+    where_: "import os; print(os.getcwd())",
+    long_name: "remarkable = 1",
+    completes: "print(remar",
+};
+
+const NODE: Dialect = Dialect {
+    engine: EngineName::Node,
+    hi: "console.log('hi')",
+    fails: "throw new Error('no')",
+    fails_with: 1,
+    wrong: "for (in x) {}",
+    begun: "if (true) {",
+    set: "let x = 41",
+    spoils: "x = 0",
+    show: "console.log(x)",
+    leaves: "process.exit(3)",
+    slowly: "for (const i of [1, 2, 3]) { console.log(i); await new Promise(done => setTimeout(done, 500)) }",
+    sleeps: "await new Promise(done => setTimeout(done, 30000))",
+    loops: "while (true) {}",
+    reads: "process.stdout.write(require('fs').readFileSync(0))",
+    reads_nothing: "",
+    env: "console.log(process.env.ONCE ?? 'none')",
+    env_absent: "none",
+    function: "function greet(who) { console.log('called', who) }",
+    calls: "greet('you')",
+    goes: "require('fs').mkdirSync('/workspace/sub', { recursive: true }); process.chdir('/workspace/sub')",
+    where_: "console.log(process.cwd())",
+    long_name: "let remarkable = 1",
+    completes: "console.log(remar",
+};

@@ -1,0 +1,105 @@
+//! When memory is short.
+//!
+//! A shortage of memory would be one for everything else on this host; to the daemon a PSI file is a PSI file, so that of the processors
+//! of one cgroup stands for it: two loops on one processor, of which one always waits.
+
+use std::path::PathBuf;
+use std::process::{Child, Command};
+
+use ryokan::core::engine::EngineName;
+use ryokan::core::exec::ExecRequest;
+use ryokan::session::Session as _;
+
+use super::{pool_of, pooled_with, ready, until};
+use crate::support::{User, kernel, out, run};
+
+/// A cgroup whose tasks stand still while it has loops.
+struct Short {
+    folder: PathBuf,
+    loops: Vec<Child>,
+}
+
+impl Short {
+    fn new() -> Short {
+        let mounts = std::fs::read_to_string("/proc/mounts").expect("the mounts");
+        let root = mounts.lines().find_map(|line| {
+            let mut words = line.split(' ');
+            let (at, kind) = (words.nth(1)?, words.next()?);
+            (kind == "cgroup2").then(|| PathBuf::from(at))
+        });
+        let folder = root.expect("a host with cgroup v2").join(format!("ryokan-test-short-{}", std::process::id()));
+        std::fs::create_dir(&folder).expect("a cgroup");
+        Short { folder, loops: Vec::new() }
+    }
+
+    fn begin(&mut self) {
+        for _ in 0..2 {
+            let looping =
+                Command::new("taskset").args(["1", "/bin/sh", "-c", "while :; do :; done"]).spawn().expect("runs");
+            std::fs::write(self.folder.join("cgroup.procs"), looping.id().to_string()).expect("moved");
+            self.loops.push(looping);
+        }
+    }
+
+    fn end(&mut self) {
+        for mut looping in self.loops.drain(..) {
+            looping.kill().expect("killed");
+            looping.wait().expect("ended");
+        }
+    }
+}
+
+impl Drop for Short {
+    fn drop(&mut self) {
+        self.end();
+        let _ = std::fs::remove_dir(&self.folder);
+    }
+}
+
+#[test]
+fn while_memory_is_short_the_pool_goes_first_then_what_nobody_uses_and_never_what_runs() {
+    let mut short = Short::new();
+    let file = short.folder.join("cpu.pressure");
+    let host = pooled_with(User::Own, &format!("[daemon]\npressure_file = \"{}\"\n", file.display()));
+    host.with(async |client| {
+        ready(&client, "kaish").await;
+        let first = kernel(&client, "first", EngineName::Kaish).await;
+        run(&first, "x=kept").await;
+        let second = kernel(&client, "second", EngineName::Kaish).await;
+        run(&second, "x=kept").await;
+        let busy = kernel(&client, "busy", EngineName::Kaish).await;
+        let (running, ()) = tokio::join!(busy.execute(ExecRequest::code("/bin/sleep 20; echo done")), async {
+            ready(&client, "kaish").await;
+            short.begin();
+            let gone = until(&client, "kaish", |pool| pool.idle == 0 && pool.creating == 0).await;
+            assert!(gone.trouble.contains("memory is short"), "{gone:?}");
+            crate::support::eventually("nobody uses them: both are stopped", async || {
+                let stopped = host.ok(&["ls", "--json"]);
+                stopped.matches("\"stopped\"").count() == 2
+            })
+            .await;
+            assert_eq!(pool_of(&client, "kaish").await.idle, 0);
+            short.end();
+        });
+        assert_eq!(String::from_utf8_lossy(&running.expect("ran").stdout), "done\n", "what runs is left alone");
+        let events = host.ok(&["events", "--json"]);
+        let at = |what: &str, of: &str| {
+            let found = events.lines().position(|line| line.contains(what) && line.contains(of));
+            found.unwrap_or_else(|| panic!("no {what} of {of:?} in {events}"))
+        };
+        assert!(at("memory_short", "") < at("kernel_stopped", "\"first\""), "{events}");
+        assert!(
+            at("kernel_stopped", "\"first\"") < at("kernel_stopped", "\"second\""),
+            "the longest unused first: {events}"
+        );
+        assert!(!events.lines().any(|line| line.contains("kernel_stopped") && line.contains("\"busy\"")), "{events}");
+        assert!(host.ok(&["show", "first"]).contains("memory was short"));
+        assert!(host.ok(&["log", "first"]).contains("before a stop for want of memory"));
+        // As if nothing had been.
+        assert_eq!(out(&first, "echo $x").await, "kept");
+        until(&client, "kaish", |pool| pool.idle > 0 && pool.trouble.is_empty()).await;
+    });
+    // The file goes: that is no shortage, and somebody else is asked from then on.
+    drop(short);
+    crate::support::until("it is noticed", || host.log().contains("the host no longer says when memory is short"));
+}

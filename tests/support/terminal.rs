@@ -1,0 +1,147 @@
+//! A program on a pseudo-terminal: what is typed, key by key, and what is shown.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::process::{Child, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use nix::pty::{Winsize, openpty};
+
+use super::Host;
+
+/// A program on a terminal of its own.
+pub struct Terminal {
+    keys: File,
+    shown: Receiver<Vec<u8>>,
+    /// What is on the screen since the last look, without the terminal's own commands.
+    text: String,
+    child: Child,
+}
+
+impl Terminal {
+    /// Starts the command line on a terminal of 200 columns and 50 lines.
+    pub fn start(host: &Host, args: &[&str]) -> Terminal {
+        let size = Winsize { ws_row: 50, ws_col: 200, ws_xpixel: 0, ws_ypixel: 0 };
+        let pty = openpty(&size, None).unwrap();
+        // As a terminal's window does it: a session whose controlling terminal this is, so that Ctrl-C is a signal.
+        let mut command = std::process::Command::new("setsid");
+        let ryokan = host.command("ryokan");
+        command.arg("--ctty").arg(ryokan.get_program()).args(ryokan.get_args()).arg("--no-autostart").args(args);
+        command.env_clear().env("TERM", "xterm");
+        command.envs(ryokan.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        let end = || Stdio::from(pty.slave.try_clone().unwrap());
+        let child = command.stdin(end()).stdout(end()).stderr(end()).spawn().unwrap();
+        let keys = File::from(pty.master);
+        let mut screen = keys.try_clone().unwrap();
+        let (sender, shown) = channel();
+        std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            // The terminal's other end is closed: an error, on Linux.
+            while let Ok(read) = screen.read(&mut bytes) {
+                if read == 0 || sender.send(bytes[..read].to_vec()).is_err() {
+                    return;
+                }
+            }
+        });
+        Terminal { keys, shown, text: String::new(), child }
+    }
+
+    /// Types.
+    pub fn press(&mut self, keys: &str) {
+        self.keys.write_all(keys.as_bytes()).unwrap();
+    }
+
+    /// Waits until this is on the screen, and looks only at what follows from then on.
+    pub fn wait_for(&mut self, wanted: &str) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            let plain = plain(&self.text);
+            if let Some(at) = plain.find(wanted) {
+                self.text = plain[at + wanted.len()..].to_owned();
+                return;
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.shown.recv_timeout(left) {
+                Ok(bytes) => self.text.push_str(&String::from_utf8_lossy(&bytes)),
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                    panic!("{wanted:?} never came; there is {plain:?}")
+                }
+            }
+        }
+    }
+
+    /// Waits until the program has written this, the terminal's own commands included; looks at nothing of what it wrote before.
+    pub fn wait_for_raw(&mut self, wanted: &str) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !self.text.contains(wanted) {
+            match self.shown.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(bytes) => self.text.push_str(&String::from_utf8_lossy(&bytes)),
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                    panic!("{wanted:?} never came; there is {:?}", self.text)
+                }
+            }
+        }
+    }
+
+    /// Types a line when the prompt is there.
+    pub fn enter(&mut self, prompt: &str, line: &str) {
+        self.wait_for(prompt);
+        self.press(line);
+        self.press("\r");
+    }
+
+    /// Presses the last key when the prompt is there; the program must end well then.
+    pub fn leave(mut self, prompt: &str, key: &str) {
+        self.wait_for(prompt);
+        self.press(key);
+        self.ended();
+    }
+
+    /// The settings of the terminal: echo, whole lines, signals from keys.
+    pub fn settings(&self) -> nix::sys::termios::Termios {
+        nix::sys::termios::tcgetattr(&self.keys).unwrap()
+    }
+
+    /// The program's process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits until the program has ended well.
+    pub fn ended(&mut self) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                assert_eq!(status.code(), Some(0));
+                return;
+            }
+            assert!(Instant::now() < deadline, "it does not end");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        // Left already, unless the test has failed.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Without escape sequences: those of xterm that rustyline uses end with a letter.
+fn plain(text: &str) -> String {
+    let mut plain = String::new();
+    let mut chars = text.chars();
+    while let Some(c) = chars.next() {
+        match c {
+            '\x1b' => {
+                let end = chars.find(|c| !"[?;0123456789".contains(*c));
+                debug_assert!(end.is_none_or(|end| end.is_ascii_alphabetic()), "{end:?}");
+            }
+            c => plain.push(c),
+        }
+    }
+    plain
+}
