@@ -3,13 +3,14 @@
 //! ```text
 //! bench.rs     which benchmarks, in what order
 //!  ├ latency.rs   round trips, new kernel to first result, variables
+//!  ├ pool.rs      kernels whose worker was ready, what that costs, many that nobody uses
 //!  ├ stream.rs    throughput, a slow client
 //!  ├ scale.rs     memory, idle cost, many clients, restart, many kernels
 //!  ├ checkpoint.rs checkpoints, restores, history: files.rs (the data), keepers.rs (restic, borg, rsync, git, Btrfs, cp)
 //!  ├ workspace.rs captures and restores of a folder, beside cp, restic, borg, rsync
 //!  ├ rollback.rs  a Python kernel goes back, in memory and from saved state
 //!  ├ trace.rs     where the time of one execution goes
-//!  ├ daemon.rs    the daemon under test     peers.rs   bubblewrap, ipykernel
+//!  ├ daemon.rs    the daemon under test     peers.rs   bubblewrap, runc, ipykernel
 //!  └ process.rs   /proc                     report.rs  the table
 //! ```
 //! `scripts/bench` builds it and brings what it needs.
@@ -18,6 +19,7 @@ mod checkpoint;
 mod daemon;
 mod latency;
 mod peers;
+mod pool;
 mod process;
 mod report;
 mod rollback;
@@ -91,6 +93,9 @@ type Bench = fn(&World, &mut Report) -> anyhow::Result<()>;
 const BENCHES: &[(&str, Bench)] = &[
     ("roundtrip", latency::roundtrip),
     ("start", latency::start),
+    ("pool", pool::pool),
+    ("pool-refill", pool::refill),
+    ("pool-many-idle", pool::many_idle),
     ("vars", latency::vars),
     ("stream", stream::throughput),
     ("slow-client", stream::slow_client),

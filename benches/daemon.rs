@@ -1,5 +1,6 @@
 //! The daemon under test: its own folders, its own sockets, nobody else's processes.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -29,6 +30,11 @@ pub struct Daemon {
 impl Daemon {
     /// Starts one with folders of its own and waits until it answers.
     pub fn start(world: &World) -> anyhow::Result<Daemon> {
+        Daemon::start_with(world, "")
+    }
+
+    /// The same with more settings.
+    pub fn start_with(world: &World, more: &str) -> anyhow::Result<Daemon> {
         // Short: socket paths have 108 bytes.
         let base = std::env::var_os("RYOKAN_BENCH_DIR").map_or_else(|| PathBuf::from("/tmp"), PathBuf::from);
         let root = tempfile::Builder::new().prefix("rb").tempdir_in(base)?.keep();
@@ -37,7 +43,7 @@ impl Daemon {
         }
         set_private(&root.join("run"))?;
         let config = format!(
-            "[engines.python]\ncommand = {:?}\n[daemon]\norphan_grace = \"1m\"\nlog_level = \"warn\"\n",
+            "[engines.python]\ncommand = {:?}\n[daemon]\norphan_grace = \"1m\"\nlog_level = \"warn\"\n{more}",
             world.python.display().to_string()
         );
         std::fs::write(root.join("config/ryokan/config.toml"), config)?;
@@ -163,18 +169,34 @@ pub async fn run(kernel: &KernelClient, code: &str) -> anyhow::Result<ExecResult
 
 /// The process of a kernel's worker, from the event that told of it.
 pub async fn worker_pid(host: &HostClient, name: &str) -> anyhow::Result<u32> {
+    let found = workers(host, |found| found.contains_key(name)).await?;
+    found.get(name).copied().context("no event told of the worker")
+}
+
+/// The processes of so many kernels' workers, from the events that told of them.
+pub async fn worker_pids(host: &HostClient, kernels: usize) -> anyhow::Result<HashMap<String, u32>> {
+    workers(host, |found| found.len() == kernels).await
+}
+
+async fn workers(
+    host: &HostClient,
+    are_all: impl Fn(&HashMap<String, u32>) -> bool,
+) -> anyhow::Result<HashMap<String, u32>> {
     let mut events = host.events(0).await?;
-    let found = tokio::time::timeout(ANSWER, async {
-        loop {
+    let mut found = HashMap::new();
+    let all = tokio::time::timeout(ANSWER, async {
+        while !are_all(&found) {
             let event = events.next().await?;
-            if event.kernel != name || !matches!(&*event.kind, "kernel_ready" | "kernel_adopted") {
+            if !matches!(&*event.kind, "kernel_ready" | "kernel_adopted") {
                 continue;
             }
             let detail: serde_json::Value = serde_json::from_str(&event.detail_json)?;
             if let Some(pid) = detail["worker_pid"].as_u64() {
-                return Ok(u32::try_from(pid)?);
+                found.insert(event.kernel, u32::try_from(pid)?);
             }
         }
+        Ok::<_, anyhow::Error>(())
     });
-    found.await.context("no event told of the worker")?
+    all.await.context("no event told of a worker")??;
+    Ok(found)
 }

@@ -107,7 +107,7 @@ pub fn start(world: &World, report: &mut Report) -> anyhow::Result<()> {
                     remove.add(ending.elapsed());
                 }
             }
-            let took = bubblewrap(&world.python, "print(1+1)")?;
+            let took = bubblewrap(&world.python, &["-c", "print(1+1)"])?;
             if round > 0 {
                 bwrap.add(took);
             }

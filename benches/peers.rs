@@ -81,16 +81,67 @@ impl Drop for Ipykernel {
 }
 
 /// One throw-away sandbox by bubblewrap: new namespaces, the host's tree read-only.
-pub fn bubblewrap(python: &Path, code: &str) -> anyhow::Result<Duration> {
+pub fn bubblewrap(program: &Path, arguments: &[&str]) -> anyhow::Result<Duration> {
+    let mut command = Command::new("bwrap");
+    command.args(["--unshare-all", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]);
+    time_of(command.arg(program).args(arguments))
+}
+
+/// A program without any box: what starting a process takes.
+pub fn run_alone(program: &Path, arguments: &[&str]) -> anyhow::Result<Duration> {
+    time_of(Command::new(program).args(arguments))
+}
+
+/// Runs a program to its end, its output read.
+fn time_of(command: &mut Command) -> anyhow::Result<Duration> {
     let begun = Instant::now();
-    let output = Command::new("bwrap")
-        .args(["--unshare-all", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"])
-        .arg(python)
-        .args(["-c", code])
-        .output()
-        .context("bwrap")?;
-    anyhow::ensure!(output.status.success(), "bwrap: {}", String::from_utf8_lossy(&output.stderr));
-    Ok(begun.elapsed())
+    let output = command.output().with_context(|| format!("{}", command.get_program().display()))?;
+    let took = begun.elapsed();
+    anyhow::ensure!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(took)
+}
+
+/// runc with a bundle that shows the host's programs, read-only.
+pub struct Runc {
+    bundle: tempfile::TempDir,
+    /// Of containers.
+    count: std::cell::Cell<u32>,
+}
+
+impl Runc {
+    /// Makes the bundle; `None` where there is no runc, or none that may be used.
+    pub fn prepare() -> anyhow::Result<Option<Runc>> {
+        let is_there = Command::new("runc").arg("--version").output().is_ok_and(|output| output.status.success());
+        if !is_there || !nix::unistd::geteuid().is_root() {
+            return Ok(None);
+        }
+        let runc = Runc { bundle: tempfile::tempdir()?, count: Default::default() };
+        let root = runc.bundle.path().join("rootfs");
+        std::fs::create_dir_all(root.join("usr"))?;
+        for name in ["bin", "lib", "lib64"] {
+            std::os::unix::fs::symlink(Path::new("usr").join(name), root.join(name))?;
+        }
+        // What runc itself gives a new container: all namespaces but that of users, its default capabilities and mounts.
+        anyhow::ensure!(Command::new("runc").arg("spec").current_dir(&runc.bundle).status()?.success(), "runc spec");
+        Ok(Some(runc))
+    }
+
+    /// Makes a container, runs a program in it, and removes it.
+    pub fn run(&self, arguments: &[&str]) -> anyhow::Result<Duration> {
+        let path = self.bundle.path().join("config.json");
+        let mut config: serde_json::Value = serde_json::from_slice(&std::fs::read(&path)?)?;
+        (config["process"]["terminal"], config["process"]["args"]) = (false.into(), arguments.into());
+        let mounts = config["mounts"].as_array_mut().context("runc's mounts")?;
+        if mounts.iter().all(|mount| mount["destination"] != "/usr") {
+            mounts.push(serde_json::json!({
+                "destination": "/usr", "source": "/usr", "type": "bind", "options": ["rbind", "ro"],
+            }));
+        }
+        std::fs::write(&path, config.to_string())?;
+        self.count.set(self.count.get() + 1);
+        let name = format!("ryokan-bench-{}-{}", std::process::id(), self.count.get());
+        time_of(Command::new("runc").args(["run", "--bundle"]).arg(self.bundle.path()).arg(name))
+    }
 }
 
 /// Bytes per second that a program writes into a plain pipe.

@@ -47,6 +47,15 @@ pub fn cpu(pid: u32) -> Duration {
     Duration::from_millis((ticks(11) + ticks(12)) * TICK_MS)
 }
 
+/// Processor time that all processes of the machine, and the host kernel, have taken so far.
+pub fn machine_cpu() -> Duration {
+    const TICK_MS: u64 = 10;
+    let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+    let ticks = |at: usize| text.split_whitespace().nth(at).and_then(|field| field.parse::<u64>().ok()).unwrap_or(0);
+    // user, nice, system; irq, softirq.
+    Duration::from_millis((ticks(1) + ticks(2) + ticks(3) + ticks(6) + ticks(7)) * TICK_MS)
+}
+
 /// Every process below `root`, and itself.
 pub fn tree(root: u32) -> Vec<u32> {
     let mut children: HashMap<u32, Vec<u32>> = HashMap::new();

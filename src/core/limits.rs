@@ -435,6 +435,8 @@ pub const METRICS_READ: Duration = Duration::from_secs(10);
 pub const PRELOADED_MODULES: usize = 64;
 /// Pools of one host, one for each shape of worker that is asked for.
 pub const POOLS: usize = 16;
+/// So long a slot waits for the first use of the kernel that was made on its folder.
+pub const POOL_PROMISE_KEPT: Duration = Duration::from_secs(10);
 /// For so long after a slot was taken no other is made.
 pub const POOL_GIVES_WAY: Duration = Duration::from_millis(40);
 /// The longest that this puts it off while slots are taken one after the other.

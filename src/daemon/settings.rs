@@ -82,7 +82,6 @@ pub(super) fn settings(config: &Config, paths: &Paths) -> anyhow::Result<Setting
         reserve: paths.data_dir().join("reserve"),
         pools: engines(config).into_iter().map(|engine| (engine, config.pools.of(engine))).collect(),
         standing_pools: EngineName::ALL.into_iter().filter(|engine| config.pools.stands(*engine)).collect(),
-        slots_folder: paths.data_dir().join("slots"),
         worker: worker()?,
         worker_sockets: paths.workers_runtime(),
         protected: paths.own_dirs().iter().map(|dir| dir.to_path_buf()).collect(),

@@ -44,7 +44,7 @@ pub use init::{BindSource, EngineProcess, EngineProgram, ExitCause, Init};
 pub use layer::{Layer, LayerReport, LayerStatus, SandboxError, SandboxReport};
 pub use plan::{PlannedMount, RunAs, SandboxPlan};
 pub use seccomp::prepare;
-pub use slot::KernelFolder;
+pub use slot::{KernelEntry, KernelFolder};
 pub use staging::Owners;
 pub use usage::Usage;
 pub use watch_memory::MemoryWatch;

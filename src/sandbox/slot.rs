@@ -1,10 +1,11 @@
 //! A sandbox that stands before it is known for which kernel: everything but the kernel's own folder, name and mounts.
 //!
 //! ```text
-//!  plan.unbound: /workspace is the stand-in's, empty and read-only ──▶ enter_kernel ──▶ /workspace is the kernel's
+//!  plan.unbound: /workspace is empty and read-only ──▶ enter_kernel ──▶ /workspace is the kernel's, and can be written to
 //! ```
 //!
-//! Until then only ryokan's own code and the interpreter's have run inside: no user's bytes.
+//! Until then only ryokan's own code and the interpreter's have run inside: no user's bytes. A new kernel takes over the folder on which
+//! the sandbox stands; any other brings its own.
 
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,22 +22,29 @@ use super::layer::{Layer, LayerStatus, SandboxError, failed};
 use super::plan::{SandboxPlan, WORKSPACE};
 use super::tree::Source;
 use super::{staging, tree, tree_etc, verify};
-use crate::sys::mount::attach;
+use crate::sys::mount::{RDONLY, attach, change};
 
 /// The kernel's folder in the staging tree, once the slot has one.
 const BOUND: &str = "bound";
 /// The workspace of a thread in the staging tree, once the slot has one.
 const BOUND_SHARED: &str = "bound-shared";
 
-/// What a kernel brings into a sandbox that was made without one.
+/// The folder of a kernel that has one already.
 #[derive(Debug)]
 pub struct KernelFolder {
-    /// The kernel's folder.
+    /// The folder.
     pub dir: BindSource,
     /// What becomes `/workspace`: a path within it.
     pub own_workspace: PathBuf,
     /// Another folder to be `/workspace`.
     pub workspace: Option<BindSource>,
+}
+
+/// What a kernel brings into a sandbox that was made without one.
+#[derive(Debug)]
+pub struct KernelEntry {
+    /// Its folder; none: the one on which the sandbox stands becomes the kernel's.
+    pub folder: Option<KernelFolder>,
     /// What the kernel calls its host.
     pub hostname: String,
     /// Folders that no mount may show, without symbolic links; beside those that the sandbox knows.
@@ -53,23 +61,47 @@ impl BindSource {
 }
 
 impl Init {
-    /// Puts a kernel's folder in the stand-in's place, and gives the sandbox the kernel's name. Once; its mounts come after, by
-    /// [`Init::bind`], and then [`Init::look_at_mounts`].
+    /// Makes the sandbox a kernel's: its folder, and its name. Once; its mounts come after, by [`Init::bind`], and then
+    /// [`Init::look_at_mounts`].
     ///
     /// # Errors
     /// If there is a kernel already, or its folder is out of reach. The sandbox is of no use then.
-    pub fn enter_kernel(&mut self, kernel: KernelFolder) -> Result<(), SandboxError> {
+    pub fn enter_kernel(&mut self, kernel: KernelEntry) -> Result<(), SandboxError> {
         if !self.plan.unbound {
             return Err(refused("this sandbox is a kernel's already", "start another worker"));
         }
-        let KernelFolder { dir, own_workspace, workspace, hostname, protected } = kernel;
+        let KernelEntry { folder, hostname, protected } = kernel;
+        let plan = SandboxPlan { unbound: false, hostname, ..self.plan.clone() };
+        let comes = folder.is_some();
+        match folder {
+            None => {
+                plan.check()?;
+                self.plan = plan;
+            }
+            Some(folder) => self.take_over(folder, plan)?,
+        }
+        self.protected.extend(protected);
+        if matches!(self.report.status(Layer::UtsNs), Some(LayerStatus::Enforced { .. })) {
+            sethostname(&self.plan.hostname).map_err(failed(Layer::UtsNs, "cannot set the host name"))?;
+        }
+        let Some(engine) = &self.engine else { return Ok(()) };
+        let (source, plan) = (Source::Own(self.workspace_path()), &self.plan);
+        in_engine_tree(engine, || {
+            let tree = comes.then(|| tree::source(&source, Path::new(WORKSPACE), true)).transpose()?;
+            Ok(move || match tree {
+                Some(tree) => exchange_workspace(&tree, plan),
+                None => open_workspace(plan),
+            })
+        })
+    }
+
+    fn take_over(&mut self, folder: KernelFolder, plan: SandboxPlan) -> Result<(), SandboxError> {
+        let KernelFolder { dir, own_workspace, workspace } = folder;
         let plan = SandboxPlan {
-            unbound: false,
             kernel_dir: dir.shows().to_owned(),
             own_workspace,
             workspace: workspace.as_ref().map(|workspace| workspace.shows().to_owned()),
-            hostname,
-            ..self.plan.clone()
+            ..plan
         };
         plan.check()?;
         self.kernel_dir = self.take_folder(dir, BOUND)?;
@@ -78,17 +110,6 @@ impl Init {
         }
         (self.staged_kernel, self.staged_shared) = (BOUND, BOUND_SHARED);
         self.plan = plan;
-        self.protected.extend(protected);
-        if matches!(self.report.status(Layer::UtsNs), Some(LayerStatus::Enforced { .. })) {
-            sethostname(&self.plan.hostname).map_err(failed(Layer::UtsNs, "cannot set the host name"))?;
-        }
-        if let Some(engine) = &self.engine {
-            let (source, plan) = (Source::Own(self.workspace_path()), &self.plan);
-            in_engine_tree(engine, || {
-                let tree = tree::source(&source, Path::new(WORKSPACE), true)?;
-                Ok(move || exchange_workspace(&tree, plan))
-            })?;
-        }
         Ok(())
     }
 
@@ -109,12 +130,7 @@ impl Init {
     /// What would fail then.
     pub fn rehearse(&self, engine: i32) -> Result<(), SandboxError> {
         if let Some(tree) = &self.engine {
-            in_engine_tree(tree, || {
-                Ok(|| {
-                    tree::find(open_root()?.as_fd(), Path::new(WORKSPACE))
-                        .map_err(fail("cannot open /workspace inside"))
-                })
-            })?;
+            in_engine_tree(tree, || Ok(workspace_inside))?;
         }
         self.look_at_mounts(engine)
     }
@@ -136,12 +152,24 @@ impl Init {
     }
 }
 
-/// In N2: the kernel's workspace in the place of the stand-in's, and the host's name in the files that say it.
+/// In N2: the kernel's workspace in the place of the empty one, and the host's name in the files that say it.
 fn exchange_workspace(tree: &OwnedFd, plan: &SandboxPlan) -> Result<(), SandboxError> {
-    umount2(WORKSPACE, MntFlags::MNT_DETACH).map_err(fail("cannot take the stand-in's workspace away"))?;
-    let root = open_root()?;
-    let place = tree::find(root.as_fd(), Path::new(WORKSPACE)).map_err(fail("cannot open /workspace inside"))?;
-    attach(tree.as_fd(), place.as_fd()).map_err(fail("cannot mount the workspace"))?;
+    umount2(WORKSPACE, MntFlags::MNT_DETACH).map_err(fail("cannot take the empty workspace away"))?;
+    attach(tree.as_fd(), workspace_inside()?.as_fd()).map_err(fail("cannot mount the workspace"))?;
+    write_host_name(plan)
+}
+
+/// In N2: the workspace that is there becomes the kernel's, which may write to it.
+fn open_workspace(plan: &SandboxPlan) -> Result<(), SandboxError> {
+    change(workspace_inside()?.as_fd(), false, 0, RDONLY).map_err(fail("cannot open the workspace to its kernel"))?;
+    write_host_name(plan)
+}
+
+fn workspace_inside() -> Result<OwnedFd, SandboxError> {
+    tree::find(open_root()?.as_fd(), Path::new(WORKSPACE)).map_err(fail("cannot open /workspace inside"))
+}
+
+fn write_host_name(plan: &SandboxPlan) -> Result<(), SandboxError> {
     let bare = writable_root()?;
     for (path, text) in tree_etc::of_host_name(&plan.hostname) {
         let flags = OFlag::O_WRONLY | OFlag::O_TRUNC | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;

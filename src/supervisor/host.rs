@@ -17,6 +17,7 @@ use super::kernel::Kernel;
 use super::metrics::Metrics;
 use super::pool::Pool;
 use super::pressure::Pressure;
+use super::promise::Promises;
 use super::reserve::Reserve;
 use super::settings::Settings;
 use super::spares::Spares;
@@ -59,6 +60,7 @@ pub struct Host {
     pub(super) doors: RefCell<Option<DoorKeeper>>,
     pub(super) reserve: Reserve,
     pub(super) spares: Spares,
+    pub(super) promises: Promises,
     pub(super) auditing: Auditing,
     /// What upkeep needs to remember.
     pub upkeep: Upkeep,
@@ -98,6 +100,7 @@ impl Host {
             doors: RefCell::new(None),
             reserve,
             spares,
+            promises: Promises::default(),
             auditing: Auditing::default(),
             upkeep: Upkeep::default(),
             bundles: Arc::new(Semaphore::new(limits::BUNDLES_AT_ONCE)),
@@ -178,7 +181,12 @@ impl Host {
         let (admission, one) = (&self.workers.admission, Taken::one(kernel.spec.limits.memory_bytes));
         worker::interpreter(self, kernel.spec.engine)?;
         admission.admit(kernel.uid, one)?;
-        if admission.fits(one, self.pool.taken()) { Ok(()) } else { Err(admission.no_room(one)) }
+        if admission.fits(one, self.gives_way()) { Ok(()) } else { Err(admission.no_room(one)) }
+    }
+
+    /// What workers take that nobody uses yet: they go for whoever needs the room.
+    pub(super) fn gives_way(&self) -> Taken {
+        self.pool.taken().and(self.promises.taken())
     }
 
     /// Whether the daemon is ending.
@@ -221,7 +229,7 @@ impl Host {
 
     /// For how long nobody was connected and no kernel had a worker, milliseconds.
     pub fn idle_ms(&self) -> i64 {
-        if self.clients.get() > 0 || self.workers.live() > self.pool.own() {
+        if self.clients.get() > 0 || self.workers.live() > self.pool.own() + self.promises.count() {
             self.used_at_ms.set(self.now_ms());
         }
         self.now_ms() - self.used_at_ms.get()

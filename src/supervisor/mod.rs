@@ -24,6 +24,7 @@ pub mod output;
 pub mod pool;
 pub mod portable;
 mod pressure;
+mod promise;
 pub mod records;
 pub mod recovery;
 mod reserve;

@@ -246,6 +246,16 @@ impl Pool {
         self.totals.borrow().iter().map(|(engine, total)| (*engine, total.get())).collect()
     }
 
+    /// A slot of that shape for a kernel that is being made, if one is ready. Should none be, nobody has missed one yet.
+    pub(super) fn take_ahead(&self, shape: &Shape) -> Option<(Slot, Active)> {
+        let pool = self.of(shape).filter(|_| !self.paused.get())?;
+        let taken = self.take_of(&pool);
+        if taken.is_some() {
+            pool.demand.borrow_mut().came(self.now_ms());
+        }
+        taken
+    }
+
     /// A slot of that shape, if one is ready: it is the caller's. Notes that somebody came for one.
     pub(super) fn take(&self, host: &Rc<Host>, shape: &Shape) -> Option<(Slot, Active)> {
         if self.paused.get() {
@@ -262,16 +272,21 @@ impl Pool {
                 self.open(shape.clone(), Rules { pool_size: 1, min_idle: 0, ..rules }, false)
             }
         };
-        let now_ms = self.now_ms();
-        pool.demand.borrow_mut().came(now_ms);
-        self.changed.notify_one();
-        let chosen = choose(&pool.rules, &pool.seen(), now_ms);
-        let Some(slot) = chosen.and_then(|id| pool.remove(id)).and_then(|held| held.slot) else {
+        pool.demand.borrow_mut().came(self.now_ms());
+        let taken = self.take_of(&pool);
+        if taken.is_none() {
+            self.changed.notify_one();
             pool.count(Event::Missed);
-            return None;
-        };
+        }
+        taken
+    }
+
+    fn take_of(&self, pool: &Rc<ShapePool>) -> Option<(Slot, Active)> {
+        let chosen = choose(&pool.rules, &pool.seen(), self.now_ms());
+        let slot = chosen.and_then(|id| pool.remove(id)).and_then(|held| held.slot)?;
+        self.changed.notify_one();
         self.taken.set(Some(Instant::now()));
-        Some((slot, Active::of(pool)))
+        Some((slot, Active::of(Rc::clone(pool))))
     }
 
     /// Gives up slots until another worker may be started: idle ones, then such in creation. Whether it may then; those that leave are as good
@@ -279,17 +294,20 @@ impl Pool {
     pub(super) fn make_room(&self, host: &Rc<Host>, one: Taken) -> bool {
         let admission = &host.workers.admission;
         // Where all of them are too little, none goes.
-        if !admission.fits(one, self.taken()) {
+        if !admission.fits(one, host.gives_way()) {
             return false;
         }
         let leaving = |slot: &policy::Slot| slot.state == SlotState::Leaving;
         let pools = self.pools.borrow().clone();
-        while !admission.fits(one, self.sum(leaving)) {
+        while !admission.fits(one, self.sum(leaving).and(host.promises.leaving())) {
             let idle = pools.iter().find_map(|pool| Some((pool, choose(&pool.rules, &pool.seen(), self.now_ms())?)));
             let is_creating = |slot: &policy::Slot| matches!(slot.state, SlotState::Creating { .. });
             let creating = || pools.iter().find_map(|pool| Some((pool, pool.seen().into_iter().find(is_creating)?.id)));
-            let Some((pool, id)) = idle.or_else(creating) else { return false };
-            end(host, pool, id);
+            match idle.or_else(creating) {
+                Some((pool, id)) => end(host, pool, id),
+                None if host.promises.end_oldest(host) => {}
+                None => return false,
+            }
         }
         true
     }
@@ -339,9 +357,10 @@ impl Pool {
         for pool in &pools {
             pool.seen().iter().for_each(|slot| end(host, pool, slot.id));
         }
+        while host.promises.end_oldest(host) {}
         // One that hangs in its creation ends with its link; everything else that is to be done at the end waits no longer for it.
         let until = Instant::now() + limits::POOL_CLOSE;
-        while self.own() > 0 && Instant::now() < until {
+        while self.own() + host.promises.count() > 0 && Instant::now() < until {
             // Whoever keeps the pools as they are to be may take the notice.
             let _ = tokio::time::timeout(limits::POOL_GIVES_WAY, self.changed.notified()).await;
         }

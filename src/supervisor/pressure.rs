@@ -109,7 +109,7 @@ pub(super) fn run(host: &Rc<Host>) {
 
 fn relieve(host: &Rc<Host>) {
     let began = !host.pressure.is_on();
-    let slots = host.pool.own();
+    let slots = host.pool.own() + host.promises.count();
     host.pressure.until.set(Some(Instant::now() + limits::PRESSURE_HOLD));
     if began {
         tracing::warn!(slots, "memory is short: nothing is kept ready, and kernels that nobody uses are stopped");
@@ -117,6 +117,7 @@ fn relieve(host: &Rc<Host>) {
         told_when_over(host);
     }
     host.pool.look_soon();
+    while host.promises.end_oldest(host) {}
     if slots > 0 {
         return;
     }

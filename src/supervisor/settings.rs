@@ -81,8 +81,6 @@ pub struct Settings {
     pub pools: Vec<(EngineName, Rules)>,
     /// Those of which some are kept although nobody came yet.
     pub standing_pools: Vec<EngineName>,
-    /// The folder on which workers without a kernel stand.
-    pub slots_folder: PathBuf,
     /// What workers run.
     pub worker: WorkerProgram,
     /// Folder of the workers' private sockets.

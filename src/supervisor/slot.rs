@@ -1,8 +1,12 @@
 //! A slot: a worker with its sandbox and its engine ready, and no kernel. Bound once; then it is that kernel's worker, and ends
 //! with it.
+//!
+//! It stands on a folder like a kernel's, new and empty: its home. A kernel that is made while the slot is ready takes the home for its
+//! own folder, and the slot for its worker (see [`super::promise`]): then little is left to do when it is used. A kernel that has a folder
+//! brings that, and the home goes.
 
 use std::cell::Cell;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -13,6 +17,7 @@ use super::metrics::Stage;
 use super::pool::Active;
 use super::task::Listener;
 use super::worker::{self, Folders, Shape, Started, WorkerProcess};
+use crate::catalog::WorkerRow;
 use crate::core::error::{Error, Result};
 use crate::core::ids::{Epoch, KernelId, WorkerId};
 use crate::core::limits;
@@ -20,7 +25,7 @@ use crate::core::name::KernelName;
 use crate::core::origin::OriginKind;
 use crate::rpc::worker_link::{Relay, WorkerIdentity, WorkerLink};
 use crate::sandbox::plan::{PlannedMount, RunAs};
-use crate::worker::binding::{BoundMount, BoundSource, KernelBinding};
+use crate::worker::binding::{BoundFolder, BoundMount, BoundSource, KernelBinding};
 
 /// What a slot is called where a kernel has its name.
 const NAME: &str = "slot";
@@ -32,6 +37,8 @@ pub(super) struct Slot {
     process: WorkerProcess,
     identity: WorkerIdentity,
     there: Rc<Cell<bool>>,
+    /// Its folder, by the id of the kernel that may take it over; none once one has.
+    home: Option<KernelId>,
 }
 
 impl Slot {
@@ -40,10 +47,26 @@ impl Slot {
     /// # Errors
     /// Those of a worker's start.
     pub(super) async fn start(host: &Rc<Host>, place: Place, shape: &Shape, gone: impl Fn() + 'static) -> Result<Slot> {
-        let folder = stand_in(&host.config.slots_folder)?;
+        let home = KernelId::from_bytes(host.random());
+        host.catalog.create_kernel_files(home).await?;
+        let started = Slot::start_on(host, place, shape, home, gone).await;
+        if started.is_err() {
+            remove(host, home).await;
+        }
+        started
+    }
+
+    async fn start_on(
+        host: &Rc<Host>,
+        place: Place,
+        shape: &Shape,
+        home: KernelId,
+        gone: impl Fn() + 'static,
+    ) -> Result<Slot> {
+        let Folders { dir, own_workspace, .. } = worker::folders_of(host, home);
         let (identity, socket) = worker::identity(host, KernelId::from_bytes([0; 16]), Epoch(0));
-        let mut plan = worker::plan(host, shape, identity.worker, &folder);
-        plan.unbound = true;
+        let mut plan = worker::plan(host, shape, identity.worker, &dir);
+        (plan.own_workspace, plan.unbound) = (own_workspace, true);
         let name: KernelName = NAME.parse().map_err(|_| Error::internal("a slot has no name"))?;
         let document = worker::document(host, shape, &identity, name, plan, &socket).await?;
         let there = Rc::new(Cell::new(true));
@@ -61,7 +84,7 @@ impl Slot {
         }
         let lane = tokio::time::timeout(limits::POOL_CREATION, link.open_lane()).await;
         let lane = lane.unwrap_or_else(|_| Err(Error::deadline("a slot opens no lane")));
-        let slot = Slot { link, relay, process, identity, there };
+        let slot = Slot { link, relay, process, identity, there, home: Some(home) };
         match lane {
             Ok(()) => Ok(slot),
             Err(error) => {
@@ -81,6 +104,18 @@ impl Slot {
         self.identity.worker
     }
 
+    /// Its folder is from now on that of a kernel that is being made, whose id it gives. Once.
+    pub(super) fn give_home(&mut self, epoch: Epoch) -> Option<KernelId> {
+        let home = self.home.take()?;
+        (self.identity.kernel, self.identity.epoch) = (home, epoch);
+        Some(home)
+    }
+
+    /// What the catalog is to know of it.
+    pub(super) fn row(&self) -> WorkerRow {
+        worker::row(&self.identity, self.process.socket(), Some(self.process.pid()))
+    }
+
     /// Makes it the kernel's worker. In the catalog before it knows: a daemon that is killed meanwhile leaves none behind.
     ///
     /// # Errors
@@ -93,19 +128,22 @@ impl Slot {
         listener: Rc<Listener>,
         active: Active,
     ) -> Result<Started> {
+        let is_home = self.identity.kernel == kernel.id;
         (self.identity.kernel, self.identity.epoch) = (kernel.id, kernel.epoch);
-        let row = worker::row(&self.identity, self.process.socket(), Some(self.process.pid()));
-        let origin = kernel.origin_now();
+        let row = self.row();
+        let (origin, left) = (kernel.origin_now(), self.home.take());
         let engine = kernel.spec.engine;
         let bound = async {
             let begun = Instant::now();
             let record = async {
-                host.catalog.put_worker(row).await?;
+                if !is_home {
+                    host.catalog.put_worker(row).await?;
+                }
                 host.metrics.since(Stage::BindRecord, engine, begun);
                 Ok(())
             };
             let binding = async {
-                let binding = self.binding(host, kernel, mounts, origin).await?;
+                let binding = self.binding(host, kernel, is_home, mounts, origin).await?;
                 host.metrics.since(Stage::BindSources, engine, begun);
                 Ok::<_, Error>(binding)
             };
@@ -117,7 +155,12 @@ impl Slot {
             host.metrics.since(Stage::BindWorker, engine, begun);
             Ok(report)
         };
-        match bound.await {
+        let bound = bound.await;
+        if let Some(left) = left {
+            let host = Rc::clone(host);
+            tokio::task::spawn_local(async move { remove(&host, left).await });
+        }
+        match bound {
             Ok(report) => {
                 active.bound();
                 let Slot { link, mut process, .. } = self;
@@ -132,24 +175,40 @@ impl Slot {
         }
     }
 
-    /// Ends it.
+    /// Ends it; its folder goes, if that is still its own.
     pub(super) async fn end(self, host: &Host) {
-        let Slot { link, process, .. } = self;
+        let Slot { link, process, home, .. } = self;
         drop(link);
-        host.workers.end_unrecorded(process).await;
+        match home {
+            Some(home) => {
+                host.workers.end_unrecorded(process).await;
+                remove(host, home).await;
+            }
+            None => host.workers.end(process).await,
+        }
     }
 
     async fn binding(
         &self,
         host: &Host,
         kernel: &Kernel,
+        is_home: bool,
         mounts: &[PlannedMount],
         origin: (OriginKind, u32),
     ) -> Result<KernelBinding> {
-        let Folders { dir, own_workspace, workspace } = worker::folders(host, kernel)?;
         let run_as = worker::run_as(host, kernel.uid)?;
-        let own: Vec<&Path> = [Some(dir.as_path()), workspace.as_deref()].into_iter().flatten().collect();
-        let protected = own.iter().filter_map(|folder| folder.canonicalize().ok()).collect();
+        let (mut folder, mut protected) = (None, Vec::new());
+        if !is_home {
+            let Folders { dir, own_workspace, workspace } = worker::folders(host, kernel)?;
+            let own: Vec<&Path> = [Some(dir.as_path()), workspace.as_deref()].into_iter().flatten().collect();
+            protected = own.iter().filter_map(|folder| folder.canonicalize().ok()).collect();
+            let workspace = match &workspace {
+                Some(shared) => Some(self.source(host, shared, run_as).await?),
+                None => None,
+            };
+            let dir = self.source(host, &dir, run_as).await?;
+            folder = Some(BoundFolder { dir, own_workspace, workspace });
+        }
         let mut given = Vec::with_capacity(mounts.len());
         for mount in mounts {
             // Without this the worker opens it itself, with its user's rights.
@@ -157,17 +216,11 @@ impl Slot {
             let source = self.source(host, &mount.source, mapped).await?;
             given.push(BoundMount { inside: mount.inside.clone(), source, writable: mount.writable });
         }
-        let workspace = match &workspace {
-            Some(shared) => Some(self.source(host, shared, run_as).await?),
-            None => None,
-        };
         Ok(KernelBinding {
             kernel: kernel.id,
             epoch: kernel.epoch,
             name: kernel.spec.name.clone(),
-            dir: self.source(host, &dir, run_as).await?,
-            own_workspace,
-            workspace,
+            folder,
             protected,
             mounts: given,
             origin,
@@ -185,9 +238,9 @@ impl Slot {
     }
 }
 
-/// The folder on which slots stand: it has an empty workspace, and nobody writes to it.
-fn stand_in(folder: &Path) -> Result<PathBuf> {
-    let made = std::fs::create_dir_all(folder.join("workspace"));
-    made.map_err(|error| Error::unavailable(format!("cannot make {}: {error}", folder.display())))?;
-    Ok(folder.to_owned())
+/// Removes a folder that became no kernel's.
+async fn remove(host: &Host, home: KernelId) {
+    if let Err(error) = host.catalog.remove_kernel_files(home).await {
+        tracing::warn!(%error, "the folder of a slot could not be removed: the next start does it");
+    }
 }

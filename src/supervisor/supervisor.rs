@@ -13,13 +13,14 @@ use super::events::Events;
 use super::host::{DoorKeeper, Host};
 use super::kernel::{Kernel, View};
 use super::metrics::Stage;
+use super::promise::Promise;
 use super::records::{Loaded, Records, StateRecord};
 use super::sessions::Sessions;
 use super::settings::Settings;
 use super::task::{Adopted, Beginning, Report, Task};
 use super::tools::Tools;
 use super::upkeep;
-use super::worker;
+use super::worker::{self, Shape};
 use crate::catalog::{CatalogHandle, Created, IdempotencyKey, KernelRow, NewAudit, Notes};
 use crate::core::engine::EngineName;
 use crate::core::error::{DISK_FULL, Error, ErrorCode, Result};
@@ -28,6 +29,9 @@ use crate::core::limits;
 use crate::core::name::KernelName;
 use crate::core::spec::{Isolation, KernelSpec, Net};
 use crate::store::StoreHandle;
+
+/// The ownership under which a kernel begins.
+const FIRST_EPOCH: Epoch = Epoch(1);
 
 /// The door to all kernels of a daemon.
 #[derive(Clone)]
@@ -189,17 +193,43 @@ impl Supervisor {
         key: Option<(String, String)>,
         actor: &Actor,
     ) -> Result<Rc<Kernel>> {
-        let (host, now) = (&self.host, self.host.now_ms());
+        let host = &self.host;
+        let Some(from) = from_dir else {
+            // What a slot stands on becomes the kernel's, if one is ready.
+            let shape = Shape::of(host, &spec, actor.uid)?;
+            let Some(promise) = Promise::make(host, shape, FIRST_EPOCH) else {
+                let id = KernelId::from_bytes(host.random());
+                host.catalog.create_kernel_files(id).await?;
+                return self.show(id, None, spec, key, actor).await;
+            };
+            let id = promise.kernel();
+            let made = self.show(id, Some(&promise), spec, key, actor).await;
+            match &made {
+                Ok(kernel) if kernel.id == id => host.promises.keep(host, promise),
+                Ok(_) | Err(_) => drop(promise.end(host)),
+            }
+            return made;
+        };
+        let from = host.check_source(actor.uid, from)?;
         let id = KernelId::from_bytes(host.random());
-        let from_dir = from_dir.map(|from| host.check_source(actor.uid, from)).transpose()?;
         let files = host.catalog.create_kernel_files(id).await?;
-        if let Some(from) = from_dir
-            && let Err(error) =
-                super::from_dir::copy(from, files.workspace.clone(), actor.uid, spec.limits.workspace_bytes).await
-        {
+        if let Err(error) = super::from_dir::copy(from, files.workspace, actor.uid, spec.limits.workspace_bytes).await {
             host.catalog.remove_kernel_files(id).await?;
             return Err(error);
         }
+        self.show(id, None, spec, key, actor).await
+    }
+
+    /// Makes a kernel known whose files are there; they go if it cannot be. With a promise: its slot is written down as the kernel's worker.
+    async fn show(
+        &self,
+        id: KernelId,
+        promise: Option<&Promise>,
+        spec: KernelSpec,
+        key: Option<(String, String)>,
+        actor: &Actor,
+    ) -> Result<Rc<Kernel>> {
+        let (host, now) = (&self.host, self.host.now_ms());
         let record = StateRecord::default();
         let row = KernelRow {
             id,
@@ -207,7 +237,7 @@ impl Supervisor {
             spec: spec.clone(),
             state_json: serde_json::to_string(&record).map_err(|error| Error::internal(error.to_string()))?,
             version: 1,
-            epoch: Epoch(1),
+            epoch: FIRST_EPOCH,
             generation: 0,
             thread_of: None,
             created_at_ms: now,
@@ -228,8 +258,13 @@ impl Supervisor {
             detail: bounded(words),
             ..host.line(actor, action, None)
         };
-        let written =
-            host.catalog.insert_kernel(row.clone(), key, Notes { events: Vec::new(), audit: vec![audit] }).await;
+        let written = host.catalog.insert_kernel(row.clone(), key, Notes { events: Vec::new(), audit: vec![audit] });
+        // In the catalog before it knows, so that a daemon that is killed leaves none behind; and right after its kernel.
+        let recorded = promise.map(|promise| (promise, host.catalog.put_worker(promise.row())));
+        let written = written.await;
+        if let Some((promise, recorded)) = recorded {
+            promise.set_recorded(recorded.await.is_ok());
+        }
         match written.map(|written| written.value) {
             Ok(Created::New) => {}
             Ok(Created::Before(before)) => {
@@ -411,6 +446,7 @@ impl Supervisor {
         let host = &self.host;
         let (actor, version) = (change.actor.clone(), kernel.view().version);
         kernel.remove(change).await?;
+        host.promises.release(host, kernel.id).await;
         host.spares.discard_of(kernel.id).await;
         host.knock(kernel, false);
         host.by_id.borrow_mut().remove(&kernel.id);

@@ -13,6 +13,7 @@ use super::host::Host;
 use super::kernel::Kernel;
 use super::metrics::Stage;
 use super::pool::Active;
+use super::promise::Promise;
 use super::task::Listener;
 use crate::catalog::{CatalogHandle, WorkerRow};
 use crate::core::engine::EngineName;
@@ -281,16 +282,21 @@ pub(super) struct Folders {
 }
 
 pub(super) fn folders(host: &Host, kernel: &Kernel) -> Result<Folders> {
-    let files = host.catalog.kernel_files(kernel.id);
-    let own_workspace = files.workspace.strip_prefix(&files.dir).unwrap_or(Path::new("workspace")).to_owned();
-    let mut workspace = None;
+    let mut folders = folders_of(host, kernel.id);
     if let Some(owner) = kernel.thread_of {
         if kernel.files().id != owner {
             return Err(Error::corrupt(format!("kernel {owner}, in whose workspace it works, is gone")));
         }
-        workspace = Some(host.catalog.kernel_files(owner).workspace);
+        folders.workspace = Some(host.catalog.kernel_files(owner).workspace);
     }
-    Ok(Folders { dir: files.dir, own_workspace, workspace })
+    Ok(folders)
+}
+
+/// Those of a kernel that works in its own workspace.
+pub(super) fn folders_of(host: &Host, kernel: KernelId) -> Folders {
+    let files = host.catalog.kernel_files(kernel);
+    let own_workspace = files.workspace.strip_prefix(&files.dir).unwrap_or(Path::new("workspace")).to_owned();
+    Folders { dir: files.dir, own_workspace, workspace: None }
 }
 
 /// What the kernel was given, judged again at each start: what a path leads to may have changed since it was given. What is judged
@@ -439,9 +445,10 @@ pub(super) async fn start(
     // Judged when it was asked for, too; since then others may have come.
     let (one, admission) = (Taken::one(shape.limits.memory_bytes), &host.workers.admission);
     let share = admission.share(kernel.uid, one)?;
-    if !hides_system_path(host, &mounts)
-        && let Some((slot, active)) = host.pool.take(host, &shape)
-    {
+    let promised = host.promises.claim(host, kernel, &shape);
+    if hides_system_path(host, &mounts) {
+        promised.into_iter().for_each(|promise| drop(promise.end(host)));
+    } else if let Some((slot, active)) = promised.map(Promise::open).or_else(|| host.pool.take(host, &shape)) {
         let worker = slot.id();
         match slot.bind(host, kernel, &mounts, listener.clone(), active).await {
             Ok(bound) => {

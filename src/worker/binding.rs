@@ -29,6 +29,18 @@ pub struct BoundMount {
     pub writable: bool,
 }
 
+/// The folder of a kernel that is older than its worker.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BoundFolder {
+    /// The folder.
+    pub dir: BoundSource,
+    /// What becomes `/workspace`: a path within the folder.
+    pub own_workspace: PathBuf,
+    /// Another folder to be `/workspace`: that of the kernel whose thread this one is.
+    #[serde(default)]
+    pub workspace: Option<BoundSource>,
+}
+
 /// The kernel that a slot is to serve.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelBinding {
@@ -38,13 +50,9 @@ pub struct KernelBinding {
     pub epoch: Epoch,
     /// Its name: for the code inside, and what it calls its host.
     pub name: KernelName,
-    /// Its folder.
-    pub dir: BoundSource,
-    /// What becomes `/workspace`: a path within the folder.
-    pub own_workspace: PathBuf,
-    /// Another folder to be `/workspace`: that of the kernel whose thread this one is.
+    /// Its folder; none: that on which the slot stands is the kernel's, which is new.
     #[serde(default)]
-    pub workspace: Option<BoundSource>,
+    pub folder: Option<BoundFolder>,
     /// Folders that no mount may show beside those that the slot knows already: its own and that of the workspace.
     #[serde(default)]
     pub protected: Vec<PathBuf>,

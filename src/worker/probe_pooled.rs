@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
 use crate::sandbox::{
-    BindSource, EngineProcess, Init, KernelFolder, Owners, PlannedMount, RunAs, SandboxError, SandboxPlan,
+    BindSource, EngineProcess, Init, KernelEntry, KernelFolder, Owners, PlannedMount, RunAs, SandboxError, SandboxPlan,
 };
 
 /// Waits for the kernel; then is the program. Nothing of the user's runs before.
@@ -72,13 +72,8 @@ impl Kernel {
         let Kernel { plan, dir, workspace, mounts } = self;
         let folders = [Some(&plan.kernel_dir), plan.workspace.as_ref()];
         let protected = folders.into_iter().flatten().filter_map(|folder| folder.canonicalize().ok()).collect();
-        init.enter_kernel(KernelFolder {
-            dir,
-            own_workspace: plan.own_workspace,
-            workspace,
-            hostname: plan.hostname,
-            protected,
-        })?;
+        let folder = KernelFolder { dir, own_workspace: plan.own_workspace, workspace };
+        init.enter_kernel(KernelEntry { folder: Some(folder), hostname: plan.hostname, protected })?;
         for (mount, source) in mounts {
             init.bind(source, &mount.inside, mount.writable)?;
         }

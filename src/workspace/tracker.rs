@@ -436,6 +436,8 @@ impl Tracker {
     /// # Errors
     /// As [`Self::save`].
     pub fn save_made(&mut self) -> Result<()> {
+        // What was copied with its times may be older than the clock's grain by now, whenever it was looked at before.
+        self.settle_all();
         let entries = self.index.folders.values_mut().flat_map(|folder| folder.entries.values_mut());
         let unsure: Vec<_> = entries.filter(|known| !known.settled).collect();
         if unsure.len() as u64 > limits::WORKSPACE_WORTH_SETTLING && self.grain <= LOCAL_GRAIN {

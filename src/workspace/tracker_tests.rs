@@ -171,6 +171,21 @@ fn a_change_within_the_clocks_grain_is_seen_by_a_walk() {
     }
 }
 
+/// A child whose files were young when its parent last looked at them, and are not by now, waits for no clock.
+#[test]
+fn what_was_young_when_it_was_captured_is_known_by_its_stamp_when_it_is_handed_on() {
+    let world = World::new();
+    for file in 0..20 {
+        world.write(&format!("f{file}"), "x".repeat(5000));
+    }
+    let mut tracker = world.tracker();
+    assert_eq!(tracker.capture(&world.store).expect("captured").how.read, 20);
+    std::thread::sleep(std::time::Duration::from_millis(120));
+    tracker.save_made().expect("saved");
+    drop(tracker);
+    assert_eq!(world.tracker().capture(&world.store).expect("captured").how.read, 0);
+}
+
 #[test]
 fn what_is_known_survives_the_process_and_damage_costs_only_time() {
     let world = World::new();

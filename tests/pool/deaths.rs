@@ -14,7 +14,7 @@ fn send(signal: Signal, to: &[u32]) {
 }
 
 /// The inits among a host's processes: children of its spawner.
-fn inits(host: &Host) -> Vec<u32> {
+pub(super) fn inits(host: &Host) -> Vec<u32> {
     children(host.spawner().expect("a spawner"))
 }
 

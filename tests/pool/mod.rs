@@ -3,6 +3,7 @@
 mod binding;
 mod deaths;
 mod pressure;
+mod promises;
 
 use std::time::{Duration, Instant};
 

@@ -201,7 +201,7 @@ impl Fake {
             engine,
             children: None,
             identity: shared,
-            db: Some(db),
+            db,
             calls,
             descriptors,
             on_ready: Box::new(move |outcome| drop(tell.send(outcome))),

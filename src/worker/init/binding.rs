@@ -1,24 +1,29 @@
 //! A slot becomes a kernel's worker: once, at the daemon's word.
 //!
 //! ```text
-//!  Unbound ── bindKernel ──▶ workspace, name, mounts ─▶ engine.db ─▶ engine: bind, load ──▶ Serving
+//!  Unbound ── bindKernel ──▶ workspace, name, mounts ─▶ engine: bind ─────────────────────────▶ Serving      a new kernel
+//!                                                    └▶ engine.db ─▶ engine: bind, load ─▶ Serving           one with a folder
 //! ```
+//!
+//! A slot stands on a folder like a kernel's. A new kernel takes it over: then nothing has to be mounted or opened when it comes.
 //!
 //! What fails on the way ends the worker: half bound it is of no use to anybody.
 
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::enclosure::{KernelPlace, MountSource};
+use super::enclosure::{KernelFolderSource, KernelPlace, MountSource};
+use super::frames::EngineReady;
 use super::loading::{Startup, failure, missed_of};
 use super::requests::By;
+use super::state::State;
 use super::{Life, Worker};
 use crate::catalog::EngineDb;
 use crate::core::error::{Error, Result};
 use crate::core::limits;
 use crate::rpc::worker_link::WorkerCause;
 use crate::rpc::worker_service::{Answer, Call, Report};
-use crate::worker::binding::{BoundSource, KernelBinding};
+use crate::worker::binding::{BoundFolder, BoundSource, KernelBinding};
 use crate::worker::engines;
 
 impl Worker {
@@ -37,8 +42,26 @@ impl Worker {
         }
         self.not_restored = missed_of(json);
         self.rehearse();
-        self.await_kernel();
+        match self.begin_new_state() {
+            Ok(()) => self.await_kernel(),
+            Err(error) => self.fail_start(error),
+        }
         Ok(())
+    }
+
+    /// Writes into the slot's own database what a new kernel's has.
+    fn begin_new_state(&mut self) -> Result<()> {
+        let Some(EngineReady { engine, version, .. }) = &self.engine else { return Ok(()) };
+        self.state.set_engine(engine, version)?;
+        self.state_is_new()
+    }
+
+    /// Whoever takes the slot's folder over has nothing to load.
+    fn state_is_new(&self) -> Result<()> {
+        match self.state.heads()?.is_empty() {
+            true => Ok(()),
+            false => Err(Error::internal("a slot stands on a folder that has a kernel's state")),
+        }
     }
 
     /// Nobody's yet: the engine is ready, and no user's bytes have come.
@@ -74,21 +97,26 @@ impl Worker {
     }
 
     fn take_kernel(&mut self, binding: KernelBinding) -> Result<()> {
-        let KernelBinding { kernel, epoch, name, dir, own_workspace, workspace, protected, mounts, origin } = binding;
+        let KernelBinding { kernel, epoch, name, folder, protected, mounts, origin } = binding;
         let mut mounted = Vec::with_capacity(mounts.len());
         for mount in mounts {
             mounted.push((mount.inside, self.source(mount.source)?, mount.writable));
         }
-        let folder = self.enclosure.enter_kernel(KernelPlace {
-            dir: self.source(dir)?,
-            own_workspace,
-            workspace: workspace.map(|shared| self.source(shared)).transpose()?,
-            hostname: name.as_str().to_owned(),
-            protected,
-            mounts: mounted,
-        })?;
-        self.state.open(EngineDb::open(&folder.join("engine.db"), self.settings.durability)?);
-        self.settings.spool_folder = folder;
+        let source = |BoundFolder { dir, own_workspace, workspace }: BoundFolder| {
+            let workspace = workspace.map(|shared| self.source(shared)).transpose()?;
+            Ok::<_, Error>(KernelFolderSource { dir: self.source(dir)?, own_workspace, workspace })
+        };
+        let folder = folder.map(source).transpose()?;
+        let hostname = name.as_str().to_owned();
+        if folder.is_none() {
+            self.state_is_new()?;
+        }
+        let place = KernelPlace { folder, hostname, protected, mounts: mounted };
+        if let Some(folder) = self.enclosure.enter_kernel(place)? {
+            self.state = State::new(EngineDb::open(&folder.join("engine.db"), self.settings.durability)?);
+            self.settings.spool_folder = folder;
+            self.state_to_load = true;
+        }
         self.identity.become_kernels(kernel, epoch);
         let frame = json!({ "op": "bind", "env": engines::kernel_environment(Some((&name, origin))) });
         self.ask(frame.to_string().as_bytes(), By::Bind)
@@ -107,9 +135,12 @@ impl Worker {
 
     /// The engine has entered the workspace, or cannot.
     pub(super) fn on_bound(&mut self, ok: bool, json: &[u8]) {
-        if ok {
+        if ok && self.state_to_load {
             self.life = Life::Starting(Startup::awaiting_ready(Instant::now() + limits::WORKER_START));
             self.begin_state();
+        } else if ok {
+            self.not_restored.clear();
+            self.serve();
         } else {
             self.kill(WorkerCause::Protocol(format!(
                 "it could not be bound to its kernel: {}",

@@ -55,15 +55,22 @@ pub enum MountSource {
     Tree(OwnedFd, PathBuf),
 }
 
-/// What a kernel brings into an enclosure that was made ahead.
+/// The folder of a kernel that has one already.
 #[derive(Debug)]
-pub struct KernelPlace {
-    /// Its folder.
+pub struct KernelFolderSource {
+    /// The folder.
     pub dir: MountSource,
     /// What becomes the workspace: a path within the folder.
     pub own_workspace: PathBuf,
     /// Another folder to be the workspace.
     pub workspace: Option<MountSource>,
+}
+
+/// What a kernel brings into an enclosure that was made ahead.
+#[derive(Debug)]
+pub struct KernelPlace {
+    /// Its folder; none: the enclosure's own becomes the kernel's.
+    pub folder: Option<KernelFolderSource>,
     /// What it calls its host.
     pub hostname: String,
     /// Folders that no mount may show, beside those that are known.
@@ -119,11 +126,12 @@ pub trait Enclosure {
     fn copies_memory(&mut self, _copies: &[i32], _enough: u64) -> CopiesMemory {
         CopiesMemory::default()
     }
-    /// Puts a kernel's folder and mounts into an enclosure that was made without; gives the folder by a path for this process. Once.
+    /// Puts a kernel's folder and mounts into an enclosure that was made without. Once. If the kernel brought a folder, gives that by a path
+    /// for this process.
     ///
     /// # Errors
     /// What the host refuses; the enclosure is of no use then.
-    fn enter_kernel(&mut self, kernel: KernelPlace) -> Result<PathBuf> {
+    fn enter_kernel(&mut self, kernel: KernelPlace) -> Result<Option<PathBuf>> {
         Err(Error::unsupported(format!("kernel {} cannot come later here", kernel.hostname)))
     }
     /// Does for nothing what [`Enclosure::enter_kernel`] will do: what that takes is in memory then.

@@ -86,7 +86,7 @@ fn start() -> Result<i32> {
 fn serve(document: LaunchDocument, init: Init, sockets: Sockets, daemon_uid: u32, compiled: &[u8]) -> Result<i32> {
     let durability = if document.power_safe { Durability::Power } else { Durability::Process };
     let unbound = document.plan.unbound;
-    let db = if unbound { None } else { Some(EngineDb::open(&init.engine_db_path(), durability)?) };
+    let db = EngineDb::open(&init.engine_db_path(), durability)?;
     let spool_folder = init.kernel_dir();
     let kernel = if unbound { None } else { Some((&document.name, document.origin)) };
     let program = engines::program(document.engine, &document.engine_settings, compiled, kernel)?;

@@ -165,7 +165,7 @@ impl Worker {
     }
 
     /// From here on calls are answered.
-    fn serve(&mut self) {
+    pub(super) fn serve(&mut self) {
         self.life = Life::Serving;
         self.first_words.clear();
         if self.outbox.connection().is_none() {

@@ -163,6 +163,8 @@ pub struct Worker {
     on_ready: Option<OnReady>,
     /// The daemon's call that gave a slot its kernel, until that kernel's state is there.
     bound: Option<Answer<Report>>,
+    /// That kernel's state has still to be given to the engine.
+    state_to_load: bool,
     identity: SharedIdentity,
     orphan_at: Option<Instant>,
     watch_at: Option<Instant>,
@@ -187,8 +189,8 @@ pub struct Parts {
     pub children: Option<OwnedFd>,
     /// Whom both ends of the private socket must be.
     pub identity: SharedIdentity,
-    /// The engine's state, open; a slot has none yet.
-    pub db: Option<EngineDb>,
+    /// The engine's state, open.
+    pub db: EngineDb,
     /// The daemon's calls.
     pub calls: mpsc::Receiver<WorkerCall>,
     /// Descriptors that the daemon handed over.
@@ -243,6 +245,7 @@ impl Worker {
             not_restored: Vec::new(),
             on_ready: Some(on_ready),
             bound: None,
+            state_to_load: false,
             identity,
             orphan_at: None,
             watch_at: None,

@@ -7,12 +7,14 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::enclosure::{CopiesMemory, Enclosure, EngineParts, Exit, KernelPlace, MountSource, Watch};
+use super::enclosure::{
+    CopiesMemory, Enclosure, EngineParts, Exit, KernelFolderSource, KernelPlace, MountSource, Watch,
+};
 use crate::core::engine::EngineName;
 use crate::core::error::{Error, Result};
 use crate::rpc::worker_link::{WorkerCause, WorkerUsage};
 use crate::sandbox::{
-    BindSource, EngineProgram, ExitCause, Frozen, Init, KernelFolder, MemoryWatch, SandboxError, Verdict,
+    BindSource, EngineProgram, ExitCause, Frozen, Init, KernelEntry, KernelFolder, MemoryWatch, SandboxError, Verdict,
     WorkspaceWatch,
 };
 
@@ -192,23 +194,26 @@ impl Enclosure for Sandboxed {
         self.init.bind(bind_source(source), path, writable).map_err(Error::from)
     }
 
-    fn enter_kernel(&mut self, kernel: KernelPlace) -> Result<PathBuf> {
-        let KernelPlace { dir, own_workspace, workspace, hostname, protected, mut mounts } = kernel;
-        self.init.enter_kernel(KernelFolder {
+    fn enter_kernel(&mut self, kernel: KernelPlace) -> Result<Option<PathBuf>> {
+        let KernelPlace { folder, hostname, protected, mut mounts } = kernel;
+        let comes = folder.is_some();
+        let folder = folder.map(|KernelFolderSource { dir, own_workspace, workspace }| KernelFolder {
             dir: bind_source(dir),
             own_workspace,
             workspace: workspace.map(bind_source),
-            hostname,
-            protected,
-        })?;
+        });
+        self.init.enter_kernel(KernelEntry { folder, hostname, protected })?;
         // A mount hides what was mounted below its place before.
         mounts.sort_by_key(|(inside, ..)| inside.components().count());
         for (inside, source, writable) in mounts {
             self.init.bind(bind_source(source), &inside, writable)?;
         }
         self.init.look_at_mounts(self.pid)?;
+        if !comes {
+            return Ok(None);
+        }
         self.workspace = watch_workspace(&self.init, Instant::now());
-        Ok(self.init.kernel_dir())
+        Ok(Some(self.init.kernel_dir()))
     }
 
     fn rehearse(&mut self) {

@@ -37,8 +37,7 @@ struct Partial {
 
 /// `engine.db` and what is to go into it.
 pub struct State {
-    /// `None`: there is no kernel yet.
-    db: Option<EngineDb>,
+    db: EngineDb,
     info: Option<EngineInfo>,
     pending: BTreeMap<String, Change>,
     pending_bytes: usize,
@@ -56,8 +55,8 @@ pub struct State {
 }
 
 impl State {
-    /// Takes over an open database; a slot has none until it has a kernel.
-    pub fn new(db: Option<EngineDb>) -> Self {
+    /// Takes over an open database.
+    pub fn new(db: EngineDb) -> Self {
         State {
             db,
             info: None,
@@ -74,27 +73,18 @@ impl State {
         }
     }
 
-    /// Takes the database of the kernel that a slot is bound to.
-    pub fn open(&mut self, db: EngineDb) {
-        self.db = Some(db);
-    }
-
-    fn db(&self) -> Result<&EngineDb, CatalogError> {
-        self.db.as_ref().ok_or_else(|| CatalogError::Conflict("the worker has no kernel yet".into()))
-    }
-
     /// Notes which engine writes from now on.
     ///
     /// # Errors
     /// If the entries are another engine's, or the database's own errors.
     pub fn set_engine(&mut self, name: &str, version: &str) -> Result<(), CatalogError> {
         let info = EngineInfo { name: name.to_owned(), version: version.to_owned(), format: STATE_FORMAT };
-        if let Some(before) = self.db()?.info()?
+        if let Some(before) = self.db.info()?
             && before.name != info.name
         {
             return Err(CatalogError::Conflict(format!("the kernel's state is of engine {}, not {name}", before.name)));
         }
-        self.db()?.set_info(&info)?;
+        self.db.set_info(&info)?;
         self.info = Some(info);
         Ok(())
     }
@@ -104,9 +94,9 @@ impl State {
     /// # Errors
     /// The database's.
     pub fn take_lost_jobs(&mut self) -> Result<Vec<JobRecord>, CatalogError> {
-        let lost = self.db()?.jobs()?;
+        let lost = self.db.jobs()?;
         if !lost.is_empty() {
-            self.db()?.apply(&Changes { jobs: Some(Vec::new()), ..Changes::default() })?;
+            self.db.apply(&Changes { jobs: Some(Vec::new()), ..Changes::default() })?;
         }
         Ok(lost)
     }
@@ -116,7 +106,7 @@ impl State {
     /// # Errors
     /// The database's.
     pub fn heads(&self) -> Result<Vec<EntryHead>, CatalogError> {
-        self.db()?.heads()
+        self.db.heads()
     }
 
     /// One stored entry.
@@ -124,7 +114,7 @@ impl State {
     /// # Errors
     /// The database's.
     pub fn entry(&self, key: &str) -> Result<Option<Entry>, CatalogError> {
-        self.db()?.entry(key)
+        self.db.entry(key)
     }
 
     /// What one stored entry has from an offset on.
@@ -132,7 +122,7 @@ impl State {
     /// # Errors
     /// The database's.
     pub fn piece(&self, key: &str, offset: u64) -> Result<Option<(EntryHead, Vec<u8>)>, CatalogError> {
-        self.db()?.piece(key, offset)
+        self.db.piece(key, offset)
     }
 
     /// Takes one chunk of an entry.
@@ -254,7 +244,7 @@ impl State {
             let record = |job: &Job| JobRecord { id: job.id.clone(), command: job.command.clone() };
             changes.jobs = Some(self.jobs.iter().map(record).collect());
         }
-        if let Err(error) = self.db().and_then(|db| db.apply(&changes)) {
+        if let Err(error) = self.db.apply(&changes) {
             let puts = changes.puts.into_iter().map(|entry| (entry.key.clone(), Change::Put(entry)));
             self.pending = puts.chain(changes.dels.into_iter().map(|key| (key, Change::Del))).collect();
             return Err(error);
@@ -281,7 +271,7 @@ impl State {
         self.discard();
         self.dropped.clear();
         let entries = spool.into_entries()?;
-        self.db()?.replace_all(&info, entries, &self.missed)?;
+        self.db.replace_all(&info, entries, &self.missed)?;
         (self.missed_changed, self.jobs_changed) = (false, false);
         self.stored = true;
         Ok(())
@@ -289,10 +279,8 @@ impl State {
 
     /// To be called when nobody waits. Free if nothing was stored since the last time.
     pub fn tidy(&mut self) {
-        if std::mem::take(&mut self.stored)
-            && let Some(db) = &self.db
-        {
-            db.tidy();
+        if std::mem::take(&mut self.stored) {
+            self.db.tidy();
         }
     }
 
@@ -301,6 +289,6 @@ impl State {
     /// # Errors
     /// The database's.
     pub fn close(self) -> Result<(), CatalogError> {
-        self.db.map_or(Ok(()), EngineDb::close)
+        self.db.close()
     }
 }

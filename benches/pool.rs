@@ -1,0 +1,183 @@
+//! The warm pool: from the wish for a kernel to its first result, beside other ways to a box for code; what it costs to keep ready, and
+//! what many kernels that nobody uses take.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use ryokan::core::engine::EngineName;
+use ryokan::core::name::KernelName;
+use ryokan::rpc::client::HostClient;
+use ryokan::rpc::convert::spec::SpecRequest;
+
+use crate::daemon::{run, worker_pids};
+use crate::peers::{Ipykernel, Runc, bubblewrap, run_alone};
+use crate::report::{Report, Samples, Target};
+use crate::{Daemon, World, go_on, process};
+
+/// A pool must be as it is to be within this.
+const FILLED: Duration = Duration::from_secs(60);
+
+/// What is wanted of an engine for a throw-away and for a durable kernel, milliseconds.
+type Wanted = Option<(f64, f64)>;
+
+/// An engine's first words.
+const ENGINES: [(EngineName, &str, Wanted); 4] = [
+    (EngineName::Kaish, "echo hi", Some((1.0, 1.5))),
+    (EngineName::Python, "print('hi')", Some((2.0, 2.5))),
+    (EngineName::Bash, "echo hi", None),
+    (EngineName::Node, "console.log('hi')", None),
+];
+
+/// Waits until an engine's pool is full, and until whatever filled it has come to rest.
+async fn filled(host: &HostClient, engine: EngineName) -> anyhow::Result<()> {
+    let deadline = Instant::now() + FILLED;
+    loop {
+        let pools = host.pools().await?;
+        let pool =
+            pools.iter().find(|pool| pool.engine == engine.name()).with_context(|| format!("no pool of {engine}"))?;
+        if pool.idle >= pool.target && pool.creating == 0 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            return Ok(());
+        }
+        anyhow::ensure!(Instant::now() < deadline, "the pool does not fill: {pool:?}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// From the wish for a kernel to its first result.
+pub fn pool(world: &World, report: &mut Report) -> anyhow::Result<()> {
+    let sizes = ENGINES.map(|(engine, ..)| format!("[pool.engines.{engine}]\npool_size = 3\nmin_idle = 2\n")).concat();
+    let daemon = Daemon::start_with(world, &sizes)?;
+    let mut ipykernel = Ipykernel::start(world)?;
+    let runc = Runc::prepare()?;
+    let rounds = world.times(100, 20);
+    let mut times: [[Samples; 2]; ENGINES.len()] = Default::default();
+    let [mut fork_exec, mut bwrap, mut bwrap_python, mut runs, mut peer]: [Samples; 5] = Default::default();
+    daemon.with(async |host| {
+        for round in 0..=rounds {
+            go_on()?;
+            for (at, (engine, code, _)) in ENGINES.into_iter().enumerate() {
+                for (kind, ephemeral) in [true, false].into_iter().enumerate() {
+                    filled(&host, engine).await?;
+                    let mut spec = SpecRequest::new(format!("k{round}-{engine}-{kind}").parse::<KernelName>()?);
+                    (spec.engine, spec.ephemeral) = (Some(engine), ephemeral);
+                    let begun = Instant::now();
+                    let kernel = host.create_kernel(&spec, "").await?.0;
+                    run(&kernel, code).await?;
+                    let took = begun.elapsed();
+                    kernel.remove(0).await?;
+                    // The first round warms caches, for everybody.
+                    if round > 0 {
+                        times[at][kind].add(took);
+                    }
+                }
+            }
+            if round == 0 {
+                continue;
+            }
+            fork_exec.add(run_alone("/bin/echo".as_ref(), &["hi"])?);
+            bwrap.add(bubblewrap("/bin/echo".as_ref(), &["hi"])?);
+            bwrap_python.add(bubblewrap(&world.python, &["-c", "print('hi')"])?);
+            if let Some(runc) = &runc {
+                runs.add(runc.run(&["/bin/echo", "hi"])?);
+            }
+            if let Some(ipykernel) = ipykernel.as_mut().filter(|_| round % 10 == 0) {
+                ipykernel.start_fresh("print('hi')", &mut peer)?;
+            }
+        }
+        Ok(())
+    })?;
+    for ((engine, _, wanted), [ephemeral, durable]) in ENGINES.into_iter().zip(&times) {
+        for (kind, samples, most) in
+            [("throw-away", ephemeral, wanted.map(|most| most.0)), ("durable", durable, wanted.map(|most| most.1))]
+        {
+            report.times(&format!("{engine}, {kind}: create and first result"), samples, most.map(Target::AtMost));
+            let (p50, p99) = (samples.p50(), samples.quantile(0.99));
+            report.figure(&format!("  p99 ÷ p50, {engine}, {kind}"), p99 / p50, "×", Some(Target::AtMost(5.0)));
+        }
+    }
+    let [kaish, python] = [times[0][0].p50(), times[1][0].p50()];
+    report.times("fork and exec of /bin/echo, no box at all", &fork_exec, None);
+    report.times("bwrap --unshare-all /bin/echo", &bwrap, None);
+    report.note("namespaces alone: no seccomp, no Landlock, nothing durable, gone after one run");
+    report.figure("  ÷ kaish, throw-away", bwrap.p50() / kaish, "×", Some(Target::AtLeast(10.0)));
+    report.times("bwrap --unshare-all python3", &bwrap_python, None);
+    report.figure("  ÷ python, throw-away", bwrap_python.p50() / python, "×", Some(Target::AtLeast(10.0)));
+    match runs.count() {
+        0 => report.figure("runc run /bin/echo", f64::NAN, "", None),
+        _ => {
+            report.times("runc run /bin/echo", &runs, None);
+            report.figure("  ÷ kaish, throw-away", runs.p50() / kaish, "×", None);
+        }
+    }
+    if peer.count() > 0 {
+        report.times("ipykernel: start, first result", &peer, None);
+        report.figure("  ÷ python, throw-away", peer.p50() / python, "×", None);
+    }
+    Ok(())
+}
+
+/// What it costs to make a slot: processor time of the whole machine, less what it does when nothing is asked of it.
+pub fn refill(world: &World, report: &mut Report) -> anyhow::Result<()> {
+    let slots = world.times(40, 10) as u32;
+    for (engine, ..) in ENGINES {
+        let of = |size: u32| {
+            format!(
+                "[pool]\npool_size = 0\nmin_idle = 0\nmax_pool_size = 0\n[pool.engines.{engine}]\npool_size = {size}\nmin_idle = {size}\nmax_pool_size = {size}\n"
+            )
+        };
+        let took = |size: u32| -> anyhow::Result<Duration> {
+            let before = process::machine_cpu();
+            let daemon = Daemon::start_with(world, &of(size))?;
+            daemon.with(async |host| filled(&host, engine).await)?;
+            let took = process::machine_cpu().saturating_sub(before);
+            drop(daemon);
+            Ok(took)
+        };
+        // What a daemon with one costs is no slot's.
+        let (one, many) = (took(1)?, took(slots + 1)?);
+        let each = many.saturating_sub(one).as_secs_f64() * 1000.0 / f64::from(slots);
+        let most = (engine == EngineName::Kaish).then_some(Target::AtMost(10.0));
+        report.figure(&format!("a {engine} slot made ready, processor time"), each, "ms", most);
+    }
+    report.note(format!("all processors of the machine, over {slots} slots; /proc counts in 10 ms"));
+    Ok(())
+}
+
+/// Many live kernels that nobody uses.
+pub fn many_idle(world: &World, report: &mut Report) -> anyhow::Result<()> {
+    let kernels = world.times(500, 50);
+    let daemon = Daemon::start_with(world, "[pool.engines.python]\npool_size = 0\nmin_idle = 0\nmax_pool_size = 0\n")?;
+    daemon.with(async |host| {
+        let (mut all, mut pss) = (Vec::with_capacity(kernels), 0.0);
+        for n in 0..kernels {
+            go_on()?;
+            let mut spec = SpecRequest::new(format!("k{n}").parse::<KernelName>()?);
+            spec.engine = Some(EngineName::Kaish);
+            let kernel = host.create_kernel(&spec, "").await?.0;
+            run(&kernel, &format!("x={n}")).await?;
+            all.push(kernel);
+        }
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        for worker in worker_pids(&host, kernels).await?.into_values() {
+            pss += process::tree(worker).into_iter().map(process::pss_mib).sum::<f64>();
+        }
+        let each = pss * 1.048_576 / kernels as f64;
+        report.figure(&format!("one of {kernels} idle kaish kernels, PSS"), each, "MB", Some(Target::AtMost(5.0)));
+        report.note("every process of its worker");
+        let mut answers = Samples::default();
+        for (n, kernel) in all.iter().enumerate() {
+            let begun = Instant::now();
+            let said = run(kernel, "echo $x").await?;
+            answers.add(begun.elapsed());
+            anyhow::ensure!(
+                said.stdout.trim_ascii_end() == n.to_string().as_bytes(),
+                "kernel {n} says {:?}",
+                said.stdout
+            );
+        }
+        report.times(&format!("each of them answers, one after another, all {kernels}"), &answers, None);
+        report.figure("daemon, RSS", process::rss_mib(daemon.pid()), "MiB", None);
+        Ok(())
+    })
+}

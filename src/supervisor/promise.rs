@@ -1,0 +1,167 @@
+//! Promises: slots on whose folder a new kernel was made, and which wait for its first use.
+//!
+//! ```text
+//!  create ─▶ a slot is ready ─▶ its folder is the kernel's ─▶ kept ─▶ first use: bound, with next to nothing to mount or to open
+//!                                                              └─ nobody uses the kernel, or others need the room: it ends
+//! ```
+//!
+//! Nothing depends on one: a kernel without its promised slot gets a worker as any other does. A slot serves what its folder was when it
+//! started: so it is claimed by the first use of its kernel only, before anything was restored into that folder.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use tokio::task::JoinHandle;
+
+use super::admission::Taken;
+use super::host::Host;
+use super::kernel::Kernel;
+use super::pool::Active;
+use super::slot::Slot;
+use super::worker::Shape;
+use crate::catalog::WorkerRow;
+use crate::core::ids::{Epoch, KernelId, WorkerId};
+use crate::core::limits;
+
+/// A slot that is a kernel's as soon as that is used.
+pub(super) struct Promise {
+    kernel: KernelId,
+    shape: Shape,
+    slot: Slot,
+    active: Active,
+    /// Whether the catalog knows whose it is.
+    recorded: Cell<bool>,
+}
+
+/// The promises of a host.
+#[derive(Default)]
+pub(super) struct Promises {
+    /// The oldest first.
+    kept: RefCell<VecDeque<Promise>>,
+    /// What those take that are on their way out.
+    leaving: Rc<Cell<Taken>>,
+}
+
+impl Promise {
+    /// One for a kernel that is being made, if a slot of its shape is ready.
+    pub(super) fn make(host: &Rc<Host>, shape: Shape, epoch: Epoch) -> Option<Promise> {
+        let (mut slot, active) = host.pool.take_ahead(&shape)?;
+        let kernel = slot.give_home(epoch)?;
+        Some(Promise { kernel, shape, slot, active, recorded: Cell::new(false) })
+    }
+
+    /// What the catalog is to know of the kernel's worker.
+    pub(super) fn row(&self) -> WorkerRow {
+        self.slot.row()
+    }
+
+    /// Whether it does.
+    pub(super) fn set_recorded(&self, recorded: bool) {
+        self.recorded.set(recorded);
+    }
+
+    /// The kernel whose folder the slot stands on.
+    pub(super) fn kernel(&self) -> KernelId {
+        self.kernel
+    }
+
+    /// The slot, to be bound.
+    pub(super) fn open(self) -> (Slot, Active) {
+        (self.slot, self.active)
+    }
+
+    /// Ends the slot, whether anybody waits for that or not. The folder stays: it is the kernel's, or goes with what would have been one.
+    pub(super) fn end(self, host: &Rc<Host>) -> JoinHandle<()> {
+        let (host, one) = (Rc::clone(host), self.takes());
+        let leaving = Rc::clone(&host.promises.leaving);
+        leaving.set(leaving.get().and(one));
+        tokio::task::spawn_local(async move {
+            let Promise { slot, active, .. } = self;
+            slot.end(&host).await;
+            drop(active);
+            leaving.set(leaving.get().without(one));
+            host.pool.look_soon();
+        })
+    }
+
+    fn takes(&self) -> Taken {
+        Taken::one(self.shape.limits.memory_bytes)
+    }
+
+    fn worker(&self) -> WorkerId {
+        self.slot.id()
+    }
+}
+
+impl Promises {
+    /// Keeps one until its kernel is used, but not for long, and not many of one kind.
+    pub(super) fn keep(&self, host: &Rc<Host>, promise: Promise) {
+        let (worker, shape) = (promise.worker(), promise.shape.clone());
+        let most = host.config.pool_rules(shape.engine).max_pool_size as usize;
+        self.kept.borrow_mut().push_back(promise);
+        while self.kept.borrow().iter().filter(|kept| kept.shape == shape).count() > most.max(1) {
+            self.end_first(host, |kept| kept.shape == shape);
+        }
+        let host = Rc::downgrade(host);
+        tokio::task::spawn_local(async move {
+            tokio::time::sleep(limits::POOL_PROMISE_KEPT).await;
+            if let Some(host) = host.upgrade() {
+                host.promises.end_first(&host, |kept| kept.worker() == worker);
+            }
+        });
+    }
+
+    /// That of a kernel whose first worker is to be started, if it is still good for that; one that is not ends.
+    pub(super) fn claim(&self, host: &Rc<Host>, kernel: &Kernel, shape: &Shape) -> Option<Promise> {
+        let promise = self.take(|kept| kept.kernel == kernel.id)?;
+        // Whatever changes a kernel's files while it has no worker makes a checkpoint of them first.
+        let is_new = kernel.view().checkpoints == 0 && kernel.thread_of.is_none();
+        if is_new && promise.recorded.get() && promise.shape == *shape && promise.slot.is_there() {
+            return Some(promise);
+        }
+        drop(promise.end(host));
+        None
+    }
+
+    /// The kernel goes: waits for the end of its slot.
+    pub(super) async fn release(&self, host: &Rc<Host>, kernel: KernelId) {
+        if let Some(promise) = self.take(|kept| kept.kernel == kernel) {
+            // It says itself what went wrong.
+            let _ = promise.end(host).await;
+        }
+    }
+
+    /// Ends the oldest; whether there was one.
+    pub(super) fn end_oldest(&self, host: &Rc<Host>) -> bool {
+        self.end_first(host, |_| true)
+    }
+
+    /// How many there are, those on their way out included.
+    pub(super) fn count(&self) -> usize {
+        self.kept.borrow().len() + self.leaving.get().workers
+    }
+
+    /// What those take that are on their way out.
+    pub(super) fn leaving(&self) -> Taken {
+        self.leaving.get()
+    }
+
+    /// What all of them take.
+    pub(super) fn taken(&self) -> Taken {
+        self.kept.borrow().iter().map(Promise::takes).fold(self.leaving(), Taken::and)
+    }
+
+    fn take(&self, is_it: impl Fn(&Promise) -> bool) -> Option<Promise> {
+        let mut kept = self.kept.borrow_mut();
+        let at = kept.iter().position(is_it)?;
+        kept.remove(at)
+    }
+
+    fn end_first(&self, host: &Rc<Host>, is_it: impl Fn(&Promise) -> bool) -> bool {
+        let found = self.take(is_it);
+        let any = found.is_some();
+        found.into_iter().for_each(|promise| drop(promise.end(host)));
+        any
+    }
+}

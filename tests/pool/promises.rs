@@ -1,0 +1,211 @@
+//! A kernel that is made while a worker is ready takes over the folder on which that stands; and what becomes of such a worker that is not
+//! used, or no longer good for its kernel.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use ryokan::core::engine::EngineName;
+
+use super::deaths::inits;
+use super::{READY, pool_of, pooled, pooled_with, ready, until, worker_of};
+use crate::support::{Host, User, kernel, out, run, users};
+
+/// The folders of kernels, those that are nobody's yet included.
+fn folders(host: &Host) -> BTreeSet<String> {
+    let folder = host.data().join("kernels").read_dir().expect("a folder of kernels");
+    let names = folder.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned());
+    names.filter(|name| !name.starts_with('.')).collect()
+}
+
+fn alive(workers: &BTreeSet<u32>) -> BTreeSet<u32> {
+    workers.iter().copied().filter(|pid| Host::is_alive(*pid)).collect()
+}
+
+/// The workers, those that are nobody's yet included.
+fn workers(host: &Host) -> BTreeSet<u32> {
+    inits(host).into_iter().collect()
+}
+
+#[test]
+fn a_new_kernel_takes_over_what_its_worker_stands_on() {
+    for user in users() {
+        let host = pooled_with(user, "[pool.engines.bash]\n[pool.engines.node]\n");
+        for engine in EngineName::ALL {
+            host.with(async |client| {
+                ready(&client, engine.name()).await;
+                let (before, waiting) = (folders(&host), workers(&host));
+                let name = format!("k-{}", engine.name());
+                let k = kernel(&client, &name, engine).await;
+                let id = k.info().await.expect("told").id.to_string();
+                assert!(before.contains(&id), "{engine}: {id} is none of {before:?}");
+                // It is empty, and can be written to; its state is the kernel's own from the first word on.
+                let (list, set, get) = match engine {
+                    EngineName::Kaish | EngineName::Bash => ("/bin/ls -A", "x=41; echo kept > f", "echo $x; cat f"),
+                    EngineName::Python => (
+                        "import os; print('\\n'.join(os.listdir('.')), end='')",
+                        "x = 41; print('kept', file=open('f', 'w'))",
+                        "print(x); print(open('f').read(), end='')",
+                    ),
+                    EngineName::Node => (
+                        "for (const name of require('fs').readdirSync('.')) console.log(name)",
+                        "var x = 41; require('fs').writeFileSync('f', 'kept\\n')",
+                        "console.log(x); process.stdout.write(require('fs').readFileSync('f'))",
+                    ),
+                };
+                assert_eq!(out(&k, list).await, "", "{engine}");
+                assert!(waiting.contains(&worker_of(&host, &name)), "{engine}");
+                run(&k, set).await;
+                assert_eq!(out(&k, get).await, "41\nkept", "{engine}");
+                // Another worker finds it all, as does whoever forks it.
+                k.stop(true).await.expect("stopped");
+                assert_eq!(out(&k, get).await, "41\nkept", "{engine}");
+                client.remove_kernel(&name, 0).await.expect("removed");
+                ready(&client, engine.name()).await;
+                assert!(!folders(&host).contains(&id));
+            });
+        }
+        // Whatever was ready, but used by a kernel that had a folder, leaves none behind.
+        host.with(async |client| {
+            for engine in EngineName::ALL {
+                ready(&client, engine.name()).await;
+            }
+            let slots = EngineName::ALL.len() * READY as usize;
+            let deadline = std::time::Instant::now() + Duration::from_secs(20);
+            while folders(&host).len() > slots {
+                assert!(std::time::Instant::now() < deadline, "{:?}", folders(&host));
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        });
+    }
+}
+
+#[test]
+fn a_kernel_that_nobody_uses_lets_its_worker_go_and_gets_another_later() {
+    for user in users() {
+        let host = pooled(user);
+        host.with(async |client| {
+            ready(&client, "kaish").await;
+            ready(&client, "python").await;
+            let waiting = workers(&host);
+            let k = kernel(&client, "k", EngineName::Kaish).await;
+            assert_eq!((pool_of(&client, "kaish").await.active, alive(&waiting).len()), (1, waiting.len()));
+            let after = until(&client, "kaish", |pool| pool.active == 0).await;
+            assert_eq!((after.taken, after.missed), (0, 0), "{after:?}");
+            assert_eq!(alive(&waiting).len(), waiting.len() - 1);
+            ready(&client, "kaish").await;
+            assert_eq!(out(&k, "echo well > f; cat f").await, "well");
+            assert!(Host::is_alive(worker_of(&host, "k")));
+        });
+    }
+}
+
+#[test]
+fn workers_that_wait_for_their_kernels_first_use_give_way() {
+    let mut host = Host::prepare(User::Own);
+    host.configure("[limits]\nworkers = 2\n[pool]\npool_size = 1\nmin_idle = 1\nmax_pool_size = 1\n[pool.engines.python]\npool_size = 0\nmin_idle = 0\nmax_pool_size = 0\n");
+    host.launch();
+    host.with(async |client| {
+        ready(&client, "kaish").await;
+        let unused = kernel(&client, "unused", EngineName::Kaish).await;
+        let waiting = workers(&host);
+        // One waits for its kernel, another for anybody; two of another engine need both places.
+        let [one, other] =
+            [kernel(&client, "one", EngineName::Python).await, kernel(&client, "other", EngineName::Python).await];
+        assert_eq!(out(&one, "print(1)").await, "1");
+        assert_eq!(out(&other, "print(2)").await, "2");
+        assert!(alive(&waiting).is_empty());
+        one.stop(true).await.expect("stopped");
+        assert_eq!(out(&unused, "echo well").await, "well");
+    });
+}
+
+/// More are made, one after the other, than there may be workers of a kind that wait.
+#[test]
+fn kernels_that_are_made_and_not_used_keep_no_more_workers_than_the_pool_may_have() {
+    let host = pooled(User::Own);
+    host.with(async |client| {
+        for n in 0..12 {
+            ready(&client, "kaish").await;
+            kernel(&client, &format!("k{n}"), EngineName::Kaish).await;
+            let pool = pool_of(&client, "kaish").await;
+            assert!(pool.active <= pool.max_pool_size + 1, "{pool:?}");
+        }
+    });
+}
+
+#[test]
+fn a_kernel_that_goes_unused_takes_its_worker_with_it() {
+    for user in users() {
+        let host = pooled(user);
+        host.with(async |client| {
+            ready(&client, "kaish").await;
+            ready(&client, "python").await;
+            let waiting = workers(&host);
+            let k = kernel(&client, "k", EngineName::Kaish).await;
+            let id = k.info().await.expect("told").id.to_string();
+            client.remove_kernel("k", 0).await.expect("removed");
+            assert_eq!(alive(&waiting).len(), waiting.len() - 1, "it has ended by then");
+            assert!(!folders(&host).contains(&id));
+        });
+    }
+}
+
+#[test]
+fn a_daemon_that_is_killed_before_a_kernels_first_use_leaves_the_kernel_and_no_worker() {
+    for user in users() {
+        let mut host = pooled(user);
+        let waiting = host.with(async |client| {
+            ready(&client, "kaish").await;
+            ready(&client, "python").await;
+            kernel(&client, "k", EngineName::Kaish).await;
+            workers(&host)
+        });
+        host.kill();
+        host.launch();
+        assert_eq!(host.ok(&["exec", "k", "echo well > f; cat f"]), "well\n");
+        host.with(async |client| {
+            ready(&client, "kaish").await;
+            ready(&client, "python").await;
+        });
+        assert!(alive(&waiting).is_empty(), "{waiting:?}");
+        // The folders of the former daemon's workers are gone.
+        assert_eq!(folders(&host).len(), 1 + 2 * READY as usize);
+    }
+}
+
+#[test]
+fn a_worker_that_dies_before_its_kernels_first_use_costs_nobody_anything() {
+    let host = pooled(User::Own);
+    host.with(async |client| {
+        ready(&client, "kaish").await;
+        let k = kernel(&client, "k", EngineName::Kaish).await;
+        ready(&client, "kaish").await;
+        let id = k.info().await.expect("told").id.to_string();
+        let of = |pid: &u32| {
+            let mounts = std::fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
+            mounts.contains(&id)
+        };
+        let its = workers(&host).into_iter().find(|pid| of(pid)).expect("it stands on the kernel's folder");
+        kill(Pid::from_raw(its as i32), Signal::SIGKILL).expect("killed");
+        assert_eq!(out(&k, "echo well > f; cat f").await, "well");
+    });
+}
+
+/// What was done to a kernel without a worker is what its first worker finds.
+#[test]
+fn a_kernel_that_was_restored_before_its_first_use_has_what_was_restored() {
+    for user in users() {
+        let host = pooled(user);
+        host.with(async |client| {
+            ready(&client, "kaish").await;
+            let k = kernel(&client, "k", EngineName::Kaish).await;
+            host.ok(&["checkpoint", "k", "-m", "empty"]);
+            host.ok(&["restore", "k", "empty", "--yes"]);
+            assert_eq!(out(&k, "echo well > f; cat f").await, "well");
+            k.stop(true).await.expect("stopped");
+            assert_eq!(out(&k, "cat f").await, "well");
+        });
+    }
+}
