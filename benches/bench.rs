@@ -96,6 +96,8 @@ const BENCHES: &[(&str, Bench)] = &[
     ("pool", pool::pool),
     ("pool-refill", pool::refill),
     ("pool-many-idle", pool::many_idle),
+    ("pool-fork-bomb", pool::fork_bomb),
+    ("pool-soak", pool::soak),
     ("vars", latency::vars),
     ("stream", stream::throughput),
     ("slow-client", stream::slow_client),

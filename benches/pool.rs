@@ -5,11 +5,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use ryokan::core::engine::EngineName;
+use ryokan::core::exec::ExecRequest;
 use ryokan::core::name::KernelName;
 use ryokan::rpc::client::HostClient;
 use ryokan::rpc::convert::spec::SpecRequest;
+use ryokan::session::Session as _;
 
-use crate::daemon::{run, worker_pids};
+use crate::daemon::{create, run, worker_pids};
 use crate::peers::{Ipykernel, Runc, bubblewrap, run_alone};
 use crate::report::{Report, Samples, Target};
 use crate::{Daemon, World, go_on, process};
@@ -178,6 +180,136 @@ pub fn many_idle(world: &World, report: &mut Report) -> anyhow::Result<()> {
         }
         report.times(&format!("each of them answers, one after another, all {kernels}"), &answers, None);
         report.figure("daemon, RSS", process::rss_mib(daemon.pid()), "MiB", None);
+        Ok(())
+    })
+}
+
+/// One kernel does the worst that it can with processes; another one works on.
+pub fn fork_bomb(world: &World, report: &mut Report) -> anyhow::Result<()> {
+    let daemon = Daemon::start(world)?;
+    let times = world.times(400, 50);
+    daemon.with(async |host| {
+        let bomber = create(&host, "bomber", EngineName::Python).await?;
+        let other = create(&host, "other", EngineName::Kaish).await?;
+        let each = async || {
+            let mut samples = Samples::default();
+            for _ in 0..times {
+                let begun = Instant::now();
+                run(&other, "echo hi").await?;
+                samples.add(begun.elapsed());
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            Ok::<_, anyhow::Error>(samples)
+        };
+        run(&bomber, "import os, time").await?;
+        run(&other, "echo hi").await?;
+        let quiet = each().await?;
+        // As many processes as it may have, each of which tries to make more.
+        let bomb = "while True:\n    try:\n        os.fork()\n    except OSError:\n        pass";
+        let exploding = bomber.execute(ExecRequest::code(bomb));
+        let measured = async {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let beside = each().await;
+            bomber.stop(true).await?;
+            beside
+        };
+        let (_, beside) = futures::join!(exploding, measured);
+        let beside = beside?;
+        report.times("kaish `echo hi`, nothing beside", &quiet, None);
+        report.times("kaish `echo hi` beside a fork bomb", &beside, None);
+        report.note("as many processes as that kernel may have, all of them busy; by weight of cgroup v2 where that is delegated, else by the host's scheduler");
+        report.figure("  ÷ nothing beside", beside.p50() / quiet.p50(), "×", None);
+        Ok(())
+    })
+}
+
+/// What a daemon holds of its host.
+struct Holdings {
+    rss_mib: f64,
+    descriptors: usize,
+    threads: usize,
+    processes: usize,
+    mounts: usize,
+    folders: usize,
+}
+
+impl Holdings {
+    fn of(daemon: &Daemon) -> Holdings {
+        let pid = daemon.pid();
+        let count = |path: std::path::PathBuf| path.read_dir().map_or(0, Iterator::count);
+        Holdings {
+            rss_mib: process::rss_mib(pid),
+            descriptors: count(format!("/proc/{pid}/fd").into()),
+            threads: count(format!("/proc/{pid}/task").into()),
+            processes: process::tree(pid).len(),
+            mounts: std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default().lines().count(),
+            folders: count(daemon.data().join("kernels")),
+        }
+    }
+}
+
+/// Many kernels' lives, one after the other and several at once: what is held at the end is what was held at the beginning.
+pub fn soak(world: &World, report: &mut Report) -> anyhow::Result<()> {
+    let (lives, at_once) = (world.times(10_000, 200), 8);
+    let daemon = Daemon::start(world)?;
+    daemon.with(async |host| {
+        let settled = async || {
+            filled(&host, EngineName::Kaish).await?;
+            filled(&host, EngineName::Python).await?;
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            Ok::<_, anyhow::Error>(Holdings::of(&daemon))
+        };
+        let life = async |n: usize| {
+            go_on()?;
+            let (engine, code) = match n % 4 {
+                0 => (EngineName::Python, format!("x = {n}; open('f', 'w').write('{n}'); print(x)")),
+                _ => (EngineName::Kaish, format!("x={n}; echo {n} > f; echo $x")),
+            };
+            let mut spec = SpecRequest::new(format!("k{n}").parse::<KernelName>()?);
+            (spec.engine, spec.ephemeral) = (Some(engine), n.is_multiple_of(2));
+            let kernel = host.create_kernel(&spec, "").await?.0;
+            let said = run(&kernel, &code).await?;
+            anyhow::ensure!(said.stdout.trim_ascii_end() == n.to_string().as_bytes(), "kernel {n}: {:?}", said.stdout);
+            kernel.remove(0).await?;
+            Ok::<_, anyhow::Error>(())
+        };
+        let several = async |from: usize, to: usize| {
+            let next = std::cell::Cell::new(from);
+            let one = async || {
+                while next.get() < to {
+                    let n = next.replace(next.get() + 1);
+                    life(n).await?;
+                }
+                Ok::<_, anyhow::Error>(())
+            };
+            futures::future::try_join_all((0..at_once).map(|_| one())).await.map(drop)
+        };
+        // The first lives fill caches.
+        several(0, lives / 10).await?;
+        let before = settled().await?;
+        let begun = Instant::now();
+        several(lives / 10, lives).await?;
+        let took = begun.elapsed();
+        let after = settled().await?;
+        report.figure(
+            &format!("{} lives, {at_once} at once: each", lives - lives / 10),
+            took.as_secs_f64() * 1000.0 / (lives - lives / 10) as f64,
+            "ms",
+            None,
+        );
+        report.note("create, one execution, remove; three of four kaish, one Python; half of them throw-away");
+        report.figure("daemon, RSS before", before.rss_mib, "MiB", None);
+        report.figure("daemon, RSS after", after.rss_mib, "MiB", Some(Target::AtMost(before.rss_mib * 1.1 + 2.0)));
+        for (what, before, after) in [
+            ("descriptors", before.descriptors, after.descriptors),
+            ("threads", before.threads, after.threads),
+            ("processes", before.processes, after.processes),
+            ("mounts of the host", before.mounts, after.mounts),
+            ("folders of kernels", before.folders, after.folders),
+        ] {
+            report.figure(&format!("daemon, {what} after"), after as f64, "", Some(Target::AtMost(before as f64)));
+            report.note(format!("{before} before"));
+        }
         Ok(())
     })
 }

@@ -194,6 +194,13 @@ impl Bank {
         self.open.remove(&target).map_or(Ok(()), |(db, _)| db.close())
     }
 
+    /// Lets go of a database whose file is about to be removed.
+    pub(super) fn discard(&mut self, target: Target) {
+        if let Some((db, _)) = self.open.remove(&target) {
+            db.discard();
+        }
+    }
+
     fn close_least_used(&mut self) {
         let oldest = self.open.iter().filter(|(of, _)| **of != Target::Host).min_by_key(|(_, (_, used))| *used);
         if let Some(target) = oldest.map(|(of, _)| *of) {

@@ -204,6 +204,11 @@ pub(super) fn remove(kernels: &Path, id: KernelId) -> Result<()> {
     remove_hidden(&hidden)
 }
 
+/// Removes the directory of a kernel that never was: no row names it, so a removal that is cut off is finished by [`sweep_kernels`].
+pub(super) fn remove_unlisted(kernels: &Path, id: KernelId) -> Result<()> {
+    remove_hidden(&kernels.join(id.to_string()))
+}
+
 fn remove_hidden(hidden: &Path) -> Result<()> {
     let removed = emptied(|| {
         fault::point("kernel.files.remove")?;

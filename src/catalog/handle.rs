@@ -224,10 +224,24 @@ impl CatalogHandle {
     pub fn remove_kernel_files(&self, kernel: KernelId) -> Pending<()> {
         let kernels = self.kernels.clone();
         self.state_queue(kernel).run_outside(move |bank| {
-            // It is about to go: what its close says does not matter.
-            let _ = bank.close(Target::Kernel(kernel));
+            bank.discard(Target::Kernel(kernel));
             files::remove(&kernels, kernel)
         })
+    }
+
+    /// Removes the files of a kernel that never came into the catalog, beside everything else that the databases' threads do.
+    ///
+    /// # Errors
+    /// Files that cannot be removed; the next start tries again.
+    pub async fn remove_unlisted_files(&self, kernel: KernelId) -> Result<()> {
+        let closed = self.state_queue(kernel).run_outside(move |bank| {
+            bank.discard(Target::Kernel(kernel));
+            Ok(())
+        });
+        closed.await?;
+        let kernels = Arc::clone(&self.kernels);
+        let removed = tokio::task::spawn_blocking(move || files::remove_unlisted(&kernels, kernel));
+        removed.await.unwrap_or(Err(CatalogError::Stopped))
     }
 
     /// Makes a kernel known. With a key that was used before: gives the kernel of that time and writes nothing.

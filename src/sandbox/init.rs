@@ -118,6 +118,8 @@ pub struct Init {
     pub(super) unbound: Vec<PathBuf>,
     pub(super) live_count: u64,
     pub(super) engine: Option<EngineTree>,
+    /// The engine's files that say what its host is called, open, if that was rehearsed.
+    pub(super) host_files: Vec<File>,
     /// The names under which the kernel's folder and a thread's workspace hang in the staging tree.
     pub(super) staged_kernel: &'static str,
     pub(super) staged_shared: &'static str,
@@ -166,6 +168,7 @@ impl Init {
             unbound: Vec::new(),
             live_count: 0,
             engine: None,
+            host_files: Vec::new(),
             staged_kernel: staging::KERNEL,
             staged_shared: staging::SHARED,
             kernel_dir,

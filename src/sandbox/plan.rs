@@ -63,7 +63,8 @@ pub struct SandboxPlan {
     pub run_as: Option<RunAs>,
     /// The kernel's own folder.
     pub kernel_dir: PathBuf,
-    /// There is no kernel yet: the workspace is read-only until [`Init::enter_kernel`](super::Init::enter_kernel).
+    /// There is no kernel yet, until [`Init::enter_kernel`](super::Init::enter_kernel): the workspace is empty, and whoever starts the sandbox
+    /// keeps it from being written to.
     #[serde(default)]
     pub unbound: bool,
     /// What becomes `/workspace`: a path within the kernel's folder.

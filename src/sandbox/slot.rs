@@ -1,12 +1,13 @@
 //! A sandbox that stands before it is known for which kernel: everything but the kernel's own folder, name and mounts.
 //!
 //! ```text
-//!  plan.unbound: /workspace is empty and read-only ──▶ enter_kernel ──▶ /workspace is the kernel's, and can be written to
+//!  plan.unbound: /workspace is empty ──▶ enter_kernel ──▶ /workspace is the kernel's
 //! ```
 //!
 //! Until then only ryokan's own code and the interpreter's have run inside: no user's bytes. A new kernel takes over the folder on which
 //! the sandbox stands; any other brings its own.
 
+use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -22,7 +23,7 @@ use super::layer::{Layer, LayerStatus, SandboxError, failed};
 use super::plan::{SandboxPlan, WORKSPACE};
 use super::tree::Source;
 use super::{staging, tree, tree_etc, verify};
-use crate::sys::mount::{RDONLY, attach, change};
+use crate::sys::mount::attach;
 
 /// The kernel's folder in the staging tree, once the slot has one.
 const BOUND: &str = "bound";
@@ -84,15 +85,22 @@ impl Init {
         if matches!(self.report.status(Layer::UtsNs), Some(LayerStatus::Enforced { .. })) {
             sethostname(&self.plan.hostname).map_err(failed(Layer::UtsNs, "cannot set the host name"))?;
         }
-        let Some(engine) = &self.engine else { return Ok(()) };
-        let (source, plan) = (Source::Own(self.workspace_path()), &self.plan);
-        in_engine_tree(engine, || {
-            let tree = comes.then(|| tree::source(&source, Path::new(WORKSPACE), true)).transpose()?;
-            Ok(move || match tree {
-                Some(tree) => exchange_workspace(&tree, plan),
-                None => open_workspace(plan),
-            })
-        })
+        let mut files = std::mem::take(&mut self.host_files);
+        if let Some(engine) = self.engine.as_ref().filter(|_| comes || files.is_empty()) {
+            let source = Source::Own(self.workspace_path());
+            files = in_engine_tree(engine, || {
+                let tree = comes.then(|| tree::source(&source, Path::new(WORKSPACE), true)).transpose()?;
+                Ok(move || {
+                    tree.map(|tree| exchange_workspace(&tree)).transpose()?;
+                    host_files()
+                })
+            })?;
+        }
+        for (file, (path, text)) in files.iter_mut().zip(tree_etc::of_host_name(&self.plan.hostname)) {
+            let written = file.set_len(0).and_then(|()| file.write_all(text.as_bytes()));
+            written.map_err(fail(format_args!("cannot write {path}")))?;
+        }
+        Ok(())
     }
 
     fn take_over(&mut self, folder: KernelFolder, plan: SandboxPlan) -> Result<(), SandboxError> {
@@ -128,9 +136,9 @@ impl Init {
     ///
     /// # Errors
     /// What would fail then.
-    pub fn rehearse(&self, engine: i32) -> Result<(), SandboxError> {
+    pub fn rehearse(&mut self, engine: i32) -> Result<(), SandboxError> {
         if let Some(tree) = &self.engine {
-            in_engine_tree(tree, || Ok(workspace_inside))?;
+            self.host_files = in_engine_tree(tree, || Ok(|| workspace_inside().and_then(|_| host_files())))?;
         }
         self.look_at_mounts(engine)
     }
@@ -152,31 +160,23 @@ impl Init {
     }
 }
 
-/// In N2: the kernel's workspace in the place of the empty one, and the host's name in the files that say it.
-fn exchange_workspace(tree: &OwnedFd, plan: &SandboxPlan) -> Result<(), SandboxError> {
+/// In N2: the kernel's workspace in the place of the empty one.
+fn exchange_workspace(tree: &OwnedFd) -> Result<(), SandboxError> {
     umount2(WORKSPACE, MntFlags::MNT_DETACH).map_err(fail("cannot take the empty workspace away"))?;
-    attach(tree.as_fd(), workspace_inside()?.as_fd()).map_err(fail("cannot mount the workspace"))?;
-    write_host_name(plan)
-}
-
-/// In N2: the workspace that is there becomes the kernel's, which may write to it.
-fn open_workspace(plan: &SandboxPlan) -> Result<(), SandboxError> {
-    change(workspace_inside()?.as_fd(), false, 0, RDONLY).map_err(fail("cannot open the workspace to its kernel"))?;
-    write_host_name(plan)
+    attach(tree.as_fd(), workspace_inside()?.as_fd()).map_err(fail("cannot mount the workspace"))
 }
 
 fn workspace_inside() -> Result<OwnedFd, SandboxError> {
     tree::find(open_root()?.as_fd(), Path::new(WORKSPACE)).map_err(fail("cannot open /workspace inside"))
 }
 
-fn write_host_name(plan: &SandboxPlan) -> Result<(), SandboxError> {
+/// In N2: the files that say what the kernel calls its host, in the order of [`tree_etc::of_host_name`], open to be written anew.
+fn host_files() -> Result<Vec<File>, SandboxError> {
     let bare = writable_root()?;
-    for (path, text) in tree_etc::of_host_name(&plan.hostname) {
-        let flags = OFlag::O_WRONLY | OFlag::O_TRUNC | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    let open = |(path, _)| {
+        let flags = OFlag::O_WRONLY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let file = openat(&bare, tree::relative(Path::new(path)), flags, Mode::empty());
-        let written =
-            file.map_err(std::io::Error::from).and_then(|file| std::fs::File::from(file).write_all(text.as_bytes()));
-        written.map_err(fail(format_args!("cannot write {path}")))?;
-    }
-    Ok(())
+        file.map(File::from).map_err(fail(format_args!("cannot open {path}")))
+    };
+    tree_etc::of_host_name("").into_iter().map(open).collect()
 }

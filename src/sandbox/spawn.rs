@@ -144,7 +144,7 @@ impl Init {
         let mut wanted = vec![Wanted {
             inside: PathBuf::from(WORKSPACE),
             source: Source::Own(self.workspace_path()),
-            writable: !self.plan.unbound,
+            writable: true,
         }];
         let staged = self.staging.as_ref().filter(|_| self.plan.run_as.is_some_and(|user| user.map_root));
         for (i, mount) in self.plan.mounts.iter().enumerate() {

@@ -159,10 +159,11 @@ impl<L: FnMut(Digest) -> bool, E: FnMut(GcItem)> Gc<'_, L, E> {
         let packs: Vec<u32> = self.store.state().packs.keys().copied().collect();
         let marks = self.mark(&packs)?;
         let (mut dead, mut shares) = (Vec::new(), Vec::new());
+        let bad = self.store.state().bad.len();
         for number in packs {
             shares.extend(self.weigh(number, &marks, &mut dead)?);
         }
-        self.drop_dead(dead)?;
+        self.drop_dead(dead, bad)?;
         let victims = self.choose(&shares);
         if self.options.dry_run {
             for share in &victims {
@@ -269,8 +270,8 @@ impl<L: FnMut(Digest) -> bool, E: FnMut(GcItem)> Gc<'_, L, E> {
         Ok(Some(share))
     }
 
-    /// From here on the dead count no more, and cannot be used again: but those that were used again meanwhile stay.
-    fn drop_dead(&mut self, dead: Vec<(Slot, bool)>) -> Result<()> {
+    /// `bad`: how many entries were known to be damaged when they were weighed. From here on the dead count no more, and cannot be used again: but those that were used again meanwhile stay.
+    fn drop_dead(&mut self, dead: Vec<(Slot, bool)>, bad: usize) -> Result<()> {
         let (saved, gone, places) = {
             let mut state = self.store.state();
             let (mut saved, mut gone) = (Vec::new(), Vec::new());
@@ -278,7 +279,7 @@ impl<L: FnMut(Digest) -> bool, E: FnMut(GcItem)> Gc<'_, L, E> {
                 // A copy whose better one turned out to be damaged meanwhile is the best that there is.
                 let is_used = match was_first {
                     true => state.touched.is_since(slot.digest, self.cutoff),
-                    false => state.is_first(&slot)?,
+                    false => state.bad.len() != bad && state.is_first(&slot)?,
                 };
                 if is_used { &mut saved } else { &mut gone }.push((slot, was_first));
             }

@@ -66,7 +66,7 @@ impl Taken {
         }
     }
 
-    pub(super) fn without(self, less: Taken) -> Taken {
+    fn without(self, less: Taken) -> Taken {
         Taken {
             workers: self.workers.saturating_sub(less.workers),
             memory_bytes: self.memory_bytes.saturating_sub(less.memory_bytes),

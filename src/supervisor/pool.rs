@@ -24,6 +24,7 @@ use super::slot::Slot;
 use super::worker::Shape;
 use crate::core::engine::EngineName;
 use crate::core::error::Result;
+use crate::core::ids::WorkerId;
 use crate::core::info::PoolInfo;
 use crate::core::limits;
 use crate::core::pool as policy;
@@ -447,7 +448,7 @@ fn create(host: &Rc<Host>, pool: &Rc<ShapePool>) {
     tokio::task::spawn_local(async move {
         let (kept, of) = (Rc::downgrade(&host), Rc::downgrade(&pool));
         let begun = Instant::now();
-        let made = Slot::start(&host, taken, &pool.shape, move || died(&kept, &of, id)).await;
+        let made = Slot::start(&host, taken, &pool.shape, move |worker| died(&kept, &of, id, worker)).await;
         if made.is_ok() {
             host.metrics.since(Stage::PoolRefill, pool.shape.engine, begun);
         }
@@ -480,8 +481,9 @@ async fn created(host: &Rc<Host>, pool: &Rc<ShapePool>, id: SlotId, made: Result
 }
 
 /// Nobody asked for it.
-fn died(host: &Weak<Host>, pool: &Weak<ShapePool>, id: SlotId) {
+fn died(host: &Weak<Host>, pool: &Weak<ShapePool>, id: SlotId, worker: WorkerId) {
     let (Some(host), Some(pool)) = (host.upgrade(), pool.upgrade()) else { return };
+    host.promises.died(&host, worker);
     let ready = pool.held.borrow().iter().any(|held| held.seen.id == id && held.slot.is_some());
     if ready {
         tracing::warn!(slot = id.0, engine = pool.shape.engine.name(), "a slot ended by itself");

@@ -6,17 +6,17 @@
 //! ```
 //!
 //! Nothing depends on one: a kernel without its promised slot gets a worker as any other does. A slot serves what its folder was when it
-//! started: so it is claimed by the first use of its kernel only, before anything was restored into that folder.
+//! started: so it is claimed by the first use of its kernel only, which everything that changes the kernel's state or files goes through.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 use tokio::task::JoinHandle;
 
 use super::admission::Taken;
 use super::host::Host;
-use super::kernel::Kernel;
 use super::pool::Active;
 use super::slot::Slot;
 use super::worker::Shape;
@@ -39,16 +39,26 @@ pub(super) struct Promise {
 pub(super) struct Promises {
     /// The oldest first.
     kept: RefCell<VecDeque<Promise>>,
-    /// What those take that are on their way out.
-    leaving: Rc<Cell<Taken>>,
+    /// Those on their way out: whose they were, and what they take.
+    leaving: Rc<RefCell<Vec<(WorkerId, KernelId, Taken)>>>,
 }
 
 impl Promise {
     /// One for a kernel that is being made, if a slot of its shape is ready.
     pub(super) fn make(host: &Rc<Host>, shape: Shape, epoch: Epoch) -> Option<Promise> {
         let (mut slot, active) = host.pool.take_ahead(&shape)?;
-        let kernel = slot.give_home(epoch)?;
-        Some(Promise { kernel, shape, slot, active, recorded: Cell::new(false) })
+        match slot.give_home(host, epoch) {
+            Ok(kernel) => Some(Promise { kernel, shape, slot, active, recorded: Cell::new(false) }),
+            Err(error) => {
+                tracing::warn!(%error, "a slot cannot become a new kernel's");
+                let host = Rc::clone(host);
+                tokio::task::spawn_local(async move {
+                    slot.end(&host).await;
+                    drop(active);
+                });
+                None
+            }
+        }
     }
 
     /// What the catalog is to know of the kernel's worker.
@@ -73,14 +83,18 @@ impl Promise {
 
     /// Ends the slot, whether anybody waits for that or not. The folder stays: it is the kernel's, or goes with what would have been one.
     pub(super) fn end(self, host: &Rc<Host>) -> JoinHandle<()> {
-        let (host, one) = (Rc::clone(host), self.takes());
+        let (host, worker) = (Rc::clone(host), self.worker());
         let leaving = Rc::clone(&host.promises.leaving);
-        leaving.set(leaving.get().and(one));
+        leaving.borrow_mut().push((worker, self.kernel, self.takes()));
+        // Asked for before the kernel's next worker is recorded: a daemon that is killed meanwhile leaves no two.
+        let forgotten = host.catalog.remove_worker(worker);
         tokio::task::spawn_local(async move {
             let Promise { slot, active, .. } = self;
+            // Its end says so again if that did not go well.
+            let _ = forgotten.await;
             slot.end(&host).await;
             drop(active);
-            leaving.set(leaving.get().without(one));
+            leaving.borrow_mut().retain(|(left, ..)| *left != worker);
             host.pool.look_soon();
         })
     }
@@ -97,6 +111,10 @@ impl Promise {
 impl Promises {
     /// Keeps one until its kernel is used, but not for long, and not many of one kind.
     pub(super) fn keep(&self, host: &Rc<Host>, promise: Promise) {
+        if !promise.recorded.get() || !promise.slot.is_there() || host.is_stopping() {
+            drop(promise.end(host));
+            return;
+        }
         let (worker, shape) = (promise.worker(), promise.shape.clone());
         let most = host.config.pool_rules(shape.engine).max_pool_size as usize;
         self.kept.borrow_mut().push_back(promise);
@@ -112,24 +130,31 @@ impl Promises {
         });
     }
 
-    /// That of a kernel whose first worker is to be started, if it is still good for that; one that is not ends.
-    pub(super) fn claim(&self, host: &Rc<Host>, kernel: &Kernel, shape: &Shape) -> Option<Promise> {
-        let promise = self.take(|kept| kept.kernel == kernel.id)?;
-        // Whatever changes a kernel's files while it has no worker makes a checkpoint of them first.
-        let is_new = kernel.view().checkpoints == 0 && kernel.thread_of.is_none();
-        if is_new && promise.recorded.get() && promise.shape == *shape && promise.slot.is_there() {
-            return Some(promise);
+    /// That of a kernel whose first worker is to be started, if it is still good for that. One that is not has ended before another worker
+    /// opens what it had open.
+    pub(super) async fn claim(&self, host: &Rc<Host>, kernel: KernelId, shape: &Shape) -> Option<Promise> {
+        let promise = self.take(|kept| kept.kernel == kernel);
+        match promise.filter(|promise| promise.shape == *shape && promise.slot.is_there()) {
+            Some(promise) => Some(promise),
+            None => {
+                self.release(host, kernel).await;
+                None
+            }
         }
-        drop(promise.end(host));
-        None
     }
 
-    /// The kernel goes: waits for the end of its slot.
+    /// Ends a kernel's, and waits for the end of the slot, as long as for any worker's.
     pub(super) async fn release(&self, host: &Rc<Host>, kernel: KernelId) {
-        if let Some(promise) = self.take(|kept| kept.kernel == kernel) {
-            // It says itself what went wrong.
-            let _ = promise.end(host).await;
+        self.end_first(host, |kept| kept.kernel == kernel);
+        let until = Instant::now() + limits::WORKER_STOP;
+        while self.leaving.borrow().iter().any(|(_, of, _)| *of == kernel) && Instant::now() < until {
+            tokio::time::sleep(Duration::from_millis(1)).await;
         }
+    }
+
+    /// A slot has ended by itself.
+    pub(super) fn died(&self, host: &Rc<Host>, worker: WorkerId) {
+        self.end_first(host, |kept| kept.worker() == worker);
     }
 
     /// Ends the oldest; whether there was one.
@@ -139,12 +164,12 @@ impl Promises {
 
     /// How many there are, those on their way out included.
     pub(super) fn count(&self) -> usize {
-        self.kept.borrow().len() + self.leaving.get().workers
+        self.kept.borrow().len() + self.leaving.borrow().len()
     }
 
     /// What those take that are on their way out.
     pub(super) fn leaving(&self) -> Taken {
-        self.leaving.get()
+        self.leaving.borrow().iter().map(|(.., one)| *one).fold(Taken::default(), Taken::and)
     }
 
     /// What all of them take.

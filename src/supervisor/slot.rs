@@ -46,10 +46,22 @@ impl Slot {
     ///
     /// # Errors
     /// Those of a worker's start.
-    pub(super) async fn start(host: &Rc<Host>, place: Place, shape: &Shape, gone: impl Fn() + 'static) -> Result<Slot> {
+    pub(super) async fn start(
+        host: &Rc<Host>,
+        place: Place,
+        shape: &Shape,
+        gone: impl Fn(WorkerId) + 'static,
+    ) -> Result<Slot> {
         let home = KernelId::from_bytes(host.random());
-        host.catalog.create_kernel_files(home).await?;
-        let started = Slot::start_on(host, place, shape, home, gone).await;
+        let started = async {
+            let workspace = host.catalog.create_kernel_files(home).await?.workspace;
+            // What is loaded ahead leaves nothing in it.
+            allow(&workspace, CLOSED)?;
+            let slot = Slot::start_on(host, place, shape, home, gone).await?;
+            host.catalog.state(home).open_ahead().await?;
+            Ok(slot)
+        };
+        let started = started.await;
         if started.is_err() {
             remove(host, home).await;
         }
@@ -61,7 +73,7 @@ impl Slot {
         place: Place,
         shape: &Shape,
         home: KernelId,
-        gone: impl Fn() + 'static,
+        gone: impl Fn(WorkerId) + 'static,
     ) -> Result<Slot> {
         let Folders { dir, own_workspace, .. } = worker::folders_of(host, home);
         let (identity, socket) = worker::identity(host, KernelId::from_bytes([0; 16]), Epoch(0));
@@ -70,10 +82,10 @@ impl Slot {
         let name: KernelName = NAME.parse().map_err(|_| Error::internal("a slot has no name"))?;
         let document = worker::document(host, shape, &identity, name, plan, &socket).await?;
         let there = Rc::new(Cell::new(true));
-        let flag = Rc::clone(&there);
+        let (flag, worker) = (Rc::clone(&there), identity.worker);
         let relay = Relay::new(move || {
             flag.set(false);
-            gone();
+            gone(worker);
         });
         // In no catalog: whose daemon is gone, that slot ends by itself.
         let recorded = async |_| Ok(());
@@ -105,10 +117,15 @@ impl Slot {
     }
 
     /// Its folder is from now on that of a kernel that is being made, whose id it gives. Once.
-    pub(super) fn give_home(&mut self, epoch: Epoch) -> Option<KernelId> {
-        let home = self.home.take()?;
+    ///
+    /// # Errors
+    /// Its workspace cannot be opened to its kernel.
+    pub(super) fn give_home(&mut self, host: &Host, epoch: Epoch) -> Result<KernelId> {
+        let home = self.home.ok_or_else(|| Error::internal("a slot's folder is a kernel's already"))?;
+        allow(&host.catalog.kernel_files(home).workspace, OPEN)?;
+        self.home = None;
         (self.identity.kernel, self.identity.epoch) = (home, epoch);
-        Some(home)
+        Ok(home)
     }
 
     /// What the catalog is to know of it.
@@ -238,9 +255,18 @@ impl Slot {
     }
 }
 
+/// Nobody writes into the workspace of a slot until it is a kernel's; then it is as any kernel's is.
+const CLOSED: u32 = 0o500;
+const OPEN: u32 = 0o700;
+
+fn allow(workspace: &Path, mode: u32) -> Result<()> {
+    let changed = std::fs::set_permissions(workspace, std::os::unix::fs::PermissionsExt::from_mode(mode));
+    changed.map_err(|error| Error::unavailable(format!("cannot change the mode of {}: {error}", workspace.display())))
+}
+
 /// Removes a folder that became no kernel's.
 async fn remove(host: &Host, home: KernelId) {
-    if let Err(error) = host.catalog.remove_kernel_files(home).await {
+    if let Err(error) = host.catalog.remove_unlisted_files(home).await {
         tracing::warn!(%error, "the folder of a slot could not be removed: the next start does it");
     }
 }

@@ -197,7 +197,9 @@ impl Supervisor {
         let Some(from) = from_dir else {
             // What a slot stands on becomes the kernel's, if one is ready.
             let shape = Shape::of(host, &spec, actor.uid)?;
-            let Some(promise) = Promise::make(host, shape, FIRST_EPOCH) else {
+            let can_come_later = !worker::hides_system_path(host, spec.paths.iter().map(|allowed| &*allowed.path));
+            let promise = can_come_later.then(|| Promise::make(host, shape, FIRST_EPOCH)).flatten();
+            let Some(promise) = promise else {
                 let id = KernelId::from_bytes(host.random());
                 host.catalog.create_kernel_files(id).await?;
                 return self.show(id, None, spec, key, actor).await;

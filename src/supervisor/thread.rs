@@ -75,6 +75,8 @@ async fn make(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: Threading, a
         outcome: format!("of {}", owner.id),
         detail: serde_json::json!({ "thread_of": owner.id, "name": name }),
     };
+    // It may write into the owner's workspace before the owner is used.
+    host.promises.release(host, owner.id).await;
     let thread = supervisor.begin_thread(&owner, judged, key, words, actor).await?;
     let before = owner.view().version;
     let text = format!("{} works in this workspace as a thread", thread.spec.name);

@@ -311,8 +311,8 @@ fn given(host: &Host, kernel: &Kernel, mounts: Vec<GivenMount>) -> Result<Vec<Pl
 }
 
 /// Whether a path that every kernel has is below one of these: a slot has it already, and what comes later would lie on top.
-fn hides_system_path(host: &Host, mounts: &[PlannedMount]) -> bool {
-    host.config.system_paths.iter().any(|path| mounts.iter().any(|mount| path.starts_with(&mount.inside)))
+pub(super) fn hides_system_path<'a>(host: &Host, mut inside: impl Iterator<Item = &'a Path>) -> bool {
+    inside.any(|inside| host.config.system_paths.iter().any(|path| path.starts_with(inside)))
 }
 
 /// Adds what can be done about a path that may not be given any more.
@@ -445,10 +445,18 @@ pub(super) async fn start(
     // Judged when it was asked for, too; since then others may have come.
     let (one, admission) = (Taken::one(shape.limits.memory_bytes), &host.workers.admission);
     let share = admission.share(kernel.uid, one)?;
-    let promised = host.promises.claim(host, kernel, &shape);
-    if hides_system_path(host, &mounts) {
-        promised.into_iter().for_each(|promise| drop(promise.end(host)));
-    } else if let Some((slot, active)) = promised.map(Promise::open).or_else(|| host.pool.take(host, &shape)) {
+    let can_come_later = !hides_system_path(host, mounts.iter().map(|mount| &*mount.inside));
+    let slot = match can_come_later {
+        true => {
+            let promised = host.promises.claim(host, kernel.id, &shape).await;
+            promised.map(Promise::open).or_else(|| host.pool.take(host, &shape))
+        }
+        false => {
+            host.promises.release(host, kernel.id).await;
+            None
+        }
+    };
+    if let Some((slot, active)) = slot {
         let worker = slot.id();
         match slot.bind(host, kernel, &mounts, listener.clone(), active).await {
             Ok(bound) => {

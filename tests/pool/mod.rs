@@ -2,6 +2,7 @@
 
 mod binding;
 mod deaths;
+mod load;
 mod pressure;
 mod promises;
 

@@ -1,7 +1,8 @@
 //! A kernel that is made while a worker is ready takes over the folder on which that stands; and what becomes of such a worker that is not
 //! used, or no longer good for its kernel.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
@@ -12,11 +13,14 @@ use super::deaths::inits;
 use super::{READY, pool_of, pooled, pooled_with, ready, until, worker_of};
 use crate::support::{Host, User, kernel, out, run, users};
 
-/// The folders of kernels, those that are nobody's yet included.
-fn folders(host: &Host) -> BTreeSet<String> {
-    let folder = host.data().join("kernels").read_dir().expect("a folder of kernels");
-    let names = folder.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned());
-    names.filter(|name| !name.starts_with('.')).collect()
+/// The folders of kernels, those that are nobody's yet included, and the modes of the workspaces.
+fn folders(host: &Host) -> BTreeMap<String, u32> {
+    let folder = host.data().join("kernels").read_dir().expect("a folder of kernels").flatten();
+    let of = |entry: std::fs::DirEntry| {
+        let mode = entry.path().join("workspace").metadata().map_or(0, |found| found.permissions().mode() & 0o777);
+        (entry.file_name().to_string_lossy().into_owned(), mode)
+    };
+    folder.map(of).filter(|(name, _)| !name.starts_with('.')).collect()
 }
 
 fn alive(workers: &BTreeSet<u32>) -> BTreeSet<u32> {
@@ -39,7 +43,9 @@ fn a_new_kernel_takes_over_what_its_worker_stands_on() {
                 let name = format!("k-{}", engine.name());
                 let k = kernel(&client, &name, engine).await;
                 let id = k.info().await.expect("told").id.to_string();
-                assert!(before.contains(&id), "{engine}: {id} is none of {before:?}");
+                assert!(before.contains_key(&id), "{engine}: {id} is none of {before:?}");
+                // Nobody could leave anything in it before it was the kernel's.
+                assert_eq!((before[&id], folders(&host)[&id]), (0o500, 0o700), "{engine}");
                 // It is empty, and can be written to; its state is the kernel's own from the first word on.
                 let (list, set, get) = match engine {
                     EngineName::Kaish | EngineName::Bash => ("/bin/ls -A", "x=41; echo kept > f", "echo $x; cat f"),
@@ -63,7 +69,7 @@ fn a_new_kernel_takes_over_what_its_worker_stands_on() {
                 assert_eq!(out(&k, get).await, "41\nkept", "{engine}");
                 client.remove_kernel(&name, 0).await.expect("removed");
                 ready(&client, engine.name()).await;
-                assert!(!folders(&host).contains(&id));
+                assert!(!folders(&host).contains_key(&id));
             });
         }
         // Whatever was ready, but used by a kernel that had a folder, leaves none behind.
@@ -147,7 +153,7 @@ fn a_kernel_that_goes_unused_takes_its_worker_with_it() {
             let id = k.info().await.expect("told").id.to_string();
             client.remove_kernel("k", 0).await.expect("removed");
             assert_eq!(alive(&waiting).len(), waiting.len() - 1, "it has ended by then");
-            assert!(!folders(&host).contains(&id));
+            assert!(!folders(&host).contains_key(&id));
         });
     }
 }
@@ -193,9 +199,9 @@ fn a_worker_that_dies_before_its_kernels_first_use_costs_nobody_anything() {
     });
 }
 
-/// What was done to a kernel without a worker is what its first worker finds.
+/// Its first use is a checkpoint; and a thread of it may write before it does anything itself.
 #[test]
-fn a_kernel_that_was_restored_before_its_first_use_has_what_was_restored() {
+fn kernels_whose_first_use_is_no_execution_are_as_any() {
     for user in users() {
         let host = pooled(user);
         host.with(async |client| {
@@ -206,6 +212,11 @@ fn a_kernel_that_was_restored_before_its_first_use_has_what_was_restored() {
             assert_eq!(out(&k, "echo well > f; cat f").await, "well");
             k.stop(true).await.expect("stopped");
             assert_eq!(out(&k, "cat f").await, "well");
+            ready(&client, "kaish").await;
+            let owner = kernel(&client, "owner", EngineName::Kaish).await;
+            let (thread, _) = owner.thread(&"thread".parse().expect("a name"), None, "").await.expect("a thread");
+            assert_eq!(out(&thread, "echo well > f; cat f").await, "well");
+            assert_eq!(out(&owner, "cat f; x=1; echo $x").await, "well\n1");
         });
     }
 }

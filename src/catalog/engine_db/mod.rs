@@ -352,6 +352,11 @@ impl EngineDb {
         self.db.close()
     }
 
+    /// As [`Db::discard`].
+    pub fn discard(self) {
+        self.db.discard();
+    }
+
     /// Those of `keys` that are there, once each, with what they are.
     fn present(&self, keys: &[String]) -> Result<HashMap<i64, u64>> {
         let mut found = HashMap::new();

@@ -303,6 +303,15 @@ impl StateHandle {
         self.read(Db::check)
     }
 
+    /// Opens the database, so that whoever uses it first does not wait for that.
+    ///
+    /// # Errors
+    /// Those of opening it.
+    pub fn open_ahead(&self) -> Pending<()> {
+        let target = Target::Kernel(self.kernel);
+        self.queue.run_outside(move |bank| bank.db(target).map(drop))
+    }
+
     /// Closes the database: to be called when the kernel stops. It opens again on use.
     ///
     /// # Errors

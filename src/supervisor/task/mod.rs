@@ -400,8 +400,11 @@ impl Task {
                 // Executions begin and end in the journal; to a new daemon a kernel with a worker is a kernel with a worker.
                 let work = matches!(self.life.state, State::Busy { .. })
                     || was_busy && matches!(self.life.state, State::Ready);
-                if !work {
-                    self.save_life().await;
+                match self.life.state {
+                    // What is on disk of a kernel whose worker comes is in the catalog of workers, and in its journal.
+                    State::Starting | State::Ready if !work => self.save_life_beside(),
+                    _ if !work => self.save_life().await,
+                    _ => {}
                 }
             }
             for action in actions {
@@ -443,6 +446,22 @@ impl Task {
         if let Err(error) = self.host.making_room(save).await {
             tracing::error!(kernel = %self.kernel.spec.name, %error, "the kernel's state could not be saved");
         }
+    }
+
+    /// The same beside what comes next: nobody waits for it.
+    fn save_life_beside(&self) {
+        let (version, executions, last_used) = {
+            let view = self.kernel.view.borrow();
+            (view.version, view.executions, view.last_used_at_ms)
+        };
+        let saving = self.kernel.records.begin_save_life(&self.life, version, executions, last_used);
+        let kernel = Rc::clone(&self.kernel);
+        tokio::task::spawn_local(async move {
+            let saved = async { Ok::<_, Error>(saving?.await?) };
+            if let Err(error) = saved.await {
+                tracing::error!(kernel = %kernel.spec.name, %error, "the kernel's state could not be saved");
+            }
+        });
     }
 
     fn publish(&self, kind: &'static str) {

@@ -113,7 +113,8 @@ impl Worker {
         }
         let place = KernelPlace { folder, hostname, protected, mounts: mounted };
         if let Some(folder) = self.enclosure.enter_kernel(place)? {
-            self.state = State::new(EngineDb::open(&folder.join("engine.db"), self.settings.durability)?);
+            let kernels = State::new(EngineDb::open(&folder.join("engine.db"), self.settings.durability)?);
+            std::mem::replace(&mut self.state, kernels).abandon();
             self.settings.spool_folder = folder;
             self.state_to_load = true;
         }

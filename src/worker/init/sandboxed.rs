@@ -196,7 +196,7 @@ impl Enclosure for Sandboxed {
 
     fn enter_kernel(&mut self, kernel: KernelPlace) -> Result<Option<PathBuf>> {
         let KernelPlace { folder, hostname, protected, mut mounts } = kernel;
-        let comes = folder.is_some();
+        let (comes, any) = (folder.is_some(), !mounts.is_empty());
         let folder = folder.map(|KernelFolderSource { dir, own_workspace, workspace }| KernelFolder {
             dir: bind_source(dir),
             own_workspace,
@@ -208,7 +208,10 @@ impl Enclosure for Sandboxed {
         for (inside, source, writable) in mounts {
             self.init.bind(bind_source(source), &inside, writable)?;
         }
-        self.init.look_at_mounts(self.pid)?;
+        // Where nothing was mounted, they are as they were when they were looked at.
+        if comes || any {
+            self.init.look_at_mounts(self.pid)?;
+        }
         if !comes {
             return Ok(None);
         }

@@ -284,6 +284,11 @@ impl State {
         }
     }
 
+    /// Lets go of a database that nobody needs any more.
+    pub fn abandon(self) {
+        self.db.discard();
+    }
+
     /// Closes the database.
     ///
     /// # Errors

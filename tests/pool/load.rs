@@ -1,0 +1,122 @@
+//! Many at once, and one that does its worst.
+
+use std::time::{Duration, Instant};
+
+use ryokan::core::engine::EngineName;
+use ryokan::rpc::client::HostClient;
+
+use super::{pool_of, pooled, ready, until};
+use crate::support::{Host, User, kernel, out, run, spec};
+
+/// Kernels that are made, used once and removed.
+const ACQUISITIONS: usize = 1000;
+/// Clients that do so at the same time, each by a connection of its own.
+const CLIENTS: usize = 32;
+
+/// What a daemon must hold no more of when everything is over.
+#[derive(Debug, PartialEq, Eq)]
+struct Holdings {
+    workers: usize,
+    descriptors: usize,
+    folders: usize,
+    mounts: usize,
+}
+
+impl Holdings {
+    fn of(host: &Host) -> Holdings {
+        let count = |path: std::path::PathBuf| path.read_dir().map_or(0, Iterator::count);
+        Holdings {
+            workers: super::deaths::inits(host).len(),
+            descriptors: count(format!("/proc/{}/fd", host.pid()).into()),
+            folders: count(host.data().join("kernels")),
+            mounts: std::fs::read_to_string("/proc/self/mountinfo").expect("read").lines().count(),
+        }
+    }
+}
+
+#[test]
+fn a_thousand_kernels_for_thirty_two_clients_get_what_each_asked_for_and_leave_nothing() {
+    let host = pooled(User::Own);
+    let settled = async |client: &HostClient| {
+        // The pool shrinks back after a burst: how large it was is no concern here.
+        ready(client, "kaish").await;
+        ready(client, "python").await;
+    };
+    host.with(async |client| {
+        settled(&client).await;
+        // One kernel's life opens what stays open.
+        out(&kernel(&client, "first", EngineName::Kaish).await, "echo first").await;
+        client.remove_kernel("first", 0).await.expect("removed");
+        settled(&client).await;
+        let before = (Holdings::of(&host), pool_of(&client, "kaish").await);
+        let one = async |number: usize| {
+            let client = HostClient::connect(&host.socket(), "test").await.expect("the daemon answers");
+            for n in (number..ACQUISITIONS).step_by(CLIENTS) {
+                let mut wanted = spec(&format!("k{n}"), EngineName::Kaish);
+                wanted.ephemeral = n % 2 == 0;
+                let (k, _) = client.create_kernel(&wanted, "").await.expect("made");
+                assert_eq!(
+                    out(&k, &format!("/bin/ls -A; x={n}; echo $x $RYOKAN_KERNEL > f; cat f")).await,
+                    format!("{n} k{n}")
+                );
+                client.remove_kernel(&format!("k{n}"), 0).await.expect("removed");
+            }
+        };
+        futures::future::join_all((0..CLIENTS).map(one)).await;
+        let done =
+            until(&client, "kaish", |pool| pool.active == 0 && pool.idle >= pool.target && pool.creating == 0).await;
+        let (taken, missed) = (done.taken - before.1.taken, done.missed - before.1.missed);
+        assert_eq!(taken + missed, ACQUISITIONS as u64, "{done:?}");
+        assert_eq!((done.creation_errors, done.trouble.as_str()), (0, ""), "{done:?}");
+        // Whatever the burst has left the pool to be: beyond that nothing is left.
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            let (now, pool) = (Holdings::of(&host), pool_of(&client, "kaish").await);
+            let grown = (pool.total - before.1.total) as usize;
+            let is_as_before = now.workers == before.0.workers + grown
+                && now.folders == before.0.folders + grown
+                && now.mounts == before.0.mounts
+                // A slot's link, lane and process take at most so many.
+                && now.descriptors <= before.0.descriptors + grown * 6;
+            if is_as_before {
+                break;
+            }
+            assert!(Instant::now() < deadline, "{:?} before, {now:?} after, {grown} slots more: {pool:?}", before.0);
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    });
+}
+
+#[test]
+fn while_one_kernel_is_a_fork_bomb_others_are_made_and_answer() {
+    let host = pooled(User::Own);
+    host.with(async |client| {
+        ready(&client, "kaish").await;
+        ready(&client, "python").await;
+        let bomber = kernel(&client, "bomber", EngineName::Python).await;
+        let other = kernel(&client, "other", EngineName::Kaish).await;
+        run(&bomber, "import os").await;
+        out(&other, "x=1").await;
+        let bomb = "while True:\n    try:\n        os.fork()\n    except OSError:\n        pass";
+        let working = async {
+            // It has as many processes as it may have by then.
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            for n in 0..20 {
+                assert_eq!(out(&other, &format!("x={n}; echo $x")).await, n.to_string());
+            }
+            let made = kernel(&client, "made", EngineName::Kaish).await;
+            assert_eq!(out(&made, "echo well").await, "well");
+            client.ping().await.expect("the daemon answers");
+            bomber.stop(true).await.expect("stopped");
+        };
+        let (_, ()) = tokio::join!(run(&bomber, bomb), working);
+        assert_eq!(out(&other, "echo $x").await, "19");
+        // All of it has ended with its kernel's worker.
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while host.workers().len() > 100 {
+            assert!(Instant::now() < deadline, "{} processes", host.workers().len());
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        assert_eq!(out(&bomber, "print('well')").await, "well");
+    });
+}
