@@ -93,7 +93,7 @@ type Bench = fn(&World, &mut Report) -> anyhow::Result<()>;
 const BENCHES: &[(&str, Bench)] = &[
     ("roundtrip", latency::roundtrip),
     ("start", latency::start),
-    ("pool", pool::pool),
+    ("pool-first-result", pool::first_result),
     ("pool-refill", pool::refill),
     ("pool-many-idle", pool::many_idle),
     ("pool-fork-bomb", pool::fork_bomb),

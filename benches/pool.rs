@@ -47,7 +47,7 @@ async fn filled(host: &HostClient, engine: EngineName) -> anyhow::Result<()> {
 }
 
 /// From the wish for a kernel to its first result.
-pub fn pool(world: &World, report: &mut Report) -> anyhow::Result<()> {
+pub fn first_result(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let sizes = ENGINES.map(|(engine, ..)| format!("[pool.engines.{engine}]\npool_size = 3\nmin_idle = 2\n")).concat();
     let daemon = Daemon::start_with(world, &sizes)?;
     let mut ipykernel = Ipykernel::start(world)?;

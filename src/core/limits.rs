@@ -233,6 +233,12 @@ pub const KEY_BYTES: usize = 256;
 
 /// A worker must have reported a complete sandbox and a ready engine within this.
 pub const WORKER_START: Duration = Duration::from_secs(30);
+/// Workers that are started at once.
+pub const WORKER_STARTS: usize = 8;
+/// The most that a configuration may set for that.
+pub const WORKER_STARTS_MOST: usize = 1000;
+/// Who wants a worker waits so long for his turn.
+pub const WORKER_WAIT: Duration = Duration::from_secs(60);
 /// From the word to a slot's engine that it has a kernel to its answer: it enters a folder and learns some variables.
 pub const WORKER_BINDING: Duration = Duration::from_secs(5);
 /// A running worker must answer its re-adoption within this.

@@ -60,6 +60,8 @@ pub(super) fn settings(config: &Config, paths: &Paths) -> anyhow::Result<Setting
             }
         },
         executions_queued: config.limits.executions_queued,
+        worker_starts: config.limits.worker_starts,
+        worker_wait: config.limits.worker_wait,
         allow_degraded: config.sandbox.allow_degraded.clone(),
         net_host_allowed: config.sandbox.net_host_allowed,
         forbids: Box::new(forbids),

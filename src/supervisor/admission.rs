@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::turns::STARTS;
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::quantity;
 
@@ -21,7 +22,8 @@ const USERS_MEMORY: &str = "memory_per_user";
 
 /// Whether an error says that there is no place now: nothing is wrong with the kernel.
 pub(super) fn is_no_place(error: &Error) -> bool {
-    error.code == ErrorCode::Busy && [HOSTS_PLACES, USERS_WORKERS, USERS_MEMORY].contains(&error.reason.as_str())
+    error.code == ErrorCode::Busy
+        && [HOSTS_PLACES, USERS_WORKERS, USERS_MEMORY, STARTS].contains(&error.reason.as_str())
 }
 
 /// A worker that is more than all that may be had.

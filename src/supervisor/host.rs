@@ -21,6 +21,7 @@ use super::promise::Promises;
 use super::reserve::Reserve;
 use super::settings::Settings;
 use super::spares::Spares;
+use super::turns::Turns;
 use super::upkeep::Upkeep;
 use super::worker::{self, Workers};
 use crate::catalog::CatalogHandle;
@@ -61,6 +62,7 @@ pub struct Host {
     pub(super) reserve: Reserve,
     pub(super) spares: Spares,
     pub(super) promises: Promises,
+    pub(super) turns: Turns,
     pub(super) auditing: Auditing,
     /// What upkeep needs to remember.
     pub upkeep: Upkeep,
@@ -80,6 +82,7 @@ impl Host {
         let admission = Admission::new(config.bounds, config.bounds_per_user);
         let workers = Workers::new(admission, catalog.clone(), catalog.host_id(), config.cgroup_base.clone());
         let reserve = Reserve::new(config.reserve.clone());
+        let turns = Turns::new(config.worker_starts, config.worker_wait);
         let spares = Spares::new(config.spares_folder.clone());
         let kernels = catalog.kernel_files(KernelId::from_bytes([0; 16])).dir;
         let files = crate::workspace::abilities(kernels.parent().unwrap_or(&kernels));
@@ -101,6 +104,7 @@ impl Host {
             reserve,
             spares,
             promises: Promises::default(),
+            turns,
             auditing: Auditing::default(),
             upkeep: Upkeep::default(),
             bundles: Arc::new(Semaphore::new(limits::BUNDLES_AT_ONCE)),

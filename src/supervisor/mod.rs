@@ -38,6 +38,7 @@ pub mod supervisor;
 mod task;
 pub mod thread;
 pub mod tools;
+mod turns;
 pub mod upkeep;
 pub mod worker;
 pub mod workflow;

@@ -11,11 +11,11 @@
 //! when a kernel of it is started, keeps one slot while such kernels come, and ends when none did for a while.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 
 use super::admission::Taken;
 use super::host::Host;
@@ -58,6 +58,8 @@ struct ShapePool {
     /// Of all pools of that engine.
     total: Rc<Cell<Counters>>,
     active: Cell<u32>,
+    /// Who waits for one; the first first. Those who have left are closed.
+    waiting: RefCell<VecDeque<oneshot::Sender<(Slot, Active)>>>,
 }
 
 /// A slot as the policy sees it and, once it is ready, as it is.
@@ -80,11 +82,6 @@ impl Active {
     /// It is a kernel's worker.
     pub(super) fn bound(&self) {
         self.pool.count(Event::Taken);
-    }
-
-    /// It could not be bound: another worker is started.
-    pub(super) fn lost(&self) {
-        self.pool.count(Event::Missed);
     }
 
     /// Its worker ran code.
@@ -117,6 +114,17 @@ impl ShapePool {
         let mut held = self.held.borrow_mut();
         let at = held.iter().position(|held| held.seen.id == id)?;
         Some(held.swap_remove(at))
+    }
+
+    /// How many wait.
+    fn waiting(&self) -> u32 {
+        self.waiting.borrow_mut().retain(|waiting| !waiting.is_closed());
+        u32::try_from(self.waiting.borrow().len()).unwrap_or(u32::MAX)
+    }
+
+    fn first_waiting(&self) -> Option<oneshot::Sender<(Slot, Active)>> {
+        self.waiting();
+        self.waiting.borrow_mut().pop_front()
     }
 
     fn failed(&self, why: &str, now_ms: u64) {
@@ -214,6 +222,7 @@ impl Pool {
             counters: Cell::default(),
             total,
             active: Cell::new(0),
+            waiting: RefCell::default(),
         });
         self.pools.borrow_mut().push(Rc::clone(&pool));
         self.changed.notify_one();
@@ -277,9 +286,24 @@ impl Pool {
         let taken = self.take_of(&pool);
         if taken.is_none() {
             self.changed.notify_one();
-            pool.count(Event::Missed);
         }
         taken
+    }
+
+    /// A worker is started for who wanted a slot of that shape.
+    pub(super) fn missed(&self, shape: &Shape) {
+        if let Some(pool) = self.of(shape) {
+            pool.count(Event::Missed);
+        }
+    }
+
+    /// To wait for a slot of that shape, until what is given is dropped; none if there is no such pool.
+    pub(super) fn wait(&self, shape: &Shape) -> Option<oneshot::Receiver<(Slot, Active)>> {
+        let pool = self.of(shape).filter(|_| !self.paused.get())?;
+        let (sender, receiver) = oneshot::channel();
+        pool.waiting.borrow_mut().push_back(sender);
+        self.changed.notify_one();
+        Some(receiver)
     }
 
     fn take_of(&self, pool: &Rc<ShapePool>) -> Option<(Slot, Active)> {
@@ -409,7 +433,7 @@ fn look(host: &Rc<Host>) -> Duration {
             &View {
                 rules: &pool.rules,
                 slots: &pool.seen(),
-                waiting: 0,
+                waiting: pool.waiting(),
                 room: host.workers.admission.room(pool.shape.limits.memory_bytes),
                 pressure: host.pressure.is_on(),
                 paused: host.is_stopping(),
@@ -463,10 +487,13 @@ async fn created(host: &Rc<Host>, pool: &Rc<ShapePool>, id: SlotId, made: Result
         Ok(slot) if slot.is_there() => {
             pool.breaker.borrow_mut().succeeded();
             pool.count(Event::Created);
-            if let Some(slot) = pool.keep(id, slot, now_ms) {
-                slot.end(host).await;
-                pool.count(Event::Destroyed);
-                pool.remove(id);
+            match pool.keep(id, slot, now_ms) {
+                None => give_to_first(host, pool, id),
+                Some(slot) => {
+                    slot.end(host).await;
+                    pool.count(Event::Destroyed);
+                    pool.remove(id);
+                }
             }
         }
         Ok(slot) => {
@@ -478,6 +505,15 @@ async fn created(host: &Rc<Host>, pool: &Rc<ShapePool>, id: SlotId, made: Result
             pool.never_ready(id, &error.message, now_ms);
         }
     }
+}
+
+/// Who waits longest has the slot that is ready.
+fn give_to_first(host: &Host, pool: &Rc<ShapePool>, id: SlotId) {
+    let Some(first) = pool.first_waiting() else { return };
+    let Some(slot) = pool.remove(id).and_then(|held| held.slot) else { return };
+    host.pool.taken.set(Some(Instant::now()));
+    // Nothing has run since it was seen that he waits.
+    let _ = first.send((slot, Active::of(Rc::clone(pool))));
 }
 
 /// Nobody asked for it.

@@ -37,6 +37,10 @@ pub struct Settings {
     pub bounds_per_user: Bounds,
     /// Executions that wait in one kernel.
     pub executions_queued: usize,
+    /// Workers that are started at once, those for the pool not counted.
+    pub worker_starts: usize,
+    /// Who wants a worker waits so long for his turn.
+    pub worker_wait: Duration,
     /// Sandbox layers that kernels may ask to do without.
     pub allow_degraded: Vec<String>,
     /// Whether kernels may ask for the host's network.

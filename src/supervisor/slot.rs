@@ -185,7 +185,6 @@ impl Slot {
                 Ok(Started { link, report, process, told_origin: Some(origin) })
             }
             Err(error) => {
-                active.lost();
                 host.workers.end(self.process).await;
                 Err(error)
             }

@@ -15,6 +15,7 @@ use super::metrics::Stage;
 use super::pool::Active;
 use super::promise::Promise;
 use super::task::Listener;
+use super::turns::Turn;
 use crate::catalog::{CatalogHandle, WorkerRow};
 use crate::core::engine::EngineName;
 use crate::core::error::{Error, Result};
@@ -445,7 +446,8 @@ pub(super) async fn start(
     // Judged when it was asked for, too; since then others may have come.
     let (one, admission) = (Taken::one(shape.limits.memory_bytes), &host.workers.admission);
     let share = admission.share(kernel.uid, one)?;
-    let can_come_later = !hides_system_path(host, mounts.iter().map(|mount| &*mount.inside));
+    let had_pool = !hides_system_path(host, mounts.iter().map(|mount| &*mount.inside));
+    let mut can_come_later = had_pool;
     let slot = match can_come_later {
         true => {
             let promised = host.promises.claim(host, kernel.id, &shape).await;
@@ -456,7 +458,16 @@ pub(super) async fn start(
             None
         }
     };
-    if let Some((slot, active)) = slot {
+    let mut next = slot.map(|slot| Turn::Slot(Box::new(slot)));
+    let turn = loop {
+        let turn = match next.take() {
+            Some(turn) => turn,
+            None => host.turns.next(host, can_come_later.then_some(&shape)).await?,
+        };
+        let (slot, active) = match turn {
+            Turn::Slot(slot) => *slot,
+            Turn::Start(turn) => break turn,
+        };
         let worker = slot.id();
         match slot.bind(host, kernel, &mounts, listener.clone(), active).await {
             Ok(bound) => {
@@ -467,6 +478,10 @@ pub(super) async fn start(
             // A slot may be killed or stopped at any moment. What is wrong with the kernel is said by its own worker, too.
             Err(error) => tracing::warn!(%worker, %error, "a slot could not be bound: another worker is started"),
         }
+        can_come_later = false;
+    };
+    if had_pool {
+        host.pool.missed(&shape);
     }
     if !host.pool.make_room(host, one) {
         return Err(admission.no_room(one));
@@ -474,6 +489,7 @@ pub(super) async fn start(
     let mut place = admission.place(one.memory_bytes);
     place.belongs(share);
     let started = start_new(host, place, kernel, &shape, mounts, listener).await?;
+    drop(turn);
     host.metrics.since(Stage::WorkerStarted, engine, begun);
     Ok(started)
 }

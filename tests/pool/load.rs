@@ -2,7 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use ryokan::core::engine::EngineName;
+use ryokan::core::exec::ExecRequest;
 use ryokan::rpc::client::HostClient;
 
 use super::{pool_of, pooled, ready, until};
@@ -118,5 +121,58 @@ fn while_one_kernel_is_a_fork_bomb_others_are_made_and_answer() {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         assert_eq!(out(&bomber, "print('well')").await, "well");
+    });
+}
+
+#[test]
+fn who_finds_no_worker_ready_waits_for_his_turn_or_for_the_next_that_is() {
+    let mut host = Host::prepare(User::Own);
+    host.configure("[limits]\nworker_starts = 1\n[pool]\npool_size = 1\nmin_idle = 1\nmax_pool_size = 6\n");
+    host.launch();
+    host.with(async |client| {
+        ready(&client, "python").await;
+        let mut all = Vec::new();
+        for n in 0..10 {
+            let k = kernel(&client, &format!("k{n}"), EngineName::Python).await;
+            run(&k, &format!("x = {n}")).await;
+            k.stop(true).await.expect("stopped");
+            all.push(k);
+        }
+        let before = ready(&client, "python").await;
+        let said = futures::future::join_all(all.iter().map(|k| out(k, "print(x)"))).await;
+        assert_eq!(said, (0..10).map(|n| n.to_string()).collect::<Vec<_>>());
+        let after = pool_of(&client, "python").await;
+        let (taken, missed) = (after.taken - before.taken, after.missed - before.missed);
+        assert!(taken + missed == 10 && taken > 2, "{before:?} {after:?}");
+    });
+}
+
+#[test]
+fn whose_turn_does_not_come_is_told_so_and_tries_again() {
+    let mut host = Host::without_pool(User::Own);
+    host.kill();
+    host.configure(
+        "[limits]\nworker_starts = 1\nworker_wait = \"1s\"\n[pool]\npool_size = 0\nmin_idle = 0\nmax_pool_size = 0\n",
+    );
+    host.launch();
+    host.with(async |client| {
+        let [first, second] =
+            [kernel(&client, "first", EngineName::Kaish).await, kernel(&client, "second", EngineName::Kaish).await];
+        out(&first, "x=1").await;
+        first.stop(true).await.expect("stopped");
+        // The next start takes until another spawner is there.
+        let spawner = host.spawner().expect("a spawner");
+        kill(Pid::from_raw(spawner as i32), Signal::SIGSTOP).expect("stopped");
+        let (said, refused) = tokio::join!(out(&first, "echo $x"), async {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            let refused = second.run(&ExecRequest::code("echo well")).await;
+            match refused {
+                Ok(run) => run.result().await.map(|result| result.end.err).map_err(|error| error.reason),
+                Err(error) => Err(error.reason),
+            }
+        });
+        assert_eq!(said, "1");
+        assert!(format!("{refused:?}").contains("worker"), "{refused:?}");
+        assert_eq!(out(&second, "echo well").await, "well");
     });
 }

@@ -98,6 +98,10 @@ pub struct Limits {
     pub memory_bytes: Option<u64>,
     /// The same for one user of a system-wide daemon.
     pub memory_per_user_bytes: Option<u64>,
+    /// Workers that are started at once, those for the pool not counted.
+    pub worker_starts: usize,
+    /// Who wants a worker waits so long for his turn.
+    pub worker_wait: Duration,
     /// Clients at once.
     pub clients: usize,
     /// Clients of one user of a system-wide daemon.
@@ -352,6 +356,8 @@ impl From<&Config> for RawConfig {
                 workers_per_user: limits.workers_per_user,
                 memory: Size(limits.memory_bytes.unwrap_or(0)),
                 memory_per_user: Size(limits.memory_per_user_bytes.unwrap_or(0)),
+                worker_starts: limits.worker_starts,
+                worker_wait: Span(limits.worker_wait),
                 clients: limits.clients,
                 clients_per_user: limits.clients_per_user,
                 executions_in_flight: limits.executions_in_flight,
