@@ -19,6 +19,9 @@ use crate::{Daemon, World, go_on, process};
 /// A pool must be as it is to be within this.
 const FILLED: Duration = Duration::from_secs(60);
 
+/// Rounds in which everything that is compared takes turns, a block each: what else the machine does hits all alike.
+const ROUNDS: usize = 8;
+
 /// What is wanted of an engine for a throw-away and for a durable kernel, milliseconds.
 type Wanted = Option<(f64, f64)>;
 
@@ -46,44 +49,64 @@ async fn filled(host: &HostClient, engine: EngineName) -> anyhow::Result<()> {
     }
 }
 
+/// One kernel's beginning, from a pool that is full: its creation and its first result. Its removal is not counted.
+async fn begin(
+    host: &HostClient,
+    name: &str,
+    engine: EngineName,
+    ephemeral: bool,
+    code: &str,
+) -> anyhow::Result<Duration> {
+    filled(host, engine).await?;
+    let mut spec = SpecRequest::new(name.parse::<KernelName>()?);
+    (spec.engine, spec.ephemeral) = (Some(engine), ephemeral);
+    let begun = Instant::now();
+    let kernel = host.create_kernel(&spec, "").await?.0;
+    run(&kernel, code).await?;
+    let took = begun.elapsed();
+    kernel.remove(0).await?;
+    Ok(took)
+}
+
 /// From the wish for a kernel to its first result.
 pub fn first_result(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let sizes = ENGINES.map(|(engine, ..)| format!("[pool.engines.{engine}]\npool_size = 3\nmin_idle = 2\n")).concat();
     let daemon = Daemon::start_with(world, &sizes)?;
     let mut ipykernel = Ipykernel::start(world)?;
     let runc = Runc::prepare()?;
-    let rounds = world.times(100, 20);
+    let each = world.times(96, 24) / ROUNDS;
     let mut times: [[Samples; 2]; ENGINES.len()] = Default::default();
     let [mut fork_exec, mut bwrap, mut bwrap_python, mut runs, mut peer]: [Samples; 5] = Default::default();
     daemon.with(async |host| {
-        for round in 0..=rounds {
-            go_on()?;
+        for round in 0..=ROUNDS {
             for (at, (engine, code, _)) in ENGINES.into_iter().enumerate() {
                 for (kind, ephemeral) in [true, false].into_iter().enumerate() {
-                    filled(&host, engine).await?;
-                    let mut spec = SpecRequest::new(format!("k{round}-{engine}-{kind}").parse::<KernelName>()?);
-                    (spec.engine, spec.ephemeral) = (Some(engine), ephemeral);
-                    let begun = Instant::now();
-                    let kernel = host.create_kernel(&spec, "").await?.0;
-                    run(&kernel, code).await?;
-                    let took = begun.elapsed();
-                    kernel.remove(0).await?;
+                    let mut block = Samples::default();
+                    for n in 0..each {
+                        go_on()?;
+                        let name = format!("k{round}-{engine}-{kind}-{n}");
+                        block.add(begin(&host, &name, engine, ephemeral, code).await?);
+                    }
                     // The first round warms caches, for everybody.
                     if round > 0 {
-                        times[at][kind].add(took);
+                        times[at][kind].append(block);
                     }
                 }
             }
-            if round == 0 {
-                continue;
+            let peers = if round == 0 { 0 } else { each };
+            for _ in 0..peers {
+                fork_exec.add(run_alone("/bin/echo".as_ref(), &["hi"])?);
             }
-            fork_exec.add(run_alone("/bin/echo".as_ref(), &["hi"])?);
-            bwrap.add(bubblewrap("/bin/echo".as_ref(), &["hi"])?);
-            bwrap_python.add(bubblewrap(&world.python, &["-c", "print('hi')"])?);
-            if let Some(runc) = &runc {
+            for _ in 0..peers {
+                bwrap.add(bubblewrap("/bin/echo".as_ref(), &["hi"])?);
+            }
+            for _ in 0..peers {
+                bwrap_python.add(bubblewrap(&world.python, &["-c", "print('hi')"])?);
+            }
+            for runc in runc.iter().cycle().take(peers) {
                 runs.add(runc.run(&["/bin/echo", "hi"])?);
             }
-            if let Some(ipykernel) = ipykernel.as_mut().filter(|_| round % 10 == 0) {
+            if let Some(ipykernel) = ipykernel.as_mut().filter(|_| round > 0) {
                 ipykernel.start_fresh("print('hi')", &mut peer)?;
             }
         }

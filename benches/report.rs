@@ -19,6 +19,10 @@ impl Samples {
         self.0.push(ms);
     }
 
+    pub fn append(&mut self, more: Samples) {
+        self.0.extend(more.0);
+    }
+
     /// The value below which that share of the samples lies.
     pub fn quantile(&self, share: f64) -> f64 {
         let mut sorted = self.0.clone();

@@ -166,6 +166,15 @@ impl CatalogHandle {
         self.queue.run(Target::Host, Some(label), work)
     }
 
+    /// As [`Self::write`], for one that takes no longer than waking the thread.
+    fn write_small<T: Send + 'static>(
+        &self,
+        label: &'static str,
+        work: impl FnOnce(&Db) -> Result<T> + Send + 'static,
+    ) -> Pending<T> {
+        self.queue.run_small(Target::Host, label, work)
+    }
+
     fn state_queue(&self, kernel: KernelId) -> &Queue {
         let id = kernel.as_bytes();
         &self.states[usize::from(id[15]) % self.states.len()]
@@ -254,7 +263,7 @@ impl CatalogHandle {
         key: Option<IdempotencyKey>,
         notes: Notes,
     ) -> Pending<Written<Created>> {
-        self.write("catalog.kernel.insert", move |db| {
+        self.write_small("catalog.kernel.insert", move |db| {
             match kernels::insert(db, &kernel, key.as_ref(), kernel.created_at_ms)? {
                 Created::New => notes.write(db, Created::New),
                 before @ Created::Before(_) => Ok(Written { value: before, events: Vec::new() }),
@@ -322,7 +331,7 @@ impl CatalogHandle {
     /// # Errors
     /// The database's.
     pub fn put_worker(&self, worker: WorkerRow) -> Pending<()> {
-        self.write("catalog.worker.put", move |db| workers::put(db, &worker))
+        self.write_small("catalog.worker.put", move |db| workers::put(db, &worker))
     }
 
     /// Every worker that was not yet forgotten.

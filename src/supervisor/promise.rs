@@ -8,7 +8,7 @@
 //! Nothing depends on one: a kernel without its promised slot gets a worker as any other does. A slot serves what its folder was when it
 //! started: so it is claimed by the first use of its kernel only, which everything that changes the kernel's state or files goes through.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ use super::host::Host;
 use super::pool::Active;
 use super::slot::Slot;
 use super::worker::Shape;
-use crate::catalog::WorkerRow;
+use crate::catalog::{Pending, WorkerRow};
 use crate::core::ids::{Epoch, KernelId, WorkerId};
 use crate::core::limits;
 
@@ -30,8 +30,8 @@ pub(super) struct Promise {
     shape: Shape,
     slot: Slot,
     active: Active,
-    /// Whether the catalog knows whose it is.
-    recorded: Cell<bool>,
+    /// Once the catalog knows whose it is.
+    recorded: RefCell<Option<Pending<()>>>,
 }
 
 /// The promises of a host.
@@ -48,7 +48,7 @@ impl Promise {
     pub(super) fn make(host: &Rc<Host>, shape: Shape, epoch: Epoch) -> Option<Promise> {
         let (mut slot, active) = host.pool.take_ahead(&shape)?;
         match slot.give_home(host, epoch) {
-            Ok(kernel) => Some(Promise { kernel, shape, slot, active, recorded: Cell::new(false) }),
+            Ok(kernel) => Some(Promise { kernel, shape, slot, active, recorded: RefCell::default() }),
             Err(error) => {
                 tracing::warn!(%error, "a slot cannot become a new kernel's");
                 let host = Rc::clone(host);
@@ -66,9 +66,17 @@ impl Promise {
         self.slot.row()
     }
 
-    /// Whether it does.
-    pub(super) fn set_recorded(&self, recorded: bool) {
-        self.recorded.set(recorded);
+    /// It was told so; whoever binds the slot waits until that is done.
+    pub(super) fn set_recorded(&self, recorded: Pending<()>) {
+        self.recorded.replace(Some(recorded));
+    }
+
+    async fn is_recorded(&self) -> bool {
+        let recorded = self.recorded.take();
+        match recorded {
+            Some(recorded) => recorded.await.is_ok(),
+            None => false,
+        }
     }
 
     /// The kernel whose folder the slot stands on.
@@ -111,7 +119,7 @@ impl Promise {
 impl Promises {
     /// Keeps one until its kernel is used, but not for long, and not many of one kind.
     pub(super) fn keep(&self, host: &Rc<Host>, promise: Promise) {
-        if !promise.recorded.get() || !promise.slot.is_there() || host.is_stopping() {
+        if !promise.slot.is_there() || host.is_stopping() {
             drop(promise.end(host));
             return;
         }
@@ -134,13 +142,14 @@ impl Promises {
     /// opens what it had open.
     pub(super) async fn claim(&self, host: &Rc<Host>, kernel: KernelId, shape: &Shape) -> Option<Promise> {
         let promise = self.take(|kept| kept.kernel == kernel);
-        match promise.filter(|promise| promise.shape == *shape && promise.slot.is_there()) {
-            Some(promise) => Some(promise),
-            None => {
-                self.release(host, kernel).await;
-                None
+        if let Some(promise) = promise {
+            if promise.shape == *shape && promise.slot.is_there() && promise.is_recorded().await {
+                return Some(promise);
             }
+            drop(promise.end(host));
         }
+        self.release(host, kernel).await;
+        None
     }
 
     /// Ends a kernel's, and waits for the end of the slot, as long as for any worker's.

@@ -11,7 +11,7 @@ use super::output::Kept;
 use crate::catalog::state::{
     self, Begun, Direction, EntryKind, ExecBegin, ExecClose, NewConsent, NewEntry, OutputRecord, Runs,
 };
-use crate::catalog::{CatalogHandle, KernelChange, KernelRow, Notes, Pending, StateHandle, Written};
+use crate::catalog::{CatalogHandle, KernelChange, Notes, StateHandle};
 use crate::core::error::{Error, Result};
 use crate::core::exec::{ExecEnd, ExecRequest, Stream};
 use crate::core::ids::{Digest, Epoch, ExecId, KernelId};
@@ -146,21 +146,6 @@ impl Records {
     /// # Errors
     /// The catalog's.
     pub async fn save_life(&self, life: &Life, version: u64, executions: u64, last_used_at_ms: i64) -> Result<()> {
-        self.begin_save_life(life, version, executions, last_used_at_ms)?.await?;
-        Ok(())
-    }
-
-    /// The same, asked for now: what is asked for later is written later, whoever waits for it first.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn begin_save_life(
-        &self,
-        life: &Life,
-        version: u64,
-        executions: u64,
-        last_used_at_ms: i64,
-    ) -> Result<Pending<Written<KernelRow>>> {
         let record = StateRecord { life: life.clone(), version, executions };
         let state_json = serde_json::to_string(&record).map_err(|error| Error::internal(error.to_string()))?;
         let change = KernelChange {
@@ -168,7 +153,8 @@ impl Records {
             last_used_at_ms: Some(last_used_at_ms),
             ..KernelChange::default()
         };
-        Ok(self.catalog.update_kernel(self.id, change, Notes::default()))
+        self.catalog.update_kernel(self.id, change, Notes::default()).await?;
+        Ok(())
     }
 
     /// The execution that was begun with this key, while keys are remembered.

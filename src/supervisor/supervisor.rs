@@ -262,11 +262,10 @@ impl Supervisor {
         };
         let written = host.catalog.insert_kernel(row.clone(), key, Notes { events: Vec::new(), audit: vec![audit] });
         // In the catalog before it knows, so that a daemon that is killed leaves none behind; and right after its kernel.
-        let recorded = promise.map(|promise| (promise, host.catalog.put_worker(promise.row())));
-        let written = written.await;
-        if let Some((promise, recorded)) = recorded {
-            promise.set_recorded(recorded.await.is_ok());
+        if let Some(promise) = promise {
+            promise.set_recorded(host.catalog.put_worker(promise.row()));
         }
+        let written = written.await;
         match written.map(|written| written.value) {
             Ok(Created::New) => {}
             Ok(Created::Before(before)) => {

@@ -113,6 +113,8 @@ pub(super) struct Task {
     /// Executions that have ended and whose journal has no room for that, oldest first.
     unjournalled: VecDeque<Rc<Execution>>,
     retry_at: Option<Instant>,
+    /// When a change of its state is saved that nobody waits for.
+    save_at: Option<Instant>,
     /// Whether the stop that goes on was forced, or is the daemon's.
     is_forced: bool,
     leaving: bool,
@@ -206,6 +208,7 @@ impl Task {
             ended: Vec::new(),
             unjournalled: VecDeque::new(),
             retry_at: None,
+            save_at: None,
             is_forced: false,
             leaving: false,
         };
@@ -224,7 +227,7 @@ impl Task {
             self.step(Event::Used).await;
         }
         while !self.leaving {
-            let clock = earliest(earliest(self.idle_at, self.backoff_at), self.retry_at);
+            let clock = earliest(earliest(self.idle_at, self.backoff_at), earliest(self.retry_at, self.save_at));
             tokio::select! {
                 biased;
                 Some(report) = self.reports.recv() => self.take_report(report).await,
@@ -235,6 +238,9 @@ impl Task {
                 () = until(clock) => self.take_clock().await,
             }
             self.ask_for_no_more_than_needed();
+        }
+        if self.save_at.is_some() {
+            self.save_life().await;
         }
         self.commands.close();
         while let Ok(command) = self.commands.try_recv() {
@@ -366,6 +372,9 @@ impl Task {
             self.backoff_at = None;
             self.step(Event::BackoffElapsed).await;
         }
+        if self.save_at.is_some_and(|at| at <= now) {
+            self.save_life().await;
+        }
         if self.retry_at.is_some_and(|at| at <= now) {
             // What is refused still is offered again.
             let _ = self.journal_ends().await;
@@ -401,8 +410,10 @@ impl Task {
                 let work = matches!(self.life.state, State::Busy { .. })
                     || was_busy && matches!(self.life.state, State::Ready);
                 match self.life.state {
-                    // What is on disk of a kernel whose worker comes is in the catalog of workers, and in its journal.
-                    State::Starting | State::Ready if !work => self.save_life_beside(),
+                    // What matters of a kernel whose worker comes is in the catalog of workers, and in its journal.
+                    State::Starting | State::Ready if !work => {
+                        self.save_at.get_or_insert(Instant::now() + limits::LIFE_SAVED);
+                    }
                     _ if !work => self.save_life().await,
                     _ => {}
                 }
@@ -437,7 +448,8 @@ impl Task {
 
     /// Writes where the kernel is in its life. A failure is told and survived: a new daemon finds workers and running
     /// executions from their own rows, this record only says what happened last.
-    async fn save_life(&self) {
+    async fn save_life(&mut self) {
+        self.save_at = None;
         let (version, executions, last_used) = {
             let view = self.kernel.view.borrow();
             (view.version, view.executions, view.last_used_at_ms)
@@ -446,22 +458,6 @@ impl Task {
         if let Err(error) = self.host.making_room(save).await {
             tracing::error!(kernel = %self.kernel.spec.name, %error, "the kernel's state could not be saved");
         }
-    }
-
-    /// The same beside what comes next: nobody waits for it.
-    fn save_life_beside(&self) {
-        let (version, executions, last_used) = {
-            let view = self.kernel.view.borrow();
-            (view.version, view.executions, view.last_used_at_ms)
-        };
-        let saving = self.kernel.records.begin_save_life(&self.life, version, executions, last_used);
-        let kernel = Rc::clone(&self.kernel);
-        tokio::task::spawn_local(async move {
-            let saved = async { Ok::<_, Error>(saving?.await?) };
-            if let Err(error) = saved.await {
-                tracing::error!(kernel = %kernel.spec.name, %error, "the kernel's state could not be saved");
-            }
-        });
     }
 
     fn publish(&self, kind: &'static str) {
@@ -576,7 +572,7 @@ impl Task {
             execution.finish(Err(Error { message, ..removed }));
         }
         self.tools.detach();
-        self.leaving = true;
+        (self.leaving, self.save_at) = (true, None);
         let _ = reply.send(Ok(()));
     }
 }
