@@ -21,7 +21,7 @@ use crate::rpc::convert::spec::SpecRequest;
 /// How code is executed, wherever.
 #[derive(Debug, Clone, Default, Args)]
 pub struct HowArgs {
-    /// End it after so much time, such as 90s
+    /// End it after so much time, such as 90s; 0s: however long it takes
     #[arg(long, value_name = "TIME", value_parser = parse_millis)]
     pub timeout: Option<u64>,
     /// Pass standard input on to the code

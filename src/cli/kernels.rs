@@ -105,7 +105,12 @@ pub async fn show(context: &Context, args: NameArgs) -> Result<(), Failure> {
     context.show(
         || json::kernel_with_rights(&info, rights),
         || render::kernel(&info, rights, render::now_ms(), context.terminal.paint),
-    )
+    )?;
+    // An engine that does something else would be waited for.
+    if info.state == State::Ready.name() {
+        tell_missed(context, &kernel.missed().await.unwrap_or_default());
+    }
+    Ok(())
 }
 
 /// Starts a kernel's worker.

@@ -35,7 +35,7 @@ pub enum ToolAction {
         /// Arguments: an object (named) or an array (positional); - reads standard input
         #[arg(value_name = "JSON", default_value = "{}")]
         args: String,
-        /// End it after so much time, such as 90s
+        /// End it after so much time, such as 90s; 0s: however long it takes
         #[arg(long, value_name = "TIME", value_parser = parse_millis)]
         timeout: Option<u64>,
     },

@@ -63,6 +63,10 @@ pub struct SandboxPlan {
     pub run_as: Option<RunAs>,
     /// The kernel's own folder.
     pub kernel_dir: PathBuf,
+    /// A folder of the host that stays as long as the sandbox, on which a daemon that is root has its staging tree; none: the kernel's. Where
+    /// a folder is removed, the host kernel takes away what is mounted on it, whoever sees it.
+    #[serde(default)]
+    pub staged_on: Option<PathBuf>,
     /// There is no kernel yet, until [`Init::enter_kernel`](super::Init::enter_kernel): the workspace is empty, and whoever starts the sandbox
     /// keeps it from being written to.
     #[serde(default)]
@@ -98,6 +102,7 @@ impl SandboxPlan {
             degraded: Vec::new(),
             run_as: None,
             kernel_dir: kernel_dir.into(),
+            staged_on: None,
             unbound: false,
             own_workspace: workspace(),
             workspace: None,

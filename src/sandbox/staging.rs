@@ -1,8 +1,8 @@
 //! What a daemon that is root prepares before it becomes an unprivileged user: the kernel's folder, and paths that root
 //! gave away, as mounts on which that user owns what their owner owns.
 //!
-//! They hang in a small tmpfs on top of the kernel's folder, in a mount namespace of our own; the working directory leads
-//! there, since it is what survives the change of namespaces.
+//! They hang in a small tmpfs on top of the kernel's folder (of a slot, which may change its folder: on the one above), in a mount
+//! namespace of our own; the working directory leads there, since it is what survives the change of namespaces.
 //!
 //! ```text
 //!  <kernel_dir> = tmpfs ┬ kernel   the kernel's folder, owner mapped
@@ -62,8 +62,9 @@ pub(super) fn stage(plan: &SandboxPlan, run_as: RunAs) -> Result<(), SandboxErro
     let (uid, gid) = (run_as.uid.to_string(), run_as.gid.to_string());
     let options = [("size", "256k"), ("nr_inodes", "512"), ("mode", "0700"), ("uid", &uid), ("gid", &gid)];
     let root = new_file_system("tmpfs", &options, 0).map_err(failed(Layer::IdMap, "cannot make a tmpfs"))?;
-    let target = openat(AT_FDCWD, &plan.kernel_dir, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())
-        .map_err(failed(Layer::IdMap, format_args!("cannot open {:?}", plan.kernel_dir)))?;
+    let place = plan.staged_on.as_ref().unwrap_or(&plan.kernel_dir);
+    let target = openat(AT_FDCWD, place, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())
+        .map_err(failed(Layer::IdMap, format_args!("cannot open {place:?}")))?;
     attach(root.as_fd(), target.as_fd()).map_err(failed(Layer::IdMap, "cannot attach the staging tree"))?;
     for (name, tree) in trees {
         hang(root.as_fd(), &name, &tree).map_err(failed(Layer::IdMap, format_args!("cannot stage {name}")))?;

@@ -56,6 +56,13 @@ impl Events {
         }
     }
 
+    /// Waits until what was published is written, or could not be: before the daemon ends.
+    pub(super) async fn written(&self) {
+        let (mut written, published) = (self.written.clone(), self.published.get());
+        // Its task ends with the catalog: then nothing more is written.
+        let _ = written.wait_for(|written| *written >= published).await;
+    }
+
     /// Follows the events after number `since`.
     pub fn follow(self: &Rc<Self>, since: u64) -> Follower {
         let past = Past::Queued { published: self.published.get() };
@@ -66,13 +73,6 @@ impl Events {
 async fn write(catalog: CatalogHandle, mut waiting: mpsc::Receiver<NewEvent>, count: watch::Sender<u64>) {
     let mut batch = Vec::new();
     while waiting.recv_many(&mut batch, limits::DATABASE_BATCH).await > 0 {
-        // What follows within a moment is written with it: a kernel that begins says several things, and whoever waits for it goes first.
-        tokio::time::sleep(limits::EVENTS_GATHER).await;
-        while batch.len() < limits::DATABASE_BATCH
-            && let Ok(more) = waiting.try_recv()
-        {
-            batch.push(more);
-        }
         let taken = batch.len() as u64;
         let mut counted = false;
         // On a full disk they wait for room, and those that come wait in the queue; whoever reads what there is does not.

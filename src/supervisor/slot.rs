@@ -79,6 +79,8 @@ impl Slot {
         let (identity, socket) = worker::identity(host, KernelId::from_bytes([0; 16]), Epoch(0));
         let mut plan = worker::plan(host, shape, identity.worker, &dir);
         (plan.own_workspace, plan.unbound) = (own_workspace, true);
+        // The home goes when a kernel brings its own folder.
+        plan.staged_on = dir.parent().map(Path::to_owned);
         let name: KernelName = NAME.parse().map_err(|_| Error::internal("a slot has no name"))?;
         let document = worker::document(host, shape, &identity, name, plan, &socket).await?;
         let there = Rc::new(Cell::new(true));

@@ -493,6 +493,7 @@ impl Supervisor {
         self.host.pool.close(&self.host).await;
         self.host.spares.discard_all().await;
         self.host.keep_audit_head().await;
+        self.host.events.written().await;
     }
 }
 

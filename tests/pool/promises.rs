@@ -11,7 +11,7 @@ use ryokan::core::engine::EngineName;
 
 use super::deaths::inits;
 use super::{READY, pool_of, pooled, pooled_with, ready, until, worker_of};
-use crate::support::{Host, User, kernel, out, run, users};
+use crate::support::{Host, UNPRIVILEGED, User, kernel, out, run, users};
 
 /// The folders of kernels, those that are nobody's yet included, and the modes of the workspaces.
 fn folders(host: &Host) -> BTreeMap<String, u32> {
@@ -72,17 +72,32 @@ fn a_new_kernel_takes_over_what_its_worker_stands_on() {
                 assert!(!folders(&host).contains_key(&id));
             });
         }
-        // Whatever was ready, but used by a kernel that had a folder, leaves none behind.
+        let given = host.path("home").join("given");
+        std::fs::create_dir(&given).expect("made");
+        std::fs::write(given.join("file"), "of the host").expect("written");
+        if user == User::Unprivileged {
+            std::os::unix::fs::chown(&given, Some(UNPRIVILEGED), Some(UNPRIVILEGED)).expect("given");
+        }
+        // Whatever was ready, but used by a kernel that had a folder, leaves none behind, and is as good as any.
         host.with(async |client| {
+            let k = kernel(&client, "older", EngineName::Kaish).await;
+            run(&k, "x=41").await;
+            k.stop(true).await.expect("stopped");
+            ready(&client, "kaish").await;
+            assert_eq!(out(&k, "echo $x").await, "41");
             for engine in EngineName::ALL {
                 ready(&client, engine.name()).await;
             }
-            let slots = EngineName::ALL.len() * READY as usize;
             let deadline = std::time::Instant::now() + Duration::from_secs(20);
-            while folders(&host).len() > slots {
+            // Those that wait, and the kernel's.
+            while folders(&host).len() as u32
+                > client.pools().await.expect("pools").iter().map(|pool| pool.total).sum::<u32>()
+            {
                 assert!(std::time::Instant::now() < deadline, "{:?}", folders(&host));
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
+            host.ok(&["mount", "older", "/later", &given.display().to_string()]);
+            assert_eq!(out(&k, "cat /later/file").await, "of the host");
         });
     }
 }

@@ -180,3 +180,19 @@ fn panic_on_damage(told: ryokan::core::upkeep::VerifyTold) -> ryokan::core::erro
         ryokan::core::upkeep::VerifyTold::Damage(damage) => panic!("{damage:?}"),
     }
 }
+
+/// What was put away has no database of its engine: that is no damage.
+#[test]
+fn a_kernel_that_was_put_away_is_sound() {
+    for user in users() {
+        let host = host(user);
+        for engine in ["kaish", "python"] {
+            host.ok(&["new", engine, "--engine", engine]);
+        }
+        host.ok(&["exec", "kaish", "x=1; echo 1 > f"]);
+        for engine in ["kaish", "python"] {
+            host.ok(&["archive", engine, "--yes"]);
+        }
+        super::sound(&host, "what was put away");
+    }
+}
