@@ -82,7 +82,9 @@ impl Host {
         let admission = Admission::new(config.bounds, config.bounds_per_user);
         let workers = Workers::new(admission, catalog.clone(), catalog.host_id(), config.cgroup_base.clone());
         let reserve = Reserve::new(config.reserve.clone());
-        let turns = Turns::new(config.worker_starts, config.worker_wait);
+        // Of a daemon that serves one user, he may have all.
+        let share = if config.system_wide { config.worker_starts.div_ceil(2) } else { config.worker_starts };
+        let turns = Turns::new(config.worker_starts, share, config.worker_wait);
         let spares = Spares::new(config.spares_folder.clone());
         let kernels = catalog.kernel_files(KernelId::from_bytes([0; 16])).dir;
         let files = crate::workspace::abilities(kernels.parent().unwrap_or(&kernels));
@@ -200,6 +202,7 @@ impl Host {
 
     pub(super) fn set_stopping(&self) {
         self.stopping.set(true);
+        self.turns.close();
     }
 
     /// Counts a client of `uid` in; gives a guard that counts it out.

@@ -58,7 +58,9 @@ impl Slot {
             // What is loaded ahead leaves nothing in it.
             allow(&workspace, CLOSED)?;
             let slot = Slot::start_on(host, place, shape, home, gone).await?;
-            host.catalog.state(home).open_ahead().await?;
+            if let Err(error) = host.catalog.state(home).open_ahead().await {
+                tracing::debug!(%error, "the database of a slot's kernel opens later");
+            }
             Ok(slot)
         };
         let started = started.await;

@@ -493,7 +493,8 @@ impl Supervisor {
         self.host.pool.close(&self.host).await;
         self.host.spares.discard_all().await;
         self.host.keep_audit_head().await;
-        self.host.events.written().await;
+        // On a full disk they are not, however long one waits.
+        let _ = tokio::time::timeout(limits::EVENTS_WRITTEN, self.host.events.written()).await;
     }
 }
 

@@ -1,6 +1,8 @@
 //! Turns: only so many workers are started at once, for more would only make each other slow. Who comes beyond that waits, first come first
 //! served, until it is his turn, or until a slot of the shape that he wants is ready; and not for ever.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,11 +18,17 @@ use crate::core::error::{Error, Result};
 /// The reason of an error where it was not anybody's turn in time.
 pub(super) const STARTS: &str = "worker_starts";
 
+/// So many users' shares are kept although nobody has a part of them.
+const SHARES_KEPT: usize = 64;
+
 /// Whose turn it is to start a worker.
 #[derive(Debug)]
 pub(super) struct Turns {
     places: Arc<Semaphore>,
     at_once: usize,
+    /// Each user's share: workers that hang in their start keep nobody else's from it.
+    shares: RefCell<HashMap<u32, Arc<Semaphore>>>,
+    share: usize,
     wait: Duration,
 }
 
@@ -28,24 +36,45 @@ pub(super) struct Turns {
 pub(super) enum Turn {
     /// A slot is ready.
     Slot(Box<(Slot, Active)>),
-    /// A worker may be started, while this is held.
-    Start(OwnedSemaphorePermit),
+    /// A worker may be started, while these are held.
+    Start([OwnedSemaphorePermit; 2]),
 }
 
 impl Turns {
-    /// So many at once; who waits longer is refused.
-    pub(super) fn new(at_once: usize, wait: Duration) -> Turns {
-        Turns { places: Arc::new(Semaphore::new(at_once)), at_once, wait }
+    /// So many at once, of each user `share`; who waits longer is refused.
+    pub(super) fn new(at_once: usize, share: usize, wait: Duration) -> Turns {
+        Turns { places: Arc::new(Semaphore::new(at_once)), at_once, shares: RefCell::default(), share, wait }
+    }
+
+    /// Nobody's turn comes any more.
+    pub(super) fn close(&self) {
+        self.places.close();
+    }
+
+    fn share_of(&self, uid: u32) -> Arc<Semaphore> {
+        let mut shares = self.shares.borrow_mut();
+        if shares.len() > SHARES_KEPT {
+            shares.retain(|_, share| Arc::strong_count(share) > 1);
+        }
+        Arc::clone(shares.entry(uid).or_insert_with(|| Arc::new(Semaphore::new(self.share))))
     }
 
     /// Waits for a turn. With a shape: or for a slot of it.
     ///
     /// # Errors
-    /// `busy` if neither comes in time.
-    pub(super) async fn next(&self, host: &Host, shape: Option<&Shape>) -> Result<Turn> {
-        if let Ok(place) = Arc::clone(&self.places).try_acquire_owned() {
-            return Ok(Turn::Start(place));
+    /// `busy` if neither comes in time, `unavailable` if the daemon stops.
+    pub(super) async fn next(&self, host: &Host, uid: u32, shape: Option<&Shape>) -> Result<Turn> {
+        let (share, places) = (self.share_of(uid), Arc::clone(&self.places));
+        if let Ok(share) = Arc::clone(&share).try_acquire_owned()
+            && let Ok(place) = Arc::clone(&places).try_acquire_owned()
+        {
+            return Ok(Turn::Start([share, place]));
         }
+        let stopping = |_| Error::unavailable("the daemon is stopping");
+        let turn = async {
+            let share = share.acquire_owned().await.map_err(stopping)?;
+            Ok(Turn::Start([share, places.acquire_owned().await.map_err(stopping)?]))
+        };
         let waiting = shape.and_then(|shape| host.pool.wait(shape));
         let slot = async {
             match waiting {
@@ -61,9 +90,7 @@ impl Turns {
             biased;
             // First: who is given one in the same moment must not lose it.
             slot = slot => Ok(Turn::Slot(Box::new(slot))),
-            place = Arc::clone(&self.places).acquire_owned() => {
-                place.map(Turn::Start).map_err(|_| Error::unavailable("the daemon is stopping"))
-            }
+            turn = turn => turn,
             () = tokio::time::sleep(self.wait) => Err(self.refusal()),
         }
     }

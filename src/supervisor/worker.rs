@@ -21,6 +21,7 @@ use crate::core::engine::EngineName;
 use crate::core::error::{Error, Result};
 use crate::core::ids::{Epoch, HostId, KernelId, WorkerId};
 use crate::core::info::{GivenMount, MountInfo};
+use crate::core::kernel::State;
 use crate::core::name::KernelName;
 use crate::core::origin::OriginKind;
 use crate::core::spec::{KernelLimits, KernelSpec, Net};
@@ -462,7 +463,16 @@ pub(super) async fn start(
     let turn = loop {
         let turn = match next.take() {
             Some(turn) => turn,
-            None => host.turns.next(host, can_come_later.then_some(&shape)).await?,
+            None => {
+                let turn = host.turns.next(host, kernel.uid, can_come_later.then_some(&shape)).await?;
+                if !matches!(kernel.view().state, State::Starting) {
+                    if let Turn::Slot(slot) = turn {
+                        slot.0.end(host).await;
+                    }
+                    return Err(Error::unavailable("the kernel was stopped while it waited for a worker"));
+                }
+                turn
+            }
         };
         let (slot, active) = match turn {
             Turn::Slot(slot) => *slot,
