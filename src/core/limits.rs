@@ -239,6 +239,8 @@ pub const WORKER_STARTS: usize = 8;
 pub const WORKER_STARTS_MOST: usize = 1000;
 /// Who wants a worker waits so long for his turn.
 pub const WORKER_WAIT: Duration = Duration::from_secs(60);
+/// A daemon that starts waits so long for the lock of one that was killed.
+pub const LOCK_WAIT: Duration = Duration::from_millis(500);
 /// A daemon that ends waits so long until its last events are written.
 pub const EVENTS_WRITTEN: Duration = Duration::from_secs(2);
 /// A change of a kernel's state that nobody waits for is saved after this, with what changed meanwhile.

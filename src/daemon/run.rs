@@ -21,6 +21,7 @@ use crate::catalog::{self, Catalog, CatalogConfig};
 use crate::core::engine::EngineName;
 use crate::core::ids::HostId;
 use crate::core::info::{Ability, HostInfo};
+use crate::core::limits;
 use crate::rpc::server::{Published, ServeConfig, raise_open_files, serve};
 use crate::store::{Store, StoreHandle};
 use crate::supervisor::supervisor::Supervisor;
@@ -132,15 +133,24 @@ async fn daemon(args: &Args, config: Config, paths: Paths) -> anyhow::Result<()>
     Ok(())
 }
 
-/// Only one daemon may own the data: the lock goes with the process, however it ends.
+/// Only one daemon may own the data: the lock goes with the process, however it ends; and with what that was just about to start, so one that is
+/// held is tried for a moment.
 fn lock(paths: &Paths) -> anyhow::Result<Flock<File>> {
     let path = paths.data_dir().join("lock");
     let file = File::options().create(true).truncate(false).write(true).open(&path);
-    let file = file.with_context(|| path.display().to_string())?;
-    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| match error {
-        nix::errno::Errno::EWOULDBLOCK => anyhow::Error::new(AnotherRuns(path)),
-        error => anyhow::Error::new(error).context(path.display().to_string()),
-    })
+    let mut file = file.with_context(|| path.display().to_string())?;
+    let until = std::time::Instant::now() + limits::LOCK_WAIT;
+    loop {
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(locked) => return Ok(locked),
+            Err((unlocked, nix::errno::Errno::EWOULDBLOCK)) if std::time::Instant::now() < until => {
+                file = unlocked;
+                std::thread::sleep(std::time::Duration::from_millis(5));
+            }
+            Err((_, nix::errno::Errno::EWOULDBLOCK)) => return Err(anyhow::Error::new(AnotherRuns(path))),
+            Err((_, error)) => return Err(anyhow::Error::new(error).context(path.display().to_string())),
+        }
+    }
 }
 
 /// Why a daemon did not start: there is one, which answers, or is about to end.

@@ -194,7 +194,12 @@ impl Host {
             if let Some(status) = self.daemon.as_mut().and_then(|daemon| daemon.try_wait().unwrap()) {
                 panic!("the daemon ended with {status}:\n{}", self.log());
             }
-            if std::os::unix::net::UnixStream::connect(self.socket()).is_ok() {
+            // By itself: what a killed one was about to start may hold that one's socket for a moment.
+            let answers = std::os::unix::net::UnixStream::connect(self.socket()).is_ok_and(|stream| {
+                let peer = nix::sys::socket::getsockopt(&stream, nix::sys::socket::sockopt::PeerCredentials);
+                peer.is_ok_and(|peer| peer.pid() == self.pid())
+            });
+            if answers {
                 return;
             }
             assert!(Instant::now() < deadline, "the daemon does not serve:\n{}", self.log());
