@@ -426,7 +426,8 @@ fn a_permit_to_run_does_not_stay_with_a_kernel_that_has_nothing_to_run() {
 
 #[test]
 fn a_creation_that_is_refused_leaves_no_folder_and_no_name_is_taken_twice() {
-    let host = Host::start();
+    // Workers that wait have folders of their own.
+    let host = Host::without_pool(User::Own);
     host.with(async |client| {
         let mut wanted = spec("k", EngineName::Kaish);
         wanted.from_dir = Some("/nowhere/at/all".into());
