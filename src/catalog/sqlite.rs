@@ -417,9 +417,7 @@ impl Db {
         conn.flush_prepared_statement_cache();
         conn.close().map_err(|(_, error)| CatalogError::of_sqlite("close", &path, error))
     }
-}
 
-impl Db {
     /// Closes a database that is about to be removed: what is in its write-ahead log stays there, so nothing waits for the device.
     pub fn discard(self) {
         // Without it the close takes longer.

@@ -51,6 +51,12 @@ impl Turns {
         self.places.close();
     }
 
+    /// A turn, if it is one now.
+    fn now(&self, uid: u32) -> Option<[OwnedSemaphorePermit; 2]> {
+        let share = self.share_of(uid).try_acquire_owned().ok()?;
+        Some([share, Arc::clone(&self.places).try_acquire_owned().ok()?])
+    }
+
     fn share_of(&self, uid: u32) -> Arc<Semaphore> {
         let mut shares = self.shares.borrow_mut();
         if shares.len() > SHARES_KEPT {
@@ -64,12 +70,10 @@ impl Turns {
     /// # Errors
     /// `busy` if neither comes in time, `unavailable` if the daemon stops.
     pub(super) async fn next(&self, host: &Host, uid: u32, shape: Option<&Shape>) -> Result<Turn> {
-        let (share, places) = (self.share_of(uid), Arc::clone(&self.places));
-        if let Ok(share) = Arc::clone(&share).try_acquire_owned()
-            && let Ok(place) = Arc::clone(&places).try_acquire_owned()
-        {
-            return Ok(Turn::Start([share, place]));
+        if let Some(turn) = self.now(uid) {
+            return Ok(Turn::Start(turn));
         }
+        let (share, places) = (self.share_of(uid), Arc::clone(&self.places));
         let stopping = |_| Error::unavailable("the daemon is stopping");
         let turn = async {
             let share = share.acquire_owned().await.map_err(stopping)?;
@@ -102,5 +106,34 @@ impl Turns {
         ))
         .reason(STARTS)
         .hint("try again when fewer kernels start; limits.worker_starts and limits.worker_wait are the bounds")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_holds_his_share_keeps_nobody_else_from_a_turn() {
+        let turns = Turns::new(3, 2, Duration::ZERO);
+        let held: Vec<_> = (0..2).map(|_| turns.now(1).expect("his share")).collect();
+        assert!(turns.now(1).is_none(), "one place is free, and not his");
+        let other = turns.now(2).expect("another's");
+        assert!(turns.now(2).is_none(), "no place is free");
+        drop(held);
+        assert!(turns.now(2).is_some() && turns.now(1).is_some(), "what was given back is there");
+        drop(other);
+        turns.close();
+        assert!(turns.now(1).is_none(), "the daemon stops");
+    }
+
+    #[test]
+    fn shares_that_nobody_has_a_part_of_are_forgotten() {
+        let turns = Turns::new(1000, 2, Duration::ZERO);
+        let held = turns.now(0).expect("a turn");
+        (1..1000).for_each(|uid| drop(turns.now(uid).expect("a turn")));
+        assert!(turns.shares.borrow().len() <= SHARES_KEPT + 1);
+        assert!(turns.shares.borrow()[&0].available_permits() == 1, "what is held counts");
+        drop(held);
     }
 }

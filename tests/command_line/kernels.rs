@@ -128,6 +128,17 @@ fn the_newest_entries_of_a_journal() {
 }
 
 #[test]
+fn show_names_what_a_ready_kernel_would_not_keep() {
+    let host = Host::start();
+    host.ok(&["new", "k", "--engine", "python"]);
+    host.ok(&["exec", "k", "x = 1"]);
+    let told = || String::from_utf8(host.cli(&["show", "k"]).stderr).unwrap();
+    assert_eq!(told(), "");
+    host.ok(&["exec", "k", "g = (i for i in range(3))"]);
+    assert!(told().contains("not kept: var/g"), "{}", told());
+}
+
+#[test]
 fn a_mounts_place_in_the_workspace_goes_with_it() {
     for user in users() {
         let mut host = Host::start_as(user);

@@ -537,6 +537,33 @@ fn a_second_daemon_with_the_same_data_says_so_by_its_status() {
     assert!(String::from_utf8_lossy(&second.stderr).contains("another ryokand runs with this data"), "{second:?}");
 }
 
+/// What a killed daemon was about to start holds its lock until that has begun.
+#[test]
+fn a_daemon_waits_a_moment_for_the_lock_of_one_that_was_killed() {
+    let mut host = Host::start();
+    host.kill();
+    let lock = std::fs::File::open(host.data().join("lock")).expect("there");
+    let held = nix::fcntl::Flock::lock(lock, nix::fcntl::FlockArg::LockExclusiveNonblock).expect("free");
+    host.spawn();
+    std::thread::sleep(Duration::from_millis(200));
+    drop(held);
+    crate::support::until("it serves", || std::os::unix::net::UnixStream::connect(host.socket()).is_ok());
+}
+
+/// Whatever was told to a client is in the events, though the daemon ends at once.
+#[test]
+fn the_last_events_of_a_daemon_that_ends_are_kept() {
+    let mut host = Host::start();
+    for round in 0..5 {
+        let name = format!("k{round}");
+        host.with(async |client| drop(kernel(&client, &name, EngineName::Kaish).await));
+        host.signal(nix::sys::signal::Signal::SIGTERM);
+        host.wait();
+        host.launch();
+        assert!(host.ok(&["events", &name]).contains("kernel_created"), "{name}");
+    }
+}
+
 /// A file that grows beyond what is allowed is an error of whoever writes it, and does not end the engine.
 #[test]
 fn a_file_that_grows_too_large_costs_no_more_than_the_command() {

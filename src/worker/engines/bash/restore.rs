@@ -10,25 +10,30 @@ pub const DEFERRED_TRAPS: [&str; 5] = ["DEBUG", "ERR", "EXIT", "INT", "RETURN"];
 pub const DEFERRED_OPTIONS: [&str; 6] =
     ["set.allexport", "set.errexit", "set.keyword", "set.nounset", "set.verbose", "set.xtrace"];
 
+/// The kinds of entries that are commands, in their order: options decide how functions are read; aliases, how everything after them is;
+/// directories and variables may need both.
+const KINDS: [&str; 13] = [
+    "unset",
+    "opt",
+    "fn",
+    "cwd",
+    "var",
+    "umask",
+    "dirs",
+    "hash",
+    "completions",
+    "positional",
+    "trap",
+    "builtin",
+    "alias",
+];
+/// The entry that is none: the last status, with which the code begins.
+const STATUS: &str = "status";
+
 /// The commands, and the keys of entries that are none.
 pub fn commands(entries: &Entries) -> (Vec<u8>, Vec<String>) {
     let (mut out, mut bad) = (Vec::new(), Vec::new());
-    // Options decide how functions are read; aliases, how everything after them is; directories and variables may need both.
-    for kind in [
-        "unset",
-        "opt",
-        "fn",
-        "cwd",
-        "var",
-        "umask",
-        "dirs",
-        "hash",
-        "completions",
-        "positional",
-        "trap",
-        "builtin",
-        "alias",
-    ] {
+    for kind in KINDS {
         for (key, entry) in entries {
             let (of, name) = key.split_once('/').unwrap_or((key, ""));
             if of == kind && command(of, name, entry, &mut out).is_none() {
@@ -36,23 +41,11 @@ pub fn commands(entries: &Entries) -> (Vec<u8>, Vec<String>) {
             }
         }
     }
-    let known = [
-        "unset",
-        "opt",
-        "fn",
-        "cwd",
-        "var",
-        "umask",
-        "dirs",
-        "hash",
-        "completions",
-        "positional",
-        "trap",
-        "builtin",
-        "alias",
-        "status",
-    ];
-    bad.extend(entries.keys().filter(|key| !known.contains(&key.split('/').next().unwrap_or_default())).cloned());
+    let is_known = |key: &&String| {
+        let kind = key.split('/').next().unwrap_or_default();
+        kind == STATUS || KINDS.contains(&kind)
+    };
+    bad.extend(entries.keys().filter(|key| !is_known(key)).cloned());
     (out, bad)
 }
 
