@@ -24,6 +24,8 @@ const ANSWER: Duration = Duration::from_secs(60);
 pub struct Daemon {
     program: PathBuf,
     root: PathBuf,
+    /// In memory, as a user's runtime directory is.
+    run: tempfile::TempDir,
     child: Option<Child>,
 }
 
@@ -38,16 +40,18 @@ impl Daemon {
         // Short: socket paths have 108 bytes.
         let base = std::env::var_os("RYOKAN_BENCH_DIR").map_or_else(|| PathBuf::from("/tmp"), PathBuf::from);
         let root = tempfile::Builder::new().prefix("rb").tempdir_in(base)?.keep();
-        for folder in ["run", "data", "config/ryokan"] {
+        for folder in ["data", "config/ryokan"] {
             std::fs::create_dir_all(root.join(folder))?;
         }
-        set_private(&root.join("run"))?;
+        let memory = Path::new("/dev/shm");
+        let run = tempfile::Builder::new().prefix("rb").tempdir_in(if memory.is_dir() { memory } else { &root })?;
+        set_private(run.path())?;
         let config = format!(
             "[engines.python]\ncommand = {:?}\n[daemon]\norphan_grace = \"1m\"\nlog_level = \"warn\"\n{more}",
             world.python.display().to_string()
         );
         std::fs::write(root.join("config/ryokan/config.toml"), config)?;
-        let mut daemon = Daemon { program: world.daemon.clone(), root, child: None };
+        let mut daemon = Daemon { program: world.daemon.clone(), root, run, child: None };
         daemon.start_again()?;
         Ok(daemon)
     }
@@ -82,7 +86,7 @@ impl Daemon {
 
     /// The control socket.
     pub fn socket(&self) -> PathBuf {
-        self.root.join("run/ryokan/ryokand.sock")
+        self.run.path().join("ryokan/ryokand.sock")
     }
 
     /// Where it keeps everything.
@@ -99,8 +103,8 @@ impl Daemon {
     }
 
     fn places(&self, command: &mut Command) {
-        for (variable, folder) in [("XDG_RUNTIME_DIR", "run"), ("XDG_DATA_HOME", "data"), ("XDG_CONFIG_HOME", "config")]
-        {
+        command.env("XDG_RUNTIME_DIR", self.run.path());
+        for (variable, folder) in [("XDG_DATA_HOME", "data"), ("XDG_CONFIG_HOME", "config")] {
             command.env(variable, self.root.join(folder));
         }
     }

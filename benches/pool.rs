@@ -19,6 +19,9 @@ use crate::{Daemon, World, go_on, process};
 /// A pool must be as it is to be within this.
 const FILLED: Duration = Duration::from_secs(60);
 
+/// Before each thing that is measured nothing happens for so long: whoever comes finds processors asleep and caches cold.
+const REST: Duration = Duration::from_millis(20);
+
 /// Rounds in which everything that is compared takes turns, a block each: what else the machine does hits all alike.
 const ROUNDS: usize = 8;
 
@@ -41,7 +44,7 @@ async fn filled(host: &HostClient, engine: EngineName) -> anyhow::Result<()> {
         let pool =
             pools.iter().find(|pool| pool.engine == engine.name()).with_context(|| format!("no pool of {engine}"))?;
         if pool.idle >= pool.target && pool.creating == 0 {
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            tokio::time::sleep(REST).await;
             return Ok(());
         }
         anyhow::ensure!(Instant::now() < deadline, "the pool does not fill: {pool:?}");
@@ -49,20 +52,42 @@ async fn filled(host: &HostClient, engine: EngineName) -> anyhow::Result<()> {
     }
 }
 
+/// How a kernel begins.
+#[derive(Clone, Copy)]
+struct Beginning {
+    name: &'static str,
+    ephemeral: bool,
+    /// Its first execution is asked for with it, not once it is there.
+    at_once: bool,
+}
+
+const BEGINNINGS: [Beginning; 3] = [
+    Beginning { name: "throw-away", ephemeral: true, at_once: false },
+    Beginning { name: "durable", ephemeral: false, at_once: false },
+    Beginning { name: "throw-away, asked for at once", ephemeral: true, at_once: true },
+];
+
 /// One kernel's beginning, from a pool that is full: its creation and its first result. Its removal is not counted.
 async fn begin(
     host: &HostClient,
     name: &str,
     engine: EngineName,
-    ephemeral: bool,
+    beginning: Beginning,
     code: &str,
 ) -> anyhow::Result<Duration> {
     filled(host, engine).await?;
     let mut spec = SpecRequest::new(name.parse::<KernelName>()?);
-    (spec.engine, spec.ephemeral) = (Some(engine), ephemeral);
+    (spec.engine, spec.ephemeral) = (Some(engine), beginning.ephemeral);
     let begun = Instant::now();
-    let kernel = host.create_kernel(&spec, "").await?.0;
-    run(&kernel, code).await?;
+    let kernel = if beginning.at_once {
+        let (kernel, _, ran) = host.create_and_run(&spec, "", &ExecRequest::code(code)).await?;
+        anyhow::ensure!(ran?.end.code == 0, "{code:?} failed");
+        kernel
+    } else {
+        let kernel = host.create_kernel(&spec, "").await?.0;
+        run(&kernel, code).await?;
+        kernel
+    };
     let took = begun.elapsed();
     kernel.remove(0).await?;
     Ok(took)
@@ -75,17 +100,25 @@ pub fn first_result(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let mut ipykernel = Ipykernel::start(world)?;
     let runc = Runc::prepare()?;
     let each = world.times(96, 24) / ROUNDS;
-    let mut times: [[Samples; 2]; ENGINES.len()] = Default::default();
+    let mut times: [[Samples; BEGINNINGS.len()]; ENGINES.len()] = Default::default();
     let [mut fork_exec, mut bwrap, mut bwrap_python, mut runs, mut peer]: [Samples; 5] = Default::default();
+    let [mut pings, mut live]: [Samples; 2] = Default::default();
+    let after_rest = |samples: &mut Samples, run: &mut dyn FnMut() -> anyhow::Result<Duration>| {
+        std::thread::sleep(REST);
+        samples.add(run()?);
+        Ok::<_, anyhow::Error>(())
+    };
     daemon.with(async |host| {
+        let lives = create(&host, "lives", EngineName::Kaish).await?;
+        run(&lives, "echo hi").await?;
         for round in 0..=ROUNDS {
             for (at, (engine, code, _)) in ENGINES.into_iter().enumerate() {
-                for (kind, ephemeral) in [true, false].into_iter().enumerate() {
+                for (kind, beginning) in BEGINNINGS.into_iter().enumerate() {
                     let mut block = Samples::default();
                     for n in 0..each {
                         go_on()?;
                         let name = format!("k{round}-{engine}-{kind}-{n}");
-                        block.add(begin(&host, &name, engine, ephemeral, code).await?);
+                        block.add(begin(&host, &name, engine, beginning, code).await?);
                     }
                     // The first round warms caches, for everybody.
                     if round > 0 {
@@ -95,16 +128,26 @@ pub fn first_result(world: &World, report: &mut Report) -> anyhow::Result<()> {
             }
             let peers = if round == 0 { 0 } else { each };
             for _ in 0..peers {
-                fork_exec.add(run_alone("/bin/echo".as_ref(), &["hi"])?);
+                tokio::time::sleep(REST).await;
+                let begun = Instant::now();
+                host.ping().await?;
+                pings.add(begun.elapsed());
+                tokio::time::sleep(REST).await;
+                let begun = Instant::now();
+                run(&lives, "echo hi").await?;
+                live.add(begun.elapsed());
             }
             for _ in 0..peers {
-                bwrap.add(bubblewrap("/bin/echo".as_ref(), &["hi"])?);
+                after_rest(&mut fork_exec, &mut || run_alone("/bin/echo".as_ref(), &["hi"]))?;
             }
             for _ in 0..peers {
-                bwrap_python.add(bubblewrap(&world.python, &["-c", "print('hi')"])?);
+                after_rest(&mut bwrap, &mut || bubblewrap("/bin/echo".as_ref(), &["hi"]))?;
+            }
+            for _ in 0..peers {
+                after_rest(&mut bwrap_python, &mut || bubblewrap(&world.python, &["-c", "print('hi')"]))?;
             }
             for runc in runc.iter().cycle().take(peers) {
-                runs.add(runc.run(&["/bin/echo", "hi"])?);
+                after_rest(&mut runs, &mut || runc.run(&["/bin/echo", "hi"]))?;
             }
             if let Some(ipykernel) = ipykernel.as_mut().filter(|_| round > 0) {
                 ipykernel.start_fresh("print('hi')", &mut peer)?;
@@ -112,16 +155,18 @@ pub fn first_result(world: &World, report: &mut Report) -> anyhow::Result<()> {
         }
         Ok(())
     })?;
-    for ((engine, _, wanted), [ephemeral, durable]) in ENGINES.into_iter().zip(&times) {
-        for (kind, samples, most) in
-            [("throw-away", ephemeral, wanted.map(|most| most.0)), ("durable", durable, wanted.map(|most| most.1))]
-        {
+    for ((engine, _, wanted), times) in ENGINES.into_iter().zip(&times) {
+        for (Beginning { name: kind, ephemeral, .. }, samples) in BEGINNINGS.into_iter().zip(times) {
+            let most = wanted.map(|most| if ephemeral { most.0 } else { most.1 });
             report.times(&format!("{engine}, {kind}: create and first result"), samples, most.map(Target::AtMost));
             let (p50, p99) = (samples.p50(), samples.quantile(0.99));
             report.figure(&format!("  p99 ÷ p50, {engine}, {kind}"), p99 / p50, "×", Some(Target::AtMost(5.0)));
         }
     }
     let [kaish, python] = [times[0][0].p50(), times[1][0].p50()];
+    report.times("ping, after the same rest", &pings, None);
+    report.note("two processes that wake each other, once each");
+    report.times("echo hi in a kaish kernel that lives, after the same rest", &live, None);
     report.times("fork and exec of /bin/echo, no box at all", &fork_exec, None);
     report.times("bwrap --unshare-all /bin/echo", &bwrap, None);
     report.note("namespaces alone: no seccomp, no Landlock, nothing durable, gone after one run");

@@ -263,12 +263,32 @@ impl CatalogHandle {
         key: Option<IdempotencyKey>,
         notes: Notes,
     ) -> Pending<Written<Created>> {
-        self.write_small("catalog.kernel.insert", move |db| {
-            match kernels::insert(db, &kernel, key.as_ref(), kernel.created_at_ms)? {
-                Created::New => notes.write(db, Created::New),
-                before @ Created::Before(_) => Ok(Written { value: before, events: Vec::new() }),
+        self.insert_kernel_with(kernel, key, None, notes, true)
+    }
+
+    /// As [`Self::insert_kernel`], together with the worker that it has already. Where nobody waits for it, not `at_once`: in its turn.
+    ///
+    /// # Errors
+    /// As [`Self::insert_kernel`].
+    pub fn insert_kernel_with(
+        &self,
+        kernel: KernelRow,
+        key: Option<IdempotencyKey>,
+        worker: Option<WorkerRow>,
+        notes: Notes,
+        at_once: bool,
+    ) -> Pending<Written<Created>> {
+        let insert = move |db: &Db| match kernels::insert(db, &kernel, key.as_ref(), kernel.created_at_ms)? {
+            Created::New => {
+                if let Some(worker) = &worker {
+                    workers::put(db, worker)?;
+                }
+                notes.write(db, Created::New)
             }
-        })
+            before @ Created::Before(_) => Ok(Written { value: before, events: Vec::new() }),
+        };
+        let label = "catalog.kernel.insert";
+        if at_once { self.write_small(label, insert) } else { self.write(label, insert) }
     }
 
     /// The kernel of that id.

@@ -5,7 +5,7 @@
 //! slow costs no memory, and one that comes back resumes by number.
 
 use std::cell::Cell;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
 use tokio::sync::{mpsc, watch};
 
@@ -18,6 +18,8 @@ use crate::core::limits;
 pub struct Events {
     catalog: CatalogHandle,
     queue: mpsc::Sender<NewEvent>,
+    /// Not the sender itself: who waits for the writer is told when that is no more.
+    count: Weak<watch::Sender<u64>>,
     /// How many events the catalog took, or refused.
     written: watch::Receiver<u64>,
     published: Cell<u64>,
@@ -30,28 +32,52 @@ impl Events {
     pub fn start(catalog: CatalogHandle, now_ms: fn() -> i64) -> Rc<Self> {
         let (queue, waiting) = mpsc::channel(limits::EVENTS_BEHIND);
         let (count, written) = watch::channel(0);
+        let count = Rc::new(count);
+        let told = Rc::downgrade(&count);
         tokio::task::spawn_local(write(catalog.clone(), waiting, count));
-        Rc::new(Events { catalog, queue, written, published: Cell::new(0), dropped: Cell::new(0), now_ms })
+        Rc::new(Events { catalog, queue, count: told, written, published: Cell::new(0), dropped: Cell::new(0), now_ms })
     }
 
     /// Publishes an event; `kernel` is empty for one of the host's own.
     pub fn publish(&self, kernel: &str, kind: &str, detail: serde_json::Value) {
-        let event = |kernel: &str, kind: &str, detail: serde_json::Value| NewEvent {
+        self.publish_event(self.event(kernel, kind, detail));
+    }
+
+    /// One that is not published yet.
+    pub(super) fn event(&self, kernel: &str, kind: &str, detail: serde_json::Value) -> NewEvent {
+        NewEvent {
             at_ms: (self.now_ms)(),
             kernel: kernel.to_owned(),
             kind: kind.to_owned(),
             detail_json: detail.to_string(),
-        };
+        }
+    }
+
+    /// Whether an event that is written together with what it tells of would come after all that were published.
+    pub(super) fn are_written(&self) -> bool {
+        self.dropped.get() == 0 && *self.written.borrow() == self.published.get()
+    }
+
+    /// An event was written together with what it tells of: those who follow look. It is none of those that are counted, which are
+    /// written one after the other.
+    pub(super) fn noted(&self) {
+        if let Some(count) = self.count.upgrade() {
+            count.send_modify(|_| {});
+        }
+    }
+
+    /// Publishes one that was made before.
+    pub(super) fn publish_event(&self, event: NewEvent) {
         let dropped = self.dropped.get();
         let offer = |event| {
             let queued = self.queue.try_send(event).is_ok();
             self.published.set(self.published.get() + u64::from(queued));
             queued
         };
-        if dropped > 0 && offer(event("", "events_dropped", serde_json::json!({ "count": dropped }))) {
+        if dropped > 0 && offer(self.event("", "events_dropped", serde_json::json!({ "count": dropped }))) {
             self.dropped.set(0);
         }
-        if !offer(event(kernel, kind, detail)) {
+        if !offer(event) {
             self.dropped.set(self.dropped.get() + 1);
         }
     }
@@ -70,7 +96,7 @@ impl Events {
     }
 }
 
-async fn write(catalog: CatalogHandle, mut waiting: mpsc::Receiver<NewEvent>, count: watch::Sender<u64>) {
+async fn write(catalog: CatalogHandle, mut waiting: mpsc::Receiver<NewEvent>, count: Rc<watch::Sender<u64>>) {
     let mut batch = Vec::new();
     while waiting.recv_many(&mut batch, limits::DATABASE_BATCH).await > 0 {
         let taken = batch.len() as u64;

@@ -72,6 +72,8 @@ pub struct Host {
     clients: Cell<usize>,
     clients_of: RefCell<HashMap<u32, usize>>,
     used_at_ms: Cell<i64>,
+    /// Every kernel in memory holds it.
+    pub(super) remembered: Rc<()>,
 }
 
 /// Serves or closes a kernel's socket.
@@ -114,7 +116,13 @@ impl Host {
             clients: Cell::new(0),
             clients_of: RefCell::default(),
             used_at_ms: Cell::new(sys::clock::now_ms()),
+            remembered: Rc::default(),
         })
+    }
+
+    /// How many kernels are in memory, those that are removed and that somebody still holds included.
+    pub(super) fn remembered(&self) -> usize {
+        Rc::strong_count(&self.remembered) - 1
     }
 
     /// Writes what must be written down because it has happened: on a full disk, in the place of what can be made again, or with

@@ -97,6 +97,10 @@ pub struct Kernel {
     pub(super) thin_due_ms: Cell<i64>,
     /// Checkpoints that operations read now, and how many do.
     pub(super) held: RefCell<BTreeMap<CheckpointId, u32>>,
+    /// Why it is gone, if nobody asked for that.
+    pub(super) why_gone: RefCell<Option<Error>>,
+    /// So that the host knows how many are in memory.
+    pub(super) _remembered: Rc<()>,
 }
 
 impl Kernel {
@@ -173,7 +177,18 @@ impl Kernel {
     }
 
     fn gone(&self) -> Error {
-        Error::not_found(format!("kernel {} is no longer here", self.spec.name))
+        let name = &self.spec.name;
+        match &*self.why_gone.borrow() {
+            Some(why) => {
+                Error { message: format!("kernel {name} could not be recorded: {}", why.message), ..why.clone() }
+            }
+            None => Error::not_found(format!("kernel {name} is no longer here")),
+        }
+    }
+
+    /// Whoever asks for something of it is told why it is gone.
+    pub(super) fn set_why_gone(&self, why: Error) {
+        self.why_gone.replace(Some(why));
     }
 
     /// Journals and queues an execution.

@@ -92,6 +92,7 @@ pub struct Metrics {
     executing: Histograms<1>,
     stages: Histograms<2>,
     kernels: Family<[Label; 2], Gauge>,
+    remembered: Gauge,
     workers: Gauge,
     clients: Gauge,
     slots: Family<[Label; 2], Gauge>,
@@ -108,6 +109,7 @@ impl Metrics {
             executing: histograms(),
             stages: histograms(),
             kernels: Family::default(),
+            remembered: Gauge::default(),
             workers: Gauge::default(),
             clients: Gauge::default(),
             slots: Family::default(),
@@ -131,6 +133,8 @@ impl Metrics {
         let help = "Time of what somebody waits for, by stage and engine";
         registry.register_with_unit("stage", help, Unit::Seconds, self.stages.clone());
         registry.register("kernels", "Kernels, by engine and state", self.kernels.clone());
+        let help = "Kernels in the daemon's memory, removed ones that somebody still holds included";
+        registry.register("kernels_remembered", help, self.remembered.clone());
         registry.register("workers", "Workers, those that wait for a kernel included", self.workers.clone());
         registry.register("clients", "Clients that are connected", self.clients.clone());
         registry.register("pool_slots", "Workers that wait for a kernel, by engine and state", self.slots.clone());
@@ -172,6 +176,7 @@ impl Metrics {
             let state = kernel.view().state.name().to_owned();
             self.kernels.get_or_create(&[of(kernel.spec.engine), ("state", state)]).inc();
         }
+        self.remembered.set(i64::try_from(host.remembered()).unwrap_or(i64::MAX));
         self.workers.set(i64::try_from(host.workers.live()).unwrap_or(i64::MAX));
         self.clients.set(i64::try_from(host.clients()).unwrap_or(i64::MAX));
         self.memory_short.set(host.pressure.is_on().into());

@@ -33,6 +33,7 @@ pub mod settings;
 mod slot;
 pub mod snapshot;
 mod spares;
+mod start;
 #[expect(clippy::module_inception, reason = "the module is named for the layer, the file for its type")]
 pub mod supervisor;
 mod task;

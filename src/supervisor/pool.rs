@@ -79,6 +79,11 @@ impl Active {
         Active { pool }
     }
 
+    /// Its engine.
+    pub(super) fn engine(&self) -> EngineName {
+        self.pool.shape.engine
+    }
+
     /// It is a kernel's worker.
     pub(super) fn bound(&self) {
         self.pool.count(Event::Taken);

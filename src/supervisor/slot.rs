@@ -26,6 +26,7 @@ use crate::core::origin::OriginKind;
 use crate::rpc::worker_link::{Relay, WorkerIdentity, WorkerLink};
 use crate::sandbox::plan::{PlannedMount, RunAs};
 use crate::worker::binding::{BoundFolder, BoundMount, BoundSource, KernelBinding};
+use crate::worker::launch;
 
 /// What a slot is called where a kernel has its name.
 const NAME: &str = "slot";
@@ -35,6 +36,8 @@ pub(super) struct Slot {
     link: WorkerLink,
     relay: Rc<Relay>,
     process: WorkerProcess,
+    /// When its process began, as /proc counts.
+    start_ticks: u64,
     identity: WorkerIdentity,
     there: Rc<Cell<bool>>,
     /// Its folder, by the id of the kernel that may take it over; none once one has.
@@ -100,7 +103,8 @@ impl Slot {
         }
         let lane = tokio::time::timeout(limits::POOL_CREATION, link.open_lane()).await;
         let lane = lane.unwrap_or_else(|_| Err(Error::deadline("a slot opens no lane")));
-        let slot = Slot { link, relay, process, identity, there, home: Some(home) };
+        let start_ticks = process.start_ticks();
+        let slot = Slot { link, relay, process, start_ticks, identity, there, home: Some(home) };
         match lane {
             Ok(()) => Ok(slot),
             Err(error) => {
@@ -134,10 +138,26 @@ impl Slot {
 
     /// What the catalog is to know of it.
     pub(super) fn row(&self) -> WorkerRow {
-        worker::row(&self.identity, self.process.socket(), Some(self.process.pid()))
+        worker::row(&self.identity, self.process.socket(), Some((self.process.pid(), self.start_ticks)))
     }
 
-    /// Makes it the kernel's worker. In the catalog before it knows: a daemon that is killed meanwhile leaves none behind.
+    /// What it says goes here: to whoever is set as its listener.
+    pub(super) fn relay(&self) -> Rc<Relay> {
+        Rc::clone(&self.relay)
+    }
+
+    /// Its process, to end it while it is bound.
+    pub(super) fn handle(&self) -> Rc<launch::WorkerProcess> {
+        self.process.handle()
+    }
+
+    /// What says whether it is there, once it is bound.
+    pub(super) fn presence(&self) -> Rc<Cell<bool>> {
+        Rc::clone(&self.there)
+    }
+
+    /// Makes it the kernel's worker. In the catalog before it knows: a daemon that is killed meanwhile leaves none behind. Without a
+    /// listener nobody hears it yet: then nothing may run in it.
     ///
     /// # Errors
     /// What the kernel's folder, mounts or state are in the way of. It is ended then.
@@ -146,19 +166,18 @@ impl Slot {
         host: &Rc<Host>,
         kernel: &Rc<Kernel>,
         mounts: &[PlannedMount],
-        listener: Rc<Listener>,
+        listener: Option<Rc<Listener>>,
         active: Active,
     ) -> Result<Started> {
         let is_home = self.identity.kernel == kernel.id;
         (self.identity.kernel, self.identity.epoch) = (kernel.id, kernel.epoch);
-        let row = self.row();
         let (origin, left) = (kernel.origin_now(), self.home.take());
         let engine = kernel.spec.engine;
         let bound = async {
             let begun = Instant::now();
             let record = async {
                 if !is_home {
-                    host.catalog.put_worker(row).await?;
+                    host.catalog.put_worker(self.row()).await?;
                 }
                 host.metrics.since(Stage::BindRecord, engine, begun);
                 Ok(())
@@ -170,7 +189,9 @@ impl Slot {
             };
             let ((), binding) = futures::try_join!(record, binding)?;
             // What the engine says of its state comes before the answer.
-            self.relay.set(listener);
+            if let Some(listener) = listener {
+                self.relay.set(listener);
+            }
             let begun = Instant::now();
             let report = self.link.bind_kernel(&binding).await?;
             host.metrics.since(Stage::BindWorker, engine, begun);
@@ -183,7 +204,6 @@ impl Slot {
         }
         match bound {
             Ok(report) => {
-                active.bound();
                 let Slot { link, mut process, .. } = self;
                 process.active = Some(active);
                 Ok(Started { link, report, process, told_origin: Some(origin) })

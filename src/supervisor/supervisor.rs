@@ -4,7 +4,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Instant;
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use super::audit::bounded;
 use super::checkpoint;
@@ -197,7 +197,8 @@ impl Supervisor {
         let Some(from) = from_dir else {
             // What a slot stands on becomes the kernel's, if one is ready.
             let shape = Shape::of(host, &spec, actor.uid)?;
-            let can_come_later = !worker::hides_system_path(host, spec.paths.iter().map(|allowed| &*allowed.path));
+            let can_come_later =
+                !super::start::hides_system_path(host, spec.paths.iter().map(|allowed| &*allowed.path));
             let promise = can_come_later.then(|| Promise::make(host, shape, FIRST_EPOCH)).flatten();
             let Some(promise) = promise else {
                 let id = KernelId::from_bytes(host.random());
@@ -207,7 +208,7 @@ impl Supervisor {
             let id = promise.kernel();
             let made = self.show(id, Some(&promise), spec, key, actor).await;
             match &made {
-                Ok(kernel) if kernel.id == id => host.promises.keep(host, promise),
+                Ok(kernel) if kernel.id == id => host.promises.keep(host, promise, kernel),
                 Ok(_) | Err(_) => drop(promise.end(host)),
             }
             return made;
@@ -260,13 +261,48 @@ impl Supervisor {
             detail: bounded(words),
             ..host.line(actor, action, None)
         };
-        let written = host.catalog.insert_kernel(row.clone(), key, Notes { events: Vec::new(), audit: vec![audit] });
-        // In the catalog before it knows, so that a daemon that is killed leaves none behind; and right after its kernel.
-        if let Some(promise) = promise {
-            promise.set_recorded(host.catalog.put_worker(promise.row()));
+        let detail = serde_json::json!({ "id": id.to_string(), "by": actor.to_string() });
+        let event = host.events.event(&host.event_name(actor.uid, &spec.name), "kernel_created", detail);
+        // With its kernel, if it may come then.
+        let noted = host.events.are_written().then(|| event.clone());
+        let is_noted = noted.is_some();
+        let notes = Notes { events: noted.into_iter().collect(), audit: vec![audit] };
+        // Nothing of one that goes with its client outlives the daemon: whoever made it does not wait for its record.
+        let waits = !spec.ephemeral || key.is_some();
+        // In the catalog before it knows, so that a daemon that is killed leaves none behind.
+        let worker = promise.and_then(Promise::row);
+        let inserted = host.catalog.insert_kernel_with(row.clone(), key, worker, notes, waits);
+        let tell = move |host: &Host| if is_noted { host.events.noted() } else { host.events.publish_event(event) };
+        if !waits {
+            // Whatever is told of it comes after that, also what becomes of its record.
+            if !is_noted {
+                tell(host);
+            }
+            let kernel = self.open(&row, record, Loaded::empty(), |_| None);
+            let (recorded, is_recorded) = oneshot::channel();
+            if let Some(promise) = promise {
+                promise.set_recorded(is_recorded);
+            }
+            let (this, unknown, actor) = (self.clone(), Rc::clone(&kernel), actor.clone());
+            tokio::task::spawn_local(async move {
+                match inserted.await {
+                    Ok(_) => {
+                        if is_noted {
+                            this.host.events.noted();
+                        }
+                        // Unless it has no promise.
+                        let _ = recorded.send(());
+                    }
+                    Err(error) => {
+                        // Its worker must not wait for it.
+                        drop(recorded);
+                        this.give_up_unrecorded(&unknown, actor, error.into()).await;
+                    }
+                }
+            });
+            return Ok(kernel);
         }
-        let written = written.await;
-        match written.map(|written| written.value) {
+        match inserted.await.map(|written| written.value) {
             Ok(Created::New) => {}
             Ok(Created::Before(before)) => {
                 host.catalog.remove_kernel_files(id).await?;
@@ -279,14 +315,28 @@ impl Supervisor {
                 return Err(error.into());
             }
         }
-        let loaded = Loaded::empty();
-        let kernel = self.open(&row, record, loaded, |_| None);
-        host.events.publish(
-            &kernel.event_name,
-            "kernel_created",
-            serde_json::json!({ "id": id.to_string(), "by": actor.to_string() }),
-        );
+        let kernel = self.open(&row, record, Loaded::empty(), |_| None);
+        tell(host);
         Ok(kernel)
+    }
+
+    /// A throw-away kernel that could not be written down goes: its client is told by whatever it asks of it next.
+    async fn give_up_unrecorded(&self, kernel: &Rc<Kernel>, actor: Actor, error: Error) {
+        let name = kernel.spec.name.as_str();
+        tracing::error!(kernel = name, %error, "a throw-away kernel could not be recorded: it is removed");
+        let detail = serde_json::json!({ "error": error.message });
+        self.host.events.publish(&kernel.event_name, "kernel_not_recorded", detail);
+        self.host.audit_refusal(&actor, "kernel.create", None, &error).await;
+        kernel.set_why_gone(error);
+        self.let_go(kernel, actor).await;
+        if self.host.by_id.borrow().contains_key(&kernel.id) {
+            // It could not go now, as when the daemon stops: without a row the next one sweeps it away.
+            return;
+        }
+        // Its row is not there to lead to them.
+        if let Err(error) = self.host.catalog.remove_kernel_files(kernel.id).await {
+            tracing::warn!(%error, "its folder stays until the next start");
+        }
     }
 
     /// Makes a kernel known and starts its task.
@@ -337,6 +387,8 @@ impl Supervisor {
             retention: std::cell::Cell::new(row.spec.retention),
             thin_due_ms: std::cell::Cell::new(0),
             held: std::cell::RefCell::default(),
+            why_gone: std::cell::RefCell::default(),
+            _remembered: Rc::clone(&host.remembered),
         });
         if let Some(owner) = owner {
             owner.joined_by(&kernel);

@@ -7,6 +7,7 @@ use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt as _;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::host::Host;
@@ -68,8 +69,18 @@ impl Turns {
     /// Waits for a turn. With a shape: or for a slot of it.
     ///
     /// # Errors
-    /// `busy` if neither comes in time, `unavailable` if the daemon stops.
-    pub(super) async fn next(&self, host: &Host, uid: u32, shape: Option<&Shape>) -> Result<Turn> {
+    /// `busy` if neither comes in time, `unavailable` if the daemon stops or nobody wants it any more.
+    pub(super) async fn next(
+        &self,
+        host: &Host,
+        uid: u32,
+        shape: Option<&Shape>,
+        given_up: &mut (impl Future + Unpin),
+    ) -> Result<Turn> {
+        let unwanted = || Error::unavailable("the kernel was stopped while it waited for a worker");
+        if (&mut *given_up).now_or_never().is_some() {
+            return Err(unwanted());
+        }
         if let Some(turn) = self.now(uid) {
             return Ok(Turn::Start(turn));
         }
@@ -94,6 +105,7 @@ impl Turns {
             biased;
             // First: who is given one in the same moment must not lose it.
             slot = slot => Ok(Turn::Slot(Box::new(slot))),
+            _ = given_up => Err(unwanted()),
             turn = turn => turn,
             () = tokio::time::sleep(self.wait) => Err(self.refusal()),
         }

@@ -5,23 +5,17 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::time::Instant;
 
-use super::admission::{Admission, Place, Share, Taken};
+use super::admission::{Admission, Place, Share};
 use super::cgroups::{Cgroups, remove_cgroup};
 use super::host::Host;
 use super::kernel::Kernel;
-use super::metrics::Stage;
 use super::pool::Active;
-use super::promise::Promise;
 use super::task::Listener;
-use super::turns::Turn;
 use crate::catalog::{CatalogHandle, WorkerRow};
 use crate::core::engine::EngineName;
 use crate::core::error::{Error, Result};
 use crate::core::ids::{Epoch, HostId, KernelId, WorkerId};
-use crate::core::info::{GivenMount, MountInfo};
-use crate::core::kernel::State;
 use crate::core::name::KernelName;
 use crate::core::origin::OriginKind;
 use crate::core::spec::{KernelLimits, KernelSpec, Net};
@@ -47,7 +41,7 @@ pub struct Started {
 pub struct WorkerProcess {
     /// Which worker.
     pub id: WorkerId,
-    process: launch::WorkerProcess,
+    process: Rc<launch::WorkerProcess>,
     socket: PathBuf,
     /// Until it has ended.
     place: RefCell<Option<Place>>,
@@ -57,7 +51,7 @@ pub struct WorkerProcess {
 
 impl WorkerProcess {
     /// It serves a kernel of that user from now on.
-    fn belongs(&self, share: Share) {
+    pub(super) fn belongs(&self, share: Share) {
         if let Some(place) = &mut *self.place.borrow_mut() {
             place.belongs(share);
         }
@@ -88,6 +82,16 @@ impl WorkerProcess {
     /// Ends it and, with it, every process of its PID namespace.
     pub fn kill(&self) {
         self.process.kill();
+    }
+
+    /// The process alone: to end it while somebody else has the rest.
+    pub(super) fn handle(&self) -> Rc<launch::WorkerProcess> {
+        Rc::clone(&self.process)
+    }
+
+    /// When it began, as /proc counts; 0: it has ended.
+    pub(super) fn start_ticks(&self) -> u64 {
+        sys::process::start_ticks(self.process.pid).unwrap_or(0)
     }
 }
 
@@ -301,35 +305,6 @@ pub(super) fn folders_of(host: &Host, kernel: KernelId) -> Folders {
     Folders { dir: files.dir, own_workspace, workspace: None }
 }
 
-/// What the kernel was given, judged again at each start: what a path leads to may have changed since it was given. What is judged
-/// here is opened by this very name, and by no link that comes in its way meanwhile.
-fn given(host: &Host, kernel: &Kernel, mounts: Vec<GivenMount>) -> Result<Vec<PlannedMount>> {
-    let planned = mounts.into_iter().map(|GivenMount { mount, real }| {
-        let real = host.check_given(kernel.uid, Path::new(&mount.source), real.as_deref().map(Path::new));
-        let source = real.map_err(|error| with_way_out(error, &kernel.spec, &mount))?;
-        Ok(PlannedMount { inside: mount.path.into(), source, writable: mount.writable, system: false })
-    });
-    planned.collect()
-}
-
-/// Whether a path that every kernel has is below one of these: a slot has it already, and what comes later would lie on top.
-pub(super) fn hides_system_path<'a>(host: &Host, mut inside: impl Iterator<Item = &'a Path>) -> bool {
-    inside.any(|inside| host.config.system_paths.iter().any(|path| path.starts_with(inside)))
-}
-
-/// Adds what can be done about a path that may not be given any more.
-fn with_way_out(error: Error, spec: &KernelSpec, mount: &MountInfo) -> Error {
-    if !error.hint.is_empty() {
-        return error;
-    }
-    let hint = if spec.paths.iter().any(|allowed| allowed.path == Path::new(&mount.path)) {
-        String::from("put it back: it belongs to the kernel's specification")
-    } else {
-        format!("put it back, or take it away: ryokan unmount {} {}", spec.name, mount.path)
-    };
-    error.hint(hint)
-}
-
 /// An engine's interpreter as kernels see it; none for one that is part of the worker.
 ///
 /// # Errors
@@ -420,7 +395,7 @@ pub(super) async fn launch(
     };
     let process = WorkerProcess {
         id,
-        process: launched.process,
+        process: Rc::new(launched.process),
         socket: socket.clone(),
         place: RefCell::new(Some(place)),
         active: None,
@@ -434,113 +409,17 @@ pub(super) async fn launch(
     }
 }
 
-/// Gives a kernel a worker: a slot of the pool if there is one of its shape, else a new one.
-pub(super) async fn start(
-    host: &Rc<Host>,
-    kernel: &Rc<Kernel>,
-    mounts: Vec<GivenMount>,
-    listener: Rc<Listener>,
-) -> Result<Started> {
-    let (begun, engine) = (Instant::now(), kernel.spec.engine);
-    let shape = Shape::of(host, &kernel.spec, kernel.uid)?;
-    let mounts = given(host, kernel, mounts)?;
-    // Judged when it was asked for, too; since then others may have come.
-    let (one, admission) = (Taken::one(shape.limits.memory_bytes), &host.workers.admission);
-    let share = admission.share(kernel.uid, one)?;
-    let had_pool = !hides_system_path(host, mounts.iter().map(|mount| &*mount.inside));
-    let mut can_come_later = had_pool;
-    let slot = match can_come_later {
-        true => {
-            let promised = host.promises.claim(host, kernel.id, &shape).await;
-            promised.map(Promise::open).or_else(|| host.pool.take(host, &shape))
-        }
-        false => {
-            host.promises.release(host, kernel.id).await;
-            None
-        }
-    };
-    let mut next = slot.map(|slot| Turn::Slot(Box::new(slot)));
-    let turn = loop {
-        let turn = match next.take() {
-            Some(turn) => turn,
-            None => {
-                let turn = host.turns.next(host, kernel.uid, can_come_later.then_some(&shape)).await?;
-                if !matches!(kernel.view().state, State::Starting) {
-                    if let Turn::Slot(slot) = turn {
-                        slot.0.end(host).await;
-                    }
-                    return Err(Error::unavailable("the kernel was stopped while it waited for a worker"));
-                }
-                turn
-            }
-        };
-        let (slot, active) = match turn {
-            Turn::Slot(slot) => *slot,
-            Turn::Start(turn) => break turn,
-        };
-        let worker = slot.id();
-        match slot.bind(host, kernel, &mounts, listener.clone(), active).await {
-            Ok(bound) => {
-                bound.process.belongs(share);
-                host.metrics.since(Stage::WorkerTaken, engine, begun);
-                return Ok(bound);
-            }
-            // A slot may be killed or stopped at any moment. What is wrong with the kernel is said by its own worker, too.
-            Err(error) => tracing::warn!(%worker, %error, "a slot could not be bound: another worker is started"),
-        }
-        can_come_later = false;
-    };
-    if had_pool {
-        host.pool.missed(&shape);
-    }
-    if !host.pool.make_room(host, one) {
-        return Err(admission.no_room(one));
-    }
-    let mut place = admission.place(one.memory_bytes);
-    place.belongs(share);
-    let started = start_new(host, place, kernel, &shape, mounts, listener).await?;
-    drop(turn);
-    host.metrics.since(Stage::WorkerStarted, engine, begun);
-    Ok(started)
-}
-
-/// Starts a worker for a kernel. Recorded before it exists, so that a daemon that is killed meanwhile leaves none behind.
-async fn start_new(
-    host: &Rc<Host>,
-    place: Place,
-    kernel: &Rc<Kernel>,
-    shape: &Shape,
-    mounts: Vec<PlannedMount>,
-    listener: Rc<Listener>,
-) -> Result<Started> {
-    let (identity, socket) = identity(host, kernel.id, kernel.epoch);
-    let Folders { dir, own_workspace, workspace } = folders(host, kernel)?;
-    let mut plan = plan(host, shape, identity.worker, &dir);
-    (plan.own_workspace, plan.workspace) = (own_workspace, workspace);
-    plan.hostname = kernel.spec.name.as_str().to_owned();
-    plan.mounts.extend(mounts);
-    let mut document = document(host, shape, &identity, kernel.spec.name.clone(), plan, &socket).await?;
-    document.origin = kernel.origin_now();
-    let mut row = row(&identity, &socket, None);
-    host.catalog.put_worker(row.clone()).await?;
-    let record = async |pid| {
-        (row.pid, row.start_ticks) = (pid, sys::process::start_ticks(pid).unwrap_or(0));
-        Ok(host.catalog.put_worker(row).await?)
-    };
-    let (link, report, process) = launch(host, place, &document, &identity, listener, record).await?;
-    Ok(Started { link, report, process, told_origin: Some(document.origin) })
-}
-
-/// What the catalog is to know of a worker; `pid`: 0 before there is a process.
-pub(super) fn row(identity: &WorkerIdentity, socket: &Path, pid: Option<u32>) -> WorkerRow {
+/// What the catalog is to know of a worker; with its process and when that began, or before there is one.
+pub(super) fn row(identity: &WorkerIdentity, socket: &Path, process: Option<(u32, u64)>) -> WorkerRow {
+    let (pid, start_ticks) = process.unwrap_or_default();
     WorkerRow {
         id: identity.worker,
         kernel: identity.kernel,
         epoch: identity.epoch,
         build: identity.build.clone(),
         secret: identity.secret.to_vec(),
-        pid: pid.unwrap_or(0),
-        start_ticks: pid.and_then(sys::process::start_ticks).unwrap_or(0),
+        pid,
+        start_ticks,
         socket: socket.to_owned(),
     }
 }
@@ -564,7 +443,8 @@ pub(super) async fn adopt(place: Place, row: &WorkerRow, listener: Rc<Listener>)
         .filter(|_| sys::process::start_ticks(row.pid) == Some(row.start_ticks))
         .ok_or_else(|| Error::lost("the worker ended as it was adopted"))?;
     let socket = row.socket.clone();
-    let process = WorkerProcess { id: row.id, process, socket, place: RefCell::new(Some(place)), active: None };
+    let process =
+        WorkerProcess { id: row.id, process: Rc::new(process), socket, place: RefCell::new(Some(place)), active: None };
     Ok(Started { link, report, process, told_origin: None })
 }
 

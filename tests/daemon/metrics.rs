@@ -7,7 +7,18 @@ use std::os::unix::net::UnixStream;
 
 use ryokan::core::engine::EngineName;
 
-use crate::support::{Host, User, kernel, run};
+use crate::support::{Host, User, kernel, run, spec};
+
+/// What a daemon tells now.
+pub fn told(host: &Host) -> String {
+    ask(UnixStream::connect(host.socket().with_file_name("metrics.sock")).expect("connected"), "GET /metrics")
+}
+
+/// How often a stage was gone through.
+pub fn stages(host: &Host, stage: &str, engine: &str) -> u64 {
+    let series = format!("ryokan_stage_seconds_count{{stage=\"{stage}\",engine=\"{engine}\"}} ");
+    told(host).lines().find_map(|line| line.strip_prefix(&series)?.parse().ok()).unwrap_or(0)
+}
 
 fn ask(mut stream: impl std::io::Read + std::io::Write, what: &str) -> String {
     write!(stream, "{what} HTTP/1.1\r\nHost: ryokan\r\nConnection: close\r\n\r\n").expect("written");
@@ -102,11 +113,7 @@ fn what_happened_in_a_pool_that_is_no_more_still_counts() {
     let mut host = Host::prepare(User::Own);
     host.configure("[pool]\npool_size = 1\nmin_idle = 1\nmax_idle_time = \"1s\"\nmaintenance_interval = \"1s\"\n");
     host.launch();
-    let socket = host.socket().with_file_name("metrics.sock");
-    let missed = || {
-        let text = ask(UnixStream::connect(&socket).expect("connected"), "GET /metrics");
-        value(&text, "ryokan_pool_events_total{engine=\"kaish\",event=\"missed\"}")
-    };
+    let missed = || value(&told(&host), "ryokan_pool_events_total{engine=\"kaish\",event=\"missed\"}");
     host.ok(&["new", "odd", "--memory", "300M"]);
     host.ok(&["exec", "odd", "echo it"]);
     let before = missed();
@@ -119,4 +126,24 @@ fn what_happened_in_a_pool_that_is_no_more_still_counts() {
         .await;
     });
     assert_eq!(missed(), before);
+}
+
+#[test]
+fn a_client_that_stays_for_thousands_of_kernels_lives_costs_nothing_for_those_that_are_over() {
+    let host = Host::start();
+    let remembered = || value(&told(&host), "ryokan_kernels_remembered");
+    host.with(async |client| {
+        kernel(&client, "stays", EngineName::Kaish).await;
+        for n in 0..300 {
+            let mut wanted = spec(&format!("k{n}"), EngineName::Kaish);
+            wanted.ephemeral = n % 2 == 0;
+            let (made, _) = client.create_kernel(&wanted, "").await.expect("made");
+            made.remove(0).await.expect("removed");
+        }
+        // Those whose task has not ended yet are few.
+        assert!(remembered() < 60.0, "{} kernels are still in memory", remembered());
+    });
+    host.with(async |_| {
+        crate::support::eventually("nothing is remembered", async || remembered() == 1.0).await;
+    });
 }

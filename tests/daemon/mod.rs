@@ -1,7 +1,8 @@
 //! The daemon as its clients see it: kernels that keep their state, whoever dies.
 
+mod ends;
 mod given;
-mod metrics;
+pub mod metrics;
 mod places;
 mod system;
 mod upgrade;
@@ -320,6 +321,7 @@ fn a_stop_waits_for_what_was_asked_before_it_unless_forced() {
             for forced in forced {
                 let end = forced.result().await.expect("a result").end;
                 assert_eq!(end.status, ExecStatus::Interrupted, "{end:?}");
+                assert!(end.err.contains("kernel was stopped"), "{end:?}");
             }
         }
     });
@@ -495,22 +497,23 @@ fn a_noisy_job_takes_little_of_the_log_of_events() {
     host.with(async |client| {
         let python = kernel(&client, "p", EngineName::Python).await;
         let noise = "import threading, time\ndef noise():\n    for _ in range(1500):\n        print('n' * 99, flush=True)\n        time.sleep(0.002)\nthreading.Thread(target=noise).start()";
-        out(&python, noise).await;
+        let during = run(&python, noise).await.stdout.len() as u64;
         let mut events = client.events(0).await.expect("events");
         let began = std::time::Instant::now();
         let (mut told, mut bytes) = (0u64, 0);
-        // The last that is written may not be told of: nothing comes after it.
         while let Ok(event) = tokio::time::timeout(Duration::from_secs(4), events.next()).await {
             let event = event.expect("an event");
             if event.kind == "background_output" {
                 let detail: serde_json::Value = serde_json::from_str(&event.detail_json).expect("JSON");
                 told += 1;
                 bytes += detail["bytes"].as_u64().expect("a count");
+                let shown = detail["text"].as_str().expect("a text").len() as u64;
+                assert_eq!(shown + detail["left_out"].as_u64().expect("a count"), detail["bytes"], "{detail}");
             }
         }
         let most = began.elapsed().as_secs() + 2;
         assert!((2..=most).contains(&told), "{told} events in {:?}", began.elapsed());
-        assert!((50_000..=150_000).contains(&bytes), "{bytes} bytes are told of");
+        assert_eq!(during + bytes, 150_000, "all of it is told of");
     });
 }
 
@@ -548,20 +551,6 @@ fn a_daemon_waits_a_moment_for_the_lock_of_one_that_was_killed() {
     std::thread::sleep(Duration::from_millis(200));
     drop(held);
     crate::support::until("it serves", || std::os::unix::net::UnixStream::connect(host.socket()).is_ok());
-}
-
-/// Whatever was told to a client is in the events, though the daemon ends at once.
-#[test]
-fn the_last_events_of_a_daemon_that_ends_are_kept() {
-    let mut host = Host::start();
-    for round in 0..5 {
-        let name = format!("k{round}");
-        host.with(async |client| drop(kernel(&client, &name, EngineName::Kaish).await));
-        host.signal(nix::sys::signal::Signal::SIGTERM);
-        host.wait();
-        host.launch();
-        assert!(host.ok(&["events", &name]).contains("kernel_created"), "{name}");
-    }
 }
 
 /// A file that grows beyond what is allowed is an error of whoever writes it, and does not end the engine.

@@ -8,10 +8,14 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use ryokan::core::engine::EngineName;
+use ryokan::core::error::ErrorCode;
+use ryokan::core::exec::ExecRequest;
+use ryokan::core::limits;
 
 use super::deaths::inits;
 use super::{READY, pool_of, pooled, pooled_with, ready, until, worker_of};
-use crate::support::{Host, UNPRIVILEGED, User, kernel, out, run, users};
+use crate::daemon::metrics::stages;
+use crate::support::{Host, UNPRIVILEGED, User, eventually, kernel, out, run, spec, users};
 
 /// The folders of kernels, those that are nobody's yet included, and the modes of the workspaces.
 fn folders(host: &Host) -> BTreeMap<String, u32> {
@@ -21,6 +25,20 @@ fn folders(host: &Host) -> BTreeMap<String, u32> {
         (entry.file_name().to_string_lossy().into_owned(), mode)
     };
     folder.map(of).filter(|(name, _)| !name.starts_with('.')).collect()
+}
+
+/// So many workers know their kernels, whether anybody uses those or not.
+async fn is_bound(host: &Host, workers: u64) {
+    eventually("a worker knows its kernel", async || stages(host, "bind_worker", "kaish") >= workers).await;
+}
+
+/// The worker that stands on the folder of that kernel.
+fn standing_on(host: &Host, id: &str) -> Option<u32> {
+    let of = |pid: &u32| {
+        let mounts = std::fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
+        mounts.contains(id)
+    };
+    workers(host).into_iter().find(|pid| of(pid))
 }
 
 fn alive(workers: &BTreeSet<u32>) -> BTreeSet<u32> {
@@ -181,6 +199,7 @@ fn a_daemon_that_is_killed_before_a_kernels_first_use_leaves_the_kernel_and_no_w
             ready(&client, "kaish").await;
             ready(&client, "python").await;
             kernel(&client, "k", EngineName::Kaish).await;
+            is_bound(&host, 1).await;
             workers(&host)
         });
         host.kill();
@@ -190,7 +209,8 @@ fn a_daemon_that_is_killed_before_a_kernels_first_use_leaves_the_kernel_and_no_w
             ready(&client, "kaish").await;
             ready(&client, "python").await;
         });
-        assert!(alive(&waiting).is_empty(), "{waiting:?}");
+        // The kernel's was ended; those that were nobody's end by themselves.
+        crate::support::until("all of them end", || alive(&waiting).is_empty());
         // The folders of the former daemon's workers are gone.
         assert_eq!(folders(&host).len(), 1 + 2 * READY as usize);
     }
@@ -204,12 +224,9 @@ fn a_worker_that_dies_before_its_kernels_first_use_costs_nobody_anything() {
         let k = kernel(&client, "k", EngineName::Kaish).await;
         ready(&client, "kaish").await;
         let id = k.info().await.expect("told").id.to_string();
-        let of = |pid: &u32| {
-            let mounts = std::fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
-            mounts.contains(&id)
-        };
-        let its = workers(&host).into_iter().find(|pid| of(pid)).expect("it stands on the kernel's folder");
+        let its = standing_on(&host, &id).expect("it stands on the kernel's folder");
         kill(Pid::from_raw(its as i32), Signal::SIGKILL).expect("killed");
+        until(&client, "kaish", |pool| pool.active == 0).await;
         assert_eq!(out(&k, "echo well > f; cat f").await, "well");
     });
 }
@@ -233,5 +250,145 @@ fn kernels_whose_first_use_is_no_execution_are_as_any() {
             assert_eq!(out(&thread, "echo well > f; cat f").await, "well");
             assert_eq!(out(&owner, "cat f; x=1; echo $x").await, "well\n1");
         });
+    }
+}
+
+#[test]
+fn a_worker_knows_its_kernel_before_that_is_used_and_gets_what_came_meanwhile() {
+    for user in users() {
+        let host = pooled(user);
+        let given = host.path("home").join("given");
+        std::fs::create_dir(&given).expect("made");
+        std::fs::write(given.join("file"), "of the host").expect("written");
+        if user == User::Unprivileged {
+            std::os::unix::fs::chown(&given, Some(UNPRIVILEGED), Some(UNPRIVILEGED)).expect("given");
+        }
+        host.with(async |client| {
+            ready(&client, "kaish").await;
+            ready(&client, "python").await;
+            let waiting = workers(&host);
+            let k = kernel(&client, "k", EngineName::Kaish).await;
+            is_bound(&host, 1).await;
+            let info = k.info().await.expect("told");
+            assert_eq!((info.state.as_str(), info.memory_bytes), ("created", 0), "nobody has used it");
+            host.ok(&["mount", "k", "/later", &given.display().to_string()]);
+            host.ok(&["mount", "k", "/gone", &given.display().to_string()]);
+            host.ok(&["unmount", "k", "/gone"]);
+            assert_eq!(out(&k, "cat /later/file; cat /gone/file || echo none").await, "of the hostnone");
+            assert!(waiting.contains(&worker_of(&host, "k")), "it is the one that was promised");
+            assert_eq!(out(&k, "/usr/bin/printenv RYOKAN_KERNEL; /usr/bin/hostname").await, "k\nk");
+            // Mounts below others are seen, whichever was given first.
+            ready(&client, "kaish").await;
+            let deep = kernel(&client, "deep", EngineName::Kaish).await;
+            is_bound(&host, 2).await;
+            std::fs::create_dir(given.join("sub")).expect("made");
+            host.ok(&["mount", "deep", "/given/sub", &given.display().to_string()]);
+            host.ok(&["mount", "deep", "/given", &given.display().to_string()]);
+            assert_eq!(out(&deep, "cat /given/sub/file").await, "of the host");
+            // What cannot be mounted is said by a worker of the kernel's own.
+            ready(&client, "kaish").await;
+            let odd = kernel(&client, "odd", EngineName::Kaish).await;
+            is_bound(&host, 3).await;
+            // Seen by its mounts, where those are the host's own.
+            let promised = standing_on(&host, &odd.info().await.expect("told").id.to_string());
+            assert!(promised.is_some() || user != User::Own);
+            host.ok(&["mount", "odd", "/file", &given.join("file").display().to_string()]);
+            host.ok(&["mount", "odd", "/file/below", &given.display().to_string()]);
+            let refused = odd.run(&ExecRequest::code("echo never")).await.expect("accepted").result().await;
+            assert!(format!("{refused:?}").contains("/file"), "{refused:?}");
+            host.ok(&["unmount", "odd", "/file/below"]);
+            // A start that was under way may still say what it found.
+            eventually("it is as it is to be", async || {
+                let ran = odd.run(&ExecRequest::code("cat /file")).await.expect("accepted").result().await;
+                ran.expect("a result").stdout == b"of the host"
+            })
+            .await;
+            assert!(!promised.is_some_and(Host::is_alive), "the one that was promised has ended");
+        });
+    }
+}
+
+/// Nobody waits for the record of a kernel that goes with its client.
+#[test]
+fn a_throw_away_kernel_that_cannot_be_recorded_goes_and_says_so() {
+    let mut host = Host::prepare(User::Own);
+    host.configure("[pool]\npool_size = 1\nmin_idle = 1\nmax_pool_size = 2\n");
+    host.env(ryokan::sys::fault::VARIABLE, "catalog.kernel.insert.before_commit=eio");
+    host.launch();
+    host.with(async |client| {
+        ready(&client, "kaish").await;
+        ready(&client, "python").await;
+        let mut wanted = spec("k", EngineName::Kaish);
+        wanted.ephemeral = true;
+        let (k, _) = client.create_kernel(&wanted, "").await.expect("made");
+        let gone = async {
+            while client.open_kernel("k").await.is_ok() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        // Nothing of it waits for anything that waits for it.
+        tokio::time::timeout(limits::WORKER_STOP / 2, gone).await.expect("it goes at once");
+        let said = k.run(&ExecRequest::code("echo never")).await.err().expect("it is gone");
+        assert!(said.message.contains("could not be recorded"), "{said}");
+        assert!(host.ok(&["audit", "--json"]).contains("kernel.create"), "the refusal is written down");
+        assert!(host.ok(&["events", "--json"]).contains("kernel_not_recorded"));
+        eventually("its folder goes", async || {
+            let slots: u32 = client.pools().await.expect("pools").iter().map(|pool| pool.total).sum();
+            folders(&host).len() as u32 == slots
+        })
+        .await;
+        // The next is as any.
+        let (k, _) = client.create_kernel(&wanted, "").await.expect("made");
+        assert_eq!(out(&k, "echo well").await, "well");
+    });
+}
+
+#[test]
+fn a_kernel_and_its_first_result_are_asked_for_at_once() {
+    for user in users() {
+        let host = pooled(user);
+        host.with(async |client| {
+            ready(&client, "kaish").await;
+            for (name, ephemeral) in [("away", true), ("stays", false)] {
+                let mut wanted = spec(name, EngineName::Kaish);
+                wanted.ephemeral = ephemeral;
+                let code = ExecRequest::code("x=1; echo $RYOKAN_KERNEL");
+                let (k, info, ran) = client.create_and_run(&wanted, "", &code).await.expect("made");
+                let ran = ran.expect("it ran");
+                assert_eq!((ran.end.code, ran.stdout), (0, format!("{name}\n").into_bytes()), "{}", info.spec.name);
+                assert_eq!(out(&k, "echo $x").await, "1");
+                let again = client.create_and_run(&wanted, "", &code).await.err().expect("it is there already");
+                assert_eq!(again.code, ErrorCode::AlreadyExists);
+            }
+            // What is refused to run leaves the kernel.
+            let mut code = ExecRequest::code("echo never");
+            code.expected_version = 77;
+            let (k, _, ran) = client.create_and_run(&spec("odd", EngineName::Kaish), "", &code).await.expect("made");
+            assert_eq!(ran.expect_err("refused").code, ErrorCode::Conflict);
+            assert_eq!(out(&k, "echo well").await, "well");
+        });
+    }
+}
+
+/// Its worker knew it already when it was given something, and the daemon was killed then.
+#[test]
+fn a_daemon_that_is_killed_before_a_kernel_was_mounted_what_it_was_given_makes_up_for_it() {
+    for user in users() {
+        let mut host = pooled(user);
+        let given = host.path("home").join("given");
+        std::fs::create_dir(&given).expect("made");
+        std::fs::write(given.join("file"), "of the host").expect("written");
+        if user == User::Unprivileged {
+            std::os::unix::fs::chown(&given, Some(UNPRIVILEGED), Some(UNPRIVILEGED)).expect("given");
+        }
+        host.with(async |client| {
+            ready(&client, "kaish").await;
+            kernel(&client, "k", EngineName::Kaish).await;
+            is_bound(&host, 1).await;
+        });
+        host.ok(&["mount", "k", "/later", &given.display().to_string()]);
+        host.kill();
+        host.launch();
+        assert_eq!(host.ok(&["exec", "k", "cat /later/file"]), "of the host");
     }
 }

@@ -128,7 +128,7 @@ pub fn restoration(name: &str, done: &Restoration, paint: Paint) -> String {
     text.push_str(&match done.files_changed {
         0 => "\nits files were as they are to be".to_owned(),
         1 => "\nits files were changed in 1 place".to_owned(),
-        changed => format!("\nits files were changed in {changed} places"),
+        changed => format!("\nits files were changed in {changed} places (a folder that came or went is one)"),
     });
     text.push_str(&match &done.engine {
         Recalled::Memory => "\nits interpreter is the one of then, from memory".to_owned(),
@@ -145,12 +145,13 @@ pub fn restoration(name: &str, done: &Restoration, paint: Paint) -> String {
         }
     }
     if !done.missed.is_empty() {
-        let named = done.missed.iter().take(NAMED).map(|missed| plain(&missed.key));
-        let mut named: Vec<String> = named.collect();
-        if done.missed.len() > NAMED {
-            named.push(format!("and {} more", done.missed.len() - NAMED));
+        text.push_str(&format!("\n{}", paint.note("not brought back:")));
+        for missed in done.missed.iter().take(NAMED) {
+            text.push_str(&format!("\n  {}  {}", plain(&missed.key), paint.dim(&first_line(&missed.reason, REASON))));
         }
-        text.push_str(&format!("\n{} {}", paint.note("not brought back:"), named.join(", ")));
+        if done.missed.len() > NAMED {
+            text.push_str(&format!("\n  and {} more", done.missed.len() - NAMED));
+        }
     }
     text.push_str(&format!("\n{}\n", paint.dim(&format!("`ryokan undo {}` goes back", plain(name)))));
     text
@@ -211,6 +212,7 @@ pub fn difference_counts(counts: &BTreeMap<(Area, Deed), u64>) -> String {
 mod tests {
     use super::*;
     use crate::core::ids::Digest;
+    use crate::core::info::MissedEntry;
 
     fn one(id: u8, parent: Option<u8>) -> (Checkpoint, bool) {
         let id_of = |id: u8| CheckpointId::from_bytes([id; 16]);
@@ -247,6 +249,29 @@ mod tests {
             format!("{lanes} {}", name.unwrap_or_default()).trim_end().to_owned()
         };
         drawn.lines().map(mark).collect()
+    }
+
+    #[test]
+    fn what_a_restore_did_not_bring_back_is_named_with_the_reason() {
+        let missed = |n: usize| MissedEntry {
+            key: format!("var/v{n}"),
+            type_name: "socket".into(),
+            reason: format!("reason {n}\nand more"),
+        };
+        let done = Restoration {
+            checkpoint: one(1, None).0,
+            safety: CheckpointId::from_bytes([2; 16]),
+            version: 1,
+            missed: (0..NAMED + 2).map(missed).collect(),
+            files_changed: 3,
+            engine: Recalled::Memory,
+            decisions_changed: 0,
+            artifacts_changed: 0,
+        };
+        let text = restoration("k", &done, Paint::OFF);
+        assert!(text.contains("changed in 3 places (a folder"), "{text}");
+        assert!(text.contains("not brought back:\n  var/v0  reason 0") && text.contains("var/v7"), "{text}");
+        assert!(text.contains("\n  and 2 more\n") && !text.contains("var/v8"), "{text}");
     }
 
     #[test]

@@ -10,12 +10,16 @@ use super::connection::{Link, answer, connect_stream, fields};
 use super::feed::{Events, feed};
 use super::kernel::KernelClient;
 use crate::core::error::{Error, Result};
+use crate::core::exec::{ExecRequest, ExecResult};
 use crate::core::info::{Ability, HostInfo, KernelFilter, KernelInfo, PoolInfo};
 use crate::core::limits;
 use crate::rpc::convert::pool::read_pools;
 use crate::rpc::convert::spec::{SpecRequest, write_spec_request};
 use crate::rpc::convert::{info, read_name};
 use crate::rpc::schema::ryokan_capnp as wire;
+
+type CreateRequest =
+    capnp::capability::Request<wire::host::create_kernel_params::Owned, wire::host::create_kernel_results::Owned>;
 
 /// A daemon, greeted.
 pub struct HostClient {
@@ -70,14 +74,40 @@ impl HostClient {
     /// # Errors
     /// What the daemon refuses: `alreadyExists`, `invalidArgument`, `unsupported`, `refused`.
     pub async fn create_kernel(&self, spec: &SpecRequest, key: &str) -> Result<(KernelClient, KernelInfo)> {
-        let mut request = self.cap.create_kernel_request();
-        write_spec_request(request.get().init_spec(), spec)?;
-        request.get().set_key(key);
+        let request = self.create_request(spec, key)?;
         // Copying `fromDir` takes as long as it takes.
         let response = self.link.wait(request.send().promise).await?;
         let response = fields(response.get())?;
         let (info, _) = answer(info::read_kernel_info(fields(response.get_info())?))?;
         Ok((KernelClient::new(fields(response.get_kernel())?, self.link.clone()), info))
+    }
+
+    /// Makes a kernel and runs code in it, in one round trip: the execution is asked for before the kernel's creation is answered. If that
+    /// fails, nothing runs.
+    ///
+    /// # Errors
+    /// As [`Self::create_kernel`]. What becomes of the execution is told beside the kernel, which is there in any case.
+    pub async fn create_and_run(
+        &self,
+        spec: &SpecRequest,
+        key: &str,
+        code: &ExecRequest,
+    ) -> Result<(KernelClient, KernelInfo, Result<ExecResult>)> {
+        code.check().map_err(|e| Error::invalid(e.to_string()))?;
+        let creating = self.create_request(spec, key)?.send();
+        let ahead = KernelClient::new(creating.pipeline.get_kernel(), self.link.clone());
+        let (created, ran) = futures::join!(self.link.wait(creating.promise), ahead.run_to_end(code));
+        let created = created?;
+        let created = fields(created.get())?;
+        let (info, _) = answer(info::read_kernel_info(fields(created.get_info())?))?;
+        Ok((KernelClient::new(fields(created.get_kernel())?, self.link.clone()), info, ran))
+    }
+
+    fn create_request(&self, spec: &SpecRequest, key: &str) -> Result<CreateRequest> {
+        let mut request = self.cap.create_kernel_request();
+        write_spec_request(request.get().init_spec(), spec)?;
+        request.get().set_key(key);
+        Ok(request)
     }
 
     /// A kernel by name or id.

@@ -17,8 +17,8 @@ mod telling;
 mod upkeep;
 mod workflow;
 
-use std::cell::RefCell;
-use std::rc::Rc;
+use std::cell::{Cell, RefCell};
+use std::rc::{Rc, Weak};
 
 use capnp_rpc::CapabilityServerSet;
 
@@ -32,6 +32,9 @@ use crate::supervisor::supervisor::Supervisor;
 
 pub use self::listen::{Listening, Published, ServeConfig, raise_open_files, serve};
 
+/// After so many kernels were handed out to a connection, what it remembers of kernels that have gone since is forgotten.
+const FORGET_EVERY: usize = 256;
+
 /// What the server objects of one connection share.
 pub(super) struct Connection {
     supervisor: Supervisor,
@@ -40,6 +43,8 @@ pub(super) struct Connection {
     config: Rc<ServeConfig>,
     /// The kernels that were handed out here: so that one can be given back as an argument.
     kernels: RefCell<CapabilityServerSet<KernelServer, wire::kernel::Client>>,
+    /// How many were, since those that have gone were forgotten there.
+    handed_out: Cell<usize>,
     /// The kernels that go when this connection does.
     ephemeral: RefCell<Ephemeral>,
 }
@@ -47,9 +52,35 @@ pub(super) struct Connection {
 /// What becomes of kernels that were made to go with a connection.
 enum Ephemeral {
     /// It is there: they live.
-    Held(Vec<(Rc<Kernel>, Actor)>),
+    Held(Held<Kernel>),
     /// It has ended: one whose making ends only now goes at once.
     Ended,
+}
+
+/// Things that may go meanwhile, and who holds them.
+struct Held<T> {
+    each: Vec<(Weak<T>, Actor)>,
+    /// Those that have gone are forgotten when there are so many.
+    forget_at: usize,
+}
+
+impl<T> Held<T> {
+    fn new() -> Self {
+        Held { each: Vec::new(), forget_at: FORGET_EVERY }
+    }
+
+    fn add(&mut self, held: &Rc<T>, actor: Actor) {
+        if self.each.len() >= self.forget_at {
+            self.each.retain(|(held, _)| held.strong_count() > 0);
+            self.forget_at = FORGET_EVERY.max(2 * self.each.len());
+        }
+        self.each.push((Rc::downgrade(held), actor));
+    }
+
+    /// Those that are there.
+    fn into_present(self) -> impl Iterator<Item = (Rc<T>, Actor)> {
+        self.each.into_iter().filter_map(|(held, actor)| Some((held.upgrade()?, actor)))
+    }
 }
 
 impl Connection {
@@ -61,7 +92,8 @@ impl Connection {
             uid,
             config,
             kernels,
-            ephemeral: RefCell::new(Ephemeral::Held(Vec::new())),
+            handed_out: Cell::new(0),
+            ephemeral: RefCell::new(Ephemeral::Held(Held::new())),
         })
     }
 
@@ -73,7 +105,7 @@ impl Connection {
         }
         let ended = match &mut *self.ephemeral.borrow_mut() {
             Ephemeral::Held(held) => {
-                held.push((Rc::clone(kernel), actor.clone()));
+                held.add(kernel, actor.clone());
                 false
             }
             Ephemeral::Ended => true,
@@ -86,7 +118,7 @@ impl Connection {
     /// The connection has ended, however it did.
     fn end(&self) {
         if let Ephemeral::Held(held) = self.ephemeral.replace(Ephemeral::Ended) {
-            for (kernel, actor) in held {
+            for (kernel, actor) in held.into_present() {
                 self.let_go(kernel, actor);
             }
         }
@@ -99,7 +131,13 @@ impl Connection {
 
     fn kernel_client(self: &Rc<Self>, kernel: &Rc<Kernel>, rights: Rights, actor: Actor) -> wire::kernel::Client {
         let server = KernelServer { connection: Rc::clone(self), kernel: Rc::clone(kernel), rights, actor };
-        self.kernels.borrow_mut().new_client(server)
+        let mut kernels = self.kernels.borrow_mut();
+        self.handed_out.set((self.handed_out.get() + 1) % FORGET_EVERY);
+        if self.handed_out.get() == 0 {
+            // A client that stays for months makes and removes kernels without end.
+            kernels.gc();
+        }
+        kernels.new_client(server)
     }
 
     /// The kernel behind a capability that came from this connection.
@@ -117,4 +155,28 @@ fn require(rights: Rights, right: Right) -> Result<()> {
     Err(Error::refused(format!("this capability does not have the right {}", right.name()))
         .reason("rights")
         .hint("ask whoever handed it out for one that has"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_gone_is_forgotten_and_what_is_there_is_not() {
+        let actor = || Actor { uid: 0, client: String::new(), lease: Vec::new() };
+        let (stays, mut held) = (Rc::new(7), Held::new());
+        held.add(&stays, actor());
+        let mut most = 0;
+        for n in 0..10 * FORGET_EVERY {
+            held.add(&Rc::new(n), actor());
+            most = most.max(held.each.len());
+        }
+        assert!(most <= FORGET_EVERY, "{most} are remembered");
+        let present: Vec<_> = held.into_present().map(|(held, _)| *held).collect();
+        assert_eq!(present, [7]);
+        // Where all of them stay, nothing is looked for again and again.
+        let (all, mut held): (Vec<_>, _) = ((0..1000).map(Rc::new).collect(), Held::new());
+        all.iter().for_each(|each| held.add(each, actor()));
+        assert!(held.forget_at >= 1000 && held.into_present().count() == 1000);
+    }
 }

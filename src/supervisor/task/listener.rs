@@ -1,12 +1,11 @@
 //! What a worker says, passed on to the kernel's task and to the outputs that it feeds.
 
-use std::cell::Cell;
 use std::rc::{Rc, Weak};
-use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, watch};
 
 use super::Report;
+use super::background::Background;
 use crate::core::error::{Error, Result};
 use crate::core::exec::{ExecEnd, OutputEvent, Stream};
 use crate::core::ids::ExecId;
@@ -15,7 +14,6 @@ use crate::core::kernel::CrashCause;
 use crate::core::limits;
 use crate::core::value::Value;
 use crate::rpc::worker_link::{Job, WorkerCause, WorkerListener};
-use crate::supervisor::events::Events;
 use crate::supervisor::execution::Execution;
 use crate::supervisor::kernel::Kernel;
 use crate::supervisor::tools::Tools;
@@ -28,19 +26,8 @@ pub(in crate::supervisor) struct Listener {
     kernel: watch::Sender<Weak<Kernel>>,
     reporter: mpsc::UnboundedSender<Report>,
     tools: Rc<Tools>,
-    events: Rc<Events>,
-    background: Cell<Background>,
+    background: Background,
 }
-
-/// What jobs wrote that no event has told of yet.
-#[derive(Clone, Copy, Default)]
-struct Background {
-    told_at: Option<Instant>,
-    untold_bytes: usize,
-}
-
-/// The log of events is everybody's: a job that writes without end gets one event in so long.
-const BACKGROUND_EVENTS: Duration = Duration::from_secs(1);
 
 impl Listener {
     pub(in crate::supervisor) fn new(
@@ -60,8 +47,15 @@ impl Listener {
         tools: Rc<Tools>,
     ) -> Self {
         let events = Rc::clone(tools.events());
-        let (kernel, background) = (watch::Sender::new(Weak::new()), Cell::default());
-        Listener { attempt, kernel, reporter, tools, events, background }
+        let (kernel, bound) = watch::channel(Weak::<Kernel>::new());
+        let background = Background::new(move |detail| {
+            let kernel = bound.borrow().upgrade();
+            if let Some(kernel) = &kernel {
+                events.publish(&kernel.event_name, "background_output", detail);
+            }
+            kernel.is_some()
+        });
+        Listener { attempt, kernel, reporter, tools, background }
     }
 
     pub(in crate::supervisor) fn bind(&self, kernel: &Rc<Kernel>) {
@@ -124,17 +118,7 @@ impl WorkerListener for Listener {
     }
 
     fn background(&self, stream: Stream, data: Vec<u8>) {
-        let Background { told_at, untold_bytes } = self.background.get();
-        let bytes = untold_bytes + data.len();
-        if told_at.is_some_and(|at| at.elapsed() < BACKGROUND_EVENTS) {
-            return self.background.set(Background { told_at, untold_bytes: bytes });
-        }
-        self.background.set(Background { told_at: Some(Instant::now()), untold_bytes: 0 });
-        if let Some(kernel) = self.kernel() {
-            let text = String::from_utf8_lossy(&data[..data.len().min(limits::BACKGROUND_SHOWN_BYTES)]).into_owned();
-            let detail = serde_json::json!({ "stream": stream, "bytes": bytes, "text": text });
-            self.events.publish(&kernel.event_name, "background_output", detail);
-        }
+        self.background.wrote(stream, &data);
     }
 
     fn dying(&self, cause: WorkerCause) {

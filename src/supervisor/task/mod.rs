@@ -10,6 +10,7 @@
 //! and reports back. Persisted before acted on.
 
 mod archive;
+mod background;
 mod change;
 mod checkpoints;
 mod ends;
@@ -23,7 +24,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::admission::Leave;
@@ -103,6 +104,8 @@ pub(super) struct Task {
     operating: Option<u64>,
     operations: u64,
     current: Option<Current>,
+    /// While the worker that is being started is wanted.
+    wanted: Option<oneshot::Sender<()>>,
     idle_at: Option<Instant>,
     backoff_at: Option<Instant>,
     lease: Option<Lease>,
@@ -199,6 +202,7 @@ impl Task {
             operating: None,
             operations: 0,
             current: None,
+            wanted: None,
             idle_at: None,
             backoff_at: None,
             lease: beginning.lease,

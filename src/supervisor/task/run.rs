@@ -340,7 +340,14 @@ impl Task {
     }
 
     /// The worker says that an execution is over.
-    pub(super) async fn execution_ended(&mut self, exec: ExecId, end: ExecEnd) {
+    pub(super) async fn execution_ended(&mut self, exec: ExecId, mut end: ExecEnd) {
+        if let State::Stopping { reason, .. } = &self.life.state
+            && end.status == ExecStatus::Interrupted
+            && self.is_forced
+        {
+            let why = format!("its kernel was stopped ({})", reason.name());
+            end.err = if end.err.is_empty() { why } else { format!("{}; {why}", end.err) };
+        }
         let execution = match self.running.take() {
             Some((execution, permit)) if execution.id == exec => {
                 drop(permit);

@@ -2,6 +2,8 @@
 
 use std::rc::Rc;
 
+use tokio::sync::oneshot;
+
 use super::super::admission::is_no_place;
 use super::{Adopted, Current, Listener, Report, Task};
 use crate::core::error::{Error, ErrorCode, Result};
@@ -9,7 +11,8 @@ use crate::core::ids::ExecId;
 use crate::core::kernel::{CrashCause, Event, State};
 use crate::core::limits;
 use crate::supervisor::checkpoint;
-use crate::supervisor::worker::{self, Started};
+use crate::supervisor::start::{given, mount_now, start};
+use crate::supervisor::worker::Started;
 
 impl Task {
     /// Starts a worker beside the task.
@@ -17,8 +20,11 @@ impl Task {
         let listener = Rc::new(Listener::new(attempt, &self.kernel, self.reporter.clone(), Rc::clone(&self.tools)));
         let (host, kernel, reporter) = (Rc::clone(&self.host), Rc::clone(&self.kernel), self.reporter.clone());
         let mounts = self.all_mounts();
+        // Dropped, it is not wanted any more.
+        let (wanted, given_up) = oneshot::channel::<()>();
+        self.wanted = Some(wanted);
         tokio::task::spawn_local(async move {
-            let outcome = Box::new(worker::start(&host, &kernel, mounts, listener).await);
+            let outcome = Box::new(start(&host, &kernel, mounts, listener, given_up).await);
             // A task that has ended meanwhile wants no worker any more.
             if let Err(unheard) = reporter.send(Report::Started { attempt, outcome })
                 && let Report::Started { outcome, .. } = unheard.0
@@ -122,6 +128,7 @@ impl Task {
         let mounted = adopted.started.report.mounts.clone();
         self.take_on(attempt, adopted.started);
         self.unmount_unrecorded(&mounted).await;
+        self.mount_missing(&mounted).await;
         self.tell_tools();
         self.dispatch().await;
     }
@@ -138,6 +145,23 @@ impl Task {
         }
     }
 
+    /// Mounts what was recorded before the worker had it: what a kernel is given while its worker is only promised comes with its first use.
+    async fn mount_missing(&self, mounted: &[String]) {
+        let Some(link) = self.link() else { return };
+        for mount in self.all_mounts().into_iter().filter(|given| !mounted.contains(&given.mount.path)) {
+            let path = mount.mount.path.clone();
+            let mounting = async {
+                let planned = given(&self.host, &self.kernel, vec![mount])?;
+                mount_now(&self.host, self.kernel.uid, &link, planned).await
+            };
+            if let Err(error) = mounting.await {
+                tracing::warn!(path, %error, "a mount that is recorded is missing until the worker ends");
+                let detail = serde_json::json!({ "path": path, "error": error.message });
+                self.host.events.publish(&self.kernel.event_name, "mount_missing", detail);
+            }
+        }
+    }
+
     /// Tells the engine which MCP tools there are.
     fn tell_tools(&self) {
         if let Some(link) = self.link() {
@@ -148,6 +172,8 @@ impl Task {
     /// Asks the worker to save and end; ends it by force when it does not.
     pub(super) fn stop_worker(&mut self) -> Option<Event> {
         let Some(current) = &self.current else {
+            // One that waits for its turn waits no longer.
+            self.wanted = None;
             return None;
         };
         let (attempt, process, link) = (current.attempt, Rc::clone(&current.process), self.link());

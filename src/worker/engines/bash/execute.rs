@@ -74,6 +74,9 @@ enum Force {
     Shell,
 }
 
+/// bash's exit status of what Ctrl-C ended.
+const INTERRUPTED: i32 = 130;
+
 /// How often a shell that says nothing is looked at.
 const WATCH: Duration = Duration::from_millis(200);
 
@@ -217,7 +220,9 @@ fn attempt(
     let mut outcome = settle(session, &over, code)?;
     session.shell.forget_leftovers(calls.any());
     if interrupted.is_some() {
-        outcome = Outcome { status: EndStatus::Interrupted, code: 130, err: String::new() };
+        outcome = Outcome { status: EndStatus::Interrupted, code: INTERRUPTED, err: String::new() };
+        // What the next execution sees as `$?`, as at the prompt.
+        session.ended_with(INTERRUPTED);
     }
     Ok((outcome, leaving))
 }

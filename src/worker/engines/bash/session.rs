@@ -195,6 +195,12 @@ impl Session {
         }
     }
 
+    /// What `$?` is for the next execution, whatever the shell itself ended with.
+    pub fn ended_with(&mut self, status: i32) {
+        self.snapshot.status = status;
+        self.weigh();
+    }
+
     fn weigh(&mut self) {
         self.not_kept.clear();
         let present = entries::of(&self.snapshot, &self.functions, &mut self.not_kept);

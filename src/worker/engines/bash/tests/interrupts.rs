@@ -52,6 +52,16 @@ fn each_kind_of_waiting_ends() {
 }
 
 #[test]
+fn the_status_after_an_interrupt_is_that_of_an_interrupt() {
+    let mut engine = Engine::start();
+    for code in ["echo begun; sleep 30", "set -e; echo begun; sleep 30"] {
+        interrupted(&mut engine, code);
+        assert_eq!(engine.run("echo $?").out, "130\n", "{code}");
+        assert_eq!(engine.run("echo $?").out, "0\n", "{code}");
+    }
+}
+
+#[test]
 fn the_state_at_an_interrupt_is_kept() {
     let mut engine = Engine::start();
     interrupted(&mut engine, "x=new; a=(1 2); cd /; echo begun; sleep 30; x=never");
