@@ -12,7 +12,7 @@ use crate::core::checkpoint::Checkpoint;
 use crate::core::error::Result;
 use crate::core::exec::ExecRequest;
 use crate::core::ids::{CheckpointId, ExecId};
-use crate::core::info::{McpInfo, McpTransport, MountInfo, ToolInfo};
+use crate::core::info::{GivenMount, McpInfo, McpTransport, MountInfo, ToolInfo};
 use crate::core::retention::Retention;
 use crate::core::workflow::{self, Outcome};
 use crate::rpc::worker_link::WorkerLink;
@@ -119,6 +119,8 @@ pub enum Command {
     Work(Change, Box<workflow::Change>, String, Reply<Outcome>),
     /// Take, take up again (token), or with a time of 0 release a lease; gives token and end.
     Lease(Actor, String, Vec<u8>, u64, Reply<(Vec<u8>, i64)>),
+    /// Take away what is mounted beside these, because a restore begins; without any: mount it again.
+    PartWithMounts(Option<Vec<GivenMount>>, Reply<()>),
     /// End a restore: mounts and servers as they are from now on, and the record of it.
     Restored(Box<Restored>, Reply<Finished>),
     /// Remove a checkpoint; gives the version.

@@ -20,7 +20,7 @@ use crate::core::error::{Error, Result};
 use crate::core::exec::{ExecEnd, ExecRequest, ExecStatus};
 use crate::core::ids::{CheckpointId, Digest, Epoch, ExecId, KernelId};
 use crate::core::info::{
-    JournalEntry, JournalView, KernelInfo, McpInfo, McpTransport, MissedEntry, MountInfo, ToolInfo,
+    GivenMount, JournalEntry, JournalView, KernelInfo, McpInfo, McpTransport, MissedEntry, MountInfo, ToolInfo,
 };
 use crate::core::kernel::State;
 use crate::core::limits;
@@ -265,6 +265,19 @@ impl Kernel {
         let mut view = self.view.borrow_mut();
         let newest = view.version.max(version);
         std::mem::replace(&mut view.version, newest)
+    }
+
+    /// Takes from the live worker what is mounted and is not to be after a restore, which follows.
+    ///
+    /// # Errors
+    /// If something inside uses one of them; then all of them are there.
+    pub(super) async fn part_with_mounts(&self, wanted: Vec<GivenMount>) -> Result<()> {
+        self.ask_patiently(|reply| Command::PartWithMounts(Some(wanted), reply)).await
+    }
+
+    /// The restore does not follow. What cannot be mounted again is told by the task.
+    pub(super) async fn take_back_mounts(&self) {
+        let _ = self.ask_patiently(|reply| Command::PartWithMounts(None, reply)).await;
     }
 
     /// Ends a restore.

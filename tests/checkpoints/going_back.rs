@@ -1,9 +1,10 @@
 //! What a restore brings back, what undo does, and what neither touches.
 
+use ryokan::core::exec::ExecRequest;
 use serde_json::Value;
 
 use super::{checkpoint, log};
-use crate::support::{Host, users};
+use crate::support::{Host, UNPRIVILEGED, User, eventually, out, users};
 
 /// Each engine: how to set up, how to break, and what shows the state.
 const ENGINES: [[&str; 4]; 2] = [
@@ -121,4 +122,96 @@ fn journal_messages_and_audit_are_never_taken_back() {
     assert!(version(&host) > at);
     assert_eq!(done["version"].as_u64(), Some(version(&host)));
     assert_eq!(log(&host, "k")[0]["type"], "system");
+}
+
+/// A mount goes with the folder on which it stands, and that goes with the files of a restore.
+#[test]
+fn a_mount_below_the_workspace_goes_and_comes_with_restores() {
+    for user in users() {
+        let host = Host::start_as(user);
+        let given = host.path("home").join("given");
+        std::fs::create_dir(&given).expect("made");
+        std::fs::write(given.join("file"), "of the host").expect("written");
+        if user == User::Unprivileged {
+            std::os::unix::fs::chown(&given, Some(UNPRIVILEGED), Some(UNPRIVILEGED)).expect("given");
+        }
+        let source = given.display().to_string();
+        for (engine, look) in [
+            ("kaish", "cat out/file || echo none"),
+            ("python", "import os; print(os.path.exists('out/file') and open('out/file').read() or 'none')"),
+        ] {
+            let looks = |says: &str, when: &str| {
+                assert_eq!(host.ok(&["exec", engine, look]).trim_end(), says, "{user:?} {engine}: {when}");
+            };
+            let mounts = || host.ok(&["mounts", engine]).contains("/workspace/out");
+            host.ok(&["new", engine, "--engine", engine]);
+            host.ok(&["exec", engine, "x=1"]);
+            checkpoint(&host, engine, "before");
+            host.ok(&["mount", engine, "/workspace/out", &source]);
+            looks("of the host", "mounted");
+            host.ok(&["restore", engine, "before", "--yes"]);
+            looks("none", "restored");
+            assert!(!mounts());
+            host.ok(&["undo", engine, "--yes"]);
+            looks("of the host", "undone");
+            assert!(mounts());
+            checkpoint(&host, engine, "with it");
+            host.ok(&["unmount", engine, "/workspace/out"]);
+            looks("none", "unmounted");
+            host.ok(&["restore", engine, "with it", "--yes"]);
+            looks("of the host", "restored with it");
+            // And where the worker begins with it.
+            host.ok(&["stop", engine]);
+            host.ok(&["restore", engine, "before", "--yes"]);
+            looks("none", "restored after a stop");
+        }
+        assert_eq!(std::fs::read_to_string(given.join("file")).expect("read"), "of the host");
+    }
+}
+
+/// Whether it fails before anything is touched, or after everything was.
+#[test]
+fn a_restore_that_fails_leaves_what_was_mounted_below_the_workspace() {
+    for point in ["state.restore.begin", "state.restore.finish"] {
+        let mut host = Host::prepare(User::Own);
+        host.env(ryokan::sys::fault::VARIABLE, &format!("{point}.before_commit=eio"));
+        host.launch();
+        let given = host.path("home").join("given");
+        std::fs::create_dir(&given).expect("made");
+        std::fs::write(given.join("file"), "of the host").expect("written");
+        host.ok(&["new", "k"]);
+        host.ok(&["exec", "k", "x=1"]);
+        checkpoint(&host, "k", "before");
+        host.ok(&["mount", "k", "/workspace/one", &given.display().to_string()]);
+        host.ok(&["mount", "k", "/two", &given.display().to_string()]);
+        let refused = host.cli(&["restore", "k", "before", "--yes"]);
+        assert!(!refused.status.success(), "{point}: {refused:?}");
+        let both = "cat one/file; cat /two/file";
+        assert_eq!(host.ok(&["exec", "k", both]), "of the hostof the host", "{point}");
+        host.ok(&["restore", "k", "before", "--yes"]);
+        assert_eq!(host.ok(&["exec", "k", "/bin/ls -A; echo $x"]), "1\n", "{point}");
+        assert_eq!(std::fs::read_to_string(given.join("file")).expect("read"), "of the host");
+    }
+}
+
+/// Whoever gave up must not find the work of others undone later.
+#[test]
+fn a_restore_whose_client_leaves_before_its_turn_does_not_happen() {
+    let host = Host::start();
+    host.ok(&["new", "k", "--engine", "kaish"]);
+    host.ok(&["exec", "k", "x=old"]);
+    checkpoint(&host, "k", "old");
+    host.with(async |client| {
+        let (k, _) = client.open_kernel("k").await.expect("there");
+        let running = k.run(&ExecRequest::code("x=new; sleep 2; y=1")).await.expect("accepted");
+        eventually("it runs", async || k.info().await.expect("info").state == "busy").await;
+        let mut restore = host.command("ryokan").args(["restore", "k", "old", "--yes"]).spawn().expect("spawned");
+        tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+        assert!(restore.try_wait().expect("waited").is_none(), "it waits for its turn");
+        restore.kill().expect("killed");
+        restore.wait().expect("ended");
+        running.result().await.expect("a result");
+        assert_eq!(out(&k, "echo $x $y").await, "new 1");
+    });
+    assert!(!host.ok(&["journal", "k"]).contains("restored"));
 }

@@ -125,7 +125,10 @@ fn join_row(lanes: usize, joins: usize) -> String {
 /// What a restore did.
 pub fn restoration(name: &str, done: &Restoration, paint: Paint) -> String {
     let mut text = format!("{} is at {}", plain(name), line(&done.checkpoint, false, paint));
+    // A thread's files are another kernel's, as is said below.
+    let files_stay = done.missed.iter().any(|missed| missed.key == "workspace");
     text.push_str(&match done.files_changed {
+        _ if files_stay => String::new(),
         0 => "\nits files were as they are to be".to_owned(),
         1 => "\nits files were changed in 1 place".to_owned(),
         changed => format!("\nits files were changed in {changed} places (a folder that came or went is one)"),

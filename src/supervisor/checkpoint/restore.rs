@@ -105,11 +105,13 @@ async fn to(
     }
     let (actor, change) = (change.actor.clone(), Trace::Restore(change));
     let (host, kernel) = (Rc::clone(host), Rc::clone(kernel));
+    // Until its turn comes it is given up with its client: what that does not see any more must not undo the work of others.
+    let (patience, _wish) = turn::Patience::of_a_wish(&kernel);
     // In a task of its own: once something was touched it goes on to one of its two ends, whoever still waits for it.
     let restoring = tokio::task::spawn_local(async move {
         let (_alone, _held) = (alone, held);
-        let (of, own, door) = (Rc::clone(&host), Rc::clone(&kernel), Rc::clone(&kernel));
-        let done = turn::take(&door, change, limits::CHECKPOINT_WAIT, move |link| async move {
+        let (of, own) = (Rc::clone(&host), Rc::clone(&kernel));
+        let done = turn::take_with(patience, change, limits::CHECKPOINT_WAIT, move |link| async move {
             perform(&of, &own, &link, target, options, &actor).await
         });
         match done.await {
@@ -234,7 +236,12 @@ async fn perform(
     };
     let (id, by, at_ms) = (target.checkpoint.id, actor.to_string(), host.now_ms());
     let restoring = Restoring { target: id, safety, actor: by, at_ms, options };
-    kernel.records.begin_restore(restoring.clone()).await?;
+    // Before its files are touched: a mount goes with the folder on which it stands. What is in use keeps the restore from beginning.
+    kernel.part_with_mounts(target.manifest.mounts.clone()).await?;
+    if let Err(error) = kernel.records.begin_restore(restoring.clone()).await {
+        kernel.take_back_mounts().await;
+        return Err(error);
+    }
     kernel.between.set(true);
     let Applied { finished, engine, missed, files_changed, engine_us } =
         apply(host, kernel, link, &target, present.as_ref(), restoring).await?;
@@ -350,6 +357,7 @@ pub(in crate::supervisor) async fn resume(host: &Rc<Host>, kernel: &Rc<Kernel>, 
             let target = load(host, kernel, kernel.recorded(restoring.target).await?).await?;
             judge(host, kernel, &target)?;
             verify::whole(&host.store, &target.manifest, &target.parts).await?;
+            kernel.part_with_mounts(target.manifest.mounts.clone()).await?;
             apply(host, kernel, link, &target, None, restoring.clone()).await
         };
         match forwards.await {

@@ -10,12 +10,33 @@ use crate::supervisor::command::{Trace, Turn, Waiting};
 use crate::supervisor::kernel::Kernel;
 
 /// Who waits. Dropping it before its turn came takes it out of the queue.
-struct Patience {
+pub(super) struct Patience {
     turn: Waiting,
     kernel: Rc<Kernel>,
 }
 
+/// For whom something waits in a task of its own. Dropped before its turn came, it takes that out of the queue.
+pub(super) struct Wish(Rc<Patience>);
+
+impl Drop for Wish {
+    fn drop(&mut self) {
+        self.0.give_up();
+    }
+}
+
 impl Patience {
+    /// That of somebody who has not asked yet.
+    fn new(kernel: &Rc<Kernel>) -> Rc<Patience> {
+        Rc::new(Patience { turn: Rc::new(Cell::new(Turn::Waits)), kernel: Rc::clone(kernel) })
+    }
+
+    /// The same, to be given to a task; and for how long it is wished.
+    pub(super) fn of_a_wish(kernel: &Rc<Kernel>) -> (Rc<Patience>, Wish) {
+        let patience = Patience::new(kernel);
+        let wish = Wish(Rc::clone(&patience));
+        (patience, wish)
+    }
+
     /// Whether its turn had not come.
     fn give_up(&self) -> bool {
         let waits = self.turn.get() == Turn::Waits;
@@ -47,8 +68,24 @@ where
     T: 'static,
     F: Future<Output = Result<T>> + 'static,
 {
-    let turn: Waiting = Rc::new(Cell::new(Turn::Waits));
-    let patience = Patience { turn: Rc::clone(&turn), kernel: Rc::clone(kernel) };
+    take_with(Patience::new(kernel), trace, wait, work).await
+}
+
+/// As [`take`], for whom that patience is.
+///
+/// # Errors
+/// As [`take`].
+pub(super) async fn take_with<T, F>(
+    patience: Rc<Patience>,
+    trace: Trace,
+    wait: Duration,
+    work: impl FnOnce(Rc<WorkerLink>) -> F + 'static,
+) -> Result<T>
+where
+    T: 'static,
+    F: Future<Output = Result<T>> + 'static,
+{
+    let (kernel, turn) = (Rc::clone(&patience.kernel), Rc::clone(&patience.turn));
     let begins = Rc::clone(&turn);
     let done = kernel.change_with_worker(trace, turn, move |link| async move {
         match begins.replace(Turn::Begun) {

@@ -12,8 +12,11 @@ impl Task {
     /// Makes mounts and servers what they were, live first, then for good. What fails is taken back.
     pub(super) async fn restored(&mut self, done: Restored) -> Result<Finished> {
         let (wanted, mcp) = (done.mounts.clone(), done.mcp.clone());
-        let gone: Vec<GivenMount> = self.mounts.iter().filter(|mount| !wanted.contains(mount)).cloned().collect();
-        let new: Vec<GivenMount> = wanted.iter().filter(|mount| !self.mounts.contains(mount)).cloned().collect();
+        let parted = std::mem::take(&mut self.parted);
+        let is_gone = |mount: &&GivenMount| !wanted.contains(mount) && !parted.contains(mount);
+        let gone: Vec<GivenMount> = self.mounts.iter().filter(is_gone).cloned().collect();
+        let is_new = |mount: &&GivenMount| !self.mounts.contains(mount) || parted.contains(mount);
+        let new: Vec<GivenMount> = wanted.iter().filter(is_new).cloned().collect();
         let (target, safety) = (done.restoring.target, done.restoring.safety);
         let recorded = match self.exchange(&gone, &new).await {
             Ok(()) => self.kernel.records.finish_restore(done).await,
@@ -25,6 +28,8 @@ impl Task {
                 if let Err(stuck) = self.exchange(&new, &gone).await {
                     tracing::warn!(error = %stuck, "mounts that were being restored are not what is recorded");
                 }
+                // The state that it goes back to has them.
+                self.parted = parted;
                 return Err(error);
             }
         };
@@ -36,6 +41,30 @@ impl Task {
         self.tools.replace(&mcp);
         self.kernel.advance(version_after(finished.sequence));
         Ok(finished)
+    }
+
+    /// Takes away, before the files of a restore come, what is not to be mounted after it: all of that or nothing. If the restore does not end
+    /// well, it goes back to a state that has it, and gets it again.
+    pub(super) async fn part_with_mounts(&mut self, wanted: &[GivenMount]) -> Result<()> {
+        let gone: Vec<GivenMount> = self.mounts.iter().filter(|mount| !wanted.contains(mount)).cloned().collect();
+        for mount in gone {
+            if let Err(error) = self.exchange(std::slice::from_ref(&mount), &[]).await {
+                self.take_back_mounts().await?;
+                return Err(error);
+            }
+            self.parted.push(mount);
+        }
+        Ok(())
+    }
+
+    /// Mounts again what was taken away for a restore that does not come.
+    pub(super) async fn take_back_mounts(&mut self) -> Result<()> {
+        let parted = std::mem::take(&mut self.parted);
+        let back = self.exchange(&[], &parted).await;
+        if let Err(error) = &back {
+            tracing::warn!(%error, "a mount that is recorded is missing until the worker ends");
+        }
+        back
     }
 
     /// Takes mounts away from the live worker and gives it others. What is as wanted already is left.

@@ -194,6 +194,10 @@ impl Task {
         match self.queue.front()? {
             Item::Stop(_) => {
                 let Some(Item::Stop(reply)) = self.queue.pop_front() else { return None };
+                if reply.is_closed() {
+                    // Who asked for it has given up; who comes next may want the kernel as it is.
+                    return self.queue.front().map(|_| Event::Used);
+                }
                 self.stopping.push(reply);
                 Some(Event::StopAsked { reason: StopReason::Asked, force: false })
             }

@@ -191,6 +191,9 @@ impl Enclosure for Sandboxed {
     }
 
     fn bind(&mut self, path: &Path, source: MountSource, writable: bool) -> Result<()> {
+        if self.init.bound().any(|bound| bound == path) {
+            return Err(Error::already_exists(format!("something is mounted at {} already", path.display())));
+        }
         self.init.bind(bind_source(source), path, writable).map_err(Error::from)
     }
 
@@ -230,6 +233,9 @@ impl Enclosure for Sandboxed {
     }
 
     fn unbind(&mut self, path: &Path) -> Result<()> {
+        if !self.init.bound().any(|bound| bound == path) {
+            return Err(Error::not_found(format!("nothing is mounted at {}", path.display())));
+        }
         self.init.unbind(path).map_err(Error::from)
     }
 }

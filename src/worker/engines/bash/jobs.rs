@@ -90,13 +90,14 @@ pub fn foreground(shell: Pid, jobs: &Jobs) -> Vec<i32> {
     descendants(shell.as_raw(), |pid| jobs.has(pid) || ignores_interrupts(pid))
 }
 
-/// Processes below one, nearest first, without those that are passed over and what is below them.
+/// Processes below one, parents before their children, without those that are passed over and what is below them. Of siblings the youngest
+/// first: the end of a pipeline is not to see the end of its input, and end as if nothing were wrong, before it is told to.
 fn descendants(pid: i32, passed_over: impl Fn(i32) -> bool) -> Vec<i32> {
     let mut found: Vec<i32> = Vec::new();
     let mut seen = HashSet::from([pid]);
     let mut next = vec![pid];
     while let Some(parent) = next.pop() {
-        for child in children(parent) {
+        for child in children(parent).into_iter().rev() {
             if seen.insert(child) && seen.len() < PROCESSES && !passed_over(child) {
                 found.push(child);
                 next.push(child);
