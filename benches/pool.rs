@@ -352,16 +352,17 @@ pub fn soak(world: &World, report: &mut Report) -> anyhow::Result<()> {
             };
             futures::future::try_join_all((0..at_once).map(|_| one())).await.map(drop)
         };
-        // The first lives fill caches.
-        several(0, lives / 10).await?;
+        // The first lives fill caches, and make the pools as large as they become.
+        let first = (lives / 10).max(100);
+        several(0, first).await?;
         let before = settled().await?;
         let begun = Instant::now();
-        several(lives / 10, lives).await?;
+        several(first, lives).await?;
         let took = begun.elapsed();
         let after = settled().await?;
         report.figure(
-            &format!("{} lives, {at_once} at once: each", lives - lives / 10),
-            took.as_secs_f64() * 1000.0 / (lives - lives / 10) as f64,
+            &format!("{} lives, {at_once} at once: each", lives - first),
+            took.as_secs_f64() * 1000.0 / (lives - first) as f64,
             "ms",
             None,
         );
