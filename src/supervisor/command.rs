@@ -119,8 +119,10 @@ pub enum Command {
     Work(Change, Box<workflow::Change>, String, Reply<Outcome>),
     /// Take, take up again (token), or with a time of 0 release a lease; gives token and end.
     Lease(Actor, String, Vec<u8>, u64, Reply<(Vec<u8>, i64)>),
-    /// Take away what is mounted beside these, because a restore begins; without any: mount it again.
-    PartWithMounts(Option<Vec<GivenMount>>, Reply<()>),
+    /// Take away what is mounted beside these: a restore begins.
+    PartWithMounts(Vec<GivenMount>, Reply<()>),
+    /// Mount again what was taken away so: it does not begin.
+    TakeBackMounts(Reply<()>),
     /// End a restore: mounts and servers as they are from now on, and the record of it.
     Restored(Box<Restored>, Reply<Finished>),
     /// Remove a checkpoint; gives the version.

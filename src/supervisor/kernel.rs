@@ -270,14 +270,14 @@ impl Kernel {
     /// Takes from the live worker what is mounted and is not to be after a restore, which follows.
     ///
     /// # Errors
-    /// If something inside uses one of them; then all of them are there.
+    /// If one of them cannot be taken away; then all of them are there.
     pub(super) async fn part_with_mounts(&self, wanted: Vec<GivenMount>) -> Result<()> {
-        self.ask_patiently(|reply| Command::PartWithMounts(Some(wanted), reply)).await
+        self.ask_patiently(|reply| Command::PartWithMounts(wanted, reply)).await
     }
 
     /// The restore does not follow. What cannot be mounted again is told by the task.
     pub(super) async fn take_back_mounts(&self) {
-        let _ = self.ask_patiently(|reply| Command::PartWithMounts(None, reply)).await;
+        let _ = self.ask_patiently(Command::TakeBackMounts).await;
     }
 
     /// Ends a restore.

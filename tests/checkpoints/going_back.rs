@@ -4,7 +4,7 @@ use ryokan::core::exec::ExecRequest;
 use serde_json::Value;
 
 use super::{checkpoint, log};
-use crate::support::{Host, UNPRIVILEGED, User, eventually, out, users};
+use crate::support::{Host, User, eventually, out, users};
 
 /// Each engine: how to set up, how to break, and what shows the state.
 const ENGINES: [[&str; 4]; 2] = [
@@ -129,12 +129,7 @@ fn journal_messages_and_audit_are_never_taken_back() {
 fn a_mount_below_the_workspace_goes_and_comes_with_restores() {
     for user in users() {
         let host = Host::start_as(user);
-        let given = host.path("home").join("given");
-        std::fs::create_dir(&given).expect("made");
-        std::fs::write(given.join("file"), "of the host").expect("written");
-        if user == User::Unprivileged {
-            std::os::unix::fs::chown(&given, Some(UNPRIVILEGED), Some(UNPRIVILEGED)).expect("given");
-        }
+        let given = host.given(user);
         let source = given.display().to_string();
         for (engine, look) in [
             ("kaish", "cat out/file || echo none"),
@@ -164,6 +159,17 @@ fn a_mount_below_the_workspace_goes_and_comes_with_restores() {
             host.ok(&["stop", engine]);
             host.ok(&["restore", engine, "before", "--yes"]);
             looks("none", "restored after a stop");
+            // One that stands on another, whichever was given first.
+            std::fs::create_dir_all(given.join("sub")).expect("made");
+            host.ok(&["mount", engine, "/workspace/out", &source]);
+            host.ok(&["mount", engine, "/workspace/out/sub", &source]);
+            looks("of the host", "both mounted");
+            host.ok(&["restore", engine, "before", "--yes"]);
+            looks("none", "restored without either");
+            host.ok(&["undo", engine, "--yes"]);
+            looks("of the host", "undone with both");
+            let below = host.ok(&["mounts", engine]);
+            assert!(below.contains("/workspace/out/sub"), "{user:?} {engine}: {below}");
         }
         assert_eq!(std::fs::read_to_string(given.join("file")).expect("read"), "of the host");
     }
@@ -176,9 +182,7 @@ fn a_restore_that_fails_leaves_what_was_mounted_below_the_workspace() {
         let mut host = Host::prepare(User::Own);
         host.env(ryokan::sys::fault::VARIABLE, &format!("{point}.before_commit=eio"));
         host.launch();
-        let given = host.path("home").join("given");
-        std::fs::create_dir(&given).expect("made");
-        std::fs::write(given.join("file"), "of the host").expect("written");
+        let given = host.given(User::Own);
         host.ok(&["new", "k"]);
         host.ok(&["exec", "k", "x=1"]);
         checkpoint(&host, "k", "before");

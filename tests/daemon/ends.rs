@@ -1,10 +1,10 @@
-//! What is left of what went on when the daemon was told to end.
+//! The ends of kernels' work: by a stop, or with the daemon.
 
 use nix::sys::signal::Signal;
 use ryokan::core::engine::EngineName;
 use ryokan::core::exec::ExecRequest;
 
-use crate::support::{Host, eventually, kernel};
+use crate::support::{Host, eventually, kernel, out};
 
 #[test]
 fn an_execution_that_the_daemons_stop_interrupts_says_so() {
@@ -41,4 +41,25 @@ fn the_last_events_of_a_daemon_that_ends_are_kept() {
         host.launch();
         assert!(host.ok(&["events", &name]).contains("kernel_created"), "{name}");
     }
+}
+
+/// Whoever asked for it has left before its turn came.
+#[test]
+fn a_stop_that_waits_behind_others_is_given_up_with_its_client() {
+    let host = Host::start();
+    host.with(async |client| {
+        let k = kernel(&client, "k", EngineName::Kaish).await;
+        let running = k.run(&ExecRequest::code("x=1; sleep 2")).await.expect("accepted");
+        eventually("it runs", async || k.info().await.expect("info").state == "busy").await;
+        let queued = k.run(&ExecRequest::code("x=2")).await.expect("accepted");
+        let mut stop = host.command("ryokan").args(["stop", "k"]).spawn().expect("spawned");
+        tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+        assert!(stop.try_wait().expect("waited").is_none(), "it waits for its turn");
+        stop.kill().expect("killed");
+        stop.wait().expect("ended");
+        running.result().await.expect("a result");
+        queued.result().await.expect("a result");
+        assert_eq!(out(&k, "echo $x").await, "2");
+    });
+    assert!(!host.ok(&["events", "k"]).contains("kernel_stopping"));
 }

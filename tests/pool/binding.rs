@@ -54,13 +54,7 @@ fn a_kernel_takes_a_worker_that_was_ready_and_is_alone_with_it() {
 fn state_mounts_and_threads_come_to_a_worker_that_was_ready() {
     for user in users() {
         let host = pooled_with(user, "[pool.engines.bash]\n[pool.engines.node]\n");
-        let given = host.path("home").join("given");
-        std::fs::create_dir(&given).expect("made");
-        std::fs::write(given.join("file"), "of the host").expect("written");
-        if user == crate::support::User::Unprivileged {
-            std::os::unix::fs::chown(&given, Some(crate::support::UNPRIVILEGED), Some(crate::support::UNPRIVILEGED))
-                .expect("given");
-        }
+        let given = host.given(user);
         for engine in EngineName::ALL {
             host.with(async |client| {
                 ready(&client, engine.name()).await;

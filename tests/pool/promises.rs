@@ -15,7 +15,7 @@ use ryokan::core::limits;
 use super::deaths::inits;
 use super::{READY, pool_of, pooled, pooled_with, ready, until, worker_of};
 use crate::daemon::metrics::stages;
-use crate::support::{Host, UNPRIVILEGED, User, eventually, kernel, out, run, spec, users};
+use crate::support::{Host, User, eventually, kernel, out, run, spec, users};
 
 /// The folders of kernels, those that are nobody's yet included, and the modes of the workspaces.
 fn folders(host: &Host) -> BTreeMap<String, u32> {
@@ -90,12 +90,7 @@ fn a_new_kernel_takes_over_what_its_worker_stands_on() {
                 assert!(!folders(&host).contains_key(&id));
             });
         }
-        let given = host.path("home").join("given");
-        std::fs::create_dir(&given).expect("made");
-        std::fs::write(given.join("file"), "of the host").expect("written");
-        if user == User::Unprivileged {
-            std::os::unix::fs::chown(&given, Some(UNPRIVILEGED), Some(UNPRIVILEGED)).expect("given");
-        }
+        let given = host.given(user);
         // Whatever was ready, but used by a kernel that had a folder, leaves none behind, and is as good as any.
         host.with(async |client| {
             let k = kernel(&client, "older", EngineName::Kaish).await;
@@ -257,12 +252,7 @@ fn kernels_whose_first_use_is_no_execution_are_as_any() {
 fn a_worker_knows_its_kernel_before_that_is_used_and_gets_what_came_meanwhile() {
     for user in users() {
         let host = pooled(user);
-        let given = host.path("home").join("given");
-        std::fs::create_dir(&given).expect("made");
-        std::fs::write(given.join("file"), "of the host").expect("written");
-        if user == User::Unprivileged {
-            std::os::unix::fs::chown(&given, Some(UNPRIVILEGED), Some(UNPRIVILEGED)).expect("given");
-        }
+        let given = host.given(user);
         host.with(async |client| {
             ready(&client, "kaish").await;
             ready(&client, "python").await;
@@ -375,12 +365,7 @@ fn a_kernel_and_its_first_result_are_asked_for_at_once() {
 fn a_daemon_that_is_killed_before_a_kernel_was_mounted_what_it_was_given_makes_up_for_it() {
     for user in users() {
         let mut host = pooled(user);
-        let given = host.path("home").join("given");
-        std::fs::create_dir(&given).expect("made");
-        std::fs::write(given.join("file"), "of the host").expect("written");
-        if user == User::Unprivileged {
-            std::os::unix::fs::chown(&given, Some(UNPRIVILEGED), Some(UNPRIVILEGED)).expect("given");
-        }
+        let given = host.given(user);
         host.with(async |client| {
             ready(&client, "kaish").await;
             kernel(&client, "k", EngineName::Kaish).await;
@@ -391,4 +376,41 @@ fn a_daemon_that_is_killed_before_a_kernel_was_mounted_what_it_was_given_makes_u
         host.launch();
         assert_eq!(host.ok(&["exec", "k", "cat /later/file"]), "of the host");
     }
+}
+
+/// Whatever is told of a kernel comes after its creation, which is told once and at once, however the kernel is recorded.
+#[test]
+fn the_creation_of_a_kernel_is_the_first_that_is_told_of_it() {
+    let host = pooled(User::Own);
+    host.with(async |client| {
+        ready(&client, "kaish").await;
+        ready(&client, "python").await;
+        let mut events = client.events(0).await.expect("events");
+        while events.next_past().await.expect("an event").is_some() {}
+        for n in 0..20 {
+            let mut wanted = spec(&format!("k{n}"), EngineName::Kaish);
+            wanted.ephemeral = n % 2 == 0;
+            if n % 4 < 2 {
+                // Nothing else is told: whoever follows hears of it nevertheless.
+                client.create_kernel(&wanted, "").await.expect("made");
+            } else {
+                // The removal before this may still be on its way to the log.
+                let code = ExecRequest::code("x=1");
+                client.create_and_run(&wanted, "", &code).await.expect("made").2.expect("ran");
+            }
+            let told = async {
+                loop {
+                    let event = events.next().await.expect("an event");
+                    if event.kernel.ends_with(wanted.name.as_str()) {
+                        return event.kind;
+                    }
+                }
+            };
+            let first = tokio::time::timeout(Duration::from_secs(20), told).await.expect("it is told");
+            assert_eq!(first, "kernel_created", "k{n}");
+            client.remove_kernel(wanted.name.as_str(), 0).await.expect("removed");
+        }
+    });
+    let all = host.ok(&["events", "--json"]);
+    assert_eq!(all.matches("\"kernel_created\"").count(), 20);
 }

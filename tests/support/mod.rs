@@ -145,6 +145,17 @@ impl Host {
         self.dir.path().join(name)
     }
 
+    /// A new folder of its user's with a file `file` in it, whose content is `of the host`.
+    pub fn given(&self, user: User) -> PathBuf {
+        let given = self.path("home").join("given");
+        fs::create_dir(&given).expect("made");
+        fs::write(given.join("file"), "of the host").expect("written");
+        if user == User::Unprivileged {
+            std::os::unix::fs::chown(&given, Some(UNPRIVILEGED), Some(UNPRIVILEGED)).expect("given");
+        }
+        given
+    }
+
     /// The daemon's data.
     pub fn data(&self) -> PathBuf {
         let moved = self.environment.iter().find(|(name, _)| name == "XDG_DATA_HOME");

@@ -275,6 +275,11 @@ mod tests {
         assert!(text.contains("changed in 3 places (a folder"), "{text}");
         assert!(text.contains("not brought back:\n  var/v0  reason 0") && text.contains("var/v7"), "{text}");
         assert!(text.contains("\n  and 2 more\n") && !text.contains("var/v8"), "{text}");
+        // A thread's files are not its own: nothing is said of them but that.
+        let workspace = MissedEntry { key: "workspace".into(), ..missed(0) };
+        let thread = Restoration { files_changed: 0, missed: vec![workspace], ..done };
+        let text = restoration("t", &thread, Paint::OFF);
+        assert!(!text.contains("its files") && text.contains("  workspace  reason 0"), "{text}");
     }
 
     #[test]

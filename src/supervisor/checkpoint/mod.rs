@@ -92,14 +92,10 @@ pub(super) async fn take_with(
     }
     let change = Trace::Own(Change { actor: actor.clone(), expected_version: taking.expected_version });
     let begun = Instant::now();
-    let (wait, door, own, to) = (taking.wait, Rc::clone(kernel), Rc::clone(kernel), Rc::clone(host));
-    let taken =
-        turn::take(
-            &door,
-            change,
-            wait,
-            move |link| async move { capture(&to, &own, &link, &taking, &actor, with).await },
-        );
+    let (wait, own, to) = (taking.wait, Rc::clone(kernel), Rc::clone(host));
+    let taken = turn::take(turn::Patience::new(kernel), change, wait, move |link| async move {
+        capture(&to, &own, &link, &taking, &actor, with).await
+    });
     let taken = taken.await?;
     host.metrics.since(Stage::Checkpoint, kernel.spec.engine, begun);
     Ok(taken)

@@ -111,7 +111,7 @@ async fn to(
     let restoring = tokio::task::spawn_local(async move {
         let (_alone, _held) = (alone, held);
         let (of, own) = (Rc::clone(&host), Rc::clone(&kernel));
-        let done = turn::take_with(patience, change, limits::CHECKPOINT_WAIT, move |link| async move {
+        let done = turn::take(patience, change, limits::CHECKPOINT_WAIT, move |link| async move {
             perform(&of, &own, &link, target, options, &actor).await
         });
         match done.await {
@@ -236,7 +236,7 @@ async fn perform(
     };
     let (id, by, at_ms) = (target.checkpoint.id, actor.to_string(), host.now_ms());
     let restoring = Restoring { target: id, safety, actor: by, at_ms, options };
-    // Before its files are touched: a mount goes with the folder on which it stands. What is in use keeps the restore from beginning.
+    // Before its files are touched: a mount goes with the folder on which it stands.
     kernel.part_with_mounts(target.manifest.mounts.clone()).await?;
     if let Err(error) = kernel.records.begin_restore(restoring.clone()).await {
         kernel.take_back_mounts().await;

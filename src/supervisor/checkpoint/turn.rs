@@ -26,7 +26,7 @@ impl Drop for Wish {
 
 impl Patience {
     /// That of somebody who has not asked yet.
-    fn new(kernel: &Rc<Kernel>) -> Rc<Patience> {
+    pub(super) fn new(kernel: &Rc<Kernel>) -> Rc<Patience> {
         Rc::new(Patience { turn: Rc::new(Cell::new(Turn::Waits)), kernel: Rc::clone(kernel) })
     }
 
@@ -59,23 +59,6 @@ impl Drop for Patience {
 /// # Errors
 /// `deadline` if its turn did not come in time: then nothing was done. And those of `work`.
 pub(super) async fn take<T, F>(
-    kernel: &Rc<Kernel>,
-    trace: Trace,
-    wait: Duration,
-    work: impl FnOnce(Rc<WorkerLink>) -> F + 'static,
-) -> Result<T>
-where
-    T: 'static,
-    F: Future<Output = Result<T>> + 'static,
-{
-    take_with(Patience::new(kernel), trace, wait, work).await
-}
-
-/// As [`take`], for whom that patience is.
-///
-/// # Errors
-/// As [`take`].
-pub(super) async fn take_with<T, F>(
     patience: Rc<Patience>,
     trace: Trace,
     wait: Duration,

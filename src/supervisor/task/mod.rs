@@ -270,10 +270,11 @@ impl Task {
             }
             Command::LeaveQueue => self.drop_given_up(),
             Command::PartWithMounts(wanted, reply) => {
-                let _ = reply.send(match wanted {
-                    Some(wanted) => self.part_with_mounts(&wanted).await,
-                    None => self.take_back_mounts().await,
-                });
+                let _ = reply.send(self.part_with_mounts(&wanted).await);
+            }
+            Command::TakeBackMounts(reply) => {
+                self.take_back_mounts().await;
+                let _ = reply.send(Ok(()));
             }
             Command::Restored(done, reply) => {
                 let _ = reply.send(self.restored(*done).await);

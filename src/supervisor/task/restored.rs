@@ -46,31 +46,31 @@ impl Task {
     /// Takes away, before the files of a restore come, what is not to be mounted after it: all of that or nothing. If the restore does not end
     /// well, it goes back to a state that has it, and gets it again.
     pub(super) async fn part_with_mounts(&mut self, wanted: &[GivenMount]) -> Result<()> {
-        let gone: Vec<GivenMount> = self.mounts.iter().filter(|mount| !wanted.contains(mount)).cloned().collect();
-        for mount in gone {
-            if let Err(error) = self.exchange(std::slice::from_ref(&mount), &[]).await {
-                self.take_back_mounts().await?;
-                return Err(error);
-            }
-            self.parted.push(mount);
+        self.parted = self.mounts.iter().filter(|mount| !wanted.contains(mount)).cloned().collect();
+        let parted = self.exchange(&self.parted, &[]).await;
+        if parted.is_err() {
+            self.take_back_mounts().await;
         }
-        Ok(())
+        parted
     }
 
     /// Mounts again what was taken away for a restore that does not come.
-    pub(super) async fn take_back_mounts(&mut self) -> Result<()> {
+    pub(super) async fn take_back_mounts(&mut self) {
         let parted = std::mem::take(&mut self.parted);
-        let back = self.exchange(&[], &parted).await;
-        if let Err(error) = &back {
+        if let Err(error) = self.exchange(&[], &parted).await {
             tracing::warn!(%error, "a mount that is recorded is missing until the worker ends");
         }
-        back
     }
 
     /// Takes mounts away from the live worker and gives it others. What is as wanted already is left.
     async fn exchange(&self, gone: &[GivenMount], new: &[GivenMount]) -> Result<()> {
         use crate::core::error::ErrorCode;
         let Some(link) = self.link() else { return Ok(()) };
+        // What stands on another goes before that, and comes after it.
+        let (mut gone, mut new): (Vec<_>, Vec<_>) = (gone.iter().collect(), new.iter().collect());
+        let depth = |given: &&GivenMount| Path::new(&given.mount.path).components().count();
+        gone.sort_by_key(|given| std::cmp::Reverse(depth(given)));
+        new.sort_by_key(depth);
         for given in gone {
             match link.unbind(Path::new(&given.mount.path)).await {
                 Err(error) if error.code != ErrorCode::NotFound => return Err(error),

@@ -148,7 +148,10 @@ impl Task {
     /// Mounts what was recorded before the worker had it: what a kernel is given while its worker is only promised comes with its first use.
     async fn mount_missing(&self, mounted: &[String]) {
         let Some(link) = self.link() else { return };
-        for mount in self.all_mounts().into_iter().filter(|given| !mounted.contains(&given.mount.path)) {
+        let mut missing = self.all_mounts();
+        missing.retain(|given| !mounted.contains(&given.mount.path));
+        missing.sort_by_key(|given| std::path::Path::new(&given.mount.path).components().count());
+        for mount in missing {
             let path = mount.mount.path.clone();
             let mounting = async {
                 let planned = given(&self.host, &self.kernel, vec![mount])?;
