@@ -34,6 +34,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Parser;
 use nix::sys::signal::{SigSet, Signal};
+use ryokan::core::engine::EngineName;
 
 use crate::daemon::Daemon;
 use crate::report::Report;
@@ -50,9 +51,12 @@ struct Args {
     /// Also as JSON, into this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Without the other programs that checkpoints are measured beside
+    /// Without the other programs that checkpoints and new kernels are measured beside
     #[arg(long)]
     alone: bool,
+    /// Of those that go through all engines: this one only
+    #[arg(long)]
+    engine: Option<EngineName>,
     /// Names of benchmarks
     #[arg(long)]
     list: bool,
@@ -76,6 +80,7 @@ struct Args {
 struct World {
     quick: bool,
     alone: bool,
+    engine: Option<EngineName>,
     daemon: PathBuf,
     python: PathBuf,
     ipykernel: Option<PathBuf>,
@@ -167,6 +172,7 @@ fn run(args: &Args) -> anyhow::Result<bool> {
     let world = World {
         quick: args.quick,
         alone: args.alone,
+        engine: args.engine,
         daemon: args.daemon.clone(),
         python: args.python.clone(),
         ipykernel: args.ipykernel.clone(),

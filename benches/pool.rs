@@ -97,8 +97,9 @@ async fn begin(
 pub fn first_result(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let sizes = ENGINES.map(|(engine, ..)| format!("[pool.engines.{engine}]\npool_size = 3\nmin_idle = 2\n")).concat();
     let daemon = Daemon::start_with(world, &sizes)?;
-    let mut ipykernel = Ipykernel::start(world)?;
+    let mut ipykernel = if world.alone { None } else { Ipykernel::start(world)? };
     let runc = Runc::prepare()?;
+    let wanted = |engine: &EngineName| world.engine.is_none_or(|only| only == *engine);
     let each = world.times(96, 24) / ROUNDS;
     let mut times: [[Samples; BEGINNINGS.len()]; ENGINES.len()] = Default::default();
     let [mut fork_exec, mut bwrap, mut bwrap_python, mut runs, mut peer]: [Samples; 5] = Default::default();
@@ -112,7 +113,7 @@ pub fn first_result(world: &World, report: &mut Report) -> anyhow::Result<()> {
         let lives = create(&host, "lives", EngineName::Kaish).await?;
         run(&lives, "echo hi").await?;
         for round in 0..=ROUNDS {
-            for (at, (engine, code, _)) in ENGINES.into_iter().enumerate() {
+            for (at, (engine, code, _)) in ENGINES.into_iter().enumerate().filter(|(_, (engine, ..))| wanted(engine)) {
                 for (kind, beginning) in BEGINNINGS.into_iter().enumerate() {
                     let mut block = Samples::default();
                     for n in 0..each {
@@ -126,7 +127,7 @@ pub fn first_result(world: &World, report: &mut Report) -> anyhow::Result<()> {
                     }
                 }
             }
-            let peers = if round == 0 { 0 } else { each };
+            let peers = if round == 0 || world.alone { 0 } else { each };
             for _ in 0..peers {
                 tokio::time::sleep(REST).await;
                 let begun = Instant::now();
@@ -155,13 +156,16 @@ pub fn first_result(world: &World, report: &mut Report) -> anyhow::Result<()> {
         }
         Ok(())
     })?;
-    for ((engine, _, wanted), times) in ENGINES.into_iter().zip(&times) {
+    for ((engine, _, most), times) in ENGINES.into_iter().zip(&times).filter(|((engine, ..), _)| wanted(engine)) {
         for (Beginning { name: kind, ephemeral, .. }, samples) in BEGINNINGS.into_iter().zip(times) {
-            let most = wanted.map(|most| if ephemeral { most.0 } else { most.1 });
+            let most = most.map(|most| if ephemeral { most.0 } else { most.1 });
             report.times(&format!("{engine}, {kind}: create and first result"), samples, most.map(Target::AtMost));
             let (p50, p99) = (samples.p50(), samples.quantile(0.99));
             report.figure(&format!("  p99 ÷ p50, {engine}, {kind}"), p99 / p50, "×", Some(Target::AtMost(5.0)));
         }
+    }
+    if world.alone {
+        return Ok(());
     }
     let [kaish, python] = [times[0][0].p50(), times[1][0].p50()];
     report.times("ping, after the same rest", &pings, None);

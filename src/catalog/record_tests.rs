@@ -1,7 +1,7 @@
 //! Records of the work where no daemon is needed: what the database itself keeps, and what comes back into view.
 
 use super::crash_tests::{config, kernel};
-use super::state::{Direction, EntryKind, NewCheckpoint, NewEntry, WORK_CHANGED};
+use super::state::{Begun, Direction, EntryKind, ExecBegin, NewCheckpoint, NewEntry, WORK_CHANGED};
 use super::*;
 use crate::core::checkpoint::{CheckpointType, Span};
 use crate::core::ids::{CheckpointId, Digest, KernelId};
@@ -37,6 +37,22 @@ fn a_new_kernels_database_stays_locked_when_its_files_were_synced() {
             std::thread::sleep(std::time::Duration::from_millis(50));
             assert!(is_locked(), "later");
         }
+    });
+}
+
+/// Whoever opens it ahead goes the way of an execution in it, of which nothing stays.
+#[test]
+fn a_database_that_was_opened_ahead_is_as_it_was() {
+    with_state(async |state, path| {
+        let before = std::fs::read(path).expect("readable");
+        state.open_ahead().await.expect("opened");
+        let wal = std::fs::metadata(path.with_file_name("state.db-wal")).map_or(0, |found| found.len());
+        assert_eq!((std::fs::read(path).expect("readable"), wal), (before, 0));
+        assert!(state.journal(Direction::Before(u64::MAX), 10).await.expect("read").is_empty());
+        let begin = ExecBegin { request: crate::core::exec::ExecRequest::code("echo"), actor: "me".into(), at_ms: 1 };
+        let begun = state.begin_exec(begin).await.expect("begun");
+        assert_eq!(begun, Begun::New { exec: crate::core::ids::ExecId(1), journal: 1 });
+        assert_eq!(state.exec_count().await.expect("counted"), 1);
     });
 }
 

@@ -315,6 +315,17 @@ impl Db {
         }
     }
 
+    /// Runs `work` and takes it back: what stays is what the next time finds in memory.
+    ///
+    /// # Errors
+    /// Those of `work`.
+    pub(super) fn rehearse(&self, work: impl FnOnce(&Db) -> Result<()>) -> Result<()> {
+        self.begin()?;
+        let done = work(self);
+        self.rollback();
+        done
+    }
+
     pub(super) fn begin(&self) -> Result<()> {
         self.execute("BEGIN")
     }

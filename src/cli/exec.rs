@@ -8,7 +8,7 @@ use super::drive::{Driven, Signals, Streams, drive};
 use super::exit;
 use super::failure::Failure;
 use super::spec::{SpecArgs, parse_millis, parse_pair};
-use super::{failure, json, render};
+use super::{failure, json, render, waiting};
 use crate::core::engine::EngineName;
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::exec::{ExecRequest, ExecResult, ExecStatus, Work};
@@ -149,8 +149,9 @@ impl Shown<'_> {
         };
         let explain = self.context.terminal.stderr.then_some(explanation);
         let streams = Streams { show: !self.context.options.json, feed_stdin, explain };
-        let driven = drive(self.kernel, execution, streams, signals).await;
         let exec = execution.exec();
+        let driven = drive(self.kernel, execution, streams, signals);
+        let driven = waiting::told(self.context, Some(self.name), Some(exec), driven).await;
         let again = format!("see execution {exec} again: ryokan exec {} --attach {exec}", self.name);
         match driven.map_err(|failure| match failure {
             Failure::Error(error) if !self.throw_away => with_the_way_back(error, &again).into(),

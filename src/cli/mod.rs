@@ -37,6 +37,7 @@ mod top;
 mod tour;
 mod upkeep;
 mod vars;
+mod waiting;
 mod workflow;
 
 use std::io::Write;
@@ -60,7 +61,9 @@ pub fn main() -> ExitCode {
     };
     trace(cli.options.verbose);
     let context = Context::new(cli.options);
-    let done = match crate::rpc::client::run_local(dispatch(&context, cli.command)) {
+    let waits_for = cli.command.waits_for().map(str::to_owned);
+    let command = waiting::told(&context, waits_for.as_deref(), None, dispatch(&context, cli.command));
+    let done = match crate::rpc::client::run_local(command) {
         Ok(done) => done,
         Err(e) => Err(crate::core::error::Error::internal(format!("no runtime: {e}")).into()),
     };

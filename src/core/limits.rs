@@ -449,6 +449,8 @@ pub const PRELOADED_MODULES: usize = 64;
 pub const POOLS: usize = 16;
 /// So long a slot waits for the first use of the kernel that was made on its folder.
 pub const POOL_PROMISE_KEPT: Duration = Duration::from_secs(10);
+/// So long after a throw-away kernel was made others than its client find its socket.
+pub const EPHEMERAL_PUBLISHED: Duration = Duration::from_millis(2);
 /// For so long after a slot was taken no other is made.
 pub const POOL_GIVES_WAY: Duration = Duration::from_millis(40);
 /// The longest that this puts it off while slots are taken one after the other.

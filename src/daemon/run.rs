@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -137,17 +138,26 @@ async fn daemon(args: &Args, config: Config, paths: Paths) -> anyhow::Result<()>
 /// held is tried for a moment.
 fn lock(paths: &Paths) -> anyhow::Result<Flock<File>> {
     let path = paths.data_dir().join("lock");
-    let file = File::options().create(true).truncate(false).write(true).open(&path);
+    let file = File::options().create(true).truncate(false).read(true).write(true).open(&path);
     let mut file = file.with_context(|| path.display().to_string())?;
     let until = std::time::Instant::now() + limits::LOCK_WAIT;
     loop {
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(locked) => return Ok(locked),
+            Ok(mut locked) => {
+                // For whoever finds it held. A full disk leaves it empty.
+                let _ = locked.set_len(0).and_then(|()| writeln!(locked, "{}", std::process::id()));
+                return Ok(locked);
+            }
             Err((unlocked, nix::errno::Errno::EWOULDBLOCK)) if std::time::Instant::now() < until => {
                 file = unlocked;
                 std::thread::sleep(std::time::Duration::from_millis(5));
             }
-            Err((_, nix::errno::Errno::EWOULDBLOCK)) => return Err(anyhow::Error::new(AnotherRuns(path))),
+            Err((mut held, nix::errno::Errno::EWOULDBLOCK)) => {
+                let mut text = String::new();
+                let _ = held.read_to_string(&mut text);
+                let holder = text.trim().parse().map_or_else(|_| String::new(), |pid: u32| format!(" (process {pid})"));
+                return Err(anyhow::Error::new(AnotherRuns { path, holder }));
+            }
             Err((_, error)) => return Err(anyhow::Error::new(error).context(path.display().to_string())),
         }
     }
@@ -155,8 +165,12 @@ fn lock(paths: &Paths) -> anyhow::Result<Flock<File>> {
 
 /// Why a daemon did not start: there is one, which answers, or is about to end.
 #[derive(Debug, thiserror::Error)]
-#[error("another ryokand runs with this data: it holds {}", .0.display())]
-pub struct AnotherRuns(PathBuf);
+#[error("another ryokand runs with this data{holder}: it holds {}", .path.display())]
+pub struct AnotherRuns {
+    path: PathBuf,
+    /// Which process that is, in parentheses; empty if it is not known.
+    holder: String,
+}
 
 fn open_catalog(config: &Config, paths: &Paths) -> anyhow::Result<Catalog> {
     let catalog = Catalog::open(&CatalogConfig {

@@ -56,6 +56,8 @@ pub struct WorkerLink {
     acknowledging: Cell<bool>,
     lane: RefCell<Option<Rc<Lane>>>,
     lane_asked: Cell<bool>,
+    /// It was told on the lane whose worker it is, and has not answered that.
+    binding: Rc<Cell<bool>>,
 }
 
 impl Drop for WorkerLink {
@@ -121,6 +123,7 @@ impl WorkerLink {
             acknowledging: Cell::default(),
             lane: RefCell::default(),
             lane_asked: Cell::default(),
+            binding: Rc::default(),
         };
         let report = link.handshake(listener).await?;
         Ok((link, report))

@@ -1,27 +1,28 @@
 //! Promises: slots on whose folder a new kernel was made, and which wait for its first use.
 //!
 //! ```text
-//!  create ─▶ a slot is ready ─▶ its folder is the kernel's ─▶ bound to it, beside the answer ─▶ first use: heard from then on
-//!                                                                   └─ nobody uses the kernel, or others need the room: it ends
+//!  create ─▶ a slot is ready ─▶ its folder is the kernel's ─▶ told so ─▶ recorded, answered ─▶ first use: heard from then on
+//!                                                                              └─ nobody uses the kernel, or others need the room: it ends
 //! ```
 //!
-//! It is bound before it is needed, so that the client's next words find a worker that knows its kernel: nothing of the client's runs in
-//! it before. What the kernel has from the beginning (`--path`) is given by the binding itself: then that waits for the first use.
+//! It is bound before it is needed, and before anything is written: the client's next words find a worker that knows its kernel, or is about
+//! to. Nothing of the client's runs in it before, and until something does it ends with its daemon, as any slot.
 //!
 //! Nothing depends on one: a kernel without its promised slot gets a worker as any other does. A slot serves what its folder was when it
 //! started: so it is claimed by the first use of its kernel only, which everything that changes the kernel's state or files goes through.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
-use tokio::task::JoinHandle;
+use tokio::task::{AbortHandle, JoinHandle};
 
 use super::admission::Taken;
 use super::host::Host;
 use super::kernel::Kernel;
+use super::metrics::Stage;
 use super::pool::Active;
 use super::slot::Slot;
 use super::start::mount_now;
@@ -31,41 +32,28 @@ use crate::catalog::WorkerRow;
 use crate::core::error::{Error, Result};
 use crate::core::ids::{Epoch, KernelId, WorkerId};
 use crate::core::limits;
-use crate::rpc::worker_link::Relay;
+use crate::core::spec::KernelSpec;
 use crate::sandbox::plan::PlannedMount;
-use crate::worker::launch;
 
 /// A slot that is a kernel's as soon as that is used.
 pub(super) struct Promise {
     kernel: KernelId,
     shape: Shape,
-    id: WorkerId,
-    worker: Promised,
-    /// If the catalog does not know yet whose it is: told when it does.
-    recorded: RefCell<Option<oneshot::Receiver<()>>>,
+    slot: Slot,
+    active: Active,
+    /// Once it was told whose it is: whoever waits to hear how that went.
+    binding: Option<Binding>,
 }
 
-/// How far it is.
-enum Promised {
-    /// It knows nothing of its kernel.
-    Slot(Box<Slot>, Active),
-    /// It is being made its kernel's worker, or is that already; nothing runs in it.
-    Bound(Bound),
+/// Waits for the answer of a slot that is being bound; not once something was started in it, after which other answers come.
+struct Binding {
+    hearing: AbortHandle,
+    outcome: oneshot::Receiver<Result<()>>,
 }
 
-/// A worker that nobody listens to yet.
-struct Bound {
-    outcome: oneshot::Receiver<Result<Started>>,
-    relay: Rc<Relay>,
-    process: Rc<launch::WorkerProcess>,
-    there: Rc<Cell<bool>>,
-}
-
-/// Whether the catalog knows what it is to know, once that is told.
-async fn is_recorded(recorded: Option<oneshot::Receiver<()>>) -> bool {
-    match recorded {
-        Some(recorded) => recorded.await.is_ok(),
-        None => true,
+impl Drop for Binding {
+    fn drop(&mut self) {
+        self.hearing.abort();
     }
 }
 
@@ -79,13 +67,24 @@ pub(super) struct Promises {
 }
 
 impl Promise {
-    /// One for a kernel that is being made, if a slot of its shape is ready.
-    pub(super) fn make(host: &Rc<Host>, shape: Shape, epoch: Epoch) -> Option<Promise> {
+    /// One for a kernel that is being made, if a slot of its shape is ready. What the kernel has from the beginning (`--path`) is given by
+    /// the binding itself: then that waits for the first use. Else the slot becomes the kernel's now, beside whatever its client does meanwhile.
+    pub(super) fn make(host: &Rc<Host>, shape: Shape, epoch: Epoch, spec: &KernelSpec) -> Option<Promise> {
         let (mut slot, active) = host.pool.take_ahead(&shape)?;
-        match slot.give_home(host, epoch) {
-            Ok(kernel) => {
-                let (id, worker) = (slot.id(), Promised::Slot(Box::new(slot), active));
-                Some(Promise { kernel, shape, id, worker, recorded: RefCell::default() })
+        let given = slot.give_home(host, epoch).and_then(|kernel| {
+            let bound = spec.paths.is_empty().then(|| slot.bind_ahead(&spec.name, spec.ephemeral)).transpose();
+            match bound {
+                Ok(bound) => Ok((kernel, bound)),
+                Err(error) => {
+                    slot.keep_home(kernel);
+                    Err(error)
+                }
+            }
+        });
+        match given {
+            Ok((kernel, bound)) => {
+                let binding = bound.map(|bound| hear(host, slot.id(), &shape, bound));
+                Some(Promise { kernel, shape, slot, active, binding })
             }
             Err(error) => {
                 tracing::warn!(%error, "a slot cannot become a new kernel's");
@@ -99,17 +98,9 @@ impl Promise {
         }
     }
 
-    /// What the catalog is to know of the kernel's worker; nothing, once it is bound.
-    pub(super) fn row(&self) -> Option<WorkerRow> {
-        match &self.worker {
-            Promised::Slot(slot, _) => Some(slot.row()),
-            Promised::Bound(_) => None,
-        }
-    }
-
-    /// Whoever binds the slot waits for this: that the catalog knows it.
-    pub(super) fn set_recorded(&self, recorded: oneshot::Receiver<()>) {
-        self.recorded.replace(Some(recorded));
+    /// What the catalog is to know of the kernel's worker.
+    pub(super) fn row(&self) -> WorkerRow {
+        self.slot.row()
     }
 
     /// The kernel whose folder the slot stands on.
@@ -117,34 +108,12 @@ impl Promise {
         self.kernel
     }
 
-    /// Has the slot become the kernel's worker before that is used: beside whatever its client does meanwhile. What the kernel is given later
-    /// comes when it is used.
-    fn bind_ahead(self, host: &Rc<Host>, kernel: &Rc<Kernel>) -> Promise {
-        let Promise { kernel: id_of, shape, id, worker, recorded } = self;
-        let worker = match worker {
-            Promised::Slot(slot, active) if kernel.spec.paths.is_empty() => {
-                let recorded = recorded.take();
-                let (relay, process, there) = (slot.relay(), slot.handle(), slot.presence());
-                let (sender, outcome) = oneshot::channel();
-                let (host, kernel) = (Rc::clone(host), Rc::clone(kernel));
-                tokio::task::spawn_local(async move {
-                    let bound = if is_recorded(recorded).await {
-                        slot.bind(&host, &kernel, &[], None, active).await
-                    } else {
-                        slot.end(&host).await;
-                        Err(Error::lost("the kernel could not be recorded"))
-                    };
-                    drop(kernel);
-                    // Whoever ended the promise waits for this.
-                    if let Err(Ok(started)) = sender.send(bound) {
-                        host.workers.end(started.process).await;
-                    }
-                });
-                Promised::Bound(Bound { outcome, relay, process, there })
-            }
-            worker => worker,
-        };
-        Promise { kernel: id_of, shape, id, worker, recorded }
+    /// The worker that it is already.
+    pub(super) fn serve_now(self, kernel: &Kernel, listener: &Rc<Listener>) -> Started {
+        let Promise { slot, active, binding, .. } = self;
+        // From here on others wait for answers.
+        drop(binding);
+        slot.serve(listener, active, kernel.origin_now())
     }
 
     /// Makes it the worker of its kernel, which is used now.
@@ -152,32 +121,33 @@ impl Promise {
     /// # Errors
     /// As [`Slot::bind`]; it has ended then.
     pub(super) async fn serve(
-        self,
+        mut self,
         host: &Rc<Host>,
         kernel: &Rc<Kernel>,
         mounts: &[PlannedMount],
         listener: &Rc<Listener>,
     ) -> Result<Started> {
-        let Bound { outcome, relay, process, there } = match self.worker {
-            Promised::Slot(slot, active) => {
-                if !is_recorded(self.recorded.take()).await {
-                    slot.end(host).await;
-                    return Err(Error::lost("the kernel could not be recorded"));
-                }
-                return slot.bind(host, kernel, mounts, Some(Rc::clone(listener)), active).await;
-            }
-            Promised::Bound(bound) => bound,
+        let Some(binding) = &mut self.binding else {
+            return self.slot.bind(host, kernel, mounts, Rc::clone(listener), self.active).await;
         };
-        let started = outcome.await.map_err(|_| Error::lost("a worker that was promised is not bound any more"))??;
-        relay.set(Rc::<Listener>::clone(listener));
-        let ready = async {
-            // Its link may not have noticed yet.
-            if !there.get() || process.has_ended() {
-                return Err(Error::lost("the worker that was promised has ended"));
-            }
-            mount_now(host, kernel.uid, &started.link, mounts.to_vec()).await
+        let bound = tokio::time::timeout(limits::WORKER_START, &mut binding.outcome).await;
+        let bound = match bound {
+            Ok(Ok(bound)) => bound,
+            Ok(Err(_)) => Err(Error::lost("the worker that was promised has ended")),
+            Err(_) => Err(Error::deadline("the worker that was promised does not answer")),
         };
-        match ready.await {
+        // Its link may not have noticed yet.
+        let bound = bound.and_then(|()| match self.slot.is_alive() {
+            true => Ok(()),
+            false => Err(Error::lost("the worker that was promised has ended")),
+        });
+        if let Err(error) = bound {
+            self.slot.kill();
+            self.slot.end(host).await;
+            return Err(error);
+        }
+        let started = self.serve_now(kernel, listener);
+        match mount_now(host, kernel.uid, &started.link, mounts.to_vec()).await {
             Ok(()) => Ok(started),
             Err(error) => {
                 host.workers.end(started.process).await;
@@ -187,10 +157,7 @@ impl Promise {
     }
 
     fn is_there(&self) -> bool {
-        match &self.worker {
-            Promised::Slot(slot, _) => slot.is_there(),
-            Promised::Bound(bound) => bound.there.get(),
-        }
+        self.slot.is_there()
     }
 
     /// Ends the slot, whether anybody waits for that or not. The folder stays: it is the kernel's, or goes with what would have been one.
@@ -198,27 +165,18 @@ impl Promise {
         let (host, worker) = (Rc::clone(host), self.worker());
         let leaving = Rc::clone(&host.promises.leaving);
         leaving.borrow_mut().push((worker, self.kernel, self.takes()));
-        if let Promised::Bound(bound) = &self.worker {
-            // It would outlive a daemon that is killed now, and no row would lead to it.
-            bound.process.kill();
+        if self.binding.is_some() {
+            // Nothing of it is to be kept.
+            self.slot.kill();
         }
         // Asked for before the kernel's next worker is recorded: a daemon that is killed meanwhile leaves no two.
         let forgotten = host.catalog.remove_worker(worker);
         tokio::task::spawn_local(async move {
             // Its end says so again if that did not go well.
             let _ = forgotten.await;
-            match self.worker {
-                Promised::Slot(slot, active) => {
-                    slot.end(&host).await;
-                    drop(active);
-                }
-                Promised::Bound(Bound { outcome, .. }) => {
-                    // One that could not be bound has ended by itself.
-                    if let Ok(Ok(started)) = outcome.await {
-                        host.workers.end(started.process).await;
-                    }
-                }
-            }
+            let Promise { slot, active, .. } = self;
+            slot.end(&host).await;
+            drop(active);
             leaving.borrow_mut().retain(|(left, ..)| *left != worker);
             host.pool.look_soon();
         })
@@ -230,18 +188,42 @@ impl Promise {
 
     /// Which worker it is.
     pub(super) fn worker(&self) -> WorkerId {
-        self.id
+        self.slot.id()
     }
+}
+
+/// Hears how the binding of a slot goes. One that fails ends by itself, which its promise notices.
+fn hear(
+    host: &Rc<Host>,
+    worker: WorkerId,
+    shape: &Shape,
+    bound: impl Future<Output = Result<()>> + 'static,
+) -> Binding {
+    let (sender, outcome) = oneshot::channel();
+    let (host, engine, begun) = (Rc::downgrade(host), shape.engine, Instant::now());
+    let hearing = tokio::task::spawn_local(async move {
+        let bound = bound.await;
+        let Some(host) = host.upgrade() else { return };
+        match &bound {
+            Ok(()) => host.metrics.since(Stage::BindWorker, engine, begun),
+            Err(error) => tracing::warn!(%worker, %error, "a slot could not be bound to its new kernel"),
+        }
+        let failed = bound.is_err();
+        // Whoever uses the kernel at this moment looks for another one; else nobody is to find this one.
+        if sender.send(bound).is_ok() && failed {
+            host.promises.died(&host, worker);
+        }
+    });
+    Binding { hearing: hearing.abort_handle(), outcome }
 }
 
 impl Promises {
     /// Keeps one until its kernel is used, but not for long, and not many of one kind.
-    pub(super) fn keep(&self, host: &Rc<Host>, promise: Promise, kernel: &Rc<Kernel>) {
+    pub(super) fn keep(&self, host: &Rc<Host>, promise: Promise) {
         if !promise.is_there() || host.is_stopping() {
             drop(promise.end(host));
             return;
         }
-        let promise = promise.bind_ahead(host, kernel);
         let (worker, shape) = (promise.worker(), promise.shape.clone());
         let most = host.config.pool_rules(shape.engine).max_pool_size as usize;
         self.kept.borrow_mut().push_back(promise);
@@ -269,6 +251,13 @@ impl Promises {
         }
         self.release(host, kernel).await;
         None
+    }
+
+    /// That of a kernel, if it knows it already and there is nothing else in the way.
+    pub(super) fn claim_bound(&self, kernel: KernelId, shape: &Shape) -> Option<Promise> {
+        self.take(|kept| {
+            kept.kernel == kernel && kept.shape == *shape && kept.binding.is_some() && kept.slot.is_alive()
+        })
     }
 
     /// Ends a kernel's, and waits for the end of the slot, as long as for any worker's.

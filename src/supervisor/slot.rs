@@ -23,10 +23,9 @@ use crate::core::ids::{Epoch, KernelId, WorkerId};
 use crate::core::limits;
 use crate::core::name::KernelName;
 use crate::core::origin::OriginKind;
-use crate::rpc::worker_link::{Relay, WorkerIdentity, WorkerLink};
+use crate::rpc::worker_link::{Relay, WorkerIdentity, WorkerLink, WorkerReport};
 use crate::sandbox::plan::{PlannedMount, RunAs};
-use crate::worker::binding::{BoundFolder, BoundMount, BoundSource, KernelBinding};
-use crate::worker::launch;
+use crate::worker::binding::{BoundFolder, BoundMount, BoundSource, KernelBinding, NewKernel};
 
 /// What a slot is called where a kernel has its name.
 const NAME: &str = "slot";
@@ -40,6 +39,8 @@ pub(super) struct Slot {
     start_ticks: u64,
     identity: WorkerIdentity,
     there: Rc<Cell<bool>>,
+    /// What it said when it was attached.
+    report: WorkerReport,
     /// Its folder, by the id of the kernel that may take it over; none once one has.
     home: Option<KernelId>,
 }
@@ -98,13 +99,13 @@ impl Slot {
         let recorded = async |_| Ok(());
         let (link, report, process) =
             worker::launch(host, place, &document, &identity, relay.clone(), recorded).await?;
-        for missed in report.not_restored {
+        for missed in &report.not_restored {
             tracing::warn!(module = missed.key, reason = missed.reason, "a module cannot be loaded ahead");
         }
         let lane = tokio::time::timeout(limits::POOL_CREATION, link.open_lane()).await;
         let lane = lane.unwrap_or_else(|_| Err(Error::deadline("a slot opens no lane")));
         let start_ticks = process.start_ticks();
-        let slot = Slot { link, relay, process, start_ticks, identity, there, home: Some(home) };
+        let slot = Slot { link, relay, process, start_ticks, identity, there, report, home: Some(home) };
         match lane {
             Ok(()) => Ok(slot),
             Err(error) => {
@@ -136,28 +137,51 @@ impl Slot {
         Ok(home)
     }
 
+    /// No kernel takes the folder: it goes with the slot.
+    pub(super) fn keep_home(&mut self, home: KernelId) {
+        self.home = Some(home);
+    }
+
     /// What the catalog is to know of it.
     pub(super) fn row(&self) -> WorkerRow {
         worker::row(&self.identity, self.process.socket(), Some((self.process.pid(), self.start_ticks)))
     }
 
-    /// What it says goes here: to whoever is set as its listener.
-    pub(super) fn relay(&self) -> Rc<Relay> {
-        Rc::clone(&self.relay)
+    /// Ends it at once, whoever waits for that later.
+    pub(super) fn kill(&self) {
+        self.process.kill();
     }
 
-    /// Its process, to end it while it is bound.
-    pub(super) fn handle(&self) -> Rc<launch::WorkerProcess> {
-        self.process.handle()
+    /// Has it become the worker of the kernel whose folder it stands on: on its way when this returns. Nobody hears it, and nothing may run in
+    /// it, until it is [`served`](Self::serve); until then it ends with this daemon. What is given comes when it is the kernel's.
+    ///
+    /// # Errors
+    /// `Lost` if it has ended.
+    pub(super) fn bind_ahead(
+        &mut self,
+        name: &KernelName,
+        ephemeral: bool,
+    ) -> Result<impl Future<Output = Result<()>> + use<>> {
+        let WorkerIdentity { kernel, epoch, .. } = self.identity;
+        self.link.bind_ahead(&NewKernel { kernel, epoch, name: name.clone(), ephemeral })?;
+        self.report.not_restored.clear();
+        Ok(self.link.bound())
     }
 
-    /// What says whether it is there, once it is bound.
-    pub(super) fn presence(&self) -> Rc<Cell<bool>> {
-        Rc::clone(&self.there)
+    /// The worker that it was made ahead: heard by that listener from now on.
+    pub(super) fn serve(self, listener: &Rc<Listener>, active: Active, origin: (OriginKind, u32)) -> Started {
+        let Slot { link, relay, mut process, report, .. } = self;
+        relay.set(Rc::<Listener>::clone(listener));
+        process.active = Some(active);
+        Started { link, report, process, told_origin: Some(origin) }
     }
 
-    /// Makes it the kernel's worker. In the catalog before it knows: a daemon that is killed meanwhile leaves none behind. Without a
-    /// listener nobody hears it yet: then nothing may run in it.
+    /// Whether its process is there and was never seen to go.
+    pub(super) fn is_alive(&self) -> bool {
+        self.there.get() && !self.process.has_ended()
+    }
+
+    /// Makes it the kernel's worker. In the catalog before it knows: a daemon that is killed meanwhile leaves none behind.
     ///
     /// # Errors
     /// What the kernel's folder, mounts or state are in the way of. It is ended then.
@@ -166,7 +190,7 @@ impl Slot {
         host: &Rc<Host>,
         kernel: &Rc<Kernel>,
         mounts: &[PlannedMount],
-        listener: Option<Rc<Listener>>,
+        listener: Rc<Listener>,
         active: Active,
     ) -> Result<Started> {
         let is_home = self.identity.kernel == kernel.id;
@@ -189,9 +213,7 @@ impl Slot {
             };
             let ((), binding) = futures::try_join!(record, binding)?;
             // What the engine says of its state comes before the answer.
-            if let Some(listener) = listener {
-                self.relay.set(listener);
-            }
+            self.relay.set(listener);
             let begun = Instant::now();
             let report = self.link.bind_kernel(&binding).await?;
             host.metrics.since(Stage::BindWorker, engine, begun);
@@ -264,6 +286,7 @@ impl Slot {
             protected,
             mounts: given,
             origin,
+            ephemeral: kernel.spec.ephemeral,
         })
     }
 

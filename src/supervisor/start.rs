@@ -14,6 +14,7 @@ use super::worker::{self, Folders, Shape, Started};
 use crate::core::error::{Error, Result};
 use crate::core::ids::WorkerId;
 use crate::core::info::{GivenMount, MountInfo};
+use crate::core::limits;
 use crate::core::spec::KernelSpec;
 use crate::rpc::worker_link::WorkerLink;
 use crate::sandbox::plan::PlannedMount;
@@ -61,7 +62,7 @@ pub(super) async fn start(
             Turn::Start(turn) => break turn,
         };
         let worker = slot.id();
-        match slot.bind(host, kernel, &mounts, Some(Rc::clone(&listener)), active).await {
+        match slot.bind(host, kernel, &mounts, Rc::clone(&listener), active).await {
             Ok(started) => return Ok(taken(host, started, share, begun)),
             Err(error) => not_bound(worker, &error),
         }
@@ -79,6 +80,15 @@ pub(super) async fn start(
     drop(turn);
     host.metrics.since(Stage::WorkerStarted, engine, begun);
     Ok(started)
+}
+
+/// The worker that was promised to a kernel that was given nothing, if it knows that kernel already: then there is nothing to wait for.
+pub(super) fn start_now(host: &Rc<Host>, kernel: &Rc<Kernel>, listener: &Rc<Listener>) -> Option<Started> {
+    let begun = Instant::now();
+    let shape = Shape::of(host, &kernel.spec, kernel.uid).ok()?;
+    let share = host.workers.admission.share(kernel.uid, Taken::one(shape.limits.memory_bytes)).ok()?;
+    let started = host.promises.claim_bound(kernel.id, &shape)?.serve_now(kernel, listener);
+    Some(taken(host, started, share, begun))
 }
 
 /// A slot is the kernel's worker.
@@ -127,6 +137,10 @@ async fn start_new(
     plan.mounts.extend(mounts);
     let mut document = worker::document(host, shape, &identity, kernel.spec.name.clone(), plan, &socket).await?;
     document.origin = kernel.origin_now();
+    if kernel.spec.ephemeral {
+        // No daemon comes back for it; this one has so long to come for the first time.
+        document.orphan_grace_ms = limits::WORKER_ADOPT.as_millis() as u64;
+    }
     let mut row = worker::row(&identity, &socket, None);
     host.catalog.put_worker(row.clone()).await?;
     let record = async |pid| {

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Instant;
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 use super::audit::bounded;
 use super::checkpoint;
@@ -199,7 +199,7 @@ impl Supervisor {
             let shape = Shape::of(host, &spec, actor.uid)?;
             let can_come_later =
                 !super::start::hides_system_path(host, spec.paths.iter().map(|allowed| &*allowed.path));
-            let promise = can_come_later.then(|| Promise::make(host, shape, FIRST_EPOCH)).flatten();
+            let promise = can_come_later.then(|| Promise::make(host, shape, FIRST_EPOCH, &spec)).flatten();
             let Some(promise) = promise else {
                 let id = KernelId::from_bytes(host.random());
                 host.catalog.create_kernel_files(id).await?;
@@ -208,7 +208,7 @@ impl Supervisor {
             let id = promise.kernel();
             let made = self.show(id, Some(&promise), spec, key, actor).await;
             match &made {
-                Ok(kernel) if kernel.id == id => host.promises.keep(host, promise, kernel),
+                Ok(kernel) if kernel.id == id => host.promises.keep(host, promise),
                 Ok(_) | Err(_) => drop(promise.end(host)),
             }
             return made;
@@ -269,8 +269,8 @@ impl Supervisor {
         let notes = Notes { events: noted.into_iter().collect(), audit: vec![audit] };
         // Nothing of one that goes with its client outlives the daemon: whoever made it does not wait for its record.
         let waits = !spec.ephemeral || key.is_some();
-        // In the catalog before it knows, so that a daemon that is killed leaves none behind.
-        let worker = promise.and_then(Promise::row);
+        // In the catalog before anything is done in it, so that a daemon that is killed then leaves none behind that nobody knows.
+        let worker = promise.map(Promise::row);
         let inserted = host.catalog.insert_kernel_with(row.clone(), key, worker, notes, waits);
         let tell = move |host: &Host| if is_noted { host.events.noted() } else { host.events.publish_event(event) };
         if !waits {
@@ -279,25 +279,12 @@ impl Supervisor {
                 tell(host);
             }
             let kernel = self.open(&row, record, Loaded::empty(), |_| None);
-            let (recorded, is_recorded) = oneshot::channel();
-            if let Some(promise) = promise {
-                promise.set_recorded(is_recorded);
-            }
             let (this, unknown, actor) = (self.clone(), Rc::clone(&kernel), actor.clone());
             tokio::task::spawn_local(async move {
                 match inserted.await {
-                    Ok(_) => {
-                        if is_noted {
-                            this.host.events.noted();
-                        }
-                        // Unless it has no promise.
-                        let _ = recorded.send(());
-                    }
-                    Err(error) => {
-                        // Its worker must not wait for it.
-                        drop(recorded);
-                        this.give_up_unrecorded(&unknown, actor, error.into()).await;
-                    }
+                    Ok(_) if is_noted => this.host.events.noted(),
+                    Ok(_) => {}
+                    Err(error) => this.give_up_unrecorded(&unknown, actor, error.into()).await,
                 }
             });
             return Ok(kernel);
@@ -409,8 +396,22 @@ impl Supervisor {
         tokio::task::spawn_local(task.run(adopted));
         host.by_id.borrow_mut().insert(row.id, Rc::clone(&kernel));
         host.by_name.borrow_mut().insert((row.uid, row.spec.name.clone()), row.id);
-        host.knock(&kernel, true);
+        match row.spec.ephemeral {
+            false => host.knock(&kernel, true),
+            true => self.knock_later(&kernel),
+        }
         kernel
+    }
+
+    /// Whoever makes a throw-away kernel has it already: the socket for others comes once that one has been answered.
+    fn knock_later(&self, kernel: &Rc<Kernel>) {
+        let (host, kernel) = (Rc::clone(&self.host), Rc::downgrade(kernel));
+        tokio::task::spawn_local(async move {
+            tokio::time::sleep(limits::EPHEMERAL_PUBLISHED).await;
+            if let Some(kernel) = kernel.upgrade().filter(|kernel| host.by_id.borrow().contains_key(&kernel.id)) {
+                host.knock(&kernel, true);
+            }
+        });
     }
 
     /// What a kernel does first whose restore a former daemon did not live to end.

@@ -84,9 +84,9 @@ impl WorkerProcess {
         self.process.kill();
     }
 
-    /// The process alone: to end it while somebody else has the rest.
-    pub(super) fn handle(&self) -> Rc<launch::WorkerProcess> {
-        Rc::clone(&self.process)
+    /// Whether it is known to have ended.
+    pub(super) fn has_ended(&self) -> bool {
+        self.process.has_ended()
     }
 
     /// When it began, as /proc counts; 0: it has ended.

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::core::ids::{Epoch, KernelId};
 use crate::core::name::KernelName;
-use crate::core::origin::OriginKind;
+use crate::core::origin::{Origin, OriginKind};
 
 /// A file or folder of the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,6 +41,35 @@ pub struct BoundFolder {
     pub workspace: Option<BoundSource>,
 }
 
+/// A kernel in which nothing has happened yet, and which takes over what a slot stands on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewKernel {
+    /// The kernel.
+    pub kernel: KernelId,
+    /// The ownership under which it is served.
+    pub epoch: Epoch,
+    /// Its name.
+    pub name: KernelName,
+    /// Whether it goes with its client.
+    pub ephemeral: bool,
+}
+
+impl From<NewKernel> for KernelBinding {
+    fn from(NewKernel { kernel, epoch, name, ephemeral }: NewKernel) -> KernelBinding {
+        let Origin { kind, generation, .. } = Origin::default();
+        KernelBinding {
+            kernel,
+            epoch,
+            name,
+            folder: None,
+            protected: Vec::new(),
+            mounts: Vec::new(),
+            origin: (kind, generation),
+            ephemeral,
+        }
+    }
+}
+
 /// The kernel that a slot is to serve.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelBinding {
@@ -61,4 +90,7 @@ pub struct KernelBinding {
     pub mounts: Vec<BoundMount>,
     /// How the state that it has came to be, and its generation: for the code inside.
     pub origin: (OriginKind, u32),
+    /// Whether it goes with its client, and so with the daemon: then its worker does, too.
+    #[serde(default)]
+    pub ephemeral: bool,
 }

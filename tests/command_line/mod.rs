@@ -5,3 +5,4 @@ mod kernels;
 mod terminal;
 mod top;
 mod values;
+mod waiting;

@@ -537,7 +537,11 @@ fn a_second_daemon_with_the_same_data_says_so_by_its_status() {
     let host = Host::start();
     let second = host.command("ryokand").output().unwrap();
     assert_eq!(second.status.code(), Some(75), "{second:?}");
-    assert!(String::from_utf8_lossy(&second.stderr).contains("another ryokand runs with this data"), "{second:?}");
+    assert!(
+        String::from_utf8_lossy(&second.stderr)
+            .contains(&format!("another ryokand runs with this data (process {})", host.pid())),
+        "{second:?}"
+    );
 }
 
 /// What a killed daemon was about to start holds its lock until that has begun.

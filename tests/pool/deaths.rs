@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use ryokan::core::engine::EngineName;
+use ryokan::core::exec::{ExecRequest, ExecStatus};
 
 use super::{READY, pool_of, pooled, pooled_with, ready, until, worker_of};
 use crate::support::{Host, User, kernel, out, spec, users};
@@ -116,8 +117,52 @@ fn a_worker_that_is_killed_as_it_is_bound_costs_nobody_anything() {
         });
         assert_eq!(said, "well");
         assert!(!waiting.contains(&worker_of(&host, "k")));
-        let after = until(&client, "kaish", |pool| pool.active == 0 && pool.idle == READY).await;
-        assert_eq!((after.taken, after.missed), (0, 1), "{after:?}");
+        // It was handed over, as the kernel was used; then another one came, from the pool or not.
+        let after = until(&client, "kaish", |pool| pool.idle == READY).await;
+        assert_eq!(after.taken + after.missed, 2, "{after:?}");
+        let info = first.info().await.expect("told");
+        assert_eq!((info.executions, info.state.as_str()), (1, "ready"));
+        // No crash: nobody is told of one.
+        assert!(!host.ok(&["events", "k", "--json"]).contains("crash"));
+    });
+}
+
+fn kill_those_left(pids: &[u32]) {
+    for pid in pids {
+        let _ = kill(Pid::from_raw(*pid as i32), Signal::SIGKILL);
+    }
+}
+
+/// It waits in a worker that is not the kernel's yet, and never will be.
+#[test]
+fn what_is_interrupted_before_its_worker_was_bound_never_runs() {
+    let host = pooled(User::Own);
+    host.with(async |client| {
+        ready(&client, "kaish").await;
+        ready(&client, "python").await;
+        let waiting = inits(&host);
+        send(Signal::SIGSTOP, &waiting);
+        let k = kernel(&client, "k", EngineName::Kaish).await;
+        let asked = k.run(&ExecRequest::code("echo ran > f; echo ran")).await.expect("accepted");
+        k.interrupt_execution(asked.exec()).await.expect("asked");
+        kill_those_left(&waiting);
+        let ended = asked.result().await.expect("a result");
+        assert_eq!((ended.end.status, ended.stdout.len()), (ExecStatus::Interrupted, 0), "{:?}", ended.end);
+        assert_eq!(out(&k, "test -e f || echo nothing").await, "nothing");
+        // The same where its kernel is stopped.
+        ready(&client, "kaish").await;
+        let waiting = inits(&host);
+        send(Signal::SIGSTOP, &waiting);
+        let k = kernel(&client, "stopped", EngineName::Kaish).await;
+        let asked = k.run(&ExecRequest::code("echo ran > f; echo ran")).await.expect("accepted");
+        k.stop(true).await.expect("stopped");
+        let ended = asked.result().await.expect("a result").end;
+        assert_eq!(
+            (ended.status, ended.err.as_str()),
+            (ExecStatus::Interrupted, "its kernel was stopped before it ran")
+        );
+        kill_those_left(&waiting);
+        assert_eq!(out(&k, "test -e f || echo nothing").await, "nothing");
     });
 }
 

@@ -198,14 +198,14 @@ fn a_daemon_that_is_killed_before_a_kernels_first_use_leaves_the_kernel_and_no_w
             workers(&host)
         });
         host.kill();
+        // The kernel's, too: nothing was done in it yet.
+        crate::support::until("all of them end", || alive(&waiting).is_empty());
         host.launch();
         assert_eq!(host.ok(&["exec", "k", "echo well > f; cat f"]), "well\n");
         host.with(async |client| {
             ready(&client, "kaish").await;
             ready(&client, "python").await;
         });
-        // The kernel's was ended; those that were nobody's end by themselves.
-        crate::support::until("all of them end", || alive(&waiting).is_empty());
         // The folders of the former daemon's workers are gone.
         assert_eq!(folders(&host).len(), 1 + 2 * READY as usize);
     }
@@ -296,6 +296,112 @@ fn a_worker_knows_its_kernel_before_that_is_used_and_gets_what_came_meanwhile() 
             assert!(!promised.is_some_and(Host::is_alive), "the one that was promised has ended");
         });
     }
+}
+
+/// Once something was done in it a kernel's worker waits for the next daemon, but for that of a kernel that goes with its client.
+#[test]
+fn a_daemon_that_is_killed_takes_the_workers_of_throw_away_kernels_along() {
+    for (user, pool) in users().into_iter().flat_map(|user| [(user, 2), (user, 0)]) {
+        let mut host = Host::prepare(user);
+        host.configure(&format!("[pool]\npool_size = {pool}\nmin_idle = {pool}\nmax_pool_size = {pool}\n"));
+        host.launch();
+        let [stays, goes] = host.with(async |client| {
+            if pool > 0 {
+                ready(&client, "kaish").await;
+            }
+            let stays = kernel(&client, "stays", EngineName::Kaish).await;
+            out(&stays, "x=41").await;
+            let mut away = spec("away", EngineName::Kaish);
+            away.ephemeral = true;
+            let (away, _) = client.create_kernel(&away, "").await.expect("made");
+            out(&away, "x=1").await;
+            let workers = ["stays", "away"].map(|name| worker_of(&host, name));
+            // While its client is there.
+            kill(Pid::from_raw(host.pid()), Signal::SIGKILL).expect("killed");
+            workers
+        });
+        host.kill();
+        crate::support::until("it ends with the daemon", || !Host::is_alive(goes));
+        assert!(Host::is_alive(stays));
+        host.launch();
+        assert_eq!(host.ok(&["exec", "stays", "echo $x"]), "41\n");
+    }
+}
+
+/// What runs in a throw-away kernel begins before its journal has it; but not where that refuses it.
+#[test]
+fn an_execution_of_a_throw_away_kernel_that_its_journal_refuses_does_not_go_on() {
+    let mut host = Host::prepare(User::Own);
+    host.configure("[pool]\npool_size = 1\nmin_idle = 1\nmax_pool_size = 2\n");
+    host.env(ryokan::sys::fault::VARIABLE, "state.exec.begin.before_commit=eio");
+    host.launch();
+    host.with(async |client| {
+        ready(&client, "kaish").await;
+        ready(&client, "python").await;
+        let mut wanted = spec("k", EngineName::Kaish);
+        wanted.ephemeral = true;
+        let (k, _) = client.create_kernel(&wanted, "").await.expect("made");
+        let id = k.info().await.expect("told").id.to_string();
+        for _ in 0..2 {
+            let said = k.run(&ExecRequest::code("sleep 1; echo ran > late")).await.err().expect("it is refused");
+            assert!(said.message.contains("the journal of throw-away kernel k refused execution 1"), "{said}");
+        }
+        tokio::time::sleep(Duration::from_millis(1500)).await;
+        assert!(!host.data().join("kernels").join(id).join("workspace/late").exists(), "it did not go on");
+        client.remove_kernel("k", 0).await.expect("removed");
+        // Another one is as any.
+        let (k, _) = client.create_kernel(&wanted, "").await.expect("made");
+        assert_eq!(out(&k, "echo well").await, "well");
+    });
+}
+
+/// What is refused while another one runs, or before there is a worker, takes nothing with it.
+#[test]
+fn what_the_journal_of_a_throw_away_kernel_refuses_takes_nothing_with_it() {
+    let mut host = Host::prepare(User::Own);
+    host.configure("[pool]\npool_size = 0\nmin_idle = 0\nmax_pool_size = 0\n");
+    for (refused, pair) in [(2, ["sleep 1; echo first", "echo second"]), (1, ["echo first", "echo second"])] {
+        host.env(ryokan::sys::fault::VARIABLE, &format!("state.exec.begin.before_commit:{refused}=eio"));
+        host.launch();
+        host.with(async |client| {
+            let mut wanted = spec("k", EngineName::Kaish);
+            wanted.ephemeral = true;
+            let (k, _) = client.create_kernel(&wanted, "").await.expect("made");
+            let asked = [k.run(&ExecRequest::code(pair[0])).await, k.run(&ExecRequest::code(pair[1])).await];
+            for (n, (asked, code)) in (1..).zip(asked.into_iter().zip(pair)) {
+                match asked {
+                    Ok(asked) if n != refused => {
+                        let said = asked.result().await.expect("a result").stdout;
+                        assert!(code.as_bytes().ends_with(said.trim_ascii_end()), "{code}");
+                    }
+                    Err(error) if n == refused => assert!(error.message.contains("refused execution"), "{error}"),
+                    other => panic!("{n}: {:?}", other.err()),
+                }
+            }
+            let (info, journal) = (k.info().await.expect("told"), host.ok(&["journal", "k", "--json"]));
+            assert_eq!((info.executions, info.state.as_str()), (1, "ready"), "{journal}");
+            assert!(!host.ok(&["events", "--json"]).contains("journal_failed"));
+        });
+        host.kill();
+    }
+}
+
+#[test]
+fn others_find_the_socket_of_a_throw_away_kernel_and_not_that_of_one_that_is_gone() {
+    let host = pooled(User::Own);
+    host.with(async |client| {
+        let socket = host.kernel_socket("away");
+        let mut wanted = spec("away", EngineName::Kaish);
+        wanted.ephemeral = true;
+        client.create_kernel(&wanted, "").await.expect("made");
+        eventually("its socket is there", async || socket.exists()).await;
+        client.remove_kernel("away", 0).await.expect("removed");
+        // Gone before its socket came: none comes.
+        client.create_kernel(&wanted, "").await.expect("made");
+        client.remove_kernel("away", 0).await.expect("removed");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(!socket.exists());
+    });
 }
 
 /// Nobody waits for the record of a kernel that goes with its client.

@@ -84,6 +84,14 @@ impl Terminal {
         }
     }
 
+    /// What is on the screen since the last look, so far.
+    pub fn shown(&mut self) -> String {
+        while let Ok(bytes) = self.shown.try_recv() {
+            self.text.push_str(&String::from_utf8_lossy(&bytes));
+        }
+        plain(&self.text)
+    }
+
     /// Types a line when the prompt is there.
     pub fn enter(&mut self, prompt: &str, line: &str) {
         self.wait_for(prompt);

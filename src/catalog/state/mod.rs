@@ -303,13 +303,13 @@ impl StateHandle {
         self.read(Db::check)
     }
 
-    /// Opens the database, so that whoever uses it first does not wait for that.
+    /// Opens the database and goes the way of an execution in it, so that the first one does not wait for that.
     ///
     /// # Errors
     /// Those of opening it.
     pub fn open_ahead(&self) -> Pending<()> {
         let target = Target::Kernel(self.kernel);
-        self.queue.run_outside(move |bank| bank.db(target).map(drop))
+        self.queue.run_outside(move |bank| executions::rehearse(bank.db(target)?))
     }
 
     /// Closes the database: to be called when the kernel stops. It opens again on use.

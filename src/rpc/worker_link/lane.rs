@@ -2,6 +2,7 @@
 //!
 //! A worker of a former build has no lane; then, and for what is too large for a packet, a start is a call.
 
+use std::cell::Cell;
 use std::future::poll_fn;
 use std::rc::Rc;
 
@@ -15,8 +16,9 @@ use crate::core::error::{Error, Result};
 use crate::core::exec::ExecRequest;
 use crate::core::ids::ExecId;
 use crate::core::limits;
-use crate::rpc::lane::{self, Lane, Message};
+use crate::rpc::lane::{self, BIND, Lane, Message};
 use crate::rpc::schema::worker_capnp::{exec, lane_answer, lane_call};
+use crate::worker::binding::NewKernel;
 
 /// What a worker says of a start.
 enum Said {
@@ -44,6 +46,11 @@ impl WorkerLink {
         Ok(())
     }
 
+    /// Whether an execution can go on the lane: it fits a packet, and has no input.
+    pub fn fits_lane(request: &ExecRequest) -> bool {
+        !request.stdin_open && request.stdin.is_empty() && request.memory_bytes() <= limits::LANE_BYTES / 2
+    }
+
     /// Sends an execution ahead: it waits for [`Self::go`]. Whether it went.
     pub fn hold(&self, exec: ExecId, request: &ExecRequest, output_kept: u64) -> bool {
         self.say_exec(exec, request, output_kept, |call| call.init_hold()).is_some()
@@ -58,10 +65,10 @@ impl WorkerLink {
             call.set_go(exec.0);
             Ok(())
         });
-        let listener = Rc::clone(&self.listener);
+        let (listener, binding) = (Rc::clone(&self.listener), Rc::clone(&self.binding));
         async move {
             match lane {
-                Some(lane) => bounded(limits::WORKER_CALL, heard(lane, exec, listener)).await,
+                Some(lane) => bounded(limits::WORKER_CALL, heard(lane, exec, listener, binding)).await,
                 None => {
                     // It waits for a word that it will not get.
                     listener.disconnected();
@@ -79,10 +86,72 @@ impl WorkerLink {
         });
     }
 
+    /// Has a slot become the worker of a kernel that takes over what it stands on: on its way when this returns. What is asked next waits for
+    /// that in the worker, which ends if it fails.
+    ///
+    /// # Errors
+    /// `Lost` without a lane.
+    pub fn bind_ahead(&self, kernel: &NewKernel) -> Result<()> {
+        let said = self.say(|call| {
+            let mut bind = call.init_bind();
+            bind.set_kernel_id(kernel.kernel.to_string());
+            bind.set_epoch(kernel.epoch.0);
+            bind.set_name(kernel.name.as_str());
+            bind.set_ephemeral(kernel.ephemeral);
+            Ok(())
+        });
+        if said.is_none() {
+            return Err(Error::lost("the worker's lane has closed"));
+        }
+        self.identity.become_kernels(kernel.kernel, kernel.epoch);
+        self.binding.set(true);
+        Ok(())
+    }
+
+    /// Waits until the worker is the kernel's. To be given up before anything is started on the lane.
+    ///
+    /// # Errors
+    /// Why it is not; it ends.
+    pub fn bound(&self) -> impl Future<Output = Result<()>> + use<> {
+        let (lane, binding) = (self.lane.borrow().clone(), Rc::clone(&self.binding));
+        async move {
+            let lane = lane.ok_or_else(|| Error::lost("the worker's lane has closed"))?;
+            let answer = poll_fn(|cx| lane.poll_message(cx, read_answer)).await;
+            match answer.map_err(|error| Error::lost(error.to_string()))? {
+                (BIND, Said::Runs) => {
+                    binding.set(false);
+                    Ok(())
+                }
+                (BIND, Said::Refused(text)) => Err(from_capnp(&capnp::Error::failed(text))),
+                _ => Err(Error::internal("the worker answers what was not asked")),
+            }
+        }
+    }
+
+    pub(super) fn has_lane(&self) -> bool {
+        self.lane.borrow().is_some()
+    }
+
+    /// Whether it has not said yet that it is the kernel's.
+    pub fn is_binding(&self) -> bool {
+        self.binding.get()
+    }
+
+    /// Whether a worker that has ended never was the kernel's: then nothing that it was given has begun, for it says so first.
+    pub fn was_never_bound(&self) -> bool {
+        let last = self.lane.borrow().clone();
+        if let Some(lane) = last.filter(|_| self.binding.get())
+            && let Ok(Some((BIND, Said::Runs))) = lane.message_now(&read_answer)
+        {
+            self.binding.set(false);
+        }
+        self.binding.get()
+    }
+
     /// Starts an execution on the lane; `None`: it has to be a call.
     pub(super) fn start_on_lane(&self, exec: &WorkerExec) -> Option<impl Future<Output = Result<()>> + use<>> {
         let lane = self.say_exec(exec.exec, &exec.request, exec.output_kept, |call| call.init_start())?;
-        let answer = heard(lane, exec.exec, Rc::clone(&self.listener));
+        let answer = heard(lane, exec.exec, Rc::clone(&self.listener), Rc::clone(&self.binding));
         Some(async move { bounded(limits::WORKER_CALL, answer).await })
     }
 
@@ -94,8 +163,7 @@ impl WorkerLink {
         output_kept: u64,
         place: impl FnOnce(lane_call::Builder<'_>) -> exec::Builder<'_>,
     ) -> Option<Rc<Lane>> {
-        let input = request.stdin_open || !request.stdin.is_empty();
-        if input || request.memory_bytes() > limits::LANE_BYTES / 2 || self.lane.borrow().is_none() {
+        if !Self::fits_lane(request) || self.lane.borrow().is_none() {
             return None;
         }
         let acknowledged = self.acknowledged.take();
@@ -123,7 +191,7 @@ impl WorkerLink {
 }
 
 /// Waits for the answer to a start and tells the listener of the end, if the answer is that.
-async fn heard(lane: Rc<Lane>, id: ExecId, listener: Rc<dyn WorkerListener>) -> Result<()> {
+async fn heard(lane: Rc<Lane>, id: ExecId, listener: Rc<dyn WorkerListener>, binding: Rc<Cell<bool>>) -> Result<()> {
     loop {
         let (exec, said) = match poll_fn(|cx| lane.poll_message(cx, read_answer)).await {
             Ok(answer) => answer,
@@ -135,6 +203,7 @@ async fn heard(lane: Rc<Lane>, id: ExecId, listener: Rc<dyn WorkerListener>) -> 
             }
         };
         match said {
+            Said::Runs if exec == BIND => binding.set(false),
             // The late answer to another.
             _ if exec != id => {}
             Said::Runs => return Ok(()),

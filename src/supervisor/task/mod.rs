@@ -105,6 +105,10 @@ pub(super) struct Task {
     operating: Option<u64>,
     operations: u64,
     current: Option<Current>,
+    /// Why nothing runs any more in a throw-away kernel whose journal refused what had begun.
+    no_more: Option<Error>,
+    /// An execution is all that waits for the worker that is started now: it can go to one that is about to be the kernel's.
+    starts_now: bool,
     /// While the worker that is being started is wanted.
     wanted: Option<oneshot::Sender<()>>,
     idle_at: Option<Instant>,
@@ -205,6 +209,8 @@ impl Task {
             operating: None,
             operations: 0,
             current: None,
+            no_more: None,
+            starts_now: false,
             wanted: None,
             idle_at: None,
             backoff_at: None,

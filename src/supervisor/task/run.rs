@@ -15,7 +15,7 @@ use crate::core::ids::ExecId;
 use crate::core::kernel::{CrashCause, Event, State, StopReason};
 use crate::core::limits;
 use crate::core::origin::Origin;
-use crate::rpc::worker_link::WorkerExec;
+use crate::rpc::worker_link::{WorkerExec, WorkerLink};
 use crate::supervisor::command::{Actor, Operation, Trace, Turn, Waiting};
 use crate::supervisor::execution::Execution;
 use crate::supervisor::kernel::{Kernel, never_ran};
@@ -42,6 +42,9 @@ impl Task {
             };
         }
         self.admit(&actor, request.expected_version)?;
+        if let Some(error) = &self.no_more {
+            return Err(error.clone());
+        }
         self.whole()?;
         self.room_for_work()?;
         self.room_on_disk().await?;
@@ -49,6 +52,18 @@ impl Task {
             request.output_limit_bytes = self.host.config.output_kept_bytes;
         }
         let keep = request.output_limit_bytes.min(limits::OUTPUT_KEPT_MOST_BYTES);
+        if matches!(self.life.state, State::Created) && self.queue.is_empty() && WorkerLink::fits_lane(&request) {
+            // If its worker knows it already, or is about to, that is ready now.
+            self.starts_now = true;
+            self.step(Event::Used).await;
+            self.starts_now = false;
+            while let Ok(report) = self.reports.try_recv() {
+                self.take_report(report).await;
+            }
+        }
+        if self.kernel.spec.ephemeral && request.key.is_empty() {
+            return self.begin_at_once(request, &actor, keep).await;
+        }
         let ahead = self.send_ahead(&request, keep);
         let (exec, journal) = match self.kernel.records.begin(&request, &actor, self.host.now_ms()).await? {
             Begun::New { exec, journal } => (exec, journal),
@@ -65,6 +80,47 @@ impl Task {
         // Something else goes first: then it goes its usual way later.
         self.ahead = None;
         Ok(execution)
+    }
+
+    /// Begins an execution and journals that beside it: nothing of a throw-away kernel outlives this daemon, what is written of it included.
+    async fn begin_at_once(&mut self, request: ExecRequest, actor: &Actor, keep: u64) -> Result<Rc<Execution>> {
+        let exec = ExecId(self.kernel.view.borrow().executions + 1);
+        let execution = Execution::queued(exec, request.clone(), keep);
+        self.kernel.view.borrow_mut().executions = exec.0;
+        self.kernel.executions.borrow_mut().insert(exec, Rc::clone(&execution));
+        self.queue.push_back(Item::Execution(Rc::clone(&execution)));
+        self.used();
+        self.step(Event::Used).await;
+        let error = match self.kernel.records.begin(&request, actor, self.host.now_ms()).await {
+            Ok(Begun::New { exec: told, journal }) if told == exec => {
+                self.kernel.advance(version_after(journal));
+                return Ok(execution);
+            }
+            Ok(begun) => Error::internal(format!("the journal begins {begun:?}, not execution {exec}")),
+            Err(error) => error,
+        };
+        let message = format!("the journal of throw-away kernel {} refused execution {exec}", self.kernel.spec.name);
+        let error = Error { message: format!("{message}: {}", error.message), ..error };
+        Err(self.take_back(&execution, error).await)
+    }
+
+    /// An execution that the journal refused does not run, or not on. Gives what is to be said of it.
+    async fn take_back(&mut self, execution: &Execution, error: Error) -> Error {
+        if self.running.take_if(|(running, _)| running.id == execution.id).is_none() {
+            // Nobody has seen it: its number is free.
+            self.queue.retain(|item| !matches!(item, Item::Execution(queued) if queued.id == execution.id));
+            self.kernel.executions.borrow_mut().remove(&execution.id);
+            self.kernel.view.borrow_mut().executions = execution.id.0 - 1;
+            return error;
+        }
+        let error = error.hint("nothing runs in that kernel any more: make another one");
+        self.no_more = Some(error.clone());
+        execution.finish(Err(error.clone()));
+        self.step(Event::StopAsked { reason: StopReason::Asked, force: true }).await;
+        if let Some(current) = &self.current {
+            current.process.kill();
+        }
+        error
     }
 
     /// Sends an execution to the worker that would run it at once, where it waits until its beginning is in the journal: both take
@@ -218,6 +274,11 @@ impl Task {
                 self.host.metrics.since(Stage::ExecutionQueued, self.kernel.spec.engine, execution.queued_at);
                 request.env.extend(self.untold_origin().into_iter().flatten());
                 let output_kept = request.output_limit_bytes.min(limits::OUTPUT_KEPT_MOST_BYTES);
+                if link.is_binding() {
+                    execution.keep_request(request.clone());
+                }
+                let process = self.current.as_ref().map(|current| Rc::clone(&current.process));
+                let told = Rc::clone(&link);
                 let starting = match self.ahead.take().filter(|ahead| ahead.exec == exec).and_then(Ahead::keep) {
                     Some(link) => Either::Left(link.go(exec)),
                     None => Either::Right(link.start(WorkerExec { exec, request, output_kept })),
@@ -225,10 +286,26 @@ impl Task {
                 self.running = Some((execution, Some(permit)));
                 let reporter = self.reporter.clone();
                 tokio::task::spawn_local(async move {
+                    let mut starting = std::pin::pin!(starting);
+                    let early = match told.is_binding() {
+                        true => tokio::time::timeout(limits::WORKER_START, &mut starting).await.ok(),
+                        false => None,
+                    };
+                    let outcome = match early {
+                        Some(outcome) => outcome,
+                        None if told.was_never_bound() => Err(Error::deadline("the promised worker does not answer")),
+                        None => starting.await,
+                    };
+                    let Err(error) = outcome else { return };
+                    if matches!(error.code, ErrorCode::Lost | ErrorCode::Deadline) && told.was_never_bound() {
+                        // Once it is gone, another one is handed the execution.
+                        if let Some(process) = process {
+                            process.kill();
+                        }
+                        return;
+                    }
                     // A worker that is gone is reported by its own end; any other refusal ends the execution here.
-                    if let Err(error) = starting.await
-                        && error.code != ErrorCode::Lost
-                    {
+                    if error.code != ErrorCode::Lost {
                         let end = ExecEnd { status: ExecStatus::Refused, ..ExecEnd::lost(error.message) };
                         let _ = reporter.send(Report::Ended { exec, end });
                     }
@@ -334,13 +411,19 @@ impl Task {
     }
 
     pub(super) fn interrupt_worker(&self, exec: ExecId) {
-        if let Some(link) = self.link() {
-            tokio::task::spawn_local(async move {
-                if let Err(error) = link.interrupt(exec).await {
-                    tracing::debug!(%exec, %error, "interrupt");
-                }
-            });
+        let Some(link) = self.link() else { return };
+        if let (Some((execution, _)), Some(current)) = (&self.running, &self.current)
+            && link.was_never_bound()
+        {
+            // It has not begun, and does not go to another one.
+            execution.forget_request();
+            return current.process.kill();
         }
+        tokio::task::spawn_local(async move {
+            if let Err(error) = link.interrupt(exec).await {
+                tracing::debug!(%exec, %error, "interrupt");
+            }
+        });
     }
 
     /// The worker says that an execution is over.
@@ -461,7 +544,7 @@ impl Task {
 }
 
 /// Lets every other task of the event loop that is ready go first: whoever waits is answered before the rest is seen to.
-async fn give_way() {
+pub(super) async fn give_way() {
     let mut gave = false;
     std::future::poll_fn(|cx| {
         if std::mem::replace(&mut gave, true) {

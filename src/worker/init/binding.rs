@@ -26,6 +26,14 @@ use crate::rpc::worker_service::{Answer, Call, Report};
 use crate::worker::binding::{BoundFolder, BoundSource, KernelBinding};
 use crate::worker::engines;
 
+/// Where the answer to a binding goes.
+pub(super) enum BoundAnswer {
+    /// It came as a call.
+    Call(Answer<Report>),
+    /// It came on the lane, before anybody used the kernel.
+    Lane,
+}
+
 impl Worker {
     /// Has the engine load ahead what is to be loaded, and what its first execution takes.
     pub(super) fn preload(&mut self) {
@@ -75,7 +83,7 @@ impl Worker {
     /// What a slot does before it has a kernel.
     pub(super) fn on_unbound_call(&mut self, call: Call) {
         match call {
-            Call::BindKernel(binding, answer) => self.bind_kernel(*binding, answer),
+            Call::BindKernel(binding, answer) => self.bind_kernel(*binding, BoundAnswer::Call(answer)),
             Call::Lane(token, answer) => drop(answer.send(self.open_lane(token))),
             Call::Usage(answer) => drop(answer.send(Ok(self.enclosure.usage()))),
             other => other.refuse(Error::refused("this worker has no kernel yet").reason("unbound")),
@@ -83,13 +91,17 @@ impl Worker {
     }
 
     /// Nobody wants it any more: there is nothing to save.
-    pub(super) fn leave_unbound(&mut self) {
+    pub(super) fn leave_unsaved(&mut self) {
         self.enclosure.kill_all();
         self.status = Some(0);
     }
 
-    fn bind_kernel(&mut self, binding: KernelBinding, answer: Answer<Report>) {
+    pub(super) fn bind_kernel(&mut self, binding: KernelBinding, answer: BoundAnswer) {
+        if !matches!(self.life, Life::Unbound) {
+            return self.tell_bound(answer, Err(Error::refused("this worker is a kernel's already").reason("bound")));
+        }
         self.bound = Some(answer);
+        (self.unused, self.ephemeral) = (matches!(self.bound, Some(BoundAnswer::Lane)), binding.ephemeral);
         self.life = Life::Starting(Startup::binding(Instant::now() + limits::WORKER_BINDING));
         if let Err(error) = self.take_kernel(binding) {
             self.fail_start(error);
@@ -97,7 +109,7 @@ impl Worker {
     }
 
     fn take_kernel(&mut self, binding: KernelBinding) -> Result<()> {
-        let KernelBinding { kernel, epoch, name, folder, protected, mounts, origin } = binding;
+        let KernelBinding { kernel, epoch, name, folder, protected, mounts, origin, ephemeral: _ } = binding;
         let mut mounted = Vec::with_capacity(mounts.len());
         for mount in mounts {
             mounted.push((mount.inside, self.source(mount.source)?, mount.writable));
@@ -108,9 +120,6 @@ impl Worker {
         };
         let folder = folder.map(source).transpose()?;
         let hostname = name.as_str().to_owned();
-        if folder.is_none() {
-            self.state_is_new()?;
-        }
         let place = KernelPlace { folder, hostname, protected, mounts: mounted };
         if let Some(folder) = self.enclosure.enter_kernel(place)? {
             let kernels = State::new(EngineDb::open(&folder.join("engine.db"), self.settings.durability)?);
@@ -121,6 +130,25 @@ impl Worker {
         self.identity.become_kernels(kernel, epoch);
         let frame = json!({ "op": "bind", "env": engines::kernel_environment(Some((&name, origin))) });
         self.ask(frame.to_string().as_bytes(), By::Bind)
+    }
+
+    /// Whoever bound it hears how that went.
+    pub(super) fn tell_bound(&mut self, answer: BoundAnswer, outcome: Result<()>) {
+        match answer {
+            // Whoever asked may have gone.
+            BoundAnswer::Call(answer) => drop(answer.send(outcome.map(|()| self.report()))),
+            BoundAnswer::Lane => self.answer_bound(outcome),
+        }
+    }
+
+    /// Something is done with its kernel: from now on it outlives its daemon.
+    pub(super) fn is_used(&mut self) {
+        self.unused = false;
+    }
+
+    /// Whether nobody misses it when its daemon goes: nothing has happened in it, or nothing of it is to stay.
+    pub(super) fn goes_with_daemon(&self) -> bool {
+        matches!(self.life, Life::Unbound) || self.unused || self.ephemeral
     }
 
     fn source(&self, source: BoundSource) -> Result<MountSource> {

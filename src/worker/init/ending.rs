@@ -115,7 +115,7 @@ impl Worker {
     /// Nobody came back for this worker.
     pub(super) fn on_orphaned(&mut self) {
         if matches!(self.life, Life::Unbound) {
-            return self.leave_unbound();
+            return self.leave_unsaved();
         }
         tracing::info!("no daemon came back: saving and ending");
         match self.loading {
@@ -234,7 +234,7 @@ impl Worker {
     pub(super) fn fail_start(&mut self, why: Error) {
         self.enclosure.kill_all();
         if let Some(bound) = self.bound.take() {
-            let _ = bound.send(Err(why));
+            self.tell_bound(bound, Err(why));
             self.life = leaving(Instant::now(), STATUS_ENGINE_GONE);
             return;
         }

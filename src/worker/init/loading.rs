@@ -172,7 +172,7 @@ impl Worker {
             self.orphan_at = Some(Instant::now() + self.settings.orphan_grace);
         }
         if let Some(bound) = self.bound.take() {
-            let _ = bound.send(Ok(self.report()));
+            self.tell_bound(bound, Ok(()));
         }
         self.tell_ready();
     }

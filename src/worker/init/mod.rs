@@ -53,6 +53,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, Sleep};
 
+use self::binding::BoundAnswer;
 use self::control::Control;
 use self::copies::Copies;
 use self::enclosure::{Enclosure, EngineParts, Watch};
@@ -72,7 +73,7 @@ use crate::core::info::MissedEntry;
 use crate::core::limits;
 use crate::rpc::worker_link::WorkerCause;
 use crate::rpc::worker_proof::SharedIdentity;
-use crate::rpc::worker_service::{Answer, Report, WorkerCall};
+use crate::rpc::worker_service::WorkerCall;
 use crate::sys::watched::{Watched, watch};
 
 /// Steps in one poll before other tasks get their turn.
@@ -162,7 +163,13 @@ pub struct Worker {
     not_restored: Vec<MissedEntry>,
     on_ready: Option<OnReady>,
     /// The daemon's call that gave a slot its kernel, until that kernel's state is there.
-    bound: Option<Answer<Report>>,
+    bound: Option<BoundAnswer>,
+    /// It knows its kernel, and nothing has been done with that yet.
+    unused: bool,
+    /// Its kernel goes with its client.
+    ephemeral: bool,
+    /// What came beside the lane before that was read: it waits as what comes later does.
+    early: VecDeque<WorkerCall>,
     /// That kernel's state has still to be given to the engine.
     state_to_load: bool,
     identity: SharedIdentity,
@@ -245,6 +252,9 @@ impl Worker {
             not_restored: Vec::new(),
             on_ready: Some(on_ready),
             bound: None,
+            unused: false,
+            ephemeral: false,
+            early: VecDeque::new(),
             state_to_load: false,
             identity,
             orphan_at: None,
@@ -282,7 +292,7 @@ impl Worker {
         progressed |= self.poll_copies(cx);
         progressed |= self.poll_lane(cx);
         while self.takes_calls()
-            && let Poll::Ready(Some(call)) = self.calls.poll_recv(cx)
+            && let Some(call) = self.next_call(cx)
         {
             progressed = true;
             self.on_call(call);
@@ -305,6 +315,16 @@ impl Worker {
         }
         progressed |= self.poll_exits(cx);
         progressed
+    }
+
+    fn next_call(&mut self, cx: &mut Context<'_>) -> Option<WorkerCall> {
+        match self.early.pop_front() {
+            Some(call) => Some(call),
+            None => match self.calls.poll_recv(cx) {
+                Poll::Ready(call) => call,
+                Poll::Pending => None,
+            },
+        }
     }
 
     fn takes_output(&self) -> bool {

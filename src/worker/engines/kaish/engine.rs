@@ -166,8 +166,7 @@ impl KaishEngine {
             sources: false,
             redirects_in_functions: false,
         };
-        let initial = engine.look().await;
-        engine.state.set_initial(initial);
+        engine.begin_here().await;
         Ok(engine)
     }
 
@@ -358,8 +357,13 @@ impl KaishEngine {
         for (name, value) in vars {
             // The base is what a load begins with again.
             self.base.set_var(&name, Kv::String(value.clone())).await;
-            self.session.set_var(&name, Kv::String(value)).await;
+            self.session.set_var(&name, Kv::String(value.clone())).await;
+            self.state.add_initial(name, Kv::String(value));
         }
+    }
+
+    /// From now on what the session has is what it began with.
+    pub async fn begin_here(&mut self) {
         let initial = self.look().await;
         self.state.set_initial(initial);
     }

@@ -287,6 +287,7 @@ impl Server {
             drop(self.engine.changes(false).await);
             drop((self.engine.missed().await, self.engine.jobs().await));
         }
+        self.engine.begin_here().await;
         Ok(())
     }
 

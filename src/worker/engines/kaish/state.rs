@@ -136,6 +136,13 @@ impl State {
         });
     }
 
+    /// A fresh session has this variable, too.
+    pub fn add_initial(&mut self, name: String, value: Kv) {
+        if let Some(initial) = &mut self.initial {
+            initial.vars.insert(name, value);
+        }
+    }
+
     /// Whether the variable is as a fresh session has it, or follows from other state.
     pub fn is_initial(&self, name: &str, value: &Kv) -> bool {
         REGENERATED.contains(&name)
