@@ -139,7 +139,7 @@ async fn start_new(
     document.origin = kernel.origin_now();
     if kernel.spec.ephemeral {
         // No daemon comes back for it; this one has so long to come for the first time.
-        document.orphan_grace_ms = limits::WORKER_ADOPT.as_millis() as u64;
+        document.orphan_grace_ms = document.orphan_grace_ms.min(limits::WORKER_ADOPT.as_millis() as u64);
     }
     let mut row = worker::row(&identity, &socket, None);
     host.catalog.put_worker(row.clone()).await?;

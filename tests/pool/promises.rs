@@ -328,13 +328,19 @@ fn a_daemon_that_is_killed_takes_the_workers_of_throw_away_kernels_along() {
     }
 }
 
+/// A host with one worker of a kind, whose daemon meets that fault.
+fn small_pool_with(fault: &str) -> Host {
+    let mut host = Host::prepare(User::Own);
+    host.configure("[pool]\npool_size = 1\nmin_idle = 1\nmax_pool_size = 2\n");
+    host.env(ryokan::sys::fault::VARIABLE, fault);
+    host.launch();
+    host
+}
+
 /// What runs in a throw-away kernel begins before its journal has it; but not where that refuses it.
 #[test]
 fn an_execution_of_a_throw_away_kernel_that_its_journal_refuses_does_not_go_on() {
-    let mut host = Host::prepare(User::Own);
-    host.configure("[pool]\npool_size = 1\nmin_idle = 1\nmax_pool_size = 2\n");
-    host.env(ryokan::sys::fault::VARIABLE, "state.exec.begin.before_commit=eio");
-    host.launch();
+    let host = small_pool_with("state.exec.begin.before_commit=eio");
     host.with(async |client| {
         ready(&client, "kaish").await;
         ready(&client, "python").await;
@@ -407,10 +413,7 @@ fn others_find_the_socket_of_a_throw_away_kernel_and_not_that_of_one_that_is_gon
 /// Nobody waits for the record of a kernel that goes with its client.
 #[test]
 fn a_throw_away_kernel_that_cannot_be_recorded_goes_and_says_so() {
-    let mut host = Host::prepare(User::Own);
-    host.configure("[pool]\npool_size = 1\nmin_idle = 1\nmax_pool_size = 2\n");
-    host.env(ryokan::sys::fault::VARIABLE, "catalog.kernel.insert.before_commit=eio");
-    host.launch();
+    let host = small_pool_with("catalog.kernel.insert.before_commit=eio");
     host.with(async |client| {
         ready(&client, "kaish").await;
         ready(&client, "python").await;

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! What is quick (a database commit) is awaited here; what is slow (starting a worker, an operation of the engine) runs beside it
-//! and reports back. Persisted before acted on.
+//! and reports back. Persisted before acted on, but for the executions of a throw-away kernel.
 
 mod archive;
 mod background;

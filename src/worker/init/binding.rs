@@ -1,11 +1,12 @@
 //! A slot becomes a kernel's worker: once, at the daemon's word.
 //!
 //! ```text
-//!  Unbound ── bindKernel ──▶ workspace, name, mounts ─▶ engine: bind ─────────────────────────▶ Serving      a new kernel
-//!                                                    └▶ engine.db ─▶ engine: bind, load ─▶ Serving           one with a folder
+//!  Unbound ── bind (lane) ──▶ name ────────────────────▶ engine: bind ─────────────────────▶ Serving         a new kernel
+//!          └─ bindKernel ───▶ workspace, name, mounts ─▶ engine.db ─▶ engine: bind, load ─▶ Serving          one with a folder
 //! ```
 //!
-//! A slot stands on a folder like a kernel's. A new kernel takes it over: then nothing has to be mounted or opened when it comes.
+//! A slot stands on a folder like a kernel's. A new kernel takes it over: then nothing has to be mounted or opened when it comes. One that
+//! is made with paths of its own comes by `bindKernel`, too.
 //!
 //! What fails on the way ends the worker: half bound it is of no use to anybody.
 

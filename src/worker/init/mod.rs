@@ -162,7 +162,7 @@ pub struct Worker {
     restored_entries: u32,
     not_restored: Vec<MissedEntry>,
     on_ready: Option<OnReady>,
-    /// The daemon's call that gave a slot its kernel, until that kernel's state is there.
+    /// Who gave a slot its kernel, and is to hear once that kernel's state is there.
     bound: Option<BoundAnswer>,
     /// It knows its kernel, and nothing has been done with that yet.
     unused: bool,
