@@ -119,42 +119,53 @@ pub fn main(arguments: Vec<String>) -> ! {
             std::process::exit(2);
         }
     };
-    let (mut plan, temporary) = match options.plan.clone() {
-        Some(plan) => (plan, None),
-        None => match temporary_kernel() {
-            Ok(folder) => (SandboxPlan::new(&folder), Some(folder)),
-            Err(error) => {
-                eprintln!("ryokan-worker probe: cannot make a folder: {error}");
-                std::process::exit(NO_SANDBOX);
-            }
-        },
-    };
-    if Uid::effective().is_root() && plan.run_as.is_none() && temporary.is_some() {
-        plan.run_as = Some(RunAs { uid: NOBODY, gid: NOBODY, map_root: false });
-    }
-    let status = run(&options, &plan).unwrap_or_else(|error| {
+    let status = run(&options).unwrap_or_else(|error| {
         eprintln!("ryokan-worker probe: {error}");
         NO_SANDBOX
     });
-    if let Some(folder) = temporary {
-        let _ = std::fs::remove_dir_all(folder);
-    }
     std::process::exit(status)
 }
 
-fn temporary_kernel() -> std::io::Result<PathBuf> {
-    let name: String = crate::sys::random::bytes::<8>().iter().map(|byte| format!("{byte:02x}")).collect();
-    let folder = std::env::temp_dir().join(format!("ryokan-probe-{name}"));
-    std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700).create(&folder)?;
-    std::fs::create_dir(folder.join("workspace"))?;
-    Ok(folder)
+/// A kernel's folder that goes when it is dropped.
+struct TemporaryKernel(PathBuf);
+
+impl TemporaryKernel {
+    fn new() -> std::io::Result<TemporaryKernel> {
+        let name: String = crate::sys::random::bytes::<8>().iter().map(|byte| format!("{byte:02x}")).collect();
+        let folder = std::env::temp_dir().join(format!("ryokan-probe-{name}"));
+        std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700)
+            .create(&folder)
+            .map_err(|error| std::io::Error::new(error.kind(), format!("cannot make {}: {error}", folder.display())))?;
+        let kernel = TemporaryKernel(folder);
+        std::fs::create_dir(kernel.0.join("workspace"))?;
+        Ok(kernel)
+    }
+}
+
+impl Drop for TemporaryKernel {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Runs the program in the sandbox of its plan, or of one for a folder that is there meanwhile.
+fn run(options: &Options) -> std::io::Result<i32> {
+    if let Some(plan) = &options.plan {
+        return run_planned(options, plan);
+    }
+    let folder = TemporaryKernel::new()?;
+    let mut plan = SandboxPlan::new(&folder.0);
+    if Uid::effective().is_root() {
+        plan.run_as = Some(RunAs { uid: NOBODY, gid: NOBODY, map_root: false });
+    }
+    run_planned(options, &plan)
 }
 
 /// Starts the outer process and waits for init, which becomes our child.
-fn run(options: &Options, plan: &SandboxPlan) -> std::io::Result<i32> {
+fn run_planned(options: &Options, plan: &SandboxPlan) -> std::io::Result<i32> {
     let (pid_out, pid_in) = pipe2(OFlag::O_CLOEXEC)?;
-    let stand_in = if options.pooled { Some(temporary_kernel()?) } else { None };
-    let parted = stand_in.as_deref().map(|stand_in| probe_pooled::part(plan, stand_in)).transpose();
+    let stand_in = if options.pooled { Some(TemporaryKernel::new()?) } else { None };
+    let parted = stand_in.as_ref().map(|stand_in| probe_pooled::part(plan, &stand_in.0)).transpose();
     let (unbound, kernel) = match parted {
         Ok(parted) => parted.unzip(),
         Err(error) => {
@@ -163,11 +174,7 @@ fn run(options: &Options, plan: &SandboxPlan) -> std::io::Result<i32> {
         }
     };
     let plan = unbound.as_ref().unwrap_or(plan);
-    let status = run_in(options, plan, kernel, (pid_out, pid_in));
-    if let Some(stand_in) = stand_in {
-        let _ = std::fs::remove_dir_all(stand_in);
-    }
-    status
+    run_in(options, plan, kernel, (pid_out, pid_in))
 }
 
 fn run_in(

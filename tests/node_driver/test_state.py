@@ -130,6 +130,21 @@ class Saving(Own):
         result = self.run_ok("m_0 = [1]")
         self.assertEqual((len(self.engine.missed), result.keys), (count - 1, ["var/m_0"]))
 
+    def test_what_waits_in_the_event_loop_is_named(self):
+        self.run_ok("setInterval(() => {}, 60000); setTimeout(() => {}, 60000); 0")
+        self.assertIn("2 timers", self.missed()["timers/pending"]["reason"])
+        self.run_ok("globalThis.server = require('net').createServer().listen(0, '127.0.0.1'); 0")
+        self.assertEqual(sorted(self.missed()), ["sockets/servers", "timers/pending", "var/server"])
+        # What user code puts in the way of the list changes nothing.
+        self.run_ok("process.getActiveResourcesInfo = () => { throw 1 }; await new Promise((done) => server.close(done)); delete globalThis.server; 0")
+        # Node closes it when the loop next turns.
+        self.run_ok("await new Promise((done) => setTimeout(done, 20)); 0")
+        self.assertEqual(sorted(self.missed()), ["timers/pending"])
+
+    def test_nothing_waits_in_a_new_engine(self):
+        self.run_ok("await new Promise((done) => setTimeout(done, 5)); 1")
+        self.assertEqual(self.missed(), {})
+
     def test_private_members_are_not_lost_silently(self):
         self.run_ok("class P { #v = 1; get() { return this.#v } } const p = new P(); class S { static #n = 1; static n() { return S.#n } } class Q { hash() { return '#notprivate' } } const q = new Q()")
         self.assertEqual(sorted(self.missed()), ["class/S", "var/p"])

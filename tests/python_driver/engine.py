@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import struct
@@ -134,6 +135,7 @@ class Engine:
         self.sock.close()
         os.close(self.out_fd)
         os.close(self.err_fd)
+        shutil.rmtree(self.cwd, ignore_errors=True)
 
     def wait(self, timeout=DEADLINE_S):
         """The exit status."""

@@ -242,3 +242,27 @@ fn a_cgroup_that_is_not_ours_shows_in_the_report() {
         assert!(memory.to_string().contains("no cgroup: "), "{memory}");
     }
 }
+
+#[test]
+fn a_probe_leaves_nothing_where_it_ran() {
+    for starter in Starter::fresh() {
+        let home = starter.home();
+        let temporary = home.path("tmp");
+        std::fs::create_dir(&temporary).expect("made");
+        std::fs::set_permissions(&temporary, std::os::unix::fs::PermissionsExt::from_mode(0o777)).expect("opened");
+        let leaves_nothing = |arguments: &[&str], status: i32| {
+            let mut command = starter.command(worker());
+            let output = command.env("TMPDIR", &temporary).arg("probe").args(arguments).output().expect("it runs");
+            assert_eq!(output.status.code(), Some(status), "{}", String::from_utf8_lossy(&output.stderr));
+            let left = std::fs::read_dir(&temporary).expect("listed").flatten().collect::<Vec<_>>();
+            assert!(left.is_empty(), "{starter:?} {arguments:?}: {left:?}");
+        };
+        for way in [&[][..], &["--pooled"]] {
+            leaves_nothing(&[way, &["--", "/bin/true"]].concat(), 0);
+            leaves_nothing(&[way, &["--timeout", "0", "--", "/bin/sleep", "9"]].concat(), 124);
+            // Refused before there is a sandbox.
+            let plan = home.plan(json!({"kernel_dir": home.path("data/nobodys")}));
+            leaves_nothing(&[way, &["--plan", &plan, "--", "/bin/true"]].concat(), 125);
+        }
+    }
+}

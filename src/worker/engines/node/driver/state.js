@@ -12,6 +12,7 @@ const { Encoder, Missed } = load('encode');
 const { digest, joined, sizeOf, Writer } = load('bytes');
 const { FORMAT, DECLARED, ATTRIBUTE } = load('format');
 const modules = load('modules');
+const pending = load('pending');
 const { types } = host;
 const { global, intrinsics } = host.user;
 
@@ -323,7 +324,7 @@ function sendSettings({ resend, adopt: adopting }) {
 }
 
 function tellMissed({ adopt: adopting }) {
-  const entries = [...missed.values()];
+  const entries = pending.name([...missed.values()]);
   const text = JSON.stringify(entries);
   if (text === missedSent) return;
   missedSent = text;
