@@ -664,6 +664,9 @@ struct PoolInfo {
   missed @17 :UInt64;         # kernels that came when none was ready
   trouble @18 :Text;          # why the last creation failed; empty: it did not
   triesAgainInMs @19 :UInt64; # with trouble: when the next creation is tried; 0: as soon as one is wanted
+  refused @20 :UInt64;        # kernels that waited for a worker and got none
+  cpuMilli @21 :UInt32;       # thousandths of a processor that each may use
+  pids @22 :UInt32;           # processes and threads of each
 }
 
 struct Event { sequence @0 :UInt64; atMs @1 :Int64; kernel @2 :Text; kind @3 :Text; detailJson @4 :Text; }

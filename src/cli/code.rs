@@ -8,6 +8,7 @@ use clap::Args;
 use super::failure::Failure;
 use crate::core::engine::EngineName;
 use crate::core::limits;
+use crate::core::quantity::format_size;
 
 /// What to execute.
 #[derive(Debug, Clone, Default, Args)]
@@ -66,13 +67,16 @@ impl CodeArgs {
 }
 
 fn text(from: impl Read, what: &str) -> Result<String, Failure> {
-    let wrong = |why: &dyn std::fmt::Display| Failure::usage(format!("code from {what}: {why}"), "code is UTF-8 text");
+    let wrong = |why: &dyn std::fmt::Display, hint: &str| Failure::usage(format!("code from {what}: {why}"), hint);
     let mut bytes = Vec::new();
-    from.take(limits::CODE_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(|e| wrong(&e))?;
+    let read = from.take(limits::CODE_BYTES as u64 + 1).read_to_end(&mut bytes);
+    read.map_err(|e| wrong(&e, "name a file that can be read, or - for standard input"))?;
     if bytes.len() > limits::CODE_BYTES {
-        return Err(wrong(&format!("more than {} bytes", limits::CODE_BYTES)));
+        let most = format_size(limits::CODE_BYTES as u64);
+        let hint = "put it into a file in the kernel's workspace, and give code that runs or reads that file";
+        return Err(wrong(&format!("more than {most}, which is the most that code may have"), hint));
     }
-    String::from_utf8(bytes).map_err(|e| wrong(&e))
+    String::from_utf8(bytes).map_err(|e| wrong(&e, "code is UTF-8 text"))
 }
 
 impl Language {

@@ -2,6 +2,7 @@
 
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
+use std::time::Instant;
 
 use super::args::Options;
 use super::failure::Failure;
@@ -64,15 +65,22 @@ impl Context {
     /// The daemon, started if need be.
     pub async fn host(&self) -> Result<HostClient, Failure> {
         let (socket, may_start) = self.socket()?;
-        match may_start {
-            true => autostart::connect(&socket, CLIENT, self.terminal.stderr).await,
-            false => Ok(HostClient::connect(&socket, CLIENT).await?),
-        }
+        let begun = Instant::now();
+        let host = match may_start {
+            true => autostart::connect(&socket, CLIENT, self.terminal.stderr).await?,
+            false => HostClient::connect(&socket, CLIENT).await?,
+        };
+        let (version, took) = (&host.info().version, begun.elapsed());
+        tracing::info!(socket = %socket.display(), daemon = %version, ?took, "connected");
+        Ok(host)
     }
 
     /// A kernel by name or id.
     pub async fn kernel(&self, name: &str) -> Result<(KernelClient, KernelInfo), Failure> {
-        Ok(self.host().await?.open_kernel(name).await?)
+        let (kernel, info) = self.host().await?.open_kernel(name).await?;
+        let (id, engine) = (info.id, info.spec.engine.name());
+        tracing::info!(kernel = %info.spec.name, %id, engine, state = %info.state, "kernel opened");
+        Ok((kernel, info))
     }
 
     /// Writes to stdout.

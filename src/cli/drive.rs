@@ -12,6 +12,7 @@
 
 use std::cell::Cell;
 use std::io;
+use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -85,6 +86,8 @@ pub async fn drive(
     streams: Streams,
     signals: &mut Signals,
 ) -> Result<Driven, Failure> {
+    let begun = Instant::now();
+    tracing::info!(exec = %execution.exec(), "execution begun");
     let reader_gone = Cell::new(false);
     let wrote_stderr = Cell::new(false);
     let mut deliver = std::pin::pin!(async {
@@ -127,7 +130,12 @@ pub async fn drive(
         }
     };
     match delivered {
-        Ok(result) => Ok(Driven::Ended { result: Box::new(result), wrote_stderr: wrote_stderr.get() }),
+        Ok(result) => {
+            let (exec, status, code) = (result.exec, result.end.status.name(), result.end.code);
+            let (ran, took) = (Duration::from_micros(result.end.duration_us), begun.elapsed());
+            tracing::info!(%exec, status, code, ?ran, ?took, "execution ended");
+            Ok(Driven::Ended { result: Box::new(result), wrote_stderr: wrote_stderr.get() })
+        }
         Err(_) if reader_gone.get() => {
             // An execution that has just ended needs no interruption.
             let _ = kernel.interrupt_execution(execution.exec()).await;

@@ -7,6 +7,7 @@ use super::context::Context;
 use super::drive::{Driven, Signals, Streams, drive};
 use super::exit;
 use super::failure::Failure;
+use super::paint::Paint;
 use super::spec::{SpecArgs, parse_millis, parse_pair};
 use super::{failure, json, render, waiting};
 use crate::core::engine::EngineName;
@@ -82,6 +83,9 @@ pub struct RunArgs {
 
 impl HowArgs {
     fn request(&self, what: Work) -> ExecRequest {
+        // Not their values: some are secrets.
+        let variables: Vec<&str> = self.env.iter().map(|(name, _)| name.as_str()).collect();
+        tracing::debug!(stdin = self.stdin, timeout_ms = self.timeout.unwrap_or(0), ?variables, "request");
         ExecRequest {
             what,
             stdin_open: self.stdin,
@@ -154,8 +158,9 @@ impl Shown<'_> {
         let driven = waiting::told(self.context, Some(self.name), Some(exec), driven).await;
         let again = format!("see execution {exec} again: ryokan exec {} --attach {exec}", self.name);
         match driven.map_err(|failure| match failure {
-            Failure::Error(error) if !self.throw_away => with_the_way_back(error, &again).into(),
-            other => other,
+            Failure::Error(error) if self.throw_away => gone_with_the_connection(error).into(),
+            Failure::Error(error) => with_the_way_back(error, &again).into(),
+            quiet @ Failure::Quiet(_) => quiet,
         })? {
             Driven::Ended { result, wrote_stderr } => self.end(&result, wrote_stderr),
             Driven::Detached(_) if self.throw_away => Err(Failure::Quiet(exit::INTERRUPTED)),
@@ -179,8 +184,7 @@ impl Shown<'_> {
             if let Some(text) = render::value_of(result, self.engine) {
                 self.context.print(&text)?;
             }
-            if let Some(error) = end_error(result, wrote_stderr) {
-                let text = failure::render(&error, self.context.terminal.paint_stderr);
+            if let Some(text) = end_text(result, wrote_stderr, self.context.terminal.paint_stderr) {
                 self.context.say(text.trim_end());
             }
         }
@@ -201,13 +205,30 @@ fn with_the_way_back(error: Error, way: &str) -> Error {
     Error { hint, ..error }
 }
 
+/// A throw-away kernel goes with the connection.
+fn gone_with_the_connection(error: Error) -> Error {
+    match error.code == ErrorCode::Unavailable && !error.hint.is_empty() {
+        true => error.hint("the daemon stopped or restarted, and the throw-away kernel is gone with it: run it again"),
+        false => error,
+    }
+}
+
 /// What becomes of an execution that was interrupted and is not waited for.
 pub fn if_it_does_not_react() -> String {
     format!("if it does not react, its worker is ended {} s after the interrupt", limits::INTERRUPT_GRACE.as_secs())
 }
 
-/// What is to be said of an end that the code's own stderr does not tell.
-pub fn end_error(result: &ExecResult, wrote_stderr: bool) -> Option<Error> {
+/// What is to be said of an end that the code's own stderr does not tell: an error, or a warning where the code itself ended well.
+pub fn end_text(result: &ExecResult, wrote_stderr: bool, paint: Paint) -> Option<String> {
+    match result.end.status {
+        ExecStatus::Done => (!result.end.err.is_empty()).then(|| failure::warning(&result.end.err, paint)),
+        ExecStatus::Failed | ExecStatus::Refused | ExecStatus::Interrupted | ExecStatus::Timeout | ExecStatus::Lost => {
+            end_error(result, wrote_stderr).map(|error| failure::render(&error, paint))
+        }
+    }
+}
+
+fn end_error(result: &ExecResult, wrote_stderr: bool) -> Option<Error> {
     let exec = result.exec;
     let err = &result.end.err;
     let why = |text: &str| if err.is_empty() { text.to_owned() } else { format!("{text}: {err}") };
@@ -215,7 +236,8 @@ pub fn end_error(result: &ExecResult, wrote_stderr: bool) -> Option<Error> {
         ExecStatus::Done => None,
         ExecStatus::Failed | ExecStatus::Refused if wrote_stderr || err.is_empty() => None,
         ExecStatus::Failed | ExecStatus::Refused => Some(Error::internal(err.clone())),
-        ExecStatus::Interrupted => None,
+        ExecStatus::Interrupted if err.is_empty() => None,
+        ExecStatus::Interrupted => Some(Error::lost(format!("execution {exec}: {err}"))),
         ExecStatus::Timeout => {
             Some(Error::deadline(why(&format!("execution {exec} ran out of time"))).hint("give it more with --timeout"))
         }
@@ -258,6 +280,7 @@ async fn create_and_show(
 ) -> Result<(), Failure> {
     let start = async {
         let (kernel, info) = host.create_kernel(spec, "").await?;
+        tracing::info!(kernel = %info.spec.name, id = %info.id, engine = info.spec.engine.name(), "kernel made");
         let execution = kernel.run(&request).await?;
         Ok::<_, Failure>((kernel, info, execution))
     };

@@ -65,6 +65,11 @@ impl From<Error> for Failure {
     }
 }
 
+/// `warning: what`: something is not as it should be, although what was asked for was done.
+pub fn warning(text: &str, paint: Paint) -> String {
+    format!("{} {}\n", paint.warn("warning:"), super::render::plain(text))
+}
+
 /// `error: what, to what, why`, the rule that refused, and `hint: what next`. Control characters of what came from
 /// elsewhere are shown, never sent to the terminal.
 pub fn render(error: &Error, paint: Paint) -> String {

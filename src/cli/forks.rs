@@ -6,6 +6,7 @@ use clap::Args;
 
 use super::context::Context;
 use super::failure::Failure;
+use super::kernels::tell_left_out;
 use super::{json, render};
 use crate::core::engine::EngineName;
 use crate::core::fork::Forking;
@@ -70,6 +71,9 @@ pub async fn fork(context: &Context, args: ForkArgs) -> Result<(), Failure> {
     forking.check()?;
     let (kernel, info) = context.kernel(&args.name).await?;
     let done = kernel.fork(&forking).await?;
+    if forking.from.is_empty() {
+        tell_left_out(context, &kernel).await;
+    }
     match context.options.json {
         true => context.print_json(&json::forks(&done))?,
         false => context.print(&render::forks(info.spec.name.as_str(), &done, context.terminal.paint))?,

@@ -10,6 +10,7 @@ use super::{json, render};
 use crate::core::info::{KernelFilter, KernelInfo, MissedEntry};
 use crate::core::kernel::State;
 use crate::core::name::KernelName;
+use crate::rpc::client::KernelClient;
 
 /// `ryokan new`
 #[derive(Debug, Args)]
@@ -149,6 +150,17 @@ pub async fn unarchive(context: &Context, args: NameArgs) -> Result<(), Failure>
     kernel.unarchive(0).await?;
     let info = kernel.info().await?;
     context.show(|| json::kernel(&info), || format!("{} is back: its next use starts it\n", info.spec.name))
+}
+
+/// Says which files of the workspace could not be read when it was captured: what comes of it is without them.
+pub async fn tell_left_out(context: &Context, kernel: &KernelClient) {
+    let missed = kernel.missed().await.unwrap_or_default();
+    let unreadable = missed.iter().filter(|entry| entry.reason == "not readable");
+    let files: Vec<&str> = unreadable.filter_map(|entry| entry.key.strip_prefix("file/")).collect();
+    if let Some(more) = files.len().checked_sub(1) {
+        let others = if more > 0 { format!(" and {more} more") } else { String::new() };
+        context.say(&format!("warning: not in it: {}{others} (not readable)", render::plain(files[0])));
+    }
 }
 
 fn tell_missed(context: &Context, missed: &[MissedEntry]) {

@@ -45,9 +45,10 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use args::{Cli, Command};
+use args::{Cli, Command, Options};
 use context::Context;
 use failure::Failure;
+use paint::Paint;
 
 /// Runs the command line of this process to its exit code.
 pub fn main() -> ExitCode {
@@ -59,7 +60,7 @@ pub fn main() -> ExitCode {
             return exit::of_parser(&help_or_error).into();
         }
     };
-    trace(cli.options.verbose);
+    trace(&cli.options);
     let context = Context::new(cli.options);
     let waits_for = cli.command.waits_for().map(str::to_owned);
     let command = waiting::told(&context, waits_for.as_deref(), None, dispatch(&context, cli.command));
@@ -131,14 +132,17 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
 }
 
 /// Diagnostics on stderr: `RUST_LOG` if it is set, else as many as `-v` asks for.
-fn trace(verbose: u8) {
+fn trace(options: &Options) {
     use tracing_subscriber::EnvFilter;
-    let level = match verbose {
+    let level = match options.verbose {
         0 => "error",
         1 => "ryokan=info",
         2 => "ryokan=debug",
         _ => "trace",
     };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
+    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time();
+    let painted = Paint::choose(options.color, &std::io::stderr()).is_on();
+    // Were a line that cannot be written reported on stderr, a reader of it that left would make us panic.
+    lines.with_ansi(painted).log_internal_errors(false).init();
 }

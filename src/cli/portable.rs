@@ -8,7 +8,8 @@ use super::blobs::{self, Progress, Target};
 use super::context::Context;
 use super::failure::Failure;
 use super::{json, render};
-use crate::core::error::Error;
+use crate::core::error::{Error, ErrorCode};
+use crate::core::info::KernelInfo;
 use crate::core::name::KernelName;
 use crate::core::quantity::format_size;
 
@@ -72,13 +73,23 @@ pub async fn export(context: &Context, args: ExportArgs) -> Result<(), Failure> 
 
 /// Makes a kernel of a file.
 pub async fn import(context: &Context, args: ImportArgs) -> Result<(), Failure> {
+    let info = imported(context, &args).await.map_err(|failure| match failure {
+        Failure::Error(error) if error.code == ErrorCode::AlreadyExists => {
+            error.hint("give it another name here: --as NAME").into()
+        }
+        other => other,
+    })?;
+    context.show(
+        || json::kernel(&info),
+        || format!("imported {} ({})\n", info.spec.name, render::counted(u64::from(info.checkpoints), "checkpoint")),
+    )
+}
+
+async fn imported(context: &Context, args: &ImportArgs) -> Result<KernelInfo, Failure> {
     let from = blobs::open(&args.file)?;
     let name = args.name.as_ref().map(KernelName::as_str).unwrap_or_default();
     let mut upload = context.host().await?.import_kernel(name, args.without_host).await?;
     blobs::each_piece(context, "read", &args.file, from, async |piece| upload.write(piece).await).await?;
     let (_, info) = upload.finish().await?;
-    context.show(
-        || json::kernel(&info),
-        || format!("imported {} ({})\n", info.spec.name, render::counted(u64::from(info.checkpoints), "checkpoint")),
-    )
+    Ok(info)
 }

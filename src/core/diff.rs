@@ -159,8 +159,24 @@ pub struct Patch {
 
 /// Compares two engine states, by key.
 pub fn of_state(before: &StateParts, after: &StateParts) -> Vec<Difference> {
-    let same = |a: &StatePart, b: &StatePart| a.body == b.body && a.meta == b.meta;
+    let same = |a: &StatePart, b: &StatePart| a.body == b.body && is_same_meta(&a.meta, &b.meta);
     by_name(Area::State, keyed(before), keyed(after), same, shown)
+}
+
+/// Whether two say the same but for the summary: that is for people, and may hold where in memory something is.
+fn is_same_meta(a: &serde_json::Value, b: &serde_json::Value) -> bool {
+    match (a.as_object(), b.as_object()) {
+        (Some(a), Some(b)) => {
+            let rest = |meta: &serde_json::Map<String, serde_json::Value>| {
+                meta.iter()
+                    .filter(|(key, _)| *key != "summary")
+                    .map(|(key, value)| (key.clone(), value.clone()))
+                    .collect::<BTreeMap<_, _>>()
+            };
+            rest(a) == rest(b)
+        }
+        _ => a == b,
+    }
 }
 
 fn keyed(parts: &StateParts) -> BTreeMap<&str, &StatePart> {
@@ -346,6 +362,14 @@ mod tests {
             ]
         );
         assert!(of_state(&after, &after).is_empty());
+        // Elsewhere in memory it is the same still; of another type it is not.
+        let moved = StateParts {
+            entries: vec![part("var/a", 1, "<object at 0x7f>"), part("var/b", 2, "2"), part("var/c", 3, "3")],
+        };
+        assert!(of_state(&before, &moved).is_empty());
+        let mut other = before.clone();
+        other.entries[0].meta["type"] = "float".into();
+        assert_eq!(of_state(&before, &other).len(), 1);
         let long = StateParts { entries: vec![part("var/l", 1, &"x".repeat(5000))] };
         assert!(of_state(&StateParts::default(), &long)[0].after.chars().count() <= limits::DIFF_SHOWN_CHARS);
     }

@@ -37,6 +37,26 @@ impl EngineName {
             EngineName::Node => "node",
         }
     }
+
+    /// The oldest interpreter that will do, major and minor, where that is known.
+    const fn oldest(self) -> Option<(u32, u32)> {
+        match self {
+            EngineName::Kaish | EngineName::Python => None,
+            EngineName::Bash => Some((4, 4)),
+            EngineName::Node => Some((18, 0)),
+        }
+    }
+
+    /// What is wrong with an interpreter that says this of itself: `None` if it will do, or if it tells no version. The first thing
+    /// that looks like a version counts.
+    pub fn too_old(self, said: &str) -> Option<String> {
+        let (major, minor) = self.oldest()?;
+        let is_version = |word: &&str| word.contains('.') && word.starts_with(|c: char| c.is_ascii_digit());
+        let number = said.split(|c: char| !c.is_ascii_digit() && c != '.').find(is_version)?;
+        let mut parts = number.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
+        let found = (parts.next()?, parts.next()?);
+        (found < (major, minor)).then(|| format!("{self} {number} is too old: {major}.{minor} or later is needed"))
+    }
 }
 
 impl fmt::Display for EngineName {
@@ -52,5 +72,27 @@ impl FromStr for EngineName {
             .into_iter()
             .find(|engine| engine.name() == text)
             .ok_or_else(|| UnknownEngine(text.chars().take(40).collect()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interpreters_that_are_too_old_are_known() {
+        for (engine, said, old) in [
+            (EngineName::Bash, "GNU bash, version 3.2.57(1)-release (arm64)", true),
+            (EngineName::Bash, "4.3.48", true),
+            (EngineName::Bash, "GNU bash, version 4.4.20(1)-release", false),
+            (EngineName::Bash, "5.2.15", false),
+            (EngineName::Node, "v16.20.2", true),
+            (EngineName::Node, "20.20.2", false),
+            (EngineName::Node, "... of its own. No number", false),
+            (EngineName::Python, "Python 2.7.18", false),
+            (EngineName::Kaish, "0.1", false),
+        ] {
+            assert_eq!(engine.too_old(said).is_some(), old, "{engine} {said}: {:?}", engine.too_old(said));
+        }
     }
 }

@@ -87,7 +87,7 @@ pub enum ExecStatus {
     Interrupted,
     /// The worker ended under it.
     Lost,
-    /// Nothing ran: the code is no program.
+    /// Nothing ran: the code is no program, or there could be no worker for it.
     Refused,
 }
 

@@ -302,6 +302,12 @@ pub struct PoolInfo {
     pub taken: u64,
     /// Kernels that came when none was ready.
     pub missed: u64,
+    /// Kernels that waited for a worker and got none.
+    pub refused: u64,
+    /// Thousandths of a processor that each may use.
+    pub cpu_milli: u32,
+    /// Processes and threads of each.
+    pub pids: u32,
     /// Why the last creation failed; empty: it did not.
     pub trouble: String,
     /// With trouble: when the next creation is tried, milliseconds; 0: as soon as one is wanted.

@@ -66,6 +66,8 @@ pub enum StopReason {
     Daemon,
     /// The host had no place for its worker.
     NoPlace,
+    /// What it was given is not there, or may not be given any more.
+    NotGiven,
     /// Nobody used it, and memory was short on the host.
     Memory,
 }
@@ -78,6 +80,7 @@ impl StopReason {
             StopReason::Asked => "asked",
             StopReason::Daemon => "daemon stopped",
             StopReason::NoPlace => "no place for a worker",
+            StopReason::NotGiven => "what it was given is not there",
             StopReason::Memory => "memory was short",
         }
     }
@@ -196,6 +199,8 @@ pub enum Event {
     WorkerRefused {
         /// Which attempt.
         attempt: u64,
+        /// What stands in the way: [`StopReason::NoPlace`] or [`StopReason::NotGiven`].
+        why: StopReason,
     },
     /// The worker of this attempt is gone before it was the kernel's: nothing has run in it, and what it was given waits again.
     WorkerNotBound {
@@ -327,7 +332,7 @@ impl Life {
             Event::WorkerReady { attempt } => self.worker_ready(attempt),
             Event::WorkerAdopted { running } => self.worker_adopted(running),
             Event::WorkerEnded { attempt, cause } => self.worker_ended(attempt, cause, now_ms),
-            Event::WorkerRefused { attempt } => self.worker_refused(attempt, now_ms),
+            Event::WorkerRefused { attempt, why } => self.worker_refused(attempt, why, now_ms),
             Event::WorkerNotBound { attempt } => self.worker_not_bound(attempt, now_ms),
             Event::ExecutionStarted { exec } => self.execution_started(exec),
             Event::ExecutionEnded { exec } => self.execution_ended(exec),
@@ -417,14 +422,14 @@ impl Life {
         }
     }
 
-    fn worker_refused(&mut self, attempt: u64, now_ms: i64) -> Vec<Action> {
+    fn worker_refused(&mut self, attempt: u64, why: StopReason, now_ms: i64) -> Vec<Action> {
         match self.state {
             State::Starting if attempt == self.attempt => {
-                self.state = State::Stopped { reason: StopReason::NoPlace };
+                self.state = State::Stopped { reason: why };
                 vec![Action::DisarmIdle, Action::Publish("kernel_stopped")]
             }
             // It was told to stop meanwhile: there is no worker, as was wanted.
-            _ => self.worker_ended(attempt, CrashCause::NotStarted(String::from(StopReason::NoPlace.name())), now_ms),
+            _ => self.worker_ended(attempt, CrashCause::NotStarted(String::from(why.name())), now_ms),
         }
     }
 

@@ -78,14 +78,14 @@ fn table() -> Vec<(Event, [&'static str; 10])> {
             ],
         ),
         (
-            Event::WorkerRefused { attempt: 3 },
+            Event::WorkerRefused { attempt: 3, why: StopReason::NoPlace },
             [
                 "created", "stopped", "crashed", "crashed", "stopped", "stopped", "stopped", "crashed", "crashed",
                 "archived",
             ],
         ),
         (
-            Event::WorkerRefused { attempt: 2 },
+            Event::WorkerRefused { attempt: 2, why: StopReason::NoPlace },
             [
                 "created", "starting", "ready", "busy", "stopping", "stopping", "stopped", "crashed", "crashed",
                 "archived",
@@ -209,7 +209,7 @@ fn a_start_without_a_place_is_no_crash() {
     let mut life = Life::default();
     for _ in 0..5 {
         let _ = life.step(Event::StartAsked, NOW);
-        let _ = life.step(Event::WorkerRefused { attempt: life.attempt }, NOW);
+        let _ = life.step(Event::WorkerRefused { attempt: life.attempt, why: StopReason::NoPlace }, NOW);
         assert_eq!(life.state, State::Stopped { reason: StopReason::NoPlace });
         assert!(life.crashes.is_empty() && !life.breaker_is_open(NOW));
     }

@@ -265,6 +265,8 @@ pub const ENGINE_HANG_UP: Duration = Duration::from_secs(3);
 pub const WORKER_LINGER: Duration = Duration::from_secs(5);
 /// A worker looks for the first time at what it uses after code has run this long.
 pub const WATCH_INTERVAL: Duration = Duration::from_millis(20);
+/// While no code runs a worker looks as often as this whether anything has run nevertheless.
+pub const WATCH_QUIET: Duration = Duration::from_secs(10);
 /// A worker must answer a call of its daemon within this.
 pub const WORKER_CALL: Duration = Duration::from_secs(120);
 /// The daemon's orderly stop.
@@ -446,7 +448,9 @@ pub const METRICS_READ: Duration = Duration::from_secs(10);
 /// Modules that Python loads in a worker which waits for its kernel.
 pub const PRELOADED_MODULES: usize = 64;
 /// Pools of one host, one for each shape of worker that is asked for.
-pub const POOLS: usize = 16;
+pub const POOLS: usize = 64;
+/// One that somebody came to within this makes no room for another.
+pub const POOL_STAYS: Duration = Duration::from_secs(60);
 /// So long a slot waits for the first use of the kernel that was made on its folder.
 pub const POOL_PROMISE_KEPT: Duration = Duration::from_secs(10);
 /// So long after a throw-away kernel was made others than its client find its socket.

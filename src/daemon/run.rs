@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{Read as _, Write as _};
+use std::io::{ErrorKind, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -36,8 +36,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         // Where the configuration is wrong, what it would be without one.
         let config = Paths::of_process(mode).ok().and_then(|paths| Config::load(&paths).ok()).unwrap_or_default();
         let found = abilities(&settings::worker_binary()?, &config.engines.interpreters(), &data);
-        println!("{}", serde_json::to_string_pretty(&found)?);
-        return Ok(());
+        return print(&format!("{}\n", serde_json::to_string_pretty(&found)?));
     }
     let paths = Paths::of_process(mode)?;
     if let Some(file) = &args.check_config {
@@ -45,8 +44,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     }
     let config = Config::load(&paths)?;
     if args.show_config {
-        print!("{}", if args.json { format!("{:#}\n", config.to_json()) } else { config.to_toml() });
-        return Ok(());
+        return print(&if args.json { format!("{:#}\n", config.to_json()) } else { config.to_toml() });
     }
     anyhow::ensure!(mode == Mode::User || nix::unistd::geteuid().is_root(), "--system needs root");
     logging::start(&config)?;
@@ -69,16 +67,25 @@ fn check_config(named: Option<PathBuf>, paths: &Paths, json: bool) -> anyhow::Re
     let problems = if defaults { Vec::new() } else { config::check(&file) };
     if json {
         let report = serde_json::json!({ "file": file, "defaults": defaults, "problems": problems });
-        println!("{report:#}");
+        print(&format!("{report:#}\n"))?;
     } else if defaults {
-        println!("there is no {}: the defaults are in force", file.display());
+        print(&format!("there is no {}: the defaults are in force\n", file.display()))?;
     } else if problems.is_empty() {
-        println!("{}: ok", file.display());
+        print(&format!("{}: ok\n", file.display()))?;
     } else {
-        problems.iter().for_each(|problem| eprintln!("{problem}"));
+        problems.iter().for_each(super::complain);
     }
     anyhow::ensure!(problems.is_empty(), "{} has {} problem(s)", file.display(), problems.len());
     Ok(())
+}
+
+/// Writes to stdout. A reader that left wants no more of it, which is no failure.
+fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        written => written.context("write the output"),
+    }
 }
 
 /// Why the daemon ends.

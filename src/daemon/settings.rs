@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 
-use super::config::{Config, Durability};
+use super::config::{self, Config, Durability};
 use super::paths::{Mode, Paths};
 use crate::core::engine::EngineName;
 use crate::core::name::KernelName;
@@ -26,7 +26,7 @@ pub(super) fn settings(config: &Config, paths: &Paths) -> anyhow::Result<Setting
     let own_home = std::env::var_os("HOME").map(PathBuf::from);
     let forbids = move |path: &Path, uid: u32| {
         let home = if uid == own_uid { own_home.clone() } else { home_of(uid) };
-        rules.forbids(path, home.as_deref()).map(str::to_owned)
+        rules.refusal(path, home.as_deref())
     };
     let mut mcp_launch = Launch::of_process(paths.runtime_dir().display().to_string());
     if let Some((uid, gid)) = worker_user {
@@ -36,7 +36,11 @@ pub(super) fn settings(config: &Config, paths: &Paths) -> anyhow::Result<Setting
         defaults: defaults(config),
         output_kept_bytes: config.defaults.output_kept_bytes,
         kernels: config.limits.kernels,
-        kernels_per_user: config.limits.kernels_per_user,
+        // Of a daemon that serves one user, he may have all.
+        kernels_per_user: match paths.mode() {
+            Mode::System => config.limits.kernels_per_user,
+            Mode::User => config.limits.kernels,
+        },
         clients: config.limits.clients,
         // Of a daemon that serves one user, he may have all.
         clients_per_user: match paths.mode() {
@@ -113,14 +117,9 @@ fn worker_user(config: &Config) -> anyhow::Result<Option<(u32, u32)>> {
     if !nix::unistd::geteuid().is_root() {
         return Ok(None);
     }
-    let name = &config.sandbox.worker_user;
-    let user = nix::unistd::User::from_name(name).with_context(|| format!("sandbox.worker_user {name:?}"))?;
-    let user = user.with_context(|| format!("there is no account {name:?}: name another in sandbox.worker_user"))?;
-    anyhow::ensure!(
-        !user.uid.is_root() && user.gid.as_raw() != 0,
-        "sandbox.worker_user {name:?} is root: name an unprivileged account"
-    );
-    Ok(Some((user.uid.as_raw(), user.gid.as_raw())))
+    let found = config::account(&config.sandbox.worker_user);
+    let account = found.map_err(|why| anyhow::anyhow!("{why}: name another one in sandbox.worker_user"))?;
+    Ok(Some(account))
 }
 
 /// The worker's program, held open.

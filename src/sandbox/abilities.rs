@@ -215,7 +215,16 @@ fn tool(name: &str, program: &str, what_for: &str, package: &str) -> Ability {
 /// An engine's interpreter. What a kernel runs is not what is first in the user's path.
 fn interpreter(engine: EngineName, command: &Path) -> Ability {
     match super::find_program(command) {
-        Some(path) => with_version(engine.name(), &path, "--version"),
+        Some(path) => {
+            let found = with_version(engine.name(), &path, "--version");
+            match engine.too_old(found.detail.split_once('(').map_or("", |(_, said)| said)) {
+                Some(why) => {
+                    let hint = format!("install a newer one, or name it in engines.{engine}.command");
+                    missing(engine.name(), false, format!("{}: {why}", path.display()), hint)
+                }
+                None => found,
+            }
+        }
         None => {
             let detail = format!("{} is not where kernels could see it", command.display());
             let hint = format!("install {engine} below /usr, or name another interpreter in engines.{engine}.command");

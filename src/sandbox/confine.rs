@@ -15,8 +15,8 @@ use super::seccomp::{self, Conditions};
 use crate::core::spec::Net;
 use crate::sys::caps;
 
-/// Processes of init's own (it and its threads count as the same user's).
-const INIT_TASKS: u64 = 16;
+/// Processes of init's own, which count as the same user's: it and one that it forks.
+const INIT_TASKS: u64 = 2;
 const MIB: u64 = 1 << 20;
 
 /// Which limits the cgroup sets, so that the others need not.
@@ -105,8 +105,13 @@ fn rlimits(plan: &SandboxPlan, by: ByCgroup) -> Result<String, String> {
     for (resource, most) in wanted {
         let (soft, hard) = getrlimit(resource).map_err(|error| format!("cannot read {resource:?}: {error}"))?;
         // Less than was asked for would break the code inside in ways that nobody understands.
-        if resource == RLIMIT_NOFILE && hard < most {
-            return Err(format!("{most} open files were asked for, but the host allows {hard}"));
+        let asked = match resource {
+            RLIMIT_NOFILE => Some("open files"),
+            RLIMIT_NPROC if !by.pids => Some("processes and threads"),
+            _ => None,
+        };
+        if let Some(what) = asked.filter(|_| hard < most) {
+            return Err(format!("{most} {what} were asked for, but the host allows {hard}"));
         }
         let most = most.min(hard);
         let start = if resource == RLIMIT_STACK { soft.min(most) } else { most };
@@ -149,7 +154,12 @@ fn processors(plan: &SandboxPlan, by: ByCgroup, engine: Pid) -> Result<String, S
     if sched_getaffinity(engine) != Ok(chosen) {
         return Err("the affinity did not hold".into());
     }
-    Ok(format!("{count} of {} processors, by affinity", all.len()))
+    let given = format!("{count} of {} processors, by affinity", all.len());
+    if plan.limits.cpu_milli.is_multiple_of(1000) {
+        return Ok(given);
+    }
+    // More than was asked for: whoever lets the limit go has this.
+    Err(format!("parts of a processor need the cpu controller of a cgroup; without it {given}"))
 }
 
 /// A host kernel without keyrings has nothing to be kept from.

@@ -38,6 +38,12 @@ pub fn delegated_cgroup() -> Option<PathBuf> {
     Some(base)
 }
 
+/// Whether groups below that cgroup can be given parts of a processor.
+pub fn divides_processors(base: Option<&Path>) -> bool {
+    let controllers = base.and_then(|base| fs::read_to_string(base.join("cgroup.controllers")).ok());
+    controllers.is_some_and(|names| names.split_whitespace().any(|name| name == "cpu"))
+}
+
 /// An executable that kernels can run too: an absolute path, or a name in the system's program folders.
 pub fn find_program(name: &Path) -> Option<PathBuf> {
     let executable = |path: &Path| {

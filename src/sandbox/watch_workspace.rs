@@ -1,4 +1,4 @@
-//! The size of the workspace, counted in slices while an execution runs: each tick looks at a bounded number of files, and
+//! The size of the workspace, counted in slices while something runs: each tick looks at a bounded number of files, and
 //! after a whole round the pause grows with what the round cost. Links are never followed.
 
 use std::collections::HashSet;
@@ -60,6 +60,11 @@ impl WorkspaceWatch {
     /// The size that the last whole round found.
     pub fn last_bytes(&self) -> u64 {
         self.last_bytes
+    }
+
+    /// Whether a round has begun that is not over.
+    pub fn is_counting(&self) -> bool {
+        self.round.begun
     }
 
     /// Looks at the next slice.

@@ -71,7 +71,7 @@ pub enum Trace {
     First,
     /// A change that journals itself once it is done.
     Own(Change),
-    /// A change that is journalled under this text before it is done.
+    /// A change that is journalled under this text before it is done, and once more if it fails.
     Journalled(Change, String),
 }
 

@@ -16,9 +16,10 @@ use super::begin::{Seed, Words};
 use super::checkpoint;
 use super::command::Actor;
 use super::kernel::Kernel;
+use super::keys::{KeyTurn, key_used, made_as};
 use super::metrics::Stage;
 use super::spares;
-use super::supervisor::{Reserved, Supervisor, key_used, made_as};
+use super::supervisor::{Reserved, Supervisor};
 use crate::core::checkpoint::{Checkpoint, CheckpointType, Taking};
 use crate::core::error::{Error, Result};
 use crate::core::fork::Forking;
@@ -38,7 +39,7 @@ enum Child {
     /// It is settled: there since an earlier call with the same key, or it cannot be.
     Settled(Result<Rc<Kernel>>),
     /// It is to be made, and the key to remember it by.
-    Due(Reserved, Option<(String, String)>),
+    Due(Reserved, Option<KeyTurn>),
 }
 
 /// Makes kernels that begin as this one. What fails of one child is that child's result.
@@ -84,7 +85,8 @@ async fn perform(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: &Forking,
     let making = children.into_iter().map(async |(name, child)| {
         let made = match child {
             Child::Settled(result) => result,
-            Child::Due(reserved, key) => {
+            Child::Due(reserved, turn) => {
+                let key = turn.as_ref().map(KeyTurn::parts);
                 let words = words(kernel, &point);
                 let made = supervisor.begin_from(&reserved, &seed, key, words, actor).await;
                 if let Err(error) = &made {
@@ -117,16 +119,17 @@ async fn settle(
     actor: &Actor,
 ) -> Child {
     let settle = async {
-        let mut key = None;
+        let mut turn = None;
         if !wanted.key.is_empty() {
             let scope = format!("fork/{}/{}/{number}", actor.uid, kernel.id);
-            if let Some(known) = supervisor.recall(&scope, &wanted.key).await? {
+            let (known, waited) = supervisor.recall(scope, &wanted.key).await?;
+            if let Some(known) = known {
                 return Ok(Child::Settled(same_fork(kernel, known, wanted, name).await));
             }
-            key = Some((scope, wanted.key.clone()));
+            turn = Some(waited);
         }
         let name = name.parse().map_err(|error: crate::core::name::NameError| Error::invalid(error.to_string()))?;
-        Ok(Child::Due(supervisor.reserve(actor.uid, name)?, key))
+        Ok(Child::Due(supervisor.reserve(actor.uid, name)?, turn))
     };
     settle.await.unwrap_or_else(|error| Child::Settled(Err(error)))
 }

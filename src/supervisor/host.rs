@@ -14,6 +14,7 @@ use super::audit::Auditing;
 use super::command::Actor;
 use super::events::Events;
 use super::kernel::Kernel;
+use super::keys::Keys;
 use super::metrics::Metrics;
 use super::pool::Pool;
 use super::pressure::Pressure;
@@ -63,6 +64,7 @@ pub struct Host {
     pub(super) spares: Spares,
     pub(super) promises: Promises,
     pub(super) turns: Turns,
+    pub(super) keys: Keys,
     pub(super) auditing: Auditing,
     /// What upkeep needs to remember.
     pub upkeep: Upkeep,
@@ -109,6 +111,7 @@ impl Host {
             spares,
             promises: Promises::default(),
             turns,
+            keys: Keys::default(),
             auditing: Auditing::default(),
             upkeep: Upkeep::default(),
             bundles: Arc::new(Semaphore::new(limits::BUNDLES_AT_ONCE)),
@@ -295,6 +298,11 @@ impl Host {
         }
     }
 
+    /// Whether an error says that something may not be given to the kernel any more, or is not there: nothing is wrong with its engine.
+    pub(super) fn is_not_given(error: &Error) -> bool {
+        ["source_gone", "source_moved", "source", "deny_paths", "own_folder"].contains(&error.reason.as_str())
+    }
+
     /// Checks again that a path may be given that led to `recorded` when it was, and that it leads there still.
     ///
     /// # Errors
@@ -323,17 +331,19 @@ impl Host {
             Ok(real) => real,
             Err(_) if uid != nix::unistd::geteuid().as_raw() => source.to_owned(),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                return Err(Error::not_found(format!("there is no {shown} on this host")));
+                return Err(Error::not_found(format!("there is no {shown} on this host")).reason("source_gone"));
             }
             Err(error) => return Err(Error::refused(format!("{shown}: {error}")).reason("source")),
         };
         if real.to_str().is_none() {
             return Err(Error::refused(format!("{shown} leads to a path that is not UTF-8")).reason("source"));
         }
-        if let Some(rule) = (self.config.forbids)(&real, uid) {
-            return Err(Error::refused(format!("{shown} may not be given to a kernel"))
-                .reason("deny_paths")
-                .hint(format!("the rule {rule:?} of sandbox.deny_paths in the configuration forbids it")));
+        if let Some(why) = (self.config.forbids)(&real, uid) {
+            return Err(Error::refused(format!("{shown} may not be given to a kernel")).reason("deny_paths").hint(why));
+        }
+        if let Some(own) = crate::sandbox::NEVER_GIVEN.iter().find(|own| real.starts_with(own)) {
+            let message = format!("{shown} is in {own}, which is the host's own view of itself");
+            return Err(Error::refused(message).reason("own_folder").hint("give a path outside of it"));
         }
         if let Some(own) = self.config.protected.iter().find(|own| real.starts_with(own)) {
             return Err(

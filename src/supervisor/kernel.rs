@@ -47,6 +47,8 @@ pub struct View {
     pub sandbox: Vec<String>,
     /// What the worker holds that its state does not capture.
     pub missed: Vec<MissedEntry>,
+    /// Files that the last capture of the workspace could not take.
+    pub left_out: Vec<MissedEntry>,
     /// Background jobs.
     pub jobs: Vec<Job>,
     /// The worker's init on this host.
@@ -302,7 +304,7 @@ impl Kernel {
     }
 
     /// Does something with the worker when its turn comes; starts one if there is none. With a `change`, `what` is journalled
-    /// first and takes its place in the order of versions.
+    /// first and takes its place in the order of versions; if it fails then, that is journalled, too.
     ///
     /// # Errors
     /// Those of starting a worker, and of `operation`.
@@ -370,6 +372,10 @@ impl Kernel {
         T: 'static,
         F: Future<Output = Result<T>> + 'static,
     {
+        let journalled = match &trace {
+            Trace::Journalled(change, text) => Some((change.actor.clone(), text.clone())),
+            Trace::None | Trace::Restore(_) | Trace::First | Trace::Own(_) => None,
+        };
         let (sender, result) = oneshot::channel();
         let operation: Operation = Box::new(move |link| {
             Box::pin(async move {
@@ -385,7 +391,21 @@ impl Kernel {
             Trace::First => self.ask_patiently(|reply| Command::Operate(trace, operation, waiting, reply)).await?,
             trace => self.ask(|reply| Command::Operate(trace, operation, waiting, reply)).await?,
         }
-        result.await.unwrap_or_else(|_| Err(self.gone()))
+        let done = result.await.unwrap_or_else(|_| Err(self.gone()));
+        if let (Err(error), Some((actor, text))) = (&done, &journalled) {
+            self.note_failure(actor, text, error).await;
+        }
+        done
+    }
+
+    /// The journal has a change already that was not made: it says so, too. Whoever asked for the change is told anyway.
+    async fn note_failure(&self, actor: &Actor, text: &str, error: &Error) {
+        match self.records.mark(actor, &format!("{text} failed: {error}"), crate::sys::clock::now_ms()).await {
+            Ok(version) => {
+                self.advance(version);
+            }
+            Err(error) => tracing::warn!(kernel = %self.spec.name, %error, "a failed change is not in the journal"),
+        }
     }
 
     /// Adds a mount.

@@ -197,6 +197,7 @@ impl Metrics {
                 ("failed", total.creation_errors),
                 ("taken", total.taken),
                 ("missed", total.missed),
+                ("refused", total.refused),
             ];
             for (event, count) in events {
                 self.pool_events.get_or_create(&[of(engine), ("event", event.to_owned())]).inc_by(count);

@@ -18,6 +18,7 @@ pub mod fork;
 mod from_dir;
 pub mod host;
 pub mod kernel;
+mod keys;
 pub mod lease;
 mod metrics;
 pub mod output;

@@ -183,6 +183,9 @@ impl ShapePool {
             creation_errors: counters.creation_errors,
             taken: counters.taken,
             missed: counters.missed,
+            refused: counters.refused,
+            cpu_milli: limits.cpu_milli,
+            pids: limits.pids,
             trouble: breaker.reason().unwrap_or_default().to_owned(),
             tries_again_in_ms: again_at_ms.saturating_sub(now_ms),
         }
@@ -283,7 +286,9 @@ impl Pool {
                 if rules.is_off() {
                     return None;
                 }
-                self.let_one_go(host);
+                if !self.has_place(host) {
+                    return None;
+                }
                 self.open(shape.clone(), Rules { pool_size: 1, min_idle: 0, ..rules }, false)
             }
         };
@@ -295,10 +300,10 @@ impl Pool {
         taken
     }
 
-    /// A worker is started for who wanted a slot of that shape.
-    pub(super) fn missed(&self, shape: &Shape) {
+    /// What came of somebody who wanted a slot of that shape when there was none.
+    pub(super) fn noted(&self, shape: &Shape, event: Event) {
         if let Some(pool) = self.of(shape) {
-            pool.count(Event::Missed);
+            pool.count(event);
         }
     }
 
@@ -356,17 +361,17 @@ impl Pool {
         each.fold(Taken::default(), Taken::and)
     }
 
-    /// If there are as many pools as may be, the one that nobody came to for longest goes.
-    fn let_one_go(&self, host: &Rc<Host>) {
+    /// Whether there may be another pool: one that gives way goes for it.
+    fn has_place(&self, host: &Rc<Host>) -> bool {
         let pools = self.pools.borrow().clone();
         if pools.len() < limits::POOLS {
-            return;
+            return true;
         }
-        let unused = pools.iter().filter(|pool| !pool.standing).min_by_key(|pool| pool.demand.borrow().last_ms());
-        if let Some(pool) = unused {
-            pool.seen().iter().for_each(|slot| end(host, pool, slot.id));
-            self.pools.borrow_mut().retain(|kept| !Rc::ptr_eq(kept, pool));
-        }
+        let came = pools.iter().map(|pool| (!pool.standing).then(|| pool.demand.borrow().last_ms()));
+        let Some(pool) = policy::gives_way(came, self.now_ms()).and_then(|at| pools.get(at)) else { return false };
+        pool.seen().iter().for_each(|slot| end(host, pool, slot.id));
+        self.pools.borrow_mut().retain(|kept| !Rc::ptr_eq(kept, pool));
+        true
     }
 
     /// Whoever has just taken a slot goes first: to make the next one takes the processors that his kernel needs to begin. Where slots are taken

@@ -121,16 +121,26 @@ fn relieve(host: &Rc<Host>) {
     if slots > 0 {
         return;
     }
-    for kernel in longest_unused(host) {
-        tokio::task::spawn_local(async move {
-            if let Err(error) = kernel.rest_now().await {
-                tracing::debug!(kernel = %kernel.spec.name, %error, "a kernel does not rest");
-            }
-        });
+    tokio::task::spawn_local(rest_some(longest_unused(host)));
+}
+
+/// Has an eighth of these kernels rest, at least one: each stop takes some memory itself, and the next firing asks again. Those that
+/// cannot, because a job runs or somebody came, stand in nobody's way.
+async fn rest_some(unused: Vec<Rc<Kernel>>) {
+    let mut left = unused.len().div_ceil(8).min(limits::PRESSURE_STOPS);
+    for kernel in unused {
+        if left == 0 {
+            return;
+        }
+        match kernel.rest_now().await {
+            Ok(true) => left -= 1,
+            Ok(false) => {}
+            Err(error) => tracing::debug!(kernel = %kernel.spec.name, %error, "a kernel does not rest"),
+        }
     }
 }
 
-/// An eighth of the kernels that nobody uses, at least one: each stop takes some memory itself, and the next firing asks again.
+/// The kernels that nobody uses, the longest unused first.
 fn longest_unused(host: &Host) -> Vec<Rc<Kernel>> {
     let now_ms = host.now_ms();
     let rests = |kernel: &Rc<Kernel>| {
@@ -140,7 +150,6 @@ fn longest_unused(host: &Host) -> Vec<Rc<Kernel>> {
     };
     let mut unused: Vec<Rc<Kernel>> = host.kernels().into_iter().filter(rests).collect();
     unused.sort_by_key(|kernel| kernel.view().last_used_at_ms);
-    unused.truncate(unused.len().div_ceil(8).min(limits::PRESSURE_STOPS));
     unused
 }
 

@@ -14,7 +14,7 @@ use crate::mcp::allow::AllowList;
 use crate::sandbox::plan::WORKSPACE;
 use crate::worker::program::WorkerProgram;
 
-/// Names the rule that forbids giving a host path to a kernel of this uid, if one does.
+/// Says why a host path may not be given to a kernel of this uid, with the rule that forbids it, if one does.
 pub type PathRule = Box<dyn Fn(&Path, u32) -> Option<String>>;
 
 /// Settings of one daemon; constant while it runs.
@@ -45,7 +45,7 @@ pub struct Settings {
     pub allow_degraded: Vec<String>,
     /// Whether kernels may ask for the host's network.
     pub net_host_allowed: bool,
-    /// Says which rule forbids giving this host path to a kernel, if one does.
+    /// Says why this host path may not be given to a kernel, if a rule forbids it.
     pub forbids: PathRule,
     /// More host paths that every kernel sees, read-only.
     pub system_paths: Vec<PathBuf>,

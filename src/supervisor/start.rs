@@ -15,6 +15,7 @@ use crate::core::error::{Error, Result};
 use crate::core::ids::WorkerId;
 use crate::core::info::{GivenMount, MountInfo};
 use crate::core::limits;
+use crate::core::pool::Event;
 use crate::core::spec::KernelSpec;
 use crate::rpc::worker_link::WorkerLink;
 use crate::sandbox::plan::PlannedMount;
@@ -55,7 +56,10 @@ pub(super) async fn start(
     let turn = loop {
         let turn = match next.take() {
             Some(turn) => turn,
-            None => host.turns.next(host, kernel.uid, can_come_later.then_some(&shape), &mut given_up).await?,
+            None => {
+                let turn = host.turns.next(host, kernel.uid, can_come_later.then_some(&shape), &mut given_up).await;
+                turn.inspect_err(|_| host.pool.noted(&shape, Event::Refused))?
+            }
         };
         let (slot, active) = match turn {
             Turn::Slot(slot) => *slot,
@@ -69,9 +73,10 @@ pub(super) async fn start(
         can_come_later = false;
     };
     if had_pool {
-        host.pool.missed(&shape);
+        host.pool.noted(&shape, Event::Missed);
     }
     if !host.pool.make_room(host, one) {
+        host.pool.noted(&shape, Event::Refused);
         return Err(admission.no_room(one));
     }
     let mut place = admission.place(one.memory_bytes);

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use tokio::sync::mpsc;
+use tracing::Instrument as _;
 
 use super::audit::bounded;
 use super::checkpoint;
@@ -12,6 +13,7 @@ use super::command::{Actor, Change, Operation, StopMode};
 use super::events::Events;
 use super::host::{DoorKeeper, Host};
 use super::kernel::{Kernel, View};
+use super::keys::{KeyTurn, made_as};
 use super::metrics::Stage;
 use super::promise::Promise;
 use super::records::{Loaded, Records, StateRecord};
@@ -22,7 +24,6 @@ use super::tools::Tools;
 use super::upkeep;
 use super::worker::{self, Shape};
 use crate::catalog::{CatalogHandle, Created, IdempotencyKey, KernelRow, NewAudit, Notes};
-use crate::core::engine::EngineName;
 use crate::core::error::{DISK_FULL, Error, ErrorCode, Result};
 use crate::core::ids::{Epoch, KernelId};
 use crate::core::limits;
@@ -87,34 +88,27 @@ impl Supervisor {
         if key.len() > limits::KEY_BYTES {
             return Err(Error::invalid(format!("the key has more than {} bytes", limits::KEY_BYTES)));
         }
-        if !key.is_empty()
-            && let Some(kernel) = self.recall(&scope, key).await?
-        {
-            return made_as(kernel, spec.name.as_str(), spec.engine);
+        let mut turn = None;
+        if !key.is_empty() {
+            let (known, waited) = self.recall(scope, key).await?;
+            if let Some(kernel) = known {
+                return made_as(kernel, spec.name.as_str(), spec.engine);
+            }
+            turn = Some(waited);
         }
         let spec = self.checked(spec, actor)?;
         let reserved = self.reserve(actor.uid, spec.name.clone())?;
         // In a task of its own: a client that leaves meanwhile must leave nothing half made.
         let (this, from_dir, actor) = (self.clone(), from_dir.map(Path::to_owned), actor.clone());
-        let key = (!key.is_empty()).then(|| (scope, key.to_owned()));
         let making = tokio::task::spawn_local(async move {
             let _reserved = reserved;
             let (begun, engine) = (Instant::now(), spec.engine);
+            let key = turn.as_ref().map(KeyTurn::parts);
             let made = this.make(spec, from_dir.as_deref(), key, &actor).await;
             this.host.metrics.since(Stage::Create, engine, begun);
             made
         });
         making.await.map_err(|error| Error::internal(error.to_string()))?
-    }
-
-    /// The kernel that was made with this key, while keys are remembered and it is there.
-    ///
-    /// # Errors
-    /// The catalog's.
-    pub(super) async fn recall(&self, scope: &str, key: &str) -> Result<Option<Rc<Kernel>>> {
-        let known = self.host.catalog.recall_key(scope.to_owned(), key.to_owned(), self.host.now_ms()).await?;
-        let id = known.and_then(|id| id.parse::<KernelId>().ok());
-        Ok(id.and_then(|id| self.host.by_id.borrow().get(&id).cloned()))
     }
 
     /// Keeps a place and a name for a kernel that is being made.
@@ -125,10 +119,17 @@ impl Supervisor {
         let config = &self.host.config;
         {
             let creating = self.host.creating.borrow();
-            let own = self.host.visible(uid).len() + creating.keys().filter(|(owner, _)| *owner == uid).count();
-            if self.host.by_id.borrow().len() + creating.len() >= config.kernels || own >= config.kernels_per_user {
-                return Err(Error::busy(format!("there are {own} kernels already"))
+            let all = self.host.by_id.borrow().len() + creating.len();
+            if all >= config.kernels {
+                return Err(Error::busy(format!("there are {all} kernels already"))
+                    .reason("kernels")
                     .hint("remove some, or raise limits.kernels"));
+            }
+            let own = self.host.visible(uid).len() + creating.keys().filter(|(owner, _)| *owner == uid).count();
+            if own >= config.kernels_per_user {
+                return Err(Error::busy(format!("you have {own} kernels already"))
+                    .reason("kernels_per_user")
+                    .hint("remove some, or have limits.kernels_per_user raised"));
             }
         }
         if self.host.published.borrow().contains(&(uid, name.to_string())) {
@@ -175,6 +176,13 @@ impl Supervisor {
             return Err(Error::refused("the host's network is not given to kernels here")
                 .reason("net_host_allowed")
                 .hint("set sandbox.net_host_allowed in the configuration"));
+        }
+        let whole = spec.limits.cpu_milli.is_multiple_of(1000) || spec.degraded.iter().any(|layer| layer == "cpu");
+        if !whole && !crate::sandbox::divides_processors(config.cgroup_base.as_deref()) {
+            let asked = f64::from(spec.limits.cpu_milli) / 1000.0;
+            return Err(Error::unsupported(format!("{asked} processors cannot be had here: without the cpu controller of cgroup v2 a kernel has whole ones"))
+                .reason("sandbox-cpu")
+                .hint("ask for a whole number, or run ryokand under systemd with Delegate=yes (`ryokan doctor` tells what it has)"));
         }
         for layer in &spec.degraded {
             if !config.allow_degraded.contains(layer) {
@@ -355,6 +363,7 @@ impl Supervisor {
                 last_used_at_ms: row.last_used_at_ms,
                 sandbox: Vec::new(),
                 missed: Vec::new(),
+                left_out: Vec::new(),
                 jobs: Vec::new(),
                 worker_pid: None,
                 origin: loaded.origin,
@@ -393,7 +402,9 @@ impl Supervisor {
         let (lease, mounts, unclosed) = (loaded.lease, loaded.mounts, loaded.running);
         let beginning = Beginning { life: record.life, lease, mounts, tools, first, unclosed };
         let task = Task::new(Rc::clone(host), Rc::clone(&kernel), waiting, channel, beginning);
-        tokio::task::spawn_local(task.run(adopted));
+        // Each line that its task logs says whose it is, whatever the level.
+        let span = tracing::error_span!("kernel", id = %row.id, name = %kernel.event_name);
+        tokio::task::spawn_local(task.run(adopted).instrument(span));
         host.by_id.borrow_mut().insert(row.id, Rc::clone(&kernel));
         host.by_name.borrow_mut().insert((row.uid, row.spec.name.clone()), row.id);
         match row.spec.ephemeral {
@@ -549,25 +560,6 @@ impl Supervisor {
         // On a full disk they are not, however long one waits.
         let _ = tokio::time::timeout(limits::EVENTS_WRITTEN, self.host.events.written()).await;
     }
-}
-
-/// The kernel that a key has made, if it has the name and the engine that are asked for by the same key. The rest of what is asked for may
-/// have been filled in from a configuration that is another one by now.
-///
-/// # Errors
-/// `conflict` if it is another.
-pub(super) fn made_as(kernel: Rc<Kernel>, name: &str, engine: EngineName) -> Result<Rc<Kernel>> {
-    match kernel.spec.name.as_str() == name && kernel.spec.engine == engine {
-        true => Ok(kernel),
-        false => Err(key_used(&kernel)),
-    }
-}
-
-/// What is said of a key that has made another kernel than the one which is asked for.
-pub(super) fn key_used(made: &Kernel) -> Error {
-    Error::conflict(format!("this key was given with another request: it made {}", made.spec.name))
-        .reason("key_used")
-        .hint("take a new key for a new request")
 }
 
 /// The channel of a worker that was adopted before its kernel's task exists.

@@ -7,7 +7,8 @@ use std::rc::Rc;
 use super::begin::Words;
 use super::command::Actor;
 use super::kernel::Kernel;
-use super::supervisor::{Supervisor, made_as};
+use super::keys::{KeyTurn, made_as};
+use super::supervisor::Supervisor;
 use crate::core::engine::EngineName;
 use crate::core::error::{Error, Result};
 use crate::core::limits;
@@ -46,13 +47,14 @@ pub async fn thread(
 
 async fn make(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: Threading, actor: &Actor) -> Result<Rc<Kernel>> {
     let host = supervisor.host();
-    let mut key = None;
+    let mut turn = None;
     if !wanted.key.is_empty() {
         let scope = format!("thread/{}/{}", actor.uid, kernel.id);
-        if let Some(known) = supervisor.recall(&scope, &wanted.key).await? {
+        let (known, waited) = supervisor.recall(scope, &wanted.key).await?;
+        if let Some(known) = known {
             return made_as(known, wanted.name.as_str(), wanted.engine.unwrap_or(kernel.spec.engine));
         }
-        key = Some((scope, wanted.key));
+        turn = Some(waited);
     }
     let owner = kernel.files_owner();
     if owner.spec.ephemeral {
@@ -77,6 +79,7 @@ async fn make(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: Threading, a
     };
     // It may write into the owner's workspace before the owner is used.
     host.promises.release(host, owner.id).await;
+    let key = turn.as_ref().map(KeyTurn::parts);
     let thread = supervisor.begin_thread(&owner, judged, key, words, actor).await?;
     let before = owner.view().version;
     let text = format!("{} works in this workspace as a thread", thread.spec.name);

@@ -394,7 +394,8 @@ impl<'a> Outcome<'a> {
 fn tell(options: &Options, outcome: &Outcome<'_>) {
     if options.json {
         let text = serde_json::to_string(outcome).unwrap_or_default();
-        println!("{text}");
+        // A reader that left wants no more of it.
+        let _ = writeln!(std::io::stdout(), "{text}");
     } else if let Some(error) = outcome.error {
         eprintln!("ryokan-worker probe: {error}\n  hint: {}", error.hint);
     }

@@ -1,6 +1,7 @@
 //! The program itself against the fake: output, exit codes, errors.
 
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output, Stdio};
 
 use super::fake::Fake;
@@ -49,6 +50,39 @@ fn output_goes_where_it_belongs_and_the_code_is_the_codes_own() {
     let (exit, _, stderr) = run(&fake, &["exec", "demo", "late", "--timeout", "1s"]);
     assert_eq!(exit, 124);
     assert!(stderr.contains("ran out of time"), "{stderr}");
+    let warned = (0, String::new(), "warning: it is not stored\n".into());
+    assert_eq!(run(&fake, &["exec", "demo", "unsaved"]), warned);
+}
+
+#[test]
+fn the_daemons_program_takes_a_reader_that_left_for_no_failure() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("config.toml");
+    std::fs::write(&file, "").unwrap();
+    // Whatever the umask is: what others could write is refused.
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let file = file.to_str().unwrap();
+    for args in [&["--check-config", file, "--json"][..], &["--check-config", file], &["--show-config"]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ryokand"));
+        command.args(args).env("HOME", folder.path()).env("XDG_CONFIG_HOME", folder.path());
+        command.env("XDG_RUNTIME_DIR", folder.path()).stdin(Stdio::null()).stdout(writer).stderr(Stdio::piped());
+        assert_eq!(parts(command.output().unwrap()), (0, String::new(), String::new()), "{args:?}");
+    }
+}
+
+#[test]
+fn verbosely_it_says_what_it_does_and_how_long_that_takes() {
+    let fake = Fake::start();
+    let (exit, stdout, stderr) = run(&fake, &["-v", "exec", "demo", "say hi"]);
+    assert_eq!((exit, stdout.as_str()), (0, "hi\n"));
+    for said in ["connected", "kernel=demo", "execution begun", "execution ended", "exec=1", "ran=1.5ms"] {
+        assert!(stderr.contains(said), "{said}: {stderr}");
+    }
+    assert!(!stderr.contains("timeout_ms") && !stderr.contains('\x1b'), "{stderr}");
+    let (_, _, stderr) = run(&fake, &["-vv", "exec", "demo", "say hi", "--env", "KEY=secret"]);
+    assert!(stderr.contains("timeout_ms=0") && stderr.contains("KEY") && !stderr.contains("secret"), "{stderr}");
 }
 
 #[test]
@@ -77,6 +111,13 @@ fn code_comes_from_arguments_files_and_standard_input() {
         assert_eq!(exit, 2, "{args:?}: {stderr}");
         assert!(stderr.starts_with("error: ") && stderr.contains("\nhint: "), "{stderr}");
     }
+    let (_, _, stderr) = run_with_input(&fake, &["exec", "demo", "-"], &[b'#', 0xff]);
+    assert!(stderr.contains("hint: code is UTF-8 text"), "{stderr}");
+    let large = fake.socket.with_file_name("large.py");
+    std::fs::write(&large, vec![b'#'; (8 << 20) + 1]).unwrap();
+    let (exit, _, stderr) = run(&fake, &["exec", "demo", "-f", large.to_str().unwrap()]);
+    assert_eq!(exit, 2);
+    assert!(stderr.contains("more than 8 MiB") && stderr.contains("workspace"), "{stderr}");
 }
 
 #[test]
@@ -159,6 +200,9 @@ fn a_lost_connection_says_how_to_see_the_execution_again() {
     assert_eq!(exit, 69);
     let ways = ["; whether it began: ryokan journal demo --tail 1", "; see execution 2 again"];
     assert!(ways.iter().any(|way| stderr.contains(way)), "{stderr}");
+    let (exit, _, stderr) = run(&fake, &["run", "hang up later"]);
+    assert_eq!(exit, 69);
+    assert!(stderr.contains("the throw-away kernel is gone with it") && !stderr.contains("go on"), "{stderr}");
 }
 
 #[test]

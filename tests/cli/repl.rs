@@ -43,6 +43,7 @@ fn the_last_codes_status_is_ours() {
     let fake = Fake::start();
     assert_eq!(repl(&fake, "say ok\nfail 4\n").0, 4);
     assert_eq!(repl(&fake, "fail 4\nsay ok\n").0, 0);
+    assert_eq!(repl(&fake, "unsaved\n").2, "warning: it is not stored\n");
 }
 
 #[test]

@@ -25,7 +25,7 @@ fn one_snapshot_as_text() {
     assert_eq!(lines[0][2..], ["1", "kernel,", "1", "ready;", "memory", "0", "B,", "0", "executions"]);
     assert_eq!(lines[2], ["NAME", "ENGINE", "STATE", "SINCE", "EXECUTIONS", "MEMORY", "IDLE", "JOBS"]);
     assert_eq!((&lines[3][..6], lines[3][7]), (&["demo", "python", "ready", "-", "0", "-"][..], "1"));
-    assert_eq!((lines[5][0], lines[6][0], lines[6][5], lines[6][6]), ("ENGINE", "python", "2", "3"), "{stdout}");
+    assert_eq!((lines[5][0], lines[6][0], lines[6][7], lines[6][8]), ("ENGINE", "python", "2", "3"), "{stdout}");
 }
 
 #[test]

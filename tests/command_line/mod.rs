@@ -2,6 +2,8 @@
 
 mod documents;
 mod kernels;
+mod left_out;
+mod pool;
 mod terminal;
 mod top;
 mod values;

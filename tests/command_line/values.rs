@@ -19,6 +19,8 @@ fn big_integers_reach_the_engine_exactly_or_are_refused() {
     assert_eq!(refused.status.code(), Some(2), "{said}");
     assert!(said.contains("18446744073709551616"), "{said}");
     assert_eq!(host.ok(&["get", "s", "n"]), "9007199254740993\n", "what was refused changed nothing");
+    let journal = host.ok(&["journal", "s"]);
+    assert_eq!(journal.matches("set n failed: ").count(), 1, "{journal}");
 }
 
 #[test]

@@ -1,7 +1,10 @@
 //! The daemon as its clients see it: kernels that keep their state, whoever dies.
 
+mod admission;
+mod creation;
 mod ends;
 mod given;
+mod left_behind;
 pub mod metrics;
 mod places;
 mod system;

@@ -71,10 +71,15 @@ impl SystemWide {
         command
     }
 
-    pub fn cli(&self, uid: u32, args: &[&str]) -> Output {
+    /// The command line as that user.
+    pub fn cli_command(&self, uid: u32, args: &[&str]) -> Command {
         let mut command = self.run_as(uid, self.bin.join("ryokan"));
         command.arg("--no-autostart").arg("--socket").arg(self.socket()).args(args).stdin(Stdio::null());
-        command.output().unwrap()
+        command
+    }
+
+    pub fn cli(&self, uid: u32, args: &[&str]) -> Output {
+        self.cli_command(uid, args).output().unwrap()
     }
 }
 

@@ -49,6 +49,12 @@ pub struct Dialect {
     pub long_name: &'static str,
     /// What completes to that.
     pub completes: &'static str,
+    /// Leaves `/bin/sleep 86421` running when it has ended.
+    pub job: &'static str,
+    /// Makes something that cannot be saved ...
+    pub unsaved: &'static str,
+    /// ... which is called so.
+    pub unsaved_key: &'static str,
 }
 
 impl Dialect {
@@ -87,6 +93,10 @@ const KAISH: Dialect = Dialect {
     where_: "pwd",
     long_name: "remarkable=1",
     completes: "echo $remar",
+    job: "/bin/sleep 86421 &",
+    // Whatever else a session of kaish has can be saved.
+    unsaved: "for n in 1 2; do /usr/bin/head -c 40000000 /dev/zero > \"/v/blobs/large$n\"; done",
+    unsaved_key: "file/v/blobs/large2",
 };
 
 const BASH: Dialect = Dialect {
@@ -94,6 +104,8 @@ const BASH: Dialect = Dialect {
     wrong: "for in do; fi",
     loops: "while :; do y=1; done",
     env: "echo \"${ONCE-none}\"",
+    unsaved: "exec 7< /etc/hosts",
+    unsaved_key: "descriptor/7",
     ..KAISH
 };
 
@@ -121,6 +133,9 @@ const PYTHON: Dialect = Dialect {
     where_: "import os; print(os.getcwd())",
     long_name: "remarkable = 1",
     completes: "print(remar",
+    job: "import subprocess; child = subprocess.Popen(['/bin/sleep', '86421'])",
+    unsaved: "numbers = (n for n in range(3))",
+    unsaved_key: "var/numbers",
 };
 
 const NODE: Dialect = Dialect {
@@ -147,4 +162,7 @@ const NODE: Dialect = Dialect {
     where_: "console.log(process.cwd())",
     long_name: "let remarkable = 1",
     completes: "console.log(remar",
+    job: "let child = require('child_process').spawn('/bin/sleep', ['86421'])",
+    unsaved: "let later = new Promise(() => {})",
+    unsaved_key: "var/later",
 };

@@ -3,6 +3,7 @@
 //! An engine whose interpreter this host lacks fails here: `scripts/check` installs what is needed.
 
 mod dialect;
+mod left;
 
 use std::time::{Duration, Instant};
 

@@ -50,7 +50,9 @@ fn a_kernel_goes_on_elsewhere_with_all_its_checkpoints() {
             there.ok(&["undo", engine, "--yes"]);
             assert_eq!(there.ok(&["exec", engine, view]), "2\ntwo\n", "{user:?}");
             // Again, under another name, and only one of them.
-            assert_eq!(there.cli(&["import", brought]).status.code(), Some(4), "{user:?}: its name is taken");
+            let taken = there.cli(&["import", brought]);
+            assert_eq!(taken.status.code(), Some(4), "{user:?}: its name is taken");
+            assert!(String::from_utf8_lossy(&taken.stderr).contains("--as NAME"), "{user:?}: {taken:?}");
             there.ok(&["import", brought, "--as", "again"]);
             assert_eq!(there.ok(&["exec", "again", view]), "2\ntwo\n", "{user:?}");
             there.ok(&["rm", "again", "--yes"]);

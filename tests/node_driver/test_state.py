@@ -9,7 +9,7 @@ import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from engine import Engine  # noqa: E402
+from engine import Engine, Result  # noqa: E402
 from test_driver import Own  # noqa: E402
 
 
@@ -140,6 +140,13 @@ class Saving(Own):
         # Node closes it when the loop next turns.
         self.run_ok("await new Promise((done) => setTimeout(done, 20)); 0")
         self.assertEqual(sorted(self.missed()), ["timers/pending"])
+
+    def test_what_keeps_the_loop_alive_is_a_job_until_it_has_gone(self):
+        (told, _), = self.run_ok("setTimeout(() => {}, 700); 0").of("jobs")
+        self.assertEqual(told["jobs"], [{"id": "loop", "command": "1 timer"}])
+        self.assertEqual(self.run_ok("1").of("jobs"), [], "nothing new")
+        told, _ = self.engine.frame(Result())
+        self.assertEqual((told["ev"], told["jobs"]), ("jobs", []))
 
     def test_nothing_waits_in_a_new_engine(self):
         self.run_ok("await new Promise((done) => setTimeout(done, 5)); 1")

@@ -5,6 +5,8 @@ mod deaths;
 mod load;
 mod pressure;
 mod promises;
+mod secrets;
+mod time;
 
 use std::time::{Duration, Instant};
 

@@ -63,6 +63,9 @@ fn while_memory_is_short_the_pool_goes_first_then_what_nobody_uses_and_never_wha
     let host = pooled_with(User::Own, &format!("[daemon]\npressure_file = \"{}\"\n", file.display()));
     host.with(async |client| {
         ready(&client, "kaish").await;
+        // The longest unused has a job: others are stopped nevertheless.
+        let works = kernel(&client, "works", EngineName::Kaish).await;
+        run(&works, "/bin/sleep 600 &").await;
         let first = kernel(&client, "first", EngineName::Kaish).await;
         run(&first, "x=kept").await;
         let second = kernel(&client, "second", EngineName::Kaish).await;
@@ -93,6 +96,7 @@ fn while_memory_is_short_the_pool_goes_first_then_what_nobody_uses_and_never_wha
             "the longest unused first: {events}"
         );
         assert!(!events.lines().any(|line| line.contains("kernel_stopped") && line.contains("\"busy\"")), "{events}");
+        assert!(!events.lines().any(|line| line.contains("kernel_stopped") && line.contains("\"works\"")), "{events}");
         assert!(host.ok(&["show", "first"]).contains("memory was short"));
         assert!(host.ok(&["log", "first"]).contains("before a stop for want of memory"));
         // As if nothing had been.

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
+use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Child, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
@@ -118,10 +119,16 @@ impl Terminal {
 
     /// Waits until the program has ended well.
     pub fn ended(&mut self) {
+        self.ended_with(0);
+    }
+
+    /// Waits until the program has ended with that code, as a shell tells it: 128 and its number for a signal.
+    pub fn ended_with(&mut self, code: i32) {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
-                assert_eq!(status.code(), Some(0));
+                let ended = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
+                assert_eq!(ended, Some(code), "{status}");
                 return;
             }
             assert!(Instant::now() < deadline, "it does not end");

@@ -246,6 +246,22 @@ fn a_broken_limit_ends_the_engine() {
 }
 
 #[test]
+fn what_runs_on_after_an_execution_is_watched_too() {
+    local(async {
+        let fake = Fake::start().await;
+        let seen = Recorder::new();
+        let (link, _) = fake.attach(&seen).await.unwrap();
+        fake.notes.borrow_mut().stirs = true;
+        link.start(code(1, "pass")).await.unwrap();
+        assert_eq!(seen.end(1).await.status, ExecStatus::Done);
+        let before = fake.notes.borrow().watched;
+        crate::support::eventually("it is looked at again", async || fake.notes.borrow().watched > before + 2).await;
+        fake.notes.borrow_mut().beyond = Some(WorkerCause::DiskFull);
+        assert_eq!(seen.cause().await, WorkerCause::DiskFull);
+    });
+}
+
+#[test]
 fn standard_input_is_the_executions_own() {
     local(async {
         let fake = Fake::start().await;

@@ -33,6 +33,8 @@ pub struct Notes {
     /// What the next watch finds.
     pub beyond: Option<WorkerCause>,
     pub watched: usize,
+    /// Something runs although no execution does.
+    pub stirs: bool,
     pub pid: i32,
     pub frozen: bool,
 }
@@ -79,6 +81,9 @@ impl Enclosure for Bare {
             Exit::Status(status) => WorkerCause::Exited(status),
             Exit::Signal(signal) => WorkerCause::Signalled(signal),
         }
+    }
+    fn stirs(&mut self) -> bool {
+        self.notes.borrow().stirs
     }
     fn watch(&mut self) -> Watch {
         let mut notes = self.notes.borrow_mut();

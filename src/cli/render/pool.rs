@@ -6,16 +6,21 @@ use crate::cli::paint::Paint;
 use crate::core::info::PoolInfo;
 use crate::core::quantity::{format_duration, format_size};
 
+/// The column of what is ready.
+const IDLE: usize = 6;
+
 /// One line for each pool, and under it what is wrong with it.
 pub fn pools(pools: &[PoolInfo], paint: Paint) -> String {
     let mut table = Table::new(&[
-        "ENGINE", "MEMORY", "NET", "UID", "IDLE", "WANTED", "CREATING", "KERNELS", "TAKEN", "MISSED", "MADE", "ENDED",
-        "FAILED",
+        "ENGINE", "MEMORY", "CPUS", "PIDS", "NET", "UID", "IDLE", "WANTED", "CREATING", "KERNELS", "TAKEN", "MISSED",
+        "REFUSED", "MADE", "ENDED", "FAILED",
     ]);
     for pool in pools {
         table.row(&[
             pool.engine.clone(),
             format_size(pool.memory_bytes),
+            (f64::from(pool.cpu_milli) / 1000.0).to_string(),
+            pool.pids.to_string(),
             pool.net.clone(),
             pool.uid.to_string(),
             pool.idle.to_string(),
@@ -24,14 +29,15 @@ pub fn pools(pools: &[PoolInfo], paint: Paint) -> String {
             pool.active.to_string(),
             pool.taken.to_string(),
             pool.missed.to_string(),
+            pool.refused.to_string(),
             pool.total_created.to_string(),
             pool.total_destroyed.to_string(),
             pool.creation_errors.to_string(),
         ]);
         match (pool.idle >= pool.target, pool.trouble.is_empty()) {
-            (true, true) => table.paint(4, Paint::good),
-            (_, false) => table.paint(4, Paint::bad),
-            (false, true) => table.paint(4, Paint::warn),
+            (true, true) => table.paint(IDLE, Paint::good),
+            (_, false) => table.paint(IDLE, Paint::bad),
+            (false, true) => table.paint(IDLE, Paint::warn),
         }
     }
     let mut text = table.text("no workers are kept ready: pool_size is 0, or the daemon's log says why", paint);

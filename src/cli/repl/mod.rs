@@ -15,7 +15,7 @@ use self::editor::Editor;
 use self::program::{Program, read_program};
 use super::context::Context;
 use super::drive::{Driven, Signals, Streams, drive};
-use super::exec::{end_error, if_it_does_not_react};
+use super::exec::{end_text, if_it_does_not_react};
 use super::failure::Failure;
 use super::{exit, failure, paths, render};
 use crate::core::error::{Error, ErrorCode};
@@ -106,8 +106,8 @@ impl Session<'_> {
                 if let Some(text) = render::value_of(&result, self.info.spec.engine) {
                     self.context.print(&text)?;
                 }
-                if let Some(error) = end_error(&result, wrote_stderr) {
-                    self.complain(&error);
+                if let Some(text) = end_text(&result, wrote_stderr, self.context.terminal.paint_stderr) {
+                    self.context.say(text.trim_end());
                 }
                 Ok(())
             }

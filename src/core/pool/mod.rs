@@ -252,6 +252,14 @@ impl Counters {
     }
 }
 
+/// Which of as many pools as may be goes for another: the one that nobody came to for longest, if that is [`limits::POOL_STAYS`]. Of each, when
+/// somebody came last; `None`: it stays whatever happens. Without such a pause pools in turn would end each other's slots before anybody comes.
+pub fn gives_way(came_ms: impl IntoIterator<Item = Option<u64>>, now_ms: u64) -> Option<usize> {
+    let latest = now_ms.checked_sub(limits::POOL_STAYS.as_millis() as u64)?;
+    let went = came_ms.into_iter().enumerate().filter_map(|(at, came)| Some((came?, at)));
+    went.filter(|(came, _)| *came <= latest).min().map(|(_, at)| at)
+}
+
 /// How a pool is. What there is is looked at, never counted up and down: so it cannot drift from what there is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Stats {

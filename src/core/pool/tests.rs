@@ -374,3 +374,19 @@ fn what_happened_is_counted_and_never_overflows() {
     };
     assert_eq!(counters, expected);
 }
+
+#[test]
+fn a_pool_that_somebody_came_to_lately_makes_no_room_for_another() {
+    let stays_ms = crate::core::limits::POOL_STAYS.as_millis() as u64;
+    let now_ms = NOW_MS + stays_ms;
+    for (came, goes) in [
+        (&[][..], None),
+        (&[None, None], None),
+        (&[None, Some(NOW_MS + 1), Some(now_ms)], None),
+        (&[None, Some(NOW_MS), Some(now_ms)], Some(1)),
+        (&[Some(NOW_MS), Some(NOW_MS - 1), None], Some(1)),
+    ] {
+        assert_eq!(gives_way(came.iter().copied(), now_ms), goes, "{came:?}");
+    }
+    assert_eq!(gives_way([Some(0)], stays_ms - 1), None, "a daemon that has just begun");
+}

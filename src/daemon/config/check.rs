@@ -16,11 +16,14 @@ use crate::core::limits;
 use crate::core::name::KernelName;
 use crate::core::retention::Retention;
 use crate::core::spec::{KernelLimits, KernelSpec, check_inside_path};
+use crate::sandbox::Layer;
 
 /// Longest duration of any setting.
 const LONGEST: Duration = Duration::from_secs(7 * 86_400);
 /// Entries of any list.
 const LIST: usize = 256;
+/// What `log_level` may be without naming a module.
+const LOG_LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
 /// What is wrong so far.
 #[derive(Default)]
@@ -184,11 +187,9 @@ fn sandbox(raw: &RawSandbox, faults: &mut Faults) -> Sandbox {
         Fault::new(&["sandbox", "worker_user"], "root cannot run workers").hint("name an unprivileged account")
     });
     for layer in &raw.allow_degraded {
-        let known = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '_');
-        faults.unless(!layer.is_empty() && layer.len() <= 64 && layer.chars().all(known), || {
-            Fault::new(&["sandbox", "allow_degraded"], format!("{layer:?} cannot be the name of a sandbox layer"))
-                .hint("`ryokan doctor` lists the layers")
-        });
+        if let Err(unknown) = layer.parse::<Layer>() {
+            faults.add(Fault::new(&["sandbox", "allow_degraded"], unknown.to_string()));
+        }
     }
     let path_rules = PathRules::parse(&raw.deny_paths).unwrap_or_else(|(_, why)| {
         faults.add(Fault::new(&["sandbox", "deny_paths"], why));
@@ -209,9 +210,9 @@ fn daemon(raw: &RawDaemon, faults: &mut Faults) -> Daemon {
     for (key, duration) in durations {
         faults.unless(duration.is_none_or(|duration| duration <= LONGEST), || too_long("daemon", key));
     }
-    if let Err(e) = tracing_subscriber::EnvFilter::try_new(&raw.log_level) {
-        let hint = "error, warn, info, debug, trace, or one per module, for example \"info,ryokan::rpc=debug\"";
-        faults.add(Fault::new(&["daemon", "log_level"], e.to_string()).hint(hint));
+    if let Err(why) = check_log_level(&raw.log_level) {
+        let hint = "error, warn, info, debug, trace, off, or one per module, for example \"info,ryokan::rpc=debug\"";
+        faults.add(Fault::new(&["daemon", "log_level"], why).hint(hint));
     }
     Daemon {
         orphan_grace: raw.orphan_grace.0,
@@ -223,6 +224,18 @@ fn daemon(raw: &RawDaemon, faults: &mut Faults) -> Daemon {
         metrics_address: metrics_address(&raw.metrics_address, faults),
         pressure_file: pressure_file(&raw.pressure_file, faults),
     }
+}
+
+/// A filter of `tracing`, less what is one only by the letter: a word that is no level would be a module of that name, with all of its lines.
+fn check_log_level(text: &str) -> Result<(), String> {
+    let is_word = |part: &&str| !part.is_empty() && !part.contains(['=', '[', ']', '{', '}']);
+    let mut words = text.split(',').map(str::trim).filter(is_word);
+    let is_level = |word: &str| LOG_LEVELS.iter().any(|level| level.eq_ignore_ascii_case(word));
+    if let Some(word) = words.find(|word| !is_level(word)) {
+        let short: String = word.chars().take(80).collect();
+        return Err(format!("{short:?} is no level"));
+    }
+    tracing_subscriber::EnvFilter::try_new(text).map(drop).map_err(|error| error.to_string())
 }
 
 /// Whether there is such a file is the host's matter: where there is none, the daemon says so and looks itself.

@@ -8,6 +8,7 @@
 //! `config.example.toml` shows every key; a test keeps it true.
 
 mod check;
+mod host;
 mod path_rules;
 mod pool;
 mod problem;
@@ -26,9 +27,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+pub use self::host::account;
 pub use self::path_rules::PathRules;
 pub use self::pool::Pools;
-use self::problem::Fault;
 pub use self::problem::{ConfigError, Problem};
 pub use self::raw::RawConfig;
 use self::raw::{
@@ -246,6 +247,10 @@ impl Config {
     /// # Errors
     /// As [`Config::load`], and a file that is not there.
     pub fn read(file: &Path) -> Result<Config, ConfigError> {
+        Self::parse(&Self::text_of(file)?, file).map_err(ConfigError::Wrong)
+    }
+
+    fn text_of(file: &Path) -> Result<String, ConfigError> {
         let failed = |source| ConfigError::Read { path: file.to_owned(), source };
         let mut opened = File::open(file).map_err(failed)?;
         let meta = opened.metadata().map_err(failed)?;
@@ -271,7 +276,7 @@ impl Config {
         if text.len() as u64 > FILE_BYTES {
             return Err(refused(format!("is larger than {FILE_BYTES} bytes"), ""));
         }
-        Self::parse(&text, file).map_err(ConfigError::Wrong)
+        Ok(text)
     }
 
     /// Takes the text of `file`.
@@ -279,14 +284,7 @@ impl Config {
     /// # Errors
     /// Everything that is wrong with it.
     pub fn parse(text: &str, file: &Path) -> Result<Config, Vec<Problem>> {
-        let problem = |line, fault: Fault| Problem {
-            file: file.to_owned(),
-            line,
-            key: fault.key.join("."),
-            what: fault.what,
-            hint: fault.hint,
-        };
-        let document = Document::parse(text).map_err(|(line, fault)| vec![problem(line, fault)])?;
+        let document = Document::parse(text).map_err(|(line, fault)| vec![fault.at(file, line)])?;
         let (raw, mut faults) = document.read();
         match check::check(&raw) {
             Ok(config) if faults.is_empty() => return Ok(config),
@@ -298,10 +296,16 @@ impl Config {
                     .collect::<Vec<_>>(),
             ),
         }
-        let mut problems: Vec<_> =
-            faults.into_iter().map(|fault| problem(document.line_of(&fault.key), fault)).collect();
+        let mut problems: Vec<_> = faults.into_iter().map(|fault| document.place(fault, file)).collect();
         problems.sort_by_key(|problem| problem.line);
         Err(problems)
+    }
+
+    /// What `text`, which this was taken from, names and this host lacks.
+    fn lacking(&self, text: &str, file: &Path) -> Vec<Problem> {
+        let Ok(document) = Document::parse(text) else { return Vec::new() };
+        let faults = host::lacking(self, |key| document.has(key));
+        faults.into_iter().map(|fault| document.place(fault, file)).collect()
     }
 
     /// The effective values as a configuration file.
@@ -320,11 +324,15 @@ impl Config {
     }
 }
 
-/// Everything that is wrong with a configuration file; nothing if the daemon would start with it.
+/// Everything that is wrong with a configuration file, and what it names that this host lacks; nothing if the daemon would start with it
+/// and have all of its engines.
 pub fn check(file: &Path) -> Vec<Problem> {
-    match Config::read(file) {
-        Ok(_) => Vec::new(),
-        Err(ConfigError::Wrong(problems)) => problems,
+    let checked = Config::text_of(file).and_then(|text| {
+        let config = Config::parse(&text, file).map_err(ConfigError::Wrong)?;
+        Ok(config.lacking(&text, file))
+    });
+    match checked {
+        Ok(problems) | Err(ConfigError::Wrong(problems)) => problems,
         Err(ConfigError::Read { path, source }) => {
             vec![Problem { file: path, line: 0, key: String::new(), what: source.to_string(), hint: String::new() }]
         }

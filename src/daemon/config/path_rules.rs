@@ -1,6 +1,6 @@
 //! Host paths that no kernel may ever be given, whoever asks.
 
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
 use crate::core::pattern::Pattern;
 
@@ -30,14 +30,32 @@ impl PathRules {
         self.0.iter().map(|rule| rule.text.as_str())
     }
 
-    /// The first rule that forbids giving `path` to a kernel whose owner's home is `home`. A path that *contains* a
-    /// forbidden one is forbidden too, or `~` would give away `~/.ssh`. `path` must be real: links resolved.
-    pub fn forbids(&self, path: &Path, home: Option<&Path>) -> Option<&str> {
-        self.0.iter().find(|rule| rule.overlaps(path, home)).map(|rule| rule.text.as_str())
+    /// Why `path` may not be given to a kernel whose owner's home is `home`, with the rule that forbids it, if one does. A path that
+    /// *contains* a forbidden one is forbidden too, or `~` would give away `~/.ssh`. `path` must be real: links resolved.
+    pub fn refusal(&self, path: &Path, home: Option<&Path>) -> Option<String> {
+        let rule = self.forbids(path, home)?;
+        let named = format!("the rule {:?} of sandbox.deny_paths in the configuration", rule.text);
+        let place = rule.place(home);
+        Some(match names(&place).count() > names(path).count() {
+            true => format!("{} lies in it, which {named} forbids", place.display()),
+            false => format!("{named} forbids it"),
+        })
+    }
+
+    fn forbids(&self, path: &Path, home: Option<&Path>) -> Option<&Rule> {
+        self.0.iter().find(|rule| rule.overlaps(path, home))
     }
 }
 
 impl Rule {
+    /// What it names, with the home that `~` stands for.
+    fn place(&self, home: Option<&Path>) -> PathBuf {
+        match (self.text.strip_prefix("~/"), home) {
+            (Some(below), Some(home)) => home.join(below.trim_start_matches('/')),
+            (Some(_) | None, _) => PathBuf::from(&self.text),
+        }
+    }
+
     fn overlaps(&self, path: &Path, home: Option<&Path>) -> bool {
         let mut parts = names(path);
         if self.from_home {
@@ -110,9 +128,25 @@ mod tests {
             ("/home/bob/.ssh", None),
             ("/data", None),
         ] {
-            assert_eq!(rules.forbids(Path::new(path), home), rule, "{path}");
+            assert_eq!(rules.forbids(Path::new(path), home).map(|rule| rule.text.as_str()), rule, "{path}");
         }
         assert_eq!(rules.forbids(Path::new("/home/amy/.ssh"), None), None);
+    }
+
+    #[test]
+    fn a_refusal_says_what_lies_in_the_path() {
+        let rules = rules(&["~/.ssh", "/srv/*/secret?"]).expect("valid rules");
+        let refusal = |path: &str| rules.refusal(Path::new(path), Some(Path::new("/home/amy")));
+        let (ssh, secret) = ("the rule \"~/.ssh\" of sandbox", "the rule \"/srv/*/secret?\" of sandbox");
+        for (path, start) in [
+            ("/home/amy/.ssh/id", format!("{ssh}.deny_paths in the configuration forbids it")),
+            ("/home/amy/.ssh", format!("{ssh}.deny_paths")),
+            ("/home", format!("/home/amy/.ssh lies in it, which {ssh}.deny_paths")),
+            ("/srv/a", format!("/srv/*/secret? lies in it, which {secret}.deny_paths")),
+        ] {
+            assert!(refusal(path).is_some_and(|why| why.starts_with(&start)), "{path}: {:?}", refusal(path));
+        }
+        assert_eq!(refusal("/data"), None);
     }
 
     #[test]

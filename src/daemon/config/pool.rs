@@ -37,9 +37,13 @@ impl Pools {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct RawPool {
-    pool_size: u32,
-    max_pool_size: u32,
-    min_idle: u32,
+    // How many: where the file has a section without one of them, it is not that of the default, but one that fits the others.
+    #[serde(default)]
+    pool_size: Option<u32>,
+    #[serde(default)]
+    max_pool_size: Option<u32>,
+    #[serde(default)]
+    min_idle: Option<u32>,
     max_idle_time: Span,
     max_exec_count: u32,
     max_uptime: Span,
@@ -50,9 +54,9 @@ pub(super) struct RawPool {
 impl Default for RawPool {
     fn default() -> Self {
         RawPool {
-            pool_size: limits::DEFAULT_POOL_SIZE,
-            max_pool_size: limits::DEFAULT_MAX_POOL_SIZE,
-            min_idle: limits::DEFAULT_MIN_IDLE,
+            pool_size: Some(limits::DEFAULT_POOL_SIZE),
+            max_pool_size: Some(limits::DEFAULT_MAX_POOL_SIZE),
+            min_idle: Some(limits::DEFAULT_MIN_IDLE),
             max_idle_time: Span(limits::DEFAULT_MAX_IDLE_TIME),
             max_exec_count: limits::DEFAULT_MAX_EXEC_COUNT,
             max_uptime: Span(limits::DEFAULT_MAX_UPTIME),
@@ -82,35 +86,45 @@ struct RawEnginePool {
     maintenance_interval: Option<Span>,
 }
 
+impl RawEnginePool {
+    /// What is not said is as in `usual`, as far as it fits what is: who keeps fewer ready need not say that so few stay in quiet times,
+    /// and who keeps more need not say that so many may be.
+    fn over(&self, usual: &Rules) -> Rules {
+        let most = self.max_pool_size.unwrap_or(limits::POOL_SLOTS);
+        let pool_size = self.pool_size.unwrap_or(usual.pool_size.min(most));
+        Rules {
+            pool_size,
+            max_pool_size: self.max_pool_size.unwrap_or(usual.max_pool_size.max(pool_size).min(limits::POOL_SLOTS)),
+            min_idle: self.min_idle.unwrap_or(usual.min_idle.min(pool_size)),
+            max_idle_time_ms: self.max_idle_time.map_or(usual.max_idle_time_ms, ms),
+            max_exec_count: self.max_exec_count.unwrap_or(usual.max_exec_count),
+            max_uptime_ms: self.max_uptime.map_or(usual.max_uptime_ms, ms),
+            maintenance_interval_ms: self.maintenance_interval.map_or(usual.maintenance_interval_ms, ms),
+        }
+    }
+}
+
 fn ms(span: Span) -> u64 {
     u64::try_from(span.0.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Checks all of them.
 pub(super) fn check(raw: &RawPool, faults: &mut Faults) -> Pools {
-    let rules = Rules {
+    let said = RawEnginePool {
         pool_size: raw.pool_size,
         max_pool_size: raw.max_pool_size,
         min_idle: raw.min_idle,
-        max_idle_time_ms: ms(raw.max_idle_time),
-        max_exec_count: raw.max_exec_count,
-        max_uptime_ms: ms(raw.max_uptime),
-        maintenance_interval_ms: ms(raw.maintenance_interval),
+        max_idle_time: Some(raw.max_idle_time),
+        max_exec_count: Some(raw.max_exec_count),
+        max_uptime: Some(raw.max_uptime),
+        maintenance_interval: Some(raw.maintenance_interval),
     };
+    let rules = said.over(&Rules::default());
     if let Err(error) = rules.check() {
         faults.add(fault(&["pool"], error));
     }
     let of = |(engine, own): (&EngineName, &RawEnginePool)| {
-        let rules = Rules {
-            pool_size: own.pool_size.unwrap_or(rules.pool_size),
-            max_pool_size: own.max_pool_size.unwrap_or(rules.max_pool_size),
-            // Who keeps fewer ready than others need not say that so few stay in quiet times.
-            min_idle: own.min_idle.unwrap_or(rules.min_idle.min(own.pool_size.unwrap_or(u32::MAX))),
-            max_idle_time_ms: own.max_idle_time.map_or(rules.max_idle_time_ms, ms),
-            max_exec_count: own.max_exec_count.unwrap_or(rules.max_exec_count),
-            max_uptime_ms: own.max_uptime.map_or(rules.max_uptime_ms, ms),
-            maintenance_interval_ms: own.maintenance_interval.map_or(rules.maintenance_interval_ms, ms),
-        };
+        let rules = own.over(&rules);
         if let Err(error) = rules.check() {
             faults.add(fault(&["pool", "engines", engine.name()], error));
         }
@@ -145,9 +159,9 @@ impl From<&Pools> for RawPool {
         };
         let Pools { rules, engines } = pools;
         RawPool {
-            pool_size: rules.pool_size,
-            max_pool_size: rules.max_pool_size,
-            min_idle: rules.min_idle,
+            pool_size: Some(rules.pool_size),
+            max_pool_size: Some(rules.max_pool_size),
+            min_idle: Some(rules.min_idle),
             max_idle_time: span(rules.max_idle_time_ms),
             max_exec_count: rules.max_exec_count,
             max_uptime: span(rules.max_uptime_ms),

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// One thing that is wrong.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
@@ -69,6 +69,11 @@ impl Fault {
     pub(super) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = hint.into();
         self
+    }
+
+    /// The problem that it is in a line of a file.
+    pub(super) fn at(self, file: &Path, line: usize) -> Problem {
+        Problem { file: file.to_owned(), line, key: self.key.join("."), what: self.what, hint: self.hint }
     }
 }
 

@@ -4,12 +4,13 @@
 //! again, until it is right; each round removes a key, so it ends.
 
 use std::ops::Range;
+use std::path::Path;
 
 use serde::Deserialize;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue, Deserializer};
 
-use super::problem::{Fault, nearest};
+use super::problem::{Fault, Problem, nearest};
 use super::raw::RawConfig;
 
 /// Problems that are reported of one file.
@@ -51,8 +52,27 @@ impl<'t> Document<'t> {
         }
     }
 
+    /// Whether the file has the key.
+    pub(super) fn has(&self, key: &[&str]) -> bool {
+        let Some((last, tables)) = key.split_last() else { return false };
+        let mut table = self.table.get_ref();
+        for part in tables {
+            match table.get(*part).map(Spanned::get_ref) {
+                Some(DeValue::Table(inner)) => table = inner,
+                _ => return false,
+            }
+        }
+        table.contains_key(*last)
+    }
+
+    /// The problem that a fault is in this file.
+    pub(super) fn place(&self, fault: Fault, file: &Path) -> Problem {
+        let line = self.line_of(&fault.key);
+        fault.at(file, line)
+    }
+
     /// The line of a key, or of the nearest table around it; 0 if there is none.
-    pub(super) fn line_of(&self, key: &[String]) -> usize {
+    fn line_of(&self, key: &[String]) -> usize {
         let mut table = self.table.get_ref();
         let mut found = 0;
         for part in key {

@@ -119,6 +119,30 @@ fn effective_values_can_be_read_back() {
 }
 
 #[test]
+fn how_many_workers_wait_fits_what_is_said_of_it() {
+    use crate::core::engine::EngineName::{Kaish, Python};
+    // pool_size, max_pool_size and min_idle of kaish and of Python.
+    for (text, kaish, python) in [
+        ("pool_size = 0", [0, 10, 0], [0, 10, 0]),
+        ("pool_size = 1", [1, 10, 1], [1, 10, 1]),
+        ("pool_size = 12", [12, 12, 2], [12, 12, 2]),
+        ("max_pool_size = 1", [1, 1, 1], [1, 1, 1]),
+        ("max_idle_time = \"1m\"", [3, 10, 2], [3, 10, 2]),
+        ("[pool.engines.python]\npool_size = 1", [3, 10, 2], [1, 10, 1]),
+        ("[pool.engines.python]\npool_size = 12", [3, 10, 2], [12, 12, 2]),
+        ("[pool.engines.python]\nmax_pool_size = 2", [3, 10, 2], [2, 2, 2]),
+        ("pool_size = 0\n[pool.engines.python]\npool_size = 2", [0, 10, 0], [2, 10, 0]),
+    ] {
+        let pools = parse(&format!("[pool]\n{text}")).expect(text).pools;
+        let sizes = |engine| {
+            let rules = pools.of(engine);
+            [rules.pool_size, rules.max_pool_size, rules.min_idle]
+        };
+        assert_eq!((sizes(Kaish), sizes(Python)), (kaish, python), "{text}");
+    }
+}
+
+#[test]
 fn each_problem_names_line_key_and_remedy() {
     for (text, wanted) in [
         (
@@ -141,6 +165,9 @@ fn each_problem_names_line_key_and_remedy() {
         ),
         ("[defaults]\nidle_timeout = \"0s\"", &[":2: defaults.idle_timeout: a duration above zero"]),
         ("[limits]\nclients = 0", &[":2: limits.clients: 0 is out of range (possible: 1 to 2000)"]),
+        ("[pool]\npool_size = 1\nmin_idle = 2", &[":3: pool.min_idle: min_idle 2 is more than pool_size 1"]),
+        ("[pool]\npool_size = 3\nmax_pool_size = 2", &[":2: pool.pool_size: pool_size 3 is more than max_pool_size 2"]),
+        ("[pool]\npool_size = 1000", &[":2: pool.pool_size: pool_size 1000 is more than max_pool_size"]),
         ("[limits]\nclients = -1", &[":2: limits.clients: invalid value"]),
         ("defaults = 5", &[":1: defaults: invalid type"]),
         (
@@ -150,8 +177,11 @@ fn each_problem_names_line_key_and_remedy() {
         ("[sandbox]\nworker_user = \"root\"", &[":2: sandbox.worker_user: root cannot run workers"]),
         ("[sandbox]\nsystem_paths = [\"/nix\", \"opt\"]", &[":2: sandbox.system_paths: path \"opt\" must be absolute"]),
         ("[sandbox]\ndeny_paths = [\".ssh\"]", &[":2: sandbox.deny_paths: \".ssh\" must start with"]),
-        ("[sandbox]\nallow_degraded = [\"Land Lock\"]", &[":2: sandbox.allow_degraded: \"Land Lock\" cannot be"]),
+        ("[sandbox]\nallow_degraded = [\"Land Lock\"]", &[":2: sandbox.allow_degraded: no layer \"Land Lock\" can be"]),
+        ("[sandbox]\nallow_degraded = [\"memory\", \"foo\"]", &[":2: sandbox.allow_degraded: no layer \"foo\" can be"]),
         ("[daemon]\nlog_level = \"ryokan=loud\"", &[":2: daemon.log_level: "]),
+        ("[daemon]\nlog_level = \"loud\"", &[":2: daemon.log_level: \"loud\" is no level (error, warn"]),
+        ("[daemon]\nlog_level = \"ryokan=debug, loud\"", &[":2: daemon.log_level: \"loud\" is no level"]),
         (
             "[daemon]\ndurability = \"disk\"",
             &[":2: daemon.durability: \"disk\" is not possible (possible: process, power)"],
@@ -243,6 +273,34 @@ fn files_are_trusted_only_if_nobody_else_could_write_them() {
     write(&"#".repeat(FILE_BYTES as usize + 1), 0o600);
     assert!(check(&file)[0].what.contains("larger than"));
     assert!(check(dir.path())[0].what.contains("not a file"));
+}
+
+#[test]
+fn what_is_named_must_be_there() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let file = dir.path().join("config.toml");
+    for (text, wanted) in [
+        ("[engines.python]\npreload = []\n", None),
+        ("[engines.bash]\ncommand = \"sh\"\n", None),
+        ("[engines.python]\ncommand = \"python9\"\n", Some("engines.python.command")),
+        ("[engines.node]\ncommand = \"/nowhere/node\"\n", Some("engines.node.command")),
+        ("[sandbox]\nworker_user = \"nobody-of-that-name\"\n", Some("sandbox.worker_user")),
+    ] {
+        std::fs::write(&file, text).expect("written");
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).expect("mode set");
+        let got: Vec<_> = check(&file).into_iter().map(|problem| (problem.line, problem.key)).collect();
+        let wanted: Vec<_> = wanted.map(|key| (2, key.to_owned())).into_iter().collect();
+        assert_eq!(got, wanted, "{text}");
+        // The daemon starts with it, or says itself why it does not.
+        assert!(Config::read(&file).is_ok(), "{text}");
+    }
+}
+
+#[test]
+fn log_levels_are_levels_or_modules_with_one() {
+    for level in ["off", "INFO", "info,ryokan::rpc=debug", "ryokan=trace", "warn,[span]=debug", "info,"] {
+        assert!(parse(&format!("[daemon]\nlog_level = \"{level}\"")).is_ok(), "{level}");
+    }
 }
 
 #[test]

@@ -16,7 +16,7 @@ use tokio::task::{JoinHandle, LocalSet};
 
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::limits;
-use crate::rpc::convert::{from_capnp, reader_options};
+use crate::rpc::convert::{AFTER_A_LOSS, from_capnp, reader_options};
 use crate::rpc::wire::halves;
 
 /// Runs a future that uses clients: a runtime of this thread alone and a [`LocalSet`]. Blocking reads that still wait
@@ -150,8 +150,7 @@ impl Link {
 
 /// What every call on a dead connection ends with.
 pub(super) fn lost_connection(why: &str) -> Error {
-    Error::unavailable(format!("the connection to ryokand was lost: {why}"))
-        .hint("the daemon stopped or restarted; kernels and executions go on: connect again")
+    Error::unavailable(format!("the connection to ryokand was lost: {why}")).hint(AFTER_A_LOSS)
 }
 
 /// The fields of an answer.

@@ -25,6 +25,10 @@ pub fn to_capnp(error: Error) -> capnp::Error {
     }
 }
 
+/// What becomes of what a lost connection was about, and what to do.
+pub(in crate::rpc) const AFTER_A_LOSS: &str =
+    "the daemon stopped or restarted; kernels and executions go on, but throw-away ones are gone: connect again";
+
 /// The error that an exception carries; a foreign exception becomes the code that its kind means.
 pub fn from_capnp(exception: capnp::Error) -> Error {
     if let Some(error) = Error::from_line(&exception.extra) {
@@ -33,8 +37,7 @@ pub fn from_capnp(exception: capnp::Error) -> Error {
     let text = words(&exception);
     match exception.kind {
         ErrorKind::Disconnected | ErrorKind::PrematureEndOfFile => {
-            Error::unavailable(format!("the connection to ryokand was lost: {text}"))
-                .hint("the daemon stopped or restarted; kernels and executions go on: connect again")
+            Error::unavailable(format!("the connection to ryokand was lost: {text}")).hint(AFTER_A_LOSS)
         }
         ErrorKind::Overloaded => Error::busy(text),
         ErrorKind::Unimplemented => {

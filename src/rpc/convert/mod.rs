@@ -20,6 +20,7 @@ pub mod upkeep;
 pub mod value;
 pub mod workflow;
 
+pub(in crate::rpc) use error::AFTER_A_LOSS;
 pub use error::{from_capnp, to_capnp};
 pub use text::{read_data, read_name, read_pairs, read_text, read_text_list, write_pairs, write_text_list};
 

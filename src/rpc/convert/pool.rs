@@ -40,6 +40,9 @@ fn read_pool(reader: wire::pool_info::Reader<'_>) -> Result<PoolInfo> {
         creation_errors: reader.get_creation_errors(),
         taken: reader.get_taken(),
         missed: reader.get_missed(),
+        refused: reader.get_refused(),
+        cpu_milli: reader.get_cpu_milli(),
+        pids: reader.get_pids(),
         tries_again_in_ms: reader.get_tries_again_in_ms(),
     })
 }
@@ -65,5 +68,8 @@ pub fn write_pool(mut builder: wire::pool_info::Builder<'_>, pool: &PoolInfo) {
     builder.set_creation_errors(pool.creation_errors);
     builder.set_taken(pool.taken);
     builder.set_missed(pool.missed);
+    builder.set_refused(pool.refused);
+    builder.set_cpu_milli(pool.cpu_milli);
+    builder.set_pids(pool.pids);
     builder.set_tries_again_in_ms(pool.tries_again_in_ms);
 }

@@ -517,7 +517,8 @@ impl kernel::Server for KernelServer {
         mut results: kernel::MissedResults,
     ) -> capnp::Result<()> {
         self.may(Right::Read)?;
-        let missed = self.kernel.view().missed;
+        let view = self.kernel.view();
+        let missed = [view.missed, view.left_out].concat();
         write_missed(results.get().init_missed(missed.len() as u32), &missed);
         Ok(())
     }

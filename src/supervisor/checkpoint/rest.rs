@@ -76,7 +76,7 @@ async fn rest(
         StopReason::Idle => "before idle stop",
         StopReason::Daemon => "before the daemon's stop",
         StopReason::Memory => "before a stop for want of memory",
-        StopReason::Asked | StopReason::NoPlace => "before stop",
+        StopReason::Asked | StopReason::NoPlace | StopReason::NotGiven => "before stop",
     };
     let taking = Taking::by_us(CheckpointType::Auto, name);
     let (taken, _) = capture(host, kernel, link, &taking, &host.own_actor(), None).await?;

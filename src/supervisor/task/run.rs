@@ -154,6 +154,7 @@ impl Task {
         let name = &self.kernel.spec.name;
         if self.queue.len() >= self.host.config.executions_queued {
             return Err(Error::busy(format!("kernel {name} has {} pieces of work waiting", self.queue.len()))
+                .reason("executions_queued")
                 .hint("wait for some of them to end, or interrupt them"));
         }
         if self.life.breaker_is_open(self.host.now_ms()) {
@@ -515,8 +516,9 @@ impl Task {
         while let Some(item) = self.queue.pop_front() {
             match item {
                 Item::Execution(execution) => {
-                    let end = ExecEnd { err: error.message.clone(), ..ExecEnd::lost("") };
-                    self.end(&execution, end).await;
+                    let hint = if error.hint.is_empty() { String::new() } else { format!(" ({})", error.hint) };
+                    let end = ExecEnd::lost(format!("{}{hint}", error.message));
+                    self.end(&execution, ExecEnd { status: ExecStatus::Refused, ..end }).await;
                 }
                 Item::Operation(operation, _) | Item::Ending(operation, _) => operation(Err(error.clone())).await,
                 Item::Stop(reply) => self.stopping.push(reply),

@@ -8,9 +8,10 @@ use super::super::admission::is_no_place;
 use super::{Adopted, Current, Item, Listener, Report, Task};
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::ids::ExecId;
-use crate::core::kernel::{CrashCause, Event, State};
+use crate::core::kernel::{CrashCause, Event, State, StopReason};
 use crate::core::limits;
 use crate::supervisor::checkpoint;
+use crate::supervisor::host::Host;
 use crate::supervisor::kernel::never_ran;
 use crate::supervisor::start::{given, mount_now, start, start_now};
 use crate::supervisor::worker::Started;
@@ -78,10 +79,13 @@ impl Task {
                 ) {
                     self.fail_all_queued(&error).await;
                 }
-                self.step(if is_no_place(&error) {
-                    Event::WorkerRefused { attempt }
-                } else {
-                    Event::WorkerEnded { attempt, cause }
+                let why = match is_no_place(&error) {
+                    true => Some(StopReason::NoPlace),
+                    false => Host::is_not_given(&error).then_some(StopReason::NotGiven),
+                };
+                self.step(match why {
+                    Some(why) => Event::WorkerRefused { attempt, why },
+                    None => Event::WorkerEnded { attempt, cause },
                 })
                 .await;
                 self.answer_stopped(None);

@@ -136,6 +136,8 @@ pub trait Enclosure {
     }
     /// Does for nothing what [`Enclosure::enter_kernel`] will do: what that takes is in memory then.
     fn rehearse(&mut self) {}
+    /// Whether anything inside has run since this was asked last, or what is used is still being counted.
+    fn stirs(&mut self) -> bool;
     /// Looks at memory and workspace. Called while something runs.
     fn watch(&mut self) -> Watch;
     /// What is used now.

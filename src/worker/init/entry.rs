@@ -41,6 +41,8 @@ pub fn main() -> ! {
     // kaish notes every command in spans of level `info`: nobody reads them, and each execution would pay for several.
     let filter = Targets::new().with_default(LevelFilter::INFO).with_target("kaish_kernel", LevelFilter::WARN);
     let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr).with_ansi(false).with_target(false);
+    // Were a line that cannot be written reported on stderr, a reader of it that left would make the worker panic.
+    let lines = lines.log_internal_errors(false);
     tracing_subscriber::registry().with(filter).with(lines).init();
     let status = match start() {
         Ok(status) => status,

@@ -21,6 +21,10 @@ use crate::rpc::worker_link::WorkerCause;
 use crate::rpc::worker_service::{Answer, Finish, LaneService, Start, Started};
 use crate::worker::wire::{EndStatus, InterruptWay};
 
+/// What comes of an engine that had to be ended because it did not stop.
+const FROM_SAVED: &str =
+    "it goes on from its last saved state: what this execution did to variables is lost, what it did to files is not";
+
 /// The execution that runs.
 pub(super) struct Run {
     /// Its number.
@@ -265,11 +269,13 @@ impl Worker {
     pub(super) fn lose_run(&mut self, cause: &WorkerCause) {
         let Some(run) = self.run.take() else { return };
         let (status, code, err) = match run.halt {
-            Halt::Halting { why: Why::Timeout, .. } => {
-                (ExecStatus::Timeout, CODE_TIMEOUT, format!("timed out after {} ms; {cause}", run.timeout_ms))
-            }
+            Halt::Halting { why: Why::Timeout, .. } => (
+                ExecStatus::Timeout,
+                CODE_TIMEOUT,
+                format!("timed out after {} ms; {cause}; {FROM_SAVED}", run.timeout_ms),
+            ),
             Halt::Halting { why: Why::Asked, .. } => {
-                (ExecStatus::Interrupted, CODE_INTERRUPTED, format!("interrupted; {cause}"))
+                (ExecStatus::Interrupted, CODE_INTERRUPTED, format!("interrupted; {cause}; {FROM_SAVED}"))
             }
             Halt::No => (ExecStatus::Lost, CODE_LOST, cause.to_string()),
         };

@@ -68,6 +68,14 @@ impl Worker {
             return Err(format!("it says that it is {:?}", ready.engine.chars().take(40).collect::<String>()));
         }
         let version: String = ready.version.chars().take(limits::IDENTIFIER_BYTES).collect();
+        if let Some(why) = self.settings.engine.too_old(&version) {
+            let engine = self.settings.engine;
+            self.fail_start(
+                Error::new(ErrorCode::Unsupported, why)
+                    .hint(format!("install a newer one, or name it in engines.{engine}.command")),
+            );
+            return Ok(());
+        }
         self.engine = Some(EngineReady { version, ..ready });
         match self.settings.unbound {
             true => self.preload(),
@@ -262,6 +270,7 @@ impl Worker {
         };
         match replaced {
             Ok(()) => {
+                self.start_watch();
                 let _ = answer.send(Ok(missed_json(&json)));
             }
             Err(error) => {

@@ -402,19 +402,21 @@ impl Worker {
     }
 
     fn on_watch(&mut self, now: Instant) {
-        // Between executions only jobs can use more than they did.
+        // Between executions only what they left behind can use more than they did: jobs, and what no engine tells of.
         let busy = self.run.is_some() || !self.state.jobs().is_empty();
+        if !busy && !self.enclosure.stirs() {
+            self.watch_at = Some(now + limits::WATCH_QUIET);
+            return;
+        }
         self.watch_at = None;
-        if busy {
-            self.bound_copies();
-            match self.enclosure.watch() {
-                Watch::Within { next } => self.watch_at = Some(now + next),
-                // What nobody uses goes first.
-                Watch::Beyond(WorkerCause::OutOfMemory) if self.give_up_copy() => {
-                    self.watch_at = Some(now + limits::WATCH_INTERVAL);
-                }
-                Watch::Beyond(cause) => self.kill(cause),
+        self.bound_copies();
+        match self.enclosure.watch() {
+            Watch::Within { next } => self.watch_at = Some(now + next),
+            // What nobody uses goes first.
+            Watch::Beyond(WorkerCause::OutOfMemory) if self.give_up_copy() => {
+                self.watch_at = Some(now + limits::WATCH_INTERVAL);
             }
+            Watch::Beyond(cause) => self.kill(cause),
         }
     }
 
@@ -428,9 +430,8 @@ impl Worker {
     }
 
     fn start_watch(&mut self) {
-        if self.watch_at.is_none() {
-            self.watch_at = Some(Instant::now() + limits::WATCH_INTERVAL);
-        }
+        let soon = Instant::now() + limits::WATCH_INTERVAL;
+        self.watch_at = Some(self.watch_at.map_or(soon, |at| at.min(soon)));
     }
 }
 

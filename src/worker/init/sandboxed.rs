@@ -14,8 +14,8 @@ use crate::core::engine::EngineName;
 use crate::core::error::{Error, Result};
 use crate::rpc::worker_link::{WorkerCause, WorkerUsage};
 use crate::sandbox::{
-    BindSource, EngineProgram, ExitCause, Frozen, Init, KernelEntry, KernelFolder, MemoryWatch, SandboxError, Verdict,
-    WorkspaceWatch,
+    BindSource, EngineProgram, ExitCause, Frozen, Init, KernelEntry, KernelFolder, MemoryWatch, SandboxError, Stir,
+    Verdict, WorkspaceWatch,
 };
 
 /// Longest pause between two looks.
@@ -34,6 +34,9 @@ pub struct Sandboxed {
     pid: i32,
     memory: Option<Due<MemoryWatch>>,
     workspace: Option<Due<WorkspaceWatch>>,
+    stir: Stir,
+    /// Rounds through the workspace that are due because something has run.
+    rounds_due: u8,
     frozen: Option<Frozen>,
 }
 
@@ -58,7 +61,24 @@ impl Sandboxed {
         let now = Instant::now();
         let memory = MemoryWatch::new(&init).map(|watch| Due { watch, at: now });
         let workspace = watch_workspace(&init, now);
-        Ok((Sandboxed { init, engine, pid: parts.pid, memory, workspace, frozen: None }, parts))
+        Ok((
+            Sandboxed {
+                init,
+                engine,
+                pid: parts.pid,
+                memory,
+                workspace,
+                stir: Stir::default(),
+                rounds_due: 0,
+                frozen: None,
+            },
+            parts,
+        ))
+    }
+
+    /// Whether a round through the workspace has begun that is not over.
+    fn is_counting(&self) -> bool {
+        self.workspace.as_ref().is_some_and(|due| due.watch.is_counting())
     }
 
     /// Whether the host kernel killed something for want of memory.
@@ -170,10 +190,27 @@ impl Enclosure for Sandboxed {
         CopiesMemory { used_bytes, free_bytes }
     }
 
+    fn stirs(&mut self) -> bool {
+        if self.stir.look() {
+            // A round that has begun may have passed by what has been written since.
+            self.rounds_due = 1 + u8::from(self.is_counting());
+        }
+        self.rounds_due > 0
+    }
+
     fn watch(&mut self) -> Watch {
         let init = &self.init;
         let memory = tick(&mut self.memory, |watch| watch.tick(init), WorkerCause::OutOfMemory);
-        let workspace = tick(&mut self.workspace, WorkspaceWatch::tick, WorkerCause::DiskFull);
+        let mut counted = false;
+        let count = |watch: &mut WorkspaceWatch| {
+            let verdict = watch.tick();
+            counted = !watch.is_counting();
+            verdict
+        };
+        let workspace = tick(&mut self.workspace, count, WorkerCause::DiskFull);
+        if counted {
+            self.rounds_due = self.rounds_due.saturating_sub(1);
+        }
         match (memory, workspace) {
             (Watch::Beyond(cause), _) | (_, Watch::Beyond(cause)) => Watch::Beyond(cause),
             (Watch::Within { next: one }, Watch::Within { next: other }) => Watch::Within { next: one.min(other) },

@@ -6,6 +6,7 @@
 //! | `both` | `out`, `err`, `out` in turn; done |
 //! | `value` | nothing; value 42 and its repr |
 //! | `fail N` | `failed` on stderr; failed with N |
+//! | `unsaved` | nothing; done, with an error text |
 //! | `broken` | nothing; failed with 1 and an error text |
 //! | `late` | nothing; timeout |
 //! | `lost` | `before`; the worker is lost |
@@ -89,6 +90,7 @@ impl FakeExecution {
                 self.finish(ExecEnd { code: number, ..end(ExecStatus::Failed) });
             }
             "broken" => self.finish(ExecEnd { code: 1, err: "it broke".into(), ..end(ExecStatus::Failed) }),
+            "unsaved" => self.finish(ExecEnd { err: "it is not stored".into(), ..end(ExecStatus::Done) }),
             "late" => self.finish(ExecEnd { code: 124, ..end(ExecStatus::Timeout) }),
             "lost" => self.finish(ExecEnd::lost("killed by signal 9")),
             "value" => {

@@ -149,6 +149,14 @@ fn command_line(pid: i32) -> String {
     words.join(" ")
 }
 
+/// The limits of the shell, as `/proc/PID/limits` has them: name and both values.
+pub fn limits(shell: Pid) -> Vec<(String, String)> {
+    let text = std::fs::read_to_string(format!("/proc/{shell}/limits")).unwrap_or_default();
+    // Columns of a fixed width: the name has blanks of its own.
+    let row = |line: &str| Some((line.get(..26)?.trim().to_owned(), line.get(26..)?.trim().to_owned()));
+    text.lines().skip(1).filter_map(row).collect()
+}
+
 /// Descriptors of the shell that are open beside its own and the machinery's, and what each leads to; of the first three, those that
 /// lead elsewhere than `outputs`.
 pub fn open_descriptors(shell: Pid, outputs: &[(i32, String)]) -> Vec<(i32, String)> {

@@ -60,6 +60,7 @@ pub struct Session {
     pub functions: BTreeMap<Vec<u8>, Function>,
     functions_read: Option<Functions>,
     fresh: Entries,
+    fresh_limits: Vec<(String, String)>,
     /// What is to be kept of it.
     pub entries: Entries,
     not_kept: Vec<Missed>,
@@ -92,6 +93,7 @@ impl Session {
             outputs,
             leads,
             led_elsewhere: Vec::new(),
+            fresh_limits: jobs::limits(shell.pid()),
             shell,
             snapshot,
             functions: BTreeMap::new(),
@@ -223,6 +225,16 @@ impl Session {
         for job in self.jobs.list() {
             let reason = format!("a running process is not captured: {}", job.command);
             missed.push(missed_entry(&format!("job/{}", job.id), "job", &reason));
+        }
+        for (name, value) in jobs::limits(self.shell.pid()) {
+            if !self.fresh_limits.contains(&(name.clone(), value)) {
+                let reason = format!("what `ulimit` set is not captured: {}", name.to_lowercase());
+                missed.push(missed_entry(
+                    &format!("ulimit/{}", name.to_lowercase().replace(' ', "-")),
+                    "limit",
+                    &reason,
+                ));
+            }
         }
         missed.extend(self.lost.iter().cloned());
         missed

@@ -111,6 +111,15 @@ fn an_interrupt_of_nothing_is_ignored() {
 }
 
 #[test]
+fn limits_that_code_sets_are_named() {
+    let mut engine = Engine::start();
+    engine.run("x=1");
+    assert!(engine.missed.is_empty(), "{:?}", engine.missed);
+    engine.run("ulimit -S -n 400");
+    assert!(engine.has_missed("ulimit/max-open-files"), "{:?}", engine.missed);
+}
+
+#[test]
 fn background_jobs_are_told_and_outlive_executions_and_interrupts() {
     let mut engine = Engine::start();
     let ran = engine.run("sleep 31 & sleep 0.4 & echo $!");

@@ -1,4 +1,4 @@
-// Background jobs: child processes that outlive the execution which started them.
+// Background jobs: child processes that outlive the execution which started them, and what else keeps Node's loop alive, as one.
 //
 // Owns the list of children that ChildProcess objects stand for; libuv reaps them. Only looks and tells; ends them at shutdown.
 // The listener has their numbers, so that it ends another one when a synchronous call is interrupted.
@@ -7,8 +7,11 @@
 const gate = load('gate');
 const wire = load('wire');
 const brief = load('brief');
+const pending = load('pending');
 const { process } = host;
 const { expose } = host.user;
+// Before any user code: it may replace it.
+const { setInterval, clearInterval } = host.user.global;
 
 const kill = process.kill.bind(process);
 const { readFileSync } = host.require('fs');
@@ -16,9 +19,11 @@ const { readFileSync } = host.require('fs');
 const COMMAND_MAX = 200;
 const TERM_MS = 1000;
 const KILL_MS = 250;
+const LOOK_MS = 250;
 
 const children = new Map();
 let told = '[]';
+let looking = null;
 
 function install() {
   const { Process } = host.binding('process_wrap');
@@ -70,12 +75,33 @@ const share = () => gate.children([...children.keys()]);
 
 /** Posts a `jobs` event if the jobs changed. */
 function report() {
-  if (children.size === 0 && told === '[]') return;
+  const loop = pending.summary();
+  if (children.size === 0 && loop === '' && told === '[]') return;
   for (const pid of children.keys()) if (!isAlive(pid)) children.delete(pid);
-  const now = JSON.stringify([...children].map(([pid, command]) => ({ id: String(pid), command: wire.wellFormed(command) })));
+  const jobs = [...children].map(([pid, command]) => ({ id: String(pid), command: wire.wellFormed(command) }));
+  if (loop !== '') jobs.push({ id: 'loop', command: loop });
+  lookAgain(loop !== '');
+  const now = JSON.stringify(jobs);
   if (now === told) return;
   told = now;
   wire.post(`{"ev":"jobs","jobs":${now}}`);
+}
+
+/** Nothing tells when the last timer or server goes: it is looked for, by a timer that keeps nothing alive. */
+function lookAgain(wanted) {
+  if (wanted === (looking !== null)) return;
+  if (!wanted) {
+    clearInterval(looking);
+    looking = null;
+    return;
+  }
+  looking = setInterval(() => {
+    gate.held(() => {
+      if (!load('execute').running()) report();
+      wire.flush();
+    });
+  }, LOOK_MS);
+  looking.unref();
 }
 
 /** Whether it still runs: one that has ended is not reaped before the loop gets to it. */

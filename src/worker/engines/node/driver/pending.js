@@ -18,18 +18,37 @@ const KINDS = new Map(Object.entries({
 // Before any user code: it may replace it.
 const active = process.getActiveResourcesInfo?.bind(process) ?? (() => []);
 
-/** Adds to the entries of what cannot be saved. User code may have replaced the ways to iterate over arrays. */
-function name(entries) {
+/** How many there are of each kind. User code may have replaced the ways to iterate over arrays. */
+function counted() {
   const found = active();
   const counts = new Map();
   for (let at = 0; at < found.length; at++) counts.set(found[at], (counts.get(found[at]) ?? 0) + 1);
+  return counts;
+}
+
+function eachKind(inner) {
+  const counts = counted();
   for (const kind of KINDS.keys()) {
     const count = counts.get(kind);
     if (count === undefined) continue;
     const { key, one, many } = KINDS.get(kind);
-    entries.push({ key, type: kind, reason: `${count} ${count === 1 ? one : many}, which the engine's end ends` });
+    inner({ kind, key, words: `${count} ${count === 1 ? one : many}` });
   }
+}
+
+/** Adds to the entries of what cannot be saved. */
+function name(entries) {
+  eachKind(({ kind, key, words }) => entries.push({ key, type: kind, reason: `${words}, which the engine's end ends` }));
   return entries;
 }
 
-Object.assign(exports, { name });
+/** All of it in a few words; empty: nothing waits. */
+function summary() {
+  let text = '';
+  eachKind(({ words }) => {
+    text += text === '' ? words : ', ' + words;
+  });
+  return text;
+}
+
+Object.assign(exports, { name, summary });

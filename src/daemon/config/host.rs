@@ -1,0 +1,42 @@
+//! What a configuration names that this host lacks. Only `ryokan config check` asks for all of it: a daemon starts without an interpreter, and
+//! its engine is missing then.
+
+use nix::unistd::{Uid, User};
+
+use super::Config;
+use super::problem::Fault;
+use crate::sandbox::find_program;
+
+/// What this host lacks. `names` says whether the file has a key: an interpreter that only the defaults name need not be there.
+pub(super) fn lacking(config: &Config, names: impl Fn(&[&str]) -> bool) -> Vec<Fault> {
+    let mut faults = Vec::new();
+    let at = ["sandbox", "worker_user"];
+    // Only a daemon that is root needs the account.
+    if (names(&at) || Uid::effective().is_root())
+        && let Err(why) = account(&config.sandbox.worker_user)
+    {
+        faults.push(Fault::new(&at, why).hint("name an unprivileged account of this host"));
+    }
+    for (engine, command) in config.engines.interpreters() {
+        let at = ["engines", engine.name(), "command"];
+        if names(&at) && find_program(&command).is_none() {
+            let hint =
+                "a program in the system's folders, such as /usr/bin, or its absolute path; kernels must see it too";
+            faults.push(Fault::new(&at, format!("there is no program {command:?} on this host")).hint(hint));
+        }
+    }
+    faults
+}
+
+/// User and group of the account that runs workers.
+///
+/// # Errors
+/// Why it cannot: there is none, or it is root's.
+pub fn account(name: &str) -> Result<(u32, u32), String> {
+    let found = User::from_name(name).map_err(|error| format!("account {name:?}: {error}"))?;
+    let user = found.ok_or_else(|| format!("there is no account {name:?}"))?;
+    match user.uid.is_root() || user.gid.as_raw() == 0 {
+        true => Err(format!("account {name:?} is root's")),
+        false => Ok((user.uid.as_raw(), user.gid.as_raw())),
+    }
+}

@@ -1,0 +1,83 @@
+//! `ryokan pool`: what it tells programs, and what somebody sees who watches.
+
+use std::collections::BTreeSet;
+
+use nix::sys::termios::LocalFlags;
+use ryokan::core::engine::EngineName;
+
+use crate::support::{Host, Terminal, User, eventually, kernel, out};
+
+/// The names of the fields of each, as `docs/cli-json.md` promises them.
+fn promised() -> BTreeSet<String> {
+    let promises = include_str!("../../docs/cli-json.md");
+    let line = promises.lines().find_map(|line| line.strip_prefix("| `pool` | array of `{")).expect("a line of pools");
+    line.split('}').next().expect("names").split(", ").map(str::to_owned).collect()
+}
+
+fn pooled() -> Host {
+    let mut host = Host::prepare(User::Own);
+    host.configure("[pool]\npool_size = 1\nmin_idle = 1\nmax_pool_size = 2\n");
+    host.launch();
+    host
+}
+
+fn told(host: &Host) -> Vec<serde_json::Value> {
+    serde_json::from_str(&host.ok(&["pool", "--json"])).expect("an array")
+}
+
+#[test]
+fn what_programs_are_told_of_pools_is_what_the_daemon_says() {
+    let host = pooled();
+    host.with(async |client| {
+        let settled = async || {
+            let pools = client.pools().await.expect("pools");
+            pools.iter().all(|pool| pool.idle == pool.target && pool.creating == 0)
+        };
+        eventually("all are ready", settled).await;
+        let k = kernel(&client, "k", EngineName::Kaish).await;
+        for n in 0..3 {
+            out(&k, &format!("x={n}")).await;
+        }
+        // Something may change between the two questions.
+        eventually("both say the same", async || {
+            let (pools, told) = (client.pools().await.expect("pools"), told(&host));
+            for one in &told {
+                let fields = one.as_object().expect("an object").keys().cloned();
+                assert_eq!(fields.collect::<BTreeSet<_>>(), promised());
+            }
+            assert_eq!(told.len(), 2, "{told:?}");
+            settled().await && serde_json::json!(pools) == serde_json::Value::from(told)
+        })
+        .await;
+        let kaish = told(&host).into_iter().find(|pool| pool["engine"] == "kaish").expect("a pool of kaish");
+        for (field, is) in [("pool_size", 1), ("min_idle", 1), ("max_pool_size", 2), ("taken", 1), ("missed", 0)]
+            .into_iter()
+            .chain([("active", 1), ("idle", 1), ("total", 2), ("total_created", 2), ("total_executions", 3)])
+        {
+            assert_eq!(kaish[field], is, "{field} of {kaish}");
+        }
+        assert_eq!(kaish["trouble"], "", "{kaish}");
+        let line = host.ok(&["pool"]);
+        assert!(line.lines().next().is_some_and(|heads| heads.contains("ENGINE")), "{line}");
+    });
+}
+
+#[test]
+fn whoever_watches_sees_what_comes_until_ctrl_c() {
+    let host = pooled();
+    let mut terminal = Terminal::start(&host, &["pool", "--watch"]);
+    terminal.wait_for("ENGINE");
+    terminal.wait_for("kaish");
+    let before = terminal.settings();
+    assert!(before.local_flags.contains(LocalFlags::ECHO | LocalFlags::ICANON | LocalFlags::ISIG));
+    // A pool that was not there when it began.
+    host.ok(&["new", "odd", "--memory", "300M"]);
+    host.ok(&["exec", "odd", "echo well"]);
+    terminal.wait_for("300 MiB");
+    // Each time from the top, and what was there is cleared.
+    terminal.wait_for_raw("\x1b[H\x1b[J");
+    terminal.press("\x03");
+    terminal.ended_with(130);
+    assert_eq!(terminal.settings().local_flags, before.local_flags);
+    assert!(!terminal.shown().contains("error"), "{}", terminal.shown());
+}

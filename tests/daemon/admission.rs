@@ -1,0 +1,197 @@
+//! Who may have how much at once, as clients see it: of one kernel, and each user of a system-wide daemon.
+
+use std::process::{Child, Output, Stdio};
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use ryokan::core::engine::EngineName;
+use ryokan::core::error::ErrorCode;
+use ryokan::core::exec::{ExecRequest, ExecStatus};
+
+use super::system::SystemWide;
+use crate::support::{Host, UNPRIVILEGED, User, eventually, kernel, out, until};
+
+const ONE: u32 = UNPRIVILEGED;
+const OTHER: u32 = UNPRIVILEGED + 1;
+/// What the command line exits with when it is refused.
+const REFUSED: Option<i32> = Some(4);
+
+#[test]
+fn a_full_queue_is_told_at_once_and_whoever_waits_in_it_still_has_his_turn() {
+    const QUEUE: usize = 3;
+    for engine in [EngineName::Kaish, EngineName::Python] {
+        let mut host = Host::prepare(User::Own);
+        host.configure(&format!("[limits]\nexecutions_queued = {QUEUE}\n"));
+        host.launch();
+        host.with(async |client| {
+            let k = kernel(&client, "k", engine).await;
+            let code = |n: usize| match engine {
+                EngineName::Python => format!("print({n}, file=open('order', 'a')); print('ran', {n})"),
+                EngineName::Kaish | EngineName::Bash | EngineName::Node => {
+                    format!("echo {n} >> order; echo ran {n}")
+                }
+            };
+            let waits = "while ! test -e go; do sleep 0.05; done";
+            let gate = match engine {
+                EngineName::Python => format!("import subprocess; subprocess.run(['/bin/sh', '-c', {waits:?}]); "),
+                EngineName::Kaish | EngineName::Bash | EngineName::Node => format!("/bin/sh -c '{waits}'; "),
+            };
+            let mut asked = vec![k.run(&ExecRequest::code(gate + &code(0))).await.expect("accepted")];
+            eventually("it runs", async || k.info().await.expect("told").state == "busy").await;
+            for n in 1..=QUEUE {
+                asked.push(k.run(&ExecRequest::code(code(n))).await.expect("accepted"));
+            }
+            // Of those nobody comes to an end before the first: whoever waited for room would wait for ever.
+            for n in [98, 99] {
+                let more = ExecRequest::code(code(n));
+                let asking = tokio::time::timeout(Duration::from_secs(20), k.run(&more)).await;
+                let refused = asking.expect("told at once").err().expect("the queue is full");
+                assert_eq!(refused.code, ErrorCode::Busy, "{refused}");
+                assert!(refused.message.contains(&format!("has {QUEUE} pieces of work waiting")), "{refused}");
+                assert!(refused.hint.contains("wait for some of them to end"), "{refused}");
+            }
+            assert_eq!(k.info().await.expect("told").executions, 1 + QUEUE as u64, "what was refused has no number");
+            let folder = host.data().join("kernels").join(k.info().await.expect("told").id.to_string());
+            std::fs::write(folder.join("workspace/go"), "").expect("written");
+            for (n, asked) in asked.into_iter().enumerate() {
+                let ended = asked.result().await.expect("a result");
+                assert_eq!(ended.end.status, ExecStatus::Done, "{engine} {n}: {:?}", ended.end);
+                assert_eq!(String::from_utf8_lossy(&ended.stdout), format!("ran {n}\n"), "{engine}");
+            }
+            // There is room again, and what was refused never ran.
+            let read = match engine {
+                EngineName::Python => "print(open('order').read().split())",
+                EngineName::Kaish | EngineName::Bash | EngineName::Node => "cat order",
+            };
+            let order: String = out(&k, read).await.chars().filter(char::is_ascii_digit).collect();
+            assert_eq!(order, "0123", "{engine}");
+        });
+    }
+}
+
+/// A system-wide daemon with these limits; none, and said, where only others may start one.
+fn system(limits: &str) -> Option<SystemWide> {
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("ignored, because only root starts a system-wide daemon");
+        return None;
+    }
+    Some(SystemWide::start(&format!("[limits]\n{limits}\n[pool]\npool_size = 0\nmin_idle = 0\n")))
+}
+
+fn said(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+#[track_caller]
+fn ok(system: &SystemWide, uid: u32, args: &[&str]) -> String {
+    let output = system.cli(uid, args);
+    assert!(output.status.success(), "{uid} {args:?}: {}\n{}", said(&output), system.log());
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// It is refused, and that is said in these words.
+#[track_caller]
+fn refused(system: &SystemWide, uid: u32, args: &[&str], words: &[&str]) {
+    let output = system.cli(uid, args);
+    let said = said(&output);
+    assert_eq!(output.status.code(), REFUSED, "{uid} {args:?}: {said}");
+    assert!(words.iter().all(|word| said.contains(word)), "{uid} {args:?}: {said}");
+}
+
+fn spawn(system: &SystemWide, uid: u32, args: &[&str]) -> Child {
+    let mut command = system.cli_command(uid, args);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("runs")
+}
+
+/// A field of a kernel as its owner sees it.
+fn shown(system: &SystemWide, uid: u32, kernel: &str, field: &str) -> serde_json::Value {
+    let text = ok(system, uid, &["show", kernel, "--json"]);
+    serde_json::from_str::<serde_json::Value>(&text).expect("JSON")[field].clone()
+}
+
+#[test]
+fn a_user_has_no_more_kernels_than_his_share_and_leaves_the_others_theirs() {
+    let Some(system) = system("kernels_per_user = 2") else { return };
+    for name in ["a", "b"] {
+        ok(&system, ONE, &["new", name]);
+    }
+    refused(&system, ONE, &["new", "c"], &["2 kernels already", "hint: remove some"]);
+    refused(&system, ONE, &["fork", "a", "c"], &["2 kernels already"]);
+    refused(&system, ONE, &["run", "echo never"], &["2 kernels already"]);
+    // It is his own bound, and what he has goes on.
+    assert_eq!(ok(&system, ONE, &["exec", "a", "echo well"]), "well\n");
+    for name in ["a", "b"] {
+        ok(&system, OTHER, &["new", name]);
+    }
+    refused(&system, OTHER, &["new", "c"], &["2 kernels already"]);
+    ok(&system, ONE, &["rm", "--yes", "b"]);
+    ok(&system, ONE, &["new", "c"]);
+    refused(&system, ONE, &["new", "d"], &["2 kernels already"]);
+    refused(&system, OTHER, &["new", "d"], &["2 kernels already"]);
+}
+
+#[test]
+fn a_user_is_promised_no_more_memory_than_his_share_and_leaves_the_others_theirs() {
+    let Some(system) = system("memory_per_user = \"700M\"") else { return };
+    for uid in [ONE, OTHER] {
+        for (name, memory) in [("a", "300M"), ("b", "300M"), ("c", "300M"), ("small", "100M"), ("large", "800M")] {
+            ok(&system, uid, &["new", name, "--memory", memory]);
+        }
+    }
+    for uid in [ONE, OTHER] {
+        // It is not the kernel that is promised memory, but its worker.
+        for name in ["a", "b"] {
+            assert_eq!(ok(&system, uid, &["exec", name, "x=41; echo well"]), "well\n");
+        }
+        let words = ["promised 600 MiB", "wants 300 MiB", "memory_per_user", "hint: stop one of your kernels"];
+        refused(&system, uid, &["exec", "c", "echo never"], &words);
+        assert_eq!(ok(&system, uid, &["exec", "small", "echo well"]), "well\n");
+        // Whoever has a worker needs no other.
+        assert_eq!(ok(&system, uid, &["exec", "a", "echo $x"]), "41\n");
+        let words = ["more than 700 MiB", "limits.memory_per_user"];
+        refused(&system, uid, &["exec", "large", "echo never"], &words);
+    }
+    ok(&system, ONE, &["stop", "b"]);
+    assert_eq!(ok(&system, ONE, &["exec", "c", "echo well"]), "well\n");
+    refused(&system, OTHER, &["exec", "c", "echo never"], &["promised 700 MiB"]);
+    refused(&system, ONE, &["exec", "b", "echo never"], &["promised 700 MiB"]);
+}
+
+#[test]
+fn a_user_has_no_more_workers_than_his_share_and_leaves_the_others_theirs() {
+    let Some(system) = system("workers_per_user = 1") else { return };
+    for uid in [ONE, OTHER] {
+        for name in ["a", "b"] {
+            ok(&system, uid, &["new", name]);
+        }
+        assert_eq!(ok(&system, uid, &["exec", "a", "x=41; echo well"]), "well\n");
+        refused(&system, uid, &["exec", "b", "echo never"], &["you have 1 workers already", "workers_per_user"]);
+    }
+    ok(&system, ONE, &["stop", "a"]);
+    assert_eq!(ok(&system, ONE, &["exec", "b", "echo well"]), "well\n");
+    refused(&system, ONE, &["exec", "a", "echo never"], &["workers_per_user"]);
+    ok(&system, ONE, &["stop", "b"]);
+    assert_eq!(ok(&system, ONE, &["exec", "a", "echo $x"]), "41\n");
+}
+
+#[test]
+fn a_user_who_runs_as_much_as_he_may_waits_for_himself_and_nobody_for_him() {
+    let Some(system) = system("executions_in_flight_per_user = 1") else { return };
+    for (uid, name) in [(ONE, "a"), (ONE, "b"), (OTHER, "c")] {
+        ok(&system, uid, &["new", name]);
+        ok(&system, uid, &["exec", name, "x=1"]);
+    }
+    let first = spawn(&system, ONE, &["exec", "a", "sleep 300"]);
+    until("the first runs", || shown(&system, ONE, "a", "state") == "busy");
+    let mut second = spawn(&system, ONE, &["exec", "b", "echo ran > f; echo second"]);
+    until("the second is accepted", || shown(&system, ONE, "b", "executions") == 2);
+    // The other user's comes later and takes its time: whoever could run beside the first would have ended.
+    assert_eq!(ok(&system, OTHER, &["exec", "c", "sleep 1; echo other"]), "other\n");
+    assert_eq!(second.try_wait().expect("asked"), None, "it runs beside the first");
+    assert!(ok(&system, ONE, &["journal", "b"]).contains("#2"));
+    kill(Pid::from_raw(first.id() as i32), Signal::SIGINT).expect("there");
+    assert_eq!(first.wait_with_output().expect("ended").status.code(), Some(130));
+    let second = second.wait_with_output().expect("ended");
+    assert_eq!((second.status.code(), said(&second).as_str()), (Some(0), "second\n"));
+}
