@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 
 use super::context::Context;
 use super::failure::Failure;
-use super::kernels::tell_left_out;
+use super::kernels::tell_unreadable;
 use super::{json, render};
 use crate::core::checkpoint::{Checkpoint, CheckpointType, Restoration, Span, Taking};
 use crate::core::diff::{Area, Deed, Patch};
@@ -154,7 +154,7 @@ pub async fn checkpoint(context: &Context, args: CheckpointArgs) -> Result<(), F
     taking.check()?;
     let (kernel, _) = context.kernel(&args.name).await?;
     let taken = kernel.checkpoint(&taking).await?;
-    tell_left_out(context, &kernel).await;
+    tell_unreadable(context, &kernel).await;
     match context.options.json {
         true => context.print_json(&json::checkpoint(&taken, true)),
         false => context.print(&render::checkpoint_line(&taken, true, context.terminal.paint)),

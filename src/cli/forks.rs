@@ -6,7 +6,7 @@ use clap::Args;
 
 use super::context::Context;
 use super::failure::Failure;
-use super::kernels::tell_left_out;
+use super::kernels::tell_unreadable;
 use super::{json, render};
 use crate::core::engine::EngineName;
 use crate::core::fork::Forking;
@@ -72,7 +72,7 @@ pub async fn fork(context: &Context, args: ForkArgs) -> Result<(), Failure> {
     let (kernel, info) = context.kernel(&args.name).await?;
     let done = kernel.fork(&forking).await?;
     if forking.from.is_empty() {
-        tell_left_out(context, &kernel).await;
+        tell_unreadable(context, &kernel).await;
     }
     match context.options.json {
         true => context.print_json(&json::forks(&done))?,

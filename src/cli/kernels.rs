@@ -6,8 +6,8 @@ use super::args::NameArgs;
 use super::context::Context;
 use super::failure::Failure;
 use super::spec::{SpecArgs, parse_pair};
-use super::{json, render};
-use crate::core::info::{KernelFilter, KernelInfo, MissedEntry};
+use super::{failure, json, render};
+use crate::core::info::{KernelFilter, KernelInfo, MissedEntry, UNREADABLE};
 use crate::core::kernel::State;
 use crate::core::name::KernelName;
 use crate::rpc::client::KernelClient;
@@ -153,13 +153,14 @@ pub async fn unarchive(context: &Context, args: NameArgs) -> Result<(), Failure>
 }
 
 /// Says which files of the workspace could not be read when it was captured: what comes of it is without them.
-pub async fn tell_left_out(context: &Context, kernel: &KernelClient) {
+pub async fn tell_unreadable(context: &Context, kernel: &KernelClient) {
     let missed = kernel.missed().await.unwrap_or_default();
-    let unreadable = missed.iter().filter(|entry| entry.reason == "not readable");
+    let unreadable = missed.iter().filter(|entry| entry.reason == UNREADABLE);
     let files: Vec<&str> = unreadable.filter_map(|entry| entry.key.strip_prefix("file/")).collect();
     if let Some(more) = files.len().checked_sub(1) {
         let others = if more > 0 { format!(" and {more} more") } else { String::new() };
-        context.say(&format!("warning: not in it: {}{others} (not readable)", render::plain(files[0])));
+        let what = format!("not in it: {}{others} (not readable)", files[0]);
+        context.say(failure::warning(&what, context.terminal.paint_stderr).trim_end());
     }
 }
 

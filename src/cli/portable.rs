@@ -7,6 +7,7 @@ use clap::Args;
 use super::blobs::{self, Progress, Target};
 use super::context::Context;
 use super::failure::Failure;
+use super::kernels::tell_unreadable;
 use super::{json, render};
 use crate::core::error::{Error, ErrorCode};
 use crate::core::info::KernelInfo;
@@ -59,6 +60,9 @@ pub async fn export(context: &Context, args: ExportArgs) -> Result<(), Failure> 
     };
     to.finish()?;
     progress.end();
+    if args.checkpoints.is_empty() {
+        tell_unreadable(context, &kernel).await;
+    }
     if to_stdout {
         return Ok(());
     }

@@ -38,10 +38,11 @@ impl EngineName {
         }
     }
 
-    /// The oldest interpreter that will do, major and minor, where that is known.
+    /// The oldest interpreter that will do, major and minor; none is needed for an engine that is built in.
     const fn oldest(self) -> Option<(u32, u32)> {
         match self {
-            EngineName::Kaish | EngineName::Python => None,
+            EngineName::Kaish => None,
+            EngineName::Python => Some((3, 8)),
             EngineName::Bash => Some((4, 4)),
             EngineName::Node => Some((18, 0)),
         }
@@ -89,7 +90,10 @@ mod tests {
             (EngineName::Node, "v16.20.2", true),
             (EngineName::Node, "20.20.2", false),
             (EngineName::Node, "... of its own. No number", false),
-            (EngineName::Python, "Python 2.7.18", false),
+            (EngineName::Python, "Python 2.7.18", true),
+            (EngineName::Python, "3.7.17", true),
+            (EngineName::Python, "3.8.0", false),
+            (EngineName::Python, "Python 3.13.0rc1", false),
             (EngineName::Kaish, "0.1", false),
         ] {
             assert_eq!(engine.too_old(said).is_some(), old, "{engine} {said}: {:?}", engine.too_old(said));

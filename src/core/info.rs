@@ -20,6 +20,9 @@ pub struct VarInfo {
     pub summary: String,
 }
 
+/// The reason of a [`MissedEntry`] that is a file which could not be read.
+pub const UNREADABLE: &str = "not readable";
+
 /// Something in the engine that its state does not capture.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MissedEntry {

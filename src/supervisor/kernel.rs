@@ -47,8 +47,8 @@ pub struct View {
     pub sandbox: Vec<String>,
     /// What the worker holds that its state does not capture.
     pub missed: Vec<MissedEntry>,
-    /// Files that the last capture of the workspace could not take.
-    pub left_out: Vec<MissedEntry>,
+    /// Files that the last capture of the workspace by this daemon could not read.
+    pub unreadable: Vec<MissedEntry>,
     /// Background jobs.
     pub jobs: Vec<Job>,
     /// The worker's init on this host.

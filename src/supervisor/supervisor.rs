@@ -363,7 +363,7 @@ impl Supervisor {
                 last_used_at_ms: row.last_used_at_ms,
                 sandbox: Vec::new(),
                 missed: Vec::new(),
-                left_out: Vec::new(),
+                unreadable: Vec::new(),
                 jobs: Vec::new(),
                 worker_pid: None,
                 origin: loaded.origin,

@@ -1,4 +1,4 @@
-//! Files that cannot be read are in no checkpoint and no fork; whoever takes one is told.
+//! Files that cannot be read are in no checkpoint, fork or export; whoever takes one is told.
 
 use ryokan::core::engine::EngineName;
 
@@ -11,7 +11,9 @@ fn whoever_takes_a_checkpoint_or_forks_is_told_which_files_are_not_in_it() {
     let host = Host::start_as(user);
     host.with(async |client| {
         let k = kernel(&client, "k", EngineName::Bash).await;
-        out(&k, "echo a > s; echo b > t; chmod 000 s").await;
+        // A socket is of no use without its process: nobody is warned of that.
+        let bind = "import socket; socket.socket(socket.AF_UNIX).bind(\"socket\")";
+        out(&k, &format!("echo a > s; echo b > t; chmod 000 s; python3 -c '{bind}'; [ -S socket ]")).await;
         let said = |args: &[&str]| {
             let output = host.cli(args);
             assert!(output.status.success(), "{output:?}");
@@ -21,7 +23,10 @@ fn whoever_takes_a_checkpoint_or_forks_is_told_which_files_are_not_in_it() {
             let said = said(args);
             assert!(said.contains("warning: not in it: s (not readable)"), "{args:?}: {said}");
         }
-        assert!(host.ok(&["events", "--json"]).contains("file/s (not readable)"));
+        let file = host.given(user).join("k.ryo").display().to_string();
+        assert!(said(&["export", "k", &file]).contains("warning: not in it: s (not readable)"));
+        let events = host.ok(&["events", "--json"]);
+        assert!(events.contains("\"unreadable\":[\"file/s\"]"), "{events}");
         out(&k, "chmod 600 s").await;
         assert_eq!(said(&["checkpoint", "k", "-m", "d"]), "");
     });

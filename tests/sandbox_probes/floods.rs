@@ -38,7 +38,7 @@ try:
         if os.fork() == 0: time.sleep(60)
         n += 1
 except BlockingIOError:
-    assert 30 < n <= 60, n
+    assert 30 < n <= 40, n
     sys.exit('stopped')",
         says: "stopped",
     },

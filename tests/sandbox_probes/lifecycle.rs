@@ -119,20 +119,29 @@ fn a_file_system_that_cannot_map_owners_is_refused() {
 fn a_layer_that_the_host_lacks_is_a_refusal_unless_agreed_to() {
     for starter in Starter::fresh() {
         let home = starter.home();
-        // A host that allows fewer open files than the kernel is promised.
-        let limited = |plan: &str| {
-            let mut command = starter.command("prlimit");
-            command.arg("--nofile=200:200").arg(worker()).args(["probe", "--json", "--plan", plan, "--", "/bin/true"]);
-            Ran(command.output().expect("prlimit runs"))
-        };
-        let refused = report(&limited(&home.plan(json!({}))));
-        assert_eq!(refused["error"]["layer"], "rlimits", "{refused}");
-        assert!(refused["error"]["hint"].as_str().is_some_and(|hint| hint.contains("LimitNOFILE")));
-        let agreed = report(&limited(&home.plan(json!({"degraded": ["rlimits"]}))));
-        assert_eq!(agreed["status"], 0, "{agreed}");
-        let layers = agreed["report"]["layers"].as_array().expect("layers");
-        let rlimits = layers.iter().find(|each| each["layer"] == "rlimits").expect("reported");
-        assert!(rlimits["status"]["degraded"]["why"].as_str().is_some_and(|why| why.contains("200")), "{rlimits}");
+        // A host that allows fewer open files, or processes, than the kernel is promised.
+        for (limit, words) in [("--nofile=200:200", "open files"), ("--nproc=200:200", "processes")] {
+            let limited = |plan: &str| {
+                let mut command = starter.command("prlimit");
+                command.arg(limit).arg(worker()).args(["probe", "--json", "--plan", plan, "--", "/bin/true"]);
+                Ran(command.output().expect("prlimit runs"))
+            };
+            let refused = report(&limited(&home.plan(json!({}))));
+            assert_eq!(refused["error"]["layer"], "rlimits", "{refused}");
+            assert!(refused["error"]["cause"].as_str().is_some_and(|cause| cause.contains(words)), "{refused}");
+            let hint = refused["error"]["hint"].as_str().expect("a hint");
+            assert!(hint.contains("LimitNOFILE") && hint.contains("LimitNPROC"), "{hint}");
+            let agreed = report(&limited(&home.plan(json!({"degraded": ["rlimits"]}))));
+            assert_eq!(agreed["status"], 0, "{agreed}");
+            let layers = agreed["report"]["layers"].as_array().expect("layers");
+            let rlimits = layers.iter().find(|each| each["layer"] == "rlimits").expect("reported");
+            assert!(rlimits["status"]["degraded"]["why"].as_str().is_some_and(|why| why.contains("200")), "{rlimits}");
+        }
+        // Parts of a processor without a cgroup that gives them.
+        let mut limits = serde_json::to_value(ryokan::core::spec::KernelLimits::default()).expect("JSON");
+        limits["cpu_milli"] = 500.into();
+        home.shell(json!({"limits": limits}), "true").is_refused("parts of a processor");
+        home.shell(json!({"limits": limits, "degraded": ["cpu"]}), "nproc").prints("1");
         // What carries the rest cannot be left out, agreed or not.
         home.shell(json!({"degraded": ["capabilities"]}), "true").is_refused("never be left out");
     }

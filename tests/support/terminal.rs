@@ -28,7 +28,9 @@ impl Terminal {
         // As a terminal's window does it: a session whose controlling terminal this is, so that Ctrl-C is a signal.
         let mut command = std::process::Command::new("setsid");
         let ryokan = host.command("ryokan");
-        command.arg("--ctty").arg(ryokan.get_program()).args(ryokan.get_args()).arg("--no-autostart").args(args);
+        // Whoever runs the tests in the background of a script ignores that signal, and hands that down.
+        command.args(["--ctty", "/usr/bin/env", "--default-signal=INT"]);
+        command.arg(ryokan.get_program()).args(ryokan.get_args()).arg("--no-autostart").args(args);
         command.env_clear().env("TERM", "xterm");
         command.envs(ryokan.get_envs().filter_map(|(name, value)| Some((name, value?))));
         let end = || Stdio::from(pty.slave.try_clone().unwrap());

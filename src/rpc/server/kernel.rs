@@ -518,7 +518,7 @@ impl kernel::Server for KernelServer {
     ) -> capnp::Result<()> {
         self.may(Right::Read)?;
         let view = self.kernel.view();
-        let missed = [view.missed, view.left_out].concat();
+        let missed = [view.missed, view.unreadable].concat();
         write_missed(results.get().init_missed(missed.len() as u32), &missed);
         Ok(())
     }

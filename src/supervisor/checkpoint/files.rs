@@ -10,7 +10,7 @@ use super::still::settle;
 use crate::core::checkpoint::WorkspacePart;
 use crate::core::error::{Error, Result};
 use crate::core::ids::{Digest, KernelId};
-use crate::core::info::MissedEntry;
+use crate::core::info::{MissedEntry, UNREADABLE};
 use crate::store::{Store, StoreHandle};
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
@@ -41,6 +41,13 @@ pub(super) struct CapturedFiles {
     pub files_read: u64,
     /// Why everything was looked at; empty: only what changed was.
     pub full_walk: String,
+}
+
+impl CapturedFiles {
+    /// Of what is not in it, what nobody leaves out on purpose: files that could not be read.
+    pub(super) fn unreadable(&self) -> Vec<MissedEntry> {
+        self.missed.iter().filter(|missed| missed.reason == UNREADABLE).cloned().collect()
+    }
 }
 
 impl Files {

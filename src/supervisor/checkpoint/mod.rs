@@ -57,10 +57,10 @@ pub(super) use rest::{before_stop, left_out, told as rest_failed, wait as rest_w
 pub(super) use restore::resume;
 pub use restore::{restore, undo};
 use still::Still;
-
-/// So many files that could not be captured are named in an event.
-const LEFT_OUT_TOLD: usize = 20;
 pub use text::diff_text;
+
+/// So many files that could not be read are named in an event.
+const UNREADABLE_TOLD: usize = 20;
 
 /// Takes a checkpoint at the next safe point.
 ///
@@ -161,15 +161,15 @@ async fn seal(
     };
     host.metrics.took(Stage::CheckpointPause, kernel.spec.engine, Duration::from_micros(files.pause_us));
     kernel.advance(version_after(sequence));
+    let unreadable = files.unreadable();
     {
         let mut view = kernel.view.borrow_mut();
         view.checkpoints += 1;
-        view.left_out.clone_from(&files.missed);
+        view.unreadable.clone_from(&unreadable);
     }
-    let left_out: Vec<_> =
-        files.missed.iter().take(LEFT_OUT_TOLD).map(|missed| format!("{} ({})", missed.key, missed.reason)).collect();
+    let told: Vec<_> = unreadable.iter().take(UNREADABLE_TOLD).map(|missed| &missed.key).collect();
     let detail = serde_json::json!({
-        "left_out": left_out, "left_out_count": files.missed.len(),
+        "unreadable": told, "unreadable_count": unreadable.len(),
         "id": checkpoint.id, "name": checkpoint.name, "type": checkpoint.kind, "pause_us": files.pause_us,
         "files_read": files.files_read, "full_walk": files.full_walk, "copy_us": copy.took_us,
     });

@@ -175,6 +175,8 @@ pub struct Worker {
     identity: SharedIdentity,
     orphan_at: Option<Instant>,
     watch_at: Option<Instant>,
+    /// Nothing ran when it was looked last: what begins is looked at sooner than that look would come.
+    quiet: bool,
     /// The engine closed its control socket: it must have ended by then.
     hung_up_at: Option<Instant>,
     /// It was killed: it must have ended by then.
@@ -259,6 +261,7 @@ impl Worker {
             identity,
             orphan_at: None,
             watch_at: None,
+            quiet: false,
             hung_up_at: None,
             gone_by: None,
             sleep: Box::pin(tokio::time::sleep(Duration::ZERO)),
@@ -404,7 +407,8 @@ impl Worker {
     fn on_watch(&mut self, now: Instant) {
         // Between executions only what they left behind can use more than they did: jobs, and what no engine tells of.
         let busy = self.run.is_some() || !self.state.jobs().is_empty();
-        if !busy && !self.enclosure.stirs() {
+        self.quiet = !busy && !self.enclosure.stirs();
+        if self.quiet {
             self.watch_at = Some(now + limits::WATCH_QUIET);
             return;
         }
@@ -430,8 +434,9 @@ impl Worker {
     }
 
     fn start_watch(&mut self) {
-        let soon = Instant::now() + limits::WATCH_INTERVAL;
-        self.watch_at = Some(self.watch_at.map_or(soon, |at| at.min(soon)));
+        if std::mem::take(&mut self.quiet) || self.watch_at.is_none() {
+            self.watch_at = Some(Instant::now() + limits::WATCH_INTERVAL);
+        }
     }
 }
 

@@ -191,11 +191,13 @@ impl Enclosure for Sandboxed {
     }
 
     fn stirs(&mut self) -> bool {
-        if self.stir.look() {
+        // Where the workspace cannot be watched, no round would ever end.
+        let stirred = self.stir.look();
+        if stirred && self.workspace.is_some() {
             // A round that has begun may have passed by what has been written since.
             self.rounds_due = 1 + u8::from(self.is_counting());
         }
-        self.rounds_due > 0
+        stirred || self.rounds_due > 0
     }
 
     fn watch(&mut self) -> Watch {

@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
 
 use crate::core::ids::Digest;
+use crate::core::info::UNREADABLE;
 
 /// A name as the file system has it: any bytes but `/` and zero.
 pub type Name = Box<[u8]>;
@@ -72,7 +73,7 @@ impl fmt::Display for Reason {
         f.write_str(match self {
             Reason::Socket => "a socket",
             Reason::Device => "a device",
-            Reason::Unreadable => "not readable",
+            Reason::Unreadable => UNREADABLE,
             Reason::Mount => "a mount",
             Reason::SetId => "captured without its set-uid or set-gid bit",
         })
