@@ -56,8 +56,8 @@ pub struct WorkerLink {
     acknowledging: Cell<bool>,
     lane: RefCell<Option<Rc<Lane>>>,
     lane_asked: Cell<bool>,
-    /// It was told on the lane whose worker it is, and has not answered that.
-    binding: Rc<Cell<bool>>,
+    /// It was told on the lane whose worker it is: what is done when it answers that.
+    binding: Rc<lane::Binding>,
 }
 
 impl Drop for WorkerLink {

@@ -22,7 +22,6 @@ use tokio::task::{AbortHandle, JoinHandle};
 use super::admission::Taken;
 use super::host::Host;
 use super::kernel::Kernel;
-use super::metrics::Stage;
 use super::pool::Active;
 use super::slot::Slot;
 use super::start::mount_now;
@@ -72,7 +71,7 @@ impl Promise {
     pub(super) fn make(host: &Rc<Host>, shape: Shape, epoch: Epoch, spec: &KernelSpec) -> Option<Promise> {
         let (mut slot, active) = host.pool.take_ahead(&shape)?;
         let given = slot.give_home(host, epoch).and_then(|kernel| {
-            let bound = spec.paths.is_empty().then(|| slot.bind_ahead(&spec.name, spec.ephemeral)).transpose();
+            let bound = spec.paths.is_empty().then(|| slot.bind_ahead(host, spec)).transpose();
             match bound {
                 Ok(bound) => Ok((kernel, bound)),
                 Err(error) => {
@@ -83,7 +82,7 @@ impl Promise {
         });
         match given {
             Ok((kernel, bound)) => {
-                let binding = bound.map(|bound| hear(host, slot.id(), &shape, bound));
+                let binding = bound.map(|bound| hear(host, slot.id(), bound));
                 Some(Promise { kernel, shape, slot, active, binding })
             }
             Err(error) => {
@@ -196,19 +195,17 @@ impl Promise {
 fn hear(
     host: &Rc<Host>,
     worker: WorkerId,
-    shape: &Shape,
     bound: impl Future<Output = Result<()>> + 'static,
 ) -> Binding {
     let (sender, outcome) = oneshot::channel();
-    let (host, engine, begun) = (Rc::downgrade(host), shape.engine, Instant::now());
+    let host = Rc::downgrade(host);
     let hearing = tokio::task::spawn_local(async move {
         let bound = bound.await;
         let Some(host) = host.upgrade() else { return };
-        match &bound {
-            Ok(()) => host.metrics.since(Stage::BindWorker, engine, begun),
-            Err(error) => tracing::warn!(%worker, %error, "a slot could not be bound to its new kernel"),
-        }
-        let failed = bound.is_err();
+        let failed = bound.as_ref().inspect_err(|error| {
+            tracing::warn!(%worker, %error, "a slot could not be bound to its new kernel");
+        });
+        let failed = failed.is_err();
         // Whoever uses the kernel at this moment looks for another one; else nobody is to find this one.
         if sender.send(bound).is_ok() && failed {
             host.promises.died(&host, worker);

@@ -23,6 +23,7 @@ use crate::core::ids::{Epoch, KernelId, WorkerId};
 use crate::core::limits;
 use crate::core::name::KernelName;
 use crate::core::origin::OriginKind;
+use crate::core::spec::KernelSpec;
 use crate::rpc::worker_link::{Relay, WorkerIdentity, WorkerLink, WorkerReport};
 use crate::sandbox::plan::{PlannedMount, RunAs};
 use crate::worker::binding::{BoundFolder, BoundMount, BoundSource, KernelBinding, NewKernel};
@@ -153,17 +154,24 @@ impl Slot {
     }
 
     /// Has it become the worker of the kernel whose folder it stands on: on its way when this returns. Nobody hears it, and nothing may run in
-    /// it, until it is [`served`](Self::serve); until then it ends with this daemon. What is given comes when it is the kernel's.
+    /// it, until it is [`served`](Self::serve); until then it ends with this daemon. What is given comes when it is the kernel's. How long it
+    /// takes is measured.
     ///
     /// # Errors
     /// `Lost` if it has ended.
     pub(super) fn bind_ahead(
         &mut self,
-        name: &KernelName,
-        ephemeral: bool,
+        host: &Rc<Host>,
+        spec: &KernelSpec,
     ) -> Result<impl Future<Output = Result<()>> + use<>> {
         let WorkerIdentity { kernel, epoch, .. } = self.identity;
-        self.link.bind_ahead(&NewKernel { kernel, epoch, name: name.clone(), ephemeral })?;
+        let new = NewKernel { kernel, epoch, name: spec.name.clone(), ephemeral: spec.ephemeral };
+        let (host, engine, begun) = (Rc::downgrade(host), spec.engine, Instant::now());
+        self.link.bind_ahead(&new, move || {
+            if let Some(host) = host.upgrade() {
+                host.metrics.since(Stage::BindWorker, engine, begun);
+            }
+        })?;
         self.report.not_restored.clear();
         Ok(self.link.bound())
     }

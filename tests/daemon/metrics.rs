@@ -42,8 +42,10 @@ fn metrics_tell_what_happened_and_name_nobody() {
     host.launch();
     let socket = host.socket().with_file_name("metrics.sock");
     let unix = || UnixStream::connect(&socket).expect("connected");
-    assert_eq!(socket.metadata().expect("there").permissions().mode() & 0o777, 0o600);
     host.with(async |client| {
+        // It is there once a client is answered.
+        client.ping().await.expect("an answer");
+        assert_eq!(socket.metadata().expect("there").permissions().mode() & 0o777, 0o600);
         crate::support::eventually("a worker is ready", async || {
             let pools = client.pools().await.expect("pools");
             pools.iter().all(|pool| pool.idle == 1)

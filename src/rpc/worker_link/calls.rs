@@ -50,7 +50,7 @@ impl WorkerLink {
         let (id, listener, binding) = (exec.exec, Rc::clone(&self.listener), Rc::clone(&self.binding));
         async move {
             let answer = bounded(limits::WORKER_CALL, async { sent?.await.map_err(|e| from_capnp(&e)) }).await?;
-            binding.set(false);
+            binding.done();
             let answer = answer.get().map_err(|e| from_capnp(&e))?;
             if answer.get_ended() {
                 let parts = answer.get_end().and_then(|end| Ok((end, answer.get_output()?)));
@@ -267,10 +267,10 @@ impl WorkerLink {
     /// # Errors
     /// `Unavailable` or `Deadline` if the worker does not take it.
     pub async fn hand_over(&self, descriptor: OwnedFd) -> Result<u64> {
-        if self.binding.get() {
+        if self.is_binding() {
             // It proves by an identity that the worker may not have yet: whatever it answers, it answers once it has.
             self.usage().await?;
-            self.binding.set(false);
+            self.binding.done();
         }
         descriptors::hand_over(&self.socket, &self.identity.now(), descriptor).await
     }

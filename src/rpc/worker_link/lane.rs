@@ -2,7 +2,7 @@
 //!
 //! A worker of a former build has no lane; then, and for what is too large for a packet, a start is a call.
 
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::future::poll_fn;
 use std::rc::Rc;
 
@@ -25,6 +25,26 @@ enum Said {
     Runs,
     Over(Over),
     Refused(String),
+}
+
+/// A binding that was asked for on the lane.
+#[derive(Default)]
+pub(super) struct Binding {
+    on_bound: RefCell<Option<Box<dyn FnOnce()>>>,
+}
+
+impl Binding {
+    /// Whether it is not answered.
+    fn is_open(&self) -> bool {
+        self.on_bound.borrow().is_some()
+    }
+
+    /// The worker is the kernel's.
+    pub(super) fn done(&self) {
+        if let Some(on_bound) = self.on_bound.take() {
+            on_bound();
+        }
+    }
 }
 
 impl WorkerLink {
@@ -87,11 +107,11 @@ impl WorkerLink {
     }
 
     /// Has a slot become the worker of a kernel that takes over what it stands on: on its way when this returns. What is asked next waits for
-    /// that in the worker, which ends if it fails.
+    /// that in the worker, which ends if it fails. `on_bound` is called when the worker's word for it is heard, whoever hears that.
     ///
     /// # Errors
     /// `Lost` without a lane.
-    pub fn bind_ahead(&self, kernel: &NewKernel) -> Result<()> {
+    pub fn bind_ahead(&self, kernel: &NewKernel, on_bound: impl FnOnce() + 'static) -> Result<()> {
         let said = self.say(|call| {
             let mut bind = call.init_bind();
             bind.set_kernel_id(kernel.kernel.to_string());
@@ -104,7 +124,7 @@ impl WorkerLink {
             return Err(Error::lost("the worker's lane has closed"));
         }
         self.identity.become_kernels(kernel.kernel, kernel.epoch);
-        self.binding.set(true);
+        *self.binding.on_bound.borrow_mut() = Some(Box::new(on_bound));
         Ok(())
     }
 
@@ -119,7 +139,7 @@ impl WorkerLink {
             let answer = poll_fn(|cx| lane.poll_message(cx, read_answer)).await;
             match answer.map_err(|error| Error::lost(error.to_string()))? {
                 (BIND, Said::Runs) => {
-                    binding.set(false);
+                    binding.done();
                     Ok(())
                 }
                 (BIND, Said::Refused(text)) => Err(from_capnp(&capnp::Error::failed(text))),
@@ -134,18 +154,18 @@ impl WorkerLink {
 
     /// Whether it has not said yet that it is the kernel's.
     pub fn is_binding(&self) -> bool {
-        self.binding.get()
+        self.binding.is_open()
     }
 
     /// Whether a worker that has ended never was the kernel's: then nothing that it was given has begun, for it says so first.
     pub fn was_never_bound(&self) -> bool {
         let last = self.lane.borrow().clone();
-        if let Some(lane) = last.filter(|_| self.binding.get())
+        if let Some(lane) = last.filter(|_| self.binding.is_open())
             && let Ok(Some((BIND, Said::Runs))) = lane.message_now(&read_answer)
         {
-            self.binding.set(false);
+            self.binding.done();
         }
-        self.binding.get()
+        self.binding.is_open()
     }
 
     /// Starts an execution on the lane; `None`: it has to be a call.
@@ -191,7 +211,7 @@ impl WorkerLink {
 }
 
 /// Waits for the answer to a start and tells the listener of the end, if the answer is that.
-async fn heard(lane: Rc<Lane>, id: ExecId, listener: Rc<dyn WorkerListener>, binding: Rc<Cell<bool>>) -> Result<()> {
+async fn heard(lane: Rc<Lane>, id: ExecId, listener: Rc<dyn WorkerListener>, binding: Rc<Binding>) -> Result<()> {
     loop {
         let (exec, said) = match poll_fn(|cx| lane.poll_message(cx, read_answer)).await {
             Ok(answer) => answer,
@@ -203,7 +223,7 @@ async fn heard(lane: Rc<Lane>, id: ExecId, listener: Rc<dyn WorkerListener>, bin
             }
         };
         match said {
-            Said::Runs if exec == BIND => binding.set(false),
+            Said::Runs if exec == BIND => binding.done(),
             // The late answer to another.
             _ if exec != id => {}
             Said::Runs => return Ok(()),
