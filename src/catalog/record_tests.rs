@@ -5,7 +5,7 @@ use super::state::{Begun, Direction, EntryKind, ExecBegin, NewCheckpoint, NewEnt
 use super::*;
 use crate::core::checkpoint::{CheckpointType, Span};
 use crate::core::ids::{CheckpointId, Digest, KernelId};
-use crate::core::info::JournalView;
+use crate::core::info::{JournalView, MissedEntry};
 use crate::core::limits;
 use crate::core::workflow::{Change, Outcome, Request, WorkflowPart};
 
@@ -54,6 +54,33 @@ fn a_database_that_was_opened_ahead_is_as_it_was() {
         assert_eq!(begun, Begun::New { exec: crate::core::ids::ExecId(1), journal: 1 });
         assert_eq!(state.exec_count().await.expect("counted"), 1);
     });
+}
+
+/// So does whoever makes a slot, in the database that its kernel will have.
+#[test]
+fn an_engines_database_is_as_it_was_after_its_rehearsal() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("engine.db");
+    let db = EngineDb::open(&path, Durability::Process).expect("opened");
+    let before = std::fs::read(&path).expect("readable");
+    db.rehearse().expect("rehearsed");
+    let wal = std::fs::metadata(path.with_file_name("engine.db-wal")).map_or(0, |found| found.len());
+    assert_eq!((std::fs::read(&path).expect("readable"), wal), (before, 0));
+    assert!(db.heads().expect("read").is_empty());
+    // Nor is anything taken away.
+    let entry = Entry { key: "var/x".into(), meta_json: "{}".into(), body: b"1".to_vec() };
+    let missed = vec![MissedEntry { key: "job/1".into(), type_name: "job".into(), reason: "it runs".into() }];
+    let jobs = vec![JobRecord { id: "1".into(), command: "sleep 1".into() }];
+    let changes = Changes {
+        puts: vec![entry.clone()],
+        missed: Some(missed.clone()),
+        jobs: Some(jobs.clone()),
+        ..Changes::default()
+    };
+    db.apply(&changes).expect("stored");
+    db.rehearse().expect("rehearsed");
+    assert_eq!(db.entry("var/x").expect("read"), Some(entry));
+    assert_eq!((db.missed().expect("read"), db.jobs().expect("read")), (missed, jobs));
 }
 
 fn said(text: &str) -> NewEntry {

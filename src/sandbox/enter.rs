@@ -139,11 +139,26 @@ impl Outer {
 
     fn leave_namespaces(&mut self) -> Result<(), SandboxError> {
         let (uid, gid) = (Uid::effective(), Gid::effective());
-        for (layer, flag, name) in NAMESPACES {
-            if layer == Layer::NetNs && self.plan.net == Net::Host {
-                self.report.enforced(layer, "the host's network, as asked for");
-                continue;
-            }
+        let (users, mut others): (Vec<_>, Vec<_>) =
+            NAMESPACES.into_iter().partition(|(layer, ..)| *layer == Layer::UserNs);
+        self.leave_each(&users)?;
+        map_guest(uid, gid).map_err(failed(Layer::UserNs, "cannot map the user"))?;
+        self.report.enforced(Layer::UserNs, format!("uid {GUEST_ID} inside is uid {uid} of the host"));
+        if self.plan.net == Net::Host {
+            others.retain(|(layer, ..)| *layer != Layer::NetNs);
+            self.report.enforced(Layer::NetNs, "the host's network, as asked for");
+        }
+        // All at once, or none: which one cannot be left is seen by leaving each.
+        let all = others.iter().fold(CloneFlags::empty(), |all, (_, flag, _)| all | *flag);
+        if unshare(all).is_err() {
+            return self.leave_each(&others);
+        }
+        others.into_iter().for_each(|(layer, ..)| self.report.enforced(layer, "own"));
+        Ok(())
+    }
+
+    fn leave_each(&mut self, namespaces: &[(Layer, CloneFlags, &str)]) -> Result<(), SandboxError> {
+        for &(layer, flag, name) in namespaces {
             match unshare(flag) {
                 Ok(()) => self.report.enforced(layer, "own"),
                 Err(error) if self.plan.may_lack(layer) => {
@@ -152,10 +167,6 @@ impl Outer {
                 Err(error) => {
                     return Err(SandboxError::new(layer, format!("cannot leave the host's {name} namespace: {error}")));
                 }
-            }
-            if layer == Layer::UserNs {
-                map_guest(uid, gid).map_err(failed(layer, "cannot map the user"))?;
-                self.report.enforced(layer, format!("uid {GUEST_ID} inside is uid {uid} of the host"));
             }
         }
         Ok(())

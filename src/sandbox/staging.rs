@@ -14,7 +14,6 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 use std::rc::Rc;
@@ -23,15 +22,13 @@ use nix::fcntl::{AT_FDCWD, OFlag, openat};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::stat::{Mode, fstat, mkdirat};
-use nix::sys::wait::waitpid;
-use nix::unistd::{fchdir, pipe2};
+use nix::unistd::fchdir;
 
 use super::given;
 use super::layer::{Layer, SandboxError, failed};
 use super::plan::{RunAs, SandboxPlan};
 use crate::sys::mount::{attach, clone_tree, map_ids, new_file_system};
-use crate::sys::namespace::{Forked, fork};
-use crate::sys::process::exit_now;
+use crate::sys::namespace::in_new_user_namespace;
 
 /// The kernel's folder in the staging tree.
 pub(super) const KERNEL: &str = "kernel";
@@ -140,36 +137,11 @@ fn map_owner(opened: &OwnedFd, source: &Path, run_as: RunAs, owners: &Owners) ->
 
 /// A user namespace that exists only for its maps: on-disk user and group to seen user and group.
 pub(super) fn mapping_namespace(on_disk: (u32, u32), seen: (u32, u32)) -> std::io::Result<OwnedFd> {
-    let (ready_out, ready_in) = pipe2(OFlag::O_CLOEXEC)?;
-    let (done_out, done_in) = pipe2(OFlag::O_CLOEXEC)?;
-    match fork()? {
-        Forked::Child => {
-            drop((ready_out, done_in));
-            let made = unshare(CloneFlags::CLONE_NEWUSER).is_ok();
-            let told = File::from(ready_in).write_all(if made { b"y" } else { b"n" });
-            // Stay until the namespace has been opened.
-            let waited = File::from(done_out).read(&mut [0]);
-            exit_now(i32::from(told.is_err() || waited.is_err()));
-        }
-        Forked::Parent(child) => {
-            drop((ready_in, done_out));
-            let opened = open_mapped(child.as_raw(), File::from(ready_out), on_disk, seen);
-            drop(done_in);
-            waitpid(child, None)?;
-            opened
-        }
-    }
-}
-
-fn open_mapped(child: i32, mut ready: File, on_disk: (u32, u32), seen: (u32, u32)) -> std::io::Result<OwnedFd> {
-    let mut answer = [0];
-    ready.read_exact(&mut answer)?;
-    if answer != *b"y" {
-        return Err(std::io::Error::other("user namespaces are refused"));
-    }
-    std::fs::write(format!("/proc/{child}/uid_map"), format!("{} {} 1", on_disk.0, seen.0))?;
-    std::fs::write(format!("/proc/{child}/gid_map"), format!("{} {} 1", on_disk.1, seen.1))?;
-    Ok(File::open(format!("/proc/{child}/ns/user"))?.into())
+    in_new_user_namespace(|process| {
+        std::fs::write(format!("/proc/{process}/uid_map"), format!("{} {} 1", on_disk.0, seen.0))?;
+        std::fs::write(format!("/proc/{process}/gid_map"), format!("{} {} 1", on_disk.1, seen.1))?;
+        Ok(File::open(format!("/proc/{process}/ns/user"))?.into())
+    })
 }
 
 /// A path to what a descriptor of ours stands for; only this process can follow it.

@@ -15,7 +15,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Component, Path, PathBuf};
 
 use nix::errno::Errno;
-use nix::fcntl::{AT_FDCWD, OFlag, openat};
+use nix::fcntl::{AT_FDCWD, OFlag, OpenHow, ResolveFlag, openat, openat2};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::stat::{Mode, fchmod, fstat, mkdirat};
@@ -300,13 +300,19 @@ pub(super) fn relative(path: &Path) -> &Path {
 
 /// Opens what is at `path` below `at`, following no link on the way.
 pub(super) fn find(at: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
-    let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-    let mut here = at.try_clone_to_owned()?;
-    for part in relative(path).components() {
-        let Component::Normal(name) = part else { return Err(io::Error::from_raw_os_error(libc::EINVAL)) };
-        here = openat(&here, name, flags, Mode::empty())?;
+    open_below(at, path, OFlag::empty())
+}
+
+fn open_below(at: BorrowedFd<'_>, path: &Path, flags: OFlag) -> io::Result<OwnedFd> {
+    let path = relative(path);
+    if !path.components().all(|part| matches!(part, Component::Normal(_))) {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
     }
-    Ok(here)
+    if path.as_os_str().is_empty() {
+        return at.try_clone_to_owned();
+    }
+    let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | flags;
+    Ok(openat2(at, path, OpenHow::new().flags(flags).resolve(ResolveFlag::RESOLVE_NO_SYMLINKS))?)
 }
 
 /// Makes a folder and those above it, following no link on the way; gives it.
@@ -315,19 +321,15 @@ pub(super) fn folder(at: BorrowedFd<'_>, path: &Path) -> Step<OwnedFd> {
 }
 
 fn make_folder(at: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
-    let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-    let mut here = at.try_clone_to_owned()?;
-    for part in relative(path).components() {
-        let Component::Normal(name) = part else { return Err(io::Error::from_raw_os_error(libc::EINVAL)) };
-        here = match openat(&here, name, flags, Mode::empty()) {
-            Err(Errno::ENOENT) => {
-                mkdirat(&here, name, Mode::from_bits_truncate(0o755))?;
-                openat(&here, name, flags, Mode::empty())?
-            }
-            other => other?,
-        };
+    let path = relative(path);
+    match (open_below(at, path, OFlag::O_DIRECTORY), path.parent(), path.file_name()) {
+        (Err(error), Some(above), Some(name)) if error.kind() == io::ErrorKind::NotFound => {
+            let above = make_folder(at, above)?;
+            mkdirat(&above, name, Mode::from_bits_truncate(0o755))?;
+            open_below(above.as_fd(), Path::new(name), OFlag::O_DIRECTORY)
+        }
+        (found, ..) => found,
     }
-    Ok(here)
 }
 
 fn file(at: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {

@@ -132,7 +132,11 @@ fn copy(at: BorrowedFd<'_>, path: &Path) -> Result<(), SandboxError> {
         return symlinkat(target.as_path(), at, relative(path)).map_err(fail(format_args!("cannot link {path:?}")));
     }
     let mut content = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(COPY_MAX + 1).read_to_end(&mut content));
+    let read = File::open(path).and_then(|file| {
+        // In one go, and seen to be the end by another.
+        content.reserve(usize::try_from(file.metadata()?.len().min(COPY_MAX) + 1).unwrap_or(0));
+        file.take(COPY_MAX + 1).read_to_end(&mut content)
+    });
     match read {
         Ok(_) if content.len() as u64 <= COPY_MAX => create(at, path, &content),
         _ => Ok(()),

@@ -192,11 +192,7 @@ impl Promise {
 }
 
 /// Hears how the binding of a slot goes. One that fails ends by itself, which its promise notices.
-fn hear(
-    host: &Rc<Host>,
-    worker: WorkerId,
-    bound: impl Future<Output = Result<()>> + 'static,
-) -> Binding {
+fn hear(host: &Rc<Host>, worker: WorkerId, bound: impl Future<Output = Result<()>> + 'static) -> Binding {
     let (sender, outcome) = oneshot::channel();
     let host = Rc::downgrade(host);
     let hearing = tokio::task::spawn_local(async move {

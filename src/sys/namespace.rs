@@ -1,10 +1,16 @@
-//! Making processes: `fork`, and the clone whose child belongs to our own parent.
+//! Making processes: `fork`, the clone whose child belongs to our own parent, and the one that only holds a namespace open.
 //!
 //! Joining and leaving namespaces is safe in `nix` (`sched::unshare`, `sched::setns`).
 
 use std::io;
+use std::os::fd::AsRawFd;
 
-use nix::unistd::Pid;
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+use nix::sched::{CloneFlags, clone};
+use nix::sys::signal::{SigSet, SigmaskHow, pthread_sigmask};
+use nix::sys::wait::waitpid;
+use nix::unistd::{Pid, pipe2};
 
 use super::checked;
 
@@ -61,4 +67,42 @@ pub fn fork_sibling() -> io::Result<Forked> {
         checked(returned)?
     };
     Ok(if pid == 0 { Forked::Child } else { Forked::Parent(Pid::from_raw(pid as i32)) })
+}
+
+/// Gives `look` a process in a user namespace of its own that has no maps yet. It does nothing, shares this process's memory, so that making
+/// it costs a large process no more than a small one, and is gone afterwards.
+///
+/// # Errors
+/// Where user namespaces are refused; those of `look`.
+pub fn in_new_user_namespace<T>(look: impl FnOnce(Pid) -> io::Result<T>) -> io::Result<T> {
+    const STACK_BYTES: usize = 64 << 10;
+    let (until, end) = pipe2(OFlag::O_CLOEXEC)?;
+    let (waits_for, not_its) = (until.as_raw_fd(), end.as_raw_fd());
+    let mut stack = vec![0; STACK_BYTES];
+    let idle = Box::new(move || {
+        let mut byte = 0_u8;
+        // SAFETY: the descriptors are this process's own copies; one byte of its own stack is written. Neither call fails, and so touches
+        // what it shares with the other process: no signal comes, and the descriptors are open.
+        unsafe {
+            libc::close(not_its);
+            libc::read(waits_for, (&raw mut byte).cast(), 1);
+        }
+        0
+    });
+    let mut before = SigSet::empty();
+    // No handler of this process runs in the other one, which inherits this.
+    pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::all()), Some(&mut before))?;
+    // SAFETY: it runs on a stack of its own, which outlives it (it is waited for below), calls nothing that allocates or locks, and ends.
+    let made =
+        unsafe { clone(idle, &mut stack, CloneFlags::CLONE_VM | CloneFlags::CLONE_NEWUSER, Some(libc::SIGCHLD)) };
+    pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(&before), None)?;
+    let process = made?;
+    let looked = look(process);
+    drop(end);
+    while let Err(error) = waitpid(process, None) {
+        if error != Errno::EINTR {
+            return Err(error.into());
+        }
+    }
+    looked
 }

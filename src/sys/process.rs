@@ -198,6 +198,16 @@ pub fn parent(pid: u32) -> Option<u32> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }
 
+/// Has all threads of this process, and of what it forks, take memory from one heap: with one of its own, each asks the host kernel for every
+/// page. For processes of which one thread at a time does something. Does nothing where the C library has no such setting.
+pub fn share_heap() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: sets a number of the allocator.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+    }
+}
+
 /// A write beyond the largest file that is allowed fails with `EFBIG` from here on, and does not end the process; so it is for what it
 /// starts.
 ///

@@ -12,12 +12,13 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use nix::unistd::{Pid, setsid};
 
+use super::engines::kaish;
 use super::init;
 use crate::catalog::EngineDb;
 use crate::sandbox;
 use crate::sys::namespace::{Forked, fork};
 use crate::sys::pidfd;
-use crate::sys::process::{adopt, exit_now, forget_children, parent, place, set_name};
+use crate::sys::process::{adopt, exit_now, forget_children, parent, place, set_name, share_heap};
 use crate::sys::socket::{receive_with_fds, send_with_fds};
 
 /// The argument with which it is started. What it forks shows it too.
@@ -45,9 +46,15 @@ fn serve() -> std::io::Result<()> {
     set_name("ryokan-spawner");
     // Nobody here asks how a worker ended.
     forget_children(true)?;
-    // Nothing that draws random numbers for anybody: those would be the same in all of them.
-    sandbox::prepare();
-    EngineDb::prepare().map_err(std::io::Error::other)?;
+    // What workers allocate, on whichever of their threads, goes on where this process ends: no heap of each thread's own.
+    share_heap();
+    // Nothing that draws random numbers for anybody: those would be the same in all of them. Those of a thread end with it.
+    let prepared = std::thread::spawn(|| {
+        sandbox::prepare();
+        kaish::prepare();
+        EngineDb::prepare()
+    });
+    prepared.join().map_err(|_| std::io::Error::other("a panic"))?.map_err(std::io::Error::other)?;
     loop {
         let mut asked = [0; ONE.len()];
         let (length, fds) = receive_with_fds(&daemon, &mut asked)?;

@@ -50,7 +50,8 @@ impl Worker {
             return Ok(());
         }
         self.not_restored = missed_of(json);
-        self.rehearse();
+        // Once for nothing all that a kernel's coming takes: code, memory and caches are there then.
+        self.enclosure.rehearse();
         match self.begin_new_state() {
             Ok(()) => self.await_kernel(),
             Err(error) => self.fail_start(error),
@@ -61,6 +62,7 @@ impl Worker {
     /// Writes into the slot's own database what a new kernel's has.
     fn begin_new_state(&mut self) -> Result<()> {
         let Some(EngineReady { engine, version, .. }) = &self.engine else { return Ok(()) };
+        self.state.rehearse();
         self.state.set_engine(engine, version)?;
         self.state_is_new()
     }

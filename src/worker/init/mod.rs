@@ -32,7 +32,6 @@ pub mod listener;
 mod loading;
 mod outbox;
 mod output;
-mod rehearsal;
 mod requests;
 pub mod sandboxed;
 mod spool;

@@ -55,6 +55,13 @@ pub struct State {
 }
 
 impl State {
+    /// Does once for nothing what an execution's changes will take. What cannot be rehearsed is only slower later.
+    pub fn rehearse(&self) {
+        if let Err(error) = self.db.rehearse() {
+            tracing::debug!(%error, "what a kernel's state takes was not rehearsed");
+        }
+    }
+
     /// Takes over an open database.
     pub fn new(db: EngineDb) -> Self {
         State {

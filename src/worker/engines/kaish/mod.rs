@@ -29,6 +29,7 @@ pub use engine::{Execution, KaishEngine, Outcome, Setup, SetupError, Stdin};
 pub use outlet::Outlet;
 pub use serve::{main_forked, serve};
 pub use state::{Change, Entry};
+pub use tools::prepare;
 
 /// Name of the engine, as in `ready` and in snapshots.
 pub const ENGINE: &str = "kaish";

@@ -9,10 +9,10 @@
 //! A wrapped builtin's output leaves at once and is then taken out of its result, so that loops do not gather gigabytes;
 //! a small amount stays, for `kaish-last`.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use kaish_kernel::ast::Value as Kv;
@@ -20,7 +20,9 @@ use kaish_kernel::dispatch::PipelinePosition;
 use kaish_kernel::interpreter::{ExecResult, OutputData, Scope, apply_output_format};
 use kaish_kernel::output_limit::OutputLimitConfig;
 use kaish_kernel::scheduler::JobId;
-use kaish_kernel::tools::{ExecContext, RefusedFlag, Tool, ToolArgs, ToolCtx, ToolRegistry, ToolSchema};
+use kaish_kernel::tools::{
+    ExecContext, RefusedFlag, Tool, ToolArgs, ToolCtx, ToolRegistry, ToolSchema, register_builtins,
+};
 use kaish_types::ToolFlow;
 
 use super::command::{External, delegate};
@@ -258,9 +260,23 @@ const CHANGERS: [&str; 11] = [
 /// Builtins that show or change aliases: they must not see the hidden ones.
 const ALIAS_READERS: [&str; 6] = ["alias", "unalias", "type", "command", "which", "kaish-status"];
 
+/// What kaish says of its own tools, by name. It makes a command line parser for each of them each time it is asked, which took a third
+/// of the instructions of a slot.
+static SCHEMAS: LazyLock<BTreeMap<String, ToolSchema>> = LazyLock::new(|| {
+    let mut tools = ToolRegistry::new();
+    register_builtins(&mut tools);
+    tools.schemas().into_iter().map(|schema| (schema.name.clone(), schema)).collect()
+});
+
+/// Makes ahead what all sessions share, for what this process forks.
+pub fn prepare() {
+    LazyLock::force(&SCHEMAS);
+}
+
 /// A builtin whose output goes to the session's pipes by itself.
 pub struct Wrapped {
     inner: Arc<dyn Tool>,
+    schema: &'static ToolSchema,
     name: String,
     shared: Arc<Shared>,
     owns_output: bool,
@@ -273,10 +289,10 @@ impl Wrapped {
     pub fn all(tools: &mut ToolRegistry, shared: &Arc<Shared>) {
         let names: Vec<String> = tools.names().into_iter().map(str::to_owned).collect();
         for name in names {
-            let Some(inner) = tools.get(&name) else { continue };
-            let schema = inner.schema();
+            let (Some(inner), Some(schema)) = (tools.get(&name), SCHEMAS.get(&name)) else { continue };
             tools.register(Wrapped {
                 inner,
+                schema,
                 shared: Arc::clone(shared),
                 owns_output: schema.owns_output,
                 changes: CHANGERS.contains(&name.as_str()),
@@ -307,7 +323,7 @@ impl Tool for Wrapped {
     }
 
     fn schema(&self) -> ToolSchema {
-        self.inner.schema()
+        self.schema.clone()
     }
 
     fn validate(&self, args: &ToolArgs) -> Vec<kaish_kernel::validator::ValidationIssue> {
