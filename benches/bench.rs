@@ -69,6 +69,9 @@ struct Args {
     /// Another build of the daemon, its worker beside it
     #[arg(long, value_name = "RYOKAND", default_value = env!("CARGO_BIN_EXE_ryokand"))]
     daemon: PathBuf,
+    /// In place of measuring: run this in kaish and end, for the boxes that kaish is measured in
+    #[arg(long, hide = true, value_name = "CODE")]
+    kaish: Option<String>,
     /// `cargo bench` says this to every benchmark
     #[arg(long, hide = true)]
     bench: bool,
@@ -144,6 +147,15 @@ fn note_interruptions() -> anyhow::Result<()> {
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    if let Some(code) = &args.kaish {
+        return match peers::run_kaish(code) {
+            Ok(code) => ExitCode::from(code as u8),
+            Err(error) => {
+                eprintln!("kaish: {error:#}");
+                ExitCode::FAILURE
+            }
+        };
+    }
     if let Err(error) = note_interruptions() {
         eprintln!("bench: {error:#}");
         return ExitCode::FAILURE;

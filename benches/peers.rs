@@ -87,6 +87,20 @@ pub fn bubblewrap(program: &Path, arguments: &[&str]) -> anyhow::Result<Duration
     time_of(command.arg(program).args(arguments))
 }
 
+/// Runs code in a fresh kaish of this process, and ends it: what kaish's own command line does, without a line of ryokan.
+pub fn run_kaish(code: &str) -> anyhow::Result<i32> {
+    use std::io::Write as _;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let result = runtime.block_on(async {
+        let kernel = kaish_kernel::Kernel::transient()?;
+        Ok::<_, anyhow::Error>(kernel.execute(code).await?)
+    })?;
+    let mut stdout = std::io::stdout();
+    stdout.write_all(result.text_out().as_bytes())?;
+    stdout.flush()?;
+    Ok(i32::try_from(result.code).unwrap_or(1))
+}
+
 /// A program without any box: what starting a process takes.
 pub fn run_alone(program: &Path, arguments: &[&str]) -> anyhow::Result<Duration> {
     time_of(Command::new(program).args(arguments))

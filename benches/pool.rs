@@ -1,6 +1,7 @@
 //! The warm pool: from the wish for a kernel to its first result, beside other ways to a box for code; what it costs to keep ready, and
 //! what many kernels that nobody uses take.
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -35,6 +36,17 @@ const ENGINES: [(EngineName, &str, Wanted); 4] = [
     (EngineName::Bash, "echo hi", None),
     (EngineName::Node, "console.log('hi')", None),
 ];
+
+/// The same interpreter with the same words, as a program of its own.
+fn alone(world: &World, engine: EngineName, code: &str) -> anyhow::Result<(PathBuf, [String; 2])> {
+    let (program, option) = match engine {
+        EngineName::Kaish => (std::env::current_exe()?, "--kaish"),
+        EngineName::Python => (world.python.clone(), "-c"),
+        EngineName::Bash => (PathBuf::from("/bin/bash"), "-c"),
+        EngineName::Node => (PathBuf::from("node"), "-e"),
+    };
+    Ok((program, [option.to_owned(), code.to_owned()]))
+}
 
 /// Waits until an engine's pool is full, and until whatever filled it has come to rest.
 async fn filled(host: &HostClient, engine: EngineName) -> anyhow::Result<()> {
@@ -102,7 +114,8 @@ pub fn first_result(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let wanted = |engine: &EngineName| world.engine.is_none_or(|only| only == *engine);
     let each = world.times(96, 24) / ROUNDS;
     let mut times: [[Samples; BEGINNINGS.len()]; ENGINES.len()] = Default::default();
-    let [mut fork_exec, mut bwrap, mut bwrap_python, mut runs, mut peer]: [Samples; 5] = Default::default();
+    let [mut fork_exec, mut bwrap, mut runs, mut peer]: [Samples; 4] = Default::default();
+    let mut bwrap_same: [Samples; ENGINES.len()] = Default::default();
     let [mut pings, mut live]: [Samples; 2] = Default::default();
     let after_rest = |samples: &mut Samples, run: &mut dyn FnMut() -> anyhow::Result<Duration>| {
         std::thread::sleep(REST);
@@ -144,8 +157,11 @@ pub fn first_result(world: &World, report: &mut Report) -> anyhow::Result<()> {
             for _ in 0..peers {
                 after_rest(&mut bwrap, &mut || bubblewrap("/bin/echo".as_ref(), &["hi"]))?;
             }
-            for _ in 0..peers {
-                after_rest(&mut bwrap_python, &mut || bubblewrap(&world.python, &["-c", "print('hi')"]))?;
+            for (samples, (engine, code, _)) in bwrap_same.iter_mut().zip(ENGINES) {
+                let (program, arguments) = alone(world, engine, code)?;
+                for _ in 0..if wanted(&engine) { peers } else { 0 } {
+                    after_rest(samples, &mut || bubblewrap(&program, &arguments.each_ref().map(String::as_str)))?;
+                }
             }
             for runc in runc.iter().cycle().take(peers) {
                 after_rest(&mut runs, &mut || runc.run(&["/bin/echo", "hi"]))?;
@@ -173,10 +189,14 @@ pub fn first_result(world: &World, report: &mut Report) -> anyhow::Result<()> {
     report.times("echo hi in a kaish kernel that lives, after the same rest", &live, None);
     report.times("fork and exec of /bin/echo, no box at all", &fork_exec, None);
     report.times("bwrap --unshare-all /bin/echo", &bwrap, None);
-    report.note("namespaces alone: no seccomp, no Landlock, nothing durable, gone after one run");
-    report.figure("  ÷ kaish, throw-away", bwrap.p50() / kaish, "×", Some(Target::AtLeast(10.0)));
-    report.times("bwrap --unshare-all python3", &bwrap_python, None);
-    report.figure("  ÷ python, throw-away", bwrap_python.p50() / python, "×", Some(Target::AtLeast(10.0)));
+    report.note("namespaces alone: no seccomp, no Landlock, no interpreter, nothing durable, gone after one run");
+    report.figure("  ÷ kaish, throw-away", bwrap.p50() / kaish, "×", None);
+    let same = ENGINES.into_iter().zip(&bwrap_same).zip(&times);
+    for (((engine, _, most), bwrap), times) in same.filter(|(((engine, ..), _), _)| wanted(engine)) {
+        report.times(&format!("bwrap --unshare-all {engine}, the same words"), bwrap, None);
+        let least = most.map(|_| Target::AtLeast(10.0));
+        report.figure(&format!("  ÷ {engine}, throw-away"), bwrap.p50() / times[0].p50(), "×", least);
+    }
     match runs.count() {
         0 => report.figure("runc run /bin/echo", f64::NAN, "", None),
         _ => {

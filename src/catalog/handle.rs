@@ -266,7 +266,8 @@ impl CatalogHandle {
         self.insert_kernel_with(kernel, key, None, notes, true)
     }
 
-    /// As [`Self::insert_kernel`], together with the worker that it has already. Where nobody waits for it, not `at_once`: in its turn.
+    /// As [`Self::insert_kernel`], together with the worker that it has already. Where nobody waits for it, not `at_once`: a moment later,
+    /// or with what is written next.
     ///
     /// # Errors
     /// As [`Self::insert_kernel`].
@@ -288,7 +289,10 @@ impl CatalogHandle {
             before @ Created::Before(_) => Ok(Written { value: before, events: Vec::new() }),
         };
         let label = "catalog.kernel.insert";
-        if at_once { self.write_small(label, insert) } else { self.write(label, insert) }
+        match at_once {
+            true => self.write_small(label, insert),
+            false => self.queue.run_patient(Target::Host, label, insert),
+        }
     }
 
     /// The kernel of that id.
@@ -394,12 +398,12 @@ impl CatalogHandle {
         self.write("catalog.keys.forget", move |db| keys::forget_expired(db, now_ms))
     }
 
-    /// Adds events; gives them numbered.
+    /// Adds events, a moment later or with what is written next; gives them numbered.
     ///
     /// # Errors
     /// The database's.
     pub fn append_events(&self, new: Vec<NewEvent>) -> Pending<Vec<Event>> {
-        self.write("catalog.events.append", move |db| events::append(db, new))
+        self.queue.run_patient(Target::Host, "catalog.events.append", move |db| events::append(db, new))
     }
 
     /// Events after a number, at most [`limits::PAGE_ROWS`], and whether some are no longer there.

@@ -40,6 +40,35 @@ fn a_new_kernels_database_stays_locked_when_its_files_were_synced() {
     });
 }
 
+/// What nobody waits for is written in its turn, with what is asked next or by itself.
+#[test]
+fn patient_writes_keep_their_order_and_are_done_by_themselves() {
+    let dir = crate::sys::fault::tests::crash_dir();
+    let catalog = Catalog::open(&config(dir.path())).expect("opened");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a run time");
+    runtime.block_on(async {
+        let handle = catalog.handle();
+        let event = |kind: &str| NewEvent { at_ms: 1, kernel: "k".into(), kind: kind.into(), detail_json: "{}".into() };
+        let insert = |id, name| handle.insert_kernel_with(kernel(id, name), None, None, Notes::default(), false);
+        let pending = [handle.append_events(vec![event("first")]), handle.append_events(vec![event("second")])];
+        // Neither is waited for: who reads finds both, and a kernel that nobody waited for.
+        let made = insert(ID, "k");
+        let found = handle.kernel(ID).await.expect("read").expect("there");
+        assert_eq!(found.spec.name.as_str(), "k");
+        let kinds: Vec<_> =
+            handle.events_after(0, 10).await.expect("read").events.into_iter().map(|event| event.kind).collect();
+        assert_eq!(kinds, ["first", "second"]);
+        made.await.expect("made");
+        for pending in pending {
+            pending.await.expect("written");
+        }
+        // Whoever cannot be written down is told so, and takes nobody with him.
+        let (other, event) = (insert(KernelId::from_bytes([2; 16]), "k"), handle.append_events(vec![event("third")]));
+        assert!(matches!(other.await, Err(CatalogError::Exists(_))), "the name is taken");
+        assert_eq!(event.await.expect("written")[0].kind, "third");
+    });
+}
+
 /// Whoever opens it ahead goes the way of an execution in it, of which nothing stays.
 #[test]
 fn a_database_that_was_opened_ahead_is_as_it_was() {

@@ -6,12 +6,15 @@
 //! A small write that finds the thread at rest is done by its caller, at once: to wake a thread, and to be woken by it, costs
 //! more than the commit. A disk that turns out to be slow is left to the thread for a while.
 //!
+//! A patient write waits a moment for whatever else is written: nobody waits for it, and whoever asked for it has the processor meanwhile.
+//!
 //! ```text
 //! caller ── Job ──▶ bounded queue ──▶ thread: take what is there ─▶ by database ─▶ BEGIN · work · COMMIT ─▶ replies
 //!    ▲                                                                                                   │
 //!    └────────────────────────────────────── oneshot ◀──────────────────────────────────────────────────┘
 //! ```
 
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -32,6 +35,8 @@ use crate::core::limits;
 const QUIET: Duration = Duration::from_millis(20);
 /// Whoever made a kernel has begun to work with it after so long.
 const BEGUN: Duration = Duration::from_millis(200);
+/// So long a patient write waits for others that would be written with it.
+const PATIENCE: Duration = Duration::from_millis(2);
 /// A request that took its caller longer than this was slowed by the disk.
 const CALLER_PATIENCE: Duration = Duration::from_millis(2);
 /// For so long callers then leave everything to the thread: a machine that was busy elsewhere for a moment costs little.
@@ -54,7 +59,26 @@ enum Job {
 struct Inside {
     /// Of a write; a read has none.
     label: Option<&'static str>,
+    /// Whether it can wait for [`PATIENCE`].
+    patient: bool,
     work: Box<dyn Work>,
+}
+
+impl Inside {
+    /// A request, and where its answer comes.
+    fn new<T: Send + 'static>(
+        label: Option<&'static str>,
+        work: impl FnOnce(&Db) -> Result<T> + Send + 'static,
+    ) -> (Inside, oneshot::Receiver<Result<T>>) {
+        let (sender, receiver) = oneshot::channel();
+        (Inside { label, patient: false, work: Box::new(Request { work: Some(work), done: None, sender }) }, receiver)
+    }
+}
+
+impl Job {
+    fn is_patient(&self) -> bool {
+        matches!(self, Job::Inside(_, Inside { patient: true, .. }))
+    }
 }
 
 trait Work: Send {
@@ -190,8 +214,19 @@ impl Queue {
         label: Option<&'static str>,
         work: impl FnOnce(&Db) -> Result<T> + Send + 'static,
     ) -> Pending<T> {
-        let (sender, receiver) = oneshot::channel();
-        let job = Inside { label, work: Box::new(Request { work: Some(work), done: None, sender }) };
+        let (job, receiver) = Inside::new(label, work);
+        Pending(self.send(Job::Inside(target, job)).map(|()| receiver).map_err(Some))
+    }
+
+    /// As [`Self::run`], for a write that nobody waits for: the thread waits up to [`PATIENCE`] for what it can write with it.
+    pub(super) fn run_patient<T: Send + 'static>(
+        &self,
+        target: Target,
+        label: &'static str,
+        work: impl FnOnce(&Db) -> Result<T> + Send + 'static,
+    ) -> Pending<T> {
+        let (job, receiver) = Inside::new(Some(label), work);
+        let job = Inside { patient: true, ..job };
         Pending(self.send(Job::Inside(target, job)).map(|()| receiver).map_err(Some))
     }
 
@@ -202,8 +237,7 @@ impl Queue {
         label: &'static str,
         work: impl FnOnce(&Db) -> Result<T> + Send + 'static,
     ) -> Pending<T> {
-        let (sender, receiver) = oneshot::channel();
-        let job = Inside { label: Some(label), work: Box::new(Request { work: Some(work), done: None, sender }) };
+        let (job, receiver) = Inside::new(Some(label), work);
         if let Some(mut bank) = self.desk.at_rest(target) {
             let began = Instant::now();
             run_group(&mut bank, target, vec![job]);
@@ -286,14 +320,27 @@ fn next_job(queue: &Receiver<Job>, desk: &Desk) -> Option<Job> {
     }
 }
 
+/// This request, and if it is patient all that come until its patience ends, or until one comes that is not.
+fn gather(queue: &Receiver<Job>, first: Job) -> VecDeque<Job> {
+    let mut gathered = VecDeque::from([first]);
+    let until = Instant::now() + PATIENCE;
+    while gathered.back().is_some_and(Job::is_patient)
+        && gathered.len() < limits::DATABASE_BATCH
+        && let Ok(job) = queue.recv_timeout(until.saturating_duration_since(Instant::now()))
+    {
+        gathered.push_back(job);
+    }
+    gathered
+}
+
 fn serve(queue: &Receiver<Job>, desk: &Desk) {
     let mut going = true;
     while going && let Some(first) = next_job(queue, desk) {
+        let mut gathered = gather(queue, first);
         let mut bank = lock(&desk.bank);
         let mut groups: Vec<(Target, Vec<Inside>)> = Vec::new();
-        let mut next = Some(first);
         let mut taken = 0;
-        while let Some(job) = next.take() {
+        while let Some(job) = gathered.pop_front() {
             match job {
                 Job::Inside(target, job) => match groups.iter_mut().find(|(of, _)| *of == target) {
                     Some((_, group)) => group.push(job),
@@ -309,8 +356,8 @@ fn serve(queue: &Receiver<Job>, desk: &Desk) {
                 Job::Stop => going = false,
             }
             taken += 1;
-            if going && taken < limits::DATABASE_BATCH {
-                next = queue.try_recv().ok();
+            if going && gathered.is_empty() && taken < limits::DATABASE_BATCH {
+                gathered.extend(queue.try_recv());
             }
         }
         run_groups(&mut bank, &mut groups);

@@ -455,6 +455,10 @@ pub const POOL_STAYS: Duration = Duration::from_secs(60);
 pub const POOL_PROMISE_KEPT: Duration = Duration::from_secs(10);
 /// So long after a throw-away kernel was made others than its client find its socket.
 pub const EPHEMERAL_PUBLISHED: Duration = Duration::from_millis(2);
+/// What is over within this in a throw-away kernel is told before the journal has its beginning; and so long after it was told it is journalled.
+pub const EPHEMERAL_JOURNALLED: Duration = Duration::from_millis(2);
+/// Executions of a throw-away kernel that were told and are not journalled.
+pub const EPHEMERAL_TOLD: usize = 4;
 /// For so long after a slot was taken no other is made.
 pub const POOL_GIVES_WAY: Duration = Duration::from_millis(40);
 /// The longest that this puts it off while slots are taken one after the other.

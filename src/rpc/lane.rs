@@ -46,7 +46,7 @@ pub fn pair() -> io::Result<(Lane, OwnedFd)> {
 pub const BIND: ExecId = ExecId(0);
 
 thread_local! {
-    /// Where a packet is read: each end reads one at a time, and a kernel at rest needs no room for it.
+    /// Where a packet is read: one for all lanes of a thread, which reads one at a time.
     static PACKET: RefCell<Vec<Word>> = RefCell::new(Word::allocate_zeroed_vec(limits::LANE_BYTES / 8));
 }
 
@@ -56,6 +56,8 @@ impl Lane {
     /// # Errors
     /// If it cannot be watched.
     pub fn new(socket: OwnedFd) -> io::Result<Lane> {
+        // Here nobody waits for its memory yet.
+        PACKET.with(|_| ());
         Ok(Lane { socket: watch(socket, Interest::READABLE)? })
     }
 

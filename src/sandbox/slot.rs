@@ -74,13 +74,17 @@ impl Init {
         let KernelEntry { folder, hostname, protected } = kernel;
         let plan = SandboxPlan { unbound: false, hostname, ..self.plan.clone() };
         let comes = folder.is_some();
-        match folder {
+        let slots = match folder {
             None => {
                 plan.check()?;
-                self.plan = plan;
+                std::mem::replace(&mut self.plan, plan).hostname
             }
-            Some(folder) => self.take_over(folder, plan)?,
-        }
+            Some(folder) => {
+                let slots = self.plan.hostname.clone();
+                self.take_over(folder, plan)?;
+                slots
+            }
+        };
         self.protected.extend(protected);
         if matches!(self.report.status(Layer::UtsNs), Some(LayerStatus::Enforced { .. })) {
             sethostname(&self.plan.hostname).map_err(failed(Layer::UtsNs, "cannot set the host name"))?;
@@ -96,8 +100,11 @@ impl Init {
                 })
             })?;
         }
+        // A name that is no shorter leaves nothing of the slot's.
+        let shorter = self.plan.hostname.len() < slots.len();
         for (file, (path, text)) in files.iter_mut().zip(tree_etc::of_host_name(&self.plan.hostname)) {
-            let written = file.set_len(0).and_then(|()| file.write_all(text.as_bytes()));
+            let emptied = if shorter { file.set_len(0) } else { Ok(()) };
+            let written = emptied.and_then(|()| file.write_all(text.as_bytes()));
             written.map_err(fail(format_args!("cannot write {path}")))?;
         }
         Ok(())

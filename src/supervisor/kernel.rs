@@ -227,6 +227,10 @@ impl Kernel {
     /// # Errors
     /// Those of the database.
     pub async fn journal(&self, view: JournalView, after: u64, most: usize) -> Result<Vec<JournalEntry>> {
+        if self.spec.ephemeral {
+            // What was told is written first.
+            self.ask(Command::Settle).await?;
+        }
         let mut page = self.records.journal(view, after, most).await?;
         let executions = self.executions.borrow();
         for entry in page.iter_mut().filter(|entry| entry.status == "running") {

@@ -426,6 +426,8 @@ pub(super) fn run(host: &Rc<Host>) {
             let next = look(&host);
             drop(host);
             let _ = tokio::time::timeout(next, changed.notified()).await;
+            // Whoever has just been given a slot is answered first.
+            tokio::task::yield_now().await;
             if let Some(host) = kept.upgrade() {
                 host.pool.give_way().await;
             }

@@ -70,7 +70,7 @@ impl Promise {
     /// the binding itself: then that waits for the first use. Else the slot becomes the kernel's now, beside whatever its client does meanwhile.
     pub(super) fn make(host: &Rc<Host>, shape: Shape, epoch: Epoch, spec: &KernelSpec) -> Option<Promise> {
         let (mut slot, active) = host.pool.take_ahead(&shape)?;
-        let given = slot.give_home(host, epoch).and_then(|kernel| {
+        let given = slot.give_home(epoch).and_then(|kernel| {
             let bound = spec.paths.is_empty().then(|| slot.bind_ahead(host, spec)).transpose();
             match bound {
                 Ok(bound) => Ok((kernel, bound)),

@@ -6,7 +6,7 @@
 //! brings that, and the home goes.
 
 use std::cell::Cell;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -44,6 +44,8 @@ pub(super) struct Slot {
     report: WorkerReport,
     /// Its folder, by the id of the kernel that may take it over; none once one has.
     home: Option<KernelId>,
+    /// The workspace in that.
+    workspace: PathBuf,
 }
 
 impl Slot {
@@ -62,7 +64,7 @@ impl Slot {
             let workspace = host.catalog.create_kernel_files(home).await?.workspace;
             // What is loaded ahead leaves nothing in it.
             allow(&workspace, CLOSED)?;
-            let slot = Slot::start_on(host, place, shape, home, gone).await?;
+            let slot = Slot::start_on(host, place, shape, (home, workspace), gone).await?;
             if let Err(error) = host.catalog.state(home).open_ahead().await {
                 tracing::debug!(%error, "the database of a slot's kernel opens later");
             }
@@ -79,7 +81,7 @@ impl Slot {
         host: &Rc<Host>,
         place: Place,
         shape: &Shape,
-        home: KernelId,
+        (home, workspace): (KernelId, PathBuf),
         gone: impl Fn(WorkerId) + 'static,
     ) -> Result<Slot> {
         let Folders { dir, own_workspace, .. } = worker::folders_of(host, home);
@@ -106,7 +108,7 @@ impl Slot {
         let lane = tokio::time::timeout(limits::POOL_CREATION, link.open_lane()).await;
         let lane = lane.unwrap_or_else(|_| Err(Error::deadline("a slot opens no lane")));
         let start_ticks = process.start_ticks();
-        let slot = Slot { link, relay, process, start_ticks, identity, there, report, home: Some(home) };
+        let slot = Slot { link, relay, process, start_ticks, identity, there, report, home: Some(home), workspace };
         match lane {
             Ok(()) => Ok(slot),
             Err(error) => {
@@ -130,9 +132,9 @@ impl Slot {
     ///
     /// # Errors
     /// Its workspace cannot be opened to its kernel.
-    pub(super) fn give_home(&mut self, host: &Host, epoch: Epoch) -> Result<KernelId> {
+    pub(super) fn give_home(&mut self, epoch: Epoch) -> Result<KernelId> {
         let home = self.home.ok_or_else(|| Error::internal("a slot's folder is a kernel's already"))?;
-        allow(&host.catalog.kernel_files(home).workspace, OPEN)?;
+        allow(&self.workspace, OPEN)?;
         self.home = None;
         (self.identity.kernel, self.identity.epoch) = (home, epoch);
         Ok(home)
@@ -251,8 +253,10 @@ impl Slot {
         drop(link);
         match home {
             Some(home) => {
-                host.workers.end_unrecorded(process).await;
+                host.workers.end_unrecorded(&process).await;
                 remove(host, home).await;
+                // What it took is given back as the pool forgets it, not before: what is given back and still to give way would be counted twice.
+                drop(process);
             }
             None => host.workers.end(process).await,
         }

@@ -377,7 +377,7 @@ impl Supervisor {
             tools: std::cell::RefCell::default(),
             sessions: Sessions::new(owner.clone()),
             capture: std::cell::RefCell::new(
-                host.files.choice(&host.catalog.kernel_files(row.id).workspace).to_string(),
+                host.files.choice(|| host.catalog.kernel_files(row.id).workspace).to_string(),
             ),
             base: std::cell::Cell::new(None),
             retention: std::cell::Cell::new(row.spec.retention),
@@ -418,6 +418,7 @@ impl Supervisor {
     fn knock_later(&self, kernel: &Rc<Kernel>) {
         let (host, kernel) = (Rc::clone(&self.host), Rc::downgrade(kernel));
         tokio::task::spawn_local(async move {
+            tokio::task::yield_now().await;
             tokio::time::sleep(limits::EPHEMERAL_PUBLISHED).await;
             if let Some(kernel) = kernel.upgrade().filter(|kernel| host.by_id.borrow().contains_key(&kernel.id)) {
                 host.knock(&kernel, true);

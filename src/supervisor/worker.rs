@@ -152,7 +152,7 @@ impl Workers {
     }
 
     /// Ends a worker that is in no catalog.
-    pub(super) async fn end_unrecorded(&self, process: WorkerProcess) {
+    pub(super) async fn end_unrecorded(&self, process: &WorkerProcess) {
         process.kill();
         process.ended().await;
         self.clear_away(process.id, process.socket()).await;

@@ -392,6 +392,70 @@ fn what_the_journal_of_a_throw_away_kernel_refuses_takes_nothing_with_it() {
     }
 }
 
+/// An end that comes at once is told before the journal has the beginning: who looks finds it there, and the version that it made.
+#[test]
+fn what_is_told_of_a_throw_away_kernel_at_once_is_in_its_journal() {
+    for user in users() {
+        let host = pooled(user);
+        host.with(async |client| {
+            ready(&client, "kaish").await;
+            let mut wanted = spec("k", EngineName::Kaish);
+            wanted.ephemeral = true;
+            let (k, _) = client.create_kernel(&wanted, "").await.expect("made");
+            // More than may wait to be written, one after the other, and some at once.
+            for n in 1..=2 * limits::EPHEMERAL_TOLD {
+                assert_eq!(out(&k, &format!("echo {n}")).await, n.to_string());
+                assert_eq!(k.info().await.expect("told").version, n as u64 + 1, "each makes one");
+            }
+            let many = 2 * limits::EPHEMERAL_TOLD;
+            let both = futures::join!(out(&k, "echo a"), out(&k, "sleep 0.01; echo b"));
+            assert_eq!(both, ("a".into(), "b".into()));
+            // With the version that was told last: nothing that is written later makes it an old one.
+            let mut more = ExecRequest::code("echo more");
+            more.expected_version = k.info().await.expect("told").version;
+            assert_eq!(k.execute(more).await.expect("runs").stdout, b"more\n");
+            let mut told = Vec::new();
+            k.each_journal_entry(0, 0, async |entry| {
+                told.push((entry.exec, entry.status));
+                Ok(())
+            })
+            .await
+            .expect("a journal");
+            let wanted: Vec<_> = (1..=many as u64 + 3).map(|exec| (exec, "done".to_owned())).collect();
+            assert_eq!(told, wanted);
+        });
+    }
+}
+
+/// What was told before the journal refused it is not taken back; but nothing comes after it.
+#[test]
+fn a_throw_away_kernel_whose_journal_refuses_what_was_told_ends() {
+    let host = small_pool_with("state.exec.begin.before_commit=eio");
+    host.with(async |client| {
+        ready(&client, "kaish").await;
+        ready(&client, "python").await;
+        let mut wanted = spec("k", EngineName::Kaish);
+        wanted.ephemeral = true;
+        let (k, _) = client.create_kernel(&wanted, "").await.expect("made");
+        let begun = k.run(&ExecRequest::code("echo told")).await;
+        let said = match begun {
+            Ok(begun) => begun.result().await.expect("a result").stdout,
+            // A busy machine: it was not over at once.
+            Err(error) if error.message.contains("refused execution 1") => b"told\n".to_vec(),
+            Err(error) => panic!("{error}"),
+        };
+        assert_eq!(said, b"told\n");
+        eventually("nothing runs in it any more", async || {
+            let refused = k.run(&ExecRequest::code("sleep 0.05")).await.err();
+            refused.is_some_and(|error| error.hint.contains("make another one"))
+        })
+        .await;
+        client.remove_kernel("k", 0).await.expect("removed");
+        let (k, _) = client.create_kernel(&wanted, "").await.expect("made");
+        assert_eq!(out(&k, "echo well").await, "well");
+    });
+}
+
 #[test]
 fn others_find_the_socket_of_a_throw_away_kernel_and_not_that_of_one_that_is_gone() {
     let host = pooled(User::Own);

@@ -44,6 +44,9 @@ use crate::core::kernel::{Action, CrashCause, Event, Life, State, StopReason};
 use crate::core::limits;
 use crate::rpc::worker_link::WorkerLink;
 
+use ends::Told;
+use run::Unbegun;
+
 pub(super) use listener::Listener;
 
 /// What waits for its turn on the worker.
@@ -107,6 +110,13 @@ pub(super) struct Task {
     current: Option<Current>,
     /// Why nothing runs any more in a throw-away kernel whose journal refused what had begun.
     no_more: Option<Error>,
+    /// What is to be told of an execution of a throw-away kernel, once whoever asked for it knows its number.
+    told_first: Option<(Unbegun, ExecEnd)>,
+    /// The beginning of the execution whose end is told now.
+    unbegun: Option<Unbegun>,
+    /// Executions of a throw-away kernel that were told and are to be journalled, oldest first; and when.
+    told: VecDeque<Told>,
+    told_at: Option<Instant>,
     /// An execution is all that waits for the worker that is started now: it can go to one that is about to be the kernel's.
     starts_now: bool,
     /// While the worker that is being started is wanted.
@@ -210,6 +220,10 @@ impl Task {
             operations: 0,
             current: None,
             no_more: None,
+            told_first: None,
+            unbegun: None,
+            told: VecDeque::new(),
+            told_at: None,
             starts_now: false,
             wanted: None,
             idle_at: None,
@@ -242,6 +256,7 @@ impl Task {
         }
         while !self.leaving {
             let clock = earliest(earliest(self.idle_at, self.backoff_at), earliest(self.retry_at, self.save_at));
+            let clock = earliest(clock, self.told_at);
             tokio::select! {
                 biased;
                 Some(report) = self.reports.recv() => self.take_report(report).await,
@@ -263,10 +278,16 @@ impl Task {
     }
 
     async fn take_command(&mut self, command: Command) {
+        let adds_to_told = matches!(command, Command::Run(..)) && self.told.len() < limits::EPHEMERAL_TOLD;
+        // Whatever else is asked finds the journal as it was told. With its kernel it goes.
+        if !adds_to_told && !matches!(command, Command::Remove(..)) {
+            self.journal_told().await;
+        }
         // A reply that nobody awaits any more is no failure: the client left.
         match command {
             Command::Run(request, actor, reply) => {
                 let _ = reply.send(self.accept(*request, actor).await);
+                self.tell_first().await;
             }
             Command::Interrupt(exec, actor, reply) => {
                 let _ = reply.send(self.interrupt(exec, &actor).await);
@@ -340,6 +361,9 @@ impl Task {
                 let _ = reply.send(self.retain(change, retention).await);
             }
             Command::Wake => self.dispatch().await,
+            Command::Settle(reply) => {
+                let _ = reply.send(Ok(()));
+            }
             Command::Remove(change, reply) => self.remove(change, reply).await,
         }
     }
@@ -395,6 +419,9 @@ impl Task {
         }
         if self.save_at.is_some_and(|at| at <= now) {
             self.save_life().await;
+        }
+        if self.told_at.is_some_and(|at| at <= now) {
+            self.journal_told().await;
         }
         if self.retry_at.is_some_and(|at| at <= now) {
             // What is refused still is offered again.

@@ -3,8 +3,10 @@
 use std::borrow::Cow;
 use std::rc::Rc;
 use std::task::Poll;
+use std::time::Duration;
 
 use futures::future::Either;
+use tokio::time::Instant;
 
 use super::super::admission::Leave;
 use super::{Ahead, Asking, Item, Permit, Report, Task};
@@ -21,6 +23,17 @@ use crate::supervisor::execution::Execution;
 use crate::supervisor::kernel::{Kernel, never_ran};
 use crate::supervisor::metrics::Stage;
 use crate::supervisor::records::version_after;
+
+/// What is said of a throw-away kernel whose journal refused what was done in it.
+const NOTHING_RUNS: &str = "nothing runs in that kernel any more: make another one";
+
+/// An execution of a throw-away kernel whose beginning the journal does not have yet.
+pub(super) struct Unbegun {
+    pub exec: ExecId,
+    request: ExecRequest,
+    actor: Actor,
+    at_ms: i64,
+}
 
 impl Task {
     /// Journals and queues an execution.
@@ -64,6 +77,7 @@ impl Task {
         if self.kernel.spec.ephemeral && request.key.is_empty() {
             return self.begin_at_once(request, &actor, keep).await;
         }
+        self.journal_told().await;
         let ahead = self.send_ahead(&request, keep);
         let (exec, journal) = match self.kernel.records.begin(&request, &actor, self.host.now_ms()).await? {
             Begun::New { exec, journal } => (exec, journal),
@@ -82,7 +96,8 @@ impl Task {
         Ok(execution)
     }
 
-    /// Begins an execution and journals that beside it: nothing of a throw-away kernel outlives this daemon, what is written of it included.
+    /// Begins an execution before the journal has it: nothing of a throw-away kernel outlives this daemon, what is written of it included. What
+    /// is over at once is told first, then written.
     async fn begin_at_once(&mut self, request: ExecRequest, actor: &Actor, keep: u64) -> Result<Rc<Execution>> {
         let exec = ExecId(self.kernel.view.borrow().executions + 1);
         let execution = Execution::queued(exec, request.clone(), keep);
@@ -91,17 +106,57 @@ impl Task {
         self.queue.push_back(Item::Execution(Rc::clone(&execution)));
         self.used();
         self.step(Event::Used).await;
-        let error = match self.kernel.records.begin(&request, actor, self.host.now_ms()).await {
+        let unbegun = Unbegun { exec, request, actor: actor.clone(), at_ms: self.host.now_ms() };
+        // Its entry is the next, whenever that is written.
+        let version = self.kernel.view.borrow().version + 1;
+        self.kernel.advance(version);
+        if let Some(end) = self.end_within(exec, limits::EPHEMERAL_JOURNALLED).await {
+            self.told_first = Some((unbegun, end));
+            return Ok(execution);
+        }
+        self.journal_told().await;
+        match self.journal_beginning(unbegun).await {
+            Ok(()) => Ok(execution),
+            Err(error) => Err(self.take_back(&execution, error).await),
+        }
+    }
+
+    /// The end of the execution that runs, if it comes within that time; whatever else is reported meanwhile is taken as ever.
+    async fn end_within(&mut self, exec: ExecId, time: Duration) -> Option<ExecEnd> {
+        let until = Instant::now() + time;
+        while self.running.as_ref().is_some_and(|(running, _)| running.id == exec)
+            && let Ok(Some(report)) = tokio::time::timeout_at(until, self.reports.recv()).await
+        {
+            match report {
+                Report::Ended { exec: ended, end } if ended == exec => return Some(end),
+                report => self.take_report(report).await,
+            }
+        }
+        None
+    }
+
+    /// Tells of an execution whose end came before the journal had its beginning.
+    pub(super) async fn tell_first(&mut self) {
+        if let Some((unbegun, end)) = self.told_first.take() {
+            let exec = unbegun.exec;
+            self.unbegun = Some(unbegun);
+            self.execution_ended(exec, end).await;
+        }
+    }
+
+    /// Journals a beginning after the fact.
+    pub(super) async fn journal_beginning(&mut self, unbegun: Unbegun) -> Result<()> {
+        let Unbegun { exec, request, actor, at_ms } = unbegun;
+        let error = match self.kernel.records.begin(&request, &actor, at_ms).await {
             Ok(Begun::New { exec: told, journal }) if told == exec => {
                 self.kernel.advance(version_after(journal));
-                return Ok(execution);
+                return Ok(());
             }
             Ok(begun) => Error::internal(format!("the journal begins {begun:?}, not execution {exec}")),
             Err(error) => error,
         };
         let message = format!("the journal of throw-away kernel {} refused execution {exec}", self.kernel.spec.name);
-        let error = Error { message: format!("{message}: {}", error.message), ..error };
-        Err(self.take_back(&execution, error).await)
+        Err(Error { message: format!("{message}: {}", error.message), ..error })
     }
 
     /// An execution that the journal refused does not run, or not on. Gives what is to be said of it.
@@ -113,14 +168,19 @@ impl Task {
             self.kernel.view.borrow_mut().executions = execution.id.0 - 1;
             return error;
         }
-        let error = error.hint("nothing runs in that kernel any more: make another one");
-        self.no_more = Some(error.clone());
+        let error = error.hint(NOTHING_RUNS);
         execution.finish(Err(error.clone()));
+        self.end_all(error.clone()).await;
+        error
+    }
+
+    /// Ends a throw-away kernel's worker for good: its journal is not what was done in it.
+    pub(super) async fn end_all(&mut self, error: Error) {
+        self.no_more = Some(error.hint(NOTHING_RUNS));
         self.step(Event::StopAsked { reason: StopReason::Asked, force: true }).await;
         if let Some(current) = &self.current {
             current.process.kill();
         }
-        error
     }
 
     /// Sends an execution to the worker that would run it at once, where it waits until its beginning is in the journal: both take

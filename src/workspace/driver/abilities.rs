@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
@@ -105,13 +105,13 @@ fn watches() -> Ability {
 }
 
 impl FsAbilities {
-    /// The best driver for a workspace here.
-    pub fn choice(&self, workspace: &Path) -> Choice {
+    /// The best driver for a workspace here, which is looked at only where that matters.
+    pub fn choice(&self, workspace: impl FnOnce() -> PathBuf) -> Choice {
         let is_subvolume = |path: &Path| path.metadata().is_ok_and(|found| found.ino() == btrfs::SUBVOLUME_INODE);
         match (&self.clones, &self.subvolumes) {
             (Err(why), _) => Choice { kind: DriverKind::Tracked, reason: why.clone() },
             (Ok(()), Err(why)) => Choice { kind: DriverKind::Reflink, reason: why.clone() },
-            (Ok(()), Ok(())) if workspace.parent().is_some_and(is_subvolume) => {
+            (Ok(()), Ok(())) if workspace().parent().is_some_and(is_subvolume) => {
                 let reason = match &self.removal {
                     Ok(()) => String::new(),
                     Err(why) => format!("captures by clones only: {why}"),
@@ -153,6 +153,6 @@ mod tests {
         }
         assert_eq!(dir.path().read_dir().expect("readable").count(), 0, "nothing is left");
         let none = abilities(&dir.path().join("none"));
-        assert_eq!(none.choice(dir.path()).kind, DriverKind::Tracked);
+        assert_eq!(none.choice(|| dir.path().to_owned()).kind, DriverKind::Tracked);
     }
 }

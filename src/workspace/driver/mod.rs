@@ -116,7 +116,7 @@ pub(super) fn choose(places: &Places) -> Result<Box<dyn Driver>, WorkspaceError>
     let private = std::os::unix::fs::PermissionsExt::from_mode(0o700);
     std::fs::set_permissions(&places.staging, private).map_err(WorkspaceError::of("change", &places.staging))?;
     let found = abilities(&places.staging);
-    let choice = found.choice(&places.workspace);
+    let choice = found.choice(|| places.workspace.clone());
     Ok(match choice.kind {
         DriverKind::Btrfs => Box::new(btrfs::Btrfs::open(places, choice, found.removal.is_ok())?),
         DriverKind::Reflink => Box::new(reflink::Reflink::open(places, choice)?),
