@@ -11,6 +11,7 @@ use ryokan::core::engine::EngineName;
 use ryokan::core::error::ErrorCode;
 use ryokan::core::exec::ExecRequest;
 use ryokan::core::limits;
+use ryokan::session::Session as _;
 
 use super::deaths::inits;
 use super::{READY, pool_of, pooled, pooled_with, ready, until, worker_of};
