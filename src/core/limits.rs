@@ -457,7 +457,7 @@ pub const POOL_PROMISE_KEPT: Duration = Duration::from_secs(10);
 pub const EPHEMERAL_PUBLISHED: Duration = Duration::from_millis(2);
 /// What is over within this in a throw-away kernel is told before the journal has its beginning; and so long after it was told it is journalled.
 pub const EPHEMERAL_JOURNALLED: Duration = Duration::from_millis(2);
-/// Executions of a throw-away kernel that were told and are not journalled.
+/// So many executions of a throw-away kernel that were told and not journalled are journalled at once: less than half of what a worker remembers.
 pub const EPHEMERAL_TOLD: usize = 4;
 /// For so long after a slot was taken no other is made.
 pub const POOL_GIVES_WAY: Duration = Duration::from_millis(40);

@@ -56,6 +56,8 @@ pub struct WorkerLink {
     acknowledging: Cell<bool>,
     lane: RefCell<Option<Rc<Lane>>>,
     lane_asked: Cell<bool>,
+    /// Whether it was told to begin something.
+    has_begun: Cell<bool>,
     /// It was told on the lane whose worker it is: what is done when it answers that.
     binding: Rc<lane::Binding>,
 }
@@ -123,6 +125,7 @@ impl WorkerLink {
             acknowledging: Cell::default(),
             lane: RefCell::default(),
             lane_asked: Cell::default(),
+            has_begun: Cell::default(),
             binding: Rc::default(),
         };
         let report = link.handshake(listener).await?;

@@ -1,6 +1,6 @@
 //! A kernel as the rest of the daemon holds it: the door to its task, and what can be seen without asking the task.
 //!
-//! Reads that touch only databases or the present view go straight; whatever changes the kernel or needs its worker goes
+//! Reads that touch only databases or the present view go straight (once what was told is written); whatever changes the kernel or needs its worker goes
 //! through the task's bounded queue.
 
 use std::cell::{Cell, RefCell};
@@ -101,6 +101,8 @@ pub struct Kernel {
     pub(super) held: RefCell<BTreeMap<CheckpointId, u32>>,
     /// Why it is gone, if nobody asked for that.
     pub(super) why_gone: RefCell<Option<Error>>,
+    /// Whether its task has told something that is not in the journal yet.
+    pub(super) has_told: Cell<bool>,
     /// So that the host knows how many are in memory.
     pub(super) _remembered: Rc<()>,
 }
@@ -227,9 +229,8 @@ impl Kernel {
     /// # Errors
     /// Those of the database.
     pub async fn journal(&self, view: JournalView, after: u64, most: usize) -> Result<Vec<JournalEntry>> {
-        if self.spec.ephemeral {
-            // What was told is written first.
-            self.ask(Command::Settle).await?;
+        if self.has_told.get() {
+            self.ask_patiently(Command::Settle).await?;
         }
         let mut page = self.records.journal(view, after, most).await?;
         let executions = self.executions.borrow();

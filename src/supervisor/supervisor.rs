@@ -384,6 +384,7 @@ impl Supervisor {
             thin_due_ms: std::cell::Cell::new(0),
             held: std::cell::RefCell::default(),
             why_gone: std::cell::RefCell::default(),
+            has_told: std::cell::Cell::new(false),
             _remembered: Rc::clone(&host.remembered),
         });
         if let Some(owner) = owner {

@@ -6,6 +6,7 @@ mod load;
 mod pressure;
 mod promises;
 mod secrets;
+mod throw_away;
 mod time;
 
 use std::time::{Duration, Instant};

@@ -10,8 +10,6 @@ use nix::unistd::Pid;
 use ryokan::core::engine::EngineName;
 use ryokan::core::error::ErrorCode;
 use ryokan::core::exec::ExecRequest;
-use ryokan::core::limits;
-use ryokan::session::Session as _;
 
 use super::deaths::inits;
 use super::{READY, pool_of, pooled, pooled_with, ready, until, worker_of};
@@ -19,7 +17,7 @@ use crate::daemon::metrics::stages;
 use crate::support::{Host, User, eventually, kernel, out, run, spec, users};
 
 /// The folders of kernels, those that are nobody's yet included, and the modes of the workspaces.
-fn folders(host: &Host) -> BTreeMap<String, u32> {
+pub(super) fn folders(host: &Host) -> BTreeMap<String, u32> {
     let folder = host.data().join("kernels").read_dir().expect("a folder of kernels").flatten();
     let of = |entry: std::fs::DirEntry| {
         let mode = entry.path().join("workspace").metadata().map_or(0, |found| found.permissions().mode() & 0o777);
@@ -34,7 +32,7 @@ async fn is_bound(host: &Host, workers: u64) {
 }
 
 /// The worker that stands on the folder of that kernel.
-fn standing_on(host: &Host, id: &str) -> Option<u32> {
+pub(super) fn standing_on(host: &Host, id: &str) -> Option<u32> {
     let of = |pid: &u32| {
         let mounts = std::fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
         mounts.contains(id)
@@ -327,184 +325,6 @@ fn a_daemon_that_is_killed_takes_the_workers_of_throw_away_kernels_along() {
         host.launch();
         assert_eq!(host.ok(&["exec", "stays", "echo $x"]), "41\n");
     }
-}
-
-/// A host with one worker of a kind, whose daemon meets that fault.
-fn small_pool_with(fault: &str) -> Host {
-    let mut host = Host::prepare(User::Own);
-    host.configure("[pool]\npool_size = 1\nmin_idle = 1\nmax_pool_size = 2\n");
-    host.env(ryokan::sys::fault::VARIABLE, fault);
-    host.launch();
-    host
-}
-
-/// What runs in a throw-away kernel begins before its journal has it; but not where that refuses it.
-#[test]
-fn an_execution_of_a_throw_away_kernel_that_its_journal_refuses_does_not_go_on() {
-    let host = small_pool_with("state.exec.begin.before_commit=eio");
-    host.with(async |client| {
-        ready(&client, "kaish").await;
-        ready(&client, "python").await;
-        let mut wanted = spec("k", EngineName::Kaish);
-        wanted.ephemeral = true;
-        let (k, _) = client.create_kernel(&wanted, "").await.expect("made");
-        let id = k.info().await.expect("told").id.to_string();
-        for _ in 0..2 {
-            let said = k.run(&ExecRequest::code("sleep 1; echo ran > late")).await.err().expect("it is refused");
-            assert!(said.message.contains("the journal of throw-away kernel k refused execution 1"), "{said}");
-        }
-        tokio::time::sleep(Duration::from_millis(1500)).await;
-        assert!(!host.data().join("kernels").join(id).join("workspace/late").exists(), "it did not go on");
-        client.remove_kernel("k", 0).await.expect("removed");
-        // Another one is as any.
-        let (k, _) = client.create_kernel(&wanted, "").await.expect("made");
-        assert_eq!(out(&k, "echo well").await, "well");
-    });
-}
-
-/// What is refused while another one runs, or before there is a worker, takes nothing with it.
-#[test]
-fn what_the_journal_of_a_throw_away_kernel_refuses_takes_nothing_with_it() {
-    let mut host = Host::prepare(User::Own);
-    host.configure("[pool]\npool_size = 0\nmin_idle = 0\nmax_pool_size = 0\n");
-    for (refused, pair) in [(2, ["sleep 1; echo first", "echo second"]), (1, ["echo first", "echo second"])] {
-        host.env(ryokan::sys::fault::VARIABLE, &format!("state.exec.begin.before_commit:{refused}=eio"));
-        host.launch();
-        host.with(async |client| {
-            let mut wanted = spec("k", EngineName::Kaish);
-            wanted.ephemeral = true;
-            let (k, _) = client.create_kernel(&wanted, "").await.expect("made");
-            let asked = [k.run(&ExecRequest::code(pair[0])).await, k.run(&ExecRequest::code(pair[1])).await];
-            for (n, (asked, code)) in (1..).zip(asked.into_iter().zip(pair)) {
-                match asked {
-                    Ok(asked) if n != refused => {
-                        let said = asked.result().await.expect("a result").stdout;
-                        assert!(code.as_bytes().ends_with(said.trim_ascii_end()), "{code}");
-                    }
-                    Err(error) if n == refused => assert!(error.message.contains("refused execution"), "{error}"),
-                    other => panic!("{n}: {:?}", other.err()),
-                }
-            }
-            let (info, journal) = (k.info().await.expect("told"), host.ok(&["journal", "k", "--json"]));
-            assert_eq!((info.executions, info.state.as_str()), (1, "ready"), "{journal}");
-            assert!(!host.ok(&["events", "--json"]).contains("journal_failed"));
-        });
-        host.kill();
-    }
-}
-
-/// An end that comes at once is told before the journal has the beginning: who looks finds it there, and the version that it made.
-#[test]
-fn what_is_told_of_a_throw_away_kernel_at_once_is_in_its_journal() {
-    for user in users() {
-        let host = pooled(user);
-        host.with(async |client| {
-            ready(&client, "kaish").await;
-            let mut wanted = spec("k", EngineName::Kaish);
-            wanted.ephemeral = true;
-            let (k, _) = client.create_kernel(&wanted, "").await.expect("made");
-            // More than may wait to be written, one after the other, and some at once.
-            for n in 1..=2 * limits::EPHEMERAL_TOLD {
-                assert_eq!(out(&k, &format!("echo {n}")).await, n.to_string());
-                assert_eq!(k.info().await.expect("told").version, n as u64 + 1, "each makes one");
-            }
-            let many = 2 * limits::EPHEMERAL_TOLD;
-            let both = futures::join!(out(&k, "echo a"), out(&k, "sleep 0.01; echo b"));
-            assert_eq!(both, ("a".into(), "b".into()));
-            // With the version that was told last: nothing that is written later makes it an old one.
-            let mut more = ExecRequest::code("echo more");
-            more.expected_version = k.info().await.expect("told").version;
-            assert_eq!(k.execute(more).await.expect("runs").stdout, b"more\n");
-            let mut told = Vec::new();
-            k.each_journal_entry(0, 0, async |entry| {
-                told.push((entry.exec, entry.status));
-                Ok(())
-            })
-            .await
-            .expect("a journal");
-            let wanted: Vec<_> = (1..=many as u64 + 3).map(|exec| (exec, "done".to_owned())).collect();
-            assert_eq!(told, wanted);
-        });
-    }
-}
-
-/// What was told before the journal refused it is not taken back; but nothing comes after it.
-#[test]
-fn a_throw_away_kernel_whose_journal_refuses_what_was_told_ends() {
-    let host = small_pool_with("state.exec.begin.before_commit=eio");
-    host.with(async |client| {
-        ready(&client, "kaish").await;
-        ready(&client, "python").await;
-        let mut wanted = spec("k", EngineName::Kaish);
-        wanted.ephemeral = true;
-        let (k, _) = client.create_kernel(&wanted, "").await.expect("made");
-        let begun = k.run(&ExecRequest::code("echo told")).await;
-        let said = match begun {
-            Ok(begun) => begun.result().await.expect("a result").stdout,
-            // A busy machine: it was not over at once.
-            Err(error) if error.message.contains("refused execution 1") => b"told\n".to_vec(),
-            Err(error) => panic!("{error}"),
-        };
-        assert_eq!(said, b"told\n");
-        eventually("nothing runs in it any more", async || {
-            let refused = k.run(&ExecRequest::code("sleep 0.05")).await.err();
-            refused.is_some_and(|error| error.hint.contains("make another one"))
-        })
-        .await;
-        client.remove_kernel("k", 0).await.expect("removed");
-        let (k, _) = client.create_kernel(&wanted, "").await.expect("made");
-        assert_eq!(out(&k, "echo well").await, "well");
-    });
-}
-
-#[test]
-fn others_find_the_socket_of_a_throw_away_kernel_and_not_that_of_one_that_is_gone() {
-    let host = pooled(User::Own);
-    host.with(async |client| {
-        let socket = host.kernel_socket("away");
-        let mut wanted = spec("away", EngineName::Kaish);
-        wanted.ephemeral = true;
-        client.create_kernel(&wanted, "").await.expect("made");
-        eventually("its socket is there", async || socket.exists()).await;
-        client.remove_kernel("away", 0).await.expect("removed");
-        // Gone before its socket came: none comes.
-        client.create_kernel(&wanted, "").await.expect("made");
-        client.remove_kernel("away", 0).await.expect("removed");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-        assert!(!socket.exists());
-    });
-}
-
-/// Nobody waits for the record of a kernel that goes with its client.
-#[test]
-fn a_throw_away_kernel_that_cannot_be_recorded_goes_and_says_so() {
-    let host = small_pool_with("catalog.kernel.insert.before_commit=eio");
-    host.with(async |client| {
-        ready(&client, "kaish").await;
-        ready(&client, "python").await;
-        let mut wanted = spec("k", EngineName::Kaish);
-        wanted.ephemeral = true;
-        let (k, _) = client.create_kernel(&wanted, "").await.expect("made");
-        let gone = async {
-            while client.open_kernel("k").await.is_ok() {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        };
-        // Nothing of it waits for anything that waits for it.
-        tokio::time::timeout(limits::WORKER_STOP / 2, gone).await.expect("it goes at once");
-        let said = k.run(&ExecRequest::code("echo never")).await.err().expect("it is gone");
-        assert!(said.message.contains("could not be recorded"), "{said}");
-        assert!(host.ok(&["audit", "--json"]).contains("kernel.create"), "the refusal is written down");
-        assert!(host.ok(&["events", "--json"]).contains("kernel_not_recorded"));
-        eventually("its folder goes", async || {
-            let slots: u32 = client.pools().await.expect("pools").iter().map(|pool| pool.total).sum();
-            folders(&host).len() as u32 == slots
-        })
-        .await;
-        // The next is as any.
-        let (k, _) = client.create_kernel(&wanted, "").await.expect("made");
-        assert_eq!(out(&k, "echo well").await, "well");
-    });
 }
 
 #[test]

@@ -85,7 +85,7 @@ impl WorkerLink {
             call.set_go(exec.0);
             Ok(())
         });
-        let_it_run();
+        self.let_it_run();
         let (listener, binding) = (Rc::clone(&self.listener), Rc::clone(&self.binding));
         async move {
             match lane {
@@ -172,9 +172,17 @@ impl WorkerLink {
     /// Starts an execution on the lane; `None`: it has to be a call.
     pub(super) fn start_on_lane(&self, exec: &WorkerExec) -> Option<impl Future<Output = Result<()>> + use<>> {
         let lane = self.say_exec(exec.exec, &exec.request, exec.output_kept, |call| call.init_start())?;
-        let_it_run();
+        self.let_it_run();
         let answer = heard(lane, exec.exec, Rc::clone(&self.listener), Rc::clone(&self.binding));
         Some(async move { bounded(limits::WORKER_CALL, answer).await })
+    }
+
+    /// What a new worker was told to begin is what somebody waits for. Where the host kernel has put it on this thread's processor, beside one that
+    /// is idle (virtual machines whose processors sleep), it would wait until this thread has nothing more to do.
+    fn let_it_run(&self) {
+        if !self.has_begun.replace(true) {
+            std::thread::yield_now();
+        }
     }
 
     /// Says something of an execution that fits a packet and has no input.
@@ -210,12 +218,6 @@ impl WorkerLink {
             }
         }
     }
-}
-
-/// What a worker was told to begin is what everybody waits for. Where the host kernel has put it on this thread's processor, beside one that is
-/// idle (virtual machines whose processors sleep), it would wait until this thread has nothing more to do.
-fn let_it_run() {
-    std::thread::yield_now();
 }
 
 /// Waits for the answer to a start and tells the listener of the end, if the answer is that.

@@ -5,9 +5,8 @@ use std::rc::Rc;
 use tokio::time::Instant;
 
 use super::Task;
-use super::run::Unbegun;
 use crate::core::error::{DISK_FULL, Error, ErrorCode, Result};
-use crate::core::exec::{ExecEnd, ExecStatus};
+use crate::core::exec::ExecEnd;
 use crate::core::ids::ExecId;
 use crate::core::limits;
 use crate::supervisor::execution::Execution;
@@ -16,14 +15,6 @@ use crate::supervisor::recovery::NO_DAEMON;
 
 /// How often the end of an execution is offered to a journal that refuses it, before whoever waits is told.
 const JOURNAL_TRIES: u32 = 3;
-
-/// An execution of a throw-away kernel whose end was told, and which the journal is to have.
-pub(super) struct Told {
-    /// Its beginning, if the journal does not have that either.
-    unbegun: Option<Unbegun>,
-    execution: Rc<Execution>,
-    end: ExecEnd,
-}
 
 impl Task {
     /// Takes over executions of a former daemon that nobody runs and that it was not possible to close.
@@ -36,40 +27,18 @@ impl Task {
         }
     }
 
-    /// Journals an end, then makes it known. Says whether the journal has it.
+    /// Makes an end known: once the journal has it, or of a throw-away kernel before. Says whether the journal has it.
     pub(super) async fn end(&mut self, execution: &Rc<Execution>, end: ExecEnd) -> bool {
-        if !self.kernel.spec.ephemeral {
-            return self.journal_end(execution, end).await;
+        if self.kernel.spec.ephemeral {
+            // Nobody hears of it after this daemon: whoever waits does not wait for the journal, too.
+            self.tell_end(execution, end);
+            return false;
         }
-        // Nobody hears of it after this daemon: whoever waits does not wait for the journal, too.
-        execution.finish(Ok(end.clone()));
-        let unbegun = self.unbegun.take_if(|unbegun| unbegun.exec == execution.id);
-        self.told.push_back(Told { unbegun, execution: Rc::clone(execution), end });
-        self.told_at.get_or_insert(Instant::now() + limits::EPHEMERAL_JOURNALLED);
-        false
+        self.journal_end(execution, end).await
     }
 
-    /// Journals what was told before. Where that is refused nothing more runs in the kernel.
-    pub(super) async fn journal_told(&mut self) {
-        self.told_at = None;
-        while let Some(Told { unbegun, execution, end }) = self.told.pop_front() {
-            let exec = execution.id;
-            if let Some(unbegun) = unbegun
-                && let Err(error) = self.journal_beginning(unbegun).await
-            {
-                tracing::error!(%exec, %error, "what was told of an execution is not in the journal");
-                self.journal_failed(exec, &error);
-                self.told.clear();
-                return self.end_all(error).await;
-            }
-            let lost = end.status == ExecStatus::Lost;
-            if self.journal_end(&execution, end).await {
-                self.acknowledge(exec, lost);
-            }
-        }
-    }
-
-    async fn journal_end(&mut self, execution: &Rc<Execution>, end: ExecEnd) -> bool {
+    /// Journals an end, then makes it known if it is not. Says whether the journal has it.
+    pub(super) async fn journal_end(&mut self, execution: &Rc<Execution>, end: ExecEnd) -> bool {
         let mut outcome = Ok(());
         for attempt in 0..JOURNAL_TRIES {
             outcome = self.write_end(execution, &end).await;
@@ -99,7 +68,7 @@ impl Task {
         }
     }
 
-    fn journal_failed(&self, exec: ExecId, error: &Error) {
+    pub(super) fn journal_failed(&self, exec: ExecId, error: &Error) {
         let detail = serde_json::json!({ "exec": exec.0, "error": error.message });
         self.host.events.publish(&self.kernel.event_name, "journal_failed", detail);
     }

@@ -14,6 +14,7 @@ mod background;
 mod change;
 mod checkpoints;
 mod ends;
+mod ephemeral;
 mod listener;
 mod records;
 mod restored;
@@ -44,8 +45,7 @@ use crate::core::kernel::{Action, CrashCause, Event, Life, State, StopReason};
 use crate::core::limits;
 use crate::rpc::worker_link::WorkerLink;
 
-use ends::Told;
-use run::Unbegun;
+use ephemeral::{Told, Unbegun};
 
 pub(super) use listener::Listener;
 
@@ -111,8 +111,8 @@ pub(super) struct Task {
     /// Why nothing runs any more in a throw-away kernel whose journal refused what had begun.
     no_more: Option<Error>,
     /// What is to be told of an execution of a throw-away kernel, once whoever asked for it knows its number.
-    told_first: Option<(Unbegun, ExecEnd)>,
-    /// The beginning of the execution whose end is told now.
+    told_first: Option<(ExecId, ExecEnd)>,
+    /// The execution of a throw-away kernel whose beginning the journal does not have yet, and whose end was not told.
     unbegun: Option<Unbegun>,
     /// Executions of a throw-away kernel that were told and are to be journalled, oldest first; and when.
     told: VecDeque<Told>,
@@ -422,6 +422,8 @@ impl Task {
         }
         if self.told_at.is_some_and(|at| at <= now) {
             self.journal_told().await;
+            // What waits for room among those that the worker remembers.
+            self.dispatch().await;
         }
         if self.retry_at.is_some_and(|at| at <= now) {
             // What is refused still is offered again.

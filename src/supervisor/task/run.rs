@@ -3,10 +3,8 @@
 use std::borrow::Cow;
 use std::rc::Rc;
 use std::task::Poll;
-use std::time::Duration;
 
 use futures::future::Either;
-use tokio::time::Instant;
 
 use super::super::admission::Leave;
 use super::{Ahead, Asking, Item, Permit, Report, Task};
@@ -23,17 +21,6 @@ use crate::supervisor::execution::Execution;
 use crate::supervisor::kernel::{Kernel, never_ran};
 use crate::supervisor::metrics::Stage;
 use crate::supervisor::records::version_after;
-
-/// What is said of a throw-away kernel whose journal refused what was done in it.
-const NOTHING_RUNS: &str = "nothing runs in that kernel any more: make another one";
-
-/// An execution of a throw-away kernel whose beginning the journal does not have yet.
-pub(super) struct Unbegun {
-    pub exec: ExecId,
-    request: ExecRequest,
-    actor: Actor,
-    at_ms: i64,
-}
 
 impl Task {
     /// Journals and queues an execution.
@@ -78,6 +65,9 @@ impl Task {
             return self.begin_at_once(request, &actor, keep).await;
         }
         self.journal_told().await;
+        if let Some(error) = &self.no_more {
+            return Err(error.clone());
+        }
         let ahead = self.send_ahead(&request, keep);
         let (exec, journal) = match self.kernel.records.begin(&request, &actor, self.host.now_ms()).await? {
             Begun::New { exec, journal } => (exec, journal),
@@ -94,93 +84,6 @@ impl Task {
         // Something else goes first: then it goes its usual way later.
         self.ahead = None;
         Ok(execution)
-    }
-
-    /// Begins an execution before the journal has it: nothing of a throw-away kernel outlives this daemon, what is written of it included. What
-    /// is over at once is told first, then written.
-    async fn begin_at_once(&mut self, request: ExecRequest, actor: &Actor, keep: u64) -> Result<Rc<Execution>> {
-        let exec = ExecId(self.kernel.view.borrow().executions + 1);
-        let execution = Execution::queued(exec, request.clone(), keep);
-        self.kernel.view.borrow_mut().executions = exec.0;
-        self.kernel.executions.borrow_mut().insert(exec, Rc::clone(&execution));
-        self.queue.push_back(Item::Execution(Rc::clone(&execution)));
-        self.used();
-        self.step(Event::Used).await;
-        let unbegun = Unbegun { exec, request, actor: actor.clone(), at_ms: self.host.now_ms() };
-        // Its entry is the next, whenever that is written.
-        let version = self.kernel.view.borrow().version + 1;
-        self.kernel.advance(version);
-        if let Some(end) = self.end_within(exec, limits::EPHEMERAL_JOURNALLED).await {
-            self.told_first = Some((unbegun, end));
-            return Ok(execution);
-        }
-        self.journal_told().await;
-        match self.journal_beginning(unbegun).await {
-            Ok(()) => Ok(execution),
-            Err(error) => Err(self.take_back(&execution, error).await),
-        }
-    }
-
-    /// The end of the execution that runs, if it comes within that time; whatever else is reported meanwhile is taken as ever.
-    async fn end_within(&mut self, exec: ExecId, time: Duration) -> Option<ExecEnd> {
-        let until = Instant::now() + time;
-        while self.running.as_ref().is_some_and(|(running, _)| running.id == exec)
-            && let Ok(Some(report)) = tokio::time::timeout_at(until, self.reports.recv()).await
-        {
-            match report {
-                Report::Ended { exec: ended, end } if ended == exec => return Some(end),
-                report => self.take_report(report).await,
-            }
-        }
-        None
-    }
-
-    /// Tells of an execution whose end came before the journal had its beginning.
-    pub(super) async fn tell_first(&mut self) {
-        if let Some((unbegun, end)) = self.told_first.take() {
-            let exec = unbegun.exec;
-            self.unbegun = Some(unbegun);
-            self.execution_ended(exec, end).await;
-        }
-    }
-
-    /// Journals a beginning after the fact.
-    pub(super) async fn journal_beginning(&mut self, unbegun: Unbegun) -> Result<()> {
-        let Unbegun { exec, request, actor, at_ms } = unbegun;
-        let error = match self.kernel.records.begin(&request, &actor, at_ms).await {
-            Ok(Begun::New { exec: told, journal }) if told == exec => {
-                self.kernel.advance(version_after(journal));
-                return Ok(());
-            }
-            Ok(begun) => Error::internal(format!("the journal begins {begun:?}, not execution {exec}")),
-            Err(error) => error,
-        };
-        let message = format!("the journal of throw-away kernel {} refused execution {exec}", self.kernel.spec.name);
-        Err(Error { message: format!("{message}: {}", error.message), ..error })
-    }
-
-    /// An execution that the journal refused does not run, or not on. Gives what is to be said of it.
-    async fn take_back(&mut self, execution: &Execution, error: Error) -> Error {
-        if self.running.take_if(|(running, _)| running.id == execution.id).is_none() {
-            // Nobody has seen it: its number is free.
-            self.queue.retain(|item| !matches!(item, Item::Execution(queued) if queued.id == execution.id));
-            self.kernel.executions.borrow_mut().remove(&execution.id);
-            self.kernel.view.borrow_mut().executions = execution.id.0 - 1;
-            return error;
-        }
-        let error = error.hint(NOTHING_RUNS);
-        execution.finish(Err(error.clone()));
-        self.end_all(error.clone()).await;
-        error
-    }
-
-    /// Ends a throw-away kernel's worker for good: its journal is not what was done in it.
-    pub(super) async fn end_all(&mut self, error: Error) {
-        self.no_more = Some(error.hint(NOTHING_RUNS));
-        self.step(Event::StopAsked { reason: StopReason::Asked, force: true }).await;
-        if let Some(current) = &self.current {
-            current.process.kill();
-        }
     }
 
     /// Sends an execution to the worker that would run it at once, where it waits until its beginning is in the journal: both take
@@ -326,7 +229,7 @@ impl Task {
                 None
             }
             // They wait for room in the journal, which is tried again and again.
-            Item::Execution(_) if self.unjournalled.len() >= limits::ENDS_UNJOURNALLED => None,
+            Item::Execution(_) if self.unjournalled.len() + self.told.len() >= limits::ENDS_UNJOURNALLED => None,
             Item::Execution(_) => {
                 let permit = self.permit_to_run()?;
                 let Some(Item::Execution(execution)) = self.queue.pop_front() else { return None };
@@ -528,6 +431,10 @@ impl Task {
             // The worker is ending: nothing more is handed to it. Its own end, which is on its way, is the next step.
             self.link_lost(self.life.attempt);
             return;
+        }
+        if self.told.len() >= limits::EPHEMERAL_TOLD {
+            // The worker remembers few that the journal does not have.
+            self.journal_told().await;
         }
         self.step(Event::ExecutionEnded { exec }).await;
         self.rearm_idle();
