@@ -19,7 +19,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::exit;
 use super::failure::Failure;
-use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::error::{Error, Result};
 use crate::core::exec::{ExecResult, OutputEvent};
 use crate::core::ids::ExecId;
 use crate::rpc::client::{ExecutionClient, KernelClient};
@@ -97,9 +97,10 @@ pub async fn drive(
             return result.await;
         }
         let output = execution.output(0, async |event| {
-            let shown = show(event, &wrote_stderr).await;
-            reader_gone.set(shown.is_err());
-            shown
+            show(event, &wrote_stderr).await.map_err(|error| {
+                reader_gone.set(error.kind() == io::ErrorKind::BrokenPipe);
+                not_written(&error)
+            })
         });
         futures::future::try_join(output, result).await.map(|((), result)| result)
     });
@@ -155,8 +156,14 @@ fn interrupt(kernel: &KernelClient, exec: ExecId) {
     });
 }
 
-async fn show(event: OutputEvent, wrote_stderr: &Cell<bool>) -> Result<()> {
-    let written = match event {
+/// Nobody was told to end anything: a kernel that stays goes on with the execution.
+fn not_written(error: &io::Error) -> Error {
+    Error::internal(format!("could not write the output: {error}"))
+        .hint("in a kernel that stays the execution goes on: `ryokan exec NAME --attach N` shows all that it wrote")
+}
+
+async fn show(event: OutputEvent, wrote_stderr: &Cell<bool>) -> io::Result<()> {
+    match event {
         OutputEvent::Stdout(bytes) => write(tokio::io::stdout(), &bytes).await,
         OutputEvent::Stderr(bytes) => {
             wrote_stderr.set(wrote_stderr.get() || !bytes.is_empty());
@@ -169,8 +176,7 @@ async fn show(event: OutputEvent, wrote_stderr: &Cell<bool>) -> Result<()> {
         // The engines say the same as text; these forms are for `--json` and for other front ends.
         OutputEvent::Structured(_) | OutputEvent::Display { .. } => Ok(()),
         OutputEvent::ExitCode(_) => Ok(()),
-    };
-    written.map_err(|e| Error::new(ErrorCode::Unavailable, format!("could not write the output: {e}")))
+    }
 }
 
 async fn write(mut to: impl AsyncWrite + Unpin, bytes: &[u8]) -> io::Result<()> {

@@ -68,7 +68,7 @@ pub struct ExecArgs {
   ryokan run -f script.py --allow-path ./data:ro
   cat data.csv | ryokan run --engine python --stdin 'import sys; len(sys.stdin.readlines())'
 
-The engine follows the file's extension (.py; .sh, .kai, .kaish) or #! line, unless --engine names it.")]
+The engine follows the file's extension (.py; .js, .mjs; .bash; .sh, .kai, .kaish) or #! line, unless --engine names it. What still runs when the end of the code is reached (background processes, threads, timers, promises) ends with the kernel.")]
 pub struct RunArgs {
     /// The code.
     #[command(flatten)]
@@ -184,7 +184,14 @@ impl Shown<'_> {
             if let Some(text) = render::value_of(result, self.engine) {
                 self.context.print(&text)?;
             }
-            if let Some(text) = end_text(result, wrote_stderr, self.context.terminal.paint_stderr) {
+            let paint = self.context.terminal.paint_stderr;
+            let text = match result.end.status {
+                ExecStatus::Lost if self.throw_away => end_error(result, wrote_stderr).map(|error| {
+                    failure::render(&error.hint("`ryokan new` makes a kernel that outlives its worker"), paint)
+                }),
+                _ => end_text(result, wrote_stderr, paint),
+            };
+            if let Some(text) = text {
                 self.context.say(text.trim_end());
             }
         }

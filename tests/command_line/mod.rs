@@ -6,5 +6,6 @@ mod left_out;
 mod pool;
 mod terminal;
 mod top;
+mod unwritten;
 mod values;
 mod waiting;

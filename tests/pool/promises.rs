@@ -314,6 +314,8 @@ fn a_daemon_that_is_killed_takes_the_workers_of_throw_away_kernels_along() {
             away.ephemeral = true;
             let (away, _) = client.create_kernel(&away, "").await.expect("made");
             out(&away, "x=1").await;
+            let socket = host.kernel_socket("away");
+            eventually("others find it", async || socket.exists()).await;
             let workers = ["stays", "away"].map(|name| worker_of(&host, name));
             // While its client is there.
             kill(Pid::from_raw(host.pid()), Signal::SIGKILL).expect("killed");
@@ -324,6 +326,8 @@ fn a_daemon_that_is_killed_takes_the_workers_of_throw_away_kernels_along() {
         assert!(Host::is_alive(stays));
         host.launch();
         assert_eq!(host.ok(&["exec", "stays", "echo $x"]), "41\n");
+        let sockets = ["stays", "away"].map(|name| host.kernel_socket(name).exists());
+        assert_eq!(sockets, [true, false], "nobody serves that of a kernel that is gone");
     }
 }
 

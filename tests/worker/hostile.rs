@@ -12,6 +12,12 @@ use super::code;
 use super::fake::{Fake, Plan};
 use super::listener::{Recorder, local};
 
+/// Memory is the whole process's: those who fill it take turns.
+fn alone() -> std::sync::MutexGuard<'static, ()> {
+    static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
 fn resident_mib() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
@@ -82,6 +88,7 @@ fn closed_output_pipes_are_the_codes_own_business() {
 
 #[test]
 fn a_flood_of_tool_calls_ends_the_worker() {
+    let _turn = alone();
     let program = "for i in range(1000): send({'ev': 'tool_call', 'call': i, 'exec': 1, 'name': 'x', 'args': None})\ntime.sleep(30)";
     local(async move {
         let fake = Fake::start().await;
@@ -96,6 +103,7 @@ fn a_flood_of_tool_calls_ends_the_worker() {
 
 #[test]
 fn a_flood_of_lists_is_merged() {
+    let _turn = alone();
     local(async {
         let fake = Fake::start().await;
         let seen = Recorder::new();
@@ -114,6 +122,7 @@ fn a_flood_of_lists_is_merged() {
 
 #[test]
 fn a_flood_of_displays_waits_for_its_reader() {
+    let _turn = alone();
     local(async {
         let fake = Fake::start().await;
         let seen = Recorder::new();
@@ -133,6 +142,7 @@ fn a_flood_of_displays_waits_for_its_reader() {
 
 #[test]
 fn a_flood_of_state_is_held_within_bounds() {
+    let _turn = alone();
     local(async {
         let mut fake = Fake::start().await;
         let seen = Recorder::new();

@@ -40,19 +40,20 @@ pub fn pools(pools: &[PoolInfo], paint: Paint) -> String {
             (false, true) => table.paint(IDLE, Paint::warn),
         }
     }
-    let mut text = table.text("no workers are kept ready: pool_size is 0, or the daemon's log says why", paint);
+    let mut text =
+        table.text("no workers are kept ready: pool_size or max_pool_size is 0, or the daemon's log says why", paint);
     for pool in pools.iter().filter(|pool| !pool.trouble.is_empty()) {
         let again = match pool.tries_again_in_ms {
             0 => String::from("the next is tried when one is wanted"),
             ms => format!("the next is tried in {}", format_duration(ms)),
         };
-        let failed = counted(pool.creation_errors, "worker");
-        text.push_str(&format!(
-            "{} {}: {failed} could not be made ready, the last because: {}; {again}\n",
-            paint.bad("trouble"),
-            plain(&pool.engine),
-            plain(&pool.trouble)
-        ));
+        let what = match pool.creation_errors {
+            // They were ready, and are no longer there.
+            0 => String::new(),
+            failed => format!("{} could not be made ready, the last because: ", counted(failed, "worker")),
+        };
+        let (engine, trouble) = (plain(&pool.engine), plain(&pool.trouble));
+        text.push_str(&format!("{} {engine}: {what}{trouble}; {again}\n", paint.bad("trouble")));
     }
     text
 }

@@ -77,6 +77,22 @@ async fn pause_after(error: &io::Error) {
     tokio::time::sleep(limits::RESTART_BACKOFF_FIRST).await;
 }
 
+/// Sockets of a former daemon that was killed: nobody serves them, and those of kernels that are there come anew.
+fn sweep(folder: &Path) {
+    for entry in folder.read_dir().into_iter().flatten().flatten() {
+        let path = entry.path();
+        match entry.file_type() {
+            Ok(kind) if kind.is_dir() => sweep(&path),
+            Ok(kind) if std::os::unix::fs::FileTypeExt::is_socket(&kind) => {
+                if let Err(error) = std::fs::remove_file(&path) {
+                    tracing::warn!(path = %path.display(), %error, "a former daemon's socket stays");
+                }
+            }
+            Ok(_) | Err(_) => {}
+        }
+    }
+}
+
 /// The uid on whose behalf a peer acts. Where only one user may connect, root acts for that user: it could become it anyway.
 fn admit(stream: &UnixStream, allowed: Option<u32>) -> Option<u32> {
     let uid = stream.peer_cred().ok()?.uid();
@@ -149,6 +165,7 @@ impl Published {
             sockets: RefCell::default(),
             turning_away: Cell::new(0),
         });
+        sweep(&config.kernel_sockets);
         let keeper = Rc::downgrade(&published);
         supervisor.set_door_keeper(Box::new(move |kernel, open| {
             if let Some(keeper) = keeper.upgrade() {

@@ -249,7 +249,8 @@ fn settle(session: &mut Session, over: &Over, code: &str) -> Result<Outcome, Sto
             let mut missed = start(session)?;
             let what = if code.contains("exec") { "the shell was replaced or ended" } else { "the shell ended" };
             missed.push(lost(&format!("{what} before it could say what it held; the state is the one before")));
-            (missed, Outcome::ended(*status))
+            let err = format!("{what}: what this execution changed in it is not kept");
+            (missed, Outcome { err, ..Outcome::ended(*status) })
         }
         Over::Broken => {
             let mut missed = start(session)?;

@@ -1,0 +1,40 @@
+//! Output that cannot be written is an error of the command line, and ends nothing of a kernel that stays.
+
+use std::fs::File;
+use std::process::Stdio;
+
+use crate::support::{Host, User};
+
+#[test]
+fn a_full_disk_under_the_output_is_said_and_interrupts_nothing() {
+    let host = Host::start_as(User::Own);
+    host.ok(&["new", "stays", "--engine", "bash"]);
+    for args in [&["exec", "stays", "for n in 1 2 3; do echo $n; sleep 0.1; done; done=1"][..], &["run", "echo x"]] {
+        let full = File::options().write(true).open("/dev/full").expect("a device that is full");
+        let mut command = host.command("ryokan");
+        let output = command.args(args).stdout(full).stderr(Stdio::piped()).output().expect("runs");
+        let said = String::from_utf8(output.stderr).expect("text");
+        assert!(said.contains("could not write the output: No space left on device"), "{args:?}: {said}");
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {said}");
+    }
+    assert_eq!(host.ok(&["exec", "stays", "echo $done"]), "1\n", "it went on to its end");
+}
+
+#[test]
+fn a_throw_away_kernel_whose_worker_ends_is_not_said_to_go_on() {
+    let host = Host::start_as(User::Own);
+    let output = host.cli(&["run", "--engine", "python", "import os; os.kill(os.getpid(), 9)"]);
+    let said = String::from_utf8(output.stderr).expect("text");
+    assert!(said.contains("the worker ended under execution 1") && !said.contains("goes on"), "{said}");
+}
+
+#[test]
+fn a_shell_that_ends_says_what_is_lost() {
+    let host = Host::start_as(User::Own);
+    host.ok(&["new", "k", "--engine", "bash"]);
+    host.ok(&["exec", "k", "x=1"]);
+    let output = host.cli(&["exec", "k", "x=2; kill -9 $$"]);
+    let said = String::from_utf8(output.stderr).expect("text");
+    assert!(said.contains("the shell ended: what this execution changed in it is not kept"), "{said}");
+    assert_eq!(host.ok(&["exec", "k", "echo $x"]), "1\n");
+}
