@@ -64,12 +64,15 @@ struct Inside {
     work: Box<dyn Work>,
 }
 
+/// Where a request's answer comes.
+type Answer<T> = oneshot::Receiver<Result<T>>;
+
 impl Inside {
     /// A request, and where its answer comes.
     fn new<T: Send + 'static>(
         label: Option<&'static str>,
         work: impl FnOnce(&Db) -> Result<T> + Send + 'static,
-    ) -> (Inside, oneshot::Receiver<Result<T>>) {
+    ) -> (Inside, Answer<T>) {
         let (sender, receiver) = oneshot::channel();
         (Inside { label, patient: false, work: Box::new(Request { work: Some(work), done: None, sender }) }, receiver)
     }
@@ -128,7 +131,7 @@ impl<T: Send, F: FnOnce(&Db) -> Result<T> + Send> Work for Request<T, F> {
 /// The reply to a request, which is queued already. Dropping it leaves the request as it is.
 #[must_use = "the request's failure would go unseen"]
 #[derive(Debug)]
-pub struct Pending<T>(Result<oneshot::Receiver<Result<T>>, Option<CatalogError>>);
+pub struct Pending<T>(Result<Answer<T>, Option<CatalogError>>);
 
 impl<T> Future for Pending<T> {
     type Output = Result<T, CatalogError>;
@@ -214,8 +217,7 @@ impl Queue {
         label: Option<&'static str>,
         work: impl FnOnce(&Db) -> Result<T> + Send + 'static,
     ) -> Pending<T> {
-        let (job, receiver) = Inside::new(label, work);
-        Pending(self.send(Job::Inside(target, job)).map(|()| receiver).map_err(Some))
+        self.queue(target, Inside::new(label, work))
     }
 
     /// As [`Self::run`], for a write that nobody waits for: the thread waits up to [`PATIENCE`] for what it can write with it.
@@ -225,9 +227,8 @@ impl Queue {
         label: &'static str,
         work: impl FnOnce(&Db) -> Result<T> + Send + 'static,
     ) -> Pending<T> {
-        let (job, receiver) = Inside::new(Some(label), work);
-        let job = Inside { patient: true, ..job };
-        Pending(self.send(Job::Inside(target, job)).map(|()| receiver).map_err(Some))
+        let (job, answer) = Inside::new(Some(label), work);
+        self.queue(target, (Inside { patient: true, ..job }, answer))
     }
 
     /// As [`Self::run`], for a write that takes no longer than waking a thread: it may be done at once, by the caller.
@@ -249,7 +250,11 @@ impl Queue {
             }
             return Pending(Ok(receiver));
         }
-        Pending(self.send(Job::Inside(target, job)).map(|()| receiver).map_err(Some))
+        self.queue(target, (job, receiver))
+    }
+
+    fn queue<T>(&self, target: Target, (job, answer): (Inside, Answer<T>)) -> Pending<T> {
+        Pending(self.send(Job::Inside(target, job)).map(|()| answer).map_err(Some))
     }
 
     /// Runs `work` on the set of databases, outside of any transaction.
@@ -438,6 +443,34 @@ fn perform(db: &Db, job: &mut Inside) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn job(patient: bool) -> Job {
+        let (job, _) = Inside::new(Some("catalog.events.append"), |_| Ok(()));
+        Job::Inside(Target::Host, Inside { patient, ..job })
+    }
+
+    /// Whether each of them is patient.
+    fn patience(gathered: impl IntoIterator<Item = Job>) -> Vec<bool> {
+        gathered.into_iter().map(|job| job.is_patient()).collect()
+    }
+
+    #[test]
+    fn a_patient_write_goes_with_what_comes_until_somebody_waits() {
+        let (jobs, queue) = sync_channel(8);
+        let send = |patient| jobs.send(job(patient)).expect("room");
+        for patient in [true, false, true] {
+            send(patient);
+        }
+        assert_eq!(patience(gather(&queue, job(true))), [true, true, false], "not beyond the one that is waited for");
+        assert_eq!(patience(gather(&queue, job(false))), [false], "nor for one that is waited for");
+        assert_eq!(patience(queue.try_iter()), [true], "the rest is there yet");
+        // Alone it waits, and no longer than its patience.
+        let begun = Instant::now();
+        assert_eq!(patience(gather(&queue, job(true))), [true]);
+        assert!(begun.elapsed() >= PATIENCE);
+        drop(jobs);
+        assert_eq!(patience(gather(&queue, job(true))), [true], "whoever stops is waited for by nobody");
+    }
 
     #[test]
     fn callers_keep_off_longer_the_more_often_the_disk_was_slow() {

@@ -156,10 +156,11 @@ fn interrupt(kernel: &KernelClient, exec: ExecId) {
     });
 }
 
-/// Nobody was told to end anything: a kernel that stays goes on with the execution.
+/// The reason of an error that says that the output of an execution cannot be written. Nobody has told that to end.
+pub const UNWRITTEN: &str = "output";
+
 fn not_written(error: &io::Error) -> Error {
-    Error::internal(format!("could not write the output: {error}"))
-        .hint("in a kernel that stays the execution goes on: `ryokan exec NAME --attach N` shows all that it wrote")
+    Error::internal(format!("could not write the output: {error}")).reason(UNWRITTEN)
 }
 
 async fn show(event: OutputEvent, wrote_stderr: &Cell<bool>) -> io::Result<()> {

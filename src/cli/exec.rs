@@ -4,7 +4,7 @@ use clap::Args;
 
 use super::code::CodeArgs;
 use super::context::Context;
-use super::drive::{Driven, Signals, Streams, drive};
+use super::drive::{Driven, Signals, Streams, UNWRITTEN, drive};
 use super::exit;
 use super::failure::Failure;
 use super::paint::Paint;
@@ -202,9 +202,10 @@ impl Shown<'_> {
     }
 }
 
-/// A connection that is lost takes nothing with it: what was begun goes on, and can be seen again.
+/// A connection that is lost, or output that cannot be written, takes nothing with it: what was begun goes on, and can be seen again.
 fn with_the_way_back(error: Error, way: &str) -> Error {
     let hint = match (error.code, error.hint.as_str()) {
+        _ if error.reason == UNWRITTEN => format!("the execution goes on; {way}"),
         (ErrorCode::Unavailable, "") => way.to_owned(),
         (ErrorCode::Unavailable, hint) => format!("{hint}; {way}"),
         _ => return error,

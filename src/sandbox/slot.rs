@@ -74,17 +74,14 @@ impl Init {
         let KernelEntry { folder, hostname, protected } = kernel;
         let plan = SandboxPlan { unbound: false, hostname, ..self.plan.clone() };
         let comes = folder.is_some();
-        let slots = match folder {
+        let length_before = self.plan.hostname.len();
+        match folder {
             None => {
                 plan.check()?;
-                std::mem::replace(&mut self.plan, plan).hostname
+                self.plan = plan;
             }
-            Some(folder) => {
-                let slots = self.plan.hostname.clone();
-                self.take_over(folder, plan)?;
-                slots
-            }
-        };
+            Some(folder) => self.take_over(folder, plan)?,
+        }
         self.protected.extend(protected);
         if matches!(self.report.status(Layer::UtsNs), Some(LayerStatus::Enforced { .. })) {
             sethostname(&self.plan.hostname).map_err(failed(Layer::UtsNs, "cannot set the host name"))?;
@@ -101,9 +98,9 @@ impl Init {
             })?;
         }
         // A name that is no shorter leaves nothing of the slot's.
-        let shorter = self.plan.hostname.len() < slots.len();
+        let is_shorter = self.plan.hostname.len() < length_before;
         for (file, (path, text)) in files.iter_mut().zip(tree_etc::of_host_name(&self.plan.hostname)) {
-            let emptied = if shorter { file.set_len(0) } else { Ok(()) };
+            let emptied = if is_shorter { file.set_len(0) } else { Ok(()) };
             let written = emptied.and_then(|()| file.write_all(text.as_bytes()));
             written.map_err(fail(format_args!("cannot write {path}")))?;
         }

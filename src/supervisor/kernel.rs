@@ -1,7 +1,7 @@
 //! A kernel as the rest of the daemon holds it: the door to its task, and what can be seen without asking the task.
 //!
-//! Reads that touch only databases or the present view go straight (once what was told is written); whatever changes the kernel or needs its worker goes
-//! through the task's bounded queue.
+//! Reads that touch only databases or the present view go straight (that of a journal, once what was told is written); whatever changes the
+//! kernel or needs its worker goes through the task's bounded queue.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};

@@ -275,8 +275,9 @@ impl Supervisor {
         let noted = host.events.are_written().then(|| event.clone());
         let is_noted = noted.is_some();
         let notes = Notes { events: noted.into_iter().collect(), audit: vec![audit] };
-        // Nothing of one that goes with its client outlives the daemon: whoever made it does not wait for its record.
-        let waits = !spec.ephemeral || key.is_some();
+        // Nothing of one that goes with its client outlives the daemon: whoever made it does not wait for its record. But the audit log has it
+        // first where it does without a part of the sandbox.
+        let waits = !spec.ephemeral || key.is_some() || weaker;
         // In the catalog before anything is done in it, so that a daemon that is killed then leaves none behind that nobody knows.
         let worker = promise.map(Promise::row);
         let inserted = host.catalog.insert_kernel_with(row.clone(), key, worker, notes, waits);

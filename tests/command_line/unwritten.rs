@@ -16,6 +16,8 @@ fn a_full_disk_under_the_output_is_said_and_interrupts_nothing() {
         let said = String::from_utf8(output.stderr).expect("text");
         assert!(said.contains("could not write the output: No space left on device"), "{args:?}: {said}");
         assert_eq!(output.status.code(), Some(1), "{args:?}: {said}");
+        // Where it goes on, how to see it.
+        assert_eq!(said.contains("ryokan exec stays --attach 1"), args[0] == "exec", "{said}");
     }
     assert_eq!(host.ok(&["exec", "stays", "echo $done"]), "1\n", "it went on to its end");
 }

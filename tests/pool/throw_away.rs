@@ -7,7 +7,8 @@ use nix::unistd::Pid;
 use ryokan::core::engine::EngineName;
 use ryokan::core::exec::ExecRequest;
 use ryokan::core::limits;
-use ryokan::rpc::client::KernelClient;
+use ryokan::core::spec::Net;
+use ryokan::rpc::client::{HostClient, KernelClient};
 use ryokan::session::Session as _;
 
 use super::promises::{folders, standing_on};
@@ -23,6 +24,13 @@ fn small_pool_with(fault: &str) -> Host {
     host
 }
 
+/// A new kernel that goes with its client.
+async fn throw_away(client: &HostClient, name: &str) -> KernelClient {
+    let mut wanted = spec(name, EngineName::Kaish);
+    wanted.ephemeral = true;
+    client.create_kernel(&wanted, "").await.expect("made").0
+}
+
 /// What runs in a throw-away kernel begins before its journal has it; but not where that refuses it.
 #[test]
 fn an_execution_of_a_throw_away_kernel_that_its_journal_refuses_does_not_go_on() {
@@ -30,9 +38,7 @@ fn an_execution_of_a_throw_away_kernel_that_its_journal_refuses_does_not_go_on()
     host.with(async |client| {
         ready(&client, "kaish").await;
         ready(&client, "python").await;
-        let mut wanted = spec("k", EngineName::Kaish);
-        wanted.ephemeral = true;
-        let (k, _) = client.create_kernel(&wanted, "").await.expect("made");
+        let k = throw_away(&client, "k").await;
         let id = k.info().await.expect("told").id.to_string();
         for _ in 0..2 {
             let said = k.run(&ExecRequest::code("sleep 1; echo ran > late")).await.err().expect("it is refused");
@@ -42,7 +48,7 @@ fn an_execution_of_a_throw_away_kernel_that_its_journal_refuses_does_not_go_on()
         assert!(!host.data().join("kernels").join(id).join("workspace/late").exists(), "it did not go on");
         client.remove_kernel("k", 0).await.expect("removed");
         // Another one is as any.
-        let (k, _) = client.create_kernel(&wanted, "").await.expect("made");
+        let k = throw_away(&client, "k").await;
         assert_eq!(out(&k, "echo well").await, "well");
     });
 }
@@ -56,9 +62,7 @@ fn what_the_journal_of_a_throw_away_kernel_refuses_takes_nothing_with_it() {
         host.env(ryokan::sys::fault::VARIABLE, &format!("state.exec.begin.before_commit:{refused}=eio"));
         host.launch();
         host.with(async |client| {
-            let mut wanted = spec("k", EngineName::Kaish);
-            wanted.ephemeral = true;
-            let (k, _) = client.create_kernel(&wanted, "").await.expect("made");
+            let k = throw_away(&client, "k").await;
             let asked = [k.run(&ExecRequest::code(pair[0])).await, k.run(&ExecRequest::code(pair[1])).await];
             for (n, (asked, code)) in (1..).zip(asked.into_iter().zip(pair)) {
                 match asked {
@@ -86,9 +90,7 @@ fn what_is_told_of_a_throw_away_kernel_at_once_is_in_its_journal() {
         let host = pooled(user);
         host.with(async |client| {
             ready(&client, "kaish").await;
-            let mut wanted = spec("k", EngineName::Kaish);
-            wanted.ephemeral = true;
-            let (k, _) = client.create_kernel(&wanted, "").await.expect("made");
+            let k = throw_away(&client, "k").await;
             // More than may wait to be written, one after the other, and some at once.
             for n in 1..=2 * limits::EPHEMERAL_TOLD {
                 assert_eq!(out(&k, &format!("echo {n}")).await, n.to_string());
@@ -133,9 +135,7 @@ fn what_is_over_at_once_in_a_throw_away_kernel_is_told_before_it_is_written() {
         let host = small_pool_with("state.exec.begin.before_commit=kill");
         let told = host.with(async |client| {
             ready(&client, "kaish").await;
-            let mut wanted = spec("k", EngineName::Kaish);
-            wanted.ephemeral = true;
-            let (k, _) = client.create_kernel(&wanted, "").await.expect("made");
+            let k = throw_away(&client, "k").await;
             let run = k.run(&ExecRequest::code("echo told")).await;
             match run {
                 Ok(run) => run.result().await.is_ok_and(|result| result.stdout == b"told\n"),
@@ -155,9 +155,7 @@ fn many_short_executions_wait_in_a_throw_away_kernel_and_all_run() {
     let host = pooled(User::Own);
     host.with(async |client| {
         ready(&client, "kaish").await;
-        let mut wanted = spec("k", EngineName::Kaish);
-        wanted.ephemeral = true;
-        let (k, _) = client.create_kernel(&wanted, "").await.expect("made");
+        let k = throw_away(&client, "k").await;
         let first = k.run(&ExecRequest::code("sleep 0.2")).await.expect("begun");
         let mut all = vec![first];
         for n in 0..40 {
@@ -178,9 +176,7 @@ fn a_worker_that_ends_as_it_begins_leaves_no_execution_without_an_end() {
     host.with(async |client| {
         for n in 0..12_u64 {
             ready(&client, "kaish").await;
-            let mut wanted = spec(&format!("k{n}"), EngineName::Kaish);
-            wanted.ephemeral = true;
-            let (k, _) = client.create_kernel(&wanted, "").await.expect("made");
+            let k = throw_away(&client, &format!("k{n}")).await;
             let id = k.info().await.expect("told").id.to_string();
             eventually("its worker knows it", async || standing_on(&host, &id).is_some()).await;
             let worker = standing_on(&host, &id).expect("a worker");
@@ -204,9 +200,7 @@ fn a_refused_journal_ends_what_comes_behind_with_a_key_or_without() {
         let host = small_pool_with("state.exec.begin.before_commit=eio");
         host.with(async |client| {
             ready(&client, "kaish").await;
-            let mut wanted = spec("k", EngineName::Kaish);
-            wanted.ephemeral = true;
-            let (k, _) = client.create_kernel(&wanted, "").await.expect("made");
+            let k = throw_away(&client, "k").await;
             // Told, or refused already on a busy machine.
             let _ = k.run(&ExecRequest::code("echo told")).await;
             let mut behind = ExecRequest::code("sleep 0.1; echo behind > late");
@@ -228,9 +222,7 @@ fn a_throw_away_kernel_whose_journal_refuses_what_was_told_ends() {
     host.with(async |client| {
         ready(&client, "kaish").await;
         ready(&client, "python").await;
-        let mut wanted = spec("k", EngineName::Kaish);
-        wanted.ephemeral = true;
-        let (k, _) = client.create_kernel(&wanted, "").await.expect("made");
+        let k = throw_away(&client, "k").await;
         let begun = k.run(&ExecRequest::code("echo told")).await;
         let said = match begun {
             Ok(begun) => begun.result().await.expect("a result").stdout,
@@ -245,7 +237,7 @@ fn a_throw_away_kernel_whose_journal_refuses_what_was_told_ends() {
         })
         .await;
         client.remove_kernel("k", 0).await.expect("removed");
-        let (k, _) = client.create_kernel(&wanted, "").await.expect("made");
+        let k = throw_away(&client, "k").await;
         assert_eq!(out(&k, "echo well").await, "well");
     });
 }
@@ -255,16 +247,30 @@ fn others_find_the_socket_of_a_throw_away_kernel_and_not_that_of_one_that_is_gon
     let host = pooled(User::Own);
     host.with(async |client| {
         let socket = host.kernel_socket("away");
-        let mut wanted = spec("away", EngineName::Kaish);
-        wanted.ephemeral = true;
-        client.create_kernel(&wanted, "").await.expect("made");
+        throw_away(&client, "away").await;
         eventually("its socket is there", async || socket.exists()).await;
         client.remove_kernel("away", 0).await.expect("removed");
         // Gone before its socket came: none comes.
-        client.create_kernel(&wanted, "").await.expect("made");
+        throw_away(&client, "away").await;
         client.remove_kernel("away", 0).await.expect("removed");
         tokio::time::sleep(Duration::from_millis(50)).await;
         assert!(!socket.exists());
+    });
+}
+
+/// Nothing weaker than the whole sandbox is used before the audit log says so.
+#[test]
+fn a_throw_away_kernel_with_a_weaker_sandbox_is_written_down_first() {
+    let mut host = Host::prepare(User::Own);
+    host.configure("[sandbox]\nnet_host_allowed = true\n");
+    host.env(ryokan::sys::fault::VARIABLE, "catalog.kernel.insert.before_commit=eio");
+    host.launch();
+    host.with(async |client| {
+        let mut wanted = spec("k", EngineName::Kaish);
+        (wanted.ephemeral, wanted.net) = (true, Some(Net::Host));
+        client.create_kernel(&wanted, "").await.err().expect("it cannot be written down");
+        client.create_kernel(&wanted, "").await.expect("made");
+        assert!(host.ok(&["audit", "--json"]).contains("kernel.create_weaker"));
     });
 }
 
@@ -275,9 +281,7 @@ fn a_throw_away_kernel_that_cannot_be_recorded_goes_and_says_so() {
     host.with(async |client| {
         ready(&client, "kaish").await;
         ready(&client, "python").await;
-        let mut wanted = spec("k", EngineName::Kaish);
-        wanted.ephemeral = true;
-        let (k, _) = client.create_kernel(&wanted, "").await.expect("made");
+        let k = throw_away(&client, "k").await;
         let gone = async {
             while client.open_kernel("k").await.is_ok() {
                 tokio::time::sleep(Duration::from_millis(10)).await;
@@ -295,7 +299,7 @@ fn a_throw_away_kernel_that_cannot_be_recorded_goes_and_says_so() {
         })
         .await;
         // The next is as any.
-        let (k, _) = client.create_kernel(&wanted, "").await.expect("made");
+        let k = throw_away(&client, "k").await;
         assert_eq!(out(&k, "echo well").await, "well");
     });
 }

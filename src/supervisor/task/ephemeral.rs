@@ -5,6 +5,7 @@
 //!                       └─ not over ──▶ its beginning is journalled ── over ──▶ told ──▶ journalled
 //! ```
 
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -42,6 +43,33 @@ pub(super) struct Told {
     end: ExecEnd,
 }
 
+/// How far a throw-away kernel is ahead of its journal. Of any other kernel it is empty.
+#[derive(Default)]
+pub(super) struct Early {
+    /// What is to be told, once whoever asked for the execution knows its number.
+    told_first: Option<(ExecId, ExecEnd)>,
+    /// The execution whose beginning the journal does not have yet, and whose end was not told.
+    unbegun: Option<Unbegun>,
+    /// What was told and is to be journalled, oldest first.
+    told: VecDeque<Told>,
+    /// When that is due.
+    pub due: Option<Instant>,
+    /// Why nothing runs any more: the journal refused what had begun.
+    pub no_more: Option<Error>,
+}
+
+impl Early {
+    /// How many executions were told and are not journalled.
+    pub(super) fn count(&self) -> usize {
+        self.told.len()
+    }
+
+    /// Whether these are to be journalled before there is one more.
+    pub(super) fn is_full(&self) -> bool {
+        self.told.len() >= limits::EPHEMERAL_TOLD
+    }
+}
+
 impl Task {
     /// Begins an execution before the journal has it.
     pub(super) async fn begin_at_once(
@@ -60,19 +88,19 @@ impl Task {
         self.kernel.executions.borrow_mut().insert(exec, Rc::clone(&execution));
         self.queue.push_back(Item::Execution(Rc::clone(&execution)));
         self.used();
-        self.unbegun = Some(Unbegun { exec, request, actor: actor.clone(), at_ms: self.host.now_ms(), version });
+        self.early.unbegun = Some(Unbegun { exec, request, actor: actor.clone(), at_ms: self.host.now_ms(), version });
         self.step(Event::Used).await;
         if let Some(end) = self.end_within(exec, limits::EPHEMERAL_JOURNALLED).await {
-            self.told_first = Some((exec, end));
+            self.early.told_first = Some((exec, end));
             self.kernel.advance(version);
             return Ok(execution);
         }
-        let Some(unbegun) = self.unbegun.take() else {
+        let Some(unbegun) = self.early.unbegun.take() else {
             // Its worker has ended, and so it was told.
             return Ok(execution);
         };
         self.journal_told().await;
-        let begun = match &self.no_more {
+        let begun = match &self.early.no_more {
             Some(error) => Err(error.clone()),
             None => self.journal_beginning(unbegun).await,
         };
@@ -98,34 +126,34 @@ impl Task {
 
     /// Tells of an execution whose end came at once: whoever asked for it knows its number by now.
     pub(super) async fn tell_first(&mut self) {
-        if let Some((exec, end)) = self.told_first.take() {
+        if let Some((exec, end)) = self.early.told_first.take() {
             self.execution_ended(exec, end).await;
         }
     }
 
     /// Makes an end known, and keeps it for the journal.
     pub(super) fn tell_end(&mut self, execution: &Rc<Execution>, end: ExecEnd) {
-        let unbegun = self.unbegun.take_if(|unbegun| unbegun.exec == execution.id);
+        let unbegun = self.early.unbegun.take_if(|unbegun| unbegun.exec == execution.id);
         if let Some(unbegun) = &unbegun {
             self.kernel.advance(unbegun.version);
         }
         self.kernel.has_told.set(true);
         execution.finish(Ok(end.clone()));
-        self.told.push_back(Told { unbegun, execution: Rc::clone(execution), end });
-        self.told_at.get_or_insert(Instant::now() + limits::EPHEMERAL_JOURNALLED);
+        self.early.told.push_back(Told { unbegun, execution: Rc::clone(execution), end });
+        self.early.due.get_or_insert(Instant::now() + limits::EPHEMERAL_JOURNALLED);
     }
 
     /// Journals what was told before. Where that is refused nothing more runs in the kernel.
     pub(super) async fn journal_told(&mut self) {
-        self.told_at = None;
-        while let Some(Told { unbegun, execution, end }) = self.told.pop_front() {
+        self.early.due = None;
+        while let Some(Told { unbegun, execution, end }) = self.early.told.pop_front() {
             let exec = execution.id;
             if let Some(unbegun) = unbegun
                 && let Err(error) = self.journal_beginning(unbegun).await
             {
                 tracing::error!(%exec, %error, "what was told of an execution is not in the journal");
                 self.journal_failed(exec, &error);
-                self.told.clear();
+                self.early.told.clear();
                 self.end_all(error).await;
                 break;
             }
@@ -134,7 +162,7 @@ impl Task {
                 self.acknowledge(exec, lost);
             }
         }
-        self.kernel.has_told.set(!self.told.is_empty());
+        self.kernel.has_told.set(!self.early.told.is_empty());
     }
 
     async fn journal_beginning(&mut self, unbegun: Unbegun) -> Result<()> {
@@ -168,7 +196,7 @@ impl Task {
 
     /// Ends a throw-away kernel's worker for good: its journal is not what was done in it.
     async fn end_all(&mut self, error: Error) {
-        self.no_more = Some(error.hint(NOTHING_RUNS));
+        self.early.no_more = Some(error.hint(NOTHING_RUNS));
         self.step(Event::StopAsked { reason: StopReason::Asked, force: true }).await;
         if let Some(current) = &self.current {
             current.process.kill();

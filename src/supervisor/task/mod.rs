@@ -45,7 +45,7 @@ use crate::core::kernel::{Action, CrashCause, Event, Life, State, StopReason};
 use crate::core::limits;
 use crate::rpc::worker_link::WorkerLink;
 
-use ephemeral::{Told, Unbegun};
+use ephemeral::Early;
 
 pub(super) use listener::Listener;
 
@@ -108,15 +108,7 @@ pub(super) struct Task {
     operating: Option<u64>,
     operations: u64,
     current: Option<Current>,
-    /// Why nothing runs any more in a throw-away kernel whose journal refused what had begun.
-    no_more: Option<Error>,
-    /// What is to be told of an execution of a throw-away kernel, once whoever asked for it knows its number.
-    told_first: Option<(ExecId, ExecEnd)>,
-    /// The execution of a throw-away kernel whose beginning the journal does not have yet, and whose end was not told.
-    unbegun: Option<Unbegun>,
-    /// Executions of a throw-away kernel that were told and are to be journalled, oldest first; and when.
-    told: VecDeque<Told>,
-    told_at: Option<Instant>,
+    early: Early,
     /// An execution is all that waits for the worker that is started now: it can go to one that is about to be the kernel's.
     starts_now: bool,
     /// While the worker that is being started is wanted.
@@ -219,11 +211,7 @@ impl Task {
             operating: None,
             operations: 0,
             current: None,
-            no_more: None,
-            told_first: None,
-            unbegun: None,
-            told: VecDeque::new(),
-            told_at: None,
+            early: Early::default(),
             starts_now: false,
             wanted: None,
             idle_at: None,
@@ -256,7 +244,7 @@ impl Task {
         }
         while !self.leaving {
             let clock = earliest(earliest(self.idle_at, self.backoff_at), earliest(self.retry_at, self.save_at));
-            let clock = earliest(clock, self.told_at);
+            let clock = earliest(clock, self.early.due);
             tokio::select! {
                 biased;
                 Some(report) = self.reports.recv() => self.take_report(report).await,
@@ -278,7 +266,7 @@ impl Task {
     }
 
     async fn take_command(&mut self, command: Command) {
-        let adds_to_told = matches!(command, Command::Run(..)) && self.told.len() < limits::EPHEMERAL_TOLD;
+        let adds_to_told = matches!(command, Command::Run(..)) && !self.early.is_full();
         // Whatever else is asked finds the journal as it was told. With its kernel it goes.
         if !adds_to_told && !matches!(command, Command::Remove(..)) {
             self.journal_told().await;
@@ -420,7 +408,7 @@ impl Task {
         if self.save_at.is_some_and(|at| at <= now) {
             self.save_life().await;
         }
-        if self.told_at.is_some_and(|at| at <= now) {
+        if self.early.due.is_some_and(|at| at <= now) {
             self.journal_told().await;
             // What waits for room among those that the worker remembers.
             self.dispatch().await;

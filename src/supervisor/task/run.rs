@@ -42,7 +42,7 @@ impl Task {
             };
         }
         self.admit(&actor, request.expected_version)?;
-        if let Some(error) = &self.no_more {
+        if let Some(error) = &self.early.no_more {
             return Err(error.clone());
         }
         self.whole()?;
@@ -65,7 +65,7 @@ impl Task {
             return self.begin_at_once(request, &actor, keep).await;
         }
         self.journal_told().await;
-        if let Some(error) = &self.no_more {
+        if let Some(error) = &self.early.no_more {
             return Err(error.clone());
         }
         let ahead = self.send_ahead(&request, keep);
@@ -229,7 +229,7 @@ impl Task {
                 None
             }
             // They wait for room in the journal, which is tried again and again.
-            Item::Execution(_) if self.unjournalled.len() + self.told.len() >= limits::ENDS_UNJOURNALLED => None,
+            Item::Execution(_) if self.unjournalled.len() + self.early.count() >= limits::ENDS_UNJOURNALLED => None,
             Item::Execution(_) => {
                 let permit = self.permit_to_run()?;
                 let Some(Item::Execution(execution)) = self.queue.pop_front() else { return None };
@@ -432,7 +432,7 @@ impl Task {
             self.link_lost(self.life.attempt);
             return;
         }
-        if self.told.len() >= limits::EPHEMERAL_TOLD {
+        if self.early.is_full() {
             // The worker remembers few that the journal does not have.
             self.journal_told().await;
         }
