@@ -102,6 +102,7 @@ const BENCHES: &[(&str, Bench)] = &[
     ("roundtrip", latency::roundtrip),
     ("start", latency::start),
     ("pool-first-result", pool::first_result),
+    ("pool-burst", pool::burst),
     ("pool-refill", pool::refill),
     ("pool-many-idle", pool::many_idle),
     ("pool-fork-bomb", pool::fork_bomb),

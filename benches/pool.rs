@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use ryokan::core::engine::EngineName;
 use ryokan::core::exec::ExecRequest;
 use ryokan::core::name::KernelName;
-use ryokan::rpc::client::HostClient;
+use ryokan::rpc::client::{HostClient, KernelClient};
 use ryokan::rpc::convert::spec::SpecRequest;
 use ryokan::session::Session as _;
 
@@ -88,6 +88,19 @@ async fn begin(
     code: &str,
 ) -> anyhow::Result<Duration> {
     filled(host, engine).await?;
+    let (kernel, took) = first_words(host, name, engine, beginning, code).await?;
+    kernel.remove(0).await?;
+    Ok(took)
+}
+
+/// A kernel from the wish for it to its first result.
+async fn first_words(
+    host: &HostClient,
+    name: &str,
+    engine: EngineName,
+    beginning: Beginning,
+    code: &str,
+) -> anyhow::Result<(KernelClient, Duration)> {
     let mut spec = SpecRequest::new(name.parse::<KernelName>()?);
     (spec.engine, spec.ephemeral) = (Some(engine), beginning.ephemeral);
     let begun = Instant::now();
@@ -100,9 +113,7 @@ async fn begin(
         run(&kernel, code).await?;
         kernel
     };
-    let took = begun.elapsed();
-    kernel.remove(0).await?;
-    Ok(took)
+    Ok((kernel, begun.elapsed()))
 }
 
 /// From the wish for a kernel to its first result.
@@ -207,6 +218,60 @@ pub fn first_result(world: &World, report: &mut Report) -> anyhow::Result<()> {
     if peer.count() > 0 {
         report.times("ipykernel: start, first result", &peer, None);
         report.figure("  ÷ python, throw-away", peer.p50() / python, "×", None);
+    }
+    Ok(())
+}
+
+/// Kernels that are wanted one right after the other: as many as are ready, while the processors are awake.
+const BURST: usize = 8;
+
+/// From the wish for a kernel to its first result where nobody rests before: the next one comes as soon as one has answered, as many as the pool holds,
+/// and so it is for bubblewrap.
+pub fn burst(world: &World, report: &mut Report) -> anyhow::Result<()> {
+    let engines = || ENGINES.into_iter().filter(|(engine, ..)| world.engine.is_none_or(|only| only == *engine));
+    let sizes = ENGINES.map(|(engine, ..)| {
+        format!("[pool.engines.{engine}]\npool_size = {BURST}\nmin_idle = {BURST}\nmax_pool_size = {BURST}\n")
+    });
+    let daemon = Daemon::start_with(world, &sizes.concat())?;
+    let mut times: [[Samples; BEGINNINGS.len()]; ENGINES.len()] = Default::default();
+    let mut bwrap: [Samples; ENGINES.len()] = Default::default();
+    daemon.with(async |host| {
+        for round in 0..=world.times(2 * ROUNDS, 3) {
+            for (at, (engine, code, _)) in engines().enumerate() {
+                for (kind, beginning) in BEGINNINGS.into_iter().enumerate() {
+                    filled(&host, engine).await?;
+                    let (mut block, mut kernels) = (Samples::default(), Vec::new());
+                    for n in 0..BURST {
+                        go_on()?;
+                        let name = format!("k{round}-{engine}-{kind}-{n}");
+                        let (kernel, took) = first_words(&host, &name, engine, beginning, code).await?;
+                        block.add(took);
+                        kernels.push(kernel);
+                    }
+                    for kernel in kernels {
+                        kernel.remove(0).await?;
+                    }
+                    if round > 0 {
+                        times[at][kind].append(block);
+                    }
+                }
+                let (program, arguments) = alone(world, engine, code)?;
+                tokio::time::sleep(REST).await;
+                for _ in 0..if round == 0 || world.alone { 0 } else { BURST } {
+                    bwrap[at].add(bubblewrap(&program, &arguments.each_ref().map(String::as_str))?);
+                }
+            }
+        }
+        Ok(())
+    })?;
+    for ((engine, ..), (times, bwrap)) in engines().zip(times.iter().zip(&bwrap)) {
+        for (Beginning { name: kind, .. }, samples) in BEGINNINGS.into_iter().zip(times) {
+            report.times(&format!("{engine}, {kind}, one after the other: create and first result"), samples, None);
+        }
+        if bwrap.count() > 0 {
+            report.times(&format!("bwrap --unshare-all {engine}, one after the other"), bwrap, None);
+            report.figure(&format!("  ÷ {engine}, throw-away"), bwrap.p50() / times[0].p50(), "×", None);
+        }
     }
     Ok(())
 }

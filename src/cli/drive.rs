@@ -36,8 +36,8 @@ pub enum Driven {
     Detached(ExecId),
     /// Nobody reads the output any more; the execution was interrupted.
     ReaderGone,
-    /// SIGTERM or SIGHUP: the execution goes on.
-    Terminated,
+    /// SIGTERM or SIGHUP: the execution goes on. The exit code for it.
+    Terminated(u8),
 }
 
 /// What becomes of output and input.
@@ -74,7 +74,7 @@ impl Signals {
         tokio::select! {
             _ = self.interrupt.recv() => exit::INTERRUPTED,
             _ = self.terminate.recv() => exit::TERMINATED,
-            _ = self.hang_up.recv() => exit::TERMINATED,
+            _ = self.hang_up.recv() => exit::HUNG_UP,
         }
     }
 }
@@ -117,7 +117,7 @@ pub async fn drive(
             () = &mut feed => {}
             code = signals.any() => {
                 if code != exit::INTERRUPTED {
-                    return Ok(Driven::Terminated);
+                    return Ok(Driven::Terminated(code));
                 }
                 interrupts += 1;
                 if interrupts > 1 {

@@ -1,5 +1,7 @@
 //! `exec` and `run`: code in, output and exit code out.
 
+use std::time::Duration;
+
 use clap::Args;
 
 use super::code::CodeArgs;
@@ -18,6 +20,11 @@ use crate::core::limits;
 use crate::core::name::KernelName;
 use crate::rpc::client::{ExecutionClient, HostClient, KernelClient};
 use crate::rpc::convert::spec::SpecRequest;
+
+/// What still ran is told, if it can be known so soon.
+const JOBS_TOLD: Duration = Duration::from_secs(1);
+/// Characters of it.
+const JOB_TOLD: usize = 60;
 
 /// How code is executed, wherever.
 #[derive(Debug, Clone, Default, Args)]
@@ -68,7 +75,7 @@ pub struct ExecArgs {
   ryokan run -f script.py --allow-path ./data:ro
   cat data.csv | ryokan run --engine python --stdin 'import sys; len(sys.stdin.readlines())'
 
-The engine follows the file's extension (.py; .js, .mjs; .bash; .sh, .kai, .kaish) or #! line, unless --engine names it. What still runs when the end of the code is reached (background processes, threads, timers, promises) ends with the kernel.")]
+The engine follows the file's extension (.py; .js, .mjs; .bash; .sh, .kai, .kaish) or #! line, unless --engine names it. What still runs when the end of the code is reached (background processes, threads, timers) ends with the kernel, and is named.")]
 pub struct RunArgs {
     /// The code.
     #[command(flatten)]
@@ -162,7 +169,13 @@ impl Shown<'_> {
             Failure::Error(error) => with_the_way_back(error, &again).into(),
             quiet @ Failure::Quiet(_) => quiet,
         })? {
-            Driven::Ended { result, wrote_stderr } => self.end(&result, wrote_stderr),
+            Driven::Ended { result, wrote_stderr } => {
+                let ended = self.end(&result, wrote_stderr);
+                if self.throw_away {
+                    self.tell_what_goes_too().await;
+                }
+                ended
+            }
             Driven::Detached(_) if self.throw_away => Err(Failure::Quiet(exit::INTERRUPTED)),
             Driven::Detached(exec) => {
                 let name = self.name;
@@ -173,8 +186,21 @@ impl Shown<'_> {
                 Err(Failure::Quiet(exit::INTERRUPTED))
             }
             Driven::ReaderGone => Err(Failure::Quiet(exit::READER_GONE)),
-            Driven::Terminated => Err(Failure::Quiet(exit::TERMINATED)),
+            Driven::Terminated(code) => Err(Failure::Quiet(code)),
         }
+    }
+
+    /// What still runs in a kernel that goes now.
+    async fn tell_what_goes_too(&self) {
+        let jobs = tokio::time::timeout(JOBS_TOLD, self.kernel.jobs()).await;
+        let Ok(Ok(jobs)) = jobs else { return };
+        let Some((first, others)) = jobs.split_first() else { return };
+        let more = if others.is_empty() { String::new() } else { format!(" and {} more", others.len()) };
+        let text = format!(
+            "what still ran ends with the kernel: {}{more}; wait for it in the code, or have a kernel that stays: ryokan new",
+            render::first_line(&first.command, JOB_TOLD)
+        );
+        self.context.say(failure::warning(&text, self.context.terminal.paint_stderr).trim_end());
     }
 
     fn end(&self, result: &ExecResult, wrote_stderr: bool) -> Result<(), Failure> {

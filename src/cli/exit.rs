@@ -22,6 +22,8 @@ pub const UNAVAILABLE: u8 = 69;
 pub const READER_GONE: u8 = 141;
 /// Ended by Ctrl-C: 128 + SIGINT.
 pub const INTERRUPTED: u8 = 130;
+/// The terminal went away: 128 + SIGHUP.
+pub const HUNG_UP: u8 = 129;
 /// Ended by `kill`: 128 + SIGTERM.
 pub const TERMINATED: u8 = 143;
 

@@ -1,6 +1,6 @@
 //! What happened: journal, message, events. With `--json`, one object a line.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::io::Read;
 use std::time::Duration;
 
@@ -60,6 +60,9 @@ pub struct EventsArgs {
     /// Only events after this sequence number
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub since: u64,
+    /// Only the newest so many of those that there are
+    #[arg(long, value_name = "N")]
+    pub tail: Option<usize>,
     /// Go on as they happen, until Ctrl-C
     #[arg(long)]
     pub follow: bool,
@@ -168,19 +171,36 @@ pub async fn events(context: &Context, args: EventsArgs) -> Result<(), Failure> 
         Some(name) => host.open_kernel(name).await?.0.events(args.since).await?,
         None => host.events(args.since).await?,
     };
-    if args.follow {
-        let mut signals = Signals::catch()?;
-        let follow = async {
+    let mut signals = if args.follow { Some(Signals::catch()?) } else { None };
+    let show = async {
+        match args.tail {
+            Some(most) => {
+                let mut newest = VecDeque::new();
+                while let Some(event) = events.next_past().await? {
+                    newest.push_back(event);
+                    if newest.len() > most {
+                        newest.pop_front();
+                    }
+                }
+                newest.iter().try_for_each(|event| print_event(context, event))?;
+            }
+            None => {
+                while let Some(event) = events.next_past().await? {
+                    print_event(context, &event)?;
+                }
+            }
+        }
+        if args.follow {
             loop {
                 print_event(context, &events.next().await?)?;
             }
-        };
-        return until_signal(&mut signals, follow).await;
+        }
+        Ok(())
+    };
+    match &mut signals {
+        Some(signals) => until_signal(signals, show).await,
+        None => show.await,
     }
-    while let Some(event) = events.next_past().await? {
-        print_event(context, &event)?;
-    }
-    Ok(())
 }
 
 fn print_event(context: &Context, event: &Event) -> Result<(), Failure> {

@@ -1,6 +1,5 @@
 //! From start to end: lock, databases, recovery, sockets, signals, drain.
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -19,7 +18,6 @@ use super::config::{self, Config, Durability};
 use super::paths::{Mode, Paths};
 use super::{logging, metrics, service, settings};
 use crate::catalog::{self, Catalog, CatalogConfig};
-use crate::core::engine::EngineName;
 use crate::core::ids::HostId;
 use crate::core::info::{Ability, HostInfo};
 use crate::core::limits;
@@ -35,7 +33,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         let data = Paths::of_process(mode).map(|paths| paths.data_dir().to_owned()).unwrap_or_default();
         // Where the configuration is wrong, what it would be without one.
         let config = Paths::of_process(mode).ok().and_then(|paths| Config::load(&paths).ok()).unwrap_or_default();
-        let found = abilities(&settings::worker_binary()?, &config.engines.interpreters(), &data);
+        let found = abilities(&settings::worker_binary()?, &config, &data);
         return print(&format!("{}\n", serde_json::to_string_pretty(&found)?));
     }
     let paths = Paths::of_process(mode)?;
@@ -53,9 +51,10 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 /// What this host can do, its file system for the data folder included (or for the nearest folder above it that exists).
-fn abilities(worker: &Path, interpreters: &BTreeMap<EngineName, PathBuf>, data: &Path) -> Vec<Ability> {
+fn abilities(worker: &Path, config: &Config, data: &Path) -> Vec<Ability> {
     let data = data.ancestors().find(|folder| folder.is_dir()).unwrap_or(Path::new("/"));
-    let mut found = crate::sandbox::abilities::abilities(worker, interpreters);
+    let mut found =
+        crate::sandbox::abilities::abilities(worker, &config.engines.interpreters(), &config.sandbox.system_paths);
     found.extend(crate::workspace::doctor(data));
     found
 }
@@ -196,7 +195,7 @@ fn serve_config(config: &Config, paths: &Paths, supervisor: &Supervisor, uid: u3
     let name = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default();
     let data = paths.data_dir().to_owned();
     let worker = supervisor.host().config.worker.path().to_owned();
-    let interpreters = config.engines.interpreters();
+    let of_config = config.clone();
     ServeConfig {
         host: HostInfo {
             id: supervisor.host().id(),
@@ -205,7 +204,7 @@ fn serve_config(config: &Config, paths: &Paths, supervisor: &Supervisor, uid: u3
             arch: std::env::consts::ARCH.to_owned(),
             engines: settings::engines(config),
         },
-        abilities: Arc::new(move || abilities(&worker, &interpreters, &data)),
+        abilities: Arc::new(move || abilities(&worker, &of_config, &data)),
         kernel_sockets: paths.kernels_runtime(),
         system_wide: paths.mode() == Mode::System,
         uid,

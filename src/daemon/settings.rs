@@ -143,7 +143,8 @@ pub(super) fn engines(config: &Config) -> Vec<EngineName> {
         .into_iter()
         .filter(|engine| {
             let interpreter = interpreters.get(engine);
-            interpreter.is_none_or(|command| crate::sandbox::find_program(command).is_some())
+            interpreter
+                .is_none_or(|command| crate::sandbox::find_program(command, &config.sandbox.system_paths).is_some())
         })
         .collect()
 }

@@ -15,13 +15,17 @@ use crate::core::info::Ability;
 
 /// Everything but what is the file system's, in the order in which `doctor` shows it. `worker` is the worker's binary; `interpreters`
 /// are those of the engines that are programs of the host.
-pub fn abilities(worker: &Path, interpreters: &BTreeMap<EngineName, PathBuf>) -> Vec<Ability> {
+pub fn abilities(
+    worker: &Path,
+    interpreters: &BTreeMap<EngineName, PathBuf>,
+    system_paths: &[PathBuf],
+) -> Vec<Ability> {
     let mut found = vec![user_namespaces(), landlock(), seccomp(), sandbox(worker), cgroup(), idmapped_mounts()];
     found.extend([kvm(), tool("qemu", qemu_name(), "microVMs with QEMU", "qemu-system-x86 (or -arm)")]);
     found.push(tool("firecracker", "firecracker", "microVMs with Firecracker", "firecracker, from its releases"));
     found.push(overlayfs());
     found.push(tool("criu", "criu", "memory of process kernels in snapshots", "criu 4.0 or later"));
-    found.extend(interpreters.iter().map(|(engine, command)| interpreter(*engine, command)));
+    found.extend(interpreters.iter().map(|(engine, command)| interpreter(*engine, command, system_paths)));
     found.push(tool("ssh", "ssh", "teleport over ssh", "openssh-client"));
     found
 }
@@ -213,8 +217,8 @@ fn tool(name: &str, program: &str, what_for: &str, package: &str) -> Ability {
 }
 
 /// An engine's interpreter. What a kernel runs is not what is first in the user's path.
-fn interpreter(engine: EngineName, command: &Path) -> Ability {
-    match super::find_program(command) {
+fn interpreter(engine: EngineName, command: &Path, system_paths: &[PathBuf]) -> Ability {
+    match super::find_program(command, system_paths) {
         Some(path) => {
             let found = with_version(engine.name(), &path, "--version");
             match engine.too_old(found.detail.split_once('(').map_or("", |(_, said)| said)) {
@@ -227,7 +231,9 @@ fn interpreter(engine: EngineName, command: &Path) -> Ability {
         }
         None => {
             let detail = format!("{} is not where kernels could see it", command.display());
-            let hint = format!("install {engine} below /usr, or name another interpreter in engines.{engine}.command");
+            let hint = format!(
+                "install {engine} below /usr, name another interpreter in engines.{engine}.command, or its folder in sandbox.system_paths"
+            );
             missing(engine.name(), false, detail, hint)
         }
     }
@@ -257,7 +263,7 @@ mod tests {
     #[test]
     fn what_is_missing_says_what_to_do() {
         let interpreters = BTreeMap::from([(EngineName::Node, PathBuf::from("/usr/bin/no-such-node"))]);
-        let found = abilities(Path::new("/nonexistent/worker"), &interpreters);
+        let found = abilities(Path::new("/nonexistent/worker"), &interpreters, &[]);
         let node = found.iter().find(|ability| ability.name == "node").expect("it is told");
         assert!(!node.present && node.detail.contains("no-such-node") && node.hint.contains("engines.node.command"));
         for ability in found {

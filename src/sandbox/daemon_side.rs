@@ -4,6 +4,8 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use super::tree::SYSTEM;
+
 /// Folders of programs that kernels see too.
 const PROGRAM_FOLDERS: [&str; 4] = ["/usr/local/bin", "/usr/bin", "/bin", "/opt/bin"];
 
@@ -44,14 +46,54 @@ pub fn divides_processors(base: Option<&Path>) -> bool {
     controllers.is_some_and(|names| names.split_whitespace().any(|name| name == "cpu"))
 }
 
-/// An executable that kernels can run too: an absolute path, or a name in the system's program folders.
-pub fn find_program(name: &Path) -> Option<PathBuf> {
+/// An executable that kernels can run too: an absolute path, or a name in the system's program folders. `more` is what kernels see of the
+/// host beside the system's folders; what links lead to must be seen, too.
+pub fn find_program(name: &Path, more: &[PathBuf]) -> Option<PathBuf> {
+    let seen = |path: &Path| {
+        SYSTEM.iter().map(Path::new).chain(more.iter().map(PathBuf::as_path)).any(|folder| path.starts_with(folder))
+    };
     let executable = |path: &Path| {
         let meta = fs::metadata(path).ok()?;
-        (meta.is_file() && meta.permissions().mode() & 0o111 != 0).then(|| path.to_owned())
+        let target = path.canonicalize().ok()?;
+        let seen = seen(path) && (seen(&target) || more.iter().any(|folder| is_within(&target, folder)));
+        (seen && meta.is_file() && meta.permissions().mode() & 0o111 != 0).then(|| path.to_owned())
     };
     if name.is_absolute() {
         return executable(name);
     }
     PROGRAM_FOLDERS.iter().find_map(|folder| executable(&Path::new(folder).join(name)))
+}
+
+/// Whether a path without links is below a folder that may be reached by one.
+fn is_within(target: &Path, folder: &Path) -> bool {
+    folder.canonicalize().is_ok_and(|folder| target.starts_with(folder))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn a_program_is_found_only_where_kernels_see_it_and_what_it_leads_to() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let own = folder.path().join("own");
+        fs::copy("/bin/true", &own).expect("copied");
+        let (out, into) = (folder.path().join("out"), folder.path().join("into"));
+        symlink("/usr/bin/env", &out).expect("linked");
+        symlink(folder.path(), &into).expect("linked");
+        assert_eq!(find_program(Path::new("env"), &[]), Some("/usr/bin/env".into()));
+        assert_eq!(find_program(Path::new("/usr/bin/env"), &[]), Some("/usr/bin/env".into()));
+        let around = Path::new("/usr/../").join(own.strip_prefix("/").expect("absolute"));
+        for hidden in [&own, &out, &around] {
+            assert_eq!(find_program(hidden, &[]), None, "{hidden:?}");
+        }
+        for more in [folder.path().to_owned(), into] {
+            let there = more.join("own");
+            assert_eq!(find_program(&there, std::slice::from_ref(&more)), Some(there));
+        }
+        assert_eq!(find_program(&out, &[folder.path().to_owned()]), Some(out), "both are seen");
+        assert_eq!(find_program(Path::new("/usr/share"), &[]), None, "a folder");
+    }
 }

@@ -65,7 +65,7 @@ impl Source {
 }
 
 /// Folders of the host that are there as they are, read-only.
-const SYSTEM: [&str; 8] = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt", "/nix"];
+pub(super) const SYSTEM: [&str; 8] = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt", "/nix"];
 /// Devices: those without state.
 const DEVICES: [&str; 5] = ["null", "zero", "full", "random", "urandom"];
 /// Parts of `/proc` that tell about the host or change it.

@@ -311,8 +311,10 @@ pub(super) fn folders_of(host: &Host, kernel: KernelId) -> Folders {
 /// `unsupported` if it is not there.
 pub(super) fn interpreter(host: &Host, engine: EngineName) -> Result<Option<String>> {
     let Some(command) = host.config.interpreters.get(&engine) else { return Ok(None) };
-    let found = crate::sandbox::find_program(command).ok_or_else(|| {
-        let hint = format!("install {engine} below /usr, or name another interpreter in engines.{engine}.command");
+    let found = crate::sandbox::find_program(command, &host.config.system_paths).ok_or_else(|| {
+        let hint = format!(
+            "install {engine} below /usr, name another interpreter in engines.{engine}.command, or its folder in sandbox.system_paths"
+        );
         Error::unsupported(format!("there is no interpreter {} for {engine} that kernels could see", command.display()))
             .reason(engine.name())
             .hint(hint)

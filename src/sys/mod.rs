@@ -9,6 +9,7 @@ use std::io;
 pub mod btrfs;
 pub mod caps;
 pub mod clock;
+pub mod code;
 pub mod fault;
 pub mod fs;
 pub mod inode;

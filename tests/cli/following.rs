@@ -22,6 +22,11 @@ fn past_events_are_shown_once() {
         assert_eq!(sequences, [1, 2, 3]);
     }
     assert_eq!(lines(&fake, &["events", "--since", "2", "--json"]).len(), 1);
+    for (most, expected) in [("0", vec![]), ("2", vec![2, 3]), ("9", vec![1, 2, 3])] {
+        let shown = lines(&fake, &["events", "--tail", most, "--json"]);
+        let sequences: Vec<u64> = shown.iter().map(|event| event["sequence"].as_u64().unwrap()).collect();
+        assert_eq!(sequences, expected, "--tail {most}");
+    }
 }
 
 #[test]
@@ -33,6 +38,12 @@ fn events_are_followed_until_ctrl_c() {
     assert_eq!(shown[5], "    6  2023-11-14T22:13:20Z  kernel_started  demo");
     kill(Pid::from_raw(child.id() as i32), Signal::SIGINT).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(0));
+    let mut newest = ryokan(&fake, &["events", "--follow", "--tail", "1"]).spawn().unwrap();
+    let stdout = BufReader::new(newest.stdout.take().unwrap());
+    let shown: Vec<String> = stdout.lines().take(2).map(|line| line.unwrap()).collect();
+    assert!(shown[0].starts_with("    3 ") && shown[1].starts_with("    4 "), "{shown:?}");
+    kill(Pid::from_raw(newest.id() as i32), Signal::SIGINT).unwrap();
+    assert_eq!(newest.wait().unwrap().code(), Some(0));
 }
 
 #[test]

@@ -53,10 +53,10 @@ fn a_second_ctrl_c_does_not_wait_and_says_what_becomes_of_it() {
 #[test]
 fn being_terminated_leaves_the_execution_alone() {
     let fake = Fake::start();
-    for signal in [Signal::SIGTERM, Signal::SIGHUP] {
+    for (signal, exit) in [(Signal::SIGTERM, 143), (Signal::SIGHUP, 129)] {
         let (child, _stdout) = start(&fake, &["exec", "demo", "wait"]);
         send(&child, signal);
-        assert_eq!(parts(child.wait_with_output().unwrap()).0, 143);
+        assert_eq!(parts(child.wait_with_output().unwrap()).0, exit, "{signal}");
     }
     assert!(!fake.log.lines().iter().any(|line| line.starts_with("interrupt")));
 }

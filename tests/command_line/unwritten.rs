@@ -40,3 +40,28 @@ fn a_shell_that_ends_says_what_is_lost() {
     assert!(said.contains("the shell ended: what this execution changed in it is not kept"), "{said}");
     assert_eq!(host.ok(&["exec", "k", "echo $x"]), "1\n");
 }
+
+#[test]
+fn a_throw_away_kernel_says_what_ended_with_it() {
+    let host = Host::start_as(User::Own);
+    for (engine, code, what) in [
+        ("bash", "sleep 30 & sleep 31 & echo well", "sleep 30 and 1 more"),
+        ("kaish", "sleep 30 &\necho well", "sleep 30"),
+        ("node", "setTimeout(() => {}, 30000); console.log('well')", "1 timer"),
+        (
+            "python",
+            "import threading, time\nthreading.Thread(target=time.sleep, args=(30,)).start()\nprint('well')",
+            "Thread",
+        ),
+    ] {
+        let output = host.cli(&["run", "--engine", engine, code]);
+        let said = String::from_utf8(output.stderr).expect("text");
+        assert!(String::from_utf8_lossy(&output.stdout).contains("well"), "{engine}");
+        let warned =
+            said.lines().any(|line| line.contains("what still ran ends with the kernel: ") && line.contains(what));
+        assert!(output.status.success() && warned, "{engine}: {said}");
+        let alone = host.cli(&["run", "--engine", engine, "1"]);
+        let said = String::from_utf8_lossy(&alone.stderr);
+        assert!(!said.contains("what still ran"), "{engine}: {said}");
+    }
+}

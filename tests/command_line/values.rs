@@ -44,6 +44,16 @@ fn a_host_without_a_configuration_has_the_defaults() {
         (&check["defaults"], &problem["line"], &problem["key"]),
         (&false.into(), &2.into(), &"defaults.memroy".into())
     );
+    // What would be read and never be of use.
+    let hidden = host.path("home").join("python3");
+    std::fs::copy("/bin/true", &hidden).unwrap();
+    let engine = format!("[engines.python]\ncommand = {hidden:?}\n");
+    host.configure(&format!("[limits]\nmemory = \"100M\"\n{engine}"));
+    let said = String::from_utf8(host.cli(&["config", "check"]).stderr).unwrap();
+    assert!(said.contains("limits.memory: 100 MiB for all workers is less than one kernel"), "{said}");
+    assert!(said.contains("engines.python.command: kernels cannot see"), "{said}");
+    host.configure(&format!("[sandbox]\nsystem_paths = [{:?}]\n{engine}", host.path("home")));
+    assert_eq!(host.ok(&["config", "check"]), format!("{file}: ok\n"));
     host.configure("[defaults]\nmemory = \"1G\"\n");
     assert_eq!(host.ok(&["config", "check"]), format!("{file}: ok\n"));
     assert_eq!(json(&["config", "show", "--json"])["defaults"]["memory"], "1G");

@@ -32,6 +32,24 @@ fn wait_for(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
+/// The way of a program's code onto huge pages is the host kernel's to open.
+#[test]
+fn workers_run_code_that_is_on_huge_pages_where_the_host_has_such() {
+    let enabled = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
+    let has_such = enabled.contains("[always]") || enabled.contains("[madvise]");
+    for user in users() {
+        let host = pooled(user);
+        host.with(async |client| ready(&client, "kaish").await);
+        // In the worker's program that is code of no file: address, rights, offset, device, inode, and no name.
+        let of_no_file = |pid: u32| {
+            let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("it is there");
+            maps.lines().any(|line| line.contains(" r-xp ") && line.split_ascii_whitespace().count() == 5)
+        };
+        let found: Vec<bool> = inits(&host).into_iter().map(of_no_file).collect();
+        assert!(!found.is_empty() && found.iter().all(|found| *found == has_such), "{user:?}: {enabled}: {found:?}");
+    }
+}
+
 #[test]
 fn workers_that_are_killed_before_anybody_came_are_replaced() {
     let host = pooled(User::Own);

@@ -117,7 +117,7 @@ impl Session<'_> {
                 Ok(())
             }
             Driven::ReaderGone => Err(Failure::Quiet(exit::READER_GONE)),
-            Driven::Terminated => Err(Failure::Quiet(exit::TERMINATED)),
+            Driven::Terminated(code) => Err(Failure::Quiet(code)),
         }
     }
 

@@ -75,11 +75,13 @@ pub enum RulesError {
         /// `max_pool_size`.
         max_pool_size: u32,
     },
-    /// More may be than any pool can have.
-    #[error("max_pool_size {max_pool_size} is more than {}", limits::POOL_SLOTS)]
-    MaxPoolSize {
-        /// `max_pool_size`.
-        max_pool_size: u32,
+    /// More than any pool can have.
+    #[error("{rule} {slots} is more than {}", limits::POOL_SLOTS)]
+    TooMany {
+        /// The rule's name in the configuration.
+        rule: &'static str,
+        /// What it is.
+        slots: u32,
     },
     /// Every slot would be worn before its first execution.
     #[error("max_exec_count is at least 1")]
@@ -93,23 +95,20 @@ pub enum RulesError {
 }
 
 impl Rules {
-    /// Checks them.
-    ///
-    /// # Errors
-    /// The rule that is broken.
-    pub fn check(&self) -> Result<(), RulesError> {
+    /// The rules that are broken; of those that one number breaks, the first.
+    pub fn broken(&self) -> Vec<RulesError> {
         let Rules { pool_size, max_pool_size, min_idle, max_exec_count, .. } = *self;
+        let sizes = [("pool_size", pool_size), ("max_pool_size", max_pool_size)];
+        let too_many = sizes.into_iter().filter(|(_, slots)| *slots > limits::POOL_SLOTS);
+        let mut broken: Vec<_> = too_many.map(|(rule, slots)| RulesError::TooMany { rule, slots }).collect();
         if min_idle > pool_size {
-            return Err(RulesError::MinIdle { min_idle, pool_size });
+            broken.push(RulesError::MinIdle { min_idle, pool_size });
         }
-        if pool_size > max_pool_size {
-            return Err(RulesError::PoolSize { pool_size, max_pool_size });
-        }
-        if max_pool_size > limits::POOL_SLOTS {
-            return Err(RulesError::MaxPoolSize { max_pool_size });
+        if (max_pool_size.saturating_add(1)..=limits::POOL_SLOTS).contains(&pool_size) {
+            broken.push(RulesError::PoolSize { pool_size, max_pool_size });
         }
         if max_exec_count == 0 {
-            return Err(RulesError::MaxExecCount);
+            broken.push(RulesError::MaxExecCount);
         }
         let times = [
             ("max_idle_time", self.max_idle_time_ms),
@@ -117,10 +116,9 @@ impl Rules {
             ("maintenance_interval", self.maintenance_interval_ms),
         ];
         let least_ms = limits::POOL_TIME_LEAST.as_millis() as u64;
-        match times.into_iter().find(|(_, ms)| *ms < least_ms) {
-            Some((rule, _)) => Err(RulesError::Short { rule }),
-            None => Ok(()),
-        }
+        let short = times.into_iter().filter(|(_, ms)| *ms < least_ms);
+        broken.extend(short.map(|(rule, _)| RulesError::Short { rule }));
+        broken
     }
 
     /// Whether nothing is kept ready.

@@ -47,22 +47,26 @@ fn default_rules_are_those_of_the_design_and_wrong_ones_are_refused() {
     assert_eq!(times_ms, (5 * MINUTE_MS, 30 * MINUTE_MS, 30_000));
     let off = Rules { pool_size: 0, min_idle: 0, ..rules };
     for good in [rules, off, Rules { max_pool_size: 0, ..off }, Rules { max_pool_size: 256, ..rules }] {
-        assert_eq!(good.check(), Ok(()), "{good:?}");
+        assert_eq!(good.broken(), [], "{good:?}");
     }
     let short = |rule| RulesError::Short { rule };
+    let many = |rule, slots| RulesError::TooMany { rule, slots };
     let table = [
         (Rules { min_idle: 4, ..rules }, RulesError::MinIdle { min_idle: 4, pool_size: 3 }),
         (Rules { pool_size: 0, ..rules }, RulesError::MinIdle { min_idle: 2, pool_size: 0 }),
         (Rules { pool_size: 11, ..rules }, RulesError::PoolSize { pool_size: 11, max_pool_size: 10 }),
-        (Rules { max_pool_size: 257, ..rules }, RulesError::MaxPoolSize { max_pool_size: 257 }),
+        (Rules { max_pool_size: 257, ..rules }, many("max_pool_size", 257)),
+        (Rules { pool_size: 257, ..rules }, many("pool_size", 257)),
         (Rules { max_exec_count: 0, ..rules }, RulesError::MaxExecCount),
         (Rules { max_idle_time_ms: 999, ..rules }, short("max_idle_time")),
         (Rules { max_uptime_ms: 999, ..rules }, short("max_uptime")),
         (Rules { maintenance_interval_ms: 0, ..rules }, short("maintenance_interval")),
     ];
     for (wrong, error) in table {
-        assert_eq!(wrong.check(), Err(error));
+        assert_eq!(wrong.broken(), [error]);
     }
+    let all = Rules { min_idle: 4, max_exec_count: 0, max_uptime_ms: 0, ..rules };
+    assert_eq!(all.broken().len(), 3, "each is named");
     assert_eq!(RulesError::MinIdle { min_idle: 4, pool_size: 3 }.to_string(), "min_idle 4 is more than pool_size 3");
     assert_eq!(short("max_uptime").to_string(), "max_uptime is at least a second");
 }

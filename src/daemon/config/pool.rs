@@ -120,14 +120,12 @@ pub(super) fn check(raw: &RawPool, faults: &mut Faults) -> Pools {
         maintenance_interval: Some(raw.maintenance_interval),
     };
     let rules = said.over(&Rules::default());
-    if let Err(error) = rules.check() {
-        faults.add(fault(&["pool"], error));
-    }
+    let usual = rules.broken();
+    usual.iter().for_each(|error| faults.add(fault(&["pool"], *error)));
     let of = |(engine, own): (&EngineName, &RawEnginePool)| {
         let rules = own.over(&rules);
-        if let Err(error) = rules.check() {
-            faults.add(fault(&["pool", "engines", engine.name()], error));
-        }
+        let own = rules.broken().into_iter().filter(|error| !usual.contains(error));
+        own.for_each(|error| faults.add(fault(&["pool", "engines", engine.name()], error)));
         (*engine, rules)
     };
     let engines = raw.engines.iter().map(of).collect();
@@ -138,9 +136,8 @@ fn fault(section: &[&str], error: RulesError) -> Fault {
     let key = match error {
         RulesError::MinIdle { .. } => "min_idle",
         RulesError::PoolSize { .. } => "pool_size",
-        RulesError::MaxPoolSize { .. } => "max_pool_size",
         RulesError::MaxExecCount => "max_exec_count",
-        RulesError::Short { rule } => rule,
+        RulesError::TooMany { rule, .. } | RulesError::Short { rule } => rule,
     };
     Fault::new(&[section, &[key]].concat(), error.to_string())
 }

@@ -167,7 +167,15 @@ fn each_problem_names_line_key_and_remedy() {
         ("[limits]\nclients = 0", &[":2: limits.clients: 0 is out of range (possible: 1 to 2000)"]),
         ("[pool]\npool_size = 1\nmin_idle = 2", &[":3: pool.min_idle: min_idle 2 is more than pool_size 1"]),
         ("[pool]\npool_size = 3\nmax_pool_size = 2", &[":2: pool.pool_size: pool_size 3 is more than max_pool_size 2"]),
-        ("[pool]\npool_size = 1000", &[":2: pool.pool_size: pool_size 1000 is more than max_pool_size"]),
+        ("[pool]\npool_size = 1000", &[":2: pool.pool_size: pool_size 1000 is more than 256"]),
+        (
+            "[pool]\nmin_idle = 5\nmax_exec_count = 0\nmax_uptime = \"0s\"",
+            &[
+                ":2: pool.min_idle: min_idle 5",
+                ":3: pool.max_exec_count: max_exec_count",
+                ":4: pool.max_uptime: max_uptime",
+            ],
+        ),
         ("[limits]\nclients = -1", &[":2: limits.clients: invalid value"]),
         ("defaults = 5", &[":1: defaults: invalid type"]),
         (

@@ -136,8 +136,11 @@ impl State {
         });
     }
 
-    /// A fresh session has this variable, too.
+    /// A fresh session has this variable, too: it is no change.
     pub fn add_initial(&mut self, name: String, value: Kv) {
+        if !self.vars.is_empty() {
+            self.vars.insert(name.clone(), value.clone());
+        }
         if let Some(initial) = &mut self.initial {
             initial.vars.insert(name, value);
         }
