@@ -75,7 +75,7 @@ pub struct ExecArgs {
   ryokan run -f script.py --allow-path ./data:ro
   cat data.csv | ryokan run --engine python --stdin 'import sys; len(sys.stdin.readlines())'
 
-The engine follows the file's extension (.py; .js, .mjs; .bash; .sh, .kai, .kaish) or #! line, unless --engine names it. What still runs when the end of the code is reached (background processes, threads, timers) ends with the kernel, and is named.")]
+The engine follows the file's extension (.py; .js, .mjs; .bash; .sh, .kai, .kaish) or #! line, unless --engine names it. What still runs when the end of the code is reached (background processes, threads, timers) ends with the kernel; a warning says so.")]
 pub struct RunArgs {
     /// The code.
     #[command(flatten)]
@@ -171,7 +171,7 @@ impl Shown<'_> {
         })? {
             Driven::Ended { result, wrote_stderr } => {
                 let ended = self.end(&result, wrote_stderr);
-                if self.throw_away {
+                if self.throw_away && result.end.status == ExecStatus::Done {
                     self.tell_what_goes_too().await;
                 }
                 ended

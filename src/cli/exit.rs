@@ -1,4 +1,4 @@
-//! Exit codes: fixed, documented in `ryokan --help`.
+//! Exit codes: fixed, documented in `ryokan --help` but for those that every shell has (128 and the number of a signal).
 
 use clap::error::ErrorKind;
 

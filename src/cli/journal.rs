@@ -60,8 +60,8 @@ pub struct EventsArgs {
     /// Only events after this sequence number
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub since: u64,
-    /// Only the newest so many of those that there are
-    #[arg(long, value_name = "N")]
+    /// Only the newest N of those that there are
+    #[arg(short = 'n', long, value_name = "N", conflicts_with = "since")]
     pub tail: Option<usize>,
     /// Go on as they happen, until Ctrl-C
     #[arg(long)]

@@ -144,7 +144,7 @@ pub(super) fn engines(config: &Config) -> Vec<EngineName> {
         .filter(|engine| {
             let interpreter = interpreters.get(engine);
             interpreter
-                .is_none_or(|command| crate::sandbox::find_program(command, &config.sandbox.system_paths).is_some())
+                .is_none_or(|command| crate::sandbox::find_program(command, &config.sandbox.system_paths).is_ok())
         })
         .collect()
 }

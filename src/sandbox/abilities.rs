@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 
 use nix::unistd::{AccessFlags, Uid, access};
 
+use super::daemon_side::Unfound;
 use super::layer::{SandboxError, SandboxReport};
 use crate::core::engine::EngineName;
 use crate::core::info::Ability;
@@ -219,7 +220,7 @@ fn tool(name: &str, program: &str, what_for: &str, package: &str) -> Ability {
 /// An engine's interpreter. What a kernel runs is not what is first in the user's path.
 fn interpreter(engine: EngineName, command: &Path, system_paths: &[PathBuf]) -> Ability {
     match super::find_program(command, system_paths) {
-        Some(path) => {
+        Ok(path) => {
             let found = with_version(engine.name(), &path, "--version");
             match engine.too_old(found.detail.split_once('(').map_or("", |(_, said)| said)) {
                 Some(why) => {
@@ -229,8 +230,11 @@ fn interpreter(engine: EngineName, command: &Path, system_paths: &[PathBuf]) -> 
                 None => found,
             }
         }
-        None => {
-            let detail = format!("{} is not where kernels could see it", command.display());
+        Err(why) => {
+            let detail = match why {
+                Unfound::Absent => format!("there is no {}", command.display()),
+                Unfound::Hidden => format!("{} is not where kernels could see it", command.display()),
+            };
             let hint = format!(
                 "install {engine} below /usr, name another interpreter in engines.{engine}.command, or its folder in sandbox.system_paths"
             );

@@ -5,6 +5,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use super::tree::SYSTEM;
+use super::tree_etc::MOUNTED;
 
 /// Folders of programs that kernels see too.
 const PROGRAM_FOLDERS: [&str; 4] = ["/usr/local/bin", "/usr/bin", "/bin", "/opt/bin"];
@@ -46,22 +47,48 @@ pub fn divides_processors(base: Option<&Path>) -> bool {
     controllers.is_some_and(|names| names.split_whitespace().any(|name| name == "cpu"))
 }
 
+/// Why there is no program for kernels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unfound {
+    /// There is none of that name, or it cannot be executed.
+    Absent,
+    /// There is, but kernels see it, or what links lead to, no more than the rest of the host.
+    Hidden,
+}
+
 /// An executable that kernels can run too: an absolute path, or a name in the system's program folders. `more` is what kernels see of the
-/// host beside the system's folders; what links lead to must be seen, too.
-pub fn find_program(name: &Path, more: &[PathBuf]) -> Option<PathBuf> {
+/// host beside what all of them do; what links lead to must be seen, too.
+///
+/// # Errors
+/// Why there is none.
+pub fn find_program(name: &Path, more: &[PathBuf]) -> Result<PathBuf, Unfound> {
     let seen = |path: &Path| {
-        SYSTEM.iter().map(Path::new).chain(more.iter().map(PathBuf::as_path)).any(|folder| path.starts_with(folder))
+        let always = SYSTEM.iter().chain(MOUNTED).map(Path::new);
+        always.chain(more.iter().map(PathBuf::as_path)).any(|folder| path.starts_with(folder))
     };
-    let executable = |path: &Path| {
-        let meta = fs::metadata(path).ok()?;
-        let target = path.canonicalize().ok()?;
-        let seen = seen(path) && (seen(&target) || more.iter().any(|folder| is_within(&target, folder)));
-        (seen && meta.is_file() && meta.permissions().mode() & 0o111 != 0).then(|| path.to_owned())
+    let look = |path: PathBuf| {
+        let meta = fs::metadata(&path).map_err(|_| Unfound::Absent)?;
+        if !meta.is_file() || meta.permissions().mode() & 0o111 == 0 {
+            return Err(Unfound::Absent);
+        }
+        let target = path.canonicalize().map_err(|_| Unfound::Absent)?;
+        match seen(&path) && (seen(&target) || more.iter().any(|folder| is_within(&target, folder))) {
+            true => Ok(path),
+            false => Err(Unfound::Hidden),
+        }
     };
     if name.is_absolute() {
-        return executable(name);
+        return look(name.to_owned());
     }
-    PROGRAM_FOLDERS.iter().find_map(|folder| executable(&Path::new(folder).join(name)))
+    let mut why = Unfound::Absent;
+    for folder in PROGRAM_FOLDERS {
+        match look(Path::new(folder).join(name)) {
+            Err(Unfound::Absent) => {}
+            Err(Unfound::Hidden) => why = Unfound::Hidden,
+            found => return found,
+        }
+    }
+    Err(why)
 }
 
 /// Whether a path without links is below a folder that may be reached by one.
@@ -83,17 +110,19 @@ mod tests {
         let (out, into) = (folder.path().join("out"), folder.path().join("into"));
         symlink("/usr/bin/env", &out).expect("linked");
         symlink(folder.path(), &into).expect("linked");
-        assert_eq!(find_program(Path::new("env"), &[]), Some("/usr/bin/env".into()));
-        assert_eq!(find_program(Path::new("/usr/bin/env"), &[]), Some("/usr/bin/env".into()));
+        assert_eq!(find_program(Path::new("env"), &[]), Ok("/usr/bin/env".into()));
+        assert_eq!(find_program(Path::new("/usr/bin/env"), &[]), Ok("/usr/bin/env".into()));
         let around = Path::new("/usr/../").join(own.strip_prefix("/").expect("absolute"));
         for hidden in [&own, &out, &around] {
-            assert_eq!(find_program(hidden, &[]), None, "{hidden:?}");
+            assert_eq!(find_program(hidden, &[]), Err(Unfound::Hidden), "{hidden:?}");
         }
         for more in [folder.path().to_owned(), into] {
             let there = more.join("own");
-            assert_eq!(find_program(&there, std::slice::from_ref(&more)), Some(there));
+            assert_eq!(find_program(&there, std::slice::from_ref(&more)), Ok(there));
         }
-        assert_eq!(find_program(&out, &[folder.path().to_owned()]), Some(out), "both are seen");
-        assert_eq!(find_program(Path::new("/usr/share"), &[]), None, "a folder");
+        assert_eq!(find_program(&out, &[folder.path().to_owned()]), Ok(out), "both are seen");
+        for absent in ["/usr/share", "/usr/bin/no-such-program", "no-such-program", "/etc/passwd"] {
+            assert_eq!(find_program(Path::new(absent), &[]), Err(Unfound::Absent), "{absent}");
+        }
     }
 }

@@ -37,7 +37,7 @@ mod verify;
 mod watch_memory;
 mod watch_workspace;
 
-pub use daemon_side::{delegated_cgroup, divides_processors, find_program};
+pub use daemon_side::{Unfound, delegated_cgroup, divides_processors, find_program};
 pub use enter::enter;
 pub use freeze::Frozen;
 pub use given::open_given;

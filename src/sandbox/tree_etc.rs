@@ -33,7 +33,7 @@ const COPIED: &[&str] = &[
 /// The same, where the network is the host's.
 const COPIED_WITH_NET: &[&str] = &["/etc/resolv.conf"];
 /// Folders of the host that are mounted read-only if they are there.
-const MOUNTED: &[&str] = &[
+pub(super) const MOUNTED: &[&str] = &[
     "/etc/alternatives",
     "/etc/ssl/certs",
     "/etc/ca-certificates",

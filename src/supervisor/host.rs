@@ -26,6 +26,7 @@ use super::turns::Turns;
 use super::upkeep::Upkeep;
 use super::worker::{self, Workers};
 use crate::catalog::CatalogHandle;
+use crate::core::engine::EngineName;
 use crate::core::error::{DISK_FULL, Error, Result};
 use crate::core::ids::{HostId, KernelId};
 use crate::core::limits;
@@ -58,6 +59,8 @@ pub struct Host {
     /// Names of sockets that were published beside the kernels' own.
     pub(crate) published: RefCell<std::collections::HashSet<(u32, String)>>,
     pub(super) creating: RefCell<BTreeMap<(u32, KernelName), ()>>,
+    /// Interpreters that were found where all kernels see them: to look for one follows its links.
+    pub(super) interpreters: RefCell<BTreeMap<EngineName, PathBuf>>,
     /// Called when a kernel's door opens (`true`) or closes: whoever serves its socket.
     pub(super) doors: RefCell<Option<DoorKeeper>>,
     pub(super) reserve: Reserve,
@@ -106,6 +109,7 @@ impl Host {
             by_name: RefCell::default(),
             creating: RefCell::default(),
             published: RefCell::default(),
+            interpreters: RefCell::default(),
             doors: RefCell::new(None),
             reserve,
             spares,
@@ -196,7 +200,7 @@ impl Host {
     /// `busy`: what to wait for. `unsupported` if its interpreter is gone.
     pub(super) fn admit_worker(&self, kernel: &Kernel) -> Result<()> {
         let (admission, one) = (&self.workers.admission, Taken::one(kernel.spec.limits.memory_bytes));
-        worker::interpreter(self, kernel.spec.engine)?;
+        worker::interpreter(self, kernel.spec.engine, kernel.spec.paths.iter().map(|allowed| &*allowed.path))?;
         admission.admit(kernel.uid, one)?;
         if admission.fits(one, self.gives_way()) { Ok(()) } else { Err(admission.no_room(one)) }
     }

@@ -80,7 +80,7 @@ pub struct Kernel {
     pub(super) view: RefCell<View>,
     pub(super) link: RefCell<Option<Rc<WorkerLink>>>,
     pub(super) executions: RefCell<HashMap<ExecId, Rc<Execution>>>,
-    pub(super) commands: mpsc::Sender<Command>,
+    pub(super) commands: mpsc::Sender<Box<Command>>,
     /// A restore is under way.
     pub(super) restoring: Cell<bool>,
     /// A restore has begun to change things and has not ended.
@@ -163,7 +163,7 @@ impl Kernel {
 
     async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T> {
         let (reply, answer) = oneshot::channel();
-        self.commands.try_send(command(reply)).map_err(|error| match error {
+        self.commands.try_send(Box::new(command(reply))).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => {
                 Error::busy(format!("kernel {} has too many requests waiting", self.spec.name))
                     .hint("wait for some of them to be answered")
@@ -176,7 +176,7 @@ impl Kernel {
     /// As [`Self::ask`], for what must be done however many ask for something.
     async fn ask_patiently<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T> {
         let (reply, answer) = oneshot::channel();
-        self.commands.send(command(reply)).await.map_err(|_| self.gone())?;
+        self.commands.send(Box::new(command(reply))).await.map_err(|_| self.gone())?;
         answer.await.unwrap_or_else(|_| Err(self.gone()))
     }
 
@@ -349,7 +349,7 @@ impl Kernel {
     /// Somebody who waited for a turn has given up: what was asked for leaves the queue. If the task has no time to hear of it now,
     /// it finds out when the next comes.
     pub(super) fn leave_queue(&self) {
-        let _ = self.commands.try_send(Command::LeaveQueue);
+        let _ = self.commands.try_send(Box::new(Command::LeaveQueue));
     }
 
     /// As [`Self::with_worker`], before everything that waits.

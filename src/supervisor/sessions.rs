@@ -120,7 +120,7 @@ impl Kernel {
     pub(super) fn wake_sessions(&self) {
         for session in self.threads().iter().map(|thread| &**thread).chain([self]) {
             // One with so many requests that there is no room for this looks anyway.
-            let _ = session.commands.try_send(Command::Wake);
+            let _ = session.commands.try_send(Box::new(Command::Wake));
         }
     }
 

@@ -168,7 +168,7 @@ impl Supervisor {
                     .hint("use --isolation process"));
             }
         }
-        worker::interpreter(&self.host, spec.engine)?;
+        worker::interpreter(&self.host, spec.engine, spec.paths.iter().map(|allowed| &*allowed.path))?;
         if !spec.image.is_empty() {
             return Err(Error::unsupported("images belong to the microvm isolation").reason("image"));
         }
@@ -568,8 +568,8 @@ impl Supervisor {
 /// The channel of a worker that was adopted before its kernel's task exists.
 pub(super) struct Channel {
     pub tools: Rc<Tools>,
-    pub reporter: mpsc::UnboundedSender<Report>,
-    pub reports: mpsc::UnboundedReceiver<Report>,
+    pub reporter: mpsc::UnboundedSender<Box<Report>>,
+    pub reports: mpsc::UnboundedReceiver<Box<Report>>,
 }
 
 /// A name that is kept for a kernel while it is being made.

@@ -21,7 +21,7 @@ use crate::core::origin::OriginKind;
 use crate::core::spec::{KernelLimits, KernelSpec, Net};
 use crate::rpc::worker_link::{WorkerIdentity, WorkerLink, WorkerListener, WorkerReport};
 use crate::sandbox::plan::{PlannedMount, RunAs, SandboxPlan};
-use crate::sandbox::{Layer, Owners};
+use crate::sandbox::{Layer, Owners, Unfound, find_program};
 use crate::sys;
 use crate::worker::launch::{self, LaunchDocument};
 
@@ -305,19 +305,40 @@ pub(super) fn folders_of(host: &Host, kernel: KernelId) -> Folders {
     Folders { dir: files.dir, own_workspace, workspace: None }
 }
 
-/// An engine's interpreter as kernels see it; none for one that is part of the worker.
+/// An engine's interpreter as a kernel sees it to which these paths are given; none for one that is part of the worker.
 ///
 /// # Errors
 /// `unsupported` if it is not there.
-pub(super) fn interpreter(host: &Host, engine: EngineName) -> Result<Option<String>> {
+pub(super) fn interpreter<'a>(
+    host: &Host,
+    engine: EngineName,
+    given: impl Iterator<Item = &'a Path>,
+) -> Result<Option<String>> {
     let Some(command) = host.config.interpreters.get(&engine) else { return Ok(None) };
-    let found = crate::sandbox::find_program(command, &host.config.system_paths).ok_or_else(|| {
+    let known =
+        host.interpreters.borrow().get(&engine).filter(|path| path.exists()).map(|path| path.display().to_string());
+    if known.is_some() {
+        return Ok(known);
+    }
+    let system_paths = &host.config.system_paths;
+    let found = match find_program(command, system_paths) {
+        Ok(path) => {
+            host.interpreters.borrow_mut().insert(engine, path.clone());
+            Ok(path)
+        }
+        Err(Unfound::Hidden) => {
+            let seen: Vec<_> = system_paths.iter().cloned().chain(given.map(Path::to_owned)).collect();
+            find_program(command, &seen)
+        }
+        Err(Unfound::Absent) => Err(Unfound::Absent),
+    };
+    let found = found.map_err(|why| {
+        let (command, hidden) = (command.display(), why == Unfound::Hidden);
+        let what = if hidden { "a kernel cannot see" } else { "there is no" };
         let hint = format!(
             "install {engine} below /usr, name another interpreter in engines.{engine}.command, or its folder in sandbox.system_paths"
         );
-        Error::unsupported(format!("there is no interpreter {} for {engine} that kernels could see", command.display()))
-            .reason(engine.name())
-            .hint(hint)
+        Error::unsupported(format!("{what} the interpreter {command} for {engine}")).reason(engine.name()).hint(hint)
     })?;
     Ok(Some(found.display().to_string()))
 }
@@ -346,7 +367,8 @@ pub(super) async fn document(
     socket: &Path,
 ) -> Result<LaunchDocument> {
     let mut document = LaunchDocument::new(identity, name, shape.engine, plan, socket.to_owned());
-    if let Some(interpreter) = interpreter(host, shape.engine)? {
+    let given = document.plan.mounts.iter().map(|mount| mount.inside.as_path());
+    if let Some(interpreter) = interpreter(host, shape.engine, given)? {
         if shape.engine == EngineName::Python {
             document.engine_settings.python_compiled = compiled_driver(host, &interpreter).await;
             if document.plan.unbound {

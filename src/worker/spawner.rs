@@ -49,7 +49,7 @@ fn serve() -> std::io::Result<()> {
     forget_children(true)?;
     // What workers allocate, on whichever of their threads, goes on where this process ends: no heap of each thread's own.
     share_heap();
-    // What runs first in a new kernel, on a processor that did something else meanwhile, is mostly code.
+    // What runs first in a new kernel, on a processor that did something else meanwhile, is held up by what it has to look up.
     if let Err(error) = code::on_huge_pages() {
         eprintln!("ryokan-worker: code is on small pages, and kernels begin a little more slowly: {error}");
     }

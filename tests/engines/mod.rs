@@ -200,6 +200,28 @@ fn an_engine_whose_interpreter_is_not_there_says_so() {
     }
 }
 
+/// Of a kernel that is given its folder it is the interpreter; nobody else sees it.
+#[test]
+fn an_interpreter_elsewhere_is_for_kernels_that_see_it() {
+    for user in crate::support::users() {
+        let mut host = Host::prepare(user);
+        let folder = host.given(user);
+        let own = folder.join("own-bash");
+        std::fs::copy("/bin/bash", &own).expect("copied");
+        host.configure(&format!("[engines.bash]\ncommand = {own:?}\n"));
+        host.launch();
+        host.with(async |client| {
+            let refused = client.create_kernel(&spec("hidden", EngineName::Bash), "").await.err().expect("refused");
+            assert_eq!((refused.code, refused.reason.as_str()), (ErrorCode::Unsupported, "bash"), "{refused}");
+            assert!(refused.message.contains("cannot see") && refused.hint.contains("system_paths"), "{refused}");
+            let mut sees = spec("sees", EngineName::Bash);
+            sees.paths.push(ryokan::core::spec::AllowedPath::new(&folder, false));
+            let (k, _) = client.create_kernel(&sees, "").await.expect("made");
+            assert_eq!(out(&k, "basename $(readlink /proc/$$/exe)").await, "own-bash");
+        });
+    }
+}
+
 #[test]
 fn code_is_judged_and_completed_before_it_runs() {
     each("edits", async |_, _, k, d| {

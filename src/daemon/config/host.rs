@@ -6,7 +6,7 @@ use nix::unistd::{Uid, User};
 use super::Config;
 use super::problem::Fault;
 use crate::core::quantity;
-use crate::sandbox::find_program;
+use crate::sandbox::{Unfound, find_program};
 
 /// What this host lacks. `names` says whether the file has a key: an interpreter that only the defaults name need not be there.
 pub(super) fn lacking(config: &Config, names: impl Fn(&[&str]) -> bool) -> Vec<Fault> {
@@ -20,26 +20,23 @@ pub(super) fn lacking(config: &Config, names: impl Fn(&[&str]) -> bool) -> Vec<F
     }
     for (engine, command) in config.engines.interpreters() {
         let at = ["engines", engine.name(), "command"];
-        if names(&at) && find_program(&command, &config.sandbox.system_paths).is_none() {
-            let why = match command.exists() {
-                true => format!("kernels cannot see {command:?}, or what it leads to"),
-                false => format!("there is no program {command:?} on this host"),
-            };
-            let hint = "name a program below /usr, /opt or /nix, or its folder in sandbox.system_paths";
-            faults.push(Fault::new(&at, why).hint(hint));
+        if !names(&at) {
+            continue;
         }
+        let why = match find_program(&command, &config.sandbox.system_paths) {
+            Ok(_) => continue,
+            Err(Unfound::Hidden) => format!("kernels cannot see {command:?}, or what it leads to"),
+            Err(Unfound::Absent) => format!("there is no program {command:?} on this host"),
+        };
+        let hint = "name a program below /usr, /opt or /nix, or its folder in sandbox.system_paths";
+        faults.push(Fault::new(&at, why).hint(hint));
     }
     let one = config.defaults.limits.memory_bytes;
-    for (key, most) in
-        [("memory", config.limits.memory_bytes), ("memory_per_user", config.limits.memory_per_user_bytes)]
-    {
-        if let Some(most) = most.filter(|most| *most < one) {
-            let [one, most] = [one, most].map(quantity::format_size);
-            let why = format!("{most} for all workers is less than one kernel is promised ({one})");
-            faults.push(
-                Fault::new(&["limits", key], why).hint("raise it, or lower defaults.memory: no kernel would start"),
-            );
-        }
+    if let Some(most) = config.limits.memory_bytes.filter(|most| *most < one) {
+        let [one, most] = [one, most].map(quantity::format_size);
+        let why = format!("{most} for all workers is less than one kernel is promised ({one})");
+        let hint = "raise it, or lower defaults.memory: no kernel would start that does not ask for less";
+        faults.push(Fault::new(&["limits", "memory"], why).hint(hint));
     }
     faults
 }

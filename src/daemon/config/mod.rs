@@ -196,7 +196,7 @@ impl Engines {
 /// `[engines.python]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Python {
-    /// The interpreter: a name to be found on `PATH`, or an absolute path.
+    /// The interpreter: a name in the system's program folders, or an absolute path.
     pub command: PathBuf,
     /// Memory that copies of one kernel's interpreter may take, bytes; 0: none are kept.
     pub rollback_bytes: u64,
@@ -324,8 +324,8 @@ impl Config {
     }
 }
 
-/// Everything that is wrong with a configuration file, and what it names that this host lacks; nothing if the daemon would start with it
-/// and have all of its engines.
+/// Everything that is wrong with a configuration file, what it names that this host lacks, and what of it no kernel could start with; nothing if the
+/// daemon would start with it, have all of its engines, and run kernels.
 pub fn check(file: &Path) -> Vec<Problem> {
     let checked = Config::text_of(file).and_then(|text| {
         let config = Config::parse(&text, file).map_err(ConfigError::Wrong)?;

@@ -87,6 +87,20 @@ struct RawEnginePool {
 }
 
 impl RawEnginePool {
+    /// Whether it has that key.
+    fn says(&self, key: &str) -> bool {
+        match key {
+            "pool_size" => self.pool_size.is_some(),
+            "max_pool_size" => self.max_pool_size.is_some(),
+            "min_idle" => self.min_idle.is_some(),
+            "max_idle_time" => self.max_idle_time.is_some(),
+            "max_exec_count" => self.max_exec_count.is_some(),
+            "max_uptime" => self.max_uptime.is_some(),
+            "maintenance_interval" => self.maintenance_interval.is_some(),
+            _ => false,
+        }
+    }
+
     /// What is not said is as in `usual`, as far as it fits what is: who keeps fewer ready need not say that so few stay in quiet times,
     /// and who keeps more need not say that so many may be.
     fn over(&self, usual: &Rules) -> Rules {
@@ -124,22 +138,27 @@ pub(super) fn check(raw: &RawPool, faults: &mut Faults) -> Pools {
     usual.iter().for_each(|error| faults.add(fault(&["pool"], *error)));
     let of = |(engine, own): (&EngineName, &RawEnginePool)| {
         let rules = own.over(&rules);
-        let own = rules.broken().into_iter().filter(|error| !usual.contains(error));
-        own.for_each(|error| faults.add(fault(&["pool", "engines", engine.name()], error)));
+        // What is wrong with the section that this one goes back to has been said.
+        let new = rules.broken().into_iter().filter(|error| own.says(key_of(error)) || !usual.contains(error));
+        new.for_each(|error| faults.add(fault(&["pool", "engines", engine.name()], error)));
         (*engine, rules)
     };
     let engines = raw.engines.iter().map(of).collect();
     Pools { rules, engines }
 }
 
-fn fault(section: &[&str], error: RulesError) -> Fault {
-    let key = match error {
+/// The key that an error is about.
+fn key_of(error: &RulesError) -> &'static str {
+    match error {
         RulesError::MinIdle { .. } => "min_idle",
         RulesError::PoolSize { .. } => "pool_size",
         RulesError::MaxExecCount => "max_exec_count",
         RulesError::TooMany { rule, .. } | RulesError::Short { rule } => rule,
-    };
-    Fault::new(&[section, &[key]].concat(), error.to_string())
+    }
+}
+
+fn fault(section: &[&str], error: RulesError) -> Fault {
+    Fault::new(&[section, &[key_of(&error)]].concat(), error.to_string())
 }
 
 impl From<&Pools> for RawPool {

@@ -176,6 +176,10 @@ fn each_problem_names_line_key_and_remedy() {
                 ":4: pool.max_uptime: max_uptime",
             ],
         ),
+        (
+            "[pool]\npool_size = 300\n[pool.engines.bash]\npool_size = 300\n[pool.engines.node]\nmin_idle = 1",
+            &[":2: pool.pool_size: pool_size 300", ":4: pool.engines.bash.pool_size: pool_size 300"],
+        ),
         ("[limits]\nclients = -1", &[":2: limits.clients: invalid value"]),
         ("defaults = 5", &[":1: defaults: invalid type"]),
         (

@@ -116,7 +116,7 @@ impl Task {
         while self.running.as_ref().is_some_and(|(running, _)| running.id == exec)
             && let Ok(Some(report)) = tokio::time::timeout_at(until, self.reports.recv()).await
         {
-            match report {
+            match *report {
                 Report::Ended { exec: ended, end } if ended == exec => return Some(end),
                 report => self.take_report(report).await,
             }

@@ -24,7 +24,7 @@ use crate::supervisor::tools::Tools;
 pub(in crate::supervisor) struct Listener {
     attempt: u64,
     kernel: watch::Sender<Weak<Kernel>>,
-    reporter: mpsc::UnboundedSender<Report>,
+    reporter: mpsc::UnboundedSender<Box<Report>>,
     tools: Rc<Tools>,
     background: Background,
 }
@@ -33,7 +33,7 @@ impl Listener {
     pub(in crate::supervisor) fn new(
         attempt: u64,
         kernel: &Rc<Kernel>,
-        reporter: mpsc::UnboundedSender<Report>,
+        reporter: mpsc::UnboundedSender<Box<Report>>,
         tools: Rc<Tools>,
     ) -> Self {
         let listener = Self::before_kernel(attempt, reporter, tools);
@@ -43,7 +43,7 @@ impl Listener {
 
     pub(in crate::supervisor) fn before_kernel(
         attempt: u64,
-        reporter: mpsc::UnboundedSender<Report>,
+        reporter: mpsc::UnboundedSender<Box<Report>>,
         tools: Rc<Tools>,
     ) -> Self {
         let events = Rc::clone(tools.events());
@@ -74,7 +74,7 @@ impl Listener {
 
     fn report(&self, report: Report) {
         // The task may have ended: then nobody needs it.
-        let _ = self.reporter.send(report);
+        let _ = self.reporter.send(Box::new(report));
     }
 }
 

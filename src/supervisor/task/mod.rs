@@ -97,9 +97,10 @@ pub(super) struct Task {
     host: Rc<Host>,
     kernel: Rc<Kernel>,
     life: Life,
-    commands: mpsc::Receiver<Command>,
-    reports: mpsc::UnboundedReceiver<Report>,
-    reporter: mpsc::UnboundedSender<Report>,
+    // Boxed: a channel makes room for dozens at once, and there may be thousands of kernels in which nothing happens.
+    commands: mpsc::Receiver<Box<Command>>,
+    reports: mpsc::UnboundedReceiver<Box<Report>>,
+    reporter: mpsc::UnboundedSender<Box<Report>>,
     queue: VecDeque<Item>,
     running: Option<(Rc<Execution>, Option<Leave>)>,
     ahead: Option<Ahead>,
@@ -191,8 +192,8 @@ impl Task {
     pub(super) fn new(
         host: Rc<Host>,
         kernel: Rc<Kernel>,
-        commands: mpsc::Receiver<Command>,
-        channel: (mpsc::UnboundedSender<Report>, mpsc::UnboundedReceiver<Report>),
+        commands: mpsc::Receiver<Box<Command>>,
+        channel: (mpsc::UnboundedSender<Box<Report>>, mpsc::UnboundedReceiver<Box<Report>>),
         beginning: Beginning,
     ) -> Self {
         let (reporter, reports) = channel;
@@ -245,14 +246,15 @@ impl Task {
         while !self.leaving {
             let clock = earliest(earliest(self.idle_at, self.backoff_at), earliest(self.retry_at, self.save_at));
             let clock = earliest(clock, self.early.due);
+            // Boxed: what a task may ever do would be room that each one holds while it waits.
             tokio::select! {
                 biased;
-                Some(report) = self.reports.recv() => self.take_report(report).await,
+                Some(report) = self.reports.recv() => Box::pin(self.take_report(*report)).await,
                 command = self.commands.recv() => match command {
-                    Some(command) => self.take_command(command).await,
+                    Some(command) => Box::pin(self.take_command(*command)).await,
                     None => break,
                 },
-                () = until(clock) => self.take_clock().await,
+                () = until(clock) => Box::pin(self.take_clock()).await,
             }
             self.ask_for_no_more_than_needed();
         }

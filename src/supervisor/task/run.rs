@@ -58,7 +58,7 @@ impl Task {
             self.step(Event::Used).await;
             self.starts_now = false;
             while let Ok(report) = self.reports.try_recv() {
-                self.take_report(report).await;
+                self.take_report(*report).await;
             }
         }
         if self.kernel.spec.ephemeral && request.key.is_empty() {
@@ -271,7 +271,7 @@ impl Task {
                     // A worker that is gone is reported by its own end; any other refusal ends the execution here.
                     if error.code != ErrorCode::Lost {
                         let end = ExecEnd { status: ExecStatus::Refused, ..ExecEnd::lost(error.message) };
-                        let _ = reporter.send(Report::Ended { exec, end });
+                        let _ = reporter.send(Box::new(Report::Ended { exec, end }));
                     }
                 });
                 Some(Event::ExecutionStarted { exec })
@@ -290,7 +290,7 @@ impl Task {
         tokio::task::spawn_local(async move {
             operation.await;
             // The task may have ended meanwhile.
-            let _ = reporter.send(Report::OperationDone { number });
+            let _ = reporter.send(Box::new(Report::OperationDone { number }));
         });
     }
 
@@ -342,7 +342,7 @@ impl Task {
         let reporter = self.reporter.clone();
         let asking = tokio::task::spawn_local(async move {
             if let Some(permit) = leave.await {
-                let _ = reporter.send(Report::MayRun(permit));
+                let _ = reporter.send(Box::new(Report::MayRun(permit)));
             }
         });
         self.permit = Permit::Asked(Asking(asking.abort_handle()));

@@ -26,7 +26,7 @@ impl Task {
             && mounts.is_empty()
             && let Some(started) = start_now(&host, &kernel, &listener)
         {
-            let _ = reporter.send(Report::Started { attempt, outcome: Box::new(Ok(started)) });
+            let _ = reporter.send(Box::new(Report::Started { attempt, outcome: Box::new(Ok(started)) }));
             return;
         }
         // Dropped, it is not wanted any more.
@@ -35,8 +35,8 @@ impl Task {
         tokio::task::spawn_local(async move {
             let outcome = Box::new(start(&host, &kernel, mounts, listener, given_up).await);
             // A task that has ended meanwhile wants no worker any more.
-            if let Err(unheard) = reporter.send(Report::Started { attempt, outcome })
-                && let Report::Started { outcome, .. } = unheard.0
+            if let Err(unheard) = reporter.send(Box::new(Report::Started { attempt, outcome }))
+                && let Report::Started { outcome, .. } = *unheard.0
                 && let Ok(started) = *outcome
             {
                 started.process.kill();
@@ -116,7 +116,7 @@ impl Task {
         let (watched, reporter) = (Rc::clone(&process), self.reporter.clone());
         tokio::task::spawn_local(async move {
             watched.ended().await;
-            let _ = reporter.send(Report::Gone { attempt });
+            let _ = reporter.send(Box::new(Report::Gone { attempt }));
         });
         self.current = Some(Current { attempt, process, cause: None, not_saved: None, leaving: false });
     }
@@ -215,7 +215,7 @@ impl Task {
             {
                 let message =
                     format!("the worker was stopped, but what changed since its last execution is lost: {error}");
-                let _ = reporter.send(Report::NotSaved { attempt, error: Error { message, ..error } });
+                let _ = reporter.send(Box::new(Report::NotSaved { attempt, error: Error { message, ..error } }));
                 process.kill();
             }
             if tokio::time::timeout(limits::WORKER_STOP, process.ended()).await.is_err() {
@@ -265,13 +265,13 @@ impl Task {
         self.kernel.leave_files();
         // What the link delivered before it closed comes first: ends, and why.
         while let Ok(report) = self.reports.try_recv() {
-            match report {
+            match *report {
                 Report::Ended { exec, end } => self.execution_ended(exec, end).await,
                 Report::Dying { attempt: of, cause } if of == attempt => drop(current.cause.get_or_insert(cause)),
                 Report::NotSaved { attempt: of, error } if of == attempt => current.not_saved = Some(error),
                 Report::Last { attempt: of } | Report::Disconnected { attempt: of } if of == attempt => {}
                 other => {
-                    let _ = self.reporter.send(other);
+                    let _ = self.reporter.send(Box::new(other));
                     break;
                 }
             }
