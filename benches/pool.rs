@@ -239,7 +239,10 @@ pub fn burst(world: &World, report: &mut Report) -> anyhow::Result<()> {
         for round in 0..=world.times(2 * ROUNDS, 3) {
             for (at, (engine, code, _)) in engines().enumerate() {
                 for (kind, beginning) in BEGINNINGS.into_iter().enumerate() {
-                    filled(&host, engine).await?;
+                    // What other engines' pools still make would be in the way.
+                    for (engine, ..) in engines() {
+                        filled(&host, engine).await?;
+                    }
                     let (mut block, mut kernels) = (Samples::default(), Vec::new());
                     for n in 0..BURST {
                         go_on()?;
@@ -271,8 +274,12 @@ pub fn burst(world: &World, report: &mut Report) -> anyhow::Result<()> {
         Ok(())
     })?;
     for ((engine, _, most), (times, bwrap)) in engines().zip(times.iter().zip(&bwrap)) {
-        for (Beginning { name: kind, .. }, samples) in BEGINNINGS.into_iter().zip(times) {
-            report.times(&format!("{engine}, {kind}, one after the other: create and first result"), samples, None);
+        for (Beginning { name: kind, ephemeral, .. }, samples) in BEGINNINGS.into_iter().zip(times) {
+            let what = format!("{engine}, {kind}, one after the other");
+            let most = most.map(|most| if ephemeral { most.0 } else { most.1 });
+            report.times(&format!("{what}: create and first result"), samples, most.map(Target::AtMost));
+            let (p50, p99) = (samples.p50(), samples.quantile(0.99));
+            report.figure(&format!("  p99 ÷ p50, {what}"), p99 / p50, "×", Some(Target::AtMost(5.0)));
         }
         if bwrap.count() > 0 {
             report.times(&format!("bwrap --unshare-all {engine}, one after the other"), bwrap, None);

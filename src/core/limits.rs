@@ -459,6 +459,8 @@ pub const EPHEMERAL_PUBLISHED: Duration = Duration::from_millis(2);
 pub const EPHEMERAL_JOURNALLED: Duration = Duration::from_millis(2);
 /// So many executions of a throw-away kernel that were told and not journalled are journalled at once: less than half of what a worker remembers.
 pub const EPHEMERAL_TOLD: usize = 4;
+/// A slot that is ready and asked whether it is well answers within this, or another takes its place.
+pub const POOL_ANSWER: Duration = Duration::from_secs(5);
 /// For so long after a slot was taken no other is made.
 pub const POOL_GIVES_WAY: Duration = Duration::from_millis(40);
 /// The longest that this puts it off while slots are taken one after the other.

@@ -58,6 +58,8 @@ struct ShapePool {
     /// Of all pools of that engine.
     total: Rc<Cell<Counters>>,
     active: Cell<u32>,
+    /// When its slots were asked last whether they are well.
+    asked_ms: Cell<u64>,
     /// Who waits for one; the first first. Those who have left are closed.
     waiting: RefCell<VecDeque<oneshot::Sender<(Slot, Active)>>>,
 }
@@ -230,6 +232,7 @@ impl Pool {
             counters: Cell::default(),
             total,
             active: Cell::new(0),
+            asked_ms: Cell::new(self.now_ms()),
             waiting: RefCell::default(),
         });
         self.pools.borrow_mut().push(Rc::clone(&pool));
@@ -466,6 +469,10 @@ fn look(host: &Rc<Host>) -> Duration {
                 }
             }
         }
+        if now_ms.saturating_sub(pool.asked_ms.get()) >= pool.rules.maintenance_interval_ms {
+            pool.asked_ms.set(now_ms);
+            ask_all(host, pool);
+        }
         let again_ms = plan.look_again_at_ms.map_or(pool.rules.maintenance_interval_ms, |at| at.saturating_sub(now_ms));
         next_ms = next_ms.min(again_ms);
     }
@@ -528,16 +535,36 @@ fn give_to_first(host: &Host, pool: &Rc<ShapePool>, id: SlotId) {
     let _ = first.send((slot, Active::of(Rc::clone(pool))));
 }
 
-/// Nobody asked for it.
-fn died(host: &Weak<Host>, pool: &Weak<ShapePool>, id: SlotId, worker: WorkerId) {
+/// Asks each slot that is ready whether it is well: one that hangs, or that something stopped, would be noticed by whoever is given it.
+fn ask_all(host: &Rc<Host>, pool: &Rc<ShapePool>) {
+    for held in pool.held.borrow().iter() {
+        let Some(slot) = &held.slot else { continue };
+        let (id, is_well, host, pool) = (held.seen.id, slot.is_well(), Rc::downgrade(host), Rc::downgrade(pool));
+        tokio::task::spawn_local(async move {
+            if !is_well.await {
+                failed_when_ready(&host, &pool, id, "a slot that was ready does not answer");
+            }
+        });
+    }
+}
+
+/// One that was ready is of no use any more, unless it is a kernel's meanwhile.
+fn failed_when_ready(host: &Weak<Host>, pool: &Weak<ShapePool>, id: SlotId, why: &str) {
     let (Some(host), Some(pool)) = (host.upgrade(), pool.upgrade()) else { return };
-    host.promises.died(&host, worker);
     let ready = pool.held.borrow().iter().any(|held| held.seen.id == id && held.slot.is_some());
     if ready {
-        tracing::warn!(slot = id.0, engine = pool.shape.engine.name(), "a slot ended by itself");
-        pool.breaker.borrow_mut().died("a slot that was ready ended by itself", host.pool.now_ms());
+        tracing::warn!(slot = id.0, engine = pool.shape.engine.name(), "{why}");
+        pool.breaker.borrow_mut().died(why, host.pool.now_ms());
         end(&host, &pool, id);
     }
+}
+
+/// Nobody asked for it.
+fn died(host: &Weak<Host>, pool: &Weak<ShapePool>, id: SlotId, worker: WorkerId) {
+    if let Some(host) = host.upgrade() {
+        host.promises.died(&host, worker);
+    }
+    failed_when_ready(host, pool, id, "a slot that was ready ended by itself");
 }
 
 /// Ends a slot beside everything else: one in creation as soon as it is ready.

@@ -123,6 +123,11 @@ impl Slot {
         self.there.get()
     }
 
+    /// Asks whether it is well.
+    pub(super) fn is_well(&self) -> impl Future<Output = bool> + 'static {
+        self.link.answers_within(limits::POOL_ANSWER)
+    }
+
     /// Which worker it is.
     pub(super) fn id(&self) -> WorkerId {
         self.identity.worker

@@ -6,6 +6,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use ryokan::core::engine::EngineName;
 use ryokan::core::exec::{ExecRequest, ExecStatus};
+use ryokan::core::info::PoolInfo;
 
 use super::{READY, pool_of, pooled, pooled_with, ready, until, worker_of};
 use crate::support::{Host, User, kernel, out, spec, users};
@@ -50,6 +51,30 @@ fn workers_run_code_that_is_on_huge_pages_where_the_host_has_such() {
         let huge = smaps.lines().skip_while(|line| !is_head(line)).find_map(|line| line.strip_prefix("AnonHugePages:"));
         let huge: u64 = huge.map_or(0, |text| text.trim().trim_end_matches(" kB").trim().parse().expect("a number"));
         assert_eq!(huge > 4096, has_such, "{user:?}: {enabled}: {huge} KiB; is there no memory in large pieces?");
+    }
+}
+
+/// Whatever stopped them: nobody is to wait for one of them.
+#[test]
+fn workers_that_stand_still_before_anybody_came_are_replaced() {
+    for user in users() {
+        let host = pooled_with(user, "maintenance_interval = \"1s\"\n[pool.engines.python]\npool_size = 0\n");
+        host.with(async |client| {
+            ready(&client, "kaish").await;
+            let stopped = inits(&host);
+            assert_eq!(stopped.len() as u32, READY);
+            send(Signal::SIGSTOP, &stopped);
+            let is_well = |pool: &PoolInfo| pool.total_destroyed == u64::from(READY) && pool.idle == READY;
+            until(&client, "kaish", is_well).await;
+            assert!(inits(&host).iter().all(|pid| !stopped.contains(pid)));
+            let begun = Instant::now();
+            assert_eq!(out(&kernel(&client, "k", EngineName::Kaish).await, "echo well").await, "well");
+            assert!(begun.elapsed() < Duration::from_secs(5), "it waited for one that stands still");
+            // Those that are well are left alone.
+            tokio::time::sleep(Duration::from_secs(3)).await;
+            let pool = pool_of(&client, "kaish").await;
+            assert_eq!((pool.total_destroyed, pool.trouble.as_str()), (u64::from(READY), ""), "{pool:?}");
+        });
     }
 }
 

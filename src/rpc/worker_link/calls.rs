@@ -338,6 +338,12 @@ impl WorkerLink {
         })
     }
 
+    /// Asks whether the worker is well; whether it answers within that time.
+    pub fn answers_within(&self, time: Duration) -> impl Future<Output = bool> + 'static {
+        let answer = self.client.usage_request().send().promise;
+        async move { matches!(tokio::time::timeout(time, answer).await, Ok(Ok(_))) }
+    }
+
     /// Saves and ends the worker: returns when its state is saved; the exit follows within `grace`.
     ///
     /// # Errors
