@@ -4,7 +4,7 @@
 //! |---|---|
 //! | first Ctrl-C | interrupted; its end is awaited |
 //! | second Ctrl-C | its worker is ended if it does not react; the command line leaves and says how to find it |
-//! | SIGTERM, SIGHUP | goes on |
+//! | SIGTERM, SIGHUP (not under `nohup`) | goes on |
 //! | whoever reads the output leaves | interrupted, as in a pipe of the shell |
 //!
 //! Output is written from the runtime's blocking threads, so a reader that is slow slows the execution, and a reader
@@ -23,6 +23,7 @@ use crate::core::error::{Error, Result};
 use crate::core::exec::{ExecResult, OutputEvent};
 use crate::core::ids::ExecId;
 use crate::rpc::client::{ExecutionClient, KernelClient};
+use crate::sys::process;
 
 /// Bytes of standard input read at once.
 const STDIN_BYTES: usize = 64 << 10;
@@ -55,7 +56,8 @@ pub struct Streams {
 pub struct Signals {
     interrupt: Signal,
     terminate: Signal,
-    hang_up: Signal,
+    /// None for who was told to go on without a terminal (`nohup`).
+    hang_up: Option<Signal>,
 }
 
 impl Signals {
@@ -65,7 +67,10 @@ impl Signals {
         Ok(Signals {
             interrupt: catch(SignalKind::interrupt())?,
             terminate: catch(SignalKind::terminate())?,
-            hang_up: catch(SignalKind::hangup())?,
+            hang_up: match process::ignores(nix::sys::signal::Signal::SIGHUP) {
+                true => None,
+                false => Some(catch(SignalKind::hangup())?),
+            },
         })
     }
 
@@ -74,7 +79,7 @@ impl Signals {
         tokio::select! {
             _ = self.interrupt.recv() => exit::INTERRUPTED,
             _ = self.terminate.recv() => exit::TERMINATED,
-            _ = self.hang_up.recv() => exit::HUNG_UP,
+            Some(_) = async { self.hang_up.as_mut()?.recv().await }, if self.hang_up.is_some() => exit::HUNG_UP,
         }
     }
 }

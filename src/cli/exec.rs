@@ -171,7 +171,7 @@ impl Shown<'_> {
         })? {
             Driven::Ended { result, wrote_stderr } => {
                 let ended = self.end(&result, wrote_stderr);
-                if self.throw_away && result.end.status == ExecStatus::Done {
+                if self.throw_away && matches!(result.end.status, ExecStatus::Done | ExecStatus::Failed) {
                     self.tell_what_goes_too().await;
                 }
                 ended

@@ -67,7 +67,10 @@ pub fn find_program(name: &Path, more: &[PathBuf]) -> Result<PathBuf, Unfound> {
         always.chain(more.iter().map(PathBuf::as_path)).any(|folder| path.starts_with(folder))
     };
     let look = |path: PathBuf| {
-        let meta = fs::metadata(&path).map_err(|_| Unfound::Absent)?;
+        let meta = fs::metadata(&path).map_err(|error| match error.kind() {
+            std::io::ErrorKind::PermissionDenied => Unfound::Hidden,
+            _ => Unfound::Absent,
+        })?;
         if !meta.is_file() || meta.permissions().mode() & 0o111 == 0 {
             return Err(Unfound::Absent);
         }

@@ -334,11 +334,11 @@ pub(super) fn interpreter<'a>(
     };
     let found = found.map_err(|why| {
         let (command, hidden) = (command.display(), why == Unfound::Hidden);
-        let what = if hidden { "a kernel cannot see" } else { "there is no" };
+        let what = if hidden { "a kernel cannot see the" } else { "there is no" };
         let hint = format!(
             "install {engine} below /usr, name another interpreter in engines.{engine}.command, or its folder in sandbox.system_paths"
         );
-        Error::unsupported(format!("{what} the interpreter {command} for {engine}")).reason(engine.name()).hint(hint)
+        Error::unsupported(format!("{what} interpreter {command} for {engine}")).reason(engine.name()).hint(hint)
     })?;
     Ok(Some(found.display().to_string()))
 }

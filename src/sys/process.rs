@@ -236,6 +236,19 @@ pub fn unblocked(command: &mut std::process::Command) -> &mut std::process::Comm
     unsafe { command.pre_exec(prepare) }
 }
 
+/// Whether a process was stopped by a signal, or by whoever traces it.
+pub fn is_stopped(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with(['T', 't']))
+}
+
+/// Whether whoever started this process has it ignore that signal, and nobody has said otherwise since.
+pub fn ignores(signal: nix::sys::signal::Signal) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
+    mask.unwrap_or(0) >> (signal as i32 - 1) & 1 == 1
+}
+
 /// When a process started, clock ticks since boot (field 22 of `/proc/PID/stat`): with its number it names one process for ever.
 pub fn start_ticks(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;

@@ -1,7 +1,7 @@
 //! Signals and readers that leave, against the fake.
 
 use std::io::Read;
-use std::process::{Child, ChildStdout, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
@@ -12,7 +12,17 @@ use super::fake::Fake;
 
 /// Starts an execution and waits until it has said so.
 fn start(fake: &Fake, args: &[&str]) -> (Child, ChildStdout) {
-    let mut child = ryokan(fake, args).spawn().unwrap();
+    start_under(fake, "--default-signal=HUP", args)
+}
+
+/// The same with signals as `env` is told to leave them: whoever runs the tests may ignore some.
+fn start_under(fake: &Fake, signals: &str, args: &[&str]) -> (Child, ChildStdout) {
+    let bare = ryokan(fake, args);
+    let mut command = Command::new("env");
+    command.arg(signals).arg(bare.get_program()).args(bare.get_args());
+    command.envs(bare.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
     let mut stdout = child.stdout.take().unwrap();
     let mut said = [0; 8];
     stdout.read_exact(&mut said).unwrap();
@@ -48,6 +58,16 @@ fn a_second_ctrl_c_does_not_wait_and_says_what_becomes_of_it() {
     let (again, _stdout) = start(&fake, &["exec", "demo", "--attach", "1"]);
     send(&again, Signal::SIGTERM);
     assert_eq!(parts(again.wait_with_output().unwrap()).0, 143);
+}
+
+#[test]
+fn under_nohup_a_terminal_that_goes_away_is_nothing() {
+    let fake = Fake::start();
+    let (child, _stdout) = start_under(&fake, "--ignore-signal=HUP", &["exec", "demo", "wait"]);
+    send(&child, Signal::SIGHUP);
+    std::thread::sleep(Duration::from_millis(300));
+    send(&child, Signal::SIGTERM);
+    assert_eq!(parts(child.wait_with_output().unwrap()).0, 143, "it was there to be terminated");
 }
 
 #[test]

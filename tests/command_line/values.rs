@@ -52,6 +52,9 @@ fn a_host_without_a_configuration_has_the_defaults() {
     let said = String::from_utf8(host.cli(&["config", "check"]).stderr).unwrap();
     assert!(said.contains("limits.memory: 100 MiB for all workers is less than one kernel"), "{said}");
     assert!(said.contains("engines.python.command: kernels cannot see"), "{said}");
+    host.configure("[sandbox]\nsystem_paths = [\"/nowhere\"]\n");
+    let said = String::from_utf8(host.cli(&["config", "check"]).stderr).unwrap();
+    assert!(said.contains("sandbox.system_paths: \"/nowhere\" cannot be shown to kernels"), "{said}");
     host.configure(&format!("[sandbox]\nsystem_paths = [{:?}]\n{engine}", host.path("home")));
     assert_eq!(host.ok(&["config", "check"]), format!("{file}: ok\n"));
     host.configure("[defaults]\nmemory = \"1G\"\n");

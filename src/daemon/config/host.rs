@@ -31,6 +31,12 @@ pub(super) fn lacking(config: &Config, names: impl Fn(&[&str]) -> bool) -> Vec<F
         let hint = "name a program below /usr, /opt or /nix, or its folder in sandbox.system_paths";
         faults.push(Fault::new(&at, why).hint(hint));
     }
+    for path in &config.sandbox.system_paths {
+        if let Err(error) = path.metadata() {
+            let why = format!("{path:?} cannot be shown to kernels: {error}");
+            faults.push(Fault::new(&["sandbox", "system_paths"], why).hint("take it out: no kernel would start"));
+        }
+    }
     let one = config.defaults.limits.memory_bytes;
     if let Some(most) = config.limits.memory_bytes.filter(|most| *most < one) {
         let [one, most] = [one, most].map(quantity::format_size);

@@ -88,6 +88,9 @@ impl Worker {
         match call {
             Call::BindKernel(binding, answer) => self.bind_kernel(*binding, BoundAnswer::Call(answer)),
             Call::Lane(token, answer) => drop(answer.send(self.open_lane(token))),
+            Call::Usage(answer) if self.enclosure.stands_still() => {
+                drop(answer.send(Err(Error::unavailable("something has stopped the engine"))));
+            }
             Call::Usage(answer) => drop(answer.send(Ok(self.enclosure.usage()))),
             other => other.refuse(Error::refused("this worker has no kernel yet").reason("unbound")),
         }

@@ -140,6 +140,10 @@ pub trait Enclosure {
     fn stirs(&mut self) -> bool;
     /// Looks at memory and workspace. Called while something runs.
     fn watch(&mut self) -> Watch;
+    /// Whether something has stopped the engine's process.
+    fn stands_still(&self) -> bool {
+        false
+    }
     /// What is used now.
     fn usage(&mut self) -> WorkerUsage;
     /// Mounts something.

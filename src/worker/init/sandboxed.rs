@@ -17,6 +17,7 @@ use crate::sandbox::{
     BindSource, EngineProgram, ExitCause, Frozen, Init, KernelEntry, KernelFolder, MemoryWatch, SandboxError, Stir,
     Verdict, WorkspaceWatch,
 };
+use crate::sys::process;
 
 /// Longest pause between two looks.
 const SLOWEST: Duration = Duration::from_secs(5);
@@ -217,6 +218,10 @@ impl Enclosure for Sandboxed {
             (Watch::Beyond(cause), _) | (_, Watch::Beyond(cause)) => Watch::Beyond(cause),
             (Watch::Within { next: one }, Watch::Within { next: other }) => Watch::Within { next: one.min(other) },
         }
+    }
+
+    fn stands_still(&self) -> bool {
+        u32::try_from(self.pid).is_ok_and(process::is_stopped)
     }
 
     fn usage(&mut self) -> WorkerUsage {
