@@ -28,8 +28,8 @@ impl Terminal {
         // As a terminal's window does it: a session whose controlling terminal this is, so that Ctrl-C is a signal.
         let mut command = std::process::Command::new("setsid");
         let ryokan = host.command("ryokan");
-        // Whoever runs the tests in the background of a script ignores that signal, and hands that down.
-        command.args(["--ctty", "/usr/bin/env", "--default-signal=INT"]);
+        // Whoever runs the tests in the background of a script, or under nohup, ignores these signals, and hands that down.
+        command.args(["--ctty", "/usr/bin/env", "--default-signal=INT,HUP"]);
         command.arg(ryokan.get_program()).args(ryokan.get_args()).arg("--no-autostart").args(args);
         command.env_clear().env("TERM", "xterm");
         command.envs(ryokan.get_envs().filter_map(|(name, value)| Some((name, value?))));
