@@ -30,7 +30,9 @@ fn a_new_kernels_database_stays_locked_when_its_files_were_synced() {
     with_state(async |state, path| {
         state.append_journal(vec![said("once")]).await.expect("written");
         let inode = format!(":{} ", path.metadata().expect("there").ino());
-        let is_locked = || std::fs::read_to_string("/proc/locks").expect("readable").contains(&inode);
+        let listed = || std::fs::read_to_string("/proc/locks").expect("readable").contains(&inode);
+        // The list is read in parts, by number: one that is let go meanwhile, by whatever else runs here, hides another. A lock that is lost is in none.
+        let is_locked = || (0..20).any(|_| listed());
         assert!(is_locked(), "at first");
         // Longer than that new kernels are left alone.
         for _ in 0..12 {
