@@ -7,6 +7,8 @@ pub mod catalog;
 pub mod cli;
 pub mod core;
 pub mod daemon;
+pub mod isolation;
+pub mod link;
 pub mod mcp;
 pub mod rpc;
 pub mod sandbox;

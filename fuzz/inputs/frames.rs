@@ -1,6 +1,6 @@
 //! The byte stream between init and engine, cut anywhere: both directions.
 
-use ryokan::worker::wire::{Decoder, Event, Request, encode};
+use ryokan::link::frames::{Decoder, Event, Request, encode};
 use serde::{Serialize, de::DeserializeOwned};
 
 fn frames<T: DeserializeOwned>(pieces: &[&[u8]]) -> Vec<(T, Vec<u8>)> {

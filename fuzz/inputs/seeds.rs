@@ -6,9 +6,9 @@ use ryokan::core::ids::{Digest, ExecId};
 use ryokan::core::info::{KernelFilter, McpTransport, MissedEntry};
 use ryokan::core::state::{EngineState, StateEntry};
 use ryokan::core::value::{BlobRef, Value};
+use ryokan::link::frames::{Request, encode};
 use ryokan::rpc::convert::{exec, info, mcp, output, spec, value};
 use ryokan::sandbox::SandboxPlan;
-use ryokan::worker::wire::{Request, encode};
 use ryokan::workspace::tree::entry::{Content, Entry, Meta, Node};
 use ryokan::workspace::tree::format;
 

@@ -14,10 +14,11 @@ use ryokan::core::exec::{ExecEnd, OutputEvent, Stream};
 use ryokan::core::ids::{Epoch, ExecId, KernelId, WorkerId};
 use ryokan::core::info::MissedEntry;
 use ryokan::core::value::Value;
-use ryokan::rpc::schema::worker_capnp::{supervisor, worker};
-use ryokan::rpc::worker_link::{Job, WorkerCause, WorkerIdentity, WorkerLink, WorkerListener};
-use ryokan::rpc::worker_proof::Role;
-use ryokan::rpc::worker_socket;
+use ryokan::link::schema::worker_capnp::{supervisor, worker};
+use ryokan::link::host::{Job, WorkerIdentity, WorkerLink, WorkerListener};
+use ryokan::link::types::WorkerCause;
+use ryokan::link::handshake::Role;
+use ryokan::link::connector::unix;
 
 fn identity() -> WorkerIdentity {
     WorkerIdentity {
@@ -106,7 +107,7 @@ async fn one(listener: &tokio::net::UnixListener, text: Rc<Vec<u8>>) {
     let accepting = async {
         let (stream, _) = listener.accept().await.expect("our own socket");
         let bootstrap: worker::Client = capnp_rpc::new_client(server);
-        let network = worker_socket::network(stream, Side::Server).expect("a connected socket");
+        let network = unix::network(stream, Side::Server).expect("a connected socket");
         tokio::task::spawn_local(RpcSystem::new(Box::new(network), Some(bootstrap.client)))
     };
     let (attached, serving) = tokio::join!(attaching, accepting);

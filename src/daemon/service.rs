@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use sd_notify::NotifyState;
 use tokio::net::UnixListener;
 
-use crate::rpc::worker_socket;
+use crate::link::connector::unix;
 
 /// The control socket: inherited from the service manager, or made here.
 ///
@@ -39,7 +39,7 @@ pub(super) fn make_socket(path: &Path, mode: u32) -> anyhow::Result<UnixListener
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
         _ => {}
     }
-    let listener: StdListener = worker_socket::listen(path)?;
+    let listener: StdListener = unix::listen(path)?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
     listener.set_nonblocking(true)?;
     Ok(UnixListener::from_std(listener)?)

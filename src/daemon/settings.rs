@@ -10,10 +10,10 @@ use super::paths::{Mode, Paths};
 use crate::core::engine::EngineName;
 use crate::core::name::KernelName;
 use crate::core::spec::KernelSpec;
+use crate::isolation::process::program::WorkerProgram;
 use crate::mcp::{Account, Launch};
 use crate::supervisor::admission::Bounds;
 use crate::supervisor::settings::Settings;
-use crate::worker::program::WorkerProgram;
 
 /// Fills the supervisor's settings.
 ///

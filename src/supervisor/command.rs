@@ -15,7 +15,7 @@ use crate::core::ids::{CheckpointId, ExecId};
 use crate::core::info::{GivenMount, McpInfo, McpTransport, MountInfo, ToolInfo};
 use crate::core::retention::Retention;
 use crate::core::workflow::{self, Outcome};
-use crate::rpc::worker_link::WorkerLink;
+use crate::link::host::WorkerLink;
 
 /// On whose behalf something is asked.
 #[derive(Debug, Clone, PartialEq, Eq)]

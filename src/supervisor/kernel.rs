@@ -28,7 +28,7 @@ use crate::core::origin::{Origin, OriginKind};
 use crate::core::retention::Retention;
 use crate::core::spec::KernelSpec;
 use crate::core::workflow::{self, Outcome};
-use crate::rpc::worker_link::{Job, WorkerLink};
+use crate::link::host::{Job, WorkerLink};
 
 /// What everybody may see of a kernel; written by its task only.
 #[derive(Debug, Clone)]

@@ -9,10 +9,10 @@ use super::admission::Bounds;
 use crate::core::engine::EngineName;
 use crate::core::pool::Rules;
 use crate::core::spec::KernelSpec;
+use crate::isolation::process::program::WorkerProgram;
 use crate::mcp::Launch;
 use crate::mcp::allow::AllowList;
 use crate::sandbox::plan::WORKSPACE;
-use crate::worker::program::WorkerProgram;
 
 /// Says why a host path may not be given to a kernel of this uid, with the rule that forbids it, if one does.
 pub type PathRule = Box<dyn Fn(&Path, u32) -> Option<String>>;

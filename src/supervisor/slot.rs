@@ -24,9 +24,9 @@ use crate::core::limits;
 use crate::core::name::KernelName;
 use crate::core::origin::OriginKind;
 use crate::core::spec::KernelSpec;
-use crate::rpc::worker_link::{Relay, WorkerIdentity, WorkerLink, WorkerReport};
+use crate::link::binding::{BoundFolder, BoundMount, BoundSource, KernelBinding, NewKernel};
+use crate::link::host::{Relay, WorkerIdentity, WorkerLink, WorkerReport};
 use crate::sandbox::plan::{PlannedMount, RunAs};
-use crate::worker::binding::{BoundFolder, BoundMount, BoundSource, KernelBinding, NewKernel};
 
 /// What a slot is called where a kernel has its name.
 const NAME: &str = "slot";

@@ -8,7 +8,7 @@ use crate::core::error::{Error, Result};
 use crate::core::info::MissedEntry;
 use crate::core::limits;
 use crate::core::state::{EngineState, StateEntry};
-use crate::rpc::worker_link::StateChunk;
+use crate::link::types::StateChunk;
 use crate::session::StateSnapshot;
 
 /// Takes the engine's state between two executions: saved by the engine, read from `engine.db` through its owner, the worker.

@@ -17,7 +17,7 @@ use crate::core::info::{GivenMount, MountInfo};
 use crate::core::limits;
 use crate::core::pool::Event;
 use crate::core::spec::KernelSpec;
-use crate::rpc::worker_link::WorkerLink;
+use crate::link::host::WorkerLink;
 use crate::sandbox::plan::PlannedMount;
 use crate::sys;
 

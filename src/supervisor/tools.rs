@@ -14,9 +14,9 @@ use crate::core::error::{Error, Result};
 use crate::core::info::{McpInfo, McpTransport, ToolInfo};
 use crate::core::name::KernelName;
 use crate::core::value::Value;
+use crate::link::host::{DynamicTool, WorkerLink};
 use crate::mcp::allow::AllowList;
 use crate::mcp::{CallError, Launch, McpServers};
-use crate::rpc::worker_link::{DynamicTool, WorkerLink};
 
 /// A kernel's servers.
 pub struct Tools {

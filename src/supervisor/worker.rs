@@ -19,11 +19,12 @@ use crate::core::ids::{Epoch, HostId, KernelId, WorkerId};
 use crate::core::name::KernelName;
 use crate::core::origin::OriginKind;
 use crate::core::spec::{KernelLimits, KernelSpec, Net};
-use crate::rpc::worker_link::{WorkerIdentity, WorkerLink, WorkerListener, WorkerReport};
+use crate::isolation::process::launch;
+use crate::link::bootstrap::LaunchDocument;
+use crate::link::host::{WorkerIdentity, WorkerLink, WorkerListener, WorkerReport};
 use crate::sandbox::plan::{PlannedMount, RunAs, SandboxPlan};
 use crate::sandbox::{Layer, Owners, Unfound, find_program};
 use crate::sys;
-use crate::worker::launch::{self, LaunchDocument};
 
 /// A worker that is up and attached.
 pub struct Started {
@@ -97,7 +98,7 @@ impl WorkerProcess {
 
 /// Removes what a worker that has ended may have left: it unlinks its sockets itself, unless it was killed.
 fn clear(socket: &Path) {
-    for path in [socket.to_owned(), crate::rpc::worker_socket::descriptor_path(socket)] {
+    for path in [socket.to_owned(), crate::link::connector::unix::descriptor_path(socket)] {
         let _ = std::fs::remove_file(path);
     }
 }
@@ -365,7 +366,7 @@ pub(super) async fn document(
     name: KernelName,
     plan: SandboxPlan,
     socket: &Path,
-) -> Result<LaunchDocument> {
+) -> Result<LaunchDocument<SandboxPlan>> {
     let mut document = LaunchDocument::new(identity, name, shape.engine, plan, socket.to_owned());
     let given = document.plan.mounts.iter().map(|mount| mount.inside.as_path());
     if let Some(interpreter) = interpreter(host, shape.engine, given)? {
@@ -395,14 +396,23 @@ pub(super) async fn document(
 pub(super) fn identity(host: &Host, kernel: KernelId, epoch: Epoch) -> (WorkerIdentity, PathBuf) {
     let worker = WorkerId::from_bytes(host.random());
     let socket = host.config.worker_sockets.join(format!("{worker}.sock"));
-    (WorkerIdentity { worker, kernel, epoch, build: launch::BUILD.to_owned(), secret: host.random() }, socket)
+    (
+        WorkerIdentity {
+            worker,
+            kernel,
+            epoch,
+            build: crate::link::bootstrap::BUILD.to_owned(),
+            secret: host.random(),
+        },
+        socket,
+    )
 }
 
 /// Launches a worker and attaches to it. What was launched is ended and forgotten if that fails.
 pub(super) async fn launch(
     host: &Host,
     place: Place,
-    document: &LaunchDocument,
+    document: &LaunchDocument<SandboxPlan>,
     identity: &WorkerIdentity,
     listener: Rc<dyn WorkerListener>,
     record: impl AsyncFnOnce(u32) -> Result<()>,

@@ -21,7 +21,6 @@ use tokio::net::unix::pipe::Receiver;
 use tokio::sync::{Mutex, oneshot};
 
 use super::engines::kaish::{self, Setup};
-use super::wire::{Decoder, EndStatus, EntryMeta, Event, Missed, Reply, Request, encode};
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::exec::{
     CODE_TIMEOUT, ExecEnd, ExecRequest, ExecResult, ExecStatus, OutputEvent, RequestError, Stream, Work,
@@ -31,6 +30,7 @@ use crate::core::info::{MissedEntry, MountInfo, ToolInfo, VarInfo};
 use crate::core::limits;
 use crate::core::state::{EngineState, StateEntry};
 use crate::core::value::Value;
+use crate::link::frames::{Decoder, EndStatus, EntryMeta, Event, Missed, Reply, Request, encode};
 use crate::session::{OutputSink, Session, StateSnapshot};
 
 /// A kernel in this process. Belongs to one thread, whose tokio runtime drives it; the engine has its own.
@@ -61,7 +61,7 @@ struct Peer {
     waiting: RefCell<HashMap<u64, oneshot::Sender<Event>>>,
     saved: RefCell<BTreeMap<String, StateEntry>>,
     missed: RefCell<Vec<MissedEntry>>,
-    jobs: RefCell<Vec<super::wire::Job>>,
+    jobs: RefCell<Vec<crate::link::frames::Job>>,
     gone: Cell<bool>,
 }
 

@@ -1,18 +1,13 @@
 //! The worker: a trusted init and the engine that it contains.
 
-pub mod binding;
 #[cfg(feature = "kaish")]
 pub mod embedded;
 pub mod engines;
 pub mod init;
-pub mod launch;
 pub mod probe;
 mod probe_exercise;
 mod probe_pooled;
-pub mod program;
-mod spawner;
-mod spawning;
-pub mod wire;
+pub(crate) mod spawner;
 
 /// The worker's entry: the first argument says as what it was started.
 pub fn main() {

@@ -23,9 +23,9 @@ use crate::sys::process::{adopt, exit_now, forget_children, parent, place, set_n
 use crate::sys::socket::{receive_with_fds, send_with_fds};
 
 /// The argument with which it is started. What it forks shows it too.
-pub(super) const COMMAND: &str = "serve";
+pub(crate) const COMMAND: &str = "serve";
 /// What the daemon sends for one worker.
-pub(super) const ONE: &[u8; 1] = b"1";
+pub(crate) const ONE: &[u8; 1] = b"1";
 /// Why there is none.
 const STATUS_FAILED: i32 = 4;
 

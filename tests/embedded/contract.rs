@@ -9,8 +9,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+use ryokan::link::frames::{Decoder, EndStatus, Event, Reply, Request, encode};
 use ryokan::worker::engines::kaish::{Setup, serve};
-use ryokan::worker::wire::{Decoder, EndStatus, Event, Reply, Request, encode};
 use serde_json::{Value as Json, json};
 
 /// An engine on a thread, with init's ends of everything.

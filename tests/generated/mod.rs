@@ -4,28 +4,34 @@
 use std::path::Path;
 use std::{env, fs};
 
-#[test]
-fn generated_code_is_fresh() {
+fn check_fresh(schema: &str, parent: &str) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let out = tempfile::tempdir().expect("a temporary folder");
     capnpc::CompilerCommand::new()
         .src_prefix(root.join("schema"))
         .import_path(root.join("schema"))
         .no_standard_import()
-        .default_parent_module(vec!["rpc".into(), "schema".into()])
-        .file(root.join("schema/ryokan.capnp"))
-        .file(root.join("schema/worker.capnp"))
+        .default_parent_module(vec![parent.into(), "schema".into()])
+        .file(root.join("schema").join(format!("{schema}.capnp")))
         .output_path(out.path())
         .run()
         .expect("capnp compiles the schema; scripts/check installs it (Debian: capnproto)");
-    let bless = env::var_os("RYOKAN_BLESS").is_some();
-    for name in ["ryokan_capnp.rs", "worker_capnp.rs"] {
-        let fresh = fs::read_to_string(out.path().join(name)).expect("capnpc wrote its output");
-        let kept = root.join("src/rpc/schema").join(name);
-        if bless {
-            fs::write(&kept, &fresh).expect("the checked-in file can be written");
-        }
-        let old = fs::read_to_string(&kept).unwrap_or_default();
-        assert!(old == fresh, "{name} is stale: run RYOKAN_BLESS=1 cargo test --test runner generated");
+    let name = format!("{schema}_capnp.rs");
+    let fresh = fs::read_to_string(out.path().join(&name)).expect("capnpc wrote its output");
+    let kept = root.join("src").join(parent).join("schema").join(&name);
+    if env::var_os("RYOKAN_BLESS").is_some() {
+        fs::write(&kept, &fresh).expect("the checked-in file can be written");
     }
+    let old = fs::read_to_string(&kept).unwrap_or_default();
+    assert!(old == fresh, "{name} is stale: run RYOKAN_BLESS=1 cargo test --test runner generated");
+}
+
+#[test]
+fn public_schema_is_fresh() {
+    check_fresh("ryokan", "rpc");
+}
+
+#[test]
+fn link_schema_is_fresh() {
+    check_fresh("worker", "link");
 }

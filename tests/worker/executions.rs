@@ -6,7 +6,8 @@ use ryokan::core::error::ErrorCode;
 use ryokan::core::exec::{ExecRequest, ExecStatus, OutputEvent, Work};
 use ryokan::core::ids::ExecId;
 use ryokan::core::value::Value;
-use ryokan::rpc::worker_link::{WorkerCause, WorkerExec};
+use ryokan::link::host::WorkerExec;
+use ryokan::link::types::WorkerCause;
 
 use super::code;
 use super::fake::{Fake, Plan};

@@ -15,12 +15,14 @@ use ryokan::core::engine::EngineName;
 use ryokan::core::error::{Error, Result};
 use ryokan::core::ids::{Epoch, KernelId, WorkerId};
 use ryokan::core::limits;
-use ryokan::rpc::worker_link::{WorkerCause, WorkerIdentity, WorkerLink, WorkerReport, WorkerUsage};
-use ryokan::rpc::worker_proof::SharedIdentity;
+use ryokan::link::bootstrap::Ready;
+use ryokan::link::handshake::SharedIdentity;
+use ryokan::link::host::{WorkerIdentity, WorkerLink, WorkerReport};
+use ryokan::link::types::{WorkerCause, WorkerUsage};
 use ryokan::sys::pidfd;
 use ryokan::worker::init::enclosure::{Enclosure, EngineParts, Exit, MountSource, Watch};
 use ryokan::worker::init::listener::{Descriptors, Door, Sockets, serve};
-use ryokan::worker::init::{Parts, Ready, Settings, run};
+use ryokan::worker::init::{Parts, Settings, run};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 

@@ -6,7 +6,7 @@ use ryokan::core::error::ErrorCode;
 use ryokan::core::exec::ExecStatus;
 use ryokan::core::ids::ExecId;
 use ryokan::core::value::Value;
-use ryokan::rpc::worker_link::WorkerCause;
+use ryokan::link::types::WorkerCause;
 
 use super::code;
 use super::fake::{Fake, Plan};
@@ -183,7 +183,7 @@ fn an_engine_that_does_not_read_is_bounded() {
         let (link, _) = fake.attach(&seen).await.unwrap();
         link.start(code(1, "signal.signal(signal.SIGINT, signal.SIG_IGN)\ntime.sleep(60)")).await.unwrap();
         let schema = serde_json::json!("x".repeat(1 << 20));
-        let tool = ryokan::rpc::worker_link::DynamicTool { name: "t".into(), description: String::new(), schema };
+        let tool = ryokan::link::host::DynamicTool { name: "t".into(), description: String::new(), schema };
         let mut refused = None;
         for _ in 0..100 {
             if let Err(error) = link.dynamic_tools(std::slice::from_ref(&tool)).await {

@@ -7,7 +7,7 @@ use ryokan::core::error::ErrorCode;
 use ryokan::core::exec::{ExecRequest, ExecStatus};
 use ryokan::core::ids::ExecId;
 use ryokan::core::limits;
-use ryokan::rpc::worker_link::WorkerLink;
+use ryokan::link::host::WorkerLink;
 
 use super::code;
 use super::fake::Fake;

@@ -11,7 +11,8 @@ use ryokan::core::exec::{ExecEnd, OutputEvent, Stream};
 use ryokan::core::ids::ExecId;
 use ryokan::core::info::MissedEntry;
 use ryokan::core::value::Value;
-use ryokan::rpc::worker_link::{Job, WorkerCause, WorkerListener};
+use ryokan::link::host::{Job, WorkerListener};
+use ryokan::link::types::WorkerCause;
 use tokio::sync::Notify;
 
 #[derive(Debug, Default)]

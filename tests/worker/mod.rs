@@ -12,7 +12,7 @@ mod state;
 
 use ryokan::core::exec::ExecRequest;
 use ryokan::core::ids::ExecId;
-use ryokan::rpc::worker_link::WorkerExec;
+use ryokan::link::host::WorkerExec;
 
 fn code(exec: u64, code: &str) -> WorkerExec {
     WorkerExec { exec: ExecId(exec), request: ExecRequest::code(code), output_kept: 1 << 20 }

@@ -11,10 +11,12 @@ use ryokan::core::error::{ErrorCode, Result};
 use ryokan::core::exec::ExecStatus;
 use ryokan::core::ids::{Epoch, ExecId, KernelId, WorkerId};
 use ryokan::core::value::Value;
-use ryokan::rpc::worker_link::{WorkerCause, WorkerIdentity, WorkerLink, WorkerReport};
+use ryokan::isolation::process::launch::{Launch, start};
+use ryokan::isolation::process::program::WorkerProgram;
+use ryokan::link::bootstrap::{BUILD, LaunchDocument};
+use ryokan::link::host::{WorkerIdentity, WorkerLink, WorkerReport};
+use ryokan::link::types::WorkerCause;
 use ryokan::sandbox::{PlannedMount, RunAs, SandboxPlan};
-use ryokan::worker::launch::{BUILD, Launch, LaunchDocument, start};
-use ryokan::worker::program::WorkerProgram;
 
 use super::code;
 use super::listener::{Recorder, local};
@@ -23,7 +25,7 @@ use super::listener::{Recorder, local};
 pub struct Kernel {
     pub folder: tempfile::TempDir,
     pub identity: WorkerIdentity,
-    pub document: LaunchDocument,
+    pub document: LaunchDocument<SandboxPlan>,
 }
 
 impl Kernel {

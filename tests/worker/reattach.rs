@@ -9,9 +9,9 @@ use nix::unistd::Uid;
 use ryokan::core::error::ErrorCode;
 use ryokan::core::exec::{ExecStatus, Stream};
 use ryokan::core::ids::{Epoch, ExecId, KernelId, WorkerId};
-use ryokan::rpc::schema::worker_capnp::worker;
-use ryokan::rpc::worker_link::{WorkerIdentity, WorkerLink};
-use ryokan::rpc::worker_socket;
+use ryokan::link::connector::unix;
+use ryokan::link::host::{WorkerIdentity, WorkerLink};
+use ryokan::link::schema::worker_capnp::worker;
 
 use super::code;
 use super::fake::{Fake, Plan, identity};
@@ -154,8 +154,8 @@ fn only_the_daemon_that_knows_the_secret_is_served() {
 }
 
 async fn raw_client(fake: &Fake) -> worker::Client {
-    let stream = worker_socket::connect(&fake.socket()).await.unwrap();
-    let mut rpc = RpcSystem::new(Box::new(worker_socket::network(stream, Side::Client).unwrap()), None);
+    let stream = unix::connect(&fake.socket()).await.unwrap();
+    let mut rpc = RpcSystem::new(Box::new(unix::network(stream, Side::Client).unwrap()), None);
     let client = rpc.bootstrap(Side::Server);
     tokio::task::spawn_local(rpc);
     client
@@ -207,9 +207,9 @@ fn garbage_on_the_private_socket_disturbs_nobody() {
         let seen = Recorder::new();
         let (link, _) = fake.attach(&seen).await.unwrap();
         for garbage in [&[0xff; 4096][..], b"GET / HTTP/1.1\r\n\r\n", &[0; 8]] {
-            let mut stream = worker_socket::connect(&fake.socket()).await.unwrap();
+            let mut stream = unix::connect(&fake.socket()).await.unwrap();
             stream.write_all(garbage).await.unwrap();
-            let mut stream = worker_socket::connect(&worker_socket::descriptor_path(&fake.socket())).await.unwrap();
+            let mut stream = unix::connect(&unix::descriptor_path(&fake.socket())).await.unwrap();
             stream.write_all(garbage).await.unwrap();
         }
         tokio::time::sleep(Duration::from_millis(50)).await;

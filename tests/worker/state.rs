@@ -7,7 +7,8 @@ use ryokan::catalog::{Changes, Durability, EngineDb, Entry, JobRecord};
 use ryokan::core::error::{Error, ErrorCode};
 use ryokan::core::ids::ExecId;
 use ryokan::core::value::Value;
-use ryokan::rpc::worker_link::{CodeCheck, StateChunk, WorkerCause};
+use ryokan::link::host::CodeCheck;
+use ryokan::link::types::{StateChunk, WorkerCause};
 
 use super::code;
 use super::fake::{Fake, Plan};

@@ -16,8 +16,8 @@ use tokio::task::{JoinHandle, LocalSet};
 
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::limits;
+use crate::link::connector::halves::halves;
 use crate::rpc::convert::{AFTER_A_LOSS, from_capnp, reader_options};
-use crate::rpc::wire::halves;
 
 /// Runs a future that uses clients: a runtime of this thread alone and a [`LocalSet`]. Blocking reads that still wait
 /// when the future ends (standard input, for example) are left behind.

@@ -1,7 +1,5 @@
-//! Generated from `schema/*.capnp` by capnpc; `tests/generated` proves that it is fresh.
+//! Generated from `schema/ryokan.capnp` by capnpc; `tests/generated` proves that it is fresh.
 #![allow(missing_docs, clippy::all, clippy::unwrap_used, clippy::unimplemented, reason = "generated code")]
 
 #[rustfmt::skip]
 pub mod ryokan_capnp;
-#[rustfmt::skip]
-pub mod worker_capnp;

@@ -14,7 +14,7 @@ use crate::core::error::{Error, Result};
 use crate::core::limits;
 use crate::core::rights::Rights;
 use crate::core::spec::KernelSpec;
-use crate::rpc::arrival::MostWords;
+use crate::link::message_limit::MostWords;
 use crate::rpc::convert::info::{read_kernel_filter, write_ability, write_host_info, write_kernel_info};
 use crate::rpc::convert::spec::read_spec_request;
 use crate::rpc::convert::{read_name, read_text, to_capnp};

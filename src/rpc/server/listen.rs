@@ -25,10 +25,10 @@ use crate::core::info::{Ability, HostInfo};
 use crate::core::limits;
 use crate::core::name::KernelName;
 use crate::core::rights::Rights;
-use crate::rpc::arrival::MostWords;
+use crate::link::connector::unix;
+use crate::link::message_limit::MostWords;
 use crate::rpc::convert::to_capnp;
 use crate::rpc::schema::ryokan_capnp as wire;
-use crate::rpc::worker_socket;
 use crate::supervisor::command::Actor;
 use crate::supervisor::kernel::Kernel;
 use crate::supervisor::supervisor::Supervisor;
@@ -117,7 +117,7 @@ async fn greet(stream: UnixStream, supervisor: Supervisor, published: Rc<Publish
     let server =
         Rc::new(HostServer { connection: Rc::clone(&connection), client: RefCell::new(None), most: most.clone() });
     let host: wire::host::Client = capnp_rpc::new_client_from_rc(Rc::clone(&server));
-    let network = match worker_socket::network_of(stream, Side::Server, most) {
+    let network = match unix::network_of(stream, Side::Server, most) {
         Ok(network) => network,
         Err(error) => return tracing::warn!(%error, "a client's connection cannot be watched"),
     };
@@ -183,7 +183,7 @@ impl Published {
             return;
         }
         let most = MostWords::new(limits::HELLO_WORDS);
-        let Ok(network) = worker_socket::network_of(stream, Side::Server, most) else { return };
+        let Ok(network) = unix::network_of(stream, Side::Server, most) else { return };
         self.turning_away.set(self.turning_away.get() + 1);
         let rpc = RpcSystem::new(Box::new(network), Some(new_broken_cap(to_capnp(error))));
         // It has left, or its time is over: nobody else asks.
@@ -242,7 +242,7 @@ impl Published {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        let listener = worker_socket::listen(path)?;
+        let listener = unix::listen(path)?;
         listener.set_nonblocking(true)?;
         let listener = UnixListener::from_std(listener)?;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
@@ -350,7 +350,7 @@ async fn serve_kernel(
         let (supervisor, config) = (published.supervisor.clone(), Rc::clone(&published.config));
         let connection = Connection::new(supervisor, Rc::clone(&published), uid, config);
         let client = connection.kernel_client(&kernel, rights, Actor { uid, ..actor.clone() });
-        let network = match worker_socket::network(stream, Side::Server) {
+        let network = match unix::network(stream, Side::Server) {
             Ok(network) => network,
             Err(error) => {
                 tracing::warn!(%error, "a connection to a kernel's socket cannot be watched");

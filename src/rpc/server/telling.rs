@@ -4,11 +4,11 @@ use super::kernel::KernelServer;
 use crate::core::error::Error;
 use crate::core::info::{CodeStatus, JournalView};
 use crate::core::limits;
+use crate::link::host::CodeCheck;
 use crate::rpc::convert::exec::code_status_to_wire;
 use crate::rpc::convert::info::write_journal_entry;
 use crate::rpc::convert::{read_name, read_text, to_capnp, write_text_list};
 use crate::rpc::schema::ryokan_capnp::kernel;
-use crate::rpc::worker_link::CodeCheck;
 use crate::supervisor::command::Message;
 
 impl KernelServer {

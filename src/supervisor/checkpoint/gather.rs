@@ -9,7 +9,7 @@ use super::{Still, state};
 use crate::core::checkpoint::StateParts;
 use crate::core::error::Result;
 use crate::core::ids::{CheckpointId, Digest};
-use crate::rpc::worker_link::WorkerLink;
+use crate::link::host::WorkerLink;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 use crate::workspace::Together;

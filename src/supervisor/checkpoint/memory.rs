@@ -10,7 +10,7 @@ use crate::core::engine::EngineName;
 use crate::core::error::Result;
 use crate::core::ids::CheckpointId;
 use crate::core::info::MissedEntry;
-use crate::rpc::worker_link::WorkerLink;
+use crate::link::host::WorkerLink;
 use crate::supervisor::host::Host;
 
 /// What a manifest calls a copy that there never was.

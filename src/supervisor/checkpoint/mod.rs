@@ -42,7 +42,7 @@ use crate::core::ids::{CheckpointId, Digest};
 use crate::core::info::{MissedEntry, ToolInfo};
 use crate::core::limits;
 use crate::core::workflow::{Outcome, WorkflowPart};
-use crate::rpc::worker_link::WorkerLink;
+use crate::link::host::WorkerLink;
 
 pub(super) use archive::used;
 pub use archive::{archive, unarchive};

@@ -8,7 +8,7 @@ use crate::core::checkpoint::{Checkpoint, CheckpointType, Taking};
 use crate::core::error::{Error, Result};
 use crate::core::kernel::StopReason;
 use crate::core::limits;
-use crate::rpc::worker_link::WorkerLink;
+use crate::link::host::WorkerLink;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 

@@ -15,7 +15,7 @@ use crate::core::ids::{CheckpointId, Digest};
 use crate::core::info::{GivenMount, MissedEntry};
 use crate::core::limits;
 use crate::core::workflow::Options;
-use crate::rpc::worker_link::WorkerLink;
+use crate::link::host::WorkerLink;
 use crate::supervisor::command::{Actor, Change, Trace};
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;

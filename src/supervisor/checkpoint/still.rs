@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use super::freeze;
 use crate::core::error::{ErrorCode, Result};
-use crate::rpc::worker_link::WorkerLink;
+use crate::link::host::WorkerLink;
 use crate::supervisor::kernel::Kernel;
 use crate::supervisor::sessions::Hold;
 

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::core::error::{Error, Result};
-use crate::rpc::worker_link::WorkerLink;
+use crate::link::host::WorkerLink;
 use crate::supervisor::command::{Trace, Turn, Waiting};
 use crate::supervisor::kernel::Kernel;
 

@@ -12,7 +12,7 @@ use crate::core::error::{Error, Result};
 use crate::core::kernel::StopReason;
 use crate::core::retention::Retention;
 use crate::core::spec::KernelSpec;
-use crate::rpc::worker_link::WorkerLink;
+use crate::link::host::WorkerLink;
 use crate::supervisor::checkpoint;
 use crate::supervisor::command::Change;
 

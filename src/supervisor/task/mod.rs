@@ -43,7 +43,7 @@ use crate::core::ids::ExecId;
 use crate::core::info::GivenMount;
 use crate::core::kernel::{Action, CrashCause, Event, Life, State, StopReason};
 use crate::core::limits;
-use crate::rpc::worker_link::WorkerLink;
+use crate::link::host::WorkerLink;
 
 use ephemeral::Early;
 

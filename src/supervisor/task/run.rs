@@ -15,7 +15,7 @@ use crate::core::ids::ExecId;
 use crate::core::kernel::{CrashCause, Event, State, StopReason};
 use crate::core::limits;
 use crate::core::origin::Origin;
-use crate::rpc::worker_link::{WorkerExec, WorkerLink};
+use crate::link::host::{WorkerExec, WorkerLink};
 use crate::supervisor::command::{Actor, Operation, Trace, Turn, Waiting};
 use crate::supervisor::execution::Execution;
 use crate::supervisor::kernel::{Kernel, never_ran};

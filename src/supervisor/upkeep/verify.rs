@@ -159,7 +159,7 @@ fn tempfile_beside(path: &std::path::Path) -> Result<std::path::PathBuf> {
     Ok(scratch)
 }
 
-async fn through(link: &crate::rpc::worker_link::WorkerLink) -> Result<()> {
+async fn through(link: &crate::link::host::WorkerLink) -> Result<()> {
     for head in link.state_heads().await? {
         let entry = match link.state_entry(&head.key).await {
             Ok(entry) => entry,

@@ -7,7 +7,7 @@ use serde_json::Value as Json;
 use crate::core::error::ErrorCode;
 use crate::core::limits;
 use crate::core::value::Value;
-use crate::worker::wire::Reply;
+use crate::link::frames::Reply;
 
 /// It was done; these are its fields.
 pub(super) fn success<const N: usize>(id: u64, fields: [(&str, Json); N]) -> Reply {

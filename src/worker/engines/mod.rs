@@ -9,44 +9,26 @@ mod paths;
 pub mod python;
 mod sources;
 
-use std::path::PathBuf;
-
-use serde::{Deserialize, Serialize};
-
 use crate::core::engine::EngineName;
 #[cfg(not(feature = "kaish"))]
 use crate::core::error::Error;
 use crate::core::error::Result;
 use crate::core::name::KernelName;
 use crate::core::origin::{Origin, OriginKind};
+use crate::link::bootstrap::EngineSettings;
 use crate::sandbox::EngineProgram;
 
 /// Where programs are found inside.
 const PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin";
 
-/// What the daemon's configuration says of engines.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct EngineSettings {
-    /// The interpreter and its first arguments, as found inside; nothing for an engine that is part of the worker.
-    pub interpreter: Vec<String>,
-    /// The Python driver compiled for that interpreter, a file of the daemon's; without it the engine starts from the sources.
-    #[serde(default)]
-    pub python_compiled: Option<PathBuf>,
-    /// What Python loads in a worker that waits for its kernel.
-    #[serde(default)]
-    pub preload: Vec<String>,
-}
-
-impl EngineSettings {
-    /// Reads what only the daemon's user may read; to be called before init becomes another. Empty where there is none.
-    pub fn read_compiled(&self) -> Vec<u8> {
-        // One that cannot be read costs a slower start, no more.
-        self.python_compiled.as_deref().and_then(|path| python::read_compiled(path).ok()).unwrap_or_default()
-    }
+/// Reads the compiled driver, which only the daemon's user may read: to be called before init becomes another. Empty where there is none.
+pub fn read_compiled(settings: &EngineSettings) -> Vec<u8> {
+    // One that cannot be read costs a slower start, no more.
+    settings.python_compiled.as_deref().and_then(|path| python::read_compiled(path).ok()).unwrap_or_default()
 }
 
 /// The program of an engine, with the environment of the contract. `kernel`: its name and how its state came to be; none for a
-/// slot. `compiled`: what [`EngineSettings::read_compiled`] gave.
+/// slot. `compiled`: what [`read_compiled`] gave.
 ///
 /// # Errors
 /// `Unsupported` if this build or host does not have it.

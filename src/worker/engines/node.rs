@@ -2,8 +2,9 @@
 //!
 //! `node -e BOOTSTRAP` reads the driver's modules from descriptor 4.
 
-use super::{EngineSettings, sources};
+use super::sources;
 use crate::core::error::{Error, Result};
+use crate::link::bootstrap::EngineSettings;
 use crate::sandbox::EngineProgram;
 
 /// The text after `-e`.

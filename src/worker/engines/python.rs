@@ -4,8 +4,9 @@
 
 mod compiled;
 
-use super::{EngineSettings, sources};
+use super::sources;
 use crate::core::error::{Error, Result};
+use crate::link::bootstrap::EngineSettings;
 use crate::sandbox::EngineProgram;
 
 pub use compiled::{compiled, read as read_compiled};

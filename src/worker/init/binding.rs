@@ -14,7 +14,7 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::enclosure::{KernelFolderSource, KernelPlace, MountSource};
-use super::frames::EngineReady;
+use super::engine_frames::EngineReady;
 use super::loading::{Startup, failure, missed_of};
 use super::requests::By;
 use super::state::State;
@@ -22,9 +22,9 @@ use super::{Life, Worker};
 use crate::catalog::EngineDb;
 use crate::core::error::{Error, Result};
 use crate::core::limits;
-use crate::rpc::worker_link::WorkerCause;
-use crate::rpc::worker_service::{Answer, Call, Report};
-use crate::worker::binding::{BoundFolder, BoundSource, KernelBinding};
+use crate::link::binding::{BoundFolder, BoundSource, KernelBinding};
+use crate::link::guest::{Answer, Call, Report};
+use crate::link::types::WorkerCause;
 use crate::worker::engines;
 
 /// Where the answer to a binding goes.

@@ -12,8 +12,8 @@ use crate::catalog::EntryHead;
 use crate::core::error::{Error, Result};
 use crate::core::ids::ExecId;
 use crate::core::limits;
-use crate::rpc::worker_link::StateHead;
-use crate::rpc::worker_service::{Answer, Bind, Call, Report, StatePiece, ToolAnswer, WorkerCall};
+use crate::link::guest::{Answer, Bind, Call, Report, StatePiece, ToolAnswer, WorkerCall};
+use crate::link::types::StateHead;
 
 impl Worker {
     pub(super) fn on_call(&mut self, call: WorkerCall) {

@@ -11,11 +11,11 @@ use nix::sys::socket::{MsgFlags, recv};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::frames::{self, EngineEvent};
+use super::engine_frames::{self, EngineEvent};
 use crate::core::limits;
+use crate::link::frames::{self, Decoder, FrameError};
 use crate::sys::socket::{note_senders, receive_from, send_with_fds};
 use crate::sys::watched::{Watched, watch};
-use crate::worker::wire::{self, Decoder, FrameError};
 
 /// Read at once, bytes.
 const SCRATCH_BYTES: usize = 64 << 10;
@@ -106,7 +106,7 @@ impl Control {
     /// What the engine did wrong: it does not read.
     pub fn send(&mut self, json: &[u8], tail: &[u8], descriptor: Option<OwnedFd>) -> Result<(), String> {
         let mut bytes = Vec::new();
-        wire::encode_raw(json, tail, &mut bytes).map_err(|e| e.to_string())?;
+        frames::encode_raw(json, tail, &mut bytes).map_err(|e| e.to_string())?;
         self.queue(bytes, descriptor)
     }
 
@@ -240,7 +240,7 @@ impl Control {
     pub fn next(&mut self) -> Result<Option<Frame>, String> {
         match self.decoder.raw_frame().map_err(|e: FrameError| e.to_string())? {
             Some((json, tail)) => {
-                Ok(Some(Frame { event: frames::read(json)?, json: json.to_vec(), tail: tail.to_vec() }))
+                Ok(Some(Frame { event: engine_frames::read(json)?, json: json.to_vec(), tail: tail.to_vec() }))
             }
             None => Ok(None),
         }
@@ -293,7 +293,7 @@ mod tests {
         let mut control = Control::noting_sender(ours).expect("a control socket");
         assert_eq!(control.sender(), None);
         let mut bytes = Vec::new();
-        wire::encode_raw(br#"{"ev":"reply","id":1,"ok":true}"#, &[], &mut bytes).expect("encodes");
+        frames::encode_raw(br#"{"ev":"reply","id":1,"ok":true}"#, &[], &mut bytes).expect("encodes");
         theirs.write_all(&bytes).expect("written");
         std::future::poll_fn(|cx| control.poll_read(cx)).await;
         assert_eq!(control.sender(), i32::try_from(std::process::id()).ok());
@@ -318,7 +318,7 @@ mod tests {
     async fn frames_come_out_whole() {
         let (mut control, mut engine) = pair();
         let mut bytes = Vec::new();
-        wire::encode_raw(br#"{"ev":"reply","id":1,"ok":true}"#, b"tail", &mut bytes).expect("encodes");
+        frames::encode_raw(br#"{"ev":"reply","id":1,"ok":true}"#, b"tail", &mut bytes).expect("encodes");
         engine.write_all(&bytes[..10]).expect("written");
         std::future::poll_fn(|cx| control.poll_read(cx)).await;
         assert_eq!(control.next(), Ok(None));

@@ -22,13 +22,13 @@ use tokio::time::Instant;
 
 use super::Worker;
 use super::control::Control;
-use super::frames::{EngineEvent, cut};
+use super::engine_frames::{EngineEvent, cut};
 use super::loading::missed_json;
 use super::requests::By;
 use crate::core::error::{Error, Result};
 use crate::core::limits;
-use crate::rpc::worker_link::WorkerCause;
-use crate::rpc::worker_service::{Answer, Revision};
+use crate::link::guest::{Answer, Revision};
+use crate::link::types::WorkerCause;
 use crate::sys::pidfd;
 use crate::sys::watched::watch;
 

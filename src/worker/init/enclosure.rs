@@ -8,7 +8,7 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 
 use crate::core::error::{Error, Result};
-use crate::rpc::worker_link::{WorkerCause, WorkerUsage};
+use crate::link::types::{WorkerCause, WorkerUsage};
 
 /// A started engine.
 #[derive(Debug)]

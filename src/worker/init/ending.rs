@@ -13,8 +13,8 @@ use super::requests::By;
 use super::{Life, Worker};
 use crate::core::error::{Error, Result};
 use crate::core::limits;
-use crate::rpc::worker_link::WorkerCause;
-use crate::rpc::worker_service::Answer;
+use crate::link::guest::Answer;
+use crate::link::types::WorkerCause;
 
 /// Exit status of a worker that was asked to end.
 const STATUS_STOPPED: i32 = 0;

@@ -21,17 +21,19 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 
 use super::listener::{self, Descriptors, Door, Sockets};
 use super::sandboxed::Sandboxed;
-use super::{Parts, Ready, Settings, run};
+use super::{Parts, Settings, run};
+use crate::link::bootstrap::Ready;
 
 use crate::catalog::{Durability, EngineDb};
 use crate::core::error::{Error, Result};
 use crate::core::limits;
-use crate::rpc::worker_proof::{PROOF_BYTES, SharedIdentity};
+use crate::link::bootstrap::{LaunchDocument, ReportLine};
+use crate::link::handshake::{PROOF_BYTES, SharedIdentity};
+use crate::sandbox::SandboxPlan;
 use crate::sandbox::{Init, enter};
 use crate::sys::process::exit_now;
 use crate::sys::socket::peer;
 use crate::worker::engines;
-use crate::worker::launch::{LaunchDocument, ReportLine};
 
 /// Status of a worker that could not start.
 const STATUS_FAILED: i32 = 3;
@@ -66,7 +68,7 @@ fn report(line: &ReportLine) {
 }
 
 fn start() -> Result<i32> {
-    let document =
+    let document: LaunchDocument<SandboxPlan> =
         LaunchDocument::read(&mut stdin()?).map_err(|e| Error::invalid(format!("the launch document: {e}")))?;
     let sockets = Sockets::bind(&document.socket).map_err(|e| {
         Error::unavailable(format!("cannot make the worker's socket {}: {e}", document.socket.display()))
@@ -75,7 +77,7 @@ fn start() -> Result<i32> {
     let (witness, other_end) = UnixStream::pair().map_err(internal("a socket pair"))?;
     // `enter` closes what is not kept; nobody may be left who thinks that it is open.
     drop(other_end);
-    let compiled = document.engine_settings.read_compiled();
+    let compiled = engines::read_compiled(&document.engine_settings);
     let [calls, descriptors] = sockets.fds();
     let keep = [calls, descriptors, witness.as_fd()];
     let init = enter(&document.plan, &keep, |pid| report(&ReportLine::Pid(pid)))?;
@@ -85,7 +87,13 @@ fn start() -> Result<i32> {
     outcome
 }
 
-fn serve(document: LaunchDocument, init: Init, sockets: Sockets, daemon_uid: u32, compiled: &[u8]) -> Result<i32> {
+fn serve(
+    document: LaunchDocument<SandboxPlan>,
+    init: Init,
+    sockets: Sockets,
+    daemon_uid: u32,
+    compiled: &[u8],
+) -> Result<i32> {
     let durability = if document.power_safe { Durability::Power } else { Durability::Process };
     let unbound = document.plan.unbound;
     let db = EngineDb::open(&init.engine_db_path(), durability)?;

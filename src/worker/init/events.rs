@@ -5,11 +5,11 @@ use std::task::{Context, Poll};
 use serde_json::{Value as Json, json};
 
 use super::control::Frame;
-use super::frames::EngineEvent;
+use super::engine_frames::EngineEvent;
 use super::{Life, Worker};
 use crate::core::limits;
-use crate::rpc::worker_link::WorkerCause;
-use crate::rpc::worker_service::ToolAnswer;
+use crate::link::guest::ToolAnswer;
+use crate::link::types::WorkerCause;
 
 /// Decoded frames in one step before the other sources get their turn.
 const FRAMES: usize = 256;

@@ -10,16 +10,16 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use tokio::time::Instant;
 
-use super::frames::EngineEnd;
+use super::engine_frames::EngineEnd;
 use super::stdin::Stdin;
 use super::{Life, Worker};
 use crate::core::error::{Error, Result};
 use crate::core::exec::{CODE_INTERRUPTED, CODE_LOST, CODE_TIMEOUT, ExecStatus};
 use crate::core::ids::ExecId;
 use crate::core::limits;
-use crate::rpc::worker_link::WorkerCause;
-use crate::rpc::worker_service::{Answer, Finish, LaneService, Start, Started};
-use crate::worker::wire::{EndStatus, InterruptWay};
+use crate::link::frames::{EndStatus, InterruptWay};
+use crate::link::guest::{Answer, Finish, LaneService, Start, Started};
+use crate::link::types::WorkerCause;
 
 /// What comes of an engine that had to be ended because it did not stop.
 const FROM_SAVED: &str =

@@ -10,8 +10,8 @@ use super::binding::BoundAnswer;
 use super::executions::StartAnswer;
 use crate::core::error::{Error, Result};
 use crate::core::ids::ExecId;
-use crate::rpc::worker_service::{BIND, LaneCall, LaneService, Start, Started};
-use crate::worker::binding::KernelBinding;
+use crate::link::binding::KernelBinding;
+use crate::link::guest::{BIND, LaneCall, LaneService, Start, Started};
 
 /// The attached daemon's lane.
 pub(super) struct Lane {

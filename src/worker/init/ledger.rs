@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use crate::core::exec::Stream;
 use crate::core::ids::ExecId;
 use crate::core::limits;
-use crate::rpc::worker_service::{Chunks, Finish};
+use crate::link::guest::{Chunks, Finish};
 
 /// Sent pieces of one stream that lie together are joined up to this, bytes: a flood of small writes must not cost more in
 /// bookkeeping than in bytes.

@@ -18,9 +18,9 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
 
 use crate::core::limits;
-use crate::rpc::worker_proof::{Role, SharedIdentity};
-use crate::rpc::worker_service::{WorkerCall, serve_connection};
-use crate::rpc::worker_socket::{self, DescriptorNote};
+use crate::link::connector::unix::{self, DescriptorNote};
+use crate::link::guest::{WorkerCall, serve_connection};
+use crate::link::handshake::{Role, SharedIdentity};
 use crate::sys::socket::{peer, receive_with_fds};
 
 /// Both sockets, listening.
@@ -41,9 +41,9 @@ impl Sockets {
         let before = umask(Mode::from_bits_truncate(0o177));
         let listen = |path: &Path| {
             let _ = std::fs::remove_file(path);
-            worker_socket::listen(path)
+            unix::listen(path)
         };
-        let bound = listen(path).and_then(|calls| Ok((calls, listen(&worker_socket::descriptor_path(path))?)));
+        let bound = listen(path).and_then(|calls| Ok((calls, listen(&unix::descriptor_path(path))?)));
         umask(before);
         let (calls, descriptors) = bound?;
         Ok(Sockets { calls, descriptors })
@@ -57,7 +57,7 @@ impl Sockets {
     /// Takes the sockets' names away, as far as this user may.
     pub fn unlink(path: &Path) {
         let _ = std::fs::remove_file(path);
-        let _ = std::fs::remove_file(worker_socket::descriptor_path(path));
+        let _ = std::fs::remove_file(unix::descriptor_path(path));
     }
 }
 

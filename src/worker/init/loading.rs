@@ -9,17 +9,18 @@ use serde::Deserialize;
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::frames::EngineReady;
+use super::engine_frames::EngineReady;
 use super::requests::By;
 use super::spool::Spool;
-use super::{Life, Ready, Worker};
+use super::{Life, Worker};
 use crate::catalog::EntryHead;
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::info::MissedEntry;
 use crate::core::limits;
-use crate::rpc::worker_link::{StateChunk, WorkerCause};
-use crate::rpc::worker_service::Answer;
-use crate::worker::wire::Missed;
+use crate::link::bootstrap::Ready;
+use crate::link::frames::Missed;
+use crate::link::guest::Answer;
+use crate::link::types::{StateChunk, WorkerCause};
 
 /// Frames on their way to the engine beyond which a load waits, bytes.
 const QUEUED_BYTES: usize = 4 << 20;

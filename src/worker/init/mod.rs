@@ -22,10 +22,10 @@ mod control;
 mod copies;
 pub mod enclosure;
 mod ending;
+mod engine_frames;
 pub mod entry;
 mod events;
 mod executions;
-mod frames;
 mod lane;
 mod ledger;
 pub mod listener;
@@ -57,8 +57,8 @@ use self::control::Control;
 use self::copies::Copies;
 use self::enclosure::{Enclosure, EngineParts, Watch};
 use self::ending::{Leaving, Stopping};
+use self::engine_frames::EngineReady;
 use self::executions::Run;
-use self::frames::EngineReady;
 use self::ledger::Ledger;
 use self::loading::{Loading, Startup};
 use self::outbox::Outbox;
@@ -70,9 +70,10 @@ use crate::core::engine::EngineName;
 use crate::core::error::Error;
 use crate::core::info::MissedEntry;
 use crate::core::limits;
-use crate::rpc::worker_link::WorkerCause;
-use crate::rpc::worker_proof::SharedIdentity;
-use crate::rpc::worker_service::WorkerCall;
+use crate::link::bootstrap::Ready;
+use crate::link::guest::WorkerCall;
+use crate::link::handshake::SharedIdentity;
+use crate::link::types::WorkerCause;
 use crate::sys::watched::{Watched, watch};
 
 /// Steps in one poll before other tasks get their turn.
@@ -97,21 +98,6 @@ pub struct Settings {
     pub unbound: bool,
     /// What its engine loads while it has none.
     pub preload: Vec<String>,
-}
-
-/// What init reports once it serves.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Ready {
-    /// Engine by name.
-    pub engine: String,
-    /// Its version.
-    pub engine_version: String,
-    /// Layers in force.
-    pub sandbox: Vec<String>,
-    /// Entries given to it.
-    pub restored_entries: u32,
-    /// Those that it could not build.
-    pub not_restored: Vec<MissedEntry>,
 }
 
 /// Where the worker is in its life.

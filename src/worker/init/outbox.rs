@@ -14,8 +14,8 @@ use super::ledger::{Item, Ledger};
 use crate::core::exec::Stream;
 use crate::core::ids::ExecId;
 use crate::core::limits;
-use crate::rpc::worker_link::WorkerCause;
-use crate::rpc::worker_service::{Daemon, Delivered, Delivery, ToolAnswer};
+use crate::link::guest::{Daemon, Delivered, Delivery, ToolAnswer};
+use crate::link::types::WorkerCause;
 
 /// A list of which only the latest value matters.
 #[derive(Debug, Default)]

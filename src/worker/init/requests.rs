@@ -7,8 +7,8 @@ use tokio::time::Instant;
 use super::{Life, Worker};
 use crate::core::error::{Error, Result};
 use crate::core::limits;
-use crate::rpc::worker_link::WorkerCause;
-use crate::rpc::worker_service::Answer;
+use crate::link::guest::Answer;
+use crate::link::types::WorkerCause;
 
 /// A request that the engine has not answered.
 pub(super) struct Asked {

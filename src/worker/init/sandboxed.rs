@@ -12,7 +12,7 @@ use super::enclosure::{
 };
 use crate::core::engine::EngineName;
 use crate::core::error::{Error, Result};
-use crate::rpc::worker_link::{WorkerCause, WorkerUsage};
+use crate::link::types::{WorkerCause, WorkerUsage};
 use crate::sandbox::{
     BindSource, EngineProgram, ExitCause, Frozen, Init, KernelEntry, KernelFolder, MemoryWatch, SandboxError, Stir,
     Verdict, WorkspaceWatch,

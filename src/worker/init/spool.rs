@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use crate::catalog::CatalogError;
 use crate::catalog::Entry;
 use crate::core::limits;
-use crate::rpc::worker_link::StateChunk;
+use crate::link::types::StateChunk;
 
 /// A key that no engine can have: two rows of it break the table's uniqueness and so the whole transaction.
 const BROKEN: &str = "\0broken";

@@ -11,7 +11,7 @@ use crate::catalog::{Changes, EngineDb, EngineInfo, Entry, EntryHead, JobRecord}
 use crate::core::ids::ExecId;
 use crate::core::info::MissedEntry;
 use crate::core::limits;
-use crate::worker::wire::{Job, Missed};
+use crate::link::frames::{Job, Missed};
 
 use super::spool::Spool;
 

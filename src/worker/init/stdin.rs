@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use crate::core::error::Error;
-use crate::rpc::worker_service::Answer;
+use crate::link::guest::Answer;
 use crate::sys::watched::{Watched, watch};
 
 /// Pieces that wait for the pipe; one more makes its sender wait.

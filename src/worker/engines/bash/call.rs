@@ -15,7 +15,7 @@ use super::quote::quote;
 use super::session::Session;
 use super::{toolcalls, values};
 use crate::core::value::Value;
-use crate::worker::wire::{EndStatus, Event, Request};
+use crate::link::frames::{EndStatus, Event, Request};
 
 /// How a call ended.
 pub struct Called {

@@ -23,7 +23,7 @@ use std::path::Path;
 
 use super::printed::{Content, Variable};
 use super::snapshot::{Function, Snapshot};
-use crate::worker::wire::{EntryMeta, Missed};
+use crate::link::frames::{EntryMeta, Missed};
 
 /// First byte of each body.
 pub const FORMAT: u8 = 1;

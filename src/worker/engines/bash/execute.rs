@@ -23,7 +23,7 @@ use super::session::Session;
 use super::steps::{self, Entering};
 use super::syntax::{self, Syntax};
 use super::toolcalls::Calls;
-use crate::worker::wire::{EndStatus, Event, Missed, Request};
+use crate::link::frames::{EndStatus, Event, Missed, Request};
 
 /// How an execution ended.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -8,8 +8,8 @@ use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
 use super::entries::one_line;
+use crate::link::frames::Job;
 use crate::sys::pidfd;
-use crate::worker::wire::Job;
 
 /// The background jobs that are known, those of a shell that is gone included.
 #[derive(Default)]

@@ -8,8 +8,8 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{MsgFlags, send};
 
+use crate::link::frames::{Decoder, Event, FrameError, Request, encode};
 use crate::sys::socket::receive_with_fds;
-use crate::worker::wire::{Decoder, Event, FrameError, Request, encode};
 
 /// Why serving ends, other than by request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,9 +3,9 @@
 use super::serve::EXIT_SETUP;
 use super::{Setup, serve};
 use crate::core::error::{Error, Result};
+use crate::link::bootstrap::EngineSettings;
 use crate::sandbox::EngineProgram;
 use crate::sys::process::{adopt, exit_now, let_large_writes_fail};
-use crate::worker::engines::EngineSettings;
 
 /// The program of the engine.
 ///

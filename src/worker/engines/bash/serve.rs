@@ -18,8 +18,8 @@ use super::{ENGINE, complete, restore, values};
 use crate::core::error::ErrorCode;
 use crate::core::limits;
 use crate::core::value::Value;
+use crate::link::frames::{DynamicTool, EntryMeta, Event, FrameError, InterruptWay, Job, Missed, Reply, Request};
 use crate::worker::engines::answers::{bounded_value, larger_than, refusal, success};
-use crate::worker::wire::{DynamicTool, EntryMeta, Event, FrameError, InterruptWay, Job, Missed, Reply, Request};
 
 /// The engine was asked to end, or init is gone.
 pub const EXIT_OK: i32 = 0;

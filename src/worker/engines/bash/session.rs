@@ -22,7 +22,7 @@ use super::restore;
 use super::shell::{Program, Shell};
 use super::snapshot::{self, ExitTrap, Function, Functions, Snapshot};
 use super::steps;
-use crate::worker::wire::{DynamicTool, Missed};
+use crate::link::frames::{DynamicTool, Missed};
 
 /// How a session begins.
 #[derive(Debug, Clone)]

@@ -14,7 +14,7 @@ use super::printed::Variable;
 use super::quote::{quote, quoted};
 use super::restore::{self, DEFERRED_OPTIONS};
 use super::syntax;
-use crate::worker::wire::DynamicTool;
+use crate::link::frames::DynamicTool;
 
 const BOOT: &str = include_str!("boot.bash");
 const TRAP: &str = include_str!("trap.bash");

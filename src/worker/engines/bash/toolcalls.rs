@@ -9,7 +9,7 @@ use super::link::{Link, Stop};
 use super::shell::Shell;
 use crate::core::limits;
 use crate::core::value::Value;
-use crate::worker::wire::{DynamicTool, Event};
+use crate::link::frames::{DynamicTool, Event};
 
 /// The calls of one execution.
 #[derive(Default)]

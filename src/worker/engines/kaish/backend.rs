@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::values;
 use crate::core::value::Value;
-use crate::worker::wire::DynamicTool;
+use crate::link::frames::DynamicTool;
 
 /// A call of a dynamic tool on its way out.
 #[derive(Debug)]

@@ -25,8 +25,8 @@ use crate::core::exec::{CODE_INTERRUPTED, OutputData};
 use crate::core::info::{ToolInfo, VarInfo};
 use crate::core::limits;
 use crate::core::value::Value;
+use crate::link::frames::{EndStatus, Job, Missed};
 use crate::worker::engines::paths;
-use crate::worker::wire::{EndStatus, Job, Missed};
 
 /// How a session begins.
 #[derive(Debug, Clone)]

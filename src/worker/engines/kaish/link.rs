@@ -11,8 +11,8 @@ use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+use crate::link::frames::{Decoder, Event, FrameError, Request, encode};
 use crate::sys::watched::{Watched, watch};
-use crate::worker::wire::{Decoder, Event, FrameError, Request, encode};
 
 /// Why serving ends, other than by request.
 #[derive(Debug)]

@@ -32,8 +32,8 @@ use super::{Backend, ENGINE, ToolAnswer, ToolCall, VERSION};
 use crate::core::error::ErrorCode;
 use crate::core::limits;
 use crate::core::value::Value;
+use crate::link::frames::{EndStatus, Event, FrameError, InterruptWay, Job, Missed, Reply, Request};
 use crate::worker::engines::answers::{bounded_value, larger_than, refusal, success};
-use crate::worker::wire::{EndStatus, Event, FrameError, InterruptWay, Job, Missed, Reply, Request};
 
 /// The engine was asked to end, or init is gone.
 pub const EXIT_OK: i32 = 0;

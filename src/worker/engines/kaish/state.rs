@@ -29,7 +29,7 @@ use kaish_kernel::vfs::Filesystem as _;
 use super::program::{self, Definition, Found};
 use super::tools::Inside;
 use super::values::{self, FORMAT};
-use crate::worker::wire::{EndStatus, EntryMeta, Missed};
+use crate::link::frames::{EndStatus, EntryMeta, Missed};
 
 /// One state entry.
 #[derive(Debug, Clone, PartialEq)]

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use serde_json::{Value as Json, json};
 
 use super::kit::{Engine, setup};
+use crate::link::frames::{DynamicTool, EndStatus, Event, Request};
 use crate::worker::engines::bash::{EXIT_PROTOCOL, EXIT_SETUP, Setup, serve};
-use crate::worker::wire::{DynamicTool, EndStatus, Event, Request};
 
 #[test]
 fn values_go_in_and_come_out() {

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::kit::Engine;
-use crate::worker::wire::EndStatus;
+use crate::link::frames::EndStatus;
 
 /// Each of these leaves a session that keeps its state and sees nothing of the machinery.
 #[test]

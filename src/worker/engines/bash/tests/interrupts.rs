@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::kit::Engine;
-use crate::worker::wire::{EndStatus, Event, Request};
+use crate::link::frames::{EndStatus, Event, Request};
 
 /// From the interrupt to the end: what is asked for is about a second.
 const SOON: Duration = Duration::from_millis(2500);

@@ -10,8 +10,8 @@ use std::time::Duration;
 use serde_json::Value as Json;
 
 use super::super::{Setup, serve};
+use crate::link::frames::{Decoder, EndStatus, EntryMeta, Event, InterruptWay, Job, Missed, Reply, Request, encode};
 use crate::sys::socket::send_with_fds;
-use crate::worker::wire::{Decoder, EndStatus, EntryMeta, Event, InterruptWay, Job, Missed, Reply, Request, encode};
 
 /// No wait is longer: what takes more hangs.
 const PATIENCE: Duration = Duration::from_secs(20);

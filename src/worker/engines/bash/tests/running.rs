@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::time::{Duration, Instant};
 
 use super::kit::Engine;
-use crate::worker::wire::{EndStatus, Request};
+use crate::link::frames::{EndStatus, Request};
 
 #[test]
 fn everything_persists() {

@@ -24,7 +24,7 @@ fn executions_and_starts_are_quick() {
         let times = (0..count).map(|_| {
             let begun = Instant::now();
             let id = engine.begin(code);
-            while !matches!(engine.event().0, crate::worker::wire::Event::End { id: ended, .. } if ended == id) {}
+            while !matches!(engine.event().0, crate::link::frames::Event::End { id: ended, .. } if ended == id) {}
             begun.elapsed()
         });
         median(times.collect())

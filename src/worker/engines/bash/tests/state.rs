@@ -1,7 +1,7 @@
 //! What is saved, when, and how it comes back.
 
 use super::kit::Engine;
-use crate::worker::wire::EndStatus;
+use crate::link::frames::EndStatus;
 use proptest::prelude::*;
 
 #[test]

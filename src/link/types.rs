@@ -6,7 +6,7 @@ use crate::core::ids::{Digest, ExecId};
 use crate::core::info::MissedEntry;
 use crate::core::value::Value;
 
-pub use crate::worker::wire::Job;
+pub use crate::link::frames::Job;
 
 /// Takes what a worker says. The kernel's task implements it.
 ///
@@ -19,7 +19,7 @@ pub trait WorkerListener {
     async fn output(&self, exec: ExecId, offset: u64, stream: Stream, data: Vec<u8>);
     /// A rich or structured form of a result.
     async fn event(&self, exec: ExecId, event: OutputEvent);
-    /// The execution is over; the worker remembers it until [`super::WorkerLink::acknowledge`].
+    /// The execution is over; the worker remembers it until [`crate::link::host::WorkerLink::acknowledge`].
     fn ended(&self, exec: ExecId, end: ExecEnd, output_bytes: u64);
     /// The end that follows at once is this worker's last: its engine is gone, it takes no more work.
     fn last(&self) {}
@@ -235,7 +235,7 @@ pub struct WorkerUsage {
 }
 
 /// Turns what Cap'n Proto says of a failed call into an error for clients.
-pub(super) fn from_capnp(error: &capnp::Error) -> Error {
+pub(crate) fn from_capnp(error: &capnp::Error) -> Error {
     if let Some(ours) = Error::from_line(&error.extra) {
         return ours;
     }

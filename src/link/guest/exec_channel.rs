@@ -11,9 +11,9 @@ use super::{Start, Started, read_start};
 use crate::core::error::Result;
 use crate::core::ids::{Epoch, ExecId};
 use crate::core::limits;
-use crate::rpc::lane::{BIND, Lane, Message};
-use crate::rpc::schema::worker_capnp::{lane_answer, lane_call};
-use crate::worker::binding::NewKernel;
+use crate::link::binding::NewKernel;
+use crate::link::exec_channel::{BIND, Lane, Message};
+use crate::link::schema::worker_capnp::{lane_answer, lane_call};
 
 /// What the daemon says on the lane.
 #[derive(Debug)]

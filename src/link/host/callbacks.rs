@@ -9,20 +9,20 @@ use std::rc::Rc;
 use serde::Deserialize;
 use serde_json::Value as Json;
 
-use super::types::{Job, WorkerCause, WorkerListener};
 use crate::core::error::Error;
 use crate::core::exec::{ExecEnd, ExecStatus, OutputData, OutputEvent, Stream};
 use crate::core::ids::ExecId;
 use crate::core::info::MissedEntry;
 use crate::core::limits;
 use crate::core::value::Value;
-use crate::rpc::schema::worker_capnp::{OutputStream, chunk, end, supervisor};
-use crate::worker::wire::Missed;
+use crate::link::frames::Missed;
+use crate::link::schema::worker_capnp::{OutputStream, chunk, end, supervisor};
+use crate::link::types::{Job, WorkerCause, WorkerListener};
 
 type Done = Result<(), capnp::Error>;
 
-pub(super) struct SupervisorServer {
-    pub(super) listener: Rc<dyn WorkerListener>,
+pub(crate) struct SupervisorServer {
+    pub(crate) listener: Rc<dyn WorkerListener>,
 }
 
 impl supervisor::Server for SupervisorServer {
@@ -106,7 +106,7 @@ impl supervisor::Server for SupervisorServer {
 }
 
 /// An execution that is over, with all that it wrote.
-pub(super) struct Over {
+pub(crate) struct Over {
     output: Vec<(Stream, Vec<u8>)>,
     end: ExecEnd,
     output_bytes: u64,
@@ -114,7 +114,7 @@ pub(super) struct Over {
 }
 
 impl Over {
-    pub(super) fn read(
+    pub(crate) fn read(
         end: end::Reader<'_>,
         output: capnp::struct_list::Reader<'_, chunk::Owned>,
     ) -> capnp::Result<Over> {
@@ -129,7 +129,7 @@ impl Over {
 }
 
 /// Tells a listener what the answer to a start says of the execution's end, as if it had come by `output` and `ended`.
-pub(super) async fn tell_over(listener: &dyn WorkerListener, exec: ExecId, over: Over) {
+pub(crate) async fn tell_over(listener: &dyn WorkerListener, exec: ExecId, over: Over) {
     let mut offset = 0;
     for (stream, data) in over.output {
         let bytes = data.len() as u64;
@@ -248,7 +248,7 @@ fn decode_tool_call(json: &[u8]) -> Result<(String, Value), Error> {
 }
 
 /// The jobs of a `jobs` frame; none if there was no frame.
-pub(super) fn decode_jobs(json: &[u8]) -> Vec<Job> {
+pub(crate) fn decode_jobs(json: &[u8]) -> Vec<Job> {
     #[derive(Deserialize, Default)]
     struct Frame {
         jobs: Vec<Job>,
@@ -257,7 +257,7 @@ pub(super) fn decode_jobs(json: &[u8]) -> Vec<Job> {
 }
 
 /// The entries of a `missed` frame; none if there was no frame.
-pub(super) fn decode_missed(json: &[u8]) -> Vec<MissedEntry> {
+pub(crate) fn decode_missed(json: &[u8]) -> Vec<MissedEntry> {
     #[derive(Deserialize, Default)]
     struct Frame {
         entries: Vec<Missed>,
@@ -266,7 +266,7 @@ pub(super) fn decode_missed(json: &[u8]) -> Vec<MissedEntry> {
 }
 
 /// The contract's form as `core`'s.
-pub(super) fn missed_entries(entries: Vec<Missed>) -> Vec<MissedEntry> {
+pub(crate) fn missed_entries(entries: Vec<Missed>) -> Vec<MissedEntry> {
     let entry = |m: Missed| MissedEntry { key: m.key, type_name: m.type_name, reason: m.reason };
     entries.into_iter().map(entry).collect()
 }
@@ -278,7 +278,7 @@ const JSON_DEPTH: usize = 120;
 ///
 /// # Errors
 /// `InvalidArgument` for a value that is too large or nested too deep.
-pub(super) fn encode_value(value: &Value) -> Result<String, Error> {
+pub(crate) fn encode_value(value: &Value) -> Result<String, Error> {
     if json_depth(value) > JSON_DEPTH {
         return Err(Error::invalid("the value is nested too deep for an engine"));
     }

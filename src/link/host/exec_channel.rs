@@ -9,16 +9,16 @@ use std::rc::Rc;
 use capnp::message::Builder;
 
 use super::calls::{answered, bounded, write_exec};
-use super::supervisor::{self, Over};
-use super::types::from_capnp;
 use super::{WorkerExec, WorkerLink, WorkerListener, descriptors};
 use crate::core::error::{Error, Result};
 use crate::core::exec::ExecRequest;
 use crate::core::ids::ExecId;
 use crate::core::limits;
-use crate::rpc::lane::{self, BIND, Lane, Message};
-use crate::rpc::schema::worker_capnp::{exec, lane_answer, lane_call};
-use crate::worker::binding::NewKernel;
+use crate::link::binding::NewKernel;
+use crate::link::exec_channel::{self, BIND, Lane, Message};
+use crate::link::host::callbacks::{self, Over};
+use crate::link::schema::worker_capnp::{exec, lane_answer, lane_call};
+use crate::link::types::from_capnp;
 
 /// What a worker says of a start.
 enum Said {
@@ -29,7 +29,7 @@ enum Said {
 
 /// A binding that was asked for on the lane.
 #[derive(Default)]
-pub(super) struct Binding {
+pub(crate) struct Binding {
     on_bound: RefCell<Option<Box<dyn FnOnce()>>>,
 }
 
@@ -40,7 +40,7 @@ impl Binding {
     }
 
     /// The worker is the kernel's.
-    pub(super) fn done(&self) {
+    pub(crate) fn done(&self) {
         if let Some(on_bound) = self.on_bound.take() {
             on_bound();
         }
@@ -57,7 +57,7 @@ impl WorkerLink {
             return Ok(());
         }
         let unavailable = |error| Error::unavailable(format!("a lane to the worker: {error}"));
-        let (ours, theirs) = lane::pair().map_err(unavailable)?;
+        let (ours, theirs) = exec_channel::pair().map_err(unavailable)?;
         let token = descriptors::hand_over(&self.socket, &self.identity.now(), theirs).await?;
         let mut request = self.client.lane_request();
         request.get().set_token(token);
@@ -149,7 +149,7 @@ impl WorkerLink {
         }
     }
 
-    pub(super) fn has_lane(&self) -> bool {
+    pub(crate) fn has_lane(&self) -> bool {
         self.lane.borrow().is_some()
     }
 
@@ -170,7 +170,7 @@ impl WorkerLink {
     }
 
     /// Starts an execution on the lane; `None`: it has to be a call.
-    pub(super) fn start_on_lane(&self, exec: &WorkerExec) -> Option<impl Future<Output = Result<()>> + use<>> {
+    pub(crate) fn start_on_lane(&self, exec: &WorkerExec) -> Option<impl Future<Output = Result<()>> + use<>> {
         let lane = self.say_exec(exec.exec, &exec.request, exec.output_kept, |call| call.init_start())?;
         self.let_it_run();
         let answer = heard(lane, exec.exec, Rc::clone(&self.listener), Rc::clone(&self.binding));
@@ -238,7 +238,7 @@ async fn heard(lane: Rc<Lane>, id: ExecId, listener: Rc<dyn WorkerListener>, bin
             _ if exec != id => {}
             Said::Runs => return Ok(()),
             Said::Over(over) => {
-                supervisor::tell_over(&*listener, id, over).await;
+                callbacks::tell_over(&*listener, id, over).await;
                 return Ok(());
             }
             Said::Refused(text) => return Err(from_capnp(&capnp::Error::failed(text))),

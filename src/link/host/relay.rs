@@ -3,12 +3,12 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use super::types::{Job, WorkerCause, WorkerListener};
 use crate::core::error::{Error, Result};
 use crate::core::exec::{ExecEnd, OutputEvent, Stream};
 use crate::core::ids::ExecId;
 use crate::core::info::MissedEntry;
 use crate::core::value::Value;
+use crate::link::types::{Job, WorkerCause, WorkerListener};
 
 /// Passes on what a worker says to the listener that it has now.
 pub struct Relay {

@@ -15,14 +15,14 @@ use tokio::process::Child;
 
 use super::launch::WorkerProcess;
 use super::program::WorkerProgram;
-use super::spawner::{COMMAND, ONE};
 use crate::core::error::{Error, Result};
 use crate::core::limits;
 use crate::sys::socket::{receive_with_fds, send_with_fds};
 use crate::sys::watched::{Watched, watch};
+use crate::worker::spawner::{COMMAND, ONE};
 
 /// A worker's outer process, which has not been told anything.
-pub(super) struct Spawned {
+pub(crate) struct Spawned {
     pub process: WorkerProcess,
     pub stdin: pipe::Sender,
     pub stdout: pipe::Receiver,
@@ -32,7 +32,7 @@ pub(super) struct Spawned {
 
 /// A spawner that runs. Dropped, it ends.
 #[derive(Debug)]
-pub(super) struct Spawner {
+pub(crate) struct Spawner {
     socket: AsyncFd<Watched>,
     child: Child,
 }
@@ -42,7 +42,7 @@ impl WorkerProgram {
     ///
     /// # Errors
     /// `Unavailable` if the program cannot be run.
-    pub(super) async fn spawn(&self, stderr: BorrowedFd<'_>) -> Result<Spawned> {
+    pub(crate) async fn spawn(&self, stderr: BorrowedFd<'_>) -> Result<Spawned> {
         let mut held = self.spawner().lock().await;
         let no_pipes = |error| Error::unavailable(format!("a worker cannot have pipes: {error}"));
         // Out of its place meanwhile: one whose answer nobody waits for any more must not give it to the next.

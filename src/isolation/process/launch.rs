@@ -8,170 +8,31 @@
 //! Nothing secret is ever in an argument or the environment. The secret comes last, so that init reads it only after the
 //! engine's process was forked off: no copy of it is in the engine's memory.
 
-use std::io::{self, Read, Write};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
 use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
-use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Interest, Lines};
 use tokio::net::unix::pipe;
 
-use super::engines::EngineSettings;
-use super::init::Ready;
 use super::program::WorkerProgram;
 use super::spawning::Spawned;
-use crate::core::engine::EngineName;
 use crate::core::error::{Error, Result};
-use crate::core::ids::{Epoch, KernelId, WorkerId};
 use crate::core::limits;
-use crate::core::name::KernelName;
-use crate::core::origin::OriginKind;
-use crate::rpc::worker_proof::{PROOF_BYTES, WorkerIdentity};
+use crate::link::bootstrap::Ready;
+use crate::link::bootstrap::{LaunchDocument, ReportLine};
+use crate::link::handshake::PROOF_BYTES;
 use crate::sandbox::SandboxPlan;
 use crate::sys::pidfd;
 use crate::sys::process::parent;
 use crate::sys::watched::watch;
 
-/// Version and sources of this program. Another build speaks another protocol between daemon and worker.
-pub const BUILD: &str = concat!(env!("CARGO_PKG_VERSION"), "+", env!("RYOKAN_SOURCES"));
-
-/// Largest document, bytes.
-const DOCUMENT_BYTES: usize = 1 << 20;
 /// Longest line of a report, bytes.
 const LINE_BYTES: usize = 4 << 20;
-
-/// What a worker is started with; the secret travels beside it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct LaunchDocument {
-    /// The worker.
-    pub worker: WorkerId,
-    /// The kernel that it executes.
-    pub kernel: KernelId,
-    /// The kernel's name, for the code inside.
-    pub name: KernelName,
-    /// The ownership under which it starts.
-    pub epoch: Epoch,
-    /// [`BUILD`] of the daemon: a worker of another build refuses to start.
-    pub build: String,
-    /// The interpreter.
-    pub engine: EngineName,
-    /// The interpreter's settings.
-    pub engine_settings: EngineSettings,
-    /// The sandbox.
-    pub plan: SandboxPlan,
-    /// The private socket; the one for descriptors is beside it.
-    pub socket: PathBuf,
-    /// Life without a daemon, milliseconds.
-    pub orphan_grace_ms: u64,
-    /// Output held while no daemon listens, bytes.
-    pub output_buffer_bytes: usize,
-    /// Whether saved state must survive a loss of power: every save then waits for the disk.
-    #[serde(default)]
-    pub power_safe: bool,
-    /// Memory that copies of the engine may take, bytes; 0: none are kept.
-    #[serde(default)]
-    pub rollback_bytes: u64,
-    /// How the state that it loads came to be, and its generation: for the code inside.
-    #[serde(default)]
-    pub origin: (OriginKind, u32),
-}
-
-impl LaunchDocument {
-    /// A document with the limits of this release.
-    pub fn new(
-        identity: &WorkerIdentity,
-        name: KernelName,
-        engine: EngineName,
-        plan: SandboxPlan,
-        socket: PathBuf,
-    ) -> Self {
-        LaunchDocument {
-            worker: identity.worker,
-            kernel: identity.kernel,
-            name,
-            epoch: identity.epoch,
-            build: identity.build.clone(),
-            engine,
-            engine_settings: EngineSettings::default(),
-            plan,
-            socket,
-            orphan_grace_ms: u64::try_from(limits::ORPHAN_GRACE.as_millis()).unwrap_or(u64::MAX),
-            output_buffer_bytes: limits::OUTPUT_BUFFER_BYTES,
-            power_safe: false,
-            rollback_bytes: 0,
-            origin: (OriginKind::Original, 0),
-        }
-    }
-
-    /// The identity that both ends prove.
-    pub fn identity(&self, secret: [u8; PROOF_BYTES]) -> WorkerIdentity {
-        WorkerIdentity {
-            worker: self.worker,
-            kernel: self.kernel,
-            epoch: self.epoch,
-            build: self.build.clone(),
-            secret,
-        }
-    }
-
-    /// Reads a document and nothing after it.
-    ///
-    /// # Errors
-    /// If it is none of this build, or the stream's own errors.
-    pub fn read(from: &mut impl Read) -> io::Result<LaunchDocument> {
-        let wrong = |why: String| io::Error::new(io::ErrorKind::InvalidData, why);
-        let mut length = [0; 4];
-        from.read_exact(&mut length)?;
-        let length = u32::from_le_bytes(length) as usize;
-        if length > DOCUMENT_BYTES {
-            return Err(wrong(format!("a launch document of {length} bytes")));
-        }
-        let mut json = vec![0; length];
-        from.read_exact(&mut json)?;
-        let document: LaunchDocument = serde_json::from_slice(&json).map_err(|e| wrong(e.to_string()))?;
-        if document.build != BUILD {
-            return Err(wrong(format!("the daemon is of build {}, this worker of {BUILD}", document.build)));
-        }
-        Ok(document)
-    }
-
-    fn to_bytes(&self) -> Result<Vec<u8>> {
-        let json = serde_json::to_vec(self).map_err(|e| Error::internal(format!("encode the launch document: {e}")))?;
-        let length = u32::try_from(json.len()).ok().filter(|length| *length as usize <= DOCUMENT_BYTES);
-        let length = length.ok_or_else(|| Error::invalid("the launch document is too large"))?;
-        Ok([&length.to_le_bytes()[..], &json].concat())
-    }
-}
-
-/// What a worker that starts says, one JSON object on a line each.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ReportLine {
-    /// Init's process, as the host sees it.
-    Pid(i32),
-    /// The engine is ready in a complete sandbox, its state is loaded, the private socket answers.
-    Ready(Ready),
-    /// It never will be. Nothing untrusted runs.
-    Failed(Error),
-}
-
-impl ReportLine {
-    /// Writes the line.
-    ///
-    /// # Errors
-    /// The stream's.
-    pub fn write(&self, to: &mut impl Write) -> io::Result<()> {
-        let mut line = serde_json::to_vec(self)?;
-        line.push(b'\n');
-        to.write_all(&line)?;
-        to.flush()
-    }
-}
 
 /// A started worker.
 #[derive(Debug)]
@@ -200,7 +61,7 @@ impl WorkerProcess {
         Ok(WorkerProcess { pid, pidfd: pidfd::open(Pid::from_raw(number))? })
     }
 
-    pub(super) fn of(pid: u32, pidfd: OwnedFd) -> WorkerProcess {
+    pub(crate) fn of(pid: u32, pidfd: OwnedFd) -> WorkerProcess {
         WorkerProcess { pid, pidfd }
     }
 
@@ -236,7 +97,7 @@ impl WorkerProcess {
 /// That of `record`. What the worker reports: `Unsupported` with reason `sandbox-LAYER`, `Corrupt` for its state, …; `Deadline` after
 /// [`limits::WORKER_START`] and a little; `Unavailable` if the program cannot be run.
 pub async fn start(
-    document: &LaunchDocument,
+    document: &LaunchDocument<SandboxPlan>,
     secret: &[u8; PROOF_BYTES],
     program: &WorkerProgram,
     stderr: BorrowedFd<'_>,
@@ -346,48 +207,5 @@ async fn next_line(lines: &mut Reports) -> Result<Option<ReportLine>> {
 impl std::os::fd::AsRawFd for WorkerProcess {
     fn as_raw_fd(&self) -> i32 {
         self.pidfd.as_raw_fd()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn document() -> LaunchDocument {
-        let identity = WorkerIdentity {
-            worker: WorkerId::from_bytes([1; 16]),
-            kernel: KernelId::from_bytes([2; 16]),
-            epoch: Epoch(3),
-            build: BUILD.into(),
-            secret: [0xa5; 32],
-        };
-        let name = "demo".parse().expect("a name");
-        LaunchDocument::new(&identity, name, EngineName::Kaish, SandboxPlan::new("/k"), "/s".into())
-    }
-
-    #[test]
-    fn a_document_is_read_to_its_last_byte_and_no_further() {
-        let bytes = [document().to_bytes().expect("encodes"), vec![0xa5; 32]].concat();
-        let mut rest = &bytes[..];
-        assert_eq!(LaunchDocument::read(&mut rest).expect("reads"), document());
-        assert_eq!(rest, [0xa5; 32]);
-    }
-
-    #[test]
-    fn a_document_of_another_build_is_refused() {
-        let other = LaunchDocument { build: "0.0.1+other".into(), ..document() };
-        let bytes = other.to_bytes().expect("encodes");
-        let error = LaunchDocument::read(&mut &bytes[..]).expect_err("refused");
-        assert!(error.to_string().contains("0.0.1+other"), "{error}");
-    }
-
-    #[test]
-    fn reports_are_one_line_each() {
-        let mut text = Vec::new();
-        ReportLine::Pid(7).write(&mut text).expect("written");
-        ReportLine::Failed(Error::unsupported("a\nb")).write(&mut text).expect("written");
-        let lines: Vec<_> = text.split(|b| *b == b'\n').filter(|line| !line.is_empty()).collect();
-        assert_eq!(lines[0], br#"{"pid":7}"#);
-        assert_eq!(lines.len(), 2);
     }
 }

@@ -5,13 +5,14 @@ use std::collections::VecDeque;
 use futures::{Stream, StreamExt as _};
 
 use super::calls::answered;
-use super::supervisor::decode_missed;
-use super::types::from_capnp;
-use super::{StateChunk, StateEntry, StateHead, WorkerLink};
+use super::{StateEntry, WorkerLink};
 use crate::core::error::{Error, Result};
 use crate::core::ids::{CheckpointId, Digest, ExecId};
 use crate::core::info::MissedEntry;
 use crate::core::limits;
+use crate::link::host::callbacks::decode_missed;
+use crate::link::types::from_capnp;
+use crate::link::types::{StateChunk, StateHead};
 
 /// State chunks on their way at once; Cap'n Proto's own window bounds their bytes.
 const CHUNKS_IN_FLIGHT: usize = 64;
@@ -106,7 +107,7 @@ impl WorkerLink {
     pub async fn state_heads(&self) -> Result<Vec<StateHead>> {
         let answer = answered(self.client.state_heads_request().send().promise).await?;
         let decode = || -> capnp::Result<Vec<StateHead>> {
-            let head = |head: crate::rpc::schema::worker_capnp::state_head::Reader<'_>| {
+            let head = |head: crate::link::schema::worker_capnp::state_head::Reader<'_>| {
                 let digest = <[u8; 32]>::try_from(head.get_digest()?);
                 Ok(StateHead {
                     key: head.get_key()?.to_string()?,

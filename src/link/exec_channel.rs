@@ -65,7 +65,7 @@ impl Lane {
     ///
     /// # Errors
     /// If the other end is gone, or has not read for so long that there is no room.
-    pub(super) fn send(&self, message: &Builder<HeapAllocator>) -> io::Result<bool> {
+    pub(crate) fn send(&self, message: &Builder<HeapAllocator>) -> io::Result<bool> {
         if serialize::compute_serialized_size_in_words(message) * 8 > limits::LANE_BYTES {
             return Ok(false);
         }
@@ -84,7 +84,7 @@ impl Lane {
     ///
     /// # Errors
     /// If the other end is gone or what came is no message; those of `read`.
-    pub(super) fn poll_message<T>(&self, cx: &mut Context<'_>, read: impl Read<T>) -> Poll<capnp::Result<T>> {
+    pub(crate) fn poll_message<T>(&self, cx: &mut Context<'_>, read: impl Read<T>) -> Poll<capnp::Result<T>> {
         loop {
             let mut guard = ready!(self.socket.poll_read_ready(cx)).map_err(capnp::Error::from)?;
             match self.message_now(&read) {
@@ -99,7 +99,7 @@ impl Lane {
     ///
     /// # Errors
     /// As [`Self::poll_message`].
-    pub(super) fn message_now<T>(&self, read: &impl Read<T>) -> capnp::Result<Option<T>> {
+    pub(crate) fn message_now<T>(&self, read: &impl Read<T>) -> capnp::Result<Option<T>> {
         PACKET.with_borrow_mut(|packet| {
             let bytes = Word::words_to_bytes_mut(packet);
             let length = loop {
@@ -123,16 +123,16 @@ impl Lane {
 }
 
 /// What makes something of a message.
-pub(super) trait Read<T>: Fn(&Message<'_>) -> capnp::Result<T> {}
+pub(crate) trait Read<T>: Fn(&Message<'_>) -> capnp::Result<T> {}
 impl<T, F: Fn(&Message<'_>) -> capnp::Result<T>> Read<T> for F {}
 
 /// A message in its packet.
-pub(super) type Message<'a> = capnp::message::Reader<serialize::BufferSegments<&'a [u8]>>;
+pub(crate) type Message<'a> = capnp::message::Reader<serialize::BufferSegments<&'a [u8]>>;
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rpc::schema::worker_capnp::lane_call;
+    use crate::link::schema::worker_capnp::lane_call;
 
     fn go(exec: u64) -> Builder<HeapAllocator> {
         let mut message = Builder::new_default();

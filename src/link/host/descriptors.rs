@@ -9,11 +9,11 @@ use tokio::io::{AsyncReadExt, Interest};
 
 use crate::core::error::{Error, Result};
 use crate::core::limits;
-use crate::rpc::worker_proof::{Role, WorkerIdentity};
-use crate::rpc::worker_socket::{self, DescriptorNote};
+use crate::link::connector::unix::{self, DescriptorNote};
+use crate::link::handshake::{Role, WorkerIdentity};
 
 /// Sends `descriptor` and gives the token by which the next call names it. Init has it when this returns.
-pub(super) async fn hand_over(socket: &Path, identity: &WorkerIdentity, descriptor: OwnedFd) -> Result<u64> {
+pub(crate) async fn hand_over(socket: &Path, identity: &WorkerIdentity, descriptor: OwnedFd) -> Result<u64> {
     let mut random = [0; 8];
     getrandom::fill(&mut random).map_err(|e| Error::internal(format!("no random bytes: {e}")))?;
     // 0 means "no token".
@@ -28,7 +28,7 @@ pub(super) async fn hand_over(socket: &Path, identity: &WorkerIdentity, descript
 }
 
 async fn send(socket: &Path, note: DescriptorNote, descriptor: OwnedFd) -> io::Result<()> {
-    let mut stream = worker_socket::connect(&worker_socket::descriptor_path(socket)).await?;
+    let mut stream = unix::connect(&unix::descriptor_path(socket)).await?;
     let bytes = note.to_bytes();
     let sent = stream
         .async_io(Interest::WRITABLE, || {

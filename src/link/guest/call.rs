@@ -6,8 +6,8 @@ use super::daemon::{Daemon, Finish};
 use crate::core::error::{Error, Result};
 use crate::core::exec::Stream;
 use crate::core::ids::ExecId;
-use crate::rpc::worker_link::{StateChunk, StateHead, WorkerUsage};
-use crate::worker::binding::KernelBinding;
+use crate::link::binding::KernelBinding;
+use crate::link::types::{StateChunk, StateHead, WorkerUsage};
 
 /// Where a call's answer goes.
 pub type Answer<T> = oneshot::Sender<Result<T>>;

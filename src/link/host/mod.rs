@@ -8,13 +8,12 @@
 //!      └──── WorkerListener ◀────────┘ Supervisor        output, event, ended, toolCall, jobs, dying
 //! ```
 
+mod callbacks;
 mod calls;
 mod descriptors;
-mod lane;
+mod exec_channel;
 mod relay;
 mod state;
-mod supervisor;
-mod types;
 
 use std::cell::{Cell, RefCell};
 use std::path::{Path, PathBuf};
@@ -27,19 +26,20 @@ use tokio::task::JoinHandle;
 use crate::core::error::{Error, Result};
 use crate::core::ids::ExecId;
 use crate::core::limits;
-use crate::rpc::lane::Lane;
-use crate::rpc::schema::worker_capnp::{report, worker};
-use crate::rpc::worker_proof::{PROOF_BYTES, Role, SharedIdentity};
-use crate::rpc::worker_socket;
-use crate::worker::wire::Missed;
+use crate::link::connector::unix;
+use crate::link::exec_channel::Lane;
+use crate::link::frames::Missed;
+use crate::link::handshake::{PROOF_BYTES, Role, SharedIdentity};
+use crate::link::schema::worker_capnp::{report, worker};
+use crate::link::types::from_capnp;
 
-pub use crate::rpc::worker_proof::WorkerIdentity;
-pub use crate::worker::wire::DynamicTool;
-pub use relay::Relay;
-pub use types::{
+pub use crate::link::frames::DynamicTool;
+pub use crate::link::handshake::WorkerIdentity;
+pub use crate::link::types::{
     CodeCheck, Completions, Job, StateChunk, StateEntry, StateHead, WorkerCause, WorkerExec, WorkerListener,
     WorkerReport, WorkerUsage,
 };
+pub use relay::Relay;
 
 /// A live, proven connection to one worker.
 pub struct WorkerLink {
@@ -59,7 +59,7 @@ pub struct WorkerLink {
     /// Whether it was told to begin something.
     has_begun: Cell<bool>,
     /// It was told on the lane whose worker it is: what is done when it answers that.
-    binding: Rc<lane::Binding>,
+    binding: Rc<exec_channel::Binding>,
 }
 
 impl Drop for WorkerLink {
@@ -100,9 +100,9 @@ impl WorkerLink {
         listener: Rc<dyn WorkerListener>,
     ) -> Result<(WorkerLink, WorkerReport)> {
         let unavailable = |error| Error::unavailable(format!("worker's socket {}: {error}", socket.display()));
-        let stream = worker_socket::connect(socket).await.map_err(unavailable)?;
+        let stream = unix::connect(socket).await.map_err(unavailable)?;
         let pid = stream.peer_cred().map_err(unavailable)?.pid().unwrap_or(0);
-        let network = worker_socket::network(stream, Side::Client).map_err(unavailable)?;
+        let network = unix::network(stream, Side::Client).map_err(unavailable)?;
         let mut rpc = RpcSystem::new(Box::new(network), None);
         let client: worker::Client = rpc.bootstrap(Side::Server);
         let (gone, told) = (listener.clone(), listener.clone());
@@ -147,13 +147,13 @@ impl WorkerLink {
         }
         let mut request = self.client.attach_request();
         request.get().set_proof(&identity.proof(Role::Daemon, counter_nonce, &nonce));
-        request.get().set_supervisor(capnp_rpc::new_client(supervisor::SupervisorServer { listener }));
-        let answer = request.send().promise.await.map_err(|e| types::from_capnp(&e))?;
+        request.get().set_supervisor(capnp_rpc::new_client(callbacks::SupervisorServer { listener }));
+        let answer = request.send().promise.await.map_err(|e| from_capnp(&e))?;
         let report = answer.get().and_then(|r| r.get_report()).map_err(refused)?;
         decode_report(report, self.pid).map_err(refused)
     }
 
-    fn check_identity(&self, told: crate::rpc::schema::worker_capnp::identity::Reader<'_>) -> Result<()> {
+    fn check_identity(&self, told: crate::link::schema::worker_capnp::identity::Reader<'_>) -> Result<()> {
         let text = |t: capnp::Result<capnp::text::Reader<'_>>| -> Result<String> {
             t.and_then(|t| Ok(t.to_string()?)).map_err(refused)
         };
@@ -194,11 +194,11 @@ fn decode_report(report: report::Reader<'_>, pid: u32) -> capnp::Result<WorkerRe
         engine_version: report.get_engine_version()?.to_string()?,
         sandbox,
         executions: executions.collect(),
-        jobs: supervisor::decode_jobs(report.get_jobs_json()?),
-        missed: supervisor::decode_missed(report.get_missed_json()?),
+        jobs: callbacks::decode_jobs(report.get_jobs_json()?),
+        missed: callbacks::decode_missed(report.get_missed_json()?),
         mounts,
         restored_entries: report.get_restored_entries(),
-        not_restored: supervisor::missed_entries(not_restored),
+        not_restored: callbacks::missed_entries(not_restored),
         pid,
     })
 }

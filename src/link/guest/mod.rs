@@ -6,7 +6,7 @@
 
 mod call;
 mod daemon;
-mod lane;
+mod exec_channel;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -19,16 +19,16 @@ use tokio::sync::{mpsc, oneshot};
 use crate::core::error::{Error, Result};
 use crate::core::ids::ExecId;
 use crate::core::limits;
-use crate::rpc::schema::worker_capnp::{exec, report, worker};
-use crate::rpc::worker_link::StateChunk;
-use crate::rpc::worker_proof::{PROOF_BYTES, Role, WorkerIdentity};
-use crate::rpc::worker_socket;
-use crate::worker::binding::KernelBinding;
+use crate::link::binding::KernelBinding;
+use crate::link::connector::unix;
+use crate::link::handshake::{PROOF_BYTES, Role, WorkerIdentity};
+use crate::link::schema::worker_capnp::{exec, report, worker};
+use crate::link::types::StateChunk;
 
-pub use crate::rpc::lane::BIND;
+pub use crate::link::exec_channel::BIND;
 pub use call::{Answer, Bind, Call, Chunks, Report, Revision, Start, Started, StatePiece, WorkerCall};
 pub use daemon::{Daemon, Delivered, Delivery, Finish, ToolAnswer};
-pub use lane::{LaneCall, LaneService};
+pub use exec_channel::{LaneCall, LaneService};
 
 /// What one connection is answered by.
 struct WorkerServer {
@@ -346,7 +346,7 @@ pub async fn serve_connection(
     let server = WorkerServer::new(connection, identity, calls.clone(), close);
     let proven = server.proven.clone();
     let client: worker::Client = capnp_rpc::new_client(server);
-    let network = match worker_socket::network(stream, Side::Server) {
+    let network = match unix::network(stream, Side::Server) {
         Ok(network) => network,
         Err(error) => return tracing::warn!(%error, "a connection cannot be watched"),
     };

@@ -8,9 +8,9 @@ use tokio::sync::oneshot;
 
 use crate::core::exec::{ExecStatus, Stream};
 use crate::core::ids::ExecId;
-use crate::rpc::schema::worker_capnp::worker::start_results;
-use crate::rpc::schema::worker_capnp::{OutputStream, chunk, end, supervisor};
-use crate::rpc::worker_link::WorkerCause;
+use crate::link::schema::worker_capnp::worker::start_results;
+use crate::link::schema::worker_capnp::{OutputStream, chunk, end, supervisor};
+use crate::link::types::WorkerCause;
 
 /// A call to the daemon on its way.
 pub type Delivery = LocalBoxFuture<'static, Delivered>;
@@ -84,7 +84,7 @@ impl std::fmt::Debug for Daemon {
 }
 
 impl Daemon {
-    pub(super) fn new(client: supervisor::Client, close: Option<oneshot::Sender<()>>) -> Self {
+    pub(crate) fn new(client: supervisor::Client, close: Option<oneshot::Sender<()>>) -> Self {
         Daemon { client, _close: close }
     }
 
@@ -174,13 +174,13 @@ impl Daemon {
 }
 
 /// The answer to a start when the end is known already.
-pub(super) fn write_ended(mut results: start_results::Builder<'_>, finish: &Finish, output: &[(Stream, Vec<u8>)]) {
+pub(crate) fn write_ended(mut results: start_results::Builder<'_>, finish: &Finish, output: &[(Stream, Vec<u8>)]) {
     results.set_ended(true);
     write_end(results.reborrow().init_end(), finish);
     write_chunks(results.init_output(output.len() as u32), output);
 }
 
-pub(super) fn write_chunks(mut chunks: struct_list::Builder<'_, chunk::Owned>, output: &[(Stream, Vec<u8>)]) {
+pub(crate) fn write_chunks(mut chunks: struct_list::Builder<'_, chunk::Owned>, output: &[(Stream, Vec<u8>)]) {
     for (i, (stream, data)) in output.iter().enumerate() {
         let mut chunk = chunks.reborrow().get(i as u32);
         chunk.set_stream(to_wire_stream(*stream));
@@ -188,7 +188,7 @@ pub(super) fn write_chunks(mut chunks: struct_list::Builder<'_, chunk::Owned>, o
     }
 }
 
-pub(super) fn write_end(mut end: end::Builder<'_>, finish: &Finish) {
+pub(crate) fn write_end(mut end: end::Builder<'_>, finish: &Finish) {
     end.set_status(finish.status.name());
     end.set_code(finish.code);
     end.set_err(&finish.err);

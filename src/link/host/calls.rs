@@ -12,18 +12,19 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
 
 use super::descriptors;
-use super::supervisor::{self, Over, encode_value};
-use super::types::from_capnp;
-use super::{CodeCheck, Completions, DynamicTool, WorkerExec, WorkerLink, WorkerReport, WorkerUsage, decode_report};
+use super::{CodeCheck, Completions, DynamicTool, WorkerExec, WorkerLink, WorkerReport, decode_report};
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::exec::{ExecRequest, Work};
 use crate::core::ids::{CheckpointId, ExecId};
 use crate::core::info::{ToolInfo, VarInfo};
 use crate::core::limits;
 use crate::core::value::Value;
-use crate::rpc::schema::worker_capnp::exec;
-use crate::rpc::schema::worker_capnp::worker::start_results;
-use crate::worker::binding::KernelBinding;
+use crate::link::binding::KernelBinding;
+use crate::link::host::callbacks::{self, Over, encode_value};
+use crate::link::schema::worker_capnp::exec;
+use crate::link::schema::worker_capnp::worker::start_results;
+use crate::link::types::WorkerUsage;
+use crate::link::types::from_capnp;
 
 /// How long an acknowledgement waits for a start to go with.
 const ACKNOWLEDGED_WITHIN: Duration = Duration::from_millis(5);
@@ -55,7 +56,7 @@ impl WorkerLink {
             if answer.get_ended() {
                 let parts = answer.get_end().and_then(|end| Ok((end, answer.get_output()?)));
                 let over = parts.and_then(|(end, output)| Over::read(end, output)).map_err(|e| from_capnp(&e))?;
-                supervisor::tell_over(&*listener, id, over).await;
+                callbacks::tell_over(&*listener, id, over).await;
             }
             Ok(())
         }
@@ -383,7 +384,7 @@ impl WorkerLink {
 }
 
 /// Writes an execution as init wants it: what the engine is to be told is a frame already.
-pub(super) fn write_exec(
+pub(crate) fn write_exec(
     mut wire: exec::Builder<'_>,
     id: ExecId,
     wanted: &ExecRequest,
@@ -416,11 +417,11 @@ pub(super) fn write_exec(
     Ok(())
 }
 
-pub(super) async fn answered<T>(promise: impl Future<Output = capnp::Result<T>>) -> Result<T> {
+pub(crate) async fn answered<T>(promise: impl Future<Output = capnp::Result<T>>) -> Result<T> {
     bounded(limits::WORKER_CALL, async { promise.await.map_err(|e| from_capnp(&e)) }).await
 }
 
-pub(super) async fn bounded<T>(deadline: Duration, call: impl Future<Output = Result<T>>) -> Result<T> {
+pub(crate) async fn bounded<T>(deadline: Duration, call: impl Future<Output = Result<T>>) -> Result<T> {
     match tokio::time::timeout(deadline, call).await {
         Ok(outcome) => outcome,
         Err(_) => Err(Error::deadline("the worker did not answer in time")),

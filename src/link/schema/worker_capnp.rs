@@ -8,53 +8,53 @@
 
 pub mod worker {
     #![allow(unused_variables)]
-    pub type ChallengeParams<> = ::capnp::capability::Params<crate::rpc::schema::worker_capnp::worker::challenge_params::Owned>;
-    pub type ChallengeResults<> = ::capnp::capability::Results<crate::rpc::schema::worker_capnp::worker::challenge_results::Owned>;
-    pub type AttachParams<> = ::capnp::capability::Params<crate::rpc::schema::worker_capnp::worker::attach_params::Owned>;
-    pub type AttachResults<> = ::capnp::capability::Results<crate::rpc::schema::worker_capnp::worker::attach_results::Owned>;
-    pub type StartParams<> = ::capnp::capability::Params<crate::rpc::schema::worker_capnp::worker::start_params::Owned>;
-    pub type StartResults<> = ::capnp::capability::Results<crate::rpc::schema::worker_capnp::worker::start_results::Owned>;
-    pub type StdinParams<> = ::capnp::capability::Params<crate::rpc::schema::worker_capnp::worker::stdin_params::Owned>;
-    pub type StdinResults<> = ::capnp::capability::Results<crate::rpc::schema::worker_capnp::worker::stdin_results::Owned>;
-    pub type InterruptParams<> = ::capnp::capability::Params<crate::rpc::schema::worker_capnp::worker::interrupt_params::Owned>;
-    pub type InterruptResults<> = ::capnp::capability::Results<crate::rpc::schema::worker_capnp::worker::interrupt_results::Owned>;
-    pub type AcknowledgeParams<> = ::capnp::capability::Params<crate::rpc::schema::worker_capnp::worker::acknowledge_params::Owned>;
-    pub type AcknowledgeResults<> = ::capnp::capability::Results<crate::rpc::schema::worker_capnp::worker::acknowledge_results::Owned>;
-    pub type RequestParams<> = ::capnp::capability::Params<crate::rpc::schema::worker_capnp::worker::request_params::Owned>;
-    pub type RequestResults<> = ::capnp::capability::Results<crate::rpc::schema::worker_capnp::worker::request_results::Owned>;
-    pub type DynamicToolsParams<> = ::capnp::capability::Params<crate::rpc::schema::worker_capnp::worker::dynamic_tools_params::Owned>;
-    pub type DynamicToolsResults<> = ::capnp::capability::Results<crate::rpc::schema::worker_capnp::worker::dynamic_tools_results::Owned>;
-    pub type LoadBeginParams<> = ::capnp::capability::Params<crate::rpc::schema::worker_capnp::worker::load_begin_params::Owned>;
-    pub type LoadBeginResults<> = ::capnp::capability::Results<crate::rpc::schema::worker_capnp::worker::load_begin_results::Owned>;
-    pub type LoadEntryParams<> = ::capnp::capability::Params<crate::rpc::schema::worker_capnp::worker::load_entry_params::Owned>;
-    pub type LoadEndParams<> = ::capnp::capability::Params<crate::rpc::schema::worker_capnp::worker::load_end_params::Owned>;
-    pub type LoadEndResults<> = ::capnp::capability::Results<crate::rpc::schema::worker_capnp::worker::load_end_results::Owned>;
-    pub type BindParams<> = ::capnp::capability::Params<crate::rpc::schema::worker_capnp::worker::bind_params::Owned>;
-    pub type BindResults<> = ::capnp::capability::Results<crate::rpc::schema::worker_capnp::worker::bind_results::Owned>;
-    pub type UnbindParams<> = ::capnp::capability::Params<crate::rpc::schema::worker_capnp::worker::unbind_params::Owned>;
-    pub type UnbindResults<> = ::capnp::capability::Results<crate::rpc::schema::worker_capnp::worker::unbind_results::Owned>;
-    pub type UsageParams<> = ::capnp::capability::Params<crate::rpc::schema::worker_capnp::worker::usage_params::Owned>;
-    pub type UsageResults<> = ::capnp::capability::Results<crate::rpc::schema::worker_capnp::worker::usage_results::Owned>;
-    pub type StopParams<> = ::capnp::capability::Params<crate::rpc::schema::worker_capnp::worker::stop_params::Owned>;
-    pub type StopResults<> = ::capnp::capability::Results<crate::rpc::schema::worker_capnp::worker::stop_results::Owned>;
-    pub type StateHeadsParams<> = ::capnp::capability::Params<crate::rpc::schema::worker_capnp::worker::state_heads_params::Owned>;
-    pub type StateHeadsResults<> = ::capnp::capability::Results<crate::rpc::schema::worker_capnp::worker::state_heads_results::Owned>;
-    pub type StateEntryParams<> = ::capnp::capability::Params<crate::rpc::schema::worker_capnp::worker::state_entry_params::Owned>;
-    pub type StateEntryResults<> = ::capnp::capability::Results<crate::rpc::schema::worker_capnp::worker::state_entry_results::Owned>;
-    pub type FreezeParams<> = ::capnp::capability::Params<crate::rpc::schema::worker_capnp::worker::freeze_params::Owned>;
-    pub type FreezeResults<> = ::capnp::capability::Results<crate::rpc::schema::worker_capnp::worker::freeze_results::Owned>;
-    pub type ThawParams<> = ::capnp::capability::Params<crate::rpc::schema::worker_capnp::worker::thaw_params::Owned>;
-    pub type ThawResults<> = ::capnp::capability::Results<crate::rpc::schema::worker_capnp::worker::thaw_results::Owned>;
-    pub type LaneParams<> = ::capnp::capability::Params<crate::rpc::schema::worker_capnp::worker::lane_params::Owned>;
-    pub type LaneResults<> = ::capnp::capability::Results<crate::rpc::schema::worker_capnp::worker::lane_results::Owned>;
-    pub type KeepParams<> = ::capnp::capability::Params<crate::rpc::schema::worker_capnp::worker::keep_params::Owned>;
-    pub type KeepResults<> = ::capnp::capability::Results<crate::rpc::schema::worker_capnp::worker::keep_results::Owned>;
-    pub type WakeParams<> = ::capnp::capability::Params<crate::rpc::schema::worker_capnp::worker::wake_params::Owned>;
-    pub type WakeResults<> = ::capnp::capability::Results<crate::rpc::schema::worker_capnp::worker::wake_results::Owned>;
-    pub type ReviseParams<> = ::capnp::capability::Params<crate::rpc::schema::worker_capnp::worker::revise_params::Owned>;
-    pub type ReviseResults<> = ::capnp::capability::Results<crate::rpc::schema::worker_capnp::worker::revise_results::Owned>;
-    pub type BindKernelParams<> = ::capnp::capability::Params<crate::rpc::schema::worker_capnp::worker::bind_kernel_params::Owned>;
-    pub type BindKernelResults<> = ::capnp::capability::Results<crate::rpc::schema::worker_capnp::worker::bind_kernel_results::Owned>;
+    pub type ChallengeParams<> = ::capnp::capability::Params<crate::link::schema::worker_capnp::worker::challenge_params::Owned>;
+    pub type ChallengeResults<> = ::capnp::capability::Results<crate::link::schema::worker_capnp::worker::challenge_results::Owned>;
+    pub type AttachParams<> = ::capnp::capability::Params<crate::link::schema::worker_capnp::worker::attach_params::Owned>;
+    pub type AttachResults<> = ::capnp::capability::Results<crate::link::schema::worker_capnp::worker::attach_results::Owned>;
+    pub type StartParams<> = ::capnp::capability::Params<crate::link::schema::worker_capnp::worker::start_params::Owned>;
+    pub type StartResults<> = ::capnp::capability::Results<crate::link::schema::worker_capnp::worker::start_results::Owned>;
+    pub type StdinParams<> = ::capnp::capability::Params<crate::link::schema::worker_capnp::worker::stdin_params::Owned>;
+    pub type StdinResults<> = ::capnp::capability::Results<crate::link::schema::worker_capnp::worker::stdin_results::Owned>;
+    pub type InterruptParams<> = ::capnp::capability::Params<crate::link::schema::worker_capnp::worker::interrupt_params::Owned>;
+    pub type InterruptResults<> = ::capnp::capability::Results<crate::link::schema::worker_capnp::worker::interrupt_results::Owned>;
+    pub type AcknowledgeParams<> = ::capnp::capability::Params<crate::link::schema::worker_capnp::worker::acknowledge_params::Owned>;
+    pub type AcknowledgeResults<> = ::capnp::capability::Results<crate::link::schema::worker_capnp::worker::acknowledge_results::Owned>;
+    pub type RequestParams<> = ::capnp::capability::Params<crate::link::schema::worker_capnp::worker::request_params::Owned>;
+    pub type RequestResults<> = ::capnp::capability::Results<crate::link::schema::worker_capnp::worker::request_results::Owned>;
+    pub type DynamicToolsParams<> = ::capnp::capability::Params<crate::link::schema::worker_capnp::worker::dynamic_tools_params::Owned>;
+    pub type DynamicToolsResults<> = ::capnp::capability::Results<crate::link::schema::worker_capnp::worker::dynamic_tools_results::Owned>;
+    pub type LoadBeginParams<> = ::capnp::capability::Params<crate::link::schema::worker_capnp::worker::load_begin_params::Owned>;
+    pub type LoadBeginResults<> = ::capnp::capability::Results<crate::link::schema::worker_capnp::worker::load_begin_results::Owned>;
+    pub type LoadEntryParams<> = ::capnp::capability::Params<crate::link::schema::worker_capnp::worker::load_entry_params::Owned>;
+    pub type LoadEndParams<> = ::capnp::capability::Params<crate::link::schema::worker_capnp::worker::load_end_params::Owned>;
+    pub type LoadEndResults<> = ::capnp::capability::Results<crate::link::schema::worker_capnp::worker::load_end_results::Owned>;
+    pub type BindParams<> = ::capnp::capability::Params<crate::link::schema::worker_capnp::worker::bind_params::Owned>;
+    pub type BindResults<> = ::capnp::capability::Results<crate::link::schema::worker_capnp::worker::bind_results::Owned>;
+    pub type UnbindParams<> = ::capnp::capability::Params<crate::link::schema::worker_capnp::worker::unbind_params::Owned>;
+    pub type UnbindResults<> = ::capnp::capability::Results<crate::link::schema::worker_capnp::worker::unbind_results::Owned>;
+    pub type UsageParams<> = ::capnp::capability::Params<crate::link::schema::worker_capnp::worker::usage_params::Owned>;
+    pub type UsageResults<> = ::capnp::capability::Results<crate::link::schema::worker_capnp::worker::usage_results::Owned>;
+    pub type StopParams<> = ::capnp::capability::Params<crate::link::schema::worker_capnp::worker::stop_params::Owned>;
+    pub type StopResults<> = ::capnp::capability::Results<crate::link::schema::worker_capnp::worker::stop_results::Owned>;
+    pub type StateHeadsParams<> = ::capnp::capability::Params<crate::link::schema::worker_capnp::worker::state_heads_params::Owned>;
+    pub type StateHeadsResults<> = ::capnp::capability::Results<crate::link::schema::worker_capnp::worker::state_heads_results::Owned>;
+    pub type StateEntryParams<> = ::capnp::capability::Params<crate::link::schema::worker_capnp::worker::state_entry_params::Owned>;
+    pub type StateEntryResults<> = ::capnp::capability::Results<crate::link::schema::worker_capnp::worker::state_entry_results::Owned>;
+    pub type FreezeParams<> = ::capnp::capability::Params<crate::link::schema::worker_capnp::worker::freeze_params::Owned>;
+    pub type FreezeResults<> = ::capnp::capability::Results<crate::link::schema::worker_capnp::worker::freeze_results::Owned>;
+    pub type ThawParams<> = ::capnp::capability::Params<crate::link::schema::worker_capnp::worker::thaw_params::Owned>;
+    pub type ThawResults<> = ::capnp::capability::Results<crate::link::schema::worker_capnp::worker::thaw_results::Owned>;
+    pub type LaneParams<> = ::capnp::capability::Params<crate::link::schema::worker_capnp::worker::lane_params::Owned>;
+    pub type LaneResults<> = ::capnp::capability::Results<crate::link::schema::worker_capnp::worker::lane_results::Owned>;
+    pub type KeepParams<> = ::capnp::capability::Params<crate::link::schema::worker_capnp::worker::keep_params::Owned>;
+    pub type KeepResults<> = ::capnp::capability::Results<crate::link::schema::worker_capnp::worker::keep_results::Owned>;
+    pub type WakeParams<> = ::capnp::capability::Params<crate::link::schema::worker_capnp::worker::wake_params::Owned>;
+    pub type WakeResults<> = ::capnp::capability::Results<crate::link::schema::worker_capnp::worker::wake_results::Owned>;
+    pub type ReviseParams<> = ::capnp::capability::Params<crate::link::schema::worker_capnp::worker::revise_params::Owned>;
+    pub type ReviseResults<> = ::capnp::capability::Results<crate::link::schema::worker_capnp::worker::revise_results::Owned>;
+    pub type BindKernelParams<> = ::capnp::capability::Params<crate::link::schema::worker_capnp::worker::bind_kernel_params::Owned>;
+    pub type BindKernelResults<> = ::capnp::capability::Results<crate::link::schema::worker_capnp::worker::bind_kernel_results::Owned>;
 
     pub struct Client {
         pub client: ::capnp::capability::Client,
@@ -104,76 +104,76 @@ pub mod worker {
         }
     }
     impl  Client {
-        pub fn challenge_request(&self) -> ::capnp::capability::Request<crate::rpc::schema::worker_capnp::worker::challenge_params::Owned,crate::rpc::schema::worker_capnp::worker::challenge_results::Owned> {
+        pub fn challenge_request(&self) -> ::capnp::capability::Request<crate::link::schema::worker_capnp::worker::challenge_params::Owned,crate::link::schema::worker_capnp::worker::challenge_results::Owned> {
             self.client.new_call(_private::TYPE_ID, 0, ::core::option::Option::None)
         }
-        pub fn attach_request(&self) -> ::capnp::capability::Request<crate::rpc::schema::worker_capnp::worker::attach_params::Owned,crate::rpc::schema::worker_capnp::worker::attach_results::Owned> {
+        pub fn attach_request(&self) -> ::capnp::capability::Request<crate::link::schema::worker_capnp::worker::attach_params::Owned,crate::link::schema::worker_capnp::worker::attach_results::Owned> {
             self.client.new_call(_private::TYPE_ID, 1, ::core::option::Option::None)
         }
-        pub fn start_request(&self) -> ::capnp::capability::Request<crate::rpc::schema::worker_capnp::worker::start_params::Owned,crate::rpc::schema::worker_capnp::worker::start_results::Owned> {
+        pub fn start_request(&self) -> ::capnp::capability::Request<crate::link::schema::worker_capnp::worker::start_params::Owned,crate::link::schema::worker_capnp::worker::start_results::Owned> {
             self.client.new_call(_private::TYPE_ID, 2, ::core::option::Option::None)
         }
-        pub fn stdin_request(&self) -> ::capnp::capability::Request<crate::rpc::schema::worker_capnp::worker::stdin_params::Owned,crate::rpc::schema::worker_capnp::worker::stdin_results::Owned> {
+        pub fn stdin_request(&self) -> ::capnp::capability::Request<crate::link::schema::worker_capnp::worker::stdin_params::Owned,crate::link::schema::worker_capnp::worker::stdin_results::Owned> {
             self.client.new_call(_private::TYPE_ID, 3, ::core::option::Option::None)
         }
-        pub fn interrupt_request(&self) -> ::capnp::capability::Request<crate::rpc::schema::worker_capnp::worker::interrupt_params::Owned,crate::rpc::schema::worker_capnp::worker::interrupt_results::Owned> {
+        pub fn interrupt_request(&self) -> ::capnp::capability::Request<crate::link::schema::worker_capnp::worker::interrupt_params::Owned,crate::link::schema::worker_capnp::worker::interrupt_results::Owned> {
             self.client.new_call(_private::TYPE_ID, 4, ::core::option::Option::None)
         }
-        pub fn acknowledge_request(&self) -> ::capnp::capability::Request<crate::rpc::schema::worker_capnp::worker::acknowledge_params::Owned,crate::rpc::schema::worker_capnp::worker::acknowledge_results::Owned> {
+        pub fn acknowledge_request(&self) -> ::capnp::capability::Request<crate::link::schema::worker_capnp::worker::acknowledge_params::Owned,crate::link::schema::worker_capnp::worker::acknowledge_results::Owned> {
             self.client.new_call(_private::TYPE_ID, 5, ::core::option::Option::None)
         }
-        pub fn request_request(&self) -> ::capnp::capability::Request<crate::rpc::schema::worker_capnp::worker::request_params::Owned,crate::rpc::schema::worker_capnp::worker::request_results::Owned> {
+        pub fn request_request(&self) -> ::capnp::capability::Request<crate::link::schema::worker_capnp::worker::request_params::Owned,crate::link::schema::worker_capnp::worker::request_results::Owned> {
             self.client.new_call(_private::TYPE_ID, 6, ::core::option::Option::None)
         }
-        pub fn dynamic_tools_request(&self) -> ::capnp::capability::Request<crate::rpc::schema::worker_capnp::worker::dynamic_tools_params::Owned,crate::rpc::schema::worker_capnp::worker::dynamic_tools_results::Owned> {
+        pub fn dynamic_tools_request(&self) -> ::capnp::capability::Request<crate::link::schema::worker_capnp::worker::dynamic_tools_params::Owned,crate::link::schema::worker_capnp::worker::dynamic_tools_results::Owned> {
             self.client.new_call(_private::TYPE_ID, 7, ::core::option::Option::None)
         }
-        pub fn load_begin_request(&self) -> ::capnp::capability::Request<crate::rpc::schema::worker_capnp::worker::load_begin_params::Owned,crate::rpc::schema::worker_capnp::worker::load_begin_results::Owned> {
+        pub fn load_begin_request(&self) -> ::capnp::capability::Request<crate::link::schema::worker_capnp::worker::load_begin_params::Owned,crate::link::schema::worker_capnp::worker::load_begin_results::Owned> {
             self.client.new_call(_private::TYPE_ID, 8, ::core::option::Option::None)
         }
-        pub fn load_entry_request(&self) -> ::capnp::capability::StreamingRequest<crate::rpc::schema::worker_capnp::worker::load_entry_params::Owned> {
+        pub fn load_entry_request(&self) -> ::capnp::capability::StreamingRequest<crate::link::schema::worker_capnp::worker::load_entry_params::Owned> {
             self.client.new_streaming_call(_private::TYPE_ID, 9, ::core::option::Option::None)
         }
-        pub fn load_end_request(&self) -> ::capnp::capability::Request<crate::rpc::schema::worker_capnp::worker::load_end_params::Owned,crate::rpc::schema::worker_capnp::worker::load_end_results::Owned> {
+        pub fn load_end_request(&self) -> ::capnp::capability::Request<crate::link::schema::worker_capnp::worker::load_end_params::Owned,crate::link::schema::worker_capnp::worker::load_end_results::Owned> {
             self.client.new_call(_private::TYPE_ID, 10, ::core::option::Option::None)
         }
-        pub fn bind_request(&self) -> ::capnp::capability::Request<crate::rpc::schema::worker_capnp::worker::bind_params::Owned,crate::rpc::schema::worker_capnp::worker::bind_results::Owned> {
+        pub fn bind_request(&self) -> ::capnp::capability::Request<crate::link::schema::worker_capnp::worker::bind_params::Owned,crate::link::schema::worker_capnp::worker::bind_results::Owned> {
             self.client.new_call(_private::TYPE_ID, 11, ::core::option::Option::None)
         }
-        pub fn unbind_request(&self) -> ::capnp::capability::Request<crate::rpc::schema::worker_capnp::worker::unbind_params::Owned,crate::rpc::schema::worker_capnp::worker::unbind_results::Owned> {
+        pub fn unbind_request(&self) -> ::capnp::capability::Request<crate::link::schema::worker_capnp::worker::unbind_params::Owned,crate::link::schema::worker_capnp::worker::unbind_results::Owned> {
             self.client.new_call(_private::TYPE_ID, 12, ::core::option::Option::None)
         }
-        pub fn usage_request(&self) -> ::capnp::capability::Request<crate::rpc::schema::worker_capnp::worker::usage_params::Owned,crate::rpc::schema::worker_capnp::worker::usage_results::Owned> {
+        pub fn usage_request(&self) -> ::capnp::capability::Request<crate::link::schema::worker_capnp::worker::usage_params::Owned,crate::link::schema::worker_capnp::worker::usage_results::Owned> {
             self.client.new_call(_private::TYPE_ID, 13, ::core::option::Option::None)
         }
-        pub fn stop_request(&self) -> ::capnp::capability::Request<crate::rpc::schema::worker_capnp::worker::stop_params::Owned,crate::rpc::schema::worker_capnp::worker::stop_results::Owned> {
+        pub fn stop_request(&self) -> ::capnp::capability::Request<crate::link::schema::worker_capnp::worker::stop_params::Owned,crate::link::schema::worker_capnp::worker::stop_results::Owned> {
             self.client.new_call(_private::TYPE_ID, 14, ::core::option::Option::None)
         }
-        pub fn state_heads_request(&self) -> ::capnp::capability::Request<crate::rpc::schema::worker_capnp::worker::state_heads_params::Owned,crate::rpc::schema::worker_capnp::worker::state_heads_results::Owned> {
+        pub fn state_heads_request(&self) -> ::capnp::capability::Request<crate::link::schema::worker_capnp::worker::state_heads_params::Owned,crate::link::schema::worker_capnp::worker::state_heads_results::Owned> {
             self.client.new_call(_private::TYPE_ID, 15, ::core::option::Option::None)
         }
-        pub fn state_entry_request(&self) -> ::capnp::capability::Request<crate::rpc::schema::worker_capnp::worker::state_entry_params::Owned,crate::rpc::schema::worker_capnp::worker::state_entry_results::Owned> {
+        pub fn state_entry_request(&self) -> ::capnp::capability::Request<crate::link::schema::worker_capnp::worker::state_entry_params::Owned,crate::link::schema::worker_capnp::worker::state_entry_results::Owned> {
             self.client.new_call(_private::TYPE_ID, 16, ::core::option::Option::None)
         }
-        pub fn freeze_request(&self) -> ::capnp::capability::Request<crate::rpc::schema::worker_capnp::worker::freeze_params::Owned,crate::rpc::schema::worker_capnp::worker::freeze_results::Owned> {
+        pub fn freeze_request(&self) -> ::capnp::capability::Request<crate::link::schema::worker_capnp::worker::freeze_params::Owned,crate::link::schema::worker_capnp::worker::freeze_results::Owned> {
             self.client.new_call(_private::TYPE_ID, 17, ::core::option::Option::None)
         }
-        pub fn thaw_request(&self) -> ::capnp::capability::Request<crate::rpc::schema::worker_capnp::worker::thaw_params::Owned,crate::rpc::schema::worker_capnp::worker::thaw_results::Owned> {
+        pub fn thaw_request(&self) -> ::capnp::capability::Request<crate::link::schema::worker_capnp::worker::thaw_params::Owned,crate::link::schema::worker_capnp::worker::thaw_results::Owned> {
             self.client.new_call(_private::TYPE_ID, 18, ::core::option::Option::None)
         }
-        pub fn lane_request(&self) -> ::capnp::capability::Request<crate::rpc::schema::worker_capnp::worker::lane_params::Owned,crate::rpc::schema::worker_capnp::worker::lane_results::Owned> {
+        pub fn lane_request(&self) -> ::capnp::capability::Request<crate::link::schema::worker_capnp::worker::lane_params::Owned,crate::link::schema::worker_capnp::worker::lane_results::Owned> {
             self.client.new_call(_private::TYPE_ID, 19, ::core::option::Option::None)
         }
-        pub fn keep_request(&self) -> ::capnp::capability::Request<crate::rpc::schema::worker_capnp::worker::keep_params::Owned,crate::rpc::schema::worker_capnp::worker::keep_results::Owned> {
+        pub fn keep_request(&self) -> ::capnp::capability::Request<crate::link::schema::worker_capnp::worker::keep_params::Owned,crate::link::schema::worker_capnp::worker::keep_results::Owned> {
             self.client.new_call(_private::TYPE_ID, 20, ::core::option::Option::None)
         }
-        pub fn wake_request(&self) -> ::capnp::capability::Request<crate::rpc::schema::worker_capnp::worker::wake_params::Owned,crate::rpc::schema::worker_capnp::worker::wake_results::Owned> {
+        pub fn wake_request(&self) -> ::capnp::capability::Request<crate::link::schema::worker_capnp::worker::wake_params::Owned,crate::link::schema::worker_capnp::worker::wake_results::Owned> {
             self.client.new_call(_private::TYPE_ID, 21, ::core::option::Option::None)
         }
-        pub fn revise_request(&self) -> ::capnp::capability::Request<crate::rpc::schema::worker_capnp::worker::revise_params::Owned,crate::rpc::schema::worker_capnp::worker::revise_results::Owned> {
+        pub fn revise_request(&self) -> ::capnp::capability::Request<crate::link::schema::worker_capnp::worker::revise_params::Owned,crate::link::schema::worker_capnp::worker::revise_results::Owned> {
             self.client.new_call(_private::TYPE_ID, 22, ::core::option::Option::None)
         }
-        pub fn bind_kernel_request(&self) -> ::capnp::capability::Request<crate::rpc::schema::worker_capnp::worker::bind_kernel_params::Owned,crate::rpc::schema::worker_capnp::worker::bind_kernel_results::Owned> {
+        pub fn bind_kernel_request(&self) -> ::capnp::capability::Request<crate::link::schema::worker_capnp::worker::bind_kernel_params::Owned,crate::link::schema::worker_capnp::worker::bind_kernel_results::Owned> {
             self.client.new_call(_private::TYPE_ID, 23, ::core::option::Option::None)
         }
     }
@@ -549,7 +549,7 @@ pub mod worker {
                 !self.reader.get_pointer_field(1).is_null()
             }
             #[inline]
-            pub fn get_identity(self) -> ::capnp::Result<crate::rpc::schema::worker_capnp::identity::Reader<'a>> {
+            pub fn get_identity(self) -> ::capnp::Result<crate::link::schema::worker_capnp::identity::Reader<'a>> {
                 ::capnp::traits::FromPointerReader::get_from_pointer(&self.reader.get_pointer_field(2), ::core::option::Option::None)
             }
             #[inline]
@@ -643,15 +643,15 @@ pub mod worker {
                 !self.builder.is_pointer_field_null(1)
             }
             #[inline]
-            pub fn get_identity(self) -> ::capnp::Result<crate::rpc::schema::worker_capnp::identity::Builder<'a>> {
+            pub fn get_identity(self) -> ::capnp::Result<crate::link::schema::worker_capnp::identity::Builder<'a>> {
                 ::capnp::traits::FromPointerBuilder::get_from_pointer(self.builder.get_pointer_field(2), ::core::option::Option::None)
             }
             #[inline]
-            pub fn set_identity(&mut self, value: crate::rpc::schema::worker_capnp::identity::Reader<'_>) -> ::capnp::Result<()> {
+            pub fn set_identity(&mut self, value: crate::link::schema::worker_capnp::identity::Reader<'_>) -> ::capnp::Result<()> {
                 ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(2), value, false)
             }
             #[inline]
-            pub fn init_identity(self, ) -> crate::rpc::schema::worker_capnp::identity::Builder<'a> {
+            pub fn init_identity(self, ) -> crate::link::schema::worker_capnp::identity::Builder<'a> {
                 ::capnp::traits::FromPointerBuilder::init_pointer(self.builder.get_pointer_field(2), 0)
             }
             #[inline]
@@ -667,7 +667,7 @@ pub mod worker {
             }
         }
         impl Pipeline  {
-            pub fn get_identity(&self) -> crate::rpc::schema::worker_capnp::identity::Pipeline {
+            pub fn get_identity(&self) -> crate::link::schema::worker_capnp::identity::Pipeline {
                 ::capnp::capability::FromTypelessPipeline::new(self._typeless.get_pointer_field(2))
             }
         }
@@ -743,7 +743,7 @@ pub mod worker {
                 match index {
                     0 => <::capnp::data::Owned as ::capnp::introspect::Introspect>::introspect(),
                     1 => <::capnp::data::Owned as ::capnp::introspect::Introspect>::introspect(),
-                    2 => <crate::rpc::schema::worker_capnp::identity::Owned as ::capnp::introspect::Introspect>::introspect(),
+                    2 => <crate::link::schema::worker_capnp::identity::Owned as ::capnp::introspect::Introspect>::introspect(),
                     _ => ::capnp::introspect::panic_invalid_field_index(index),
                 }
             }
@@ -834,7 +834,7 @@ pub mod worker {
                 !self.reader.get_pointer_field(0).is_null()
             }
             #[inline]
-            pub fn get_supervisor(self) -> ::capnp::Result<crate::rpc::schema::worker_capnp::supervisor::Client> {
+            pub fn get_supervisor(self) -> ::capnp::Result<crate::link::schema::worker_capnp::supervisor::Client> {
                 match self.reader.get_pointer_field(1).get_capability() { ::core::result::Result::Ok(c) => ::core::result::Result::Ok(::capnp::capability::FromClientHook::new(c)), ::core::result::Result::Err(e) => ::core::result::Result::Err(e)}
             }
             #[inline]
@@ -912,11 +912,11 @@ pub mod worker {
                 !self.builder.is_pointer_field_null(0)
             }
             #[inline]
-            pub fn get_supervisor(self) -> ::capnp::Result<crate::rpc::schema::worker_capnp::supervisor::Client> {
+            pub fn get_supervisor(self) -> ::capnp::Result<crate::link::schema::worker_capnp::supervisor::Client> {
                 match self.builder.get_pointer_field(1).get_capability() { ::core::result::Result::Ok(c) => ::core::result::Result::Ok(::capnp::capability::FromClientHook::new(c)), ::core::result::Result::Err(e) => ::core::result::Result::Err(e)}
             }
             #[inline]
-            pub fn set_supervisor(&mut self, value: crate::rpc::schema::worker_capnp::supervisor::Client)  {
+            pub fn set_supervisor(&mut self, value: crate::link::schema::worker_capnp::supervisor::Client)  {
                 self.builder.reborrow().get_pointer_field(1).set_capability(value.client.hook);
             }
             #[inline]
@@ -932,7 +932,7 @@ pub mod worker {
             }
         }
         impl Pipeline  {
-            pub fn get_supervisor(&self) -> crate::rpc::schema::worker_capnp::supervisor::Client {
+            pub fn get_supervisor(&self) -> crate::link::schema::worker_capnp::supervisor::Client {
                 ::capnp::capability::FromClientHook::new(self._typeless.get_pointer_field(1).as_cap())
             }
         }
@@ -991,7 +991,7 @@ pub mod worker {
             pub(crate) fn get_field_types(index: u16) -> ::capnp::introspect::Type {
                 match index {
                     0 => <::capnp::data::Owned as ::capnp::introspect::Introspect>::introspect(),
-                    1 => <crate::rpc::schema::worker_capnp::supervisor::Owned as ::capnp::introspect::Introspect>::introspect(),
+                    1 => <crate::link::schema::worker_capnp::supervisor::Owned as ::capnp::introspect::Introspect>::introspect(),
                     _ => ::capnp::introspect::panic_invalid_field_index(index),
                 }
             }
@@ -1074,7 +1074,7 @@ pub mod worker {
                 self.reader.total_size()
             }
             #[inline]
-            pub fn get_report(self) -> ::capnp::Result<crate::rpc::schema::worker_capnp::report::Reader<'a>> {
+            pub fn get_report(self) -> ::capnp::Result<crate::link::schema::worker_capnp::report::Reader<'a>> {
                 ::capnp::traits::FromPointerReader::get_from_pointer(&self.reader.get_pointer_field(0), ::core::option::Option::None)
             }
             #[inline]
@@ -1136,15 +1136,15 @@ pub mod worker {
                 self.builder.as_reader().total_size()
             }
             #[inline]
-            pub fn get_report(self) -> ::capnp::Result<crate::rpc::schema::worker_capnp::report::Builder<'a>> {
+            pub fn get_report(self) -> ::capnp::Result<crate::link::schema::worker_capnp::report::Builder<'a>> {
                 ::capnp::traits::FromPointerBuilder::get_from_pointer(self.builder.get_pointer_field(0), ::core::option::Option::None)
             }
             #[inline]
-            pub fn set_report(&mut self, value: crate::rpc::schema::worker_capnp::report::Reader<'_>) -> ::capnp::Result<()> {
+            pub fn set_report(&mut self, value: crate::link::schema::worker_capnp::report::Reader<'_>) -> ::capnp::Result<()> {
                 ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(0), value, false)
             }
             #[inline]
-            pub fn init_report(self, ) -> crate::rpc::schema::worker_capnp::report::Builder<'a> {
+            pub fn init_report(self, ) -> crate::link::schema::worker_capnp::report::Builder<'a> {
                 ::capnp::traits::FromPointerBuilder::init_pointer(self.builder.get_pointer_field(0), 0)
             }
             #[inline]
@@ -1160,7 +1160,7 @@ pub mod worker {
             }
         }
         impl Pipeline  {
-            pub fn get_report(&self) -> crate::rpc::schema::worker_capnp::report::Pipeline {
+            pub fn get_report(&self) -> crate::link::schema::worker_capnp::report::Pipeline {
                 ::capnp::capability::FromTypelessPipeline::new(self._typeless.get_pointer_field(0))
             }
         }
@@ -1202,7 +1202,7 @@ pub mod worker {
             ];
             pub(crate) fn get_field_types(index: u16) -> ::capnp::introspect::Type {
                 match index {
-                    0 => <crate::rpc::schema::worker_capnp::report::Owned as ::capnp::introspect::Introspect>::introspect(),
+                    0 => <crate::link::schema::worker_capnp::report::Owned as ::capnp::introspect::Introspect>::introspect(),
                     _ => ::capnp::introspect::panic_invalid_field_index(index),
                 }
             }
@@ -1285,7 +1285,7 @@ pub mod worker {
                 self.reader.total_size()
             }
             #[inline]
-            pub fn get_exec(self) -> ::capnp::Result<crate::rpc::schema::worker_capnp::exec::Reader<'a>> {
+            pub fn get_exec(self) -> ::capnp::Result<crate::link::schema::worker_capnp::exec::Reader<'a>> {
                 ::capnp::traits::FromPointerReader::get_from_pointer(&self.reader.get_pointer_field(0), ::core::option::Option::None)
             }
             #[inline]
@@ -1347,15 +1347,15 @@ pub mod worker {
                 self.builder.as_reader().total_size()
             }
             #[inline]
-            pub fn get_exec(self) -> ::capnp::Result<crate::rpc::schema::worker_capnp::exec::Builder<'a>> {
+            pub fn get_exec(self) -> ::capnp::Result<crate::link::schema::worker_capnp::exec::Builder<'a>> {
                 ::capnp::traits::FromPointerBuilder::get_from_pointer(self.builder.get_pointer_field(0), ::core::option::Option::None)
             }
             #[inline]
-            pub fn set_exec(&mut self, value: crate::rpc::schema::worker_capnp::exec::Reader<'_>) -> ::capnp::Result<()> {
+            pub fn set_exec(&mut self, value: crate::link::schema::worker_capnp::exec::Reader<'_>) -> ::capnp::Result<()> {
                 ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(0), value, false)
             }
             #[inline]
-            pub fn init_exec(self, ) -> crate::rpc::schema::worker_capnp::exec::Builder<'a> {
+            pub fn init_exec(self, ) -> crate::link::schema::worker_capnp::exec::Builder<'a> {
                 ::capnp::traits::FromPointerBuilder::init_pointer(self.builder.get_pointer_field(0), 0)
             }
             #[inline]
@@ -1371,7 +1371,7 @@ pub mod worker {
             }
         }
         impl Pipeline  {
-            pub fn get_exec(&self) -> crate::rpc::schema::worker_capnp::exec::Pipeline {
+            pub fn get_exec(&self) -> crate::link::schema::worker_capnp::exec::Pipeline {
                 ::capnp::capability::FromTypelessPipeline::new(self._typeless.get_pointer_field(0))
             }
         }
@@ -1413,7 +1413,7 @@ pub mod worker {
             ];
             pub(crate) fn get_field_types(index: u16) -> ::capnp::introspect::Type {
                 match index {
-                    0 => <crate::rpc::schema::worker_capnp::exec::Owned as ::capnp::introspect::Introspect>::introspect(),
+                    0 => <crate::link::schema::worker_capnp::exec::Owned as ::capnp::introspect::Introspect>::introspect(),
                     _ => ::capnp::introspect::panic_invalid_field_index(index),
                 }
             }
@@ -1500,7 +1500,7 @@ pub mod worker {
                 self.reader.get_bool_field(0)
             }
             #[inline]
-            pub fn get_end(self) -> ::capnp::Result<crate::rpc::schema::worker_capnp::end::Reader<'a>> {
+            pub fn get_end(self) -> ::capnp::Result<crate::link::schema::worker_capnp::end::Reader<'a>> {
                 ::capnp::traits::FromPointerReader::get_from_pointer(&self.reader.get_pointer_field(0), ::core::option::Option::None)
             }
             #[inline]
@@ -1508,7 +1508,7 @@ pub mod worker {
                 !self.reader.get_pointer_field(0).is_null()
             }
             #[inline]
-            pub fn get_output(self) -> ::capnp::Result<::capnp::struct_list::Reader<'a,crate::rpc::schema::worker_capnp::chunk::Owned>> {
+            pub fn get_output(self) -> ::capnp::Result<::capnp::struct_list::Reader<'a,crate::link::schema::worker_capnp::chunk::Owned>> {
                 ::capnp::traits::FromPointerReader::get_from_pointer(&self.reader.get_pointer_field(1), ::core::option::Option::None)
             }
             #[inline]
@@ -1578,15 +1578,15 @@ pub mod worker {
                 self.builder.set_bool_field(0, value);
             }
             #[inline]
-            pub fn get_end(self) -> ::capnp::Result<crate::rpc::schema::worker_capnp::end::Builder<'a>> {
+            pub fn get_end(self) -> ::capnp::Result<crate::link::schema::worker_capnp::end::Builder<'a>> {
                 ::capnp::traits::FromPointerBuilder::get_from_pointer(self.builder.get_pointer_field(0), ::core::option::Option::None)
             }
             #[inline]
-            pub fn set_end(&mut self, value: crate::rpc::schema::worker_capnp::end::Reader<'_>) -> ::capnp::Result<()> {
+            pub fn set_end(&mut self, value: crate::link::schema::worker_capnp::end::Reader<'_>) -> ::capnp::Result<()> {
                 ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(0), value, false)
             }
             #[inline]
-            pub fn init_end(self, ) -> crate::rpc::schema::worker_capnp::end::Builder<'a> {
+            pub fn init_end(self, ) -> crate::link::schema::worker_capnp::end::Builder<'a> {
                 ::capnp::traits::FromPointerBuilder::init_pointer(self.builder.get_pointer_field(0), 0)
             }
             #[inline]
@@ -1594,15 +1594,15 @@ pub mod worker {
                 !self.builder.is_pointer_field_null(0)
             }
             #[inline]
-            pub fn get_output(self) -> ::capnp::Result<::capnp::struct_list::Builder<'a,crate::rpc::schema::worker_capnp::chunk::Owned>> {
+            pub fn get_output(self) -> ::capnp::Result<::capnp::struct_list::Builder<'a,crate::link::schema::worker_capnp::chunk::Owned>> {
                 ::capnp::traits::FromPointerBuilder::get_from_pointer(self.builder.get_pointer_field(1), ::core::option::Option::None)
             }
             #[inline]
-            pub fn set_output(&mut self, value: ::capnp::struct_list::Reader<'_,crate::rpc::schema::worker_capnp::chunk::Owned>) -> ::capnp::Result<()> {
+            pub fn set_output(&mut self, value: ::capnp::struct_list::Reader<'_,crate::link::schema::worker_capnp::chunk::Owned>) -> ::capnp::Result<()> {
                 ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(1), value, false)
             }
             #[inline]
-            pub fn init_output(self, size: u32) -> ::capnp::struct_list::Builder<'a,crate::rpc::schema::worker_capnp::chunk::Owned> {
+            pub fn init_output(self, size: u32) -> ::capnp::struct_list::Builder<'a,crate::link::schema::worker_capnp::chunk::Owned> {
                 ::capnp::traits::FromPointerBuilder::init_pointer(self.builder.get_pointer_field(1), size)
             }
             #[inline]
@@ -1618,7 +1618,7 @@ pub mod worker {
             }
         }
         impl Pipeline  {
-            pub fn get_end(&self) -> crate::rpc::schema::worker_capnp::end::Pipeline {
+            pub fn get_end(&self) -> crate::link::schema::worker_capnp::end::Pipeline {
                 ::capnp::capability::FromTypelessPipeline::new(self._typeless.get_pointer_field(0))
             }
         }
@@ -1695,8 +1695,8 @@ pub mod worker {
             pub(crate) fn get_field_types(index: u16) -> ::capnp::introspect::Type {
                 match index {
                     0 => <bool as ::capnp::introspect::Introspect>::introspect(),
-                    1 => <crate::rpc::schema::worker_capnp::end::Owned as ::capnp::introspect::Introspect>::introspect(),
-                    2 => <::capnp::struct_list::Owned<crate::rpc::schema::worker_capnp::chunk::Owned> as ::capnp::introspect::Introspect>::introspect(),
+                    1 => <crate::link::schema::worker_capnp::end::Owned as ::capnp::introspect::Introspect>::introspect(),
+                    2 => <::capnp::struct_list::Owned<crate::link::schema::worker_capnp::chunk::Owned> as ::capnp::introspect::Introspect>::introspect(),
                     _ => ::capnp::introspect::panic_invalid_field_index(index),
                 }
             }
@@ -6555,7 +6555,7 @@ pub mod worker {
                 self.reader.total_size()
             }
             #[inline]
-            pub fn get_heads(self) -> ::capnp::Result<::capnp::struct_list::Reader<'a,crate::rpc::schema::worker_capnp::state_head::Owned>> {
+            pub fn get_heads(self) -> ::capnp::Result<::capnp::struct_list::Reader<'a,crate::link::schema::worker_capnp::state_head::Owned>> {
                 ::capnp::traits::FromPointerReader::get_from_pointer(&self.reader.get_pointer_field(0), ::core::option::Option::None)
             }
             #[inline]
@@ -6617,15 +6617,15 @@ pub mod worker {
                 self.builder.as_reader().total_size()
             }
             #[inline]
-            pub fn get_heads(self) -> ::capnp::Result<::capnp::struct_list::Builder<'a,crate::rpc::schema::worker_capnp::state_head::Owned>> {
+            pub fn get_heads(self) -> ::capnp::Result<::capnp::struct_list::Builder<'a,crate::link::schema::worker_capnp::state_head::Owned>> {
                 ::capnp::traits::FromPointerBuilder::get_from_pointer(self.builder.get_pointer_field(0), ::core::option::Option::None)
             }
             #[inline]
-            pub fn set_heads(&mut self, value: ::capnp::struct_list::Reader<'_,crate::rpc::schema::worker_capnp::state_head::Owned>) -> ::capnp::Result<()> {
+            pub fn set_heads(&mut self, value: ::capnp::struct_list::Reader<'_,crate::link::schema::worker_capnp::state_head::Owned>) -> ::capnp::Result<()> {
                 ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(0), value, false)
             }
             #[inline]
-            pub fn init_heads(self, size: u32) -> ::capnp::struct_list::Builder<'a,crate::rpc::schema::worker_capnp::state_head::Owned> {
+            pub fn init_heads(self, size: u32) -> ::capnp::struct_list::Builder<'a,crate::link::schema::worker_capnp::state_head::Owned> {
                 ::capnp::traits::FromPointerBuilder::init_pointer(self.builder.get_pointer_field(0), size)
             }
             #[inline]
@@ -6684,7 +6684,7 @@ pub mod worker {
             ];
             pub(crate) fn get_field_types(index: u16) -> ::capnp::introspect::Type {
                 match index {
-                    0 => <::capnp::struct_list::Owned<crate::rpc::schema::worker_capnp::state_head::Owned> as ::capnp::introspect::Introspect>::introspect(),
+                    0 => <::capnp::struct_list::Owned<crate::link::schema::worker_capnp::state_head::Owned> as ::capnp::introspect::Introspect>::introspect(),
                     _ => ::capnp::introspect::panic_invalid_field_index(index),
                 }
             }
@@ -9949,7 +9949,7 @@ pub mod worker {
                 self.reader.total_size()
             }
             #[inline]
-            pub fn get_report(self) -> ::capnp::Result<crate::rpc::schema::worker_capnp::report::Reader<'a>> {
+            pub fn get_report(self) -> ::capnp::Result<crate::link::schema::worker_capnp::report::Reader<'a>> {
                 ::capnp::traits::FromPointerReader::get_from_pointer(&self.reader.get_pointer_field(0), ::core::option::Option::None)
             }
             #[inline]
@@ -10011,15 +10011,15 @@ pub mod worker {
                 self.builder.as_reader().total_size()
             }
             #[inline]
-            pub fn get_report(self) -> ::capnp::Result<crate::rpc::schema::worker_capnp::report::Builder<'a>> {
+            pub fn get_report(self) -> ::capnp::Result<crate::link::schema::worker_capnp::report::Builder<'a>> {
                 ::capnp::traits::FromPointerBuilder::get_from_pointer(self.builder.get_pointer_field(0), ::core::option::Option::None)
             }
             #[inline]
-            pub fn set_report(&mut self, value: crate::rpc::schema::worker_capnp::report::Reader<'_>) -> ::capnp::Result<()> {
+            pub fn set_report(&mut self, value: crate::link::schema::worker_capnp::report::Reader<'_>) -> ::capnp::Result<()> {
                 ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(0), value, false)
             }
             #[inline]
-            pub fn init_report(self, ) -> crate::rpc::schema::worker_capnp::report::Builder<'a> {
+            pub fn init_report(self, ) -> crate::link::schema::worker_capnp::report::Builder<'a> {
                 ::capnp::traits::FromPointerBuilder::init_pointer(self.builder.get_pointer_field(0), 0)
             }
             #[inline]
@@ -10035,7 +10035,7 @@ pub mod worker {
             }
         }
         impl Pipeline  {
-            pub fn get_report(&self) -> crate::rpc::schema::worker_capnp::report::Pipeline {
+            pub fn get_report(&self) -> crate::link::schema::worker_capnp::report::Pipeline {
                 ::capnp::capability::FromTypelessPipeline::new(self._typeless.get_pointer_field(0))
             }
         }
@@ -10077,7 +10077,7 @@ pub mod worker {
             ];
             pub(crate) fn get_field_types(index: u16) -> ::capnp::introspect::Type {
                 match index {
-                    0 => <crate::rpc::schema::worker_capnp::report::Owned as ::capnp::introspect::Introspect>::introspect(),
+                    0 => <crate::link::schema::worker_capnp::report::Owned as ::capnp::introspect::Introspect>::introspect(),
                     _ => ::capnp::introspect::panic_invalid_field_index(index),
                 }
             }
@@ -10102,20 +10102,20 @@ pub mod worker {
 
 pub mod supervisor {
     #![allow(unused_variables)]
-    pub type OutputParams<> = ::capnp::capability::Params<crate::rpc::schema::worker_capnp::supervisor::output_params::Owned>;
-    pub type EventParams<> = ::capnp::capability::Params<crate::rpc::schema::worker_capnp::supervisor::event_params::Owned>;
-    pub type EndedParams<> = ::capnp::capability::Params<crate::rpc::schema::worker_capnp::supervisor::ended_params::Owned>;
-    pub type EndedResults<> = ::capnp::capability::Results<crate::rpc::schema::worker_capnp::supervisor::ended_results::Owned>;
-    pub type ToolCallParams<> = ::capnp::capability::Params<crate::rpc::schema::worker_capnp::supervisor::tool_call_params::Owned>;
-    pub type ToolCallResults<> = ::capnp::capability::Results<crate::rpc::schema::worker_capnp::supervisor::tool_call_results::Owned>;
-    pub type JobsParams<> = ::capnp::capability::Params<crate::rpc::schema::worker_capnp::supervisor::jobs_params::Owned>;
-    pub type JobsResults<> = ::capnp::capability::Results<crate::rpc::schema::worker_capnp::supervisor::jobs_results::Owned>;
-    pub type MissedParams<> = ::capnp::capability::Params<crate::rpc::schema::worker_capnp::supervisor::missed_params::Owned>;
-    pub type MissedResults<> = ::capnp::capability::Results<crate::rpc::schema::worker_capnp::supervisor::missed_results::Owned>;
-    pub type BackgroundParams<> = ::capnp::capability::Params<crate::rpc::schema::worker_capnp::supervisor::background_params::Owned>;
-    pub type BackgroundResults<> = ::capnp::capability::Results<crate::rpc::schema::worker_capnp::supervisor::background_results::Owned>;
-    pub type DyingParams<> = ::capnp::capability::Params<crate::rpc::schema::worker_capnp::supervisor::dying_params::Owned>;
-    pub type DyingResults<> = ::capnp::capability::Results<crate::rpc::schema::worker_capnp::supervisor::dying_results::Owned>;
+    pub type OutputParams<> = ::capnp::capability::Params<crate::link::schema::worker_capnp::supervisor::output_params::Owned>;
+    pub type EventParams<> = ::capnp::capability::Params<crate::link::schema::worker_capnp::supervisor::event_params::Owned>;
+    pub type EndedParams<> = ::capnp::capability::Params<crate::link::schema::worker_capnp::supervisor::ended_params::Owned>;
+    pub type EndedResults<> = ::capnp::capability::Results<crate::link::schema::worker_capnp::supervisor::ended_results::Owned>;
+    pub type ToolCallParams<> = ::capnp::capability::Params<crate::link::schema::worker_capnp::supervisor::tool_call_params::Owned>;
+    pub type ToolCallResults<> = ::capnp::capability::Results<crate::link::schema::worker_capnp::supervisor::tool_call_results::Owned>;
+    pub type JobsParams<> = ::capnp::capability::Params<crate::link::schema::worker_capnp::supervisor::jobs_params::Owned>;
+    pub type JobsResults<> = ::capnp::capability::Results<crate::link::schema::worker_capnp::supervisor::jobs_results::Owned>;
+    pub type MissedParams<> = ::capnp::capability::Params<crate::link::schema::worker_capnp::supervisor::missed_params::Owned>;
+    pub type MissedResults<> = ::capnp::capability::Results<crate::link::schema::worker_capnp::supervisor::missed_results::Owned>;
+    pub type BackgroundParams<> = ::capnp::capability::Params<crate::link::schema::worker_capnp::supervisor::background_params::Owned>;
+    pub type BackgroundResults<> = ::capnp::capability::Results<crate::link::schema::worker_capnp::supervisor::background_results::Owned>;
+    pub type DyingParams<> = ::capnp::capability::Params<crate::link::schema::worker_capnp::supervisor::dying_params::Owned>;
+    pub type DyingResults<> = ::capnp::capability::Results<crate::link::schema::worker_capnp::supervisor::dying_results::Owned>;
 
     pub struct Client {
         pub client: ::capnp::capability::Client,
@@ -10165,28 +10165,28 @@ pub mod supervisor {
         }
     }
     impl  Client {
-        pub fn output_request(&self) -> ::capnp::capability::StreamingRequest<crate::rpc::schema::worker_capnp::supervisor::output_params::Owned> {
+        pub fn output_request(&self) -> ::capnp::capability::StreamingRequest<crate::link::schema::worker_capnp::supervisor::output_params::Owned> {
             self.client.new_streaming_call(_private::TYPE_ID, 0, ::core::option::Option::None)
         }
-        pub fn event_request(&self) -> ::capnp::capability::StreamingRequest<crate::rpc::schema::worker_capnp::supervisor::event_params::Owned> {
+        pub fn event_request(&self) -> ::capnp::capability::StreamingRequest<crate::link::schema::worker_capnp::supervisor::event_params::Owned> {
             self.client.new_streaming_call(_private::TYPE_ID, 1, ::core::option::Option::None)
         }
-        pub fn ended_request(&self) -> ::capnp::capability::Request<crate::rpc::schema::worker_capnp::supervisor::ended_params::Owned,crate::rpc::schema::worker_capnp::supervisor::ended_results::Owned> {
+        pub fn ended_request(&self) -> ::capnp::capability::Request<crate::link::schema::worker_capnp::supervisor::ended_params::Owned,crate::link::schema::worker_capnp::supervisor::ended_results::Owned> {
             self.client.new_call(_private::TYPE_ID, 2, ::core::option::Option::None)
         }
-        pub fn tool_call_request(&self) -> ::capnp::capability::Request<crate::rpc::schema::worker_capnp::supervisor::tool_call_params::Owned,crate::rpc::schema::worker_capnp::supervisor::tool_call_results::Owned> {
+        pub fn tool_call_request(&self) -> ::capnp::capability::Request<crate::link::schema::worker_capnp::supervisor::tool_call_params::Owned,crate::link::schema::worker_capnp::supervisor::tool_call_results::Owned> {
             self.client.new_call(_private::TYPE_ID, 3, ::core::option::Option::None)
         }
-        pub fn jobs_request(&self) -> ::capnp::capability::Request<crate::rpc::schema::worker_capnp::supervisor::jobs_params::Owned,crate::rpc::schema::worker_capnp::supervisor::jobs_results::Owned> {
+        pub fn jobs_request(&self) -> ::capnp::capability::Request<crate::link::schema::worker_capnp::supervisor::jobs_params::Owned,crate::link::schema::worker_capnp::supervisor::jobs_results::Owned> {
             self.client.new_call(_private::TYPE_ID, 4, ::core::option::Option::None)
         }
-        pub fn missed_request(&self) -> ::capnp::capability::Request<crate::rpc::schema::worker_capnp::supervisor::missed_params::Owned,crate::rpc::schema::worker_capnp::supervisor::missed_results::Owned> {
+        pub fn missed_request(&self) -> ::capnp::capability::Request<crate::link::schema::worker_capnp::supervisor::missed_params::Owned,crate::link::schema::worker_capnp::supervisor::missed_results::Owned> {
             self.client.new_call(_private::TYPE_ID, 5, ::core::option::Option::None)
         }
-        pub fn background_request(&self) -> ::capnp::capability::Request<crate::rpc::schema::worker_capnp::supervisor::background_params::Owned,crate::rpc::schema::worker_capnp::supervisor::background_results::Owned> {
+        pub fn background_request(&self) -> ::capnp::capability::Request<crate::link::schema::worker_capnp::supervisor::background_params::Owned,crate::link::schema::worker_capnp::supervisor::background_results::Owned> {
             self.client.new_call(_private::TYPE_ID, 6, ::core::option::Option::None)
         }
-        pub fn dying_request(&self) -> ::capnp::capability::Request<crate::rpc::schema::worker_capnp::supervisor::dying_params::Owned,crate::rpc::schema::worker_capnp::supervisor::dying_results::Owned> {
+        pub fn dying_request(&self) -> ::capnp::capability::Request<crate::link::schema::worker_capnp::supervisor::dying_params::Owned,crate::link::schema::worker_capnp::supervisor::dying_results::Owned> {
             self.client.new_call(_private::TYPE_ID, 7, ::core::option::Option::None)
         }
     }
@@ -10314,7 +10314,7 @@ pub mod supervisor {
                 self.reader.get_data_field::<u64>(1)
             }
             #[inline]
-            pub fn get_stream(self) -> ::core::result::Result<crate::rpc::schema::worker_capnp::OutputStream,::capnp::NotInSchema> {
+            pub fn get_stream(self) -> ::core::result::Result<crate::link::schema::worker_capnp::OutputStream,::capnp::NotInSchema> {
                 ::core::convert::TryFrom::try_from(self.reader.get_data_field::<u16>(8))
             }
             #[inline]
@@ -10396,11 +10396,11 @@ pub mod supervisor {
                 self.builder.set_data_field::<u64>(1, value);
             }
             #[inline]
-            pub fn get_stream(self) -> ::core::result::Result<crate::rpc::schema::worker_capnp::OutputStream,::capnp::NotInSchema> {
+            pub fn get_stream(self) -> ::core::result::Result<crate::link::schema::worker_capnp::OutputStream,::capnp::NotInSchema> {
                 ::core::convert::TryFrom::try_from(self.builder.get_data_field::<u16>(8))
             }
             #[inline]
-            pub fn set_stream(&mut self, value: crate::rpc::schema::worker_capnp::OutputStream)  {
+            pub fn set_stream(&mut self, value: crate::link::schema::worker_capnp::OutputStream)  {
                 self.builder.set_data_field::<u16>(8, value as u16);
             }
             #[inline]
@@ -10514,7 +10514,7 @@ pub mod supervisor {
                 match index {
                     0 => <u64 as ::capnp::introspect::Introspect>::introspect(),
                     1 => <u64 as ::capnp::introspect::Introspect>::introspect(),
-                    2 => <crate::rpc::schema::worker_capnp::OutputStream as ::capnp::introspect::Introspect>::introspect(),
+                    2 => <crate::link::schema::worker_capnp::OutputStream as ::capnp::introspect::Introspect>::introspect(),
                     3 => <::capnp::data::Owned as ::capnp::introspect::Introspect>::introspect(),
                     _ => ::capnp::introspect::panic_invalid_field_index(index),
                 }
@@ -10878,7 +10878,7 @@ pub mod supervisor {
                 self.reader.get_data_field::<u64>(0)
             }
             #[inline]
-            pub fn get_end(self) -> ::capnp::Result<crate::rpc::schema::worker_capnp::end::Reader<'a>> {
+            pub fn get_end(self) -> ::capnp::Result<crate::link::schema::worker_capnp::end::Reader<'a>> {
                 ::capnp::traits::FromPointerReader::get_from_pointer(&self.reader.get_pointer_field(0), ::core::option::Option::None)
             }
             #[inline]
@@ -10948,15 +10948,15 @@ pub mod supervisor {
                 self.builder.set_data_field::<u64>(0, value);
             }
             #[inline]
-            pub fn get_end(self) -> ::capnp::Result<crate::rpc::schema::worker_capnp::end::Builder<'a>> {
+            pub fn get_end(self) -> ::capnp::Result<crate::link::schema::worker_capnp::end::Builder<'a>> {
                 ::capnp::traits::FromPointerBuilder::get_from_pointer(self.builder.get_pointer_field(0), ::core::option::Option::None)
             }
             #[inline]
-            pub fn set_end(&mut self, value: crate::rpc::schema::worker_capnp::end::Reader<'_>) -> ::capnp::Result<()> {
+            pub fn set_end(&mut self, value: crate::link::schema::worker_capnp::end::Reader<'_>) -> ::capnp::Result<()> {
                 ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(0), value, false)
             }
             #[inline]
-            pub fn init_end(self, ) -> crate::rpc::schema::worker_capnp::end::Builder<'a> {
+            pub fn init_end(self, ) -> crate::link::schema::worker_capnp::end::Builder<'a> {
                 ::capnp::traits::FromPointerBuilder::init_pointer(self.builder.get_pointer_field(0), 0)
             }
             #[inline]
@@ -10972,7 +10972,7 @@ pub mod supervisor {
             }
         }
         impl Pipeline  {
-            pub fn get_end(&self) -> crate::rpc::schema::worker_capnp::end::Pipeline {
+            pub fn get_end(&self) -> crate::link::schema::worker_capnp::end::Pipeline {
                 ::capnp::capability::FromTypelessPipeline::new(self._typeless.get_pointer_field(0))
             }
         }
@@ -11030,7 +11030,7 @@ pub mod supervisor {
             pub(crate) fn get_field_types(index: u16) -> ::capnp::introspect::Type {
                 match index {
                     0 => <u64 as ::capnp::introspect::Introspect>::introspect(),
-                    1 => <crate::rpc::schema::worker_capnp::end::Owned as ::capnp::introspect::Introspect>::introspect(),
+                    1 => <crate::link::schema::worker_capnp::end::Owned as ::capnp::introspect::Introspect>::introspect(),
                     _ => ::capnp::introspect::panic_invalid_field_index(index),
                 }
             }
@@ -12538,7 +12538,7 @@ pub mod supervisor {
                 self.reader.total_size()
             }
             #[inline]
-            pub fn get_stream(self) -> ::core::result::Result<crate::rpc::schema::worker_capnp::OutputStream,::capnp::NotInSchema> {
+            pub fn get_stream(self) -> ::core::result::Result<crate::link::schema::worker_capnp::OutputStream,::capnp::NotInSchema> {
                 ::core::convert::TryFrom::try_from(self.reader.get_data_field::<u16>(0))
             }
             #[inline]
@@ -12604,11 +12604,11 @@ pub mod supervisor {
                 self.builder.as_reader().total_size()
             }
             #[inline]
-            pub fn get_stream(self) -> ::core::result::Result<crate::rpc::schema::worker_capnp::OutputStream,::capnp::NotInSchema> {
+            pub fn get_stream(self) -> ::core::result::Result<crate::link::schema::worker_capnp::OutputStream,::capnp::NotInSchema> {
                 ::core::convert::TryFrom::try_from(self.builder.get_data_field::<u16>(0))
             }
             #[inline]
-            pub fn set_stream(&mut self, value: crate::rpc::schema::worker_capnp::OutputStream)  {
+            pub fn set_stream(&mut self, value: crate::link::schema::worker_capnp::OutputStream)  {
                 self.builder.set_data_field::<u16>(0, value as u16);
             }
             #[inline]
@@ -12691,7 +12691,7 @@ pub mod supervisor {
             ];
             pub(crate) fn get_field_types(index: u16) -> ::capnp::introspect::Type {
                 match index {
-                    0 => <crate::rpc::schema::worker_capnp::OutputStream as ::capnp::introspect::Introspect>::introspect(),
+                    0 => <crate::link::schema::worker_capnp::OutputStream as ::capnp::introspect::Introspect>::introspect(),
                     1 => <::capnp::data::Owned as ::capnp::introspect::Introspect>::introspect(),
                     _ => ::capnp::introspect::panic_invalid_field_index(index),
                 }
@@ -12941,7 +12941,7 @@ pub mod supervisor {
                 self.reader.total_size()
             }
             #[inline]
-            pub fn get_cause(self) -> ::capnp::Result<crate::rpc::schema::worker_capnp::cause::Reader<'a>> {
+            pub fn get_cause(self) -> ::capnp::Result<crate::link::schema::worker_capnp::cause::Reader<'a>> {
                 ::capnp::traits::FromPointerReader::get_from_pointer(&self.reader.get_pointer_field(0), ::core::option::Option::None)
             }
             #[inline]
@@ -13003,15 +13003,15 @@ pub mod supervisor {
                 self.builder.as_reader().total_size()
             }
             #[inline]
-            pub fn get_cause(self) -> ::capnp::Result<crate::rpc::schema::worker_capnp::cause::Builder<'a>> {
+            pub fn get_cause(self) -> ::capnp::Result<crate::link::schema::worker_capnp::cause::Builder<'a>> {
                 ::capnp::traits::FromPointerBuilder::get_from_pointer(self.builder.get_pointer_field(0), ::core::option::Option::None)
             }
             #[inline]
-            pub fn set_cause(&mut self, value: crate::rpc::schema::worker_capnp::cause::Reader<'_>) -> ::capnp::Result<()> {
+            pub fn set_cause(&mut self, value: crate::link::schema::worker_capnp::cause::Reader<'_>) -> ::capnp::Result<()> {
                 ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(0), value, false)
             }
             #[inline]
-            pub fn init_cause(self, ) -> crate::rpc::schema::worker_capnp::cause::Builder<'a> {
+            pub fn init_cause(self, ) -> crate::link::schema::worker_capnp::cause::Builder<'a> {
                 ::capnp::traits::FromPointerBuilder::init_pointer(self.builder.get_pointer_field(0), 0)
             }
             #[inline]
@@ -13027,7 +13027,7 @@ pub mod supervisor {
             }
         }
         impl Pipeline  {
-            pub fn get_cause(&self) -> crate::rpc::schema::worker_capnp::cause::Pipeline {
+            pub fn get_cause(&self) -> crate::link::schema::worker_capnp::cause::Pipeline {
                 ::capnp::capability::FromTypelessPipeline::new(self._typeless.get_pointer_field(0))
             }
         }
@@ -13069,7 +13069,7 @@ pub mod supervisor {
             ];
             pub(crate) fn get_field_types(index: u16) -> ::capnp::introspect::Type {
                 match index {
-                    0 => <crate::rpc::schema::worker_capnp::cause::Owned as ::capnp::introspect::Introspect>::introspect(),
+                    0 => <crate::link::schema::worker_capnp::cause::Owned as ::capnp::introspect::Introspect>::introspect(),
                     _ => ::capnp::introspect::panic_invalid_field_index(index),
                 }
             }
@@ -14239,12 +14239,12 @@ pub mod lane_call {
             self.builder.as_reader().total_size()
         }
         #[inline]
-        pub fn set_start(&mut self, value: crate::rpc::schema::worker_capnp::exec::Reader<'_>) -> ::capnp::Result<()> {
+        pub fn set_start(&mut self, value: crate::link::schema::worker_capnp::exec::Reader<'_>) -> ::capnp::Result<()> {
             self.builder.set_data_field::<u16>(0, 0);
             ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(0), value, false)
         }
         #[inline]
-        pub fn init_start(self, ) -> crate::rpc::schema::worker_capnp::exec::Builder<'a> {
+        pub fn init_start(self, ) -> crate::link::schema::worker_capnp::exec::Builder<'a> {
             self.builder.set_data_field::<u16>(0, 0);
             ::capnp::traits::FromPointerBuilder::init_pointer(self.builder.get_pointer_field(0), 0)
         }
@@ -14254,12 +14254,12 @@ pub mod lane_call {
             !self.builder.is_pointer_field_null(0)
         }
         #[inline]
-        pub fn set_hold(&mut self, value: crate::rpc::schema::worker_capnp::exec::Reader<'_>) -> ::capnp::Result<()> {
+        pub fn set_hold(&mut self, value: crate::link::schema::worker_capnp::exec::Reader<'_>) -> ::capnp::Result<()> {
             self.builder.set_data_field::<u16>(0, 1);
             ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(0), value, false)
         }
         #[inline]
-        pub fn init_hold(self, ) -> crate::rpc::schema::worker_capnp::exec::Builder<'a> {
+        pub fn init_hold(self, ) -> crate::link::schema::worker_capnp::exec::Builder<'a> {
             self.builder.set_data_field::<u16>(0, 1);
             ::capnp::traits::FromPointerBuilder::init_pointer(self.builder.get_pointer_field(0), 0)
         }
@@ -14279,12 +14279,12 @@ pub mod lane_call {
             self.builder.set_data_field::<u64>(1, value);
         }
         #[inline]
-        pub fn set_bind(&mut self, value: crate::rpc::schema::worker_capnp::new_kernel::Reader<'_>) -> ::capnp::Result<()> {
+        pub fn set_bind(&mut self, value: crate::link::schema::worker_capnp::new_kernel::Reader<'_>) -> ::capnp::Result<()> {
             self.builder.set_data_field::<u16>(0, 4);
             ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(0), value, false)
         }
         #[inline]
-        pub fn init_bind(self, ) -> crate::rpc::schema::worker_capnp::new_kernel::Builder<'a> {
+        pub fn init_bind(self, ) -> crate::link::schema::worker_capnp::new_kernel::Builder<'a> {
             self.builder.set_data_field::<u16>(0, 4);
             ::capnp::traits::FromPointerBuilder::init_pointer(self.builder.get_pointer_field(0), 0)
         }
@@ -14432,11 +14432,11 @@ pub mod lane_call {
         ];
         pub(crate) fn get_field_types(index: u16) -> ::capnp::introspect::Type {
             match index {
-                0 => <crate::rpc::schema::worker_capnp::exec::Owned as ::capnp::introspect::Introspect>::introspect(),
-                1 => <crate::rpc::schema::worker_capnp::exec::Owned as ::capnp::introspect::Introspect>::introspect(),
+                0 => <crate::link::schema::worker_capnp::exec::Owned as ::capnp::introspect::Introspect>::introspect(),
+                1 => <crate::link::schema::worker_capnp::exec::Owned as ::capnp::introspect::Introspect>::introspect(),
                 2 => <u64 as ::capnp::introspect::Introspect>::introspect(),
                 3 => <u64 as ::capnp::introspect::Introspect>::introspect(),
-                4 => <crate::rpc::schema::worker_capnp::new_kernel::Owned as ::capnp::introspect::Introspect>::introspect(),
+                4 => <crate::link::schema::worker_capnp::new_kernel::Owned as ::capnp::introspect::Introspect>::introspect(),
                 _ => ::capnp::introspect::panic_invalid_field_index(index),
             }
         }
@@ -14462,8 +14462,8 @@ pub mod lane_call {
         Withdraw(u64),
         Bind(A2),
     }
-    pub type WhichReader<'a,> = Which<::capnp::Result<crate::rpc::schema::worker_capnp::exec::Reader<'a>>,::capnp::Result<crate::rpc::schema::worker_capnp::exec::Reader<'a>>,::capnp::Result<crate::rpc::schema::worker_capnp::new_kernel::Reader<'a>>>;
-    pub type WhichBuilder<'a,> = Which<::capnp::Result<crate::rpc::schema::worker_capnp::exec::Builder<'a>>,::capnp::Result<crate::rpc::schema::worker_capnp::exec::Builder<'a>>,::capnp::Result<crate::rpc::schema::worker_capnp::new_kernel::Builder<'a>>>;
+    pub type WhichReader<'a,> = Which<::capnp::Result<crate::link::schema::worker_capnp::exec::Reader<'a>>,::capnp::Result<crate::link::schema::worker_capnp::exec::Reader<'a>>,::capnp::Result<crate::link::schema::worker_capnp::new_kernel::Reader<'a>>>;
+    pub type WhichBuilder<'a,> = Which<::capnp::Result<crate::link::schema::worker_capnp::exec::Builder<'a>>,::capnp::Result<crate::link::schema::worker_capnp::exec::Builder<'a>>,::capnp::Result<crate::link::schema::worker_capnp::new_kernel::Builder<'a>>>;
 }
 
 pub mod new_kernel {
@@ -14931,7 +14931,7 @@ pub mod lane_answer {
             self.builder.set_data_field::<u16>(4, 0);
         }
         #[inline]
-        pub fn init_over(mut self, ) -> crate::rpc::schema::worker_capnp::lane_answer::over::Builder<'a> {
+        pub fn init_over(mut self, ) -> crate::link::schema::worker_capnp::lane_answer::over::Builder<'a> {
             self.builder.set_data_field::<u16>(4, 1);
             self.builder.reborrow().get_pointer_field(0).clear();
             self.builder.reborrow().get_pointer_field(1).clear();
@@ -15060,7 +15060,7 @@ pub mod lane_answer {
             match index {
                 0 => <u64 as ::capnp::introspect::Introspect>::introspect(),
                 1 => <() as ::capnp::introspect::Introspect>::introspect(),
-                2 => <crate::rpc::schema::worker_capnp::lane_answer::over::Owned as ::capnp::introspect::Introspect>::introspect(),
+                2 => <crate::link::schema::worker_capnp::lane_answer::over::Owned as ::capnp::introspect::Introspect>::introspect(),
                 3 => <::capnp::text::Owned as ::capnp::introspect::Introspect>::introspect(),
                 _ => ::capnp::introspect::panic_invalid_field_index(index),
             }
@@ -15085,8 +15085,8 @@ pub mod lane_answer {
         Over(A0),
         Refused(A1),
     }
-    pub type WhichReader<'a,> = Which<crate::rpc::schema::worker_capnp::lane_answer::over::Reader<'a>,::capnp::Result<::capnp::text::Reader<'a>>>;
-    pub type WhichBuilder<'a,> = Which<crate::rpc::schema::worker_capnp::lane_answer::over::Builder<'a>,::capnp::Result<::capnp::text::Builder<'a>>>;
+    pub type WhichReader<'a,> = Which<crate::link::schema::worker_capnp::lane_answer::over::Reader<'a>,::capnp::Result<::capnp::text::Reader<'a>>>;
+    pub type WhichBuilder<'a,> = Which<crate::link::schema::worker_capnp::lane_answer::over::Builder<'a>,::capnp::Result<::capnp::text::Builder<'a>>>;
 
     pub mod over {
         #[derive(Copy, Clone)]
@@ -15150,7 +15150,7 @@ pub mod lane_answer {
                 self.reader.total_size()
             }
             #[inline]
-            pub fn get_end(self) -> ::capnp::Result<crate::rpc::schema::worker_capnp::end::Reader<'a>> {
+            pub fn get_end(self) -> ::capnp::Result<crate::link::schema::worker_capnp::end::Reader<'a>> {
                 ::capnp::traits::FromPointerReader::get_from_pointer(&self.reader.get_pointer_field(0), ::core::option::Option::None)
             }
             #[inline]
@@ -15158,7 +15158,7 @@ pub mod lane_answer {
                 !self.reader.get_pointer_field(0).is_null()
             }
             #[inline]
-            pub fn get_output(self) -> ::capnp::Result<::capnp::struct_list::Reader<'a,crate::rpc::schema::worker_capnp::chunk::Owned>> {
+            pub fn get_output(self) -> ::capnp::Result<::capnp::struct_list::Reader<'a,crate::link::schema::worker_capnp::chunk::Owned>> {
                 ::capnp::traits::FromPointerReader::get_from_pointer(&self.reader.get_pointer_field(1), ::core::option::Option::None)
             }
             #[inline]
@@ -15220,15 +15220,15 @@ pub mod lane_answer {
                 self.builder.as_reader().total_size()
             }
             #[inline]
-            pub fn get_end(self) -> ::capnp::Result<crate::rpc::schema::worker_capnp::end::Builder<'a>> {
+            pub fn get_end(self) -> ::capnp::Result<crate::link::schema::worker_capnp::end::Builder<'a>> {
                 ::capnp::traits::FromPointerBuilder::get_from_pointer(self.builder.get_pointer_field(0), ::core::option::Option::None)
             }
             #[inline]
-            pub fn set_end(&mut self, value: crate::rpc::schema::worker_capnp::end::Reader<'_>) -> ::capnp::Result<()> {
+            pub fn set_end(&mut self, value: crate::link::schema::worker_capnp::end::Reader<'_>) -> ::capnp::Result<()> {
                 ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(0), value, false)
             }
             #[inline]
-            pub fn init_end(self, ) -> crate::rpc::schema::worker_capnp::end::Builder<'a> {
+            pub fn init_end(self, ) -> crate::link::schema::worker_capnp::end::Builder<'a> {
                 ::capnp::traits::FromPointerBuilder::init_pointer(self.builder.get_pointer_field(0), 0)
             }
             #[inline]
@@ -15236,15 +15236,15 @@ pub mod lane_answer {
                 !self.builder.is_pointer_field_null(0)
             }
             #[inline]
-            pub fn get_output(self) -> ::capnp::Result<::capnp::struct_list::Builder<'a,crate::rpc::schema::worker_capnp::chunk::Owned>> {
+            pub fn get_output(self) -> ::capnp::Result<::capnp::struct_list::Builder<'a,crate::link::schema::worker_capnp::chunk::Owned>> {
                 ::capnp::traits::FromPointerBuilder::get_from_pointer(self.builder.get_pointer_field(1), ::core::option::Option::None)
             }
             #[inline]
-            pub fn set_output(&mut self, value: ::capnp::struct_list::Reader<'_,crate::rpc::schema::worker_capnp::chunk::Owned>) -> ::capnp::Result<()> {
+            pub fn set_output(&mut self, value: ::capnp::struct_list::Reader<'_,crate::link::schema::worker_capnp::chunk::Owned>) -> ::capnp::Result<()> {
                 ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(1), value, false)
             }
             #[inline]
-            pub fn init_output(self, size: u32) -> ::capnp::struct_list::Builder<'a,crate::rpc::schema::worker_capnp::chunk::Owned> {
+            pub fn init_output(self, size: u32) -> ::capnp::struct_list::Builder<'a,crate::link::schema::worker_capnp::chunk::Owned> {
                 ::capnp::traits::FromPointerBuilder::init_pointer(self.builder.get_pointer_field(1), size)
             }
             #[inline]
@@ -15260,7 +15260,7 @@ pub mod lane_answer {
             }
         }
         impl Pipeline  {
-            pub fn get_end(&self) -> crate::rpc::schema::worker_capnp::end::Pipeline {
+            pub fn get_end(&self) -> crate::link::schema::worker_capnp::end::Pipeline {
                 ::capnp::capability::FromTypelessPipeline::new(self._typeless.get_pointer_field(0))
             }
         }
@@ -15320,8 +15320,8 @@ pub mod lane_answer {
             ];
             pub(crate) fn get_field_types(index: u16) -> ::capnp::introspect::Type {
                 match index {
-                    0 => <crate::rpc::schema::worker_capnp::end::Owned as ::capnp::introspect::Introspect>::introspect(),
-                    1 => <::capnp::struct_list::Owned<crate::rpc::schema::worker_capnp::chunk::Owned> as ::capnp::introspect::Introspect>::introspect(),
+                    0 => <crate::link::schema::worker_capnp::end::Owned as ::capnp::introspect::Introspect>::introspect(),
+                    1 => <::capnp::struct_list::Owned<crate::link::schema::worker_capnp::chunk::Owned> as ::capnp::introspect::Introspect>::introspect(),
                     _ => ::capnp::introspect::panic_invalid_field_index(index),
                 }
             }
@@ -15405,7 +15405,7 @@ pub mod chunk {
             self.reader.total_size()
         }
         #[inline]
-        pub fn get_stream(self) -> ::core::result::Result<crate::rpc::schema::worker_capnp::OutputStream,::capnp::NotInSchema> {
+        pub fn get_stream(self) -> ::core::result::Result<crate::link::schema::worker_capnp::OutputStream,::capnp::NotInSchema> {
             ::core::convert::TryFrom::try_from(self.reader.get_data_field::<u16>(0))
         }
         #[inline]
@@ -15471,11 +15471,11 @@ pub mod chunk {
             self.builder.as_reader().total_size()
         }
         #[inline]
-        pub fn get_stream(self) -> ::core::result::Result<crate::rpc::schema::worker_capnp::OutputStream,::capnp::NotInSchema> {
+        pub fn get_stream(self) -> ::core::result::Result<crate::link::schema::worker_capnp::OutputStream,::capnp::NotInSchema> {
             ::core::convert::TryFrom::try_from(self.builder.get_data_field::<u16>(0))
         }
         #[inline]
-        pub fn set_stream(&mut self, value: crate::rpc::schema::worker_capnp::OutputStream)  {
+        pub fn set_stream(&mut self, value: crate::link::schema::worker_capnp::OutputStream)  {
             self.builder.set_data_field::<u16>(0, value as u16);
         }
         #[inline]
@@ -15556,7 +15556,7 @@ pub mod chunk {
         ];
         pub(crate) fn get_field_types(index: u16) -> ::capnp::introspect::Type {
             match index {
-                0 => <crate::rpc::schema::worker_capnp::OutputStream as ::capnp::introspect::Introspect>::introspect(),
+                0 => <crate::link::schema::worker_capnp::OutputStream as ::capnp::introspect::Introspect>::introspect(),
                 1 => <::capnp::data::Owned as ::capnp::introspect::Introspect>::introspect(),
                 _ => ::capnp::introspect::panic_invalid_field_index(index),
             }
@@ -16066,7 +16066,7 @@ pub mod report {
             !self.reader.get_pointer_field(2).is_null()
         }
         #[inline]
-        pub fn get_executions(self) -> ::capnp::Result<::capnp::struct_list::Reader<'a,crate::rpc::schema::worker_capnp::known::Owned>> {
+        pub fn get_executions(self) -> ::capnp::Result<::capnp::struct_list::Reader<'a,crate::link::schema::worker_capnp::known::Owned>> {
             ::capnp::traits::FromPointerReader::get_from_pointer(&self.reader.get_pointer_field(3), ::core::option::Option::None)
         }
         #[inline]
@@ -16212,15 +16212,15 @@ pub mod report {
             !self.builder.is_pointer_field_null(2)
         }
         #[inline]
-        pub fn get_executions(self) -> ::capnp::Result<::capnp::struct_list::Builder<'a,crate::rpc::schema::worker_capnp::known::Owned>> {
+        pub fn get_executions(self) -> ::capnp::Result<::capnp::struct_list::Builder<'a,crate::link::schema::worker_capnp::known::Owned>> {
             ::capnp::traits::FromPointerBuilder::get_from_pointer(self.builder.get_pointer_field(3), ::core::option::Option::None)
         }
         #[inline]
-        pub fn set_executions(&mut self, value: ::capnp::struct_list::Reader<'_,crate::rpc::schema::worker_capnp::known::Owned>) -> ::capnp::Result<()> {
+        pub fn set_executions(&mut self, value: ::capnp::struct_list::Reader<'_,crate::link::schema::worker_capnp::known::Owned>) -> ::capnp::Result<()> {
             ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(3), value, false)
         }
         #[inline]
-        pub fn init_executions(self, size: u32) -> ::capnp::struct_list::Builder<'a,crate::rpc::schema::worker_capnp::known::Owned> {
+        pub fn init_executions(self, size: u32) -> ::capnp::struct_list::Builder<'a,crate::link::schema::worker_capnp::known::Owned> {
             ::capnp::traits::FromPointerBuilder::init_pointer(self.builder.get_pointer_field(3), size)
         }
         #[inline]
@@ -16487,7 +16487,7 @@ pub mod report {
                 0 => <::capnp::text::Owned as ::capnp::introspect::Introspect>::introspect(),
                 1 => <::capnp::text::Owned as ::capnp::introspect::Introspect>::introspect(),
                 2 => <::capnp::text_list::Owned as ::capnp::introspect::Introspect>::introspect(),
-                3 => <::capnp::struct_list::Owned<crate::rpc::schema::worker_capnp::known::Owned> as ::capnp::introspect::Introspect>::introspect(),
+                3 => <::capnp::struct_list::Owned<crate::link::schema::worker_capnp::known::Owned> as ::capnp::introspect::Introspect>::introspect(),
                 4 => <::capnp::data::Owned as ::capnp::introspect::Introspect>::introspect(),
                 5 => <::capnp::data::Owned as ::capnp::introspect::Introspect>::introspect(),
                 6 => <u32 as ::capnp::introspect::Introspect>::introspect(),

@@ -40,12 +40,12 @@ impl WorkerProgram {
     }
 
     /// What spawns it, once it was needed.
-    pub(super) fn spawner(&self) -> &Mutex<Option<Spawner>> {
+    pub(crate) fn spawner(&self) -> &Mutex<Option<Spawner>> {
         &self.spawner
     }
 
     /// A command that runs it.
-    pub(super) fn command(&self) -> Command {
+    pub(crate) fn command(&self) -> Command {
         // Looked up in the new process, before the descriptor is closed there.
         let mut command = Command::new(format!("/proc/self/fd/{}", self.held.as_raw_fd()));
         command.arg0("ryokan-worker");

@@ -4,7 +4,7 @@
 use serde::Deserialize;
 
 use crate::core::limits;
-use crate::worker::wire::{EndStatus, EntryMeta, InterruptWay, Job, Missed};
+use crate::link::frames::{EndStatus, EntryMeta, InterruptWay, Job, Missed};
 
 /// Longest key of a state entry, bytes.
 const KEY_BYTES: usize = 1024;

@@ -11,9 +11,9 @@ use futures::io::{BufReader, BufWriter};
 use tokio::net::UnixStream;
 
 use crate::core::limits;
-use crate::rpc::arrival::{Arrival, MostWords};
-use crate::rpc::wire;
-use crate::rpc::worker_proof::PROOF_BYTES;
+use crate::link::connector::halves;
+use crate::link::handshake::PROOF_BYTES;
+use crate::link::message_limit::{Arrival, MostWords};
 
 /// Longest path that `sockaddr_un` holds with its terminating zero.
 const SUN_PATH_BYTES: usize = 107;
@@ -106,7 +106,7 @@ pub fn network_of(
     side: Side,
     most: MostWords,
 ) -> io::Result<VatNetwork<impl futures::AsyncRead + Unpin + 'static>> {
-    let (read, write) = wire::halves(stream)?;
+    let (read, write) = halves::halves(stream)?;
     let mut options = capnp::message::ReaderOptions::new();
     options.traversal_limit_in_words(Some(limits::MESSAGE_WORDS));
     let read = Arrival::new(BufReader::with_capacity(BUFFER_BYTES, read), most);

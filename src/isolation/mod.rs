@@ -1,0 +1,3 @@
+//! How workers run.
+
+pub mod process;

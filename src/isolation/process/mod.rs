@@ -1,0 +1,5 @@
+//! Process isolation: a worker is a sandboxed process tree of this host.
+
+pub mod launch;
+pub mod program;
+mod spawning;

@@ -1,0 +1,23 @@
+//! The protocol between the daemon and a worker's init.
+//!
+//! ```text
+//!  daemon                                                    worker
+//!  host::WorkerLink ── connector ── handshake ── Cap'n Proto ── guest::serve_connection ── init ── frames ── engine
+//!                      └─ exec_channel (only where a connector can pass descriptors) ─┘
+//! ```
+//!
+//! Both sides prove that they know the worker's secret ([`handshake`]); then the daemon calls `Worker`, init calls
+//! `Supervisor` (`schema/worker.capnp`). The link knows nothing of kernels' lifecycles, processes or sandboxes: how a worker
+//! came to be is its isolation driver's, what it does its program's.
+
+pub mod binding;
+pub mod bootstrap;
+pub mod connector;
+pub mod exec_channel;
+pub mod frames;
+pub mod guest;
+pub mod handshake;
+pub mod host;
+pub mod message_limit;
+pub mod schema;
+pub mod types;
