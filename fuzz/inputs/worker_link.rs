@@ -9,6 +9,7 @@ use std::sync::OnceLock;
 
 use capnp_rpc::RpcSystem;
 use capnp_rpc::rpc_twoparty_capnp::Side;
+use ryokan::link::connector::unix::UnixConnector;
 use ryokan::core::error::Result;
 use ryokan::core::exec::{ExecEnd, OutputEvent, Stream};
 use ryokan::core::ids::{Epoch, ExecId, KernelId, WorkerId};
@@ -103,7 +104,7 @@ async fn one(listener: &tokio::net::UnixListener, text: Rc<Vec<u8>>) {
     let server = Worker { text: Rc::clone(&text), nonce: RefCell::default(), daemon: Rc::clone(&daemon) };
     let ended = Rc::new(Listener::default());
     let identity = identity();
-    let attaching = WorkerLink::attach(socket(), &identity, ended.clone());
+    let attaching = WorkerLink::attach(Rc::new(UnixConnector::new(socket())), &identity, ended.clone());
     let accepting = async {
         let (stream, _) = listener.accept().await.expect("our own socket");
         let bootstrap: worker::Client = capnp_rpc::new_client(server);

@@ -58,8 +58,6 @@ pub struct WorkerReport {
     pub restored_entries: u32,
     /// Those of them that the engine could not build again.
     pub not_restored: Vec<MissedEntry>,
-    /// Process id of the worker's init, as the host sees it.
-    pub pid: u32,
 }
 
 /// An execution to start.

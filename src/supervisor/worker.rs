@@ -21,6 +21,7 @@ use crate::core::origin::OriginKind;
 use crate::core::spec::{KernelLimits, KernelSpec, Net};
 use crate::isolation::process::launch;
 use crate::link::bootstrap::LaunchDocument;
+use crate::link::connector::unix::UnixConnector;
 use crate::link::host::{WorkerIdentity, WorkerLink, WorkerListener, WorkerReport};
 use crate::sandbox::plan::{PlannedMount, RunAs, SandboxPlan};
 use crate::sandbox::{Layer, Owners, Unfound, find_program};
@@ -434,7 +435,7 @@ pub(super) async fn launch(
         place: RefCell::new(Some(place)),
         active: None,
     };
-    match WorkerLink::attach(socket, identity, listener).await {
+    match WorkerLink::attach(Rc::new(UnixConnector::new(socket)), identity, listener).await {
         Ok((link, report)) => Ok((link, report, process)),
         Err(error) => {
             host.workers.end(process).await;
@@ -471,7 +472,7 @@ pub(super) async fn adopt(place: Place, row: &WorkerRow, listener: Rc<Listener>)
         <[u8; 32]>::try_from(row.secret.as_slice()).map_err(|_| Error::corrupt("a worker's secret is damaged"))?;
     let identity =
         WorkerIdentity { worker: row.id, kernel: row.kernel, epoch: row.epoch, build: row.build.clone(), secret };
-    let (link, report) = WorkerLink::attach(&row.socket, &identity, listener).await?;
+    let (link, report) = WorkerLink::attach(Rc::new(UnixConnector::new(&row.socket)), &identity, listener).await?;
     let found = launch::WorkerProcess::find(row.pid).ok();
     let process = found
         .filter(|_| sys::process::start_ticks(row.pid) == Some(row.start_ticks))

@@ -16,6 +16,7 @@ use ryokan::core::error::{Error, Result};
 use ryokan::core::ids::{Epoch, KernelId, WorkerId};
 use ryokan::core::limits;
 use ryokan::link::bootstrap::Ready;
+use ryokan::link::connector::unix::UnixConnector;
 use ryokan::link::handshake::SharedIdentity;
 use ryokan::link::host::{WorkerIdentity, WorkerLink, WorkerReport};
 use ryokan::link::types::{WorkerCause, WorkerUsage};
@@ -229,7 +230,7 @@ impl Fake {
         identity: &WorkerIdentity,
         listener: &Rc<Recorder>,
     ) -> Result<(WorkerLink, WorkerReport)> {
-        WorkerLink::attach(&self.socket(), identity, listener.clone()).await
+        WorkerLink::attach(Rc::new(UnixConnector::new(self.socket())), identity, listener.clone()).await
     }
 
     pub fn socket(&self) -> PathBuf {

@@ -10,6 +10,7 @@ use ryokan::core::error::ErrorCode;
 use ryokan::core::exec::{ExecStatus, Stream};
 use ryokan::core::ids::{Epoch, ExecId, KernelId, WorkerId};
 use ryokan::link::connector::unix;
+use ryokan::link::connector::unix::UnixConnector;
 use ryokan::link::host::{WorkerIdentity, WorkerLink};
 use ryokan::link::schema::worker_capnp::worker;
 
@@ -229,7 +230,10 @@ fn output_beyond_what_is_kept_is_counted() {
         link.start(exec).await.unwrap();
         first.end(1).await;
         let second = Recorder::new();
-        let (_link, _) = WorkerLink::attach(&fake.socket(), &fake.identity, Rc::clone(&second) as _).await.unwrap();
+        let (_link, _) =
+            WorkerLink::attach(Rc::new(UnixConnector::new(fake.socket())), &fake.identity, Rc::clone(&second) as _)
+                .await
+                .unwrap();
         second.end(1).await;
         assert_eq!(second.out(1), "x".repeat(10));
         assert_eq!(second.seen.borrow().ends[&ExecId(1)].1, 1000);

@@ -11,6 +11,7 @@ use ryokan::core::exec::{ExecEnd, OutputEvent, Stream};
 use ryokan::core::ids::ExecId;
 use ryokan::core::info::MissedEntry;
 use ryokan::core::value::Value;
+use ryokan::link::connector::unix::UnixConnector;
 use ryokan::link::host::{Job, WorkerLink, WorkerListener};
 use ryokan::link::types::WorkerCause;
 use tokio::sync::oneshot;
@@ -83,7 +84,10 @@ fn measure() {
         let kernel = Kernel::new(EngineName::Kaish);
         let _running = kernel.launch().await.unwrap();
         let counter = Rc::new(Counter::default());
-        let (link, _) = WorkerLink::attach(&kernel.document.socket, &kernel.identity, counter.clone()).await.unwrap();
+        let (link, _) =
+            WorkerLink::attach(Rc::new(UnixConnector::new(&kernel.document.socket)), &kernel.identity, counter.clone())
+                .await
+                .unwrap();
         let mut number = 0;
         let mut usages = Vec::new();
         for _ in 0..300 {

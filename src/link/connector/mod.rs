@@ -2,3 +2,88 @@
 
 pub mod halves;
 pub mod unix;
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use capnp_rpc::rpc_twoparty_capnp::Side;
+use capnp_rpc::twoparty::VatNetwork;
+use futures::io::{BufReader, BufWriter};
+use futures::{AsyncRead, AsyncWrite};
+
+use super::handshake::PROOF_BYTES;
+use super::message_limit::{Arrival, MostWords};
+use crate::core::limits;
+
+/// Output in flight between init and daemon, bytes: enough to keep both busy, little enough that back-pressure is felt.
+const WINDOW_BYTES: usize = 1 << 20;
+/// Small messages are gathered up to this, bytes.
+const BUFFER_BYTES: usize = 16 << 10;
+
+/// A connected byte stream in two halves.
+pub struct Channel {
+    /// What the peer sends.
+    pub read: Box<dyn AsyncRead + Unpin>,
+    /// What goes to the peer.
+    pub write: Box<dyn AsyncWrite + Unpin>,
+}
+
+/// A way to one worker's init. Each isolation driver gives its own.
+#[async_trait::async_trait(?Send)]
+pub trait Connector {
+    /// Connects once more: each call is a new attachment, which replaces the former.
+    ///
+    /// # Errors
+    /// Those of the channel.
+    async fn connect(&self) -> io::Result<Channel>;
+
+    /// Passes a descriptor beside the channel; init has it when this returns.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::Unsupported`] for a channel that carries bytes only.
+    async fn pass_descriptor(&self, note: DescriptorNote, descriptor: OwnedFd) -> io::Result<()>;
+
+    /// Whether [`Self::pass_descriptor`] works here.
+    fn passes_descriptors(&self) -> bool;
+}
+
+/// What goes with a descriptor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DescriptorNote {
+    /// The name by which the next call speaks of it.
+    pub token: u64,
+    /// The daemon's proof over the token.
+    pub proof: [u8; PROOF_BYTES],
+}
+
+impl DescriptorNote {
+    /// Length of the note.
+    pub const BYTES: usize = 8 + PROOF_BYTES;
+
+    /// The note as it travels.
+    pub fn to_bytes(self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        bytes[..8].copy_from_slice(&self.token.to_le_bytes());
+        bytes[8..].copy_from_slice(&self.proof);
+        bytes
+    }
+
+    /// The note of those bytes.
+    pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Self {
+        let (mut token, mut proof) = ([0; 8], [0; PROOF_BYTES]);
+        token.copy_from_slice(&bytes[..8]);
+        proof.copy_from_slice(&bytes[8..]);
+        DescriptorNote { token: u64::from_le_bytes(token), proof }
+    }
+}
+
+/// The two-party network over a channel, buffered, with messages of at most so many words.
+pub fn network(channel: Channel, side: Side, most: MostWords) -> VatNetwork<impl AsyncRead + Unpin + 'static> {
+    let mut options = capnp::message::ReaderOptions::new();
+    options.traversal_limit_in_words(Some(limits::MESSAGE_WORDS));
+    let read = Arrival::new(BufReader::with_capacity(BUFFER_BYTES, channel.read), most);
+    let write = BufWriter::with_capacity(BUFFER_BYTES, channel.write);
+    let mut network = VatNetwork::new(read, write, side, options);
+    network.set_window_size(WINDOW_BYTES);
+    network
+}

@@ -1,26 +1,96 @@
-//! Unix sockets of any path length, and the buffers and limits of the link between daemon and worker.
+//! Unix sockets of any path length, which can pass descriptors.
 
 use std::fs::File;
-use std::io;
-use std::os::fd::AsRawFd;
+use std::io::{self, IoSlice};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-use capnp_rpc::{rpc_twoparty_capnp::Side, twoparty::VatNetwork};
-use futures::io::{BufReader, BufWriter};
+use capnp_rpc::rpc_twoparty_capnp::Side;
+use capnp_rpc::twoparty::VatNetwork;
+use futures::AsyncRead;
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+use tokio::io::{AsyncReadExt as _, Interest};
 use tokio::net::UnixStream;
 
+use super::halves::halves;
+use super::{Channel, Connector, DescriptorNote};
 use crate::core::limits;
-use crate::link::connector::halves;
-use crate::link::handshake::PROOF_BYTES;
-use crate::link::message_limit::{Arrival, MostWords};
+use crate::link::message_limit::MostWords;
 
 /// Longest path that `sockaddr_un` holds with its terminating zero.
 const SUN_PATH_BYTES: usize = 107;
-/// Output in flight between init and daemon, bytes: enough to keep both busy, little enough that back-pressure is felt.
-const WINDOW_BYTES: usize = 1 << 20;
-/// Small messages are gathered up to this, bytes.
-const BUFFER_BYTES: usize = 16 << 10;
+
+/// A worker that listens on a Unix socket, and takes descriptors on a second one beside it.
+#[derive(Debug, Clone)]
+pub struct UnixConnector {
+    socket: PathBuf,
+}
+
+impl UnixConnector {
+    /// The worker whose calls come on `socket`.
+    pub fn new(socket: impl Into<PathBuf>) -> Self {
+        UnixConnector { socket: socket.into() }
+    }
+}
+
+#[async_trait::async_trait(?Send)]
+impl Connector for UnixConnector {
+    async fn connect(&self) -> io::Result<Channel> {
+        let named = |error| io::Error::new(io::Error::kind(&error), format!("{}: {error}", self.socket.display()));
+        channel(connect(&self.socket).await.map_err(named)?)
+    }
+
+    async fn pass_descriptor(&self, note: DescriptorNote, descriptor: OwnedFd) -> io::Result<()> {
+        let mut stream = connect(&descriptor_path(&self.socket)).await?;
+        let bytes = note.to_bytes();
+        let sent = stream
+            .async_io(Interest::WRITABLE, || {
+                let fds = [descriptor.as_raw_fd()];
+                let rights = [ControlMessage::ScmRights(&fds)];
+                sendmsg::<()>(stream.as_raw_fd(), &[IoSlice::new(&bytes)], &rights, MsgFlags::MSG_NOSIGNAL, None)
+                    .map_err(io::Error::from)
+            })
+            .await?;
+        if sent != bytes.len() {
+            return Err(io::Error::new(io::ErrorKind::WriteZero, "the note did not go out whole"));
+        }
+        stream.read_u8().await.map(drop)
+    }
+
+    fn passes_descriptors(&self) -> bool {
+        true
+    }
+}
+
+/// A connected socket as a channel.
+///
+/// # Errors
+/// If the socket cannot be watched.
+pub fn channel(stream: UnixStream) -> io::Result<Channel> {
+    let (read, write) = halves(stream)?;
+    Ok(Channel { read: Box::new(read), write: Box::new(write) })
+}
+
+/// The two-party network over a connected socket, with messages of the protocol's largest size.
+///
+/// # Errors
+/// If the socket cannot be watched.
+pub fn network(stream: UnixStream, side: Side) -> io::Result<VatNetwork<impl AsyncRead + Unpin + 'static>> {
+    network_of(stream, side, MostWords::new(limits::MESSAGE_WORDS))
+}
+
+/// The same with messages of at most `most` words, which may change later.
+///
+/// # Errors
+/// If the socket cannot be watched.
+pub fn network_of(
+    stream: UnixStream,
+    side: Side,
+    most: MostWords,
+) -> io::Result<VatNetwork<impl AsyncRead + Unpin + 'static>> {
+    Ok(super::network(channel(stream)?, side, most))
+}
 
 /// A path that fits `sockaddr_un`: the path itself, or one through its opened folder, which must stay open meanwhile.
 fn short_path(path: &Path) -> io::Result<(PathBuf, Option<File>)> {
@@ -41,36 +111,6 @@ pub fn descriptor_path(socket: &Path) -> PathBuf {
     path.into()
 }
 
-/// What goes with a descriptor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DescriptorNote {
-    /// The name by which the next call speaks of it.
-    pub token: u64,
-    /// The daemon's proof over the token.
-    pub proof: [u8; PROOF_BYTES],
-}
-
-impl DescriptorNote {
-    /// Length of the note.
-    pub const BYTES: usize = 8 + PROOF_BYTES;
-
-    /// The note as it travels.
-    pub fn to_bytes(self) -> [u8; Self::BYTES] {
-        let mut bytes = [0; Self::BYTES];
-        bytes[..8].copy_from_slice(&self.token.to_le_bytes());
-        bytes[8..].copy_from_slice(&self.proof);
-        bytes
-    }
-
-    /// The note of those bytes.
-    pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Self {
-        let (mut token, mut proof) = ([0; 8], [0; PROOF_BYTES]);
-        token.copy_from_slice(&bytes[..8]);
-        proof.copy_from_slice(&bytes[8..]);
-        DescriptorNote { token: u64::from_le_bytes(token), proof }
-    }
-}
-
 /// Connects to a Unix socket whose path may be longer than `sockaddr_un`.
 ///
 /// # Errors
@@ -87,33 +127,6 @@ pub async fn connect(path: &Path) -> io::Result<UnixStream> {
 pub fn listen(path: &Path) -> io::Result<UnixListener> {
     let (short, _open) = short_path(path)?;
     UnixListener::bind(short)
-}
-
-/// The two-party network over a connected socket, buffered and bounded.
-///
-/// # Errors
-/// If the socket cannot be watched.
-pub fn network(stream: UnixStream, side: Side) -> io::Result<VatNetwork<impl futures::AsyncRead + Unpin + 'static>> {
-    network_of(stream, side, MostWords::new(limits::MESSAGE_WORDS))
-}
-
-/// The same with messages of at most so many words, for as long as nobody changes that.
-///
-/// # Errors
-/// If the socket cannot be watched.
-pub fn network_of(
-    stream: UnixStream,
-    side: Side,
-    most: MostWords,
-) -> io::Result<VatNetwork<impl futures::AsyncRead + Unpin + 'static>> {
-    let (read, write) = halves::halves(stream)?;
-    let mut options = capnp::message::ReaderOptions::new();
-    options.traversal_limit_in_words(Some(limits::MESSAGE_WORDS));
-    let read = Arrival::new(BufReader::with_capacity(BUFFER_BYTES, read), most);
-    let write = BufWriter::with_capacity(BUFFER_BYTES, write);
-    let mut network = VatNetwork::new(read, write, side, options);
-    network.set_window_size(WINDOW_BYTES);
-    Ok(network)
 }
 
 #[cfg(test)]

@@ -11,7 +11,6 @@ use futures::future::Either;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
 
-use super::descriptors;
 use super::{CodeCheck, Completions, DynamicTool, WorkerExec, WorkerLink, WorkerReport, decode_report};
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::exec::{ExecRequest, Work};
@@ -20,6 +19,8 @@ use crate::core::info::{ToolInfo, VarInfo};
 use crate::core::limits;
 use crate::core::value::Value;
 use crate::link::binding::KernelBinding;
+use crate::link::connector::DescriptorNote;
+use crate::link::handshake::Role;
 use crate::link::host::callbacks::{self, Over, encode_value};
 use crate::link::schema::worker_capnp::exec;
 use crate::link::schema::worker_capnp::worker::start_results;
@@ -273,7 +274,30 @@ impl WorkerLink {
             self.usage().await?;
             self.binding.done();
         }
-        descriptors::hand_over(&self.socket, &self.identity.now(), descriptor).await
+        self.pass_descriptor(descriptor).await
+    }
+
+    /// Whether descriptors can be passed to this worker.
+    pub fn passes_descriptors(&self) -> bool {
+        self.connector.passes_descriptors()
+    }
+
+    /// Passes a descriptor under a new token.
+    pub(crate) async fn pass_descriptor(&self, descriptor: OwnedFd) -> Result<u64> {
+        let mut random = [0; 8];
+        getrandom::fill(&mut random).map_err(|e| Error::internal(format!("no random bytes: {e}")))?;
+        // 0 means "no token".
+        let token = u64::from_le_bytes(random) | 1;
+        let proof = self.identity.now().proof(Role::Descriptor, &token.to_le_bytes(), b"");
+        let passing = self.connector.pass_descriptor(DescriptorNote { token, proof }, descriptor);
+        match tokio::time::timeout(limits::WORKER_ADOPT, passing).await {
+            Ok(Ok(())) => Ok(token),
+            Ok(Err(error)) if error.kind() == std::io::ErrorKind::Unsupported => {
+                Err(Error::unsupported("no descriptor can be passed to this worker").reason("descriptors"))
+            }
+            Ok(Err(error)) => Err(Error::unavailable(format!("the worker did not take a descriptor: {error}"))),
+            Err(_) => Err(Error::deadline("the worker did not take a descriptor in time")),
+        }
     }
 
     /// Makes a slot that kernel's worker; gives what a daemon that attaches to it would be told.
@@ -287,7 +311,7 @@ impl WorkerLink {
         request.get().set_json(&json);
         let answer = bounded(limits::WORKER_START, async { request.send().promise.await.map_err(|e| from_capnp(&e)) });
         let answer = answer.await?;
-        let report = answer.get().and_then(|answer| decode_report(answer.get_report()?, self.pid));
+        let report = answer.get().and_then(|answer| decode_report(answer.get_report()?));
         let report = report.map_err(|e| from_capnp(&e))?;
         self.identity.become_kernels(binding.kernel, binding.epoch);
         Ok(report)

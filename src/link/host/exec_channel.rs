@@ -9,7 +9,7 @@ use std::rc::Rc;
 use capnp::message::Builder;
 
 use super::calls::{answered, bounded, write_exec};
-use super::{WorkerExec, WorkerLink, WorkerListener, descriptors};
+use super::{WorkerExec, WorkerLink, WorkerListener};
 use crate::core::error::{Error, Result};
 use crate::core::exec::ExecRequest;
 use crate::core::ids::ExecId;
@@ -53,12 +53,12 @@ impl WorkerLink {
     /// # Errors
     /// `Unsupported` if the worker is of a build that has none, `Unavailable` without descriptors.
     pub async fn open_lane(&self) -> Result<()> {
-        if self.lane_asked.replace(true) {
+        if self.lane_asked.replace(true) || !self.passes_descriptors() {
             return Ok(());
         }
         let unavailable = |error| Error::unavailable(format!("a lane to the worker: {error}"));
         let (ours, theirs) = exec_channel::pair().map_err(unavailable)?;
-        let token = descriptors::hand_over(&self.socket, &self.identity.now(), theirs).await?;
+        let token = self.pass_descriptor(theirs).await?;
         let mut request = self.client.lane_request();
         request.get().set_token(token);
         answered(request.send().promise).await?;

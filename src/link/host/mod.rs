@@ -10,13 +10,11 @@
 
 mod callbacks;
 mod calls;
-mod descriptors;
 mod exec_channel;
 mod relay;
 mod state;
 
 use std::cell::{Cell, RefCell};
-use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use capnp_rpc::RpcSystem;
@@ -26,10 +24,11 @@ use tokio::task::JoinHandle;
 use crate::core::error::{Error, Result};
 use crate::core::ids::ExecId;
 use crate::core::limits;
-use crate::link::connector::unix;
+use crate::link::connector::{self, Connector};
 use crate::link::exec_channel::Lane;
 use crate::link::frames::Missed;
 use crate::link::handshake::{PROOF_BYTES, Role, SharedIdentity};
+use crate::link::message_limit::MostWords;
 use crate::link::schema::worker_capnp::{report, worker};
 use crate::link::types::from_capnp;
 
@@ -44,10 +43,8 @@ pub use relay::Relay;
 /// A live, proven connection to one worker.
 pub struct WorkerLink {
     client: worker::Client,
-    socket: PathBuf,
+    connector: Rc<dyn Connector>,
     identity: SharedIdentity,
-    /// The worker's init, as the host kernel says.
-    pid: u32,
     connection: JoinHandle<()>,
     listener: Rc<dyn WorkerListener>,
     /// Ends that the journal has, to be told with the next start.
@@ -84,25 +81,23 @@ impl WorkerLink {
     /// `Unavailable` if nobody listens, `Refused` (reason `worker_identity`) if the peer is not that worker,
     /// `Deadline` after [`limits::WORKER_ADOPT`].
     pub async fn attach(
-        socket: &Path,
+        connector: Rc<dyn Connector>,
         identity: &WorkerIdentity,
         listener: Rc<dyn WorkerListener>,
     ) -> Result<(WorkerLink, WorkerReport)> {
-        let attaching = Self::attach_unbounded(socket, identity, listener);
-        tokio::time::timeout(limits::WORKER_ADOPT, attaching).await.map_err(|_| {
-            Error::deadline(format!("the worker at {} did not answer its adoption in time", socket.display()))
-        })?
+        let attaching = Self::attach_unbounded(connector, identity, listener);
+        let late = |_| Error::deadline(format!("worker {} did not answer its adoption in time", identity.worker));
+        tokio::time::timeout(limits::WORKER_ADOPT, attaching).await.map_err(late)?
     }
 
     async fn attach_unbounded(
-        socket: &Path,
+        connector: Rc<dyn Connector>,
         identity: &WorkerIdentity,
         listener: Rc<dyn WorkerListener>,
     ) -> Result<(WorkerLink, WorkerReport)> {
-        let unavailable = |error| Error::unavailable(format!("worker's socket {}: {error}", socket.display()));
-        let stream = unix::connect(socket).await.map_err(unavailable)?;
-        let pid = stream.peer_cred().map_err(unavailable)?.pid().unwrap_or(0);
-        let network = unix::network(stream, Side::Client).map_err(unavailable)?;
+        let unavailable = |error| Error::unavailable(format!("the worker cannot be reached: {error}"));
+        let channel = connector.connect().await.map_err(unavailable)?;
+        let network = connector::network(channel, Side::Client, MostWords::new(limits::MESSAGE_WORDS));
         let mut rpc = RpcSystem::new(Box::new(network), None);
         let client: worker::Client = rpc.bootstrap(Side::Server);
         let (gone, told) = (listener.clone(), listener.clone());
@@ -113,12 +108,11 @@ impl WorkerLink {
             gone.disconnected();
         });
         // From here on, dropping the link closes the connection on every path.
-        let (socket, identity) = (socket.to_owned(), SharedIdentity::new(identity.clone()));
+        let identity = SharedIdentity::new(identity.clone());
         let link = WorkerLink {
             client,
-            socket,
+            connector,
             identity,
-            pid: pid.unsigned_abs(),
             connection,
             listener: told,
             acknowledged: RefCell::default(),
@@ -150,7 +144,7 @@ impl WorkerLink {
         request.get().set_supervisor(capnp_rpc::new_client(callbacks::SupervisorServer { listener }));
         let answer = request.send().promise.await.map_err(|e| from_capnp(&e))?;
         let report = answer.get().and_then(|r| r.get_report()).map_err(refused)?;
-        decode_report(report, self.pid).map_err(refused)
+        decode_report(report).map_err(refused)
     }
 
     fn check_identity(&self, told: crate::link::schema::worker_capnp::identity::Reader<'_>) -> Result<()> {
@@ -184,7 +178,7 @@ fn refused(error: capnp::Error) -> Error {
     }
 }
 
-fn decode_report(report: report::Reader<'_>, pid: u32) -> capnp::Result<WorkerReport> {
+fn decode_report(report: report::Reader<'_>) -> capnp::Result<WorkerReport> {
     let sandbox = report.get_sandbox()?.iter().map(|line| Ok(line?.to_string()?)).collect::<capnp::Result<_>>()?;
     let mounts = report.get_mounts()?.iter().map(|path| Ok(path?.to_string()?)).collect::<capnp::Result<_>>()?;
     let executions = report.get_executions()?.iter().map(|known| (ExecId(known.get_exec_id()), known.get_running()));
@@ -199,6 +193,5 @@ fn decode_report(report: report::Reader<'_>, pid: u32) -> capnp::Result<WorkerRe
         mounts,
         restored_entries: report.get_restored_entries(),
         not_restored: callbacks::missed_entries(not_restored),
-        pid,
     })
 }

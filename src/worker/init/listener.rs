@@ -18,7 +18,8 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
 
 use crate::core::limits;
-use crate::link::connector::unix::{self, DescriptorNote};
+use crate::link::connector::DescriptorNote;
+use crate::link::connector::unix;
 use crate::link::guest::{WorkerCall, serve_connection};
 use crate::link::handshake::{Role, SharedIdentity};
 use crate::sys::socket::{peer, receive_with_fds};
