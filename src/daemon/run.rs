@@ -23,7 +23,7 @@ use crate::core::info::{Ability, HostInfo};
 use crate::core::limits;
 use crate::rpc::server::{Published, ServeConfig, raise_open_files, serve};
 use crate::store::{Store, StoreHandle};
-use crate::supervisor::supervisor::Supervisor;
+use crate::supervisor::registry::Supervisor;
 use crate::sys;
 
 /// Does what the arguments say.

@@ -12,8 +12,8 @@ use crate::core::name::KernelName;
 use crate::core::spec::KernelSpec;
 use crate::isolation::process::program::WorkerProgram;
 use crate::mcp::{Account, Launch};
-use crate::supervisor::admission::Bounds;
-use crate::supervisor::settings::Settings;
+use crate::supervisor::host::settings::Settings;
+use crate::supervisor::workers::admission::Bounds;
 
 /// Fills the supervisor's settings.
 ///

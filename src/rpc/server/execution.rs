@@ -9,9 +9,9 @@ use crate::core::rights::{Right, Rights};
 use crate::rpc::convert::exec::write_exec_result;
 use crate::rpc::convert::{read_data, to_capnp};
 use crate::rpc::schema::ryokan_capnp::execution;
-use crate::supervisor::command::Actor;
-use crate::supervisor::execution::Execution;
 use crate::supervisor::kernel::Kernel;
+use crate::supervisor::kernel::command::Actor;
+use crate::supervisor::kernel::execution::Execution;
 
 /// A client's door to one execution.
 pub(super) struct ExecutionServer {

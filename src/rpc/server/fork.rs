@@ -7,8 +7,8 @@ use crate::rpc::convert::fork::{read_fork_request, write_error};
 use crate::rpc::convert::info::write_kernel_info;
 use crate::rpc::convert::{read_name, read_text, to_capnp};
 use crate::rpc::schema::ryokan_capnp::kernel;
-use crate::supervisor::fork;
-use crate::supervisor::thread::{self, Threading};
+use crate::supervisor::registry::fork;
+use crate::supervisor::registry::share::{self, Threading};
 
 impl KernelServer {
     pub(super) async fn fork_off(
@@ -61,7 +61,7 @@ impl KernelServer {
         };
         let key = read_text(params.get_key(), "key").map_err(to_capnp)?;
         let wanted = Threading { name, engine, key };
-        let made = thread::thread(&self.connection.supervisor, &self.kernel, wanted, self.actor.clone()).await;
+        let made = share::thread(&self.connection.supervisor, &self.kernel, wanted, self.actor.clone()).await;
         let made = made.map_err(to_capnp)?;
         let mut results = results.get();
         write_kernel_info(results.reborrow().init_info(), &made.info_without_usage(), self.rights).map_err(to_capnp)?;
@@ -70,7 +70,7 @@ impl KernelServer {
     }
 
     /// The same holder at another kernel, where a lease of this one is none.
-    fn actor_of_another(&self) -> crate::supervisor::command::Actor {
-        crate::supervisor::command::Actor { lease: Vec::new(), ..self.actor.clone() }
+    fn actor_of_another(&self) -> crate::supervisor::kernel::command::Actor {
+        crate::supervisor::kernel::command::Actor { lease: Vec::new(), ..self.actor.clone() }
     }
 }

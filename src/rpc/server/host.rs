@@ -19,9 +19,9 @@ use crate::rpc::convert::info::{read_kernel_filter, write_ability, write_host_in
 use crate::rpc::convert::spec::read_spec_request;
 use crate::rpc::convert::{read_name, read_text, to_capnp};
 use crate::rpc::schema::ryokan_capnp::{WIRE_VERSION, host};
-use crate::supervisor::command::{Actor, Change};
 use crate::supervisor::kernel::Kernel;
-use crate::supervisor::portable::Import;
+use crate::supervisor::kernel::command::{Actor, Change};
+use crate::supervisor::registry::bundle_io::Import;
 
 /// One client's door to the host.
 pub(super) struct HostServer {

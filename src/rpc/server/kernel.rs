@@ -23,10 +23,10 @@ use crate::rpc::convert::rights::read_rights;
 use crate::rpc::convert::value::{read_value, write_value};
 use crate::rpc::convert::{read_data, read_name, read_text, to_capnp, write_text_list};
 use crate::rpc::schema::ryokan_capnp::{execution, kernel};
-use crate::supervisor::command::{Actor, Change, StopMode};
-use crate::supervisor::execution::Execution;
 use crate::supervisor::kernel::Kernel;
-use crate::supervisor::snapshot;
+use crate::supervisor::kernel::command::{Actor, Change, StopMode};
+use crate::supervisor::kernel::engine_state;
+use crate::supervisor::kernel::execution::Execution;
 
 /// A client's capability of one kernel.
 pub(super) struct KernelServer {
@@ -279,7 +279,7 @@ impl kernel::Server for KernelServer {
         mut results: kernel::SnapshotResults,
     ) -> capnp::Result<()> {
         self.may(Right::Checkpoint)?;
-        let taken = snapshot::take(&self.kernel).await.map_err(to_capnp)?;
+        let taken = engine_state::take(&self.kernel).await.map_err(to_capnp)?;
         let mut results = results.get();
         results.set_data(&taken.data);
         write_missed(results.init_missed(taken.missed.len() as u32), &taken.missed);
@@ -295,7 +295,7 @@ impl kernel::Server for KernelServer {
         let params = params.get()?;
         let data = read_data(params.get_data(), "data", limits::STATE_INLINE_BYTES).map_err(to_capnp)?;
         let change = self.change(params.get_expected_version());
-        let missed = snapshot::put_back(&self.kernel, change, &data).await.map_err(to_capnp)?;
+        let missed = engine_state::put_back(&self.kernel, change, &data).await.map_err(to_capnp)?;
         write_missed(results.get().init_missed(missed.len() as u32), &missed);
         Ok(())
     }

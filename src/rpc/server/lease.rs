@@ -9,8 +9,8 @@ use super::kernel::KernelServer;
 use crate::core::rights::Rights;
 use crate::rpc::convert::{read_data, read_name, to_capnp};
 use crate::rpc::schema::ryokan_capnp::{kernel, lease};
-use crate::supervisor::command::Actor;
 use crate::supervisor::kernel::Kernel;
+use crate::supervisor::kernel::command::Actor;
 
 /// A lease that its holder has. Dropping it releases nothing: it ends by its time, or by `release`.
 pub(super) struct LeaseServer {

@@ -29,9 +29,9 @@ use crate::link::connector::unix;
 use crate::link::message_limit::MostWords;
 use crate::rpc::convert::to_capnp;
 use crate::rpc::schema::ryokan_capnp as wire;
-use crate::supervisor::command::Actor;
 use crate::supervisor::kernel::Kernel;
-use crate::supervisor::supervisor::Supervisor;
+use crate::supervisor::kernel::command::Actor;
+use crate::supervisor::registry::Supervisor;
 
 /// What the sockets serve and to whom.
 pub struct ServeConfig {

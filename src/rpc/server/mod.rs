@@ -26,9 +26,9 @@ use self::kernel::KernelServer;
 use super::schema::ryokan_capnp as wire;
 use crate::core::error::{Error, Result};
 use crate::core::rights::{Right, Rights};
-use crate::supervisor::command::Actor;
 use crate::supervisor::kernel::Kernel;
-use crate::supervisor::supervisor::Supervisor;
+use crate::supervisor::kernel::command::Actor;
+use crate::supervisor::registry::Supervisor;
 
 pub use self::listen::{Listening, Published, ServeConfig, raise_open_files, serve};
 

@@ -13,8 +13,8 @@ use crate::core::rights::Rights;
 use crate::rpc::convert::info::write_kernel_info;
 use crate::rpc::convert::{read_data, read_text_list, to_capnp};
 use crate::rpc::schema::ryokan_capnp::{bundle_reader, bundle_writer, kernel};
-use crate::supervisor::command::Actor;
-use crate::supervisor::portable::{self, Export, Import};
+use crate::supervisor::kernel::command::Actor;
+use crate::supervisor::registry::bundle_io::{self, Export, Import};
 
 impl KernelServer {
     pub(super) async fn export_file(
@@ -25,7 +25,7 @@ impl KernelServer {
         let references = read_text_list(params.get()?.get_refs(), "checkpoints", limits::BUNDLE_CHECKPOINTS);
         let references = references.map_err(to_capnp)?;
         let host = self.connection.supervisor.host();
-        let export = portable::export(host, &self.kernel, &references, &self.actor).await.map_err(to_capnp)?;
+        let export = bundle_io::export(host, &self.kernel, &references, &self.actor).await.map_err(to_capnp)?;
         results.get().set_file(new_client(BundleReaderServer { export: Mutex::new(export) }));
         Ok(())
     }

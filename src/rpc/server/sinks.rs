@@ -8,8 +8,8 @@ use crate::rpc::convert::info::write_event;
 use crate::rpc::convert::output::write_output_event;
 use crate::rpc::convert::to_capnp;
 use crate::rpc::schema::ryokan_capnp::{event_sink, output_callback, subscription};
-use crate::supervisor::events::{Follower, Heard};
-use crate::supervisor::output::Reader;
+use crate::supervisor::host::events::{Follower, Heard};
+use crate::supervisor::kernel::output::Reader;
 
 /// A running subscription; ends when the client drops it.
 pub(super) struct Subscription(pub JoinHandle<()>);

@@ -9,7 +9,7 @@ use crate::rpc::convert::exec::code_status_to_wire;
 use crate::rpc::convert::info::write_journal_entry;
 use crate::rpc::convert::{read_name, read_text, to_capnp, write_text_list};
 use crate::rpc::schema::ryokan_capnp::kernel;
-use crate::supervisor::command::Message;
+use crate::supervisor::kernel::command::Message;
 
 impl KernelServer {
     pub(super) async fn tell_journal(&self, params: kernel::JournalParams) -> capnp::Result<()> {

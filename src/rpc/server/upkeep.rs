@@ -14,9 +14,9 @@ use crate::rpc::convert::upkeep::{
 };
 use crate::rpc::convert::{read_text, to_capnp};
 use crate::rpc::schema::ryokan_capnp::host;
-use crate::supervisor::command::Actor;
 use crate::supervisor::host::Host;
-use crate::supervisor::upkeep::{self, GcAsked};
+use crate::supervisor::kernel::command::Actor;
+use crate::supervisor::maintenance::{self, GcAsked};
 
 impl HostServer {
     fn host(&self) -> &Rc<Host> {
@@ -56,7 +56,7 @@ impl HostServer {
         let sink = params.get_sink()?;
         let asked = GcAsked { dry_run: params.get_dry_run(), copy_most: u64::MAX, in_background: false };
         let mut refused = None;
-        let done = upkeep::collect(self.host(), asked, &actor, async |item| {
+        let done = maintenance::collect(self.host(), asked, &actor, async |item| {
             let mut request = sink.next_request();
             write_gc_item(request.get().init_item(), &item);
             request.send().await.map_err(|error| {
@@ -80,7 +80,7 @@ impl HostServer {
         let actor = self.operator("host.verify").await.map_err(to_capnp)?;
         let sink = params.get()?.get_sink()?;
         let mut refused = None;
-        let done = upkeep::verify(self.host(), &actor, async |told| {
+        let done = maintenance::verify(self.host(), &actor, async |told| {
             let sent = match told {
                 VerifyTold::Progress(at) => {
                     let mut request = sink.progress_request();

@@ -10,7 +10,7 @@ use crate::rpc::convert::checkpoint::write_checkpoint;
 use crate::rpc::convert::workflow::{read_source, write_artifact, write_decision, write_step, write_workflow};
 use crate::rpc::convert::{read_name, read_text, to_capnp};
 use crate::rpc::schema::ryokan_capnp::kernel;
-use crate::supervisor::workflow;
+use crate::supervisor::checkpoint::workflow;
 
 impl KernelServer {
     pub(super) async fn tell_workflow(&self, mut results: kernel::WorkflowResults) -> capnp::Result<()> {

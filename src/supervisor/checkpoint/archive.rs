@@ -14,10 +14,10 @@ use crate::core::checkpoint::{Checkpoint, CheckpointType, Manifest, Taking};
 use crate::core::error::{Error, Result};
 use crate::core::ids::CheckpointId;
 use crate::core::kernel::State;
-use crate::supervisor::begin::load_engine;
-use crate::supervisor::command::{Actor, Change, StopMode};
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
+use crate::supervisor::kernel::command::{Actor, Change, StopMode};
+use crate::supervisor::registry::create_from::load_engine;
 use crate::workspace::Reason;
 
 /// Files that a refusal names.

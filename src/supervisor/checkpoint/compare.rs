@@ -5,7 +5,6 @@ use std::rc::Rc;
 use tokio::sync::mpsc;
 
 use super::gather::gather;
-use super::keeping::find_held;
 use super::{contents, tool_part};
 use crate::core::checkpoint::{Checkpoint, McpPart, StateParts, ToolPart};
 use crate::core::diff::{self, Area, Deed, Difference, Sizes};
@@ -16,6 +15,7 @@ use crate::core::limits;
 use crate::core::spec::KernelSpec;
 use crate::core::workflow::WorkflowPart;
 use crate::store::Store;
+use crate::supervisor::checkpoint::pruning::find_held;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 use crate::workspace::{self, Changed, TreeId, WorkspaceError};

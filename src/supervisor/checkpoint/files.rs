@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::still::settle;
 use crate::core::checkpoint::WorkspacePart;
 use crate::core::error::{Error, Result};
 use crate::core::ids::{Digest, KernelId};
 use crate::core::info::{MissedEntry, UNREADABLE};
 use crate::store::{Store, StoreHandle};
+use crate::supervisor::checkpoint::quiesce::settle;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 use crate::workspace::{

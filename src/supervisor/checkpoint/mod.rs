@@ -10,29 +10,27 @@
 //! forwards if it can, else back to the safety checkpoint.
 
 mod archive;
+mod before_stop;
 mod compare;
 mod files;
 mod gather;
-mod keeping;
 mod memory;
+pub(crate) mod prepared_copies;
+mod pruning;
+mod queue_ticket;
+mod quiesce;
 mod records;
-mod rest;
 mod restore;
 mod state;
-mod still;
 mod text;
-mod turn;
 mod verify;
+pub mod workflow;
 
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use super::command::{Actor, Change, Trace};
 use super::host::Host;
 use super::kernel::Kernel;
-use super::metrics::Stage;
-use super::records::version_after;
-use super::workflow;
 use crate::catalog::state::{Added, NewCheckpoint, Together, WORK_CHANGED};
 use crate::core::checkpoint::{
     Checkpoint, FORMAT, Manifest, McpPart, Named, RefError, Reference, StateParts, Taking, ToolPart,
@@ -43,20 +41,23 @@ use crate::core::info::{MissedEntry, ToolInfo};
 use crate::core::limits;
 use crate::core::workflow::{Outcome, WorkflowPart};
 use crate::link::host::WorkerLink;
+use crate::supervisor::host::metrics::Stage;
+use crate::supervisor::kernel::command::{Actor, Change, Trace};
+use crate::supervisor::kernel::journal::version_after;
 
 pub(super) use archive::used;
 pub use archive::{archive, unarchive};
+pub(super) use before_stop::{before_stop, left_out, told as rest_failed, wait as rest_wait};
 pub use compare::diff;
 use files::{CapturedFiles, Files};
 pub(super) use files::{Giving, donor, fill};
 use gather::{Gathered, gather};
-pub(super) use keeping::{Held, hold, thin};
-pub use keeping::{pin, remove, set_retention};
 use memory::Keep;
-pub(super) use rest::{before_stop, left_out, told as rest_failed, wait as rest_wait};
+pub(super) use pruning::{Held, hold, thin};
+pub use pruning::{pin, remove, set_retention};
+use quiesce::Still;
 pub(super) use restore::resume;
 pub use restore::{restore, undo};
-use still::Still;
 pub use text::diff_text;
 
 /// So many files that could not be read are named in an event.
@@ -96,7 +97,7 @@ pub(super) async fn take_with(
     let change = Trace::Own(Change { actor: actor.clone(), expected_version: taking.expected_version });
     let begun = Instant::now();
     let (wait, own, to) = (taking.wait, Rc::clone(kernel), Rc::clone(host));
-    let taken = turn::take(turn::Patience::new(kernel), change, wait, move |link| async move {
+    let taken = queue_ticket::take(queue_ticket::Patience::new(kernel), change, wait, move |link| async move {
         capture(&to, &own, &link, &taking, &actor, with).await
     });
     let taken = taken.await?;
@@ -182,7 +183,7 @@ async fn seal(
         host.audit(actor, deed, kernel, versions, told.to_string()).await;
         host.events.publish(&kernel.event_name, event, told);
     }
-    keeping::thin_soon(host, kernel);
+    pruning::thin_soon(host, kernel);
     Ok((checkpoint, outcome))
 }
 

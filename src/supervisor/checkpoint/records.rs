@@ -9,8 +9,8 @@ use crate::core::ids::{CheckpointId, Digest};
 use crate::core::info::{GivenMount, McpTransport};
 use crate::core::limits;
 use crate::core::retention::Standing;
-use crate::supervisor::command::Actor;
-use crate::supervisor::records::{Records, version_after};
+use crate::supervisor::kernel::command::Actor;
+use crate::supervisor::kernel::journal::{Records, version_after};
 
 /// Mounts, and MCP servers by name.
 pub(in crate::supervisor) type Grants = (Vec<GivenMount>, Vec<(String, McpTransport)>);

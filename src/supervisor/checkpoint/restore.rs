@@ -5,9 +5,8 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use super::gather::gather;
-use super::keeping::hold;
 use super::verify::{self, Present};
-use super::{Files, Keep, Still, contents, find, memory, seal, turn};
+use super::{Files, Keep, Still, contents, find, memory, seal};
 use crate::catalog::state::{EntryKind, Finished, NewEntry, Restored, Restoring};
 use crate::core::checkpoint::{Checkpoint, CheckpointType, Manifest, Recalled, Restoration, StateParts, Taking};
 use crate::core::error::{Error, ErrorCode, Result};
@@ -16,11 +15,13 @@ use crate::core::info::{GivenMount, MissedEntry};
 use crate::core::limits;
 use crate::core::workflow::Options;
 use crate::link::host::WorkerLink;
-use crate::supervisor::command::{Actor, Change, Trace};
+use crate::supervisor::checkpoint::pruning::hold;
+use crate::supervisor::checkpoint::queue_ticket;
 use crate::supervisor::host::Host;
+use crate::supervisor::host::metrics::Stage;
 use crate::supervisor::kernel::Kernel;
-use crate::supervisor::metrics::Stage;
-use crate::supervisor::records::version_after;
+use crate::supervisor::kernel::command::{Actor, Change, Trace};
+use crate::supervisor::kernel::journal::version_after;
 
 /// Between two looks at whether a worker has ended.
 const LOOK_AGAIN: std::time::Duration = std::time::Duration::from_millis(5);
@@ -106,12 +107,12 @@ async fn to(
     let (actor, change) = (change.actor.clone(), Trace::Restore(change));
     let (host, kernel) = (Rc::clone(host), Rc::clone(kernel));
     // Until its turn comes it is given up with its client: what that does not see any more must not undo the work of others.
-    let (patience, _wish) = turn::Patience::of_a_wish(&kernel);
+    let (patience, _wish) = queue_ticket::Patience::of_a_wish(&kernel);
     // In a task of its own: once something was touched it goes on to one of its two ends, whoever still waits for it.
     let restoring = tokio::task::spawn_local(async move {
         let (_alone, _held) = (alone, held);
         let (of, own) = (Rc::clone(&host), Rc::clone(&kernel));
-        let done = turn::take(patience, change, limits::CHECKPOINT_WAIT, move |link| async move {
+        let done = queue_ticket::take(patience, change, limits::CHECKPOINT_WAIT, move |link| async move {
             perform(&of, &own, &link, target, options, &actor).await
         });
         match done.await {

@@ -13,7 +13,7 @@ use crate::core::limits;
 use crate::link::host::WorkerLink;
 use crate::link::types::{StateChunk, StateHead};
 use crate::store::StoreHandle;
-use crate::supervisor::snapshot;
+use crate::supervisor::kernel::engine_state;
 use crate::workspace::Together;
 
 /// Bodies that are read from the worker before they go to the store together, bytes.
@@ -112,7 +112,7 @@ pub(super) fn chunks(store: StoreHandle, parts: StateParts) -> impl Stream<Item 
                 Ok(body) => body,
                 Err(error) => return vec![Err(error.into())],
             };
-            snapshot::chunks(part.key, part.meta.to_string().into_bytes(), body).collect()
+            engine_state::chunks(part.key, part.meta.to_string().into_bytes(), body).collect()
         };
         futures::stream::once(read).flat_map(futures::stream::iter)
     })

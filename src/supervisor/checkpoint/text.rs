@@ -10,12 +10,12 @@ use std::time::Instant;
 
 use similar::{Algorithm, TextDiff};
 
-use super::keeping::find_held;
 use super::{compare, contents};
 use crate::core::diff::{Deed, Patch};
 use crate::core::error::Result;
 use crate::core::limits;
 use crate::store::Store;
+use crate::supervisor::checkpoint::pruning::find_held;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 use crate::workspace::{self, Change, Text, TreeId, WorkspaceError};

@@ -1,0 +1,65 @@
+//! The cgroups of a daemon's workers.
+
+use std::path::{Path, PathBuf};
+
+use crate::core::ids::WorkerId;
+
+/// How often a cgroup that is still in use is tried again.
+const CGROUP_TRIES: u32 = 25;
+/// The pause between those.
+const CGROUP_PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
+
+/// Where a daemon's workers have their cgroups. Two daemons may share the folder: what a name begins with says whose it is.
+#[derive(Debug)]
+pub(crate) struct Cgroups {
+    pub base: PathBuf,
+    pub prefix: String,
+}
+
+impl Cgroups {
+    pub(crate) fn of(&self, worker: WorkerId) -> PathBuf {
+        self.base.join(format!("{}{worker}", self.prefix))
+    }
+
+    /// Those of this daemon's workers but for the known ones.
+    pub(crate) fn stale(&self, known: &[WorkerId]) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(&self.base).into_iter().flatten().flatten();
+        let is_stale = |entry: &std::fs::DirEntry| {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let worker = name.strip_prefix(&self.prefix).and_then(|id| id.parse::<WorkerId>().ok());
+            worker.is_some_and(|worker| !known.contains(&worker))
+        };
+        entries.filter(is_stale).map(|entry| entry.path()).collect()
+    }
+}
+
+/// The host kernel may need a moment to let go of the last process.
+pub(crate) async fn remove_cgroup(path: &Path) {
+    for _ in 0..CGROUP_TRIES {
+        match crate::sandbox::cgroup::remove(path) {
+            Ok(()) => return,
+            Err(error) => tracing::debug!(path = %path.display(), %error, "a cgroup is still in use"),
+        }
+        tokio::time::sleep(CGROUP_PAUSE).await;
+    }
+    tracing::warn!(path = %path.display(), "a worker's cgroup could not be removed; the next start of the daemon tries again");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Plain folders do here: they are known by name.
+    #[test]
+    fn only_its_own_cgroups_of_unknown_workers_are_stale() {
+        let base = tempfile::tempdir().expect("a folder");
+        let of = |host: &str| Cgroups { base: base.path().to_owned(), prefix: format!("worker-{host}-") };
+        let (own, other) = (of("aa"), of("bb"));
+        let [known, unknown] = [WorkerId::from_bytes([1; 16]), WorkerId::from_bytes([2; 16])];
+        let stay = [own.of(known), other.of(unknown), base.path().join("worker-aa-no-id"), base.path().join("else")];
+        for folder in stay.iter().chain([&own.of(unknown)]) {
+            std::fs::create_dir_all(folder.join("engine")).expect("made");
+        }
+        assert_eq!(own.stale(&[known]), [own.of(unknown)]);
+    }
+}

@@ -1,0 +1,269 @@
+//! The audit log as the supervisor writes it: who did what to which kernel, refusals included; and the file that keeps its end.
+//!
+//! A line that cannot be written is told in the daemon's own log: an operation that is done cannot be undone for its sake.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::path::Path;
+
+use crate::catalog::AuditFilter;
+use crate::core::audit::{AuditBreak, AuditHead, AuditLine, NewAudit};
+use crate::core::error::{Error, Result};
+use crate::core::ids::Digest;
+use crate::core::limits;
+use crate::supervisor::host::Host;
+use crate::supervisor::kernel::Kernel;
+use crate::supervisor::kernel::command::Actor;
+use crate::sys::fs;
+
+/// How long a refusal counts against its user, milliseconds.
+const MINUTE_MS: i64 = 60_000;
+
+/// What the audit log needs to remember between lines.
+#[derive(Debug, Default)]
+pub(crate) struct Auditing {
+    /// Refusals of each user in the present minute: when that began, how many were written, how many were not.
+    refusals: RefCell<HashMap<u32, (i64, u32, u64)>>,
+    /// The end that the file has.
+    kept: Cell<Option<AuditHead>>,
+    /// Whether it was said that the log lacks what the file knows.
+    is_missed: Cell<bool>,
+}
+
+/// Text that fits a line's detail.
+pub(crate) fn bounded(text: impl Into<String>) -> String {
+    let text = text.into();
+    match text.len() <= limits::AUDIT_DETAIL_BYTES {
+        true => text,
+        false => format!("{}…", &text[..text.floor_char_boundary(limits::AUDIT_DETAIL_BYTES)]),
+    }
+}
+
+impl Host {
+    /// A line that somebody did something now, and that it is done.
+    pub fn line(&self, actor: &Actor, action: &str, kernel: Option<&Kernel>) -> NewAudit {
+        NewAudit {
+            at_ms: self.now_ms(),
+            uid: actor.uid,
+            client: actor.client.clone(),
+            action: action.to_owned(),
+            kernel: kernel.map(|kernel| kernel.id.to_string()).unwrap_or_default(),
+            owner: kernel.map(|kernel| kernel.uid),
+            outcome: "done".into(),
+            ..NewAudit::default()
+        }
+    }
+
+    /// Writes a line.
+    pub async fn write_audit(&self, line: NewAudit) {
+        let action = line.action.clone();
+        let write = async || Ok(self.catalog.append_audit(vec![line.clone()]).await?);
+        if let Err(error) = self.making_room(write).await {
+            tracing::error!(%error, action, "the audit log could not be written");
+        }
+    }
+
+    /// Writes a line about a change of a kernel, with its version before and after.
+    pub async fn audit(
+        &self,
+        actor: &Actor,
+        action: &str,
+        kernel: &Kernel,
+        (version_before, version_after): (Option<u64>, Option<u64>),
+        detail: impl Into<String>,
+    ) {
+        let line = self.line(actor, action, Some(kernel));
+        self.write_audit(NewAudit { version_before, version_after, detail: bounded(detail), ..line }).await;
+    }
+
+    /// Writes a line about a checkpoint.
+    pub(crate) async fn audit_checkpoint(
+        &self,
+        actor: &Actor,
+        action: &str,
+        kernel: &Kernel,
+        versions: (u64, u64),
+        manifest: Digest,
+        detail: String,
+    ) {
+        let line = self.line(actor, action, Some(kernel));
+        let (version_before, version_after) = (Some(versions.0), Some(versions.1));
+        let (manifest, detail) = (Some(manifest), bounded(detail));
+        self.write_audit(NewAudit { version_before, version_after, manifest, detail, ..line }).await;
+    }
+
+    /// Writes down that something was refused or failed. Of one user, at most so many in a minute; the rest is counted in the next
+    /// that is written, so that nobody fills the log by asking for what he may not have.
+    pub async fn audit_refusal(&self, actor: &Actor, action: &str, kernel: Option<&Kernel>, error: &Error) {
+        let line = self.line(actor, action, kernel);
+        let Some(unwritten) = self.auditing.refused(actor.uid, line.at_ms) else { return };
+        let mut detail = if error.reason.is_empty() { String::new() } else { format!("{}: ", error.reason) };
+        detail.push_str(&error.message);
+        if unwritten > 0 {
+            detail = format!("{unwritten} refusals before this one were not written down; {detail}");
+        }
+        let version = kernel.map(|kernel| kernel.view().version);
+        let (version_before, version_after) = (version, version);
+        let (outcome, detail) = (error.code.name().to_owned(), bounded(detail));
+        self.write_audit(NewAudit { version_before, version_after, outcome, detail, ..line }).await;
+    }
+
+    /// Lines of the audit log after a number that `uid` may see: all in a daemon of one user, else those about his own kernels and
+    /// about what he did to the host. `kernel`: of that one only.
+    ///
+    /// # Errors
+    /// The catalog's.
+    pub async fn audit_lines(
+        &self,
+        uid: u32,
+        kernel: Option<String>,
+        after: u64,
+        most: usize,
+    ) -> Result<Vec<AuditLine>> {
+        let filter = AuditFilter { kernel, seen_by: self.config.system_wide.then_some(uid) };
+        Ok(self.catalog.audit_after(after, filter, most).await?)
+    }
+
+    /// Proves the audit log's chain: against the ends that the caller knows, that the file beside it keeps, and that the manifests
+    /// of checkpoints hold. The inner error names the first line that does not fit.
+    ///
+    /// # Errors
+    /// The catalog's; `corrupt` if the file cannot be understood.
+    pub async fn verify_audit(&self, known: Option<AuditHead>) -> Result<std::result::Result<AuditHead, AuditBreak>> {
+        let mut ends: Vec<(AuditHead, String)> = known.map(|head| (head, "the caller".into())).into_iter().collect();
+        let path = self.config.audit_head.clone();
+        ends.extend(read_head(&path)?.map(|head| (head, path.display().to_string())));
+        for kernel in self.kernels() {
+            ends.extend(self.sealed_heads(&kernel).await);
+        }
+        Ok(self.catalog.verify_audit(ends).await?)
+    }
+
+    /// The ends that a kernel's checkpoints sealed. One that cannot be read seals nothing: `verify` names it.
+    async fn sealed_heads(&self, kernel: &Kernel) -> Vec<(AuditHead, String)> {
+        let mut heads = Vec::new();
+        for checkpoint in kernel.records.all_checkpoints().await.unwrap_or_default() {
+            if let Ok(manifest) = crate::supervisor::checkpoint::manifest_of(self, &checkpoint).await
+                && manifest.host == self.id()
+                && let Some(head) = manifest.audit
+            {
+                heads.push((head, format!("checkpoint {} of kernel {}", checkpoint.short_id(), kernel.spec.name)));
+            }
+        }
+        heads
+    }
+
+    /// Keeps the end of the log in its file, if it has grown.
+    pub(crate) async fn keep_audit_head(&self) {
+        let head = match self.catalog.audit_head().await {
+            Ok(head) => head,
+            Err(error) => return tracing::warn!(%error, "the end of the audit log could not be read"),
+        };
+        if self.auditing.kept.get() == Some(head) {
+            return;
+        }
+        if !self.holds_kept_head().await {
+            return;
+        }
+        let path = self.config.audit_head.clone();
+        let kept = tokio::task::spawn_blocking(move || keep_head(&path, head)).await;
+        match kept {
+            Ok(Ok(())) => self.auditing.kept.set(Some(head)),
+            Ok(Err(error)) => tracing::warn!(%error, "the end of the audit log could not be kept"),
+            Err(error) => tracing::warn!(%error, "the end of the audit log could not be kept"),
+        }
+    }
+
+    /// Whether the log still has the line that the file knows: else verification is to find what the file says. Asked until this
+    /// daemon has written the file itself.
+    async fn holds_kept_head(&self) -> bool {
+        if self.auditing.kept.get().is_some() {
+            return true;
+        }
+        let path = self.config.audit_head.clone();
+        match tokio::task::spawn_blocking(move || read_head(&path)).await {
+            Ok(Ok(Some(known))) if known.sequence > 0 => {
+                let found = self.catalog.audit_after(known.sequence - 1, AuditFilter::default(), 1).await;
+                let same = |line: &AuditLine| line.sequence == known.sequence && line.hash == known.hash;
+                let is_there = found.is_ok_and(|lines| lines.first().is_some_and(same));
+                if !is_there && !self.auditing.is_missed.replace(true) {
+                    tracing::error!(known = %known, "the audit log lacks what its kept end knows: `ryokan audit --verify`");
+                }
+                is_there
+            }
+            // None, or one that cannot be read: it is not for this to judge.
+            _ => true,
+        }
+    }
+}
+
+impl Auditing {
+    /// Counts a refusal; if it is to be written, how many before it were not.
+    fn refused(&self, uid: u32, now_ms: i64) -> Option<u64> {
+        let mut refusals = self.refusals.borrow_mut();
+        // Of users that were not heard of for a minute only what is still to be told is remembered.
+        refusals.retain(|_, (began, _, unwritten)| *unwritten > 0 || (*began..*began + MINUTE_MS).contains(&now_ms));
+        let (began, written, unwritten) = refusals.entry(uid).or_insert((now_ms, 0, 0));
+        if !(*began..*began + MINUTE_MS).contains(&now_ms) {
+            (*began, *written) = (now_ms, 0);
+        }
+        if *written >= limits::AUDIT_REFUSALS {
+            *unwritten += 1;
+            return None;
+        }
+        *written += 1;
+        Some(std::mem::take(unwritten))
+    }
+}
+
+fn read_head(path: &Path) -> Result<Option<AuditHead>> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => match text.parse() {
+            Ok(head) => Ok(Some(head)),
+            Err(error) => Err(Error::corrupt(format!("{}: {error}", path.display()))),
+        },
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(Error::internal(format!("{}: {error}", path.display()))),
+    }
+}
+
+/// Writes the end, unless the file knows of a later one: then lines are missing, which verification is to find.
+fn keep_head(path: &Path, head: AuditHead) -> std::result::Result<(), fs::FsError> {
+    if let Ok(Some(before)) = read_head(path)
+        && before.sequence > head.sequence
+    {
+        return Ok(());
+    }
+    fs::replace(path, format!("{head}\n").as_bytes(), 0o600, "host.audit.head")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_are_written_up_to_a_limit_and_the_rest_is_counted() {
+        let auditing = Auditing::default();
+        let asked = |now_ms| auditing.refused(7, now_ms);
+        assert!((0..limits::AUDIT_REFUSALS).all(|_| asked(5) == Some(0)));
+        assert_eq!([asked(6), asked(7)], [None, None]);
+        assert_eq!(auditing.refused(8, 7), Some(0), "another user's are counted apart");
+        assert_eq!([asked(5 + MINUTE_MS), asked(6 + MINUTE_MS)], [Some(2), Some(0)]);
+        // A clock that goes backwards begins another minute.
+        assert_eq!(asked(1), Some(0));
+        assert!(auditing.refusals.borrow().len() <= 2);
+    }
+
+    #[test]
+    fn a_kept_end_never_goes_backwards() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("audit.head");
+        let head = |sequence| AuditHead { sequence, hash: Digest::from_bytes([sequence as u8; 32]) };
+        assert!(read_head(&path).expect("readable").is_none());
+        keep_head(&path, head(5)).expect("kept");
+        keep_head(&path, head(3)).expect("looked at");
+        assert_eq!(read_head(&path).expect("readable"), Some(head(5)));
+        std::fs::write(&path, "5:xyz").expect("written");
+        assert!(read_head(&path).is_err());
+    }
+}

@@ -1,0 +1,186 @@
+//! Events: numbered and kept by the catalog, then handed to whoever subscribed.
+//!
+//! Publishing never waits: an event goes to a bounded queue that one task empties into the catalog, many at a time. When the queue is
+//! full the event is dropped and a later one says how many were. Subscribers read pages from the catalog, so one that is
+//! slow costs no memory, and one that comes back resumes by number.
+
+use std::cell::Cell;
+use std::rc::{Rc, Weak};
+
+use tokio::sync::{mpsc, watch};
+
+use crate::catalog::{CatalogError, CatalogHandle, EventPage, NewEvent};
+use crate::core::error::Result;
+use crate::core::limits;
+
+/// The host's events.
+#[derive(Debug)]
+pub struct Events {
+    catalog: CatalogHandle,
+    queue: mpsc::Sender<NewEvent>,
+    /// Not the sender itself: who waits for the writer is told when that is no more.
+    count: Weak<watch::Sender<u64>>,
+    /// How many events the catalog took, or refused.
+    written: watch::Receiver<u64>,
+    published: Cell<u64>,
+    dropped: Cell<u64>,
+    now_ms: fn() -> i64,
+}
+
+impl Events {
+    /// Starts the task that writes events. Must run inside a `LocalSet`.
+    pub fn start(catalog: CatalogHandle, now_ms: fn() -> i64) -> Rc<Self> {
+        let (queue, waiting) = mpsc::channel(limits::EVENTS_BEHIND);
+        let (count, written) = watch::channel(0);
+        let count = Rc::new(count);
+        let told = Rc::downgrade(&count);
+        tokio::task::spawn_local(write(catalog.clone(), waiting, count));
+        Rc::new(Events { catalog, queue, count: told, written, published: Cell::new(0), dropped: Cell::new(0), now_ms })
+    }
+
+    /// Publishes an event; `kernel` is empty for one of the host's own.
+    pub fn publish(&self, kernel: &str, kind: &str, detail: serde_json::Value) {
+        self.publish_event(self.event(kernel, kind, detail));
+    }
+
+    /// One that is not published yet.
+    pub(crate) fn event(&self, kernel: &str, kind: &str, detail: serde_json::Value) -> NewEvent {
+        NewEvent {
+            at_ms: (self.now_ms)(),
+            kernel: kernel.to_owned(),
+            kind: kind.to_owned(),
+            detail_json: detail.to_string(),
+        }
+    }
+
+    /// Whether an event that is written together with what it tells of would come after all that were published.
+    pub(crate) fn are_written(&self) -> bool {
+        self.dropped.get() == 0 && *self.written.borrow() == self.published.get()
+    }
+
+    /// An event was written together with what it tells of: those who follow look. It is none of those that are counted, which are
+    /// written one after the other.
+    pub(crate) fn noted(&self) {
+        if let Some(count) = self.count.upgrade() {
+            count.send_modify(|_| {});
+        }
+    }
+
+    /// Publishes one that was made before.
+    pub(crate) fn publish_event(&self, event: NewEvent) {
+        let dropped = self.dropped.get();
+        let offer = |event| {
+            let queued = self.queue.try_send(event).is_ok();
+            self.published.set(self.published.get() + u64::from(queued));
+            queued
+        };
+        if dropped > 0 && offer(self.event("", "events_dropped", serde_json::json!({ "count": dropped }))) {
+            self.dropped.set(0);
+        }
+        if !offer(event) {
+            self.dropped.set(self.dropped.get() + 1);
+        }
+    }
+
+    /// Waits until what was published is written, or could not be: before the daemon ends.
+    pub(crate) async fn written(&self) {
+        let (mut written, published) = (self.written.clone(), self.published.get());
+        // Its task ends with the catalog: then nothing more is written.
+        let _ = written.wait_for(|written| *written >= published).await;
+    }
+
+    /// Follows the events after number `since`.
+    pub fn follow(self: &Rc<Self>, since: u64) -> Follower {
+        let past = Past::Queued { published: self.published.get() };
+        Follower { events: Rc::clone(self), written: self.written.clone(), at: since, past }
+    }
+}
+
+async fn write(catalog: CatalogHandle, mut waiting: mpsc::Receiver<NewEvent>, count: Rc<watch::Sender<u64>>) {
+    let mut batch = Vec::new();
+    while waiting.recv_many(&mut batch, limits::DATABASE_BATCH).await > 0 {
+        let taken = batch.len() as u64;
+        let mut counted = false;
+        // On a full disk they wait for room, and those that come wait in the queue; whoever reads what there is does not.
+        while let Err(error) = catalog.append_events(batch.clone()).await {
+            if !std::mem::replace(&mut counted, true) {
+                tracing::error!(%error, "events could not be written");
+                count.send_modify(|count| *count += taken);
+            }
+            if !matches!(error, CatalogError::Full { .. }) {
+                break;
+            }
+            tokio::time::sleep(limits::JOURNAL_RETRY).await;
+        }
+        batch.clear();
+        count.send_modify(|count| *count += if counted { 0 } else { taken });
+    }
+}
+
+/// One subscriber's place.
+#[derive(Debug)]
+pub struct Follower {
+    events: Rc<Events>,
+    written: watch::Receiver<u64>,
+    at: u64,
+    past: Past,
+}
+
+/// How far a subscriber is with what had happened when it came.
+#[derive(Debug, Clone, Copy)]
+enum Past {
+    /// So many events had been published; the last of them may still be on their way to the catalog.
+    Queued { published: u64 },
+    /// The past ends with this number.
+    Until(u64),
+    /// It has been told.
+    Told,
+}
+
+/// What a subscriber hears.
+#[derive(Debug)]
+pub enum Heard {
+    /// Events, at least one.
+    Page(EventPage),
+    /// All that had happened when it came has been told. Comes once.
+    CaughtUp,
+}
+
+impl Follower {
+    /// The next page, or the end of the past: waits until there is something.
+    ///
+    /// # Errors
+    /// The catalog's.
+    pub async fn next(&mut self) -> Result<Heard> {
+        if let Past::Queued { published } = self.past
+            && self.written.wait_for(|written| *written >= published).await.is_err()
+        {
+            return std::future::pending().await;
+        }
+        loop {
+            if let Past::Until(end) = self.past
+                && self.at >= end
+            {
+                self.past = Past::Told;
+                return Ok(Heard::CaughtUp);
+            }
+            self.written.mark_unchanged();
+            let page = self.events.catalog.events_after(self.at, limits::PAGE_ROWS).await?;
+            if let Past::Queued { .. } = self.past {
+                self.past = Past::Until(page.newest);
+            }
+            if let Some(last) = page.events.last() {
+                self.at = last.sequence;
+                return Ok(Heard::Page(page));
+            }
+            if !matches!(self.past, Past::Told) {
+                // What the past was to end with has been dropped meanwhile.
+                self.at = self.at.max(page.newest);
+                continue;
+            }
+            if self.written.changed().await.is_err() {
+                return std::future::pending().await;
+            }
+        }
+    }
+}

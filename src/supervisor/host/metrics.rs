@@ -1,0 +1,217 @@
+//! What the daemon counts and times, for whoever watches it: in the form that Prometheus reads (OpenMetrics text, by `prometheus-client`).
+//!
+//! Labels are engines, states and stages, never a kernel or a user: the number of series is bounded, and nobody learns from them who works
+//! on what.
+
+use std::cell::RefCell;
+use std::time::{Duration, Instant};
+
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::{Family, MetricConstructor};
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::core::engine::EngineName;
+use crate::core::exec::ExecEnd;
+use crate::supervisor::host::Host;
+
+/// One label and its value.
+type Label = (&'static str, String);
+
+/// A stage of something that somebody waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// A kernel is made: its files and its rows.
+    Create,
+    /// From the wish for a worker to one that was ready and is the kernel's now.
+    WorkerTaken,
+    /// The same where none was ready.
+    WorkerStarted,
+    /// Of a worker that was ready: it is written down whose it is.
+    BindRecord,
+    /// Its kernel's folder and mounts are handed over.
+    BindSources,
+    /// The worker enters them, and its engine has the kernel's state.
+    BindWorker,
+    /// A worker is made ready for whoever comes.
+    PoolRefill,
+    /// An execution waits for those before it, and for a worker.
+    ExecutionQueued,
+    /// A checkpoint, from the wish to its seal.
+    Checkpoint,
+    /// What of that the code inside stood still.
+    CheckpointPause,
+    /// A restore.
+    Restore,
+    /// A fork, for all its children.
+    Fork,
+}
+
+impl Stage {
+    /// What it is called.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Stage::Create => "create",
+            Stage::WorkerTaken => "worker_taken",
+            Stage::WorkerStarted => "worker_started",
+            Stage::BindRecord => "bind_record",
+            Stage::BindSources => "bind_sources",
+            Stage::BindWorker => "bind_worker",
+            Stage::PoolRefill => "pool_refill",
+            Stage::ExecutionQueued => "execution_queued",
+            Stage::Checkpoint => "checkpoint",
+            Stage::CheckpointPause => "checkpoint_pause",
+            Stage::Restore => "restore",
+            Stage::Fork => "fork",
+        }
+    }
+}
+
+/// From 100 µs to 104 s, each twice the one before.
+#[derive(Clone)]
+struct Buckets;
+
+impl MetricConstructor<Histogram> for Buckets {
+    fn new_metric(&self) -> Histogram {
+        Histogram::new(exponential_buckets(0.000_1, 2.0, 21))
+    }
+}
+
+type Histograms<const N: usize> = Family<[Label; N], Histogram, Buckets>;
+
+fn histograms<const N: usize>() -> Histograms<N> {
+    Family::new_with_constructor(Buckets)
+}
+
+/// Everything that is counted and timed.
+pub struct Metrics {
+    registry: RefCell<Registry>,
+    executions: Family<[Label; 2], Counter>,
+    executing: Histograms<1>,
+    stages: Histograms<2>,
+    kernels: Family<[Label; 2], Gauge>,
+    remembered: Gauge,
+    workers: Gauge,
+    clients: Gauge,
+    slots: Family<[Label; 2], Gauge>,
+    pool_events: Family<[Label; 2], Counter>,
+    pool_trouble: Family<[Label; 1], Gauge>,
+    memory_short: Gauge,
+}
+
+impl Metrics {
+    pub(crate) fn new() -> Self {
+        let metrics = Metrics {
+            registry: RefCell::new(Registry::with_prefix("ryokan")),
+            executions: Family::default(),
+            executing: histograms(),
+            stages: histograms(),
+            kernels: Family::default(),
+            remembered: Gauge::default(),
+            workers: Gauge::default(),
+            clients: Gauge::default(),
+            slots: Family::default(),
+            pool_events: Family::default(),
+            pool_trouble: Family::default(),
+            memory_short: Gauge::default(),
+        };
+        metrics.register();
+        metrics
+    }
+
+    fn register(&self) {
+        let registry = &mut *self.registry.borrow_mut();
+        registry.register(
+            "executions",
+            "Executions that are over, by engine and how they ended",
+            self.executions.clone(),
+        );
+        let help = "Time that the engine took for an execution";
+        registry.register_with_unit("execution", help, Unit::Seconds, self.executing.clone());
+        let help = "Time of what somebody waits for, by stage and engine";
+        registry.register_with_unit("stage", help, Unit::Seconds, self.stages.clone());
+        registry.register("kernels", "Kernels, by engine and state", self.kernels.clone());
+        let help = "Kernels in the daemon's memory, removed ones that somebody still holds included";
+        registry.register("kernels_remembered", help, self.remembered.clone());
+        registry.register("workers", "Workers, those that wait for a kernel included", self.workers.clone());
+        registry.register("clients", "Clients that are connected", self.clients.clone());
+        registry.register("pool_slots", "Workers that wait for a kernel, by engine and state", self.slots.clone());
+        registry.register("pool_events", "What happened in the warm pool, by engine", self.pool_events.clone());
+        let help = "1 while workers of that engine cannot be made ready";
+        registry.register("pool_trouble", help, self.pool_trouble.clone());
+        registry.register("memory_short", "1 while memory is short on the host", self.memory_short.clone());
+    }
+
+    /// Times a stage.
+    pub fn took(&self, stage: Stage, engine: EngineName, time: Duration) {
+        self.stages.get_or_create(&[stage.label(), of(engine)]).observe(time.as_secs_f64());
+    }
+
+    /// Times a stage that ends now.
+    pub fn since(&self, stage: Stage, engine: EngineName, begun: Instant) {
+        self.took(stage, engine, begun.elapsed());
+    }
+
+    /// An execution is over.
+    pub(crate) fn executed(&self, engine: EngineName, end: &ExecEnd) {
+        self.executions.get_or_create(&[of(engine), ("status", end.status.name().to_owned())]).inc();
+        self.executing.get_or_create(&[of(engine)]).observe(end.duration_us as f64 / 1e6);
+    }
+
+    /// All of it as OpenMetrics text.
+    pub fn text(&self, host: &Host) -> String {
+        self.look(host);
+        let mut text = String::new();
+        // To a string nothing fails.
+        let _ = encode(&mut text, &self.registry.borrow());
+        text
+    }
+
+    /// What there is is looked at when it is asked for, never counted up and down.
+    fn look(&self, host: &Host) {
+        self.kernels.clear();
+        for kernel in host.kernels() {
+            let state = kernel.view().state.name().to_owned();
+            self.kernels.get_or_create(&[of(kernel.spec.engine), ("state", state)]).inc();
+        }
+        self.remembered.set(i64::try_from(host.remembered()).unwrap_or(i64::MAX));
+        self.workers.set(i64::try_from(host.workers.live()).unwrap_or(i64::MAX));
+        self.clients.set(i64::try_from(host.clients()).unwrap_or(i64::MAX));
+        self.memory_short.set(host.pressure.is_on().into());
+        self.slots.clear();
+        self.pool_trouble.clear();
+        self.pool_events.clear();
+        for pool in host.pool.infos(host.pressure.is_on()) {
+            let engine = || ("engine", pool.engine.clone());
+            for (state, count) in [("idle", pool.idle), ("creating", pool.creating), ("wanted", pool.target)] {
+                self.slots.get_or_create(&[engine(), ("state", state.to_owned())]).inc_by(count.into());
+            }
+            self.pool_trouble.get_or_create(&[engine()]).inc_by((!pool.trouble.is_empty()).into());
+        }
+        for (engine, total) in host.pool.totals() {
+            let events = [
+                ("created", total.total_created),
+                ("destroyed", total.total_destroyed),
+                ("failed", total.creation_errors),
+                ("taken", total.taken),
+                ("missed", total.missed),
+                ("refused", total.refused),
+            ];
+            for (event, count) in events {
+                self.pool_events.get_or_create(&[of(engine), ("event", event.to_owned())]).inc_by(count);
+            }
+        }
+    }
+}
+
+impl Stage {
+    fn label(self) -> Label {
+        ("stage", self.name().to_owned())
+    }
+}
+
+fn of(engine: EngineName) -> Label {
+    ("engine", engine.name().to_owned())
+}

@@ -1,0 +1,157 @@
+//! An execution as the daemon holds it: queued, running or ended, with its output and, at last, its result.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Instant;
+
+use tokio::sync::watch;
+
+use super::output::{Kept, Output};
+use crate::core::error::{Error, Result};
+use crate::core::exec::{ExecEnd, ExecRequest, ExecResult, Stream};
+use crate::core::ids::ExecId;
+
+/// One execution. Shared by the kernel's task and by whoever watches.
+#[derive(Debug)]
+pub struct Execution {
+    /// Its number.
+    pub id: ExecId,
+    /// Its output.
+    pub output: Rc<Output>,
+    /// What to run; taken when it is handed to the worker.
+    request: RefCell<Option<ExecRequest>>,
+    /// Its end, while the journal has no room for it.
+    unjournalled: RefCell<Option<ExecEnd>>,
+    /// When it came to wait for those before it.
+    pub queued_at: Instant,
+    started: watch::Sender<bool>,
+    finished: watch::Sender<Option<Result<ExecEnd>>>,
+}
+
+impl Execution {
+    /// A queued execution.
+    pub fn queued(id: ExecId, request: ExecRequest, keep_bytes: u64) -> Rc<Self> {
+        Rc::new(Execution {
+            id,
+            output: Output::new(keep_bytes),
+            request: RefCell::new(Some(request)),
+            unjournalled: RefCell::new(None),
+            queued_at: Instant::now(),
+            started: watch::Sender::new(false),
+            finished: watch::Sender::new(None),
+        })
+    }
+
+    /// An execution that a worker of a former daemon still runs, or that ended without its journal knowing.
+    pub fn adopted(id: ExecId, keep_bytes: u64) -> Rc<Self> {
+        Rc::new(Execution {
+            id,
+            output: Output::new(keep_bytes),
+            request: RefCell::new(None),
+            unjournalled: RefCell::new(None),
+            queued_at: Instant::now(),
+            started: watch::Sender::new(true),
+            finished: watch::Sender::new(None),
+        })
+    }
+
+    /// An execution that ended long ago, from the journal.
+    pub fn ended(id: ExecId, kept: Kept, end: ExecEnd) -> Rc<Self> {
+        Rc::new(Execution {
+            id,
+            output: Output::ended(kept, end.clone()),
+            request: RefCell::new(None),
+            unjournalled: RefCell::new(None),
+            queued_at: Instant::now(),
+            started: watch::Sender::new(true),
+            finished: watch::Sender::new(Some(Ok(end))),
+        })
+    }
+
+    /// Takes the request, once: the execution is being handed to the worker.
+    pub fn take_request(&self) -> Option<ExecRequest> {
+        self.started.send_replace(true);
+        self.request.borrow_mut().take()
+    }
+
+    /// Keeps the request for another worker, should the one that it was handed to never be the kernel's.
+    pub(crate) fn keep_request(&self, request: ExecRequest) {
+        *self.request.borrow_mut() = Some(request);
+    }
+
+    /// Nobody else gets it: it was interrupted.
+    pub(crate) fn forget_request(&self) {
+        self.request.borrow_mut().take();
+    }
+
+    /// It waits again; whether it was kept for that.
+    pub(crate) fn waits_again(&self) -> bool {
+        self.started.send_replace(false);
+        self.request.borrow().is_some()
+    }
+
+    /// Waits until it was handed to the worker, or ended without.
+    pub async fn started(&self) {
+        // The sender is this execution's own: it cannot be gone.
+        let _ = self.started.subscribe().wait_for(|started| *started).await;
+    }
+
+    /// Makes the end known. To be called after it is in the journal, but for that of a throw-away kernel.
+    pub fn finish(&self, end: Result<ExecEnd>) {
+        self.forget_request();
+        match &end {
+            Ok(end) => self.output.close(end.clone()),
+            Err(error) => self.output.close(ExecEnd::lost(error.message.clone())),
+        }
+        self.started.send_replace(true);
+        self.finished.send_if_modified(|slot| {
+            let first = slot.is_none();
+            if first {
+                *slot = Some(end);
+            }
+            first
+        });
+    }
+
+    /// It has ended, but the journal refused that: whoever waits is told so, and the end is kept.
+    pub fn finish_unjournalled(&self, end: ExecEnd, error: Error) {
+        *self.unjournalled.borrow_mut() = Some(end);
+        self.finish(Err(error));
+    }
+
+    /// Its end, if the journal has no room for it yet.
+    pub fn unjournalled(&self) -> Option<ExecEnd> {
+        self.unjournalled.borrow().clone()
+    }
+
+    /// Whether its end is known.
+    pub fn is_finished(&self) -> bool {
+        self.finished.borrow().is_some()
+    }
+
+    /// Waits for the end and gives it with what was kept of the output.
+    ///
+    /// # Errors
+    /// If the end could not be put in the journal.
+    pub async fn result(&self) -> Result<ExecResult> {
+        let mut finished = self.finished.subscribe();
+        let end = match finished.wait_for(Option::is_some).await {
+            Ok(slot) => slot.clone(),
+            Err(_) => None,
+        };
+        let end = end.unwrap_or_else(|| Err(Error::internal(format!("execution {} was forgotten", self.id))))?;
+        let kept = self.output.kept();
+        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+        for (stream, data) in kept.chunks {
+            let whole = match stream {
+                Stream::Stdout => &mut stdout,
+                Stream::Stderr => &mut stderr,
+            };
+            match whole.is_empty() {
+                true => *whole = data,
+                false => whole.extend_from_slice(&data),
+            }
+        }
+        Ok(ExecResult { exec: self.id, end, stdout, stderr, truncated_bytes: kept.truncated_bytes })
+    }
+}

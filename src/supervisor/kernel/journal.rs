@@ -1,0 +1,453 @@
+//! What one kernel keeps on disk, as its task needs it: journal, executions, mounts, servers, lease, blob grants.
+//!
+//! The kernel's version is one more than the number of its newest journal entry (so a new kernel is at 1, and 0 can mean "any"): every change from outside appends one, so the version needs
+//! no record of its own and cannot disagree with the history.
+
+use std::collections::BTreeMap;
+
+use super::command::{Actor, Message};
+use super::lease::Lease;
+use super::output::Kept;
+use crate::catalog::state::{
+    self, Begun, Direction, EntryKind, ExecBegin, ExecClose, NewConsent, NewEntry, OutputRecord, Runs,
+};
+use crate::catalog::{CatalogHandle, KernelChange, Notes, StateHandle};
+use crate::core::error::{Error, Result};
+use crate::core::exec::{ExecEnd, ExecRequest, Stream};
+use crate::core::ids::{Digest, Epoch, ExecId, KernelId};
+use crate::core::info::{GivenMount, JournalEntry, JournalView, McpTransport};
+use crate::core::kernel::Life;
+use crate::core::limits;
+use crate::core::origin::Origin;
+use crate::core::rights::{Right, Rights};
+use crate::store::StoreHandle;
+
+/// What the subject of a consent to a published socket begins with.
+const PUBLISHED: &str = "publish/";
+
+/// A kernel's state record in the catalog.
+#[derive(Debug, Clone, Default, serde::Serialize, serde::Deserialize)]
+pub struct StateRecord {
+    /// Where it is in its life.
+    pub life: Life,
+    /// Its version when this was written; the journal has the present one.
+    pub version: u64,
+    /// How many executions there were then.
+    pub executions: u64,
+}
+
+/// What the journal knows of an execution.
+#[derive(Debug)]
+pub enum Found {
+    /// It ended.
+    Ended(Kept, Box<ExecEnd>),
+    /// It has no end yet.
+    Running,
+    /// There is none of that number.
+    Nothing,
+}
+
+fn new_entry(kind: EntryKind, actor: &Actor, text: &str, detail_json: String, at_ms: i64) -> NewEntry {
+    NewEntry { kind, at_ms, actor: actor.to_string(), text: text.to_owned(), detail_json }
+}
+
+fn new_mark(actor: &Actor, text: &str, at_ms: i64) -> NewEntry {
+    new_entry(EntryKind::Mark, actor, text, String::new(), at_ms)
+}
+
+/// What a task begins with.
+#[derive(Debug)]
+pub struct Loaded {
+    /// Number of the newest journal entry.
+    pub version: u64,
+    /// How many executions there were.
+    pub executions: u64,
+    /// Executions without an end; after recovery, those that nobody runs and that could not be closed.
+    pub running: Vec<ExecId>,
+    /// Mounts added since creation.
+    pub mounts: Vec<GivenMount>,
+    /// Registered MCP servers.
+    pub mcp: Vec<(String, McpTransport)>,
+    /// The lease, expired or not.
+    pub lease: Option<Lease>,
+    /// Whether a restore was begun and not ended.
+    pub restoring: bool,
+    /// How many checkpoints there are.
+    pub checkpoints: u64,
+    /// How the present state came to be.
+    pub origin: Origin,
+}
+
+impl Loaded {
+    /// What a kernel begins with that was just made.
+    pub fn empty() -> Self {
+        Loaded {
+            version: version_after(0),
+            executions: 0,
+            running: Vec::new(),
+            mounts: Vec::new(),
+            mcp: Vec::new(),
+            lease: None,
+            restoring: false,
+            checkpoints: 0,
+            origin: Origin::default(),
+        }
+    }
+}
+
+/// The records of one kernel.
+#[derive(Debug, Clone)]
+pub struct Records {
+    id: KernelId,
+    epoch: Epoch,
+    catalog: CatalogHandle,
+    pub(crate) state: StateHandle,
+    store: StoreHandle,
+}
+
+impl Records {
+    /// The records of a kernel.
+    pub fn new(id: KernelId, epoch: Epoch, catalog: &CatalogHandle, store: &StoreHandle) -> Self {
+        Records { id, epoch, catalog: catalog.clone(), state: catalog.state(id), store: store.clone() }
+    }
+
+    /// Reads what a task begins with.
+    ///
+    /// # Errors
+    /// `corrupt` names the damaged file.
+    pub async fn load(&self) -> Result<Loaded> {
+        let state = &self.state;
+        let (newest, executions) = (state.journal(Direction::Before(u64::MAX), 1), state.exec_count());
+        let (running, mounts) = (state.running_execs(), state.mounts());
+        let (mcp, lease, restoring) = (state.mcp_servers(), state.lease(), state.restoring());
+        let (checkpoints, origin) = (state.checkpoint_count(), state.origin());
+        Ok(Loaded {
+            version: version_after(newest.await?.first().map_or(0, |entry| entry.sequence)),
+            executions: executions.await?,
+            running: running.await?,
+            mounts: mounts.await?,
+            mcp: mcp.await?,
+            lease: lease.await?.and_then(read_lease),
+            restoring: restoring.await?.is_some(),
+            checkpoints: checkpoints.await?,
+            origin: origin.await?,
+        })
+    }
+
+    /// Closes the database until the next use.
+    pub async fn close(&self) {
+        if let Err(error) = self.state.close().await {
+            tracing::warn!(kernel = %self.id, %error, "state.db could not be closed");
+        }
+    }
+
+    /// Writes where the kernel is in its life.
+    ///
+    /// # Errors
+    /// The catalog's.
+    pub async fn save_life(&self, life: &Life, version: u64, executions: u64, last_used_at_ms: i64) -> Result<()> {
+        let record = StateRecord { life: life.clone(), version, executions };
+        let state_json = serde_json::to_string(&record).map_err(|error| Error::internal(error.to_string()))?;
+        let change = KernelChange {
+            state_json: Some(state_json),
+            last_used_at_ms: Some(last_used_at_ms),
+            ..KernelChange::default()
+        };
+        self.catalog.update_kernel(self.id, change, Notes::default()).await?;
+        Ok(())
+    }
+
+    /// The execution that was begun with this key, while keys are remembered.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn by_key(&self, key: &str, now_ms: i64) -> Result<Option<ExecId>> {
+        Ok(self.state.exec_by_key(key.to_owned(), now_ms).await?)
+    }
+
+    /// Records an execution before it starts: one more journal entry.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn begin(&self, request: &ExecRequest, actor: &Actor, at_ms: i64) -> Result<Begun> {
+        let begin = ExecBegin { request: request.clone(), actor: actor.to_string(), at_ms };
+        Ok(self.state.begin_exec(begin).await?)
+    }
+
+    /// Closes an execution; what is too large for the row goes to the store first.
+    ///
+    /// # Errors
+    /// The database's and the store's.
+    pub async fn end(&self, exec: ExecId, end: &ExecEnd, kept: &Kept, at_ms: i64) -> Result<()> {
+        // What is put aside is named by the row only.
+        let large = kept.chunks.iter().map(|(_, data)| data.len()).sum::<usize>() > limits::OUTPUT_INLINE_BYTES;
+        let _held = if large { Some(self.store.run(|store| Ok(store.hold())).await?) } else { None };
+        let output = self.output_record(kept).await?;
+        self.state.end_exec(exec, ExecClose { end: end.clone(), output, at_ms }).await?;
+        Ok(())
+    }
+
+    async fn output_record(&self, kept: &Kept) -> Result<OutputRecord> {
+        let mut runs = Runs::default();
+        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+        for (stream, data) in &kept.chunks {
+            runs.push(*stream, data.len() as u64);
+            match stream {
+                Stream::Stdout => stdout.extend_from_slice(data),
+                Stream::Stderr => stderr.extend_from_slice(data),
+            }
+        }
+        Ok(OutputRecord {
+            stdout: self.keep(stdout).await?,
+            stderr: self.keep(stderr).await?,
+            runs,
+            truncated_bytes: kept.truncated_bytes,
+        })
+    }
+
+    async fn keep(&self, data: Vec<u8>) -> Result<state::Kept> {
+        if data.len() <= limits::OUTPUT_INLINE_BYTES {
+            return Ok(state::Kept::Inline(data));
+        }
+        let bytes = data.len() as u64;
+        let digest = self.store.put(data).await?;
+        Ok(state::Kept::Object { digest, bytes })
+    }
+
+    /// Whether an execution is what is asked for.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn is_of(&self, exec: ExecId, request: &ExecRequest) -> Result<bool> {
+        Ok(self.state.exec(exec).await?.is_some_and(|record| record.request.asks_as(request)))
+    }
+
+    /// How much output of an execution was to be kept, bytes; 0: as the configuration says.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn output_limit(&self, exec: ExecId) -> Result<u64> {
+        Ok(self.state.exec(exec).await?.map_or(0, |record| record.request.output_limit_bytes))
+    }
+
+    /// An execution from the journal.
+    ///
+    /// # Errors
+    /// `corrupt` if its output is damaged.
+    pub async fn find(&self, exec: ExecId) -> Result<Found> {
+        let Some(record) = self.state.exec(exec).await? else {
+            return Ok(Found::Nothing);
+        };
+        let Some((end, _)) = record.ended else {
+            return Ok(Found::Running);
+        };
+        let output = self.state.exec_output(exec).await?.unwrap_or_default();
+        let (stdout, stderr) = (self.kept_bytes(output.stdout).await?, self.kept_bytes(output.stderr).await?);
+        let (mut stdout, mut stderr) = (&stdout[..], &stderr[..]);
+        let mut chunks = Vec::new();
+        for (stream, length) in output.runs.iter() {
+            let rest = match stream {
+                Stream::Stdout => &mut stdout,
+                Stream::Stderr => &mut stderr,
+            };
+            let (chunk, left) = rest.split_at((length as usize).min(rest.len()));
+            *rest = left;
+            chunks.extend(chunk.chunks(limits::CHUNK_BYTES).map(|piece| (stream, piece.to_vec())));
+        }
+        Ok(Found::Ended(Kept { chunks, truncated_bytes: output.truncated_bytes }, Box::new(end)))
+    }
+
+    async fn kept_bytes(&self, kept: state::Kept) -> Result<Vec<u8>> {
+        match kept {
+            state::Kept::Inline(bytes) => Ok(bytes),
+            state::Kept::Object { digest, .. } => Ok(self.store.get(digest, limits::OUTPUT_KEPT_MOST_BYTES).await?),
+        }
+    }
+
+    async fn append(&self, kind: EntryKind, actor: &Actor, text: &str, detail_json: String, at_ms: i64) -> Result<u64> {
+        let entry = new_entry(kind, actor, text, detail_json, at_ms);
+        let numbers = self.state.append_journal(vec![entry]).await?;
+        numbers.first().copied().ok_or_else(|| Error::internal("the journal gave no number"))
+    }
+
+    /// Appends a mark; gives the version with it.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn mark(&self, actor: &Actor, text: &str, at_ms: i64) -> Result<u64> {
+        Ok(version_after(self.append(EntryKind::Mark, actor, text, String::new(), at_ms).await?))
+    }
+
+    /// Appends a message; gives its number.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn message(&self, actor: &Actor, message: &Message, at_ms: i64) -> Result<u64> {
+        let Message { role, text, key } = message;
+        let (detail, text) = (serde_json::json!({ "role": role }).to_string(), format!("{role}: {text}"));
+        if key.is_empty() {
+            return self.append(EntryKind::Message, actor, &text, detail, at_ms).await;
+        }
+        let entry = new_entry(EntryKind::Message, actor, &text, detail, at_ms);
+        Ok(self.state.add_message(entry, key.clone()).await?.0)
+    }
+
+    /// The message that was appended with this key, while keys are remembered.
+    ///
+    /// # Errors
+    /// `alreadyExists` if the key was something else's.
+    pub async fn message_by_key(&self, key: &str, now_ms: i64) -> Result<Option<u64>> {
+        match key {
+            "" => Ok(None),
+            key => Ok(self.state.message_by_key(key.to_owned(), now_ms).await?),
+        }
+    }
+
+    /// Records a mount and how many folders of the workspace it makes; gives the version with it.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn put_mount(&self, actor: &Actor, text: &str, mount: GivenMount, made: u32, at_ms: i64) -> Result<u64> {
+        Ok(version_after(self.state.put_mount(mount, made, new_mark(actor, text, at_ms)).await?))
+    }
+
+    /// Forgets a mount; gives the version with it, and how many folders it had made.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn remove_mount(&self, actor: &Actor, text: &str, path: &str, at_ms: i64) -> Result<(u64, u32)> {
+        let (sequence, made) = self.state.remove_mount(path.to_owned(), new_mark(actor, text, at_ms)).await?;
+        Ok((version_after(sequence), made))
+    }
+
+    /// Records an MCP server; gives the version with it.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn put_mcp(
+        &self,
+        actor: &Actor,
+        text: &str,
+        name: &str,
+        transport: McpTransport,
+        at_ms: i64,
+    ) -> Result<u64> {
+        Ok(version_after(self.state.put_mcp(name.to_owned(), transport, new_mark(actor, text, at_ms)).await?))
+    }
+
+    /// Forgets an MCP server; gives the version with it.
+    ///
+    /// # Errors
+    /// `notFound` if there is none of that name.
+    pub async fn remove_mcp(&self, actor: &Actor, text: &str, name: &str, at_ms: i64) -> Result<u64> {
+        let removed = self.state.remove_mcp(name.to_owned(), new_mark(actor, text, at_ms)).await?;
+        removed.map(version_after).ok_or_else(|| Error::not_found(format!("the kernel has no MCP server {name}")))
+    }
+
+    /// Records the lease.
+    ///
+    /// # Errors
+    /// `conflict` if another holder's has not expired.
+    pub async fn take_lease(&self, lease: &Lease, now_ms: i64) -> Result<()> {
+        let row = state::Lease { holder: holder_text(lease), epoch: self.epoch, expires_at_ms: lease.expires_at_ms };
+        Ok(self.state.take_lease(row, now_ms).await?)
+    }
+
+    /// Ends a lease before its time.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn release_lease(&self, lease: &Lease) -> Result<()> {
+        self.state.release_lease(holder_text(lease)).await?;
+        Ok(())
+    }
+
+    /// Lets the kernel read a blob that the store holds.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn grant(&self, digest: Digest, at_ms: i64) -> Result<()> {
+        Ok(self.state.grant_blobs(vec![digest], at_ms).await?)
+    }
+
+    /// The store, if the kernel may read that blob.
+    ///
+    /// # Errors
+    /// `notFound`, the same for a blob that is not there and for one that is not the kernel's.
+    pub async fn readable(&self, digest: Digest) -> Result<&StoreHandle> {
+        if self.state.blob_granted(digest).await? {
+            return Ok(&self.store);
+        }
+        Err(Error::not_found(format!("the kernel has no blob {digest}")))
+    }
+
+    /// The store, to write to.
+    pub fn store(&self) -> &StoreHandle {
+        &self.store
+    }
+
+    /// Records that a socket of this name gives these rights to the kernel, or (`None`) no longer does.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn publish(&self, name: &str, rights: Option<Rights>, actor: &Actor, at_ms: i64) -> Result<()> {
+        let names: Vec<&str> = rights.iter().flat_map(|rights| rights.iter()).map(Right::name).collect();
+        let consent = NewConsent {
+            at_ms,
+            actor: actor.to_string(),
+            subject: format!("{PUBLISHED}{name}"),
+            granted: rights.is_some(),
+            detail: names.join(","),
+        };
+        self.state.add_consent(consent).await?;
+        Ok(())
+    }
+
+    /// The sockets that are published now, with their rights.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn published(&self) -> Result<Vec<(String, Rights)>> {
+        let mut now: BTreeMap<String, Rights> = BTreeMap::new();
+        let mut after = 0;
+        loop {
+            let page = self.state.consents(after).await?;
+            let Some(last) = page.last() else { break };
+            after = last.sequence;
+            for consent in page {
+                let Some(name) = consent.what.subject.strip_prefix(PUBLISHED) else { continue };
+                if consent.what.granted {
+                    let rights = consent.what.detail.split(',').filter_map(Right::from_name).collect();
+                    now.insert(name.to_owned(), rights);
+                } else {
+                    now.remove(name);
+                }
+            }
+        }
+        Ok(now.into_iter().collect())
+    }
+
+    /// Journal entries after a number, oldest first, at most one page.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn journal(&self, view: JournalView, after: u64, most: usize) -> Result<Vec<JournalEntry>> {
+        Ok(self.state.journal_as(view, after, most).await?)
+    }
+}
+
+/// The version of a kernel whose newest journal entry has this number.
+pub fn version_after(sequence: u64) -> u64 {
+    sequence + 1
+}
+
+/// What identifies a holder in the database: the hash of the token, then the name for people.
+fn holder_text(lease: &Lease) -> String {
+    format!("{} {}", Digest::from_bytes(lease.token_hash), lease.holder)
+}
+
+fn read_lease(row: state::Lease) -> Option<Lease> {
+    let (hash, holder) = row.holder.split_once(' ')?;
+    let token_hash = *hash.parse::<Digest>().ok()?.as_bytes();
+    Some(Lease { holder: holder.to_owned(), token_hash, expires_at_ms: row.expires_at_ms })
+}

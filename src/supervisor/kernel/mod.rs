@@ -1,0 +1,14 @@
+//! One kernel: its handle, the task that owns it, its journal and its live output.
+
+pub mod command;
+pub mod engine_state;
+pub mod execution;
+pub mod handle;
+pub mod journal;
+pub mod lease;
+pub mod output;
+pub(crate) mod sharing;
+pub(crate) mod task;
+pub mod tools;
+
+pub use handle::{Kernel, View};

@@ -1,0 +1,246 @@
+//! Who works in one workspace: the kernel whose it is, and its threads. Owns what they share: who follows the files, whose turn it
+//! is with them, and that nobody begins anything while they stand still. All of it on the one event loop: nothing is locked.
+
+use std::cell::{Cell, RefCell};
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::command::Command;
+use crate::core::error::{Error, Result};
+use crate::core::kernel::State;
+use crate::core::limits;
+use crate::supervisor::kernel::Kernel;
+use crate::workspace::Tracker;
+
+/// A kernel's part in a workspace. What is said of the files is said at the kernel whose they are.
+pub struct Sessions {
+    owner: Option<Rc<Kernel>>,
+    threads: RefCell<Vec<Weak<Kernel>>>,
+    /// Kernels that are being made from this one.
+    making: Cell<usize>,
+    removing: Cell<bool>,
+    /// How many hold the files still.
+    still: Cell<usize>,
+    /// Follows the files since they were first captured.
+    tracker: RefCell<Option<Box<Tracker>>>,
+    turn: Arc<Semaphore>,
+}
+
+impl Sessions {
+    /// Those of a kernel with files of its own, or of a thread of `owner`.
+    pub(crate) fn new(owner: Option<Rc<Kernel>>) -> Sessions {
+        Sessions {
+            owner,
+            threads: RefCell::default(),
+            making: Cell::new(0),
+            removing: Cell::new(false),
+            still: Cell::new(0),
+            tracker: RefCell::new(None),
+            turn: Arc::new(Semaphore::new(1)),
+        }
+    }
+}
+
+/// While it is there, nothing begins in the other sessions of a workspace.
+pub(crate) struct Hold(Rc<Kernel>);
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        let still = &self.0.sessions.still;
+        still.set(still.get() - 1);
+        if still.get() == 0 {
+            self.0.wake_sessions();
+        }
+    }
+}
+
+/// While it is there, the kernel is not removed: another one is being made from it.
+pub(crate) struct Source(Rc<Kernel>);
+
+impl Drop for Source {
+    fn drop(&mut self) {
+        let making = &self.0.sessions.making;
+        making.set(making.get() - 1);
+    }
+}
+
+impl Kernel {
+    /// The kernel whose files it works with: itself, but for threads.
+    pub fn files(&self) -> &Kernel {
+        self.sessions.owner.as_deref().unwrap_or(self)
+    }
+
+    /// As [`Self::files`], to be kept.
+    pub(crate) fn files_owner(self: &Rc<Self>) -> Rc<Kernel> {
+        Rc::clone(self.sessions.owner.as_ref().unwrap_or(self))
+    }
+
+    /// Counts a thread in.
+    pub(crate) fn joined_by(&self, thread: &Rc<Kernel>) {
+        let mut threads = self.sessions.threads.borrow_mut();
+        threads.retain(|thread| thread.upgrade().is_some_and(|thread| !thread.is_gone()));
+        threads.push(Rc::downgrade(thread));
+    }
+
+    /// Whether its task has ended.
+    fn is_gone(&self) -> bool {
+        self.commands.is_closed()
+    }
+
+    /// The threads that work in its workspace.
+    pub fn threads(&self) -> Vec<Rc<Kernel>> {
+        let threads = self.sessions.threads.borrow();
+        threads.iter().filter_map(Weak::upgrade).filter(|thread| !thread.is_gone()).collect()
+    }
+
+    /// The other sessions of its workspace.
+    pub(crate) fn others(&self) -> Vec<Rc<Kernel>> {
+        let mut others = self.files().threads();
+        others.extend(self.sessions.owner.clone());
+        others.retain(|other| other.id != self.id);
+        others
+    }
+
+    /// Keeps the other sessions from beginning anything.
+    pub(crate) fn hold_files(self: &Rc<Self>) -> Hold {
+        let owner = self.files_owner();
+        owner.sessions.still.set(owner.sessions.still.get() + 1);
+        Hold(owner)
+    }
+
+    /// Whether nothing may begin here now: the files stand still, or are between two states.
+    pub(crate) fn must_stand_still(&self) -> bool {
+        let files = self.files();
+        files.sessions.still.get() > 0 || (files.id != self.id && files.between.get())
+    }
+
+    /// Has every session of this kernel's workspace look whether it may begin something.
+    pub(crate) fn wake_sessions(&self) {
+        for session in self.threads().iter().map(|thread| &**thread).chain([self]) {
+            // One with so many requests that there is no room for this looks anyway.
+            let _ = session.commands.try_send(Box::new(Command::Wake));
+        }
+    }
+
+    /// The turn with the files: one at a time captures or restores them.
+    ///
+    /// # Errors
+    /// `deadline` if it did not come.
+    pub(crate) async fn turn_with_files(&self) -> Result<OwnedSemaphorePermit> {
+        let files = self.files();
+        let name = &files.spec.name;
+        let turn = Arc::clone(&files.sessions.turn).acquire_owned();
+        match tokio::time::timeout(limits::CHECKPOINT_WAIT, turn).await {
+            Ok(Ok(turn)) => Ok(turn),
+            Ok(Err(_)) => Err(Error::unavailable(format!("the workspace of {name} is gone"))),
+            Err(_) => Err(Error::deadline(format!("the files of {name} are being captured or restored for too long"))),
+        }
+    }
+
+    /// What follows its files, for whoever has the turn.
+    pub(crate) fn take_tracker(&self) -> Option<Box<Tracker>> {
+        self.files().sessions.tracker.borrow_mut().take()
+    }
+
+    /// Knows nothing of the files any more: they go, or are others from now on.
+    pub(crate) fn forget_files(&self) {
+        drop(self.take_tracker());
+        self.files().base.set(None);
+    }
+
+    /// Gives it back.
+    pub(crate) fn keep_tracker(&self, tracker: Box<Tracker>) {
+        let files = self.files();
+        files.base.set(tracker.base().map(|tree| tree.0));
+        *files.sessions.tracker.borrow_mut() = Some(tracker);
+    }
+
+    /// Refuses to change files under code that runs: what it does with them would be lost, or be done to others.
+    ///
+    /// # Errors
+    /// `conflict` names who works.
+    pub(crate) fn others_rest(&self) -> Result<()> {
+        let works = |other: &Rc<Kernel>| {
+            let view = other.view.borrow();
+            matches!(view.state, State::Busy { .. } | State::Starting) || !view.jobs.is_empty()
+        };
+        let busy: Vec<String> =
+            self.others().iter().filter(|other| works(other)).map(|k| k.spec.name.to_string()).collect();
+        if busy.is_empty() {
+            return Ok(());
+        }
+        let message = format!("{} runs code in the workspace of {}", busy.join(", "), self.files().spec.name);
+        Err(Error::conflict(message)
+            .reason("workspace_busy")
+            .hint("wait for it, or stop it: its files would be changed under it"))
+    }
+
+    /// Keeps the kernel from being removed while another one is made from it.
+    ///
+    /// # Errors
+    /// `conflict` if it is being removed.
+    pub(crate) fn lend(self: &Rc<Self>) -> Result<Source> {
+        if self.sessions.removing.get() || self.is_gone() {
+            return Err(self.is_going());
+        }
+        self.sessions.making.set(self.sessions.making.get() + 1);
+        Ok(Source(Rc::clone(self)))
+    }
+
+    /// Begins its removal: from here on nothing is made from it, until [`stays`](Self::stays).
+    ///
+    /// # Errors
+    /// `conflict` names its threads, unless they go too, or says that it is being removed or read.
+    pub(crate) fn goes(&self, with_threads: bool) -> Result<()> {
+        let name = &self.spec.name;
+        let threads: Vec<String> = self.threads().iter().map(|thread| thread.spec.name.to_string()).collect();
+        if !with_threads && !threads.is_empty() {
+            return Err(Error::conflict(format!("{} works in the workspace of {name}", threads.join(", ")))
+                .reason("threads")
+                .hint("remove that first, or both at once with --with-threads"));
+        }
+        if self.sessions.making.get() > 0 {
+            return Err(Error::conflict(format!("a fork, a thread or a file is being made of {name}"))
+                .reason("forking")
+                .hint("try again when that is done"));
+        }
+        if self.sessions.removing.replace(true) {
+            return Err(self.is_going());
+        }
+        Ok(())
+    }
+
+    /// Gives its removal up.
+    pub(crate) fn stays(&self) {
+        self.sessions.removing.set(false);
+    }
+
+    fn is_going(&self) -> Error {
+        Error::conflict(format!("kernel {} is being removed or archived", self.spec.name)).reason("removing")
+    }
+
+    /// Takes what the host told of changed files, so that its queue does not overflow before the next checkpoint.
+    pub(crate) fn follow_files(&self) {
+        if let Some(tracker) = self.files().sessions.tracker.borrow_mut().as_mut() {
+            tracker.drain();
+        }
+    }
+
+    /// Follows the files no longer, if nobody is left who would change them. What is known of them is kept for the next time.
+    pub(crate) fn leave_files(&self) {
+        if self.others().iter().any(|other| other.link.borrow().is_some()) {
+            return;
+        }
+        let Some(mut tracker) = self.take_tracker() else { return };
+        // The next one looks whether the contents that it knows are still there.
+        self.files().base.set(None);
+        let name = self.files().spec.name.to_string();
+        tokio::task::spawn_blocking(move || {
+            if let Err(error) = tracker.save() {
+                tracing::warn!(kernel = name, %error, "the next checkpoint looks at every file: what was known could not be kept");
+            }
+        });
+    }
+}

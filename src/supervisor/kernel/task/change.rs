@@ -1,0 +1,206 @@
+//! Changes from outside other than executions and records: mounts, MCP servers, leases.
+
+use std::path::{Path, PathBuf};
+
+use super::Task;
+use crate::core::audit::NewAudit;
+use crate::core::error::{Error, Result};
+use crate::core::info::{GivenMount, McpTransport, MountInfo};
+use crate::core::limits;
+use crate::core::spec::check_inside_path;
+use crate::sandbox::place;
+use crate::supervisor::host::audit::bounded;
+use crate::supervisor::kernel::command::{Actor, Change};
+use crate::supervisor::kernel::lease::{self, Lease};
+
+impl Task {
+    /// The allowed paths of the specification and the mounts added since.
+    pub(crate) fn all_mounts(&self) -> Vec<GivenMount> {
+        let own = self.kernel.spec.paths.iter().map(|allowed| {
+            let path = allowed.path.display().to_string();
+            let real = allowed.real.as_ref().map(|real| real.display().to_string());
+            GivenMount { mount: MountInfo { source: path.clone(), path, writable: allowed.writable }, real }
+        });
+        own.chain(self.mounts.iter().cloned()).collect()
+    }
+
+    /// Adds a mount: to the live worker first, for it may refuse, then for good.
+    pub(crate) async fn mount(&mut self, change: Change, mount: MountInfo) -> Result<()> {
+        self.admit(&change.actor, change.expected_version)?;
+        self.not_restoring()?;
+        check_inside_path(Path::new(&mount.path)).map_err(|error| Error::invalid(error.to_string()))?;
+        let real = self.host.check_source(self.kernel.uid, Path::new(&mount.source))?;
+        let mounts = self.all_mounts();
+        if mounts.iter().any(|there| there.mount.path == mount.path) {
+            return Err(Error::already_exists(format!("something is mounted at {} already", mount.path))
+                .hint(format!("`ryokan unmount {} {}` takes it away", self.kernel.spec.name, mount.path)));
+        }
+        if mounts.len() >= limits::MOUNTS {
+            return Err(Error::busy(format!("a kernel has at most {} mounts", limits::MOUNTS)));
+        }
+        // Looked at before it is made: what was there already stays when the mount goes.
+        let (workspace, inside) = (self.workspace(), Path::new(&mount.path));
+        let made = place::missing(&workspace, inside);
+        if let Some(link) = self.link() {
+            // What was judged, and not whatever the given path leads to by now.
+            let detached = self.host.workers.detach(&self.host, self.kernel.uid, &real)?;
+            if let Err(error) = link.bind(inside, &real, mount.writable, detached).await {
+                place::clear(&workspace, inside, made);
+                return Err(error);
+            }
+        }
+        let text = format!("mounted {} at {} ({})", mount.source, mount.path, if mount.writable { "rw" } else { "ro" });
+        let given = GivenMount { mount: mount.clone(), real: Some(real.display().to_string()) };
+        let recorded =
+            self.kernel.records.put_mount(&change.actor, &text, given.clone(), made, self.host.now_ms()).await;
+        let version = match recorded {
+            Ok(version) => version,
+            Err(error) => {
+                // What is not recorded must not be there: the caller may try again.
+                if let Some(link) = self.link()
+                    && let Err(stuck) = link.unbind(Path::new(&mount.path)).await
+                {
+                    tracing::warn!(path = mount.path, error = %stuck, "a mount that was not recorded stays until the worker ends");
+                } else {
+                    place::clear(&workspace, inside, made);
+                }
+                return Err(error);
+            }
+        };
+        let detail = serde_json::json!({ "path": mount.path, "source": mount.source, "writable": mount.writable });
+        self.changed(&change.actor, version, ("kernel_mounted", "kernel.mount"), detail).await;
+        self.mounts.push(given);
+        Ok(())
+    }
+
+    /// Takes a mount away.
+    pub(crate) async fn unmount(&mut self, change: Change, path: &str) -> Result<()> {
+        self.admit(&change.actor, change.expected_version)?;
+        self.not_restoring()?;
+        let Some(at) = self.mounts.iter().position(|given| given.mount.path == path) else {
+            let own = self.kernel.spec.paths.iter().any(|allowed| allowed.path == Path::new(path));
+            return Err(if own {
+                Error::refused(format!("{path} belongs to the kernel's specification")).reason("spec_path")
+            } else {
+                Error::not_found(format!("nothing is mounted at {path}"))
+            });
+        };
+        let text = format!("unmounted {path}");
+        let (version, made) = self.kernel.records.remove_mount(&change.actor, &text, path, self.host.now_ms()).await?;
+        let detail = serde_json::json!({ "path": path });
+        self.changed(&change.actor, version, ("kernel_unmounted", "kernel.unmount"), detail).await;
+        self.mounts.remove(at);
+        // Recorded first: if the live worker keeps it (something inside uses it), it goes with that worker.
+        if let Some(link) = self.link() {
+            link.unbind(Path::new(path)).await?;
+        }
+        // Where others work too, one of them may have mounted something at the same place.
+        if self.kernel.others().is_empty() {
+            place::clear(&self.workspace(), Path::new(path), made);
+        }
+        Ok(())
+    }
+
+    /// What a restore is about to replace cannot be changed meanwhile: it would be lost.
+    pub(crate) fn not_restoring(&self) -> Result<()> {
+        self.kernel.at_hand()?;
+        if !self.kernel.restoring.get() {
+            return Ok(());
+        }
+        Err(Error::conflict(format!("kernel {} is being restored", self.kernel.spec.name))
+            .reason("restoring")
+            .hint("try again when that is done"))
+    }
+
+    fn workspace(&self) -> PathBuf {
+        self.host.catalog.kernel_files(self.kernel.files().id).workspace
+    }
+
+    /// Adds an MCP server: only one that the configuration allows.
+    pub(crate) async fn register_mcp(&mut self, change: Change, name: String, transport: McpTransport) -> Result<()> {
+        self.admit(&change.actor, change.expected_version)?;
+        self.not_restoring()?;
+        self.tools.register(&name, &transport)?;
+        let text = format!("registered MCP server {name}");
+        let written = self.kernel.records.put_mcp(&change.actor, &text, &name, transport, self.host.now_ms()).await;
+        match written {
+            Ok(version) => {
+                let detail = serde_json::json!({ "server": name });
+                self.changed(&change.actor, version, ("mcp_registered", "kernel.mcp_register"), detail).await;
+                Ok(())
+            }
+            Err(error) => {
+                self.tools.unregister(&name);
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes an MCP server away.
+    pub(crate) async fn unregister_mcp(&mut self, change: Change, name: &str) -> Result<()> {
+        self.admit(&change.actor, change.expected_version)?;
+        self.not_restoring()?;
+        let text = format!("unregistered MCP server {name}");
+        let version = self.kernel.records.remove_mcp(&change.actor, &text, name, self.host.now_ms()).await?;
+        self.tools.unregister(name);
+        let detail = serde_json::json!({ "server": name });
+        self.changed(&change.actor, version, ("mcp_unregistered", "kernel.mcp_unregister"), detail).await;
+        Ok(())
+    }
+
+    /// What a kernel may reach has changed: an event, and a line of the audit log.
+    pub(crate) async fn changed(
+        &self,
+        actor: &Actor,
+        version: u64,
+        names: (&'static str, &str),
+        detail: serde_json::Value,
+    ) {
+        let before = self.kernel.advance(version);
+        let line = self.host.line(actor, names.1, Some(&self.kernel));
+        let line = NewAudit { version_before: Some(before), version_after: Some(version), ..line };
+        self.host.write_audit(NewAudit { detail: bounded(detail.to_string()), ..line }).await;
+        self.host.events.publish(&self.kernel.event_name, names.0, detail);
+    }
+
+    /// Takes, takes up again, or (with a time of 0) releases a lease.
+    pub(crate) async fn take_lease(
+        &mut self,
+        actor: &Actor,
+        holder: String,
+        token: Vec<u8>,
+        ttl_ms: u64,
+    ) -> Result<(Vec<u8>, i64)> {
+        let now = self.host.now_ms();
+        let presented = if token.is_empty() { &actor.lease } else { &token };
+        lease::admit(self.lease.as_ref(), presented, now)?;
+        if ttl_ms == 0 {
+            if let Some(lease) = self.lease.take() {
+                self.kernel.records.release_lease(&lease).await?;
+                self.leased(actor, "kernel.lease_release", &lease).await;
+            }
+            return Ok((Vec::new(), now));
+        }
+        let token = if presented.is_empty() { self.host.random::<32>().to_vec() } else { presented.clone() };
+        // Renewed under another name it is still the same lease: the name in the database identifies it.
+        let holder = match &self.lease {
+            Some(present) if present.is_held_by(&token) => present.holder.clone(),
+            _ => holder,
+        };
+        let ttl_ms = ttl_ms.min(limits::LEASE_MOST.as_millis() as u64);
+        let lease = Lease { holder, token_hash: Lease::hash(&token), expires_at_ms: now.saturating_add(ttl_ms as i64) };
+        self.kernel.records.take_lease(&lease, now).await?;
+        let expires = lease.expires_at_ms;
+        // Taken up again or prolonged it is the same lease.
+        if self.lease.as_ref().is_none_or(|before| !before.is_held_by(&token)) {
+            self.leased(actor, "kernel.lease", &lease).await;
+        }
+        self.lease = Some(lease);
+        Ok((token, expires))
+    }
+
+    async fn leased(&self, actor: &Actor, action: &str, lease: &Lease) {
+        let line = self.host.line(actor, action, Some(&self.kernel));
+        self.host.write_audit(NewAudit { detail: bounded(format!("holder {:?}", lease.holder)), ..line }).await;
+    }
+}

@@ -1,0 +1,534 @@
+//! Executions: accepted, queued, handed to the worker, ended in the journal.
+
+use std::borrow::Cow;
+use std::rc::Rc;
+use std::task::Poll;
+
+use futures::future::Either;
+
+use super::{Ahead, Asking, Item, Permit, Report, Task};
+use crate::catalog::state::Begun;
+use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::exec::{ExecEnd, ExecRequest, ExecStatus, OutputEvent};
+use crate::core::ids::ExecId;
+use crate::core::kernel::{CrashCause, Event, State, StopReason};
+use crate::core::limits;
+use crate::core::origin::Origin;
+use crate::link::host::{WorkerExec, WorkerLink};
+use crate::supervisor::host::metrics::Stage;
+use crate::supervisor::kernel::Kernel;
+use crate::supervisor::kernel::command::{Actor, Operation, Trace, Turn, Waiting};
+use crate::supervisor::kernel::execution::Execution;
+use crate::supervisor::kernel::handle::never_ran;
+use crate::supervisor::kernel::journal::version_after;
+use crate::supervisor::workers::admission::Leave;
+
+impl Task {
+    /// Journals and queues an execution.
+    pub(crate) async fn accept(&mut self, mut request: ExecRequest, actor: Actor) -> Result<Rc<Execution>> {
+        if !request.key.is_empty()
+            && let Some(id) = self.kernel.records.by_key(&request.key, self.host.now_ms()).await?
+        {
+            if !self.kernel.records.is_of(id, &request).await? {
+                return Err(Error::conflict(format!(
+                    "this key was given with another request: it is execution {id}'s"
+                ))
+                .reason("key_used")
+                .hint("take a new key for a new request"));
+            }
+            let live = self.kernel.executions.borrow().get(&id).cloned();
+            return match live {
+                Some(live) => Ok(live),
+                None => self.kernel.execution(id).await,
+            };
+        }
+        self.admit(&actor, request.expected_version)?;
+        if let Some(error) = &self.early.no_more {
+            return Err(error.clone());
+        }
+        self.whole()?;
+        self.room_for_work()?;
+        self.room_on_disk().await?;
+        if request.output_limit_bytes == 0 {
+            request.output_limit_bytes = self.host.config.output_kept_bytes;
+        }
+        let keep = request.output_limit_bytes.min(limits::OUTPUT_KEPT_MOST_BYTES);
+        if matches!(self.life.state, State::Created) && self.queue.is_empty() && WorkerLink::fits_lane(&request) {
+            // If its worker knows it already, or is about to, that is ready now.
+            self.starts_now = true;
+            self.step(Event::Used).await;
+            self.starts_now = false;
+            while let Ok(report) = self.reports.try_recv() {
+                self.take_report(*report).await;
+            }
+        }
+        if self.kernel.spec.ephemeral && request.key.is_empty() {
+            return self.begin_at_once(request, &actor, keep).await;
+        }
+        self.journal_told().await;
+        if let Some(error) = &self.early.no_more {
+            return Err(error.clone());
+        }
+        let ahead = self.send_ahead(&request, keep);
+        let (exec, journal) = match self.kernel.records.begin(&request, &actor, self.host.now_ms()).await? {
+            Begun::New { exec, journal } => (exec, journal),
+            Begun::Before(exec) => return self.kernel.execution(exec).await,
+        };
+        self.ahead = ahead.filter(|ahead| ahead.exec == exec);
+        self.kernel.advance(version_after(journal));
+        self.kernel.view.borrow_mut().executions = exec.0;
+        self.used();
+        let execution = Execution::queued(exec, request, keep);
+        self.kernel.executions.borrow_mut().insert(exec, Rc::clone(&execution));
+        self.queue.push_back(Item::Execution(Rc::clone(&execution)));
+        self.step(Event::Used).await;
+        // Something else goes first: then it goes its usual way later.
+        self.ahead = None;
+        Ok(execution)
+    }
+
+    /// Sends an execution to the worker that would run it at once, where it waits until its beginning is in the journal: both take
+    /// about as long. Its number is the next.
+    fn send_ahead(&self, request: &ExecRequest, output_kept: u64) -> Option<Ahead> {
+        let leaving = self.current.as_ref().is_none_or(|current| current.leaving);
+        let engaged = self.operating.is_some() || self.running.is_some() || !self.queue.is_empty();
+        let waits = self.kernel.between.get() || self.kernel.must_stand_still();
+        if !matches!(self.life.state, State::Ready) || engaged || leaving || waits {
+            return None;
+        }
+        let (link, exec) = (self.link()?, ExecId(self.kernel.view.borrow().executions + 1));
+        let mut request = Cow::Borrowed(request);
+        if let Some(origin) = self.untold_origin() {
+            request.to_mut().env.extend(origin);
+        }
+        link.hold(exec, &request, output_kept).then(|| Ahead { exec, link: Some(link) })
+    }
+
+    /// Whether the kernel is in one state, or on the way to one: not between two for want of a restore's end. And so is the one
+    /// whose files it works with.
+    fn whole(&self) -> Result<()> {
+        match [&*self.kernel, self.kernel.files()].into_iter().find(|k| k.between.get() && !k.restoring.get()) {
+            Some(kernel) => Err(unfinished(kernel)),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether one more piece of work may wait here.
+    pub(crate) fn room_for_work(&self) -> Result<()> {
+        let name = &self.kernel.spec.name;
+        if self.queue.len() >= self.host.config.executions_queued {
+            return Err(Error::busy(format!("kernel {name} has {} pieces of work waiting", self.queue.len()))
+                .reason("executions_queued")
+                .hint("wait for some of them to end, or interrupt them"));
+        }
+        if self.life.breaker_is_open(self.host.now_ms()) {
+            return Err(self.breaker_error());
+        }
+        self.room_for_worker()
+    }
+
+    /// Whether a worker may be started, should none be there.
+    pub(crate) fn room_for_worker(&self) -> Result<()> {
+        if self.host.is_stopping() {
+            return Err(Error::unavailable("the daemon is stopping").hint("try again when it is back"));
+        }
+        self.kernel.at_hand()?;
+        if self.life.has_worker() { Ok(()) } else { self.host.admit_worker(&self.kernel) }
+    }
+
+    fn breaker_error(&self) -> Error {
+        let name = &self.kernel.spec.name;
+        Error::refused(format!("kernel {name} is held back: {}", self.life.state.reason()))
+            .reason("circuit_breaker")
+            .hint(format!("look at `ryokan journal {name}`, then `ryokan start {name}` tries again"))
+    }
+
+    /// Queues an operation, after the change that it makes was journalled.
+    pub(crate) async fn operate(&mut self, trace: Trace, operation: Operation, waiting: Option<Waiting>) -> Result<()> {
+        self.drop_given_up();
+        match &trace {
+            Trace::Own(change) | Trace::Journalled(change, _) => {
+                self.admit(&change.actor, change.expected_version)?;
+                self.whole()?;
+            }
+            Trace::Restore(change) => self.admit(&change.actor, change.expected_version)?,
+            Trace::None => self.whole()?,
+            Trace::First => {}
+        }
+        match &trace {
+            Trace::First => self.room_for_worker()?,
+            Trace::None | Trace::Own(_) | Trace::Journalled(..) | Trace::Restore(_) => self.room_for_work()?,
+        }
+        if let Trace::Journalled(change, text) = &trace {
+            self.mark(&change.actor, text).await?;
+        }
+        self.used();
+        match trace {
+            Trace::First => self.queue.push_front(Item::Ending(operation, waiting)),
+            Trace::Restore(_) => self.queue.push_back(Item::Ending(operation, waiting)),
+            Trace::None | Trace::Own(_) | Trace::Journalled(..) => {
+                self.queue.push_back(Item::Operation(operation, waiting));
+            }
+        }
+        self.step(Event::Used).await;
+        Ok(())
+    }
+
+    /// Appends a mark to the journal: a change from outside, so the version grows.
+    pub(crate) async fn mark(&mut self, actor: &Actor, text: &str) -> Result<()> {
+        let version = self.kernel.records.mark(actor, text, self.host.now_ms()).await?;
+        self.kernel.advance(version);
+        Ok(())
+    }
+
+    /// Hands the next piece of work to a ready worker, or starts one for it.
+    pub(crate) async fn next_work(&mut self) -> Option<Event> {
+        match self.life.state {
+            State::Ready => self.hand_over().await,
+            State::Stopped { .. } | State::Created if !self.queue.is_empty() => Some(Event::Used),
+            _ => None,
+        }
+    }
+
+    pub(crate) async fn dispatch(&mut self) {
+        if let Some(event) = self.next_work().await {
+            self.step(event).await;
+        }
+    }
+
+    async fn hand_over(&mut self) -> Option<Event> {
+        let leaving = self.current.as_ref().is_some_and(|current| current.leaving);
+        if self.operating.is_some() || self.running.is_some() || leaving {
+            return None;
+        }
+        let link = self.link()?;
+        if self.kernel.between.get() && !self.end_first().await {
+            return None;
+        }
+        if self.kernel.must_stand_still() {
+            // Whoever holds the files wakes this task when they are let go.
+            if let Err(error) = self.whole() {
+                self.fail_all_queued(&error).await;
+            }
+            return None;
+        }
+        match self.queue.front()? {
+            Item::Stop(_) => {
+                let Some(Item::Stop(reply)) = self.queue.pop_front() else { return None };
+                if reply.is_closed() {
+                    // Who asked for it has given up; who comes next may want the kernel as it is.
+                    return self.queue.front().map(|_| Event::Used);
+                }
+                self.stopping.push(reply);
+                Some(Event::StopAsked { reason: StopReason::Asked, force: false })
+            }
+            Item::Operation(..) | Item::Ending(..) => {
+                let Some(Item::Operation(operation, _) | Item::Ending(operation, _)) = self.queue.pop_front() else {
+                    return None;
+                };
+                self.begin_operation(operation(Ok(link)));
+                None
+            }
+            // They wait for room in the journal, which is tried again and again.
+            Item::Execution(_) if self.unjournalled.len() + self.early.count() >= limits::ENDS_UNJOURNALLED => None,
+            Item::Execution(_) => {
+                let permit = self.permit_to_run()?;
+                let Some(Item::Execution(execution)) = self.queue.pop_front() else { return None };
+                let exec = execution.id;
+                let mut request = execution.take_request()?;
+                self.host.metrics.since(Stage::ExecutionQueued, self.kernel.spec.engine, execution.queued_at);
+                request.env.extend(self.untold_origin().into_iter().flatten());
+                let output_kept = request.output_limit_bytes.min(limits::OUTPUT_KEPT_MOST_BYTES);
+                if link.is_binding() {
+                    execution.keep_request(request.clone());
+                }
+                let process = self.current.as_ref().map(|current| Rc::clone(&current.process));
+                let told = Rc::clone(&link);
+                let starting = match self.ahead.take().filter(|ahead| ahead.exec == exec).and_then(Ahead::keep) {
+                    Some(link) => Either::Left(link.go(exec)),
+                    None => Either::Right(link.start(WorkerExec { exec, request, output_kept })),
+                };
+                self.running = Some((execution, Some(permit)));
+                let reporter = self.reporter.clone();
+                tokio::task::spawn_local(async move {
+                    let mut starting = std::pin::pin!(starting);
+                    let early = match told.is_binding() {
+                        true => tokio::time::timeout(limits::WORKER_START, &mut starting).await.ok(),
+                        false => None,
+                    };
+                    let outcome = match early {
+                        Some(outcome) => outcome,
+                        None if told.was_never_bound() => Err(Error::deadline("the promised worker does not answer")),
+                        None => starting.await,
+                    };
+                    let Err(error) = outcome else { return };
+                    if matches!(error.code, ErrorCode::Lost | ErrorCode::Deadline) && told.was_never_bound() {
+                        // Once it is gone, another one is handed the execution.
+                        if let Some(process) = process {
+                            process.kill();
+                        }
+                        return;
+                    }
+                    // A worker that is gone is reported by its own end; any other refusal ends the execution here.
+                    if error.code != ErrorCode::Lost {
+                        let end = ExecEnd { status: ExecStatus::Refused, ..ExecEnd::lost(error.message) };
+                        let _ = reporter.send(Box::new(Report::Ended { exec, end }));
+                    }
+                });
+                Some(Event::ExecutionStarted { exec })
+            }
+        }
+    }
+
+    /// Does something beside the task that nothing else may be done beside.
+    pub(crate) fn begin_operation(&mut self, operation: impl Future<Output = ()> + 'static) {
+        self.operations += 1;
+        let number = self.operations;
+        // Until it is over, also if its worker is not: it may be at work on the kernel's files.
+        self.operating = Some(number);
+        self.idle_at = None;
+        let reporter = self.reporter.clone();
+        tokio::task::spawn_local(async move {
+            operation.await;
+            // The task may have ended meanwhile.
+            let _ = reporter.send(Box::new(Report::OperationDone { number }));
+        });
+    }
+
+    /// Takes out of the queue what nobody waits for any more.
+    pub(crate) fn drop_given_up(&mut self) {
+        self.queue.retain(|item| match item {
+            Item::Operation(_, Some(waiting)) | Item::Ending(_, Some(waiting)) => waiting.get() != Turn::GivenUp,
+            Item::Operation(_, None) | Item::Ending(_, None) | Item::Execution(_) | Item::Stop(_) => true,
+        });
+    }
+
+    /// Between two states nothing runs but what ends that, and it goes first; whether there is such a thing. If none is to come,
+    /// what waits is refused.
+    async fn end_first(&mut self) -> bool {
+        let ends = self.queue.iter().position(|item| matches!(item, Item::Ending(..)));
+        if let Some(ending) = ends.and_then(|at| self.queue.remove(at)) {
+            self.queue.push_front(ending);
+            return true;
+        }
+        if !self.kernel.restoring.get() {
+            let error = unfinished(&self.kernel);
+            self.fail_all_queued(&error).await;
+        }
+        false
+    }
+
+    /// What a worker could not know when it started: that the state was restored since.
+    fn untold_origin(&self) -> Option<[(String, String); 2]> {
+        let view = self.kernel.view.borrow();
+        let now = (view.origin.kind, view.origin.generation);
+        (view.told_origin != Some(now)).then(|| Origin::environment(now.0, now.1))
+    }
+
+    /// The host-wide permit to run; if there is none now, it is asked for and work goes on when it comes.
+    fn permit_to_run(&mut self) -> Option<Leave> {
+        match std::mem::replace(&mut self.permit, Permit::None) {
+            Permit::Held(permit) => return Some(permit),
+            Permit::Asked(asking) => {
+                self.permit = Permit::Asked(asking);
+                return None;
+            }
+            Permit::None => {}
+        }
+        let (admission, uid) = (&self.host.workers.admission, self.kernel.uid);
+        if let Some(permit) = admission.leave_now(uid) {
+            return Some(permit);
+        }
+        let leave = admission.leave(uid);
+        let reporter = self.reporter.clone();
+        let asking = tokio::task::spawn_local(async move {
+            if let Some(permit) = leave.await {
+                let _ = reporter.send(Box::new(Report::MayRun(permit)));
+            }
+        });
+        self.permit = Permit::Asked(Asking(asking.abort_handle()));
+        None
+    }
+
+    /// Whoever has nothing to run any more does not keep a place among those who wait.
+    pub(crate) fn ask_for_no_more_than_needed(&mut self) {
+        if matches!(self.permit, Permit::Asked(_)) && !self.queue.iter().any(|item| matches!(item, Item::Execution(_)))
+        {
+            self.permit = Permit::None;
+        }
+    }
+
+    /// Interrupts the running execution or takes a queued one out.
+    pub(crate) async fn interrupt(&mut self, exec: ExecId, actor: &Actor) -> Result<()> {
+        self.admit(actor, 0)?;
+        let queued = self.queue.iter().position(|item| matches!(item, Item::Execution(e) if e.id == exec));
+        if let Some(at) = queued {
+            if let Some(Item::Execution(execution)) = self.queue.remove(at) {
+                self.end(&execution, never_ran("interrupted before it ran")).await;
+            }
+            return Ok(());
+        }
+        if matches!(self.life.state, State::Busy { exec: running } if running == exec) {
+            self.interrupt_worker(exec);
+            return Ok(());
+        }
+        self.kernel.execution(exec).await.map(drop)
+    }
+
+    pub(crate) fn interrupt_worker(&self, exec: ExecId) {
+        let Some(link) = self.link() else { return };
+        if let (Some((execution, _)), Some(current)) = (&self.running, &self.current)
+            && link.was_never_bound()
+        {
+            // It has not begun, and does not go to another one.
+            execution.forget_request();
+            return current.process.kill();
+        }
+        tokio::task::spawn_local(async move {
+            if let Err(error) = link.interrupt(exec).await {
+                tracing::debug!(%exec, %error, "interrupt");
+            }
+        });
+    }
+
+    /// The worker says that an execution is over.
+    pub(crate) async fn execution_ended(&mut self, exec: ExecId, mut end: ExecEnd) {
+        if let State::Stopping { reason, .. } = &self.life.state
+            && end.status == ExecStatus::Interrupted
+            && self.is_forced
+        {
+            let why = format!("its kernel was stopped ({})", reason.name());
+            end.err = if end.err.is_empty() { why } else { format!("{}; {why}", end.err) };
+        }
+        let execution = match self.running.take() {
+            Some((execution, permit)) if execution.id == exec => {
+                drop(permit);
+                execution
+            }
+            other => {
+                self.running = other;
+                let known = self.kernel.executions.borrow().get(&exec).cloned();
+                match known {
+                    Some(execution) if !execution.is_finished() => execution,
+                    _ => return self.acknowledge(exec, false),
+                }
+            }
+        };
+        let lost = end.status == ExecStatus::Lost;
+        self.host.metrics.executed(self.kernel.spec.engine, &end);
+        if let Some(output) = &end.output {
+            execution.output.push_event(OutputEvent::Structured(output.clone())).await;
+        }
+        if let Some(active) = self.current.as_ref().and_then(|current| current.process.active.as_ref()) {
+            active.executed();
+        }
+        if self.end(&execution, end).await {
+            self.acknowledge(exec, lost);
+        }
+        give_way().await;
+        self.used();
+        self.kernel.follow_files();
+        if lost {
+            // The worker is ending: nothing more is handed to it. Its own end, which is on its way, is the next step.
+            self.link_lost(self.life.attempt);
+            return;
+        }
+        if self.early.is_full() {
+            // The worker remembers few that the journal does not have.
+            self.journal_told().await;
+        }
+        self.step(Event::ExecutionEnded { exec }).await;
+        self.rearm_idle();
+    }
+
+    /// Tells the worker that the journal has it: at leisure, unless the worker waits for that before it goes.
+    pub(crate) fn acknowledge(&self, exec: ExecId, now: bool) {
+        let Some(link) = self.link() else { return };
+        if !now {
+            link.acknowledge_later(exec);
+        } else {
+            tokio::task::spawn_local(async move {
+                if let Err(error) = link.acknowledge(exec).await {
+                    tracing::debug!(%exec, %error, "acknowledge");
+                }
+            });
+        }
+    }
+
+    /// The worker died under an execution.
+    pub(crate) async fn end_as_lost(&mut self, exec: ExecId, cause: &CrashCause) {
+        if let Some((execution, permit)) = self.running.take() {
+            drop(permit);
+            if execution.id == exec {
+                self.end(&execution, ExecEnd::lost(cause.to_string())).await;
+                self.host.events.publish(
+                    &self.kernel.event_name,
+                    "execution_lost",
+                    serde_json::json!({ "exec": exec.0, "cause": cause.to_string() }),
+                );
+            }
+        }
+    }
+
+    pub(crate) async fn fail_queued(&mut self, cause: &CrashCause) {
+        let error = match cause {
+            CrashCause::NotStarted(_) => {
+                self.host.workers.last_error(self.kernel.id).unwrap_or_else(|| self.breaker_error())
+            }
+            _ => self.breaker_error(),
+        };
+        self.fail_all_queued(&error).await;
+    }
+
+    pub(crate) async fn fail_all_queued(&mut self, error: &Error) {
+        while let Some(item) = self.queue.pop_front() {
+            match item {
+                Item::Execution(execution) => {
+                    let hint = if error.hint.is_empty() { String::new() } else { format!(" ({})", error.hint) };
+                    let end = ExecEnd::lost(format!("{}{hint}", error.message));
+                    self.end(&execution, ExecEnd { status: ExecStatus::Refused, ..end }).await;
+                }
+                Item::Operation(operation, _) | Item::Ending(operation, _) => operation(Err(error.clone())).await,
+                Item::Stop(reply) => self.stopping.push(reply),
+            }
+        }
+        if !self.life.has_worker() {
+            self.answer_stopped(None);
+        }
+    }
+
+    /// Takes everything out of the queue: it is not wanted any more.
+    pub(crate) async fn end_queued(&mut self, why: &str) {
+        while let Some(item) = self.queue.pop_front() {
+            match item {
+                Item::Execution(execution) => {
+                    self.end(&execution, never_ran(why)).await;
+                }
+                Item::Operation(operation, _) | Item::Ending(operation, _) => {
+                    operation(Err(Error::unavailable(why))).await
+                }
+                Item::Stop(reply) => self.stopping.push(reply),
+            }
+        }
+    }
+}
+
+/// Lets every other task of the event loop that is ready go first: whoever waits is answered before the rest is seen to.
+pub(crate) async fn give_way() {
+    let mut gave = false;
+    std::future::poll_fn(|cx| {
+        if std::mem::replace(&mut gave, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+fn unfinished(kernel: &Kernel) -> Error {
+    let name = &kernel.spec.name;
+    Error::conflict(format!("a restore of kernel {name} was begun and could not be ended"))
+        .reason("restore_unfinished")
+        .hint(format!("`ryokan events {name}` says why; `ryokan restore {name} REF` tries again"))
+}

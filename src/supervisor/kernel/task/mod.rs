@@ -1,0 +1,560 @@
+//! The one task that owns a kernel: takes commands and reports in order, steps its `Life`, performs the actions.
+//!
+//! ```text
+//! Kernel (door) ── Command ─▶ ┌──────┐ ── Life::step ─▶ actions: start, stop, dispatch, journal, publish
+//! Listener (worker) ─ Report ▶│ Task │
+//! clocks ────────────────────▶└──────┘
+//! ```
+//!
+//! What is quick (a database commit) is awaited here; what is slow (starting a worker, an operation of the engine) runs beside it
+//! and reports back. Persisted before acted on, but for the executions of a throw-away kernel.
+
+mod archive;
+mod background;
+mod change;
+mod checkpoints;
+mod completion;
+mod ephemeral;
+mod executions;
+mod listener;
+mod records;
+mod restored;
+mod stop;
+mod worker_lifecycle;
+
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+
+use super::command::{Actor, Command, Operation, Reply, Waiting};
+use super::execution::Execution;
+use super::lease::{self, Lease};
+use super::tools::Tools;
+use crate::core::error::{Error, Result};
+use crate::core::exec::ExecEnd;
+use crate::core::ids::ExecId;
+use crate::core::info::GivenMount;
+use crate::core::kernel::{Action, CrashCause, Event, Life, State, StopReason};
+use crate::core::limits;
+use crate::link::host::WorkerLink;
+use crate::supervisor::host::Host;
+use crate::supervisor::kernel::Kernel;
+use crate::supervisor::workers::admission::Leave;
+use crate::supervisor::workers::worker::{Started, WorkerProcess};
+
+use ephemeral::Early;
+
+pub(crate) use listener::Listener;
+
+/// What waits for its turn on the worker.
+enum Item {
+    Execution(Rc<Execution>),
+    Operation(Operation, Option<Waiting>),
+    /// A restore, or the end of one.
+    Ending(Operation, Option<Waiting>),
+    /// A stop that waits for what was asked before it.
+    Stop(Reply<()>),
+}
+
+/// What the worker and the task's own helpers say. At most a handful exist at a time: one worker, one execution, one
+/// operation; so the channel needs no bound of its own.
+pub(crate) enum Report {
+    /// A start is over.
+    Started { attempt: u64, outcome: Box<Result<Started>> },
+    /// The worker says that an execution is over.
+    Ended { exec: ExecId, end: ExecEnd },
+    /// The worker takes no more work.
+    Last { attempt: u64 },
+    /// The worker says why it ends.
+    Dying { attempt: u64, cause: CrashCause },
+    /// The link is closed.
+    Disconnected { attempt: u64 },
+    /// The worker was told to stop and could not save; it is ended nevertheless.
+    NotSaved { attempt: u64, error: Error },
+    /// The worker's process has ended.
+    Gone { attempt: u64 },
+    /// The operation is over.
+    OperationDone { number: u64 },
+    /// A permit to run one more execution came.
+    MayRun(Leave),
+}
+
+/// The worker that the kernel has now.
+struct Current {
+    attempt: u64,
+    process: Rc<WorkerProcess>,
+    cause: Option<CrashCause>,
+    not_saved: Option<Error>,
+    /// Its engine is gone: what is queued waits for the next worker.
+    leaving: bool,
+}
+
+/// One kernel's task.
+pub(crate) struct Task {
+    host: Rc<Host>,
+    kernel: Rc<Kernel>,
+    life: Life,
+    // Boxed: a channel makes room for dozens at once, and there may be thousands of kernels in which nothing happens.
+    commands: mpsc::Receiver<Box<Command>>,
+    reports: mpsc::UnboundedReceiver<Box<Report>>,
+    reporter: mpsc::UnboundedSender<Box<Report>>,
+    queue: VecDeque<Item>,
+    running: Option<(Rc<Execution>, Option<Leave>)>,
+    ahead: Option<Ahead>,
+    permit: Permit,
+    /// The operation that goes on now, by number.
+    operating: Option<u64>,
+    operations: u64,
+    current: Option<Current>,
+    early: Early,
+    /// An execution is all that waits for the worker that is started now: it can go to one that is about to be the kernel's.
+    starts_now: bool,
+    /// While the worker that is being started is wanted.
+    wanted: Option<oneshot::Sender<()>>,
+    idle_at: Option<Instant>,
+    backoff_at: Option<Instant>,
+    lease: Option<Lease>,
+    mounts: Vec<GivenMount>,
+    /// Those that a restore has taken from the live worker before its files changed; they are recorded still.
+    parted: Vec<GivenMount>,
+    tools: Rc<Tools>,
+    stopping: Vec<Reply<()>>,
+    ended: Vec<ExecId>,
+    /// Executions that have ended and whose journal has no room for that, oldest first.
+    unjournalled: VecDeque<Rc<Execution>>,
+    retry_at: Option<Instant>,
+    /// When a change of its state is saved that nobody waits for.
+    save_at: Option<Instant>,
+    /// Whether the stop that goes on was forced, or is the daemon's.
+    is_forced: bool,
+    leaving: bool,
+}
+
+/// An execution that was sent to the worker before its beginning was in the journal. Dropped, it is taken back.
+struct Ahead {
+    exec: ExecId,
+    link: Option<Rc<WorkerLink>>,
+}
+
+impl Ahead {
+    /// It is to run: gives where it waits.
+    fn keep(mut self) -> Option<Rc<WorkerLink>> {
+        self.link.take()
+    }
+}
+
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        if let Some(link) = &self.link {
+            link.withdraw(self.exec);
+        }
+    }
+}
+
+/// The host-wide permit to run an execution.
+enum Permit {
+    None,
+    Asked(Asking),
+    Held(Leave),
+}
+
+/// A place among those who wait for a permit; dropped, it is given up.
+struct Asking(tokio::task::AbortHandle);
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// What a task begins with.
+pub(crate) struct Beginning {
+    pub life: Life,
+    pub lease: Option<Lease>,
+    pub mounts: Vec<GivenMount>,
+    pub tools: Rc<Tools>,
+    /// What comes before anything that is asked: the end of a restore that was cut off.
+    pub first: Option<Operation>,
+    /// Executions that nobody runs and that could not be closed.
+    pub unclosed: Vec<ExecId>,
+}
+
+/// A worker that was taken over, with what it still runs or has not been acknowledged.
+pub(crate) struct Adopted {
+    pub started: Started,
+    pub executions: Vec<(Rc<Execution>, bool)>,
+}
+
+impl Task {
+    pub(crate) fn new(
+        host: Rc<Host>,
+        kernel: Rc<Kernel>,
+        commands: mpsc::Receiver<Box<Command>>,
+        channel: (mpsc::UnboundedSender<Box<Report>>, mpsc::UnboundedReceiver<Box<Report>>),
+        beginning: Beginning,
+    ) -> Self {
+        let (reporter, reports) = channel;
+        *kernel.tools.borrow_mut() = Rc::downgrade(&beginning.tools);
+        let mut task = Task {
+            host,
+            kernel,
+            life: beginning.life,
+            commands,
+            reports,
+            reporter,
+            queue: beginning.first.into_iter().map(|first| Item::Ending(first, None)).collect(),
+            running: None,
+            ahead: None,
+            permit: Permit::None,
+            operating: None,
+            operations: 0,
+            current: None,
+            early: Early::default(),
+            starts_now: false,
+            wanted: None,
+            idle_at: None,
+            backoff_at: None,
+            lease: beginning.lease,
+            mounts: beginning.mounts,
+            parted: Vec::new(),
+            tools: beginning.tools,
+            stopping: Vec::new(),
+            ended: Vec::new(),
+            unjournalled: VecDeque::new(),
+            retry_at: None,
+            save_at: None,
+            is_forced: false,
+            leaving: false,
+        };
+        task.begin_with(beginning.unclosed);
+        task
+    }
+
+    /// Runs until the kernel is removed or the daemon lets go of it.
+    pub(crate) async fn run(mut self, adopted: Option<Adopted>) {
+        if let Some(adopted) = adopted {
+            self.adopt(adopted).await;
+        } else if let State::Crashed { .. } = self.life.state {
+            self.backoff_at = Some(Instant::now() + limits::RESTART_BACKOFF_FIRST);
+        }
+        if !self.queue.is_empty() {
+            self.step(Event::Used).await;
+        }
+        while !self.leaving {
+            let clock = earliest(earliest(self.idle_at, self.backoff_at), earliest(self.retry_at, self.save_at));
+            let clock = earliest(clock, self.early.due);
+            // Boxed: what a task may ever do would be room that each one holds while it waits.
+            tokio::select! {
+                biased;
+                Some(report) = self.reports.recv() => Box::pin(self.take_report(*report)).await,
+                command = self.commands.recv() => match command {
+                    Some(command) => Box::pin(self.take_command(*command)).await,
+                    None => break,
+                },
+                () = until(clock) => Box::pin(self.take_clock()).await,
+            }
+            self.ask_for_no_more_than_needed();
+        }
+        if self.save_at.is_some() {
+            self.save_life().await;
+        }
+        self.commands.close();
+        while let Ok(command) = self.commands.try_recv() {
+            drop(command);
+        }
+    }
+
+    async fn take_command(&mut self, command: Command) {
+        let adds_to_told = matches!(command, Command::Run(..)) && !self.early.is_full();
+        // Whatever else is asked finds the journal as it was told. With its kernel it goes.
+        if !adds_to_told && !matches!(command, Command::Remove(..)) {
+            self.journal_told().await;
+        }
+        // A reply that nobody awaits any more is no failure: the client left.
+        match command {
+            Command::Run(request, actor, reply) => {
+                let _ = reply.send(self.accept(*request, actor).await);
+                self.tell_first().await;
+            }
+            Command::Interrupt(exec, actor, reply) => {
+                let _ = reply.send(self.interrupt(exec, &actor).await);
+            }
+            Command::Operate(trace, operation, waiting, reply) => {
+                let _ = reply.send(self.operate(trace, operation, waiting).await);
+            }
+            Command::LeaveQueue => self.drop_given_up(),
+            Command::PartWithMounts(wanted, reply) => {
+                let _ = reply.send(self.part_with_mounts(&wanted).await);
+            }
+            Command::TakeBackMounts(reply) => {
+                self.take_back_mounts().await;
+                let _ = reply.send(Ok(()));
+            }
+            Command::Restored(done, reply) => {
+                let _ = reply.send(self.restored(*done).await);
+            }
+            Command::Mount(change, mount, reply) => {
+                let _ = reply.send(self.mount(change, mount).await);
+            }
+            Command::Unmount(change, path, reply) => {
+                let _ = reply.send(self.unmount(change, &path).await);
+            }
+            Command::Mounts(reply) => {
+                let _ = reply.send(Ok(self.all_mounts().into_iter().map(|given| given.mount).collect()));
+            }
+            Command::RegisterMcp(change, name, transport, reply) => {
+                let _ = reply.send(self.register_mcp(change, name, transport).await);
+            }
+            Command::UnregisterMcp(change, name, reply) => {
+                let _ = reply.send(self.unregister_mcp(change, &name).await);
+            }
+            Command::McpServers(reply) => {
+                let _ = reply.send(Ok(self.tools.list()));
+            }
+            Command::Start(actor, reply) => {
+                let _ = reply.send(self.start(&actor).await);
+            }
+            Command::Stop(actor, mode, reply) => self.stop(actor, mode, reply).await,
+            Command::Message(change, message, reply) => {
+                let _ = reply.send(self.message(change, message).await);
+            }
+            Command::Work(change, what, key, reply) => {
+                let _ = reply.send(self.record_work(change, *what, key).await);
+            }
+            Command::Lease(actor, holder, token, ttl_ms, reply) => {
+                let _ = reply.send(self.take_lease(&actor, holder, token, ttl_ms).await);
+            }
+            Command::ForgetCheckpoint(change, checkpoint, reply) => {
+                let _ = reply.send(self.forget_checkpoint(change, &checkpoint).await);
+            }
+            Command::Rest(reply) => {
+                let rests = matches!(self.life.state, State::Ready) && !self.is_in_use();
+                if rests {
+                    self.is_forced = false;
+                    self.step(Event::StopAsked { reason: StopReason::Memory, force: false }).await;
+                }
+                let _ = reply.send(Ok(rests));
+            }
+            Command::Archive(actor, checkpoint, reply) => {
+                let _ = reply.send(self.archive(&actor, checkpoint).await);
+            }
+            Command::Unarchive(actor, reply) => {
+                let _ = reply.send(self.unarchive(&actor).await);
+            }
+            Command::Admit(change, reply) => {
+                let _ = reply.send(self.admit(&change.actor, change.expected_version));
+            }
+            Command::Retain(change, retention, reply) => {
+                let _ = reply.send(self.retain(change, retention).await);
+            }
+            Command::Wake => self.dispatch().await,
+            Command::Settle(reply) => {
+                let _ = reply.send(Ok(()));
+            }
+            Command::Remove(change, reply) => self.remove(change, reply).await,
+        }
+    }
+
+    async fn take_report(&mut self, report: Report) {
+        match report {
+            Report::Started { attempt, outcome } => self.worker_started(attempt, *outcome).await,
+            Report::Ended { exec, end } => self.execution_ended(exec, end).await,
+            Report::Last { attempt } => {
+                if let Some(current) = self.current.as_mut().filter(|current| current.attempt == attempt) {
+                    current.leaving = true;
+                }
+                self.link_lost(attempt);
+            }
+            Report::Dying { attempt, cause } => {
+                if let Some(current) = self.current.as_mut().filter(|current| current.attempt == attempt) {
+                    current.cause.get_or_insert(cause);
+                }
+            }
+            Report::Disconnected { attempt } => self.link_lost(attempt),
+            Report::NotSaved { attempt, error } => {
+                if let Some(current) = self.current.as_mut().filter(|current| current.attempt == attempt) {
+                    current.not_saved = Some(error);
+                }
+            }
+            Report::Gone { attempt } => self.worker_gone(attempt).await,
+            Report::OperationDone { number } => {
+                if self.operating == Some(number) {
+                    self.operating = None;
+                    match self.life.state {
+                        State::Ready => self.step(Event::Used).await,
+                        _ => self.dispatch().await,
+                    }
+                    self.rearm_idle();
+                }
+            }
+            Report::MayRun(permit) => {
+                self.permit = Permit::Held(permit);
+                self.dispatch().await;
+                // What it was asked for may be gone: others wait for it.
+                if matches!(self.permit, Permit::Held(_)) {
+                    self.permit = Permit::None;
+                }
+            }
+        }
+    }
+
+    async fn take_clock(&mut self) {
+        let now = Instant::now();
+        if self.backoff_at.is_some_and(|at| at <= now) {
+            self.backoff_at = None;
+            self.step(Event::BackoffElapsed).await;
+        }
+        if self.save_at.is_some_and(|at| at <= now) {
+            self.save_life().await;
+        }
+        if self.early.due.is_some_and(|at| at <= now) {
+            self.journal_told().await;
+            // What waits for room among those that the worker remembers.
+            self.dispatch().await;
+        }
+        if self.retry_at.is_some_and(|at| at <= now) {
+            // What is refused still is offered again.
+            let _ = self.journal_ends().await;
+            self.dispatch().await;
+        }
+        if self.idle_at.is_some_and(|at| at <= now) {
+            self.idle_at = None;
+            if self.is_in_use() {
+                self.arm_idle();
+            } else {
+                self.is_forced = false;
+                self.step(Event::IdleElapsed).await;
+            }
+        }
+    }
+
+    /// Whether its worker does something for somebody, or in the background.
+    fn is_in_use(&self) -> bool {
+        self.operating.is_some() || !self.queue.is_empty() || !self.kernel.view.borrow().jobs.is_empty()
+    }
+
+    /// Steps the life, persists it where the step matters after a restart, performs the actions.
+    async fn step(&mut self, event: Event) {
+        let mut pending = VecDeque::from([event]);
+        while let Some(event) = pending.pop_front() {
+            let before = std::mem::discriminant(&self.life.state);
+            let was_busy = matches!(self.life.state, State::Busy { .. });
+            let actions = self.life.step(event, self.host.now_ms());
+            let changed = before != std::mem::discriminant(&self.life.state);
+            if changed {
+                self.show_state();
+                // Executions begin and end in the journal; to a new daemon a kernel with a worker is a kernel with a worker.
+                let work = matches!(self.life.state, State::Busy { .. })
+                    || was_busy && matches!(self.life.state, State::Ready);
+                match self.life.state {
+                    // What matters of a kernel whose worker comes is in the catalog of workers, and in its journal.
+                    State::Starting | State::Ready if !work => {
+                        self.save_at.get_or_insert(Instant::now() + limits::LIFE_SAVED);
+                    }
+                    _ if !work => self.save_life().await,
+                    _ => {}
+                }
+            }
+            for action in actions {
+                if let Some(next) = self.perform(action).await {
+                    pending.push_back(next);
+                }
+            }
+        }
+    }
+
+    async fn perform(&mut self, action: Action) -> Option<Event> {
+        match action {
+            Action::StartWorker { attempt } => self.start_worker(attempt),
+            Action::StopWorker => return self.stop_worker(),
+            Action::Interrupt { exec } => self.interrupt_worker(exec),
+            Action::EndAsLost { exec, cause } => self.end_as_lost(exec, &cause).await,
+            Action::FailQueued { cause } => self.fail_queued(&cause).await,
+            Action::Dispatch => return self.next_work().await,
+            Action::ArmIdle => self.arm_idle(),
+            Action::DisarmIdle => self.idle_at = None,
+            Action::ArmBackoff { delay_ms } => self.backoff_at = Some(Instant::now() + Duration::from_millis(delay_ms)),
+            Action::Publish(kind) => self.publish(kind),
+        }
+        None
+    }
+
+    fn show_state(&self) {
+        self.kernel.view.borrow_mut().state = self.life.state.clone();
+    }
+
+    /// Writes where the kernel is in its life. A failure is told and survived: a new daemon finds workers and running
+    /// executions from their own rows, this record only says what happened last.
+    async fn save_life(&mut self) {
+        self.save_at = None;
+        let (version, executions, last_used) = {
+            let view = self.kernel.view.borrow();
+            (view.version, view.executions, view.last_used_at_ms)
+        };
+        let save = async || self.kernel.records.save_life(&self.life, version, executions, last_used).await;
+        if let Err(error) = self.host.making_room(save).await {
+            tracing::error!(kernel = %self.kernel.spec.name, %error, "the kernel's state could not be saved");
+        }
+    }
+
+    fn publish(&self, kind: &'static str) {
+        let view = self.kernel.view.borrow();
+        let detail = serde_json::json!({ "state": view.state.name(), "reason": view.state.reason(), "worker_pid": view.worker_pid });
+        self.host.events.publish(&self.kernel.event_name, kind, detail);
+    }
+
+    fn arm_idle(&mut self) {
+        self.idle_at = self.kernel.spec.idle_timeout().map(|timeout| Instant::now() + timeout);
+    }
+
+    fn rearm_idle(&mut self) {
+        if matches!(self.life.state, State::Ready) && self.operating.is_none() {
+            self.arm_idle();
+        }
+    }
+
+    /// Whether `actor` may change the kernel now and knows its version.
+    fn admit(&self, actor: &Actor, expected_version: u64) -> Result<()> {
+        lease::admit(self.lease.as_ref(), &actor.lease, self.host.now_ms())?;
+        let version = self.kernel.view.borrow().version;
+        if expected_version != 0 && expected_version != version {
+            let name = &self.kernel.spec.name;
+            return Err(Error::conflict(format!("kernel {name} is at version {version}, not {expected_version}"))
+                .hint("look at what changed, then try again with the present version"));
+        }
+        Ok(())
+    }
+
+    fn used(&self) {
+        self.kernel.view.borrow_mut().last_used_at_ms = self.host.now_ms();
+    }
+
+    fn link(&self) -> Option<Rc<WorkerLink>> {
+        self.kernel.link.borrow().clone()
+    }
+
+    async fn start(&mut self, actor: &Actor) -> Result<()> {
+        self.admit(actor, 0)?;
+        self.room_for_worker()?;
+        self.backoff_at = None;
+        self.step(Event::StartAsked).await;
+        Ok(())
+    }
+}
+
+fn earliest(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (one, other) => one.or(other),
+    }
+}
+
+async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}

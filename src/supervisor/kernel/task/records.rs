@@ -1,0 +1,38 @@
+//! What is recorded in a kernel and needs no worker: messages, steps, decisions, artifacts.
+
+use super::Task;
+use crate::core::error::Result;
+use crate::core::workflow::{self, Outcome, Request};
+use crate::supervisor::checkpoint::workflow::detail;
+use crate::supervisor::kernel::command::{Change, Message};
+use crate::supervisor::kernel::journal::version_after;
+
+impl Task {
+    /// Appends what an agent or a person said.
+    pub(crate) async fn message(&mut self, change: Change, message: Message) -> Result<u64> {
+        let now = self.host.now_ms();
+        if let Some(before) = self.kernel.records.message_by_key(&message.key, now).await? {
+            return Ok(before);
+        }
+        self.admit(&change.actor, change.expected_version)?;
+        let sequence = self.kernel.records.message(&change.actor, &message, now).await?;
+        self.kernel.advance(version_after(sequence));
+        Ok(sequence)
+    }
+
+    /// Records a step, a decision or an artifact.
+    pub(crate) async fn record_work(&mut self, change: Change, what: workflow::Change, key: String) -> Result<Outcome> {
+        let names = what.names();
+        let request = Request { change: what, actor: change.actor.to_string(), at_ms: self.host.now_ms(), key };
+        if let Some(before) = self.kernel.records.changed_by_key(&request).await? {
+            return Ok(before);
+        }
+        self.admit(&change.actor, change.expected_version)?;
+        self.not_restoring()?;
+        let done = self.kernel.records.change_workflow(request).await?;
+        if let Some(sequence) = done.sequence {
+            self.changed(&change.actor, version_after(sequence), names, detail(&done.outcome)).await;
+        }
+        Ok(done.outcome)
+    }
+}

@@ -1,0 +1,81 @@
+//! A kernel's stop, its letting go for the next daemon, and its removal.
+
+use super::{Item, Task};
+use crate::core::error::Error;
+use crate::core::kernel::{Event, StopReason};
+use crate::core::limits;
+use crate::supervisor::kernel::command::{Actor, Change, Reply, StopMode};
+
+impl Task {
+    pub(crate) async fn stop(&mut self, actor: Actor, mode: StopMode, reply: Reply<()>) {
+        if mode == StopMode::Release {
+            self.release(reply).await;
+            return;
+        }
+        if let Err(error) = if mode == StopMode::Daemon { Ok(()) } else { self.admit(&actor, 0) } {
+            let _ = reply.send(Err(error));
+            return;
+        }
+        if mode == StopMode::WhenIdle && (!self.queue.is_empty() || self.operating.is_some()) {
+            self.queue.push_back(Item::Stop(reply));
+            return;
+        }
+        if mode != StopMode::WhenIdle {
+            self.end_queued("the kernel was stopped before it ran").await;
+        }
+        self.stopping.push(reply);
+        let reason = if mode == StopMode::Daemon { StopReason::Daemon } else { StopReason::Asked };
+        self.backoff_at = None;
+        self.is_forced = mode != StopMode::WhenIdle;
+        self.step(Event::StopAsked { reason, force: mode != StopMode::WhenIdle }).await;
+        if !self.life.has_worker() {
+            self.answer_stopped(None);
+        }
+    }
+
+    /// Answers those who wait for the worker's end. What was queued meanwhile may have begun the next worker already.
+    pub(crate) fn answer_stopped(&mut self, not_saved: Option<Error>) {
+        for reply in self.stopping.drain(..) {
+            let _ = reply.send(not_saved.clone().map_or(Ok(()), Err));
+        }
+    }
+
+    /// Lets go of a live worker: a new daemon will adopt it.
+    pub(crate) async fn release(&mut self, reply: Reply<()>) {
+        // The worker keeps for the next daemon what is refused still.
+        let _ = self.journal_ends().await;
+        self.save_life().await;
+        self.kernel.link.borrow_mut().take();
+        self.leaving = true;
+        let _ = reply.send(Ok(()));
+    }
+
+    pub(crate) async fn remove(&mut self, change: Change, reply: Reply<()>) {
+        if let Err(error) = self.admit(&change.actor, change.expected_version) {
+            let _ = reply.send(Err(error));
+            return;
+        }
+        // No journal keeps these ends, so they are told as what they are: the kernel is not there any more.
+        let removed = Error::not_found(format!("kernel {} was removed", self.kernel.spec.name));
+        for item in std::mem::take(&mut self.queue) {
+            match item {
+                Item::Execution(execution) => execution.finish(Err(removed.clone())),
+                other => self.queue.push_back(other),
+            }
+        }
+        self.fail_all_queued(&removed).await;
+        if let Some(current) = &self.current {
+            current.process.kill();
+            let _ = tokio::time::timeout(limits::WORKER_STOP, current.process.ended()).await;
+            self.host.workers.forget(current.process.id, current.process.socket()).await;
+        }
+        self.kernel.link.borrow_mut().take();
+        if let Some((execution, _)) = self.running.take() {
+            let message = format!("{} while execution {} ran", removed.message, execution.id);
+            execution.finish(Err(Error { message, ..removed }));
+        }
+        self.tools.detach();
+        (self.leaving, self.save_at) = (true, None);
+        let _ = reply.send(Ok(()));
+    }
+}

@@ -1,0 +1,316 @@
+//! The worker's coming and going.
+
+use std::rc::Rc;
+
+use tokio::sync::oneshot;
+
+use super::{Adopted, Current, Item, Listener, Report, Task};
+use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::ids::ExecId;
+use crate::core::kernel::{CrashCause, Event, State, StopReason};
+use crate::core::limits;
+use crate::supervisor::checkpoint;
+use crate::supervisor::host::Host;
+use crate::supervisor::kernel::handle::never_ran;
+use crate::supervisor::workers::admission::is_no_place;
+use crate::supervisor::workers::start::{given, mount_now, start, start_now};
+use crate::supervisor::workers::worker::Started;
+
+impl Task {
+    /// Starts a worker beside the task.
+    pub(crate) fn start_worker(&mut self, attempt: u64) {
+        let listener = Rc::new(Listener::new(attempt, &self.kernel, self.reporter.clone(), Rc::clone(&self.tools)));
+        let (host, kernel, reporter) = (Rc::clone(&self.host), Rc::clone(&self.kernel), self.reporter.clone());
+        let mounts = self.all_mounts();
+        if self.starts_now
+            && mounts.is_empty()
+            && let Some(started) = start_now(&host, &kernel, &listener)
+        {
+            let _ = reporter.send(Box::new(Report::Started { attempt, outcome: Box::new(Ok(started)) }));
+            return;
+        }
+        // Dropped, it is not wanted any more.
+        let (wanted, given_up) = oneshot::channel::<()>();
+        self.wanted = Some(wanted);
+        tokio::task::spawn_local(async move {
+            let outcome = Box::new(start(&host, &kernel, mounts, listener, given_up).await);
+            // A task that has ended meanwhile wants no worker any more.
+            if let Err(unheard) = reporter.send(Box::new(Report::Started { attempt, outcome }))
+                && let Report::Started { outcome, .. } = *unheard.0
+                && let Ok(started) = *outcome
+            {
+                started.process.kill();
+                started.process.ended().await;
+                host.workers.forget(started.process.id, started.process.socket()).await;
+            }
+        });
+    }
+
+    pub(crate) async fn worker_started(&mut self, attempt: u64, outcome: Result<Started>) {
+        match outcome {
+            Ok(started) if attempt == self.life.attempt && self.life.has_worker() => {
+                let wanted = matches!(self.life.state, crate::core::kernel::State::Starting);
+                self.take_on(attempt, started);
+                if wanted {
+                    self.tell_tools();
+                    self.step(Event::WorkerReady { attempt }).await;
+                } else {
+                    // It was told to stop while it started.
+                    self.stop_worker();
+                }
+            }
+            Ok(started) => {
+                started.process.kill();
+                started.process.ended().await;
+                self.host.workers.forget(started.process.id, started.process.socket()).await;
+            }
+            Err(error) => {
+                tracing::warn!(kernel = %self.kernel.spec.name, %error, "a worker could not be started");
+                self.host.workers.remember_error(self.kernel.id, &error);
+                let cause = CrashCause::NotStarted(error.message.clone());
+                // What cannot work by waiting fails now, to whoever waits for it.
+                if matches!(
+                    error.code,
+                    ErrorCode::Unsupported
+                        | ErrorCode::Corrupt
+                        | ErrorCode::Refused
+                        | ErrorCode::Busy
+                        | ErrorCode::NotFound
+                ) {
+                    self.fail_all_queued(&error).await;
+                }
+                let why = match is_no_place(&error) {
+                    true => Some(StopReason::NoPlace),
+                    false => Host::is_not_given(&error).then_some(StopReason::NotGiven),
+                };
+                self.step(match why {
+                    Some(why) => Event::WorkerRefused { attempt, why },
+                    None => Event::WorkerEnded { attempt, cause },
+                })
+                .await;
+                self.answer_stopped(None);
+            }
+        }
+    }
+
+    fn take_on(&mut self, attempt: u64, started: Started) {
+        let Started { link, report, process, told_origin } = started;
+        {
+            let mut view = self.kernel.view.borrow_mut();
+            view.sandbox = report.sandbox;
+            view.missed = report.missed;
+            view.jobs = report.jobs;
+            view.worker_pid = Some(process.pid());
+            view.told_origin = told_origin;
+        }
+        if !report.not_restored.is_empty() {
+            let names: Vec<_> = report.not_restored.iter().map(|m| format!("{} ({})", m.key, m.reason)).collect();
+            self.host.events.publish(
+                &self.kernel.event_name,
+                "state_not_restored",
+                serde_json::json!({ "entries": names }),
+            );
+        }
+        *self.kernel.link.borrow_mut() = Some(Rc::new(link));
+        let process = Rc::new(process);
+        let (watched, reporter) = (Rc::clone(&process), self.reporter.clone());
+        tokio::task::spawn_local(async move {
+            watched.ended().await;
+            let _ = reporter.send(Box::new(Report::Gone { attempt }));
+        });
+        self.current = Some(Current { attempt, process, cause: None, not_saved: None, leaving: false });
+    }
+
+    /// Takes over a worker of a former daemon.
+    pub(crate) async fn adopt(&mut self, adopted: Adopted) {
+        let mut running = None;
+        for (execution, runs) in &adopted.executions {
+            self.kernel.executions.borrow_mut().insert(execution.id, Rc::clone(execution));
+            if *runs {
+                running = Some(Rc::clone(execution));
+            }
+        }
+        let exec: Option<ExecId> = running.as_ref().map(|execution| execution.id);
+        self.step(Event::WorkerAdopted { running: exec }).await;
+        let attempt = self.life.attempt;
+        if let Some(execution) = running {
+            // It runs already, so it needs no leave: where the limit was lowered meanwhile, it runs beyond it.
+            self.running = Some((execution, self.host.workers.admission.leave_now(self.kernel.uid)));
+        }
+        let mounted = adopted.started.report.mounts.clone();
+        self.take_on(attempt, adopted.started);
+        self.unmount_unrecorded(&mounted).await;
+        self.mount_missing(&mounted).await;
+        self.tell_tools();
+        self.dispatch().await;
+    }
+
+    /// Takes away what a former daemon mounted, or was about to unmount, as it was killed: what is recorded holds. What the
+    /// configuration gave stays until the next start, whatever the configuration says by now.
+    async fn unmount_unrecorded(&self, mounted: &[String]) {
+        let Some(link) = self.link() else { return };
+        let known: Vec<String> = self.all_mounts().into_iter().map(|given| given.mount.path).collect();
+        for path in mounted.iter().filter(|path| !known.contains(path)) {
+            if let Err(error) = link.unbind(std::path::Path::new(path)).await {
+                tracing::warn!(path, %error, "a mount that is not recorded stays until the worker ends");
+            }
+        }
+    }
+
+    /// Mounts what was recorded before the worker had it: what a kernel is given while its worker is only promised comes with its first use.
+    async fn mount_missing(&self, mounted: &[String]) {
+        let Some(link) = self.link() else { return };
+        let mut missing = self.all_mounts();
+        missing.retain(|given| !mounted.contains(&given.mount.path));
+        missing.sort_by_key(|given| std::path::Path::new(&given.mount.path).components().count());
+        for mount in missing {
+            let path = mount.mount.path.clone();
+            let mounting = async {
+                let planned = given(&self.host, &self.kernel, vec![mount])?;
+                mount_now(&self.host, self.kernel.uid, &link, planned).await
+            };
+            if let Err(error) = mounting.await {
+                tracing::warn!(path, %error, "a mount that is recorded is missing until the worker ends");
+                let detail = serde_json::json!({ "path": path, "error": error.message });
+                self.host.events.publish(&self.kernel.event_name, "mount_missing", detail);
+            }
+        }
+    }
+
+    /// Tells the engine which MCP tools there are.
+    fn tell_tools(&self) {
+        if let Some(link) = self.link() {
+            self.tools.attach(&link);
+        }
+    }
+
+    /// Asks the worker to save and end; ends it by force when it does not.
+    pub(crate) fn stop_worker(&mut self) -> Option<Event> {
+        let Some(current) = &self.current else {
+            // One that waits for its turn waits no longer.
+            self.wanted = None;
+            return None;
+        };
+        let (attempt, process, link) = (current.attempt, Rc::clone(&current.process), self.link());
+        let (reporter, host) = (self.reporter.clone(), Rc::clone(&self.host));
+        let reason = match self.life.state {
+            State::Stopping { reason, .. } => Some(reason),
+            _ => None,
+        };
+        let (kernel, wait) = (Rc::clone(&self.kernel), checkpoint::rest_wait(&self.host, reason, self.is_forced));
+        let rested = link.as_ref().zip(reason).and_then(|(link, reason)| self.rest(link, reason));
+        tokio::task::spawn_local(async move {
+            if let Some(rested) = rested
+                && tokio::time::timeout(wait, rested).await.is_err()
+            {
+                checkpoint::rest_failed(&host, &kernel, "it took too long");
+            }
+            // A worker that could not save goes on, and can be asked again.
+            let stop = async || match &link {
+                Some(link) => link.stop(limits::WORKER_STOP).await,
+                None => Ok(()),
+            };
+            if let Err(error) = host.making_room(stop).await
+                && error.code != ErrorCode::Lost
+            {
+                let message =
+                    format!("the worker was stopped, but what changed since its last execution is lost: {error}");
+                let _ = reporter.send(Box::new(Report::NotSaved { attempt, error: Error { message, ..error } }));
+                process.kill();
+            }
+            if tokio::time::timeout(limits::WORKER_STOP, process.ended()).await.is_err() {
+                process.kill();
+            }
+        });
+        None
+    }
+
+    /// The link broke. Its process should follow; if it does not, it is ended.
+    pub(crate) fn link_lost(&mut self, attempt: u64) {
+        let Some(current) = self.current.as_ref().filter(|current| current.attempt == attempt) else {
+            return;
+        };
+        let process = Rc::clone(&current.process);
+        tokio::task::spawn_local(async move {
+            if tokio::time::timeout(limits::WORKER_STOP, process.ended()).await.is_err() {
+                process.kill();
+            }
+        });
+    }
+
+    /// A worker has ended that never was the kernel's: what it was given has not begun, and goes to another.
+    async fn begin_again(&mut self, attempt: u64) {
+        if let Some((execution, permit)) = self.running.take() {
+            drop(permit);
+            let why = match self.life.state {
+                State::Stopping { .. } => Some("its kernel was stopped before it ran"),
+                _ if execution.waits_again() => None,
+                _ => Some("interrupted before it ran"),
+            };
+            match why {
+                None => self.queue.push_front(Item::Execution(execution)),
+                Some(why) => drop(self.end(&execution, never_ran(why)).await),
+            }
+        }
+        self.step(Event::WorkerNotBound { attempt }).await;
+    }
+
+    /// The worker's process has ended.
+    pub(crate) async fn worker_gone(&mut self, attempt: u64) {
+        if self.current.as_ref().is_none_or(|current| current.attempt != attempt) {
+            return;
+        }
+        let Some(mut current) = self.current.take() else { return };
+        let link = self.kernel.link.borrow_mut().take();
+        self.kernel.leave_files();
+        // What the link delivered before it closed comes first: ends, and why.
+        while let Ok(report) = self.reports.try_recv() {
+            match *report {
+                Report::Ended { exec, end } => self.execution_ended(exec, end).await,
+                Report::Dying { attempt: of, cause } if of == attempt => drop(current.cause.get_or_insert(cause)),
+                Report::NotSaved { attempt: of, error } if of == attempt => current.not_saved = Some(error),
+                Report::Last { attempt: of } | Report::Disconnected { attempt: of } if of == attempt => {}
+                other => {
+                    let _ = self.reporter.send(Box::new(other));
+                    break;
+                }
+            }
+        }
+        self.host.workers.forget(current.process.id, current.process.socket()).await;
+        // What is queued may start the next one at once: its place is free by then.
+        current.process.leave_place();
+        self.tools.detach();
+        let (jobs, missed) = {
+            let mut view = self.kernel.view.borrow_mut();
+            view.sandbox.clear();
+            view.worker_pid = None;
+            (std::mem::take(&mut view.jobs), std::mem::take(&mut view.missed))
+        };
+        if !missed.is_empty() {
+            let names: Vec<_> = missed.iter().map(|entry| format!("{} ({})", entry.key, entry.reason)).collect();
+            let detail = serde_json::json!({ "entries": names });
+            self.host.events.publish(&self.kernel.event_name, "state_not_captured", detail);
+        }
+        if !jobs.is_empty() {
+            let names: Vec<_> = jobs.iter().map(|job| format!("{}: {}", job.id, job.command)).collect();
+            let detail = serde_json::json!({ "jobs": names });
+            self.host.events.publish(&self.kernel.event_name, "jobs_killed", detail);
+        }
+        let cause = current.cause.unwrap_or(CrashCause::Killed);
+        if let Some(error) = &current.not_saved {
+            let detail = serde_json::json!({ "error": error.message });
+            self.host.events.publish(&self.kernel.event_name, "state_not_saved", detail);
+        }
+        match link.is_some_and(|link| link.was_never_bound()) {
+            true => self.begin_again(attempt).await,
+            false => self.step(Event::WorkerEnded { attempt, cause }).await,
+        }
+        if matches!(self.life.state, State::Stopped { .. }) {
+            // Nobody writes for a while: the log's room is given back, and with it the journal may have some.
+            self.journal_told().await;
+            self.kernel.records.close().await;
+            let _ = self.journal_ends().await;
+        }
+        self.answer_stopped(current.not_saved);
+    }
+}

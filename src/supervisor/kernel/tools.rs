@@ -1,0 +1,162 @@
+//! One kernel's MCP servers and the tools that they bring into it.
+//!
+//! Servers run while the kernel has a worker, or since they were registered; they end with the worker. The list of tools follows
+//! their changes into the engine.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use tokio::task::JoinHandle;
+
+use crate::core::error::{Error, Result};
+use crate::core::info::{McpInfo, McpTransport, ToolInfo};
+use crate::core::name::KernelName;
+use crate::core::value::Value;
+use crate::link::host::{DynamicTool, WorkerLink};
+use crate::mcp::allow::AllowList;
+use crate::mcp::{CallError, Launch, McpServers};
+use crate::supervisor::host::events::Events;
+
+/// A kernel's servers.
+pub struct Tools {
+    event_name: String,
+    servers: Rc<McpServers>,
+    wanted: RefCell<Vec<(String, McpTransport)>>,
+    events: Rc<Events>,
+    follower: RefCell<Option<JoinHandle<()>>>,
+}
+
+impl Tools {
+    /// The servers that were registered; none of them runs yet.
+    pub fn new(
+        kernel: KernelName,
+        event_name: String,
+        allow: Arc<AllowList>,
+        launch: Launch,
+        wanted: Vec<(String, McpTransport)>,
+        events: Rc<Events>,
+    ) -> Rc<Self> {
+        let servers = Rc::new(McpServers::new(kernel, allow, launch));
+        Rc::new(Tools { event_name, servers, wanted: RefCell::new(wanted), events, follower: RefCell::new(None) })
+    }
+
+    /// Where events go.
+    pub(crate) fn events(&self) -> &Rc<Events> {
+        &self.events
+    }
+
+    /// The servers and their tools. A registered server that does not run now is shown as `stopped`.
+    pub fn list(&self) -> (Vec<McpInfo>, Vec<ToolInfo>) {
+        let mut servers = self.servers.list();
+        for (name, _) in self.wanted.borrow().iter() {
+            if !servers.iter().any(|server| server.name == *name) {
+                servers.push(McpInfo { name: name.clone(), state: "stopped".into(), tools: 0, error: String::new() });
+            }
+        }
+        servers.sort_by(|a, b| a.name.cmp(&b.name));
+        (servers, self.servers.tools())
+    }
+
+    /// Starts a server that the configuration allows.
+    ///
+    /// # Errors
+    /// `refused`, `alreadyExists`, `busy`, `invalidArgument`.
+    pub fn register(&self, name: &str, transport: &McpTransport) -> Result<()> {
+        if self.wanted.borrow().iter().any(|(there, _)| there == name) {
+            return Err(Error::already_exists(format!("MCP server {name:?} is registered already")));
+        }
+        self.servers.start(name, transport)?;
+        self.wanted.borrow_mut().push((name.to_owned(), transport.clone()));
+        Ok(())
+    }
+
+    /// Ends a server.
+    pub fn unregister(&self, name: &str) {
+        self.wanted.borrow_mut().retain(|(there, _)| there != name);
+        // Forgotten now, ended beside: one that did not run has nothing to end.
+        let ending = self.servers.unregister(name);
+        tokio::task::spawn_local(async move { ending.await.ok() });
+    }
+
+    /// Makes other servers the registered ones. One that the configuration no longer allows is told as an event.
+    pub fn replace(&self, wanted: &[(String, McpTransport)]) {
+        let before = self.wanted.borrow().clone();
+        for (name, _) in before.iter().filter(|server| !wanted.contains(server)) {
+            self.unregister(name);
+        }
+        for (name, transport) in wanted.iter().filter(|server| !before.contains(server)) {
+            if let Err(error) = self.register(name, transport) {
+                self.wanted.borrow_mut().push((name.clone(), transport.clone()));
+                let detail = serde_json::json!({ "server": name, "error": error.message, "hint": error.hint });
+                self.events.publish(&self.event_name, "mcp_not_started", detail);
+            }
+        }
+    }
+
+    /// Starts what is registered and keeps the engine told of the tools there are, until [`Tools::detach`].
+    pub fn attach(&self, link: &Rc<WorkerLink>) {
+        if self.wanted.borrow().is_empty() && self.servers.list().is_empty() {
+            self.follow(link);
+            return;
+        }
+        let running: Vec<String> = self.servers.list().into_iter().map(|server| server.name).collect();
+        for (name, transport) in self.wanted.borrow().iter().filter(|(name, _)| !running.contains(name)) {
+            if let Err(error) = self.servers.start(name, transport) {
+                let detail = serde_json::json!({ "server": name, "error": error.message, "hint": error.hint });
+                self.events.publish(&self.event_name, "mcp_not_started", detail);
+            }
+        }
+        self.follow(link);
+    }
+
+    fn follow(&self, link: &Rc<WorkerLink>) {
+        let (servers, link) = (Rc::clone(&self.servers), Rc::downgrade(link));
+        let mut changes = servers.changes();
+        let following = tokio::task::spawn_local(async move {
+            let mut told = Vec::new();
+            loop {
+                let tools: Vec<DynamicTool> = servers.tools().into_iter().map(dynamic).collect();
+                let Some(link) = link.upgrade() else { return };
+                if tools != told {
+                    if let Err(error) = link.dynamic_tools(&tools).await {
+                        tracing::debug!(%error, "the engine was not told of its tools");
+                    }
+                    told = tools;
+                }
+                drop(link);
+                if changes.changed().await.is_err() {
+                    return;
+                }
+            }
+        });
+        if let Some(former) = self.follower.borrow_mut().replace(following) {
+            former.abort();
+        }
+    }
+
+    /// Ends every server; they start again with the next worker.
+    pub fn detach(&self) {
+        if let Some(follower) = self.follower.borrow_mut().take() {
+            follower.abort();
+        }
+        tokio::task::spawn_local(self.servers.shutdown());
+    }
+
+    /// Calls a tool by its `server__tool` name.
+    ///
+    /// # Errors
+    /// The tool's own failure, or why it could not be called.
+    pub async fn call(&self, name: &str, args: Value) -> Result<(Value, String)> {
+        match self.servers.call(name, &args).await {
+            Ok(output) => Ok((output.value, output.text)),
+            Err(CallError::Tool { message, .. }) => Err(Error::refused(message).reason("tool_failed")),
+            Err(CallError::Call(error)) => Err(error),
+        }
+    }
+}
+
+fn dynamic(tool: ToolInfo) -> DynamicTool {
+    let schema = serde_json::from_str(&tool.schema_json).unwrap_or_default();
+    DynamicTool { name: tool.name, description: tool.description, schema }
+}

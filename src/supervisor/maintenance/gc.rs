@@ -1,0 +1,213 @@
+//! The collection of garbage: retention first, then what no row leads to.
+
+use std::collections::HashSet;
+use std::rc::Rc;
+
+use tokio::sync::mpsc;
+
+use super::marks::Marks;
+use super::roots::{self, Named};
+use super::{Running, relay};
+use crate::catalog::state::RootKind;
+use crate::core::audit::NewAudit;
+use crate::core::error::{Error, Result};
+use crate::core::ids::{Digest, KernelId};
+use crate::core::limits;
+use crate::core::quantity::format_size;
+use crate::core::upkeep::{GcItem, GcReport, GcThing};
+use crate::store::{self, Fate, GcOptions, Store, StoreError};
+use crate::supervisor::checkpoint;
+use crate::supervisor::host::Host;
+use crate::supervisor::kernel::command::Actor;
+
+/// What is asked of a collection.
+#[derive(Debug, Clone, Copy)]
+pub struct GcAsked {
+    /// Only say what would go.
+    pub dry_run: bool,
+    /// Copy at most so many bytes out of packs of which little lives.
+    pub copy_most: u64,
+    /// Nobody waits for it: what changed nothing needs no line in the audit log.
+    pub in_background: bool,
+}
+
+/// Collects garbage. `take` hears of each checkpoint that goes; in a dry run of each thing there is. Once begun it goes on to its
+/// end, whoever still waits for it.
+///
+/// # Errors
+/// `busy` if one goes on already; what keeps anything from being known that is needed: then nothing is removed; `take`'s, which
+/// end the telling only.
+pub async fn collect(
+    host: &Rc<Host>,
+    asked: GcAsked,
+    actor: &Actor,
+    take: impl AsyncFnMut(GcItem) -> Result<()>,
+) -> Result<GcReport> {
+    let (tell, told) = mpsc::channel(limits::UPKEEP_BEHIND);
+    let (of, who) = (Rc::clone(host), actor.clone());
+    let running = Running::begin(host)?;
+    let work = tokio::task::spawn_local(async move {
+        let _running = running;
+        let done = perform(&of, asked, tell).await;
+        note(&of, asked, &who, &done).await;
+        done
+    });
+    relay(told, take, work).await
+}
+
+async fn note(host: &Host, asked: GcAsked, actor: &Actor, done: &Result<GcReport>) {
+    match done {
+        Ok(done) => {
+            let is_nothing = done.checkpoints_removed == 0 && done.objects_removed == 0 && done.packs_removed == 0;
+            if asked.in_background && is_nothing || asked.dry_run {
+                return;
+            }
+            let detail = format!(
+                "{} checkpoints, {} objects of {} removed, {} of packs given back",
+                done.checkpoints_removed,
+                done.objects_removed,
+                format_size(done.bytes_removed),
+                format_size(done.pack_bytes_removed.saturating_sub(done.bytes_copied)),
+            );
+            host.write_audit(NewAudit { detail, ..host.line(actor, "host.gc", None) }).await;
+            let detail = serde_json::json!(done);
+            host.events.publish("", "gc_done", detail);
+        }
+        Err(error) if asked.in_background => tracing::debug!(%error, "a turn of collection failed"),
+        Err(error) => host.audit_refusal(actor, "host.gc", None, error).await,
+    }
+}
+
+async fn perform(host: &Rc<Host>, asked: GcAsked, tell: mpsc::Sender<GcItem>) -> Result<GcReport> {
+    // From here on the store keeps whatever is stored or used again, and what others have stored and not yet named: they name it
+    // after the rows were listed, and are done with it before the list is used.
+    let grace = host.config.gc_grace;
+    let held = host.store.run_beside(move |store| Ok(store.hold_before_all(grace))).await?;
+    let mut done = GcReport { dry_run: asked.dry_run, ..GcReport::default() };
+    let doomed = retain(host, asked.dry_run, &tell, &mut done).await?;
+    let mut listed = roots::list(host).await?;
+    // What only they need is what would go with them.
+    listed.retain(|root| match root.named {
+        Named::Row(RootKind::Checkpoint { number }) => !doomed.contains(&(root.kernel, number)),
+        Named::Row(RootKind::Blob | RootKind::Output { .. }) | Named::Files => true,
+    });
+    let roots: Vec<(String, KernelId, Named, Digest)> =
+        listed.into_iter().map(|root| (root.name.to_string(), root.kernel, root.named, root.digest)).collect();
+    let options = GcOptions {
+        dry_run: asked.dry_run,
+        grace: host.config.gc_grace,
+        copy_most: asked.copy_most,
+        ..GcOptions::default()
+    };
+    let marked = host.store.run_beside(move |store| Ok(mark(store, roots, asked.dry_run))).await?;
+    let marks = std::sync::Arc::new(marked?);
+    let run = async || {
+        let (marks, tell) = (std::sync::Arc::clone(&marks), tell.clone());
+        let work = move |store: &Store| sweep(store, options, &marks, asked.dry_run.then_some(&tell));
+        host.store.run_beside(work).await.map_err(Error::from)
+    };
+    // A little room is needed before any comes back.
+    let swept = host.making_room(run).await;
+    drop(held);
+    let (report, recent) = swept?;
+    Ok(GcReport {
+        objects_kept: report.kept,
+        bytes_kept: report.kept_bytes,
+        objects_removed: report.dropped,
+        bytes_removed: report.dropped_bytes,
+        objects_recent: recent,
+        packs_removed: report.packs_removed,
+        pack_bytes_removed: report.removed_bytes,
+        bytes_copied: report.copied_bytes,
+        ..done
+    })
+}
+
+/// Retention of every kernel; in a dry run gives the checkpoints that would go.
+async fn retain(
+    host: &Rc<Host>,
+    dry_run: bool,
+    tell: &mpsc::Sender<GcItem>,
+    done: &mut GcReport,
+) -> Result<HashSet<(KernelId, u64)>> {
+    let mut doomed = HashSet::new();
+    // One whose database cannot be read has none that are known; what it needs is asked for below.
+    for kernel in host.kernels().into_iter().filter(|kernel| kernel.view().checkpoints > 0) {
+        let fates = kernel.fates(host.now_ms()).await?;
+        let gone: HashSet<u64> = match dry_run {
+            true => fates.iter().filter(|(_, fate)| !fate.stays()).map(|(one, _)| one.number).collect(),
+            false => checkpoint::thin(host, &kernel).await?.into_iter().map(|one| one.number).collect(),
+        };
+        for (one, fate) in fates {
+            let stays = !gone.contains(&one.number);
+            match stays {
+                true => done.checkpoints_kept += 1,
+                false => done.checkpoints_removed += 1,
+            }
+            if dry_run && !stays {
+                doomed.insert((kernel.id, one.number));
+            }
+            if dry_run || !stays {
+                let thing = GcThing::Checkpoint { kernel: kernel.event_name.clone(), checkpoint: Box::new(one) };
+                // Whoever asked may have left; the work goes on.
+                let _ = tell.send(GcItem { thing, stays, why: fate.to_string() }).await;
+            }
+        }
+    }
+    Ok(doomed)
+}
+
+/// What lives, and in words who needs it first.
+struct Marked {
+    marks: Marks,
+    roots: Vec<(String, KernelId, Named, Digest)>,
+}
+
+fn mark(store: &Store, roots: Vec<(String, KernelId, Named, Digest)>, with_reasons: bool) -> Result<Marked> {
+    let mut marks = Marks::new(with_reasons);
+    for (at, (name, _, named, digest)) in roots.iter().enumerate() {
+        marks.mark(store, at, *named, *digest).map_err(|error| {
+            let message = format!("{} of kernel {name} cannot be followed: {}", words(*named), error.message);
+            Error { message, ..error }
+                .reason("damaged")
+                .hint("nothing was removed: `ryokan verify` names what is damaged; what cannot be mended can be removed by name")
+        })?;
+    }
+    Ok(Marked { marks, roots })
+}
+
+fn words(named: Named) -> String {
+    match named {
+        Named::Row(RootKind::Checkpoint { number }) => format!("checkpoint {number}"),
+        Named::Row(RootKind::Blob) => "a blob".into(),
+        Named::Row(RootKind::Output { exec }) => format!("output of execution {exec}"),
+        Named::Files => "the live workspace".into(),
+    }
+}
+
+fn sweep(
+    store: &Store,
+    options: GcOptions,
+    marked: &Marked,
+    tell: Option<&mpsc::Sender<GcItem>>,
+) -> std::result::Result<(store::GcReport, u64), StoreError> {
+    let mut recent = 0;
+    let each = |item: store::GcItem| {
+        recent += u64::from(item.fate == Fate::Recent);
+        let Some(tell) = tell else { return };
+        let why = match item.fate {
+            Fate::Live => match marked.marks.by(item.digest).and_then(|at| marked.roots.get(at)) {
+                Some((name, _, named, _)) => format!("{} of kernel {name} needs it", words(*named)),
+                None => "it is needed".into(),
+            },
+            Fate::Recent => "stored or used again lately, or by what goes on now".into(),
+            Fate::Shared => "a part of an object that stays".into(),
+            Fate::Unreferenced => "nothing names it".into(),
+        };
+        let thing = GcThing::Object { digest: item.digest, bytes: item.bytes };
+        // Whoever asked may have left; the work goes on.
+        let _ = tell.blocking_send(GcItem { thing, stays: item.fate.is_kept(), why });
+    };
+    let report = store.gc(options, |digest| marked.marks.has(digest), each)?;
+    Ok((report, recent))
+}

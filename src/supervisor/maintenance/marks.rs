@@ -1,0 +1,137 @@
+//! Everything that roots need: manifests lead to lists of engine state and trees of files, those to bodies and contents.
+//!
+//! Memory: one address for each object, and one number more if it is to be told who needs it; at most [`limits::GC_OBJECTS`].
+
+use std::collections::HashMap;
+
+use super::roots::Named;
+use crate::catalog::state::RootKind;
+use crate::core::checkpoint::{Manifest, ManifestError, StateParts};
+use crate::core::error::{Error, Result};
+use crate::core::ids::Digest;
+use crate::core::limits;
+use crate::store::Store;
+use crate::workspace::{self, Seen, TreeId, WorkspaceError};
+
+/// What lives.
+#[derive(Debug, Default)]
+pub(crate) struct Marks {
+    live: Seen,
+    /// Which root was the first to need it, by its place.
+    by: Option<HashMap<Digest, u32>>,
+}
+
+impl Marks {
+    /// Marks that know who needs what, or only what is needed.
+    pub(crate) fn new(with_reasons: bool) -> Marks {
+        Marks { live: Seen::default(), by: with_reasons.then(HashMap::new) }
+    }
+
+    /// Whether it is needed.
+    pub(crate) fn has(&self, digest: Digest) -> bool {
+        self.live.contains(digest)
+    }
+
+    /// The place of the first root that needs it.
+    pub(crate) fn by(&self, digest: Digest) -> Option<usize> {
+        self.by.as_ref().and_then(|by| by.get(&digest)).map(|at| *at as usize)
+    }
+
+    /// Marks what a root needs.
+    ///
+    /// # Errors
+    /// Something on the way cannot be read, or there is too much.
+    pub(crate) fn mark(&mut self, store: &Store, at: usize, named: Named, digest: Digest) -> Result<()> {
+        let Marks { live, by } = self;
+        let mut note = |object: Digest| {
+            if let Some(by) = by {
+                by.entry(object).or_insert(at as u32);
+            }
+        };
+        walk(store, named, digest, live, &mut note)?;
+        match live.count() > limits::GC_OBJECTS {
+            true => {
+                Err(Error::refused(format!("more than {} objects are in use", limits::GC_OBJECTS)).reason("objects"))
+            }
+            false => Ok(()),
+        }
+    }
+}
+
+/// Gives `object` everything that a root needs and that is not `seen` yet.
+///
+/// # Errors
+/// Something on the way cannot be read.
+pub(crate) fn walk(
+    store: &Store,
+    named: Named,
+    digest: Digest,
+    seen: &mut Seen,
+    object: &mut dyn FnMut(Digest),
+) -> Result<()> {
+    match named {
+        Named::Row(RootKind::Checkpoint { .. }) => manifest(store, digest, seen, object),
+        Named::Files => tree(store, digest, seen, object),
+        Named::Row(RootKind::Blob | RootKind::Output { .. }) => {
+            if seen.tell(digest) {
+                object(digest);
+            }
+            Ok(())
+        }
+    }
+}
+
+fn manifest(store: &Store, at: Digest, seen: &mut Seen, object: &mut dyn FnMut(Digest)) -> Result<()> {
+    if !seen.enter(at) {
+        return Ok(());
+    }
+    let mut tell = |seen: &mut Seen, digest| {
+        if seen.tell(digest) {
+            object(digest);
+        }
+    };
+    tell(seen, at);
+    let bytes = store.get(at, limits::MANIFEST_BYTES as u64).map_err(|error| unreadable(at, error.into()))?;
+    let manifest = Manifest::decode(&bytes).map_err(|error| wrong(at, &error))?;
+    let named = manifest.names();
+    tell(seen, named.state);
+    if seen.enter(named.state) {
+        let bytes = store.get(named.state, limits::MANIFEST_BYTES as u64);
+        let bytes = bytes.map_err(|error| unreadable(named.state, error.into()))?;
+        let parts = StateParts::decode(&bytes).map_err(|error| wrong(named.state, &error))?;
+        parts.entries.iter().for_each(|part| tell(seen, part.body));
+    }
+    named.objects.into_iter().for_each(|single| tell(seen, single));
+    tree(store, named.tree, seen, object)
+}
+
+fn tree(store: &Store, at: Digest, seen: &mut Seen, object: &mut dyn FnMut(Digest)) -> Result<()> {
+    let mut take = |digest| {
+        object(digest);
+        Ok(())
+    };
+    workspace::reach(store, TreeId(at), seen, &mut take).map_err(|error| {
+        let of = match &error {
+            WorkspaceError::Tree { digest, .. } => *digest,
+            WorkspaceError::Store(error) => error.digest().unwrap_or(at),
+            _ => at,
+        };
+        unreadable(of, error.into())
+    })
+}
+
+/// An error whose `reason` is the address of the object that cannot be read.
+fn unreadable(at: Digest, error: Error) -> Error {
+    Error::corrupt(error.message).reason(at.to_string())
+}
+
+fn wrong(at: Digest, error: &ManifestError) -> Error {
+    match error {
+        ManifestError::Newer(_) | ManifestError::NewerWork(_) | ManifestError::Kind(_) => {
+            Error::unsupported(format!("object {at}: {error}"))
+        }
+        ManifestError::Malformed(_) | ManifestError::TooLarge { .. } => {
+            unreadable(at, Error::corrupt(format!("object {at}: {error}")))
+        }
+    }
+}

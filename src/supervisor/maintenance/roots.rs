@@ -1,0 +1,90 @@
+//! Every row, and every workspace in use, that names an object of the store; listed while none of them goes away.
+
+use std::rc::Rc;
+
+use futures::StreamExt as _;
+
+use crate::catalog::state::RootKind;
+use crate::core::error::{Error, Result};
+use crate::core::ids::{Digest, KernelId};
+use crate::supervisor::host::Host;
+
+/// Kernels whose rows are read at once.
+const AT_ONCE: usize = 16;
+
+/// What names an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Named {
+    /// A row.
+    Row(RootKind),
+    /// The files of a kernel that lives: the tree that is known of them.
+    Files,
+}
+
+/// An object that something names by itself.
+#[derive(Debug, Clone)]
+pub(crate) struct Root {
+    /// Whose.
+    pub kernel: KernelId,
+    /// What people call the kernel.
+    pub name: Rc<str>,
+    /// What names it.
+    pub named: Named,
+    /// The object.
+    pub digest: Digest,
+}
+
+/// Lists every root.
+///
+/// # Errors
+/// A database cannot be read: then nobody knows what it names. The error names the kernel.
+pub(crate) async fn list(host: &Rc<Host>) -> Result<Vec<Root>> {
+    collect(host, Err).await
+}
+
+/// Lists the roots of the kernels whose databases can be read.
+///
+/// # Errors
+/// The catalog cannot be read.
+pub(crate) async fn list_readable(host: &Rc<Host>) -> Result<Vec<Root>> {
+    collect(host, |_| Ok(())).await
+}
+
+async fn collect(host: &Rc<Host>, unreadable: fn(Error) -> Result<()>) -> Result<Vec<Root>> {
+    let _names = host.upkeep.names.write().await;
+    let rows = host.catalog.kernels(None).await?;
+    let listed = rows.into_iter().map(|row| async move {
+        let name: Rc<str> = host.event_name(row.uid, &row.spec.name).into();
+        let roots = host.catalog.state(row.id).roots().await.map_err(|error| {
+            let error = Error::from(error);
+            let message = format!("what kernel {name} needs cannot be known: {}", error.message);
+            Error { message, ..error }
+        })?;
+        Ok::<_, Error>((row.id, name, roots))
+    });
+    let mut listed = futures::stream::iter(listed.collect::<Vec<_>>()).buffer_unordered(AT_ONCE);
+    let mut all = Vec::new();
+    while let Some(roots) = listed.next().await {
+        let (kernel, name, roots) = match roots {
+            Ok(roots) => roots,
+            Err(error) => {
+                unreadable(error)?;
+                continue;
+            }
+        };
+        let root = |root: crate::catalog::state::Root| Root {
+            kernel,
+            name: Rc::clone(&name),
+            named: Named::Row(root.kind),
+            digest: root.digest,
+        };
+        all.extend(roots.into_iter().map(root));
+    }
+    for kernel in host.kernels() {
+        if let Some(digest) = kernel.base.get() {
+            let name = kernel.event_name.as_str().into();
+            all.push(Root { kernel: kernel.id, name, named: Named::Files, digest });
+        }
+    }
+    Ok(all)
+}

@@ -1,0 +1,306 @@
+//! Verification: everything is read, what is damaged is named, and with it what cannot be had any more because of it.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::rc::Rc;
+
+use tokio::sync::mpsc;
+
+use super::marks::walk;
+use super::roots::{self, Named, Root};
+use super::{Running, relay};
+use crate::catalog::state::RootKind;
+use crate::catalog::{EngineDb, Looked};
+use crate::core::audit::NewAudit;
+use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::ids::{Digest, KernelId};
+use crate::core::kernel::State;
+use crate::core::limits;
+use crate::core::upkeep::{Affected, Damage, VerifyProgress, VerifyReport, VerifyTold};
+use crate::store::{Store, StoreError};
+use crate::supervisor::host::Host;
+use crate::supervisor::kernel::Kernel;
+use crate::supervisor::kernel::command::Actor;
+use crate::workspace::Seen;
+
+/// How often a database that is opened while it is looked at is looked at again.
+const LOOKS: u32 = 5;
+
+/// Reads everything there is and tells `take` what is damaged.
+///
+/// # Errors
+/// `busy` if one goes on already; what cannot be read at all; `take`'s.
+pub async fn verify(
+    host: &Rc<Host>,
+    actor: &Actor,
+    take: impl AsyncFnMut(VerifyTold) -> Result<()>,
+) -> Result<VerifyReport> {
+    let (tell, told) = mpsc::channel(limits::UPKEEP_BEHIND);
+    let (of, who) = (Rc::clone(host), actor.clone());
+    let running = Running::begin(host)?;
+    let work = tokio::task::spawn_local(async move {
+        let _running = running;
+        let done = perform(&of, &tell).await;
+        if let Ok(done) = &done {
+            let detail = format!("{} objects, {} damaged", done.objects, done.damaged);
+            of.write_audit(NewAudit { detail, ..of.line(&who, "host.verify", None) }).await;
+        }
+        done
+    });
+    relay(told, take, work).await
+}
+
+/// Where damage is told.
+struct Told<'a> {
+    tell: &'a mpsc::Sender<VerifyTold>,
+    damaged: u64,
+}
+
+impl Told<'_> {
+    async fn damage(&mut self, what: &str, name: String, why: String, affects: Vec<Affected>) {
+        self.damaged += 1;
+        let damage = Damage { what: what.into(), name, why, affects };
+        tracing::error!(what, name = damage.name, why = damage.why, "damage was found");
+        // Whoever asked may have left; the count stays.
+        let _ = self.tell.send(VerifyTold::Damage(damage)).await;
+    }
+}
+
+async fn perform(host: &Rc<Host>, tell: &mpsc::Sender<VerifyTold>) -> Result<VerifyReport> {
+    let mut told = Told { tell, damaged: 0 };
+    let mut done = VerifyReport::default();
+    databases(host, &mut told, &mut done).await?;
+    let heard = tell.clone();
+    let verified = host.store.run_beside(move |store| {
+        store.verify(|progress| {
+            // Told if there is room; there will be a later one.
+            let (packs, of_packs) = (progress.packs as u64, progress.of_packs as u64);
+            let at = VerifyProgress { packs, of_packs, bytes: progress.bytes };
+            let _ = heard.try_send(VerifyTold::Progress(at));
+        })
+    });
+    let verified = verified.await?;
+    (done.objects, done.bytes) = (verified.good, verified.bytes);
+    references(host, verified.damaged, &mut told, &mut done).await?;
+    Ok(VerifyReport { damaged: told.damaged, ..done })
+}
+
+async fn databases(host: &Rc<Host>, told: &mut Told<'_>, done: &mut VerifyReport) -> Result<()> {
+    if let Err(error) = host.catalog.check().await {
+        let everything = vec![Affected { kernel: String::new(), what: "all".into(), name: String::new() }];
+        told.damage("database", "catalog.db".into(), error.to_string(), everything).await;
+    }
+    match host.verify_audit(None).await {
+        Ok(Ok(_)) => {}
+        Ok(Err(broken)) => told.damage("audit log", format!("line {}", broken.sequence), broken.why, Vec::new()).await,
+        Err(error) => told.damage("audit log", "audit.head".into(), error.message, Vec::new()).await,
+    }
+    for kernel in host.kernels() {
+        let all = || vec![Affected { kernel: kernel.event_name.clone(), what: "all".into(), name: String::new() }];
+        let files = host.catalog.kernel_files(kernel.id);
+        match host.catalog.state(kernel.id).check().await {
+            Ok(()) => {}
+            Err(_) if is_gone(host, kernel.id) => continue,
+            Err(error) => told.damage("database", files.state_db.display().to_string(), error.to_string(), all()).await,
+        }
+        match engine_db(host, &kernel).await {
+            Ok(()) => done.kernels += 1,
+            // What was put away has none: its state is in the checkpoint.
+            Err(_) if kernel.archived_in().is_some() => done.kernels += 1,
+            Err(_) if is_gone(host, kernel.id) => {}
+            Err(error) => {
+                told.damage("database", files.engine_db.display().to_string(), error.message, all()).await;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn is_gone(host: &Host, kernel: KernelId) -> bool {
+    !host.by_id.borrow().contains_key(&kernel)
+}
+
+/// Looks through a kernel's engine state: by way of the worker that has it open, or at rest.
+async fn engine_db(host: &Host, kernel: &Kernel) -> Result<()> {
+    for _ in 0..LOOKS {
+        let link = kernel.link.borrow().clone();
+        if let Some(link) = link {
+            match through(&link).await {
+                // It has ended meanwhile.
+                Err(error) if matches!(error.code, ErrorCode::Lost | ErrorCode::Unavailable | ErrorCode::NotFound) => {}
+                looked => return looked,
+            }
+        } else {
+            let path = host.catalog.kernel_files(kernel.id).engine_db;
+            let looked = tokio::task::spawn_blocking(move || {
+                let scratch = tempfile_beside(&path)?;
+                let looked = EngineDb::look_at(&path, &scratch);
+                let _ = std::fs::remove_dir_all(&scratch);
+                Ok::<_, Error>(looked?)
+            });
+            match looked.await.map_err(|error| Error::internal(error.to_string()))? {
+                Ok(Looked::Sound) => return Ok(()),
+                Ok(Looked::InUse) => {}
+                // A worker that starts meanwhile reads what is there just as well.
+                Err(_) if kernel.link.borrow().is_some() || matches!(kernel.view().state, State::Starting) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        tokio::time::sleep(limits::RESTART_BACKOFF_FIRST).await;
+    }
+    // It is opened and closed all the time: whoever opens it checks it.
+    Ok(())
+}
+
+/// A folder for copies beside a kernel's databases, gone with the kernel if it is left.
+fn tempfile_beside(path: &std::path::Path) -> Result<std::path::PathBuf> {
+    let scratch = path.with_file_name("verify");
+    let _ = std::fs::remove_dir_all(&scratch);
+    std::fs::create_dir(&scratch).map_err(|error| Error::internal(format!("{}: {error}", scratch.display())))?;
+    Ok(scratch)
+}
+
+async fn through(link: &crate::link::host::WorkerLink) -> Result<()> {
+    for head in link.state_heads().await? {
+        let entry = match link.state_entry(&head.key).await {
+            Ok(entry) => entry,
+            // The code changes its state meanwhile.
+            Err(error) if error.code == ErrorCode::NotFound => continue,
+            Err(error) => return Err(error),
+        };
+        let found = Digest::from_bytes(*blake3::hash(&entry.body).as_bytes());
+        let changed = || async {
+            let heads = link.state_heads().await?;
+            Ok::<_, Error>(heads.iter().any(|now| now.key == head.key && now.digest != head.digest))
+        };
+        if found != head.digest && !changed().await? {
+            return Err(Error::corrupt(format!("the body of {:?} is not what was stored", head.key)));
+        }
+    }
+    Ok(())
+}
+
+/// Looks for everything that rows name, and says who needs what is damaged or missing.
+async fn references(
+    host: &Rc<Host>,
+    damaged: Vec<StoreError>,
+    told: &mut Told<'_>,
+    done: &mut VerifyReport,
+) -> Result<()> {
+    let mut whys: BTreeMap<Digest, String> = BTreeMap::new();
+    for error in damaged {
+        match error.digest() {
+            Some(digest) => drop(whys.insert(digest, error.to_string())),
+            None => told.damage("pack", pack_of(&error), error.to_string(), Vec::new()).await,
+        }
+    }
+    let roots: Vec<(KernelId, String, Named, Digest)> = listed(host, told)
+        .await
+        .into_iter()
+        .map(|root| (root.kernel, root.name.to_string(), root.named, root.digest))
+        .collect();
+    let bad: HashSet<Digest> = whys.keys().copied().collect();
+    let looked = host.store.run_beside(move |store| Ok(look(store, &roots, &bad))).await?;
+    let Found { hits, whole } = looked;
+    done.checkpoints = whole;
+    // What went away by rights meanwhile is no damage.
+    let still: HashSet<(KernelId, Named, Digest)> =
+        listed(host, told).await.into_iter().map(|root| (root.kernel, root.named, root.digest)).collect();
+    let mut affects: HashMap<Digest, BTreeSet<Affected>> = HashMap::new();
+    for hit in hits.into_iter().filter(|hit| still.contains(&(hit.kernel, hit.named, hit.root))) {
+        whys.entry(hit.object).or_insert(hit.why);
+        affects.entry(hit.object).or_default().insert(affected(hit.name, hit.named, hit.root));
+    }
+    for (digest, why) in whys {
+        let affects = affects.remove(&digest).unwrap_or_default().into_iter().collect();
+        told.damage("object", digest.to_string(), why, affects).await;
+    }
+    Ok(())
+}
+
+/// The roots of every kernel whose rows can be read; damage to the others was told.
+async fn listed(host: &Rc<Host>, told: &mut Told<'_>) -> Vec<Root> {
+    match roots::list_readable(host).await {
+        Ok(roots) => roots,
+        Err(error) => {
+            told.damage("database", "catalog.db".into(), error.message, Vec::new()).await;
+            Vec::new()
+        }
+    }
+}
+
+fn pack_of(error: &StoreError) -> String {
+    match error {
+        StoreError::Pack { path } | StoreError::Index { path } => path.display().to_string(),
+        other => other.to_string(),
+    }
+}
+
+fn affected(kernel: String, named: Named, root: Digest) -> Affected {
+    let (what, name) = match named {
+        Named::Row(RootKind::Checkpoint { number }) => ("checkpoint", number.to_string()),
+        Named::Row(RootKind::Blob) => ("blob", root.to_string()),
+        Named::Row(RootKind::Output { exec }) => ("output", exec.to_string()),
+        Named::Files => ("files", String::new()),
+    };
+    Affected { kernel, what: what.into(), name }
+}
+
+/// A root that needs something which is not there whole.
+struct Hit {
+    kernel: KernelId,
+    name: String,
+    named: Named,
+    root: Digest,
+    object: Digest,
+    why: String,
+}
+
+struct Found {
+    hits: Vec<Hit>,
+    /// Checkpoints that have everything.
+    whole: u64,
+}
+
+/// All roots at once first: what several share is looked at once. Only if something is wrong, each by itself.
+fn look(store: &Store, roots: &[(KernelId, String, Named, Digest)], bad: &HashSet<Digest>) -> Found {
+    let is_checkpoint = |named: &Named| matches!(named, Named::Row(RootKind::Checkpoint { .. }));
+    let (mut seen, mut wrong) = (Seen::default(), false);
+    for (_, _, named, digest) in roots {
+        let mut object = |object: Digest| wrong |= bad.contains(&object) || !store.contains(object);
+        wrong |= walk(store, *named, *digest, &mut seen, &mut object).is_err();
+        if wrong {
+            break;
+        }
+    }
+    drop(seen);
+    let mut found = Found { hits: Vec::new(), whole: 0 };
+    for (kernel, name, named, root) in roots {
+        let mut needs: Vec<(Digest, String)> = Vec::new();
+        if wrong {
+            let mut object = |object: Digest| {
+                if bad.contains(&object) {
+                    needs.push((object, String::new()));
+                } else if !store.contains(object) {
+                    needs.push((object, "it is missing".into()));
+                }
+            };
+            let walked = walk(store, *named, *root, &mut Seen::default(), &mut object);
+            if let Err(error) = walked {
+                let object = error.reason.parse().unwrap_or(*root);
+                if !needs.iter().any(|(known, _)| *known == object) {
+                    needs.push((object, error.message));
+                }
+            }
+        }
+        found.whole += u64::from(needs.is_empty() && is_checkpoint(named));
+        found.hits.extend(needs.into_iter().map(|(object, why)| Hit {
+            kernel: *kernel,
+            name: name.clone(),
+            named: *named,
+            root: *root,
+            object,
+            why,
+        }));
+    }
+    found
+}

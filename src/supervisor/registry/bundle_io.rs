@@ -1,0 +1,368 @@
+//! A kernel as a file: exported from the store, imported as a new kernel.
+//!
+//! The file is written and read on blocking threads, a few at once; pieces go through bounded channels, so that a slow client slows
+//! them and costs no memory.
+
+use std::io::{self, Read, Write};
+use std::rc::Rc;
+
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
+use tokio::task::JoinHandle;
+
+use crate::bundle::{self, BundleError, Contents, Head, Packed};
+use crate::core::checkpoint::{Checkpoint, CheckpointType, Manifest, Taking};
+use crate::core::error::{DISK_FULL, Error, ErrorCode, Result};
+use crate::core::ids::Digest;
+use crate::core::limits;
+use crate::core::origin::{ForkPoint, Origin, OriginKind};
+use crate::supervisor::checkpoint;
+use crate::supervisor::host::Host;
+use crate::supervisor::kernel::Kernel;
+use crate::supervisor::kernel::command::Actor;
+use crate::supervisor::registry::Supervisor;
+use crate::supervisor::registry::create_from::{Seed, Words};
+
+/// A file that is being written: its pieces, and in the end what it is.
+pub struct Export {
+    /// The pieces, in order; at the end of them `done` says how it went.
+    pub pieces: mpsc::Receiver<Vec<u8>>,
+    /// Digest and length, or why there is none.
+    pub done: Option<oneshot::Receiver<Result<(Digest, u64)>>>,
+}
+
+/// Begins to write a kernel and some of its checkpoints; none named: all, and a new one of what is now.
+///
+/// # Errors
+/// `notFound`, `conflict` (ambiguous), `busy` (exports), and what keeps the checkpoint from being taken.
+pub async fn export(host: &Rc<Host>, kernel: &Rc<Kernel>, references: &[String], actor: &Actor) -> Result<Export> {
+    let place = place(host)?;
+    let source = kernel.lend()?;
+    let (chosen, held) = choose(host, kernel, references, actor).await?;
+    let newest = chosen.last().ok_or_else(|| Error::not_found("the kernel has no checkpoints"))?;
+    if chosen.len() > limits::BUNDLE_CHECKPOINTS {
+        return Err(Error::refused(format!("{} checkpoints are more than one file holds", chosen.len()))
+            .reason("bundle_size")
+            .hint("name those that are wanted with --checkpoint"));
+    }
+    let head = Head {
+        ryokan: env!("CARGO_PKG_VERSION").into(),
+        at_ms: host.now_ms(),
+        host: host.id(),
+        kernel: kernel.id,
+        name: kernel.spec.name.to_string(),
+        generation: kernel.view().origin.generation,
+        begin: newest.id,
+        blobs: kernel.records.blobs_granted_until(newest.at_ms).await?,
+        decisions: kernel.records.all_decisions().await?,
+        checkpoints: chosen.iter().map(packed).collect(),
+    };
+    let outcome = format!("{} checkpoints, newest {}", chosen.len(), newest.id);
+    let version = Some(kernel.view().version);
+    host.audit(actor, "kernel.export", kernel, (version, version), outcome).await;
+    let (to, pieces) = mpsc::channel(limits::BUNDLE_PIECES_WAITING);
+    let (tell, done) = oneshot::channel();
+    let store = host.store.clone();
+    // What it needs is named by the kernel's rows: they stay, and the kernel is lent, until it is done.
+    tokio::task::spawn_local(async move {
+        let written = store.run_beside(move |store| {
+            let _place = place;
+            let outlet = Outlet { to, runtime: tokio::runtime::Handle::current() };
+            Ok(bundle::write(store, &head, outlet))
+        });
+        let written = match written.await {
+            Ok(written) => written.map_err(told),
+            Err(error) => Err(error.into()),
+        };
+        drop((source, held));
+        // A client that has left wants to know nothing.
+        let _ = tell.send(written);
+    });
+    Ok(Export { pieces, done: Some(done) })
+}
+
+/// The checkpoints that are wanted, oldest first, and what keeps them from going.
+async fn choose(
+    host: &Rc<Host>,
+    kernel: &Rc<Kernel>,
+    references: &[String],
+    actor: &Actor,
+) -> Result<(Vec<Checkpoint>, Vec<checkpoint::Held>)> {
+    let mut found = Vec::new();
+    if references.is_empty() {
+        if kernel.archived_in().is_none() {
+            let taking = Taking::by_us(CheckpointType::Auto, "export");
+            checkpoint::take(host, kernel, taking, actor.clone()).await?;
+        }
+        found = kernel.records.all_checkpoints().await?;
+    }
+    for reference in references {
+        found.push(checkpoint::find(kernel, reference).await?);
+    }
+    found.sort_by_key(|checkpoint| checkpoint.number);
+    found.dedup_by_key(|checkpoint| checkpoint.number);
+    let (mut chosen, mut held) = (Vec::new(), Vec::new());
+    for checkpoint in found {
+        match checkpoint::hold(kernel, checkpoint).await {
+            Ok((checkpoint, keeps)) => {
+                chosen.push(checkpoint);
+                held.push(keeps);
+            }
+            // Of all that there are, what went meanwhile is none.
+            Err(error) if error.code == ErrorCode::NotFound && references.is_empty() => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok((chosen, held))
+}
+
+fn packed(checkpoint: &Checkpoint) -> Packed {
+    Packed {
+        id: checkpoint.id,
+        name: checkpoint.name.clone(),
+        description: checkpoint.description.clone(),
+        summary: checkpoint.summary.clone(),
+        kind: checkpoint.kind,
+        creator: checkpoint.creator.clone(),
+        at_ms: checkpoint.at_ms,
+        parent: checkpoint.parent,
+        pinned: checkpoint.pinned,
+        manifest: checkpoint.manifest,
+    }
+}
+
+/// One of the places for files that are being written or read.
+fn place(host: &Host) -> Result<OwnedSemaphorePermit> {
+    let places = std::sync::Arc::clone(&host.bundles);
+    places.try_acquire_owned().map_err(|_| {
+        Error::busy(format!("{} exports and imports are under way already", limits::BUNDLES_AT_ONCE))
+            .reason("bundles")
+            .hint("try again when one of them is done")
+    })
+}
+
+/// Who has one of the few places does not keep it for nothing.
+fn late(what: &str) -> io::Error {
+    let within = limits::BUNDLE_PIECE_TAKEN.as_secs();
+    io::Error::new(io::ErrorKind::TimedOut, format!("the client {what}: nothing for {within} s"))
+}
+
+/// The writer's end of the pieces.
+struct Outlet {
+    to: mpsc::Sender<Vec<u8>>,
+    runtime: tokio::runtime::Handle,
+}
+
+impl Write for Outlet {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let piece = &bytes[..bytes.len().min(limits::CHUNK_BYTES)];
+        match self.runtime.block_on(self.to.send_timeout(piece.to_vec(), limits::BUNDLE_PIECE_TAKEN)) {
+            Ok(()) => Ok(piece.len()),
+            Err(mpsc::error::SendTimeoutError::Timeout(_)) => Err(late("takes no more")),
+            Err(mpsc::error::SendTimeoutError::Closed(_)) => {
+                Err(io::Error::new(io::ErrorKind::BrokenPipe, "the client takes no more"))
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A file that is being read. Dropped, nothing comes of it.
+pub struct Import {
+    pieces: Option<mpsc::Sender<Vec<u8>>>,
+    reading: JoinHandle<Result<Contents>>,
+    _held: crate::store::Hold,
+}
+
+impl Import {
+    /// Begins to read a file.
+    ///
+    /// # Errors
+    /// `busy` (imports).
+    pub async fn begin(host: &Host) -> Result<Import> {
+        let place = place(host)?;
+        // Until the new kernel's rows name what is stored, nothing else does.
+        let held = host.store.run(|store| Ok(store.hold())).await?;
+        let (to, pieces) = mpsc::channel(limits::BUNDLE_PIECES_WAITING);
+        let store = host.store.clone();
+        let reading = tokio::task::spawn_local(async move {
+            let read = store.run_beside(move |store| {
+                let _place = place;
+                let runtime = tokio::runtime::Handle::current();
+                Ok(bundle::read(store, Inlet { pieces, runtime, rest: Vec::new(), at: 0 }))
+            });
+            read.await?.map_err(told)
+        });
+        Ok(Import { pieces: Some(to), reading, _held: held })
+    }
+
+    /// Takes the next piece; waits until there is room for it.
+    ///
+    /// # Errors
+    /// What is wrong with the file, as soon as it is known.
+    pub async fn write(&mut self, piece: Vec<u8>) -> Result<()> {
+        let Some(pieces) = &self.pieces else { return Err(over()) };
+        if pieces.send(piece).await.is_err() {
+            return Err(match self.read().await {
+                Err(error) => error,
+                Ok(_) => Error::corrupt("the file is damaged: something follows its end"),
+            });
+        }
+        Ok(())
+    }
+
+    async fn read(&mut self) -> Result<Contents> {
+        self.pieces = None;
+        (&mut self.reading).await.map_err(|error| Error::internal(error.to_string()))?
+    }
+
+    /// Makes a kernel of what was read. `name` none: as it was called. `without_host`: without anything that the file would be given of
+    /// this host.
+    ///
+    /// # Errors
+    /// What is wrong with the file; `alreadyExists`, `refused`, `notFound` (mounts): nothing is visible then.
+    pub async fn finish(
+        mut self,
+        supervisor: &Supervisor,
+        name: Option<&str>,
+        without_host: bool,
+        actor: &Actor,
+    ) -> Result<Rc<Kernel>> {
+        if self.pieces.is_none() {
+            return Err(over());
+        }
+        let contents = self.read().await?;
+        let name = name.unwrap_or(&contents.head.name).to_owned();
+        let (supervisor, actor) = (supervisor.clone(), actor.clone());
+        // In a task of its own: a client that leaves meanwhile leaves nothing half made.
+        let making = tokio::task::spawn_local(async move {
+            let made = make(&supervisor, contents, &name, without_host, &actor).await;
+            drop(self);
+            made
+        });
+        making.await.map_err(|error| Error::internal(error.to_string()))?
+    }
+}
+
+fn over() -> Error {
+    Error::conflict("this import is over").hint("begin another one")
+}
+
+/// The reader's end of the pieces.
+struct Inlet {
+    pieces: mpsc::Receiver<Vec<u8>>,
+    runtime: tokio::runtime::Handle,
+    rest: Vec<u8>,
+    at: usize,
+}
+
+impl Read for Inlet {
+    fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
+        while self.at == self.rest.len() {
+            let next = async { tokio::time::timeout(limits::BUNDLE_PIECE_TAKEN, self.pieces.recv()).await };
+            match self.runtime.block_on(next) {
+                Ok(Some(piece)) => (self.rest, self.at) = (piece, 0),
+                Ok(None) => return Ok(0),
+                Err(_) => return Err(late("gives no more")),
+            }
+        }
+        let count = room.len().min(self.rest.len() - self.at);
+        room[..count].copy_from_slice(&self.rest[self.at..self.at + count]);
+        self.at += count;
+        Ok(count)
+    }
+}
+
+async fn make(
+    supervisor: &Supervisor,
+    contents: Contents,
+    name: &str,
+    without_host: bool,
+    actor: &Actor,
+) -> Result<Rc<Kernel>> {
+    let Contents { head, mut manifests, mut parts, bytes, digest } = contents;
+    let name = name.parse().map_err(|error: crate::core::name::NameError| Error::invalid(error.to_string()))?;
+    let reserved = supervisor.reserve(actor.uid, name)?;
+    for manifest in &mut manifests {
+        if without_host {
+            manifest.spec.paths.clear();
+            manifest.mounts.clear();
+            manifest.mcp.clear();
+        }
+        // Where a path led on another host is nothing to hold it to here.
+        manifest.spec.paths.iter_mut().for_each(|path| path.real = None);
+        manifest.mounts.iter_mut().for_each(|mount| mount.real = None);
+    }
+    let begin = manifests.iter().find(|manifest| manifest.id == head.begin);
+    let manifest = begin.cloned().ok_or_else(|| Error::corrupt("the file lacks the checkpoint that it begins at"))?;
+    has_room(supervisor.host(), &manifest, bytes)?;
+    // The same file may be imported twice.
+    parts.leave_out_random();
+    let from = ForkPoint { kernel: head.kernel, name: head.name.clone(), checkpoint: head.begin };
+    let origin = Origin {
+        kind: OriginKind::Restored,
+        generation: head.generation.saturating_add(1),
+        from: Some(from),
+        restored: Some(head.begin),
+    };
+    let words = Words {
+        mark: format!("imported {} of host {}", head.name, head.host),
+        action: "kernel.import",
+        outcome: format!("{} of host {}; file {digest}", head.kernel, head.host),
+        detail: serde_json::json!({ "imported": head.kernel, "name": head.name, "host": head.host, "file": digest }),
+    };
+    let seed = Seed {
+        manifest,
+        parts,
+        blobs: head.blobs,
+        decisions: head.decisions,
+        origin,
+        parent: None,
+        called: String::new(),
+        giving: None,
+        like: None,
+        made: Default::default(),
+    };
+    let checkpoints = head.checkpoints.into_iter().zip(manifests).collect();
+    supervisor.begin_imported(&reserved, &seed, checkpoints, words, actor).await
+}
+
+/// Whether the files of what an import begins at may be written at all.
+fn has_room(host: &Host, manifest: &Manifest, wanted: u64) -> Result<()> {
+    let most = manifest.spec.limits.workspace_bytes;
+    if wanted > most {
+        return Err(Error::refused(format!("its files have {wanted} bytes, and its workspace may hold {most}"))
+            .reason("bundle_size")
+            .hint("export it again with a larger limit, or from a checkpoint with less in it"));
+    }
+    match host.free_bytes() {
+        Some(free) if wanted > free => {
+            Err(Error::busy(format!("its files have {wanted} bytes, and {free} are free here"))
+                .reason(DISK_FULL)
+                .hint("free space on the device or raise the quota, then try again"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What a client is told.
+fn told(error: BundleError) -> Error {
+    let code = match &error {
+        BundleError::Version(_) => ErrorCode::Unsupported,
+        BundleError::Foreign | BundleError::TooLarge { .. } => ErrorCode::InvalidArgument,
+        BundleError::Truncated(_) | BundleError::Damaged(_) | BundleError::Tree(_) => ErrorCode::Corrupt,
+        BundleError::Store(_) => {
+            let BundleError::Store(error) = error else { return Error::internal("an error changed") };
+            return error.into();
+        }
+        BundleError::Io(_) => ErrorCode::Unavailable,
+    };
+    let hint = match code {
+        ErrorCode::Unsupported => "use the release that wrote it, or a later one",
+        ErrorCode::Corrupt => "get the file again from where it was written",
+        _ => "",
+    };
+    Error::new(code, error.to_string()).hint(hint).reason("bundle")
+}

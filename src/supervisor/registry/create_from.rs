@@ -1,0 +1,446 @@
+//! Kernels that begin from a checkpoint: of another kernel (a fork), or of another host (an import). And threads, which begin
+//! without one.
+//!
+//! ```text
+//! name reserved ─▶ everything judged again ─▶ folder ─▶ files ─▶ engine.db ─▶ manifest ─▶ state.db ─▶ row in the catalog: visible
+//! ```
+//! Until the row is there, nobody knows of the kernel: what fails removes the folder, and what was killed leaves one that the next
+//! start removes.
+
+use std::cell::RefCell;
+use std::path::Path;
+use std::rc::Rc;
+
+use super::supervisor::Reserved;
+use crate::bundle::Packed;
+use crate::catalog::state::{Beginning, EntryKind, FirstCheckpoint, NewCheckpoint, NewEntry};
+use crate::catalog::{Created, Durability, EngineDb, EngineInfo, Entry, IdempotencyKey, KernelRow, NewAudit, Notes};
+use crate::core::checkpoint::{CheckpointType, Manifest, StateParts};
+use crate::core::engine::EngineName;
+use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::ids::{CheckpointId, Digest, Epoch, KernelId};
+use crate::core::info::{GivenMount, McpTransport};
+use crate::core::limits;
+use crate::core::origin::Origin;
+use crate::core::spec::{KernelSpec, Net};
+use crate::core::workflow::{Decision, WorkflowPart};
+use crate::supervisor::checkpoint;
+use crate::supervisor::host::Host;
+use crate::supervisor::host::audit::bounded;
+use crate::supervisor::kernel::Kernel;
+use crate::supervisor::kernel::command::Actor;
+use crate::supervisor::kernel::journal::{Records, StateRecord};
+use crate::supervisor::registry::Supervisor;
+
+/// Format of the state as a whole, as `engine.db` notes it.
+const STATE_FORMAT: u32 = 1;
+
+/// What a kernel begins from.
+pub(crate) struct Seed {
+    /// The checkpoint's manifest.
+    pub manifest: Manifest,
+    /// The engine's state that it is to have.
+    pub parts: StateParts,
+    /// What the new kernel may read of blobs.
+    pub blobs: Vec<Digest>,
+    /// How it comes to be.
+    pub origin: Origin,
+    /// The checkpoint that its own first one follows.
+    pub parent: Option<CheckpointId>,
+    /// What its own first checkpoint is called.
+    pub called: String,
+    /// The decisions that the manifest names, with their texts, as far as they are known.
+    pub decisions: Vec<Decision>,
+    /// Whose files it may take where they are those of the checkpoint.
+    pub giving: Option<checkpoint::Giving>,
+    /// The kernel of whose files a copy may have been made ahead.
+    pub like: Option<KernelId>,
+    /// The files of the newest kernel that was made from this.
+    pub made: RefCell<Option<crate::workspace::Donor>>,
+}
+
+/// What is said of a new kernel, whatever it begins from.
+pub(crate) struct Words<'a> {
+    /// The first entry of its journal.
+    pub mark: String,
+    /// In the audit log; `_weaker` is added for a kernel that does without a part of the sandbox.
+    pub action: &'a str,
+    /// In the audit log.
+    pub outcome: String,
+    /// In the event of its creation.
+    pub detail: serde_json::Value,
+}
+
+/// What a new kernel has of its own.
+struct Own {
+    origin: Origin,
+    work: WorkflowPart,
+    decisions: Vec<Decision>,
+    checkpoints: Vec<FirstCheckpoint>,
+    /// The first entry of its journal, if that is none of a checkpoint.
+    entry: Option<NewEntry>,
+    blobs: Vec<Digest>,
+    thread_of: Option<KernelId>,
+}
+
+impl Own {
+    /// What comes with what it begins from; no checkpoints yet.
+    fn of(seed: &Seed) -> Own {
+        Own {
+            origin: seed.origin.clone(),
+            work: seed.manifest.work.clone(),
+            decisions: seed.decisions.clone(),
+            checkpoints: Vec::new(),
+            entry: None,
+            blobs: seed.blobs.clone(),
+            thread_of: None,
+        }
+    }
+}
+
+/// What a new kernel is, once everything was judged.
+pub(crate) struct Judged {
+    spec: KernelSpec,
+    mounts: Vec<GivenMount>,
+    mcp: Vec<(String, McpTransport)>,
+}
+
+impl Supervisor {
+    /// Judges again what a kernel is to have: what was allowed once may be forbidden by now, or be nobody's to give here.
+    ///
+    /// # Errors
+    /// `busy` (limits), `refused`, `notFound`.
+    pub(crate) fn judge(
+        &self,
+        mut spec: KernelSpec,
+        mounts: &[GivenMount],
+        mcp: Vec<(String, McpTransport)>,
+        actor: &Actor,
+    ) -> Result<Judged> {
+        let host = self.host();
+        // What goes with a connection goes with that one's.
+        spec.ephemeral = false;
+        self.check_spec(&spec)?;
+        for allowed in &mut spec.paths {
+            allowed.real = Some(host.check_given(actor.uid, &allowed.path, allowed.real.as_deref())?);
+        }
+        let mounts = mounts.iter().map(|GivenMount { mount, real }| {
+            let real = host.check_given(actor.uid, Path::new(&mount.source), real.as_deref().map(Path::new))?;
+            Ok(GivenMount { mount: mount.clone(), real: Some(real.display().to_string()) })
+        });
+        let mounts = mounts.collect::<Result<_>>()?;
+        for (name, transport) in &mcp {
+            match host.config.mcp_allowed.admit(spec.name.as_str(), name, transport) {
+                // As many run as may; that is judged when it is to run.
+                Err(error) if error.code != ErrorCode::Busy => return Err(error),
+                Ok(_) | Err(_) => {}
+            }
+        }
+        Ok(Judged { spec, mounts, mcp })
+    }
+
+    /// Makes a kernel from a checkpoint.
+    ///
+    /// # Errors
+    /// Those of [`Self::judge`], of the store and of the databases; nothing is left then.
+    pub(crate) async fn begin_from(
+        &self,
+        reserved: &Reserved,
+        seed: &Seed,
+        key: Option<(String, String)>,
+        words: Words<'_>,
+        actor: &Actor,
+    ) -> Result<Rc<Kernel>> {
+        let judged = self.judge_seed(reserved, seed, actor)?;
+        self.fill_and_show(judged, key, words, actor, async |id, judged, words| {
+            let host = self.host();
+            let tree = seed.manifest.workspace.tree;
+            let filled = checkpoint::fill(host, id, tree, seed.like, seed.giving.as_ref()).await?;
+            (words.detail["files"], words.detail["full_walk"]) = (filled.way.into(), filled.full_walk.into());
+            seed.made.replace(filled.files);
+            load_engine(host, id, seed.manifest.engine, seed.parts.clone()).await?;
+            let (new, sealed) = seal(host, id, seed, judged, actor).await?;
+            words.outcome = format!("{}; {} manifest {sealed}", words.outcome, new.id);
+            let entry = mark(host, actor, words);
+            let checkpoints = vec![FirstCheckpoint { new, parent: seed.parent, entry }];
+            Ok(Own { checkpoints, ..Own::of(seed) })
+        })
+        .await
+    }
+
+    /// Makes a kernel with the checkpoints of a file, each with a manifest that names the new kernel.
+    ///
+    /// # Errors
+    /// As [`Self::begin_from`].
+    pub(crate) async fn begin_imported(
+        &self,
+        reserved: &Reserved,
+        seed: &Seed,
+        checkpoints: Vec<(Packed, Manifest)>,
+        words: Words<'_>,
+        actor: &Actor,
+    ) -> Result<Rc<Kernel>> {
+        let judged = self.judge_seed(reserved, seed, actor)?;
+        self.fill_and_show(judged, None, words, actor, async |id, judged, words| {
+            let host = self.host();
+            checkpoint::fill(host, id, seed.manifest.workspace.tree, None, None).await?;
+            load_engine(host, id, seed.manifest.engine, seed.parts.clone()).await?;
+            let mut own = Own { entry: Some(mark(host, actor, words)), ..Own::of(seed) };
+            // The one that the kernel is at comes last.
+            let (at, others): (Vec<_>, Vec<_>) =
+                checkpoints.into_iter().partition(|(packed, _)| packed.id == seed.manifest.id);
+            for (packed, manifest) in others.into_iter().chain(at) {
+                own.checkpoints.push(imported(host, id, judged, packed, manifest, actor).await?);
+            }
+            Ok(own)
+        })
+        .await
+    }
+
+    /// Makes a kernel that works in the workspace of another.
+    ///
+    /// # Errors
+    /// Those of [`Self::judge`] and of the databases; nothing is left then.
+    pub(crate) async fn begin_thread(
+        &self,
+        owner: &Rc<Kernel>,
+        judged: Judged,
+        key: Option<(String, String)>,
+        words: Words<'_>,
+        actor: &Actor,
+    ) -> Result<Rc<Kernel>> {
+        self.fill_and_show(judged, key, words, actor, async |_, _, words| {
+            Ok(Own {
+                origin: Origin::default(),
+                work: WorkflowPart::default(),
+                decisions: Vec::new(),
+                checkpoints: Vec::new(),
+                entry: Some(mark(self.host(), actor, words)),
+                blobs: Vec::new(),
+                thread_of: Some(owner.id),
+            })
+        })
+        .await
+    }
+
+    /// Judges what a checkpoint says that its kernel has.
+    fn judge_seed(&self, reserved: &Reserved, seed: &Seed, actor: &Actor) -> Result<Judged> {
+        let Manifest { spec, mounts, mcp, .. } = &seed.manifest;
+        let spec = KernelSpec { name: reserved.name().clone(), ..spec.clone() };
+        let mcp = mcp.iter().map(|part| (part.name.clone(), part.transport.clone())).collect();
+        self.judge(spec, mounts, mcp, actor)
+    }
+
+    /// Makes a kernel's folder, has `fill` fill it, and makes the kernel visible. If any of it fails, nothing is left.
+    async fn fill_and_show<'w>(
+        &self,
+        judged: Judged,
+        key: Option<(String, String)>,
+        mut words: Words<'w>,
+        actor: &Actor,
+        fill: impl AsyncFnOnce(KernelId, &Judged, &mut Words<'w>) -> Result<Own>,
+    ) -> Result<Rc<Kernel>> {
+        let host = self.host();
+        let id = KernelId::from_bytes(host.random());
+        host.catalog.create_kernel_files(id).await?;
+        let made = match fill(id, &judged, &mut words).await {
+            Ok(own) => self.make_visible(id, judged, own, key, words, actor).await,
+            Err(error) => Err(error),
+        };
+        // What is left nevertheless goes at the next start: why there is no kernel is what the caller must know.
+        if made.is_err()
+            && let Err(error) = host.catalog.remove_kernel_files(id).await
+        {
+            tracing::warn!(%error, "the folder of a kernel that was not made could not be removed");
+        }
+        made
+    }
+
+    async fn make_visible(
+        &self,
+        id: KernelId,
+        judged: Judged,
+        own: Own,
+        key: Option<(String, String)>,
+        words: Words<'_>,
+        actor: &Actor,
+    ) -> Result<Rc<Kernel>> {
+        let (host, now) = (self.host(), self.host().now_ms());
+        let Judged { spec, mounts, mcp } = judged;
+        let records = Records::new(id, Epoch(1), &host.catalog, &host.store);
+        let Own { origin, work, decisions, checkpoints, entry, blobs, thread_of } = own;
+        let generation = origin.generation;
+        let beginning = Beginning { origin, work, decisions, checkpoints, mounts, mcp, blobs, entry, at_ms: now };
+        records.begin_kernel(beginning).await?;
+        let record = StateRecord::default();
+        let weaker = !spec.degraded.is_empty() || spec.net != Net::None;
+        let row = KernelRow {
+            id,
+            uid: actor.uid,
+            spec,
+            state_json: serde_json::to_string(&record).map_err(|error| Error::internal(error.to_string()))?,
+            version: 1,
+            epoch: Epoch(1),
+            generation,
+            thread_of,
+            created_at_ms: now,
+            last_used_at_ms: now,
+        };
+        let action = format!("{}{}", words.action, if weaker { "_weaker" } else { "" });
+        let audit = NewAudit {
+            kernel: id.to_string(),
+            owner: Some(actor.uid),
+            version_after: Some(1),
+            detail: bounded(words.outcome),
+            ..host.line(actor, &action, None)
+        };
+        let expires_at_ms = now.saturating_add(limits::KEY_LIFE.as_millis() as i64);
+        let key = key.map(|(scope, key)| IdempotencyKey { scope, key, expires_at_ms });
+        let loaded = records.load().await?;
+        let notes = Notes { events: Vec::new(), audit: vec![audit] };
+        match host.catalog.insert_kernel(row.clone(), key, notes).await?.value {
+            Created::New => {}
+            // Somebody asked for the same at the same moment.
+            Created::Before(_) => {
+                return Err(Error::conflict("this key is being used for another request at the same time")
+                    .hint("ask again: what that request made is given"));
+            }
+        }
+        let kernel = self.open(&row, record, loaded, |_| None);
+        let mut detail = words.detail;
+        detail["id"] = id.to_string().into();
+        detail["by"] = actor.to_string().into();
+        host.events.publish(&kernel.event_name, "kernel_created", detail);
+        Ok(kernel)
+    }
+}
+
+fn mark(host: &Host, actor: &Actor, words: &Words<'_>) -> NewEntry {
+    NewEntry {
+        kind: EntryKind::Mark,
+        at_ms: host.now_ms(),
+        actor: actor.to_string(),
+        text: words.mark.clone(),
+        detail_json: words.detail.to_string(),
+    }
+}
+
+/// Writes the engine's state where the kernel's first worker finds it.
+pub(crate) async fn load_engine(host: &Host, id: KernelId, engine: EngineName, parts: StateParts) -> Result<()> {
+    if parts.entries.is_empty() {
+        return Ok(());
+    }
+    let path = host.catalog.kernel_files(id).engine_db;
+    let durability = if host.config.power_safe { Durability::Power } else { Durability::Process };
+    // Which version wrote it is in no manifest; the engine that reads it says its own.
+    let info = EngineInfo { name: engine.name().into(), version: String::new(), format: STATE_FORMAT };
+    let loaded = host.store.run_beside(move |store| {
+        let load = || -> Result<()> {
+            let mut failed = None;
+            let entries = parts.entries.into_iter().map_while(|part| match store.get(part.body, limits::STATE_BYTES) {
+                Ok(body) => Some(Entry { key: part.key, meta_json: part.meta.to_string(), body }),
+                Err(error) => {
+                    failed = Some(error);
+                    None
+                }
+            });
+            let db = EngineDb::open(&path, durability)?;
+            db.replace_all(&info, entries, &[])?;
+            match failed {
+                Some(error) => Err(error.into()),
+                None => Ok(db.close()?),
+            }
+        };
+        Ok(load())
+    });
+    loaded.await?
+}
+
+/// Stores the manifest of the new kernel's own first checkpoint.
+async fn seal(
+    host: &Host,
+    id: KernelId,
+    seed: &Seed,
+    judged: &Judged,
+    actor: &Actor,
+) -> Result<(NewCheckpoint, Digest)> {
+    let list = seed.parts.encode().map_err(|error| Error::refused(error.to_string()).reason("state_size"))?;
+    let manifest = Manifest {
+        host: host.id(),
+        kernel: id,
+        epoch: Epoch(1),
+        id: CheckpointId::from_bytes(host.random()),
+        parent: seed.parent,
+        at_ms: host.now_ms(),
+        spec: judged.spec.clone(),
+        journal: 0,
+        state: host.store.put(list).await?,
+        mounts: judged.mounts.clone(),
+        audit: Some(host.catalog.audit_head().await?),
+        ..seed.manifest.clone()
+    };
+    let sealed = host.store.put(checkpoint::encode(&manifest)?).await?;
+    let new = NewCheckpoint {
+        id: manifest.id,
+        name: seed.called.clone(),
+        description: String::new(),
+        kind: CheckpointType::Auto,
+        creator: actor.to_string(),
+        at_ms: manifest.at_ms,
+        pinned: false,
+        manifest: sealed,
+        files: manifest.workspace.files,
+        state_bytes: seed.parts.bytes(),
+        summary: String::new(),
+        compact: Vec::new(),
+        work: seed.manifest.work.clone(),
+        work_seen: None,
+        with: None,
+    };
+    Ok((new, sealed))
+}
+
+/// A checkpoint of a file as the new kernel's own.
+async fn imported(
+    host: &Host,
+    id: KernelId,
+    judged: &Judged,
+    packed: Packed,
+    manifest: Manifest,
+    actor: &Actor,
+) -> Result<FirstCheckpoint> {
+    // It is the new kernel's: its name and owner are not those of the file, and what it is given is judged when it is restored.
+    let spec = KernelSpec { name: judged.spec.name.clone(), ..manifest.spec.clone() };
+    let state_list = host.store.get(manifest.state, limits::MANIFEST_BYTES as u64).await?;
+    let parts = StateParts::decode(&state_list).map_err(|error| Error::corrupt(error.to_string()))?;
+    let files = manifest.workspace.files;
+    let audit = Some(host.catalog.audit_head().await?);
+    let manifest = Manifest { host: host.id(), kernel: id, epoch: Epoch(1), spec, journal: 0, audit, ..manifest };
+    let sealed = host.store.put(checkpoint::encode(&manifest)?).await?;
+    let named = if packed.name.is_empty() { String::new() } else { format!(" {:?}", packed.name) };
+    let entry = NewEntry {
+        kind: EntryKind::Mark,
+        at_ms: host.now_ms(),
+        actor: actor.to_string(),
+        text: format!("imported checkpoint {}{named}", packed.id),
+        detail_json: serde_json::json!({ "checkpoint": packed.id, "manifest": sealed }).to_string(),
+    };
+    let new = NewCheckpoint {
+        id: packed.id,
+        name: packed.name,
+        description: packed.description,
+        kind: packed.kind,
+        creator: packed.creator,
+        at_ms: packed.at_ms,
+        pinned: packed.pinned,
+        manifest: sealed,
+        files,
+        state_bytes: parts.bytes(),
+        summary: packed.summary,
+        compact: Vec::new(),
+        work: manifest.work,
+        work_seen: None,
+        with: None,
+    };
+    Ok(FirstCheckpoint { new, parent: packed.parent, entry })
+}

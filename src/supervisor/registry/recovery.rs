@@ -1,0 +1,286 @@
+//! Start-up is recovery: what a former daemon left is taken over or ended, and every execution that it began gets its end.
+//!
+//! ```text
+//! workers in the catalog ─ attach ─▶ adopted: its executions go on, their output comes again from the beginning
+//!                           └─fails─▶ ended (if it is still that very process), forgotten
+//! executions without an end that no adopted worker knows ─▶ lost, in the journal
+//! folders of kernels that the catalog does not know ─▶ removed
+//! ```
+
+use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
+
+use futures::StreamExt as _;
+use tokio::sync::mpsc;
+
+use super::supervisor::Channel;
+use crate::catalog::{KernelRow, WorkerRow, sweep_kernels};
+use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::exec::ExecEnd;
+use crate::core::ids::KernelId;
+use crate::core::kernel::{CrashCause, Restart, State};
+use crate::core::limits;
+use crate::supervisor::kernel::Kernel;
+use crate::supervisor::kernel::command::Actor;
+use crate::supervisor::kernel::execution::Execution;
+use crate::supervisor::kernel::journal::{Loaded, Records, StateRecord};
+use crate::supervisor::kernel::output::Kept;
+use crate::supervisor::kernel::task::{Adopted, Listener};
+use crate::supervisor::registry::Supervisor;
+use crate::supervisor::workers::admission::Taken;
+use crate::supervisor::workers::worker;
+
+/// Kernels that are brought back at the same time.
+const RECOVERED_AT_ONCE: usize = 64;
+
+/// How an execution ended whose worker ended unseen.
+pub(crate) const NO_DAEMON: &str = "the worker ended while no daemon was there";
+
+/// What start-up did, for the log and for `ryokan events`.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+pub struct Recovered {
+    /// Kernels that the catalog knows.
+    pub kernels: usize,
+    /// Workers taken over.
+    pub adopted: usize,
+    /// Workers that were ended or had ended.
+    pub ended: usize,
+    /// Executions closed as lost.
+    pub lost: usize,
+    /// Kernels whose `state.db` is damaged.
+    pub damaged: usize,
+}
+
+impl Supervisor {
+    /// Brings back every kernel.
+    ///
+    /// # Errors
+    /// Those of the catalog; a kernel's own damage concerns that kernel only.
+    pub async fn recover(&self) -> Result<Recovered> {
+        let host = self.host();
+        let rows = host.catalog.kernels(None).await?;
+        let known: HashSet<KernelId> = rows.iter().map(|row| row.id).collect();
+        let mut done = Recovered { kernels: rows.len(), ..Recovered::default() };
+        let mut workers: HashMap<KernelId, WorkerRow> = HashMap::new();
+        let mut recorded = host.catalog.workers().await?;
+        // Before any kernel has a new one.
+        host.workers.sweep(&host.config.worker_sockets, &recorded.iter().map(|worker| worker.id).collect::<Vec<_>>());
+        // One that was recorded before it had a process never came to serve; it must not stand in the way of one that did.
+        recorded.sort_by_key(|worker| worker.pid == 0);
+        for worker in recorded {
+            if known.contains(&worker.kernel) && !workers.contains_key(&worker.kernel) {
+                workers.insert(worker.kernel, worker);
+            } else {
+                worker::end_orphan(host, &worker).await;
+                done.ended += 1;
+            }
+        }
+        // Whoever works in another's workspace comes after that one.
+        let (threads, rows): (Vec<_>, Vec<_>) = rows.into_iter().partition(|row| row.thread_of.is_some());
+        for rows in [rows, threads] {
+            let recoveries: Vec<_> = rows
+                .into_iter()
+                .map(|row| {
+                    let worker = workers.remove(&row.id);
+                    self.recover_kernel(row, worker)
+                })
+                .collect();
+            // Not all at once: the databases' queues are bounded.
+            let mut recoveries = futures::stream::iter(recoveries).buffer_unordered(RECOVERED_AT_ONCE);
+            while let Some(part) = recoveries.next().await {
+                done.adopted += part.adopted;
+                done.ended += part.ended;
+                done.lost += part.lost;
+                done.damaged += part.damaged;
+            }
+        }
+        self.let_go_of_ephemeral().await;
+        self.sweep(&known).await;
+        host.spares.sweep();
+        crate::supervisor::workers::pool::run(host);
+        crate::supervisor::workers::memory_pressure::run(host);
+        host.events.publish("", "host_started", serde_json::json!(done));
+        Ok(done)
+    }
+
+    /// No connection outlives a daemon: the kernels that went with one go now.
+    async fn let_go_of_ephemeral(&self) {
+        let mut ephemeral = self.kernels();
+        ephemeral.retain(|kernel| kernel.spec.ephemeral);
+        let gone = ephemeral
+            .iter()
+            .map(|kernel| self.let_go(kernel, Actor { uid: kernel.uid, client: "ryokand".into(), lease: Vec::new() }));
+        futures::stream::iter(gone).buffer_unordered(RECOVERED_AT_ONCE).collect::<Vec<()>>().await;
+    }
+
+    async fn sweep(&self, known: &HashSet<KernelId>) {
+        let Some(kernels) =
+            self.host().catalog.kernel_files(KernelId::from_bytes([0; 16])).dir.parent().map(|p| p.to_owned())
+        else {
+            return;
+        };
+        let known = known.clone();
+        let swept = tokio::task::spawn_blocking(move || sweep_kernels(&kernels, &known)).await;
+        match swept {
+            Ok(Ok((gone, stuck))) => {
+                for error in stuck {
+                    tracing::warn!(%error, "a folder that nobody knows could not be removed");
+                }
+                if !gone.is_empty() {
+                    tracing::info!(folders = gone.len(), "removed folders of kernels that do not exist");
+                }
+            }
+            Ok(Err(error)) => tracing::warn!(%error, "kernels' folders could not be swept"),
+            Err(error) => tracing::warn!(%error, "kernels' folders could not be swept"),
+        }
+    }
+
+    pub(crate) async fn recover_kernel(&self, row: KernelRow, worker: Option<WorkerRow>) -> Recovered {
+        let host = self.host();
+        let mut done = Recovered::default();
+        let mut record: StateRecord = serde_json::from_str(&row.state_json).unwrap_or_default();
+        let records = Records::new(row.id, row.epoch, &host.catalog, &host.store);
+        // A kernel that was at rest has nothing open: its database stays closed until somebody uses it.
+        let at_rest = worker.is_none() && !record.life.has_worker();
+        let homeless = row.thread_of.filter(|owner| !host.by_id.borrow().contains_key(owner));
+        let loaded = match homeless {
+            Some(owner) => Err(Error::corrupt(format!("kernel {owner}, in whose workspace it works, is gone"))),
+            None => load(&records).await,
+        };
+        let mut loaded = match loaded {
+            Ok(loaded) => loaded,
+            Err(error) => {
+                tracing::error!(kernel = %row.spec.name, %error, "the kernel's history is damaged");
+                host.events.publish(
+                    &host.event_name(row.uid, &row.spec.name),
+                    "kernel_damaged",
+                    serde_json::json!({ "error": error.message }),
+                );
+                done.damaged = 1;
+                if let Some(worker) = worker {
+                    worker::end_orphan(host, &worker).await;
+                    done.ended = 1;
+                }
+                record.life.state = damaged(&error);
+                self.open(&row, record, Loaded::empty(), |_| None);
+                return done;
+            }
+        };
+        // Bound to a kernel that nobody has used: nothing has run in it, and the kernel is as it was made.
+        let is_new = |loaded: &Loaded| loaded.executions == 0 && loaded.version == Loaded::empty().version;
+        let is_unused = matches!(record.life.state, State::Created) && is_new(&loaded);
+        let taken = match worker {
+            Some(worker) if is_unused => {
+                worker::end_orphan(host, &worker).await;
+                done.ended = 1;
+                None
+            }
+            Some(worker) => match self.take_over(&row, &worker, &loaded, &records).await {
+                Ok(taken) => {
+                    done.adopted = 1;
+                    Some(taken)
+                }
+                Err(error) => {
+                    tracing::info!(kernel = %row.spec.name, %error, "its worker was not adopted");
+                    worker::end_orphan(host, &worker).await;
+                    done.ended = 1;
+                    None
+                }
+            },
+            None => None,
+        };
+        let alive: HashSet<_> =
+            taken.iter().flat_map(|taken| taken.adopted.executions.iter().map(|(execution, _)| execution.id)).collect();
+        let mut unclosed = Vec::new();
+        for exec in std::mem::take(&mut loaded.running).into_iter().filter(|exec| !alive.contains(exec)) {
+            let (end, at_ms) = (ExecEnd::lost(NO_DAEMON), host.now_ms());
+            match host.making_room(async || records.end(exec, &end, &Kept::default(), at_ms).await).await {
+                Ok(()) => done.lost += 1,
+                Err(error) => {
+                    tracing::error!(kernel = %row.spec.name, %exec, %error, "a lost execution could not be closed");
+                    unclosed.push(exec);
+                }
+            }
+        }
+        // The kernel's task tries again.
+        loaded.running = unclosed;
+        if taken.is_none() {
+            record.life = record.life.without_worker();
+        }
+        if at_rest {
+            records.close().await;
+        }
+        // What a crash left of one that was put away, or of one that was being taken out.
+        if matches!(record.life.state, State::Archived { .. })
+            && let Err(error) = host.catalog.clear_kernel_files(row.id).await
+        {
+            tracing::warn!(kernel = %row.spec.name, %error, "files of an archived kernel are left");
+        }
+        self.open(&row, record, loaded, |kernel| taken.map(|taken| taken.bind(kernel)));
+        done
+    }
+
+    async fn take_over(
+        &self,
+        row: &KernelRow,
+        worker: &WorkerRow,
+        loaded: &Loaded,
+        records: &Records,
+    ) -> Result<TakenOver> {
+        if worker.epoch != row.epoch {
+            return Err(Error::refused("the worker is of an old epoch").reason("epoch"));
+        }
+        let tools = self.tools(row, loaded.mcp.clone());
+        let (reporter, reports) = mpsc::unbounded_channel();
+        // The attempt that the task will give it: the one after the last.
+        let record: StateRecord = serde_json::from_str(&row.state_json).unwrap_or_default();
+        let listener = Rc::new(Listener::before_kernel(record.life.attempt + 1, reporter.clone(), Rc::clone(&tools)));
+        let (admission, memory) = (&self.host().workers.admission, row.spec.limits.memory_bytes);
+        let mut place = admission.place(memory);
+        place.belongs(admission.share_anyway(row.uid, Taken::one(memory)));
+        let started = worker::adopt(place, worker, Rc::clone(&listener)).await?;
+        let mut executions = Vec::new();
+        for (exec, runs) in &started.report.executions {
+            let asked = records.output_limit(*exec).await.unwrap_or(0);
+            let keep = if asked == 0 { self.host().config.output_kept_bytes } else { asked };
+            executions.push((Execution::adopted(*exec, keep.min(limits::OUTPUT_KEPT_MOST_BYTES)), *runs));
+        }
+        Ok(TakenOver {
+            adopted: Adopted { started, executions },
+            channel: Channel { tools, reporter, reports },
+            listener,
+        })
+    }
+}
+
+/// A database that is busy is not damaged.
+async fn load(records: &Records) -> Result<Loaded> {
+    loop {
+        match records.load().await {
+            Err(error) if error.code == ErrorCode::Busy => tokio::time::sleep(limits::RESTART_BACKOFF_FIRST).await,
+            loaded => return loaded,
+        }
+    }
+}
+
+fn damaged(error: &Error) -> State {
+    let cause = CrashCause::NotStarted(error.message.clone());
+    State::Crashed { cause, restart: Restart::Breaker { until_ms: i64::MAX } }
+}
+
+struct TakenOver {
+    adopted: Adopted,
+    channel: Channel,
+    listener: Rc<Listener>,
+}
+
+impl TakenOver {
+    /// Joins listener and kernel: what the worker says from now on finds its execution.
+    fn bind(self, kernel: &Rc<Kernel>) -> (Adopted, Channel) {
+        for (execution, _) in &self.adopted.executions {
+            kernel.executions.borrow_mut().insert(execution.id, Rc::clone(execution));
+        }
+        self.listener.bind(kernel);
+        (self.adopted, self.channel)
+    }
+}

@@ -1,0 +1,100 @@
+//! Threads: kernels with an engine and a state of their own, in the workspace and with the mounts of another.
+//!
+//! A thread of a thread is one of the same workspace: there are no layers of them. The kernel whose workspace it is goes last.
+
+use std::rc::Rc;
+
+use crate::core::engine::EngineName;
+use crate::core::error::{Error, Result};
+use crate::core::limits;
+use crate::core::name::KernelName;
+use crate::core::spec::KernelSpec;
+use crate::supervisor::kernel::Kernel;
+use crate::supervisor::kernel::command::Actor;
+use crate::supervisor::registry::Supervisor;
+use crate::supervisor::registry::create_from::Words;
+use crate::supervisor::registry::idempotency::{KeyTurn, made_as};
+
+/// What thread is wanted.
+#[derive(Debug, Clone)]
+pub struct Threading {
+    /// Its name.
+    pub name: KernelName,
+    /// Its engine, if it is to be another than the kernel's.
+    pub engine: Option<EngineName>,
+    /// The same key within a day gives the same thread; empty: none.
+    pub key: String,
+}
+
+/// Makes a kernel that works in this one's workspace.
+///
+/// # Errors
+/// `alreadyExists`, `busy` (limits, leased), `refused`, `conflict` (it is being removed), and those of the databases.
+pub async fn thread(
+    supervisor: &Supervisor,
+    kernel: &Rc<Kernel>,
+    wanted: Threading,
+    actor: Actor,
+) -> Result<Rc<Kernel>> {
+    if wanted.key.len() > limits::KEY_BYTES {
+        return Err(Error::invalid(format!("the key has more than {} bytes", limits::KEY_BYTES)));
+    }
+    let (supervisor, kernel) = (supervisor.clone(), Rc::clone(kernel));
+    // In a task of its own: a client that leaves meanwhile leaves nothing half made.
+    let making = tokio::task::spawn_local(async move { make(&supervisor, &kernel, wanted, &actor).await });
+    making.await.map_err(|error| Error::internal(error.to_string()))?
+}
+
+async fn make(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: Threading, actor: &Actor) -> Result<Rc<Kernel>> {
+    let host = supervisor.host();
+    let mut turn = None;
+    if !wanted.key.is_empty() {
+        let scope = format!("thread/{}/{}", actor.uid, kernel.id);
+        let (known, waited) = supervisor.recall(scope, &wanted.key).await?;
+        if let Some(known) = known {
+            return made_as(known, wanted.name.as_str(), wanted.engine.unwrap_or(kernel.spec.engine));
+        }
+        turn = Some(waited);
+    }
+    let owner = kernel.files_owner();
+    if owner.spec.ephemeral {
+        return Err(Error::refused(format!("kernel {} goes with the client that made it", owner.spec.name))
+            .reason("ephemeral")
+            .hint("make a thread of one that stays"));
+    }
+    let _source = owner.lend()?;
+    owner.at_hand()?;
+    kernel.admit(actor, 0).await?;
+    let reserved = supervisor.reserve(actor.uid, wanted.name)?;
+    let engine = wanted.engine.unwrap_or(kernel.spec.engine);
+    let spec = KernelSpec { name: reserved.name().clone(), engine, ..kernel.spec_now() };
+    let (mounts, _) = kernel.records.grants().await?;
+    let judged = supervisor.judge(spec, &mounts, Vec::new(), actor)?;
+    let name = &owner.spec.name;
+    let words = Words {
+        mark: format!("made as a thread of {name}"),
+        action: "kernel.thread",
+        outcome: format!("of {}", owner.id),
+        detail: serde_json::json!({ "thread_of": owner.id, "name": name }),
+    };
+    // It may write into the owner's workspace before the owner is used.
+    host.promises.release(host, owner.id).await;
+    let key = turn.as_ref().map(KeyTurn::parts);
+    let thread = supervisor.begin_thread(&owner, judged, key, words, actor).await?;
+    let before = owner.view().version;
+    let text = format!("{} works in this workspace as a thread", thread.spec.name);
+    match owner.records.mark(actor, &text, host.now_ms()).await {
+        Ok(version) => {
+            owner.advance(version);
+            let versions = (Some(before), Some(version));
+            host.audit(actor, "kernel.threaded", &owner, versions, thread.id.to_string()).await;
+        }
+        Err(error) => {
+            // The thread is there, and says itself whose workspace it has.
+            tracing::warn!(kernel = %owner.spec.name, %error, "a thread could not be noted in the journal of its owner");
+            let detail = serde_json::json!({ "thread": thread.id, "error": error.message });
+            host.events.publish(&owner.event_name, "thread_not_noted", detail);
+        }
+    }
+    Ok(thread)
+}

@@ -1,0 +1,594 @@
+//! The set of kernels: made, found, listed, removed; taken over from a former daemon; let go at the end.
+
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Instant;
+
+use tokio::sync::mpsc;
+use tracing::Instrument as _;
+
+use crate::catalog::{CatalogHandle, Created, IdempotencyKey, KernelRow, NewAudit, Notes};
+use crate::core::error::{DISK_FULL, Error, ErrorCode, Result};
+use crate::core::ids::{Epoch, KernelId};
+use crate::core::limits;
+use crate::core::name::KernelName;
+use crate::core::spec::{Isolation, KernelSpec, Net};
+use crate::store::StoreHandle;
+use crate::supervisor::checkpoint;
+use crate::supervisor::host::audit::bounded;
+use crate::supervisor::host::events::Events;
+use crate::supervisor::host::metrics::Stage;
+use crate::supervisor::host::settings::Settings;
+use crate::supervisor::host::{DoorKeeper, Host};
+use crate::supervisor::kernel::command::{Actor, Change, Operation, StopMode};
+use crate::supervisor::kernel::journal::{Loaded, Records, StateRecord};
+use crate::supervisor::kernel::sharing::Sessions;
+use crate::supervisor::kernel::task::{Adopted, Beginning, Report, Task};
+use crate::supervisor::kernel::tools::Tools;
+use crate::supervisor::kernel::{Kernel, View};
+use crate::supervisor::maintenance;
+use crate::supervisor::registry::idempotency::{KeyTurn, made_as};
+use crate::supervisor::workers::reserved::Promise;
+use crate::supervisor::workers::worker::{self, Shape};
+
+/// The ownership under which a kernel begins.
+const FIRST_EPOCH: Epoch = Epoch(1);
+
+/// The door to all kernels of a daemon.
+#[derive(Clone)]
+pub struct Supervisor {
+    host: Rc<Host>,
+}
+
+impl Supervisor {
+    /// A supervisor without kernels; [`Supervisor::recover`] brings those that the catalog knows. Must run inside a `LocalSet`.
+    pub fn new(config: Settings, catalog: CatalogHandle, store: StoreHandle) -> Self {
+        let events = Events::start(catalog.clone(), crate::sys::clock::now_ms);
+        let host = Host::new(config, catalog, store, events);
+        let kept = Rc::downgrade(&host);
+        tokio::task::spawn_local(async move {
+            loop {
+                tokio::time::sleep(limits::RESERVE_INTERVAL).await;
+                let Some(host) = kept.upgrade() else { return };
+                host.reserve.keep();
+                host.keep_audit_head().await;
+            }
+        });
+        maintenance::run(&host);
+        Supervisor { host }
+    }
+
+    /// What the kernels share.
+    pub fn host(&self) -> &Rc<Host> {
+        &self.host
+    }
+
+    /// Every kernel.
+    pub fn kernels(&self) -> Vec<Rc<Kernel>> {
+        self.host.by_id.borrow().values().cloned().collect()
+    }
+
+    /// Who serves the kernels' own sockets.
+    pub fn set_door_keeper(&self, keeper: DoorKeeper) {
+        *self.host.doors.borrow_mut() = Some(keeper);
+    }
+
+    /// Makes a kernel. With a key that was used before: gives the kernel of that time.
+    ///
+    /// # Errors
+    /// `invalidArgument`, `alreadyExists`, `refused`, `unsupported`, `busy`.
+    pub async fn create(
+        &self,
+        spec: KernelSpec,
+        from_dir: Option<&Path>,
+        key: &str,
+        actor: &Actor,
+    ) -> Result<Rc<Kernel>> {
+        let scope = format!("create/{}", actor.uid);
+        if key.len() > limits::KEY_BYTES {
+            return Err(Error::invalid(format!("the key has more than {} bytes", limits::KEY_BYTES)));
+        }
+        let mut turn = None;
+        if !key.is_empty() {
+            let (known, waited) = self.recall(scope, key).await?;
+            if let Some(kernel) = known {
+                return made_as(kernel, spec.name.as_str(), spec.engine);
+            }
+            turn = Some(waited);
+        }
+        let spec = self.checked(spec, actor)?;
+        let reserved = self.reserve(actor.uid, spec.name.clone())?;
+        // In a task of its own: a client that leaves meanwhile must leave nothing half made.
+        let (this, from_dir, actor) = (self.clone(), from_dir.map(Path::to_owned), actor.clone());
+        let making = tokio::task::spawn_local(async move {
+            let _reserved = reserved;
+            let (begun, engine) = (Instant::now(), spec.engine);
+            let key = turn.as_ref().map(KeyTurn::parts);
+            let made = this.make(spec, from_dir.as_deref(), key, &actor).await;
+            this.host.metrics.since(Stage::Create, engine, begun);
+            made
+        });
+        making.await.map_err(|error| Error::internal(error.to_string()))?
+    }
+
+    /// Keeps a place and a name for a kernel that is being made.
+    ///
+    /// # Errors
+    /// `busy` if there are as many as may be, `alreadyExists`.
+    pub(crate) fn reserve(&self, uid: u32, name: KernelName) -> Result<Reserved> {
+        let config = &self.host.config;
+        {
+            let creating = self.host.creating.borrow();
+            let all = self.host.by_id.borrow().len() + creating.len();
+            if all >= config.kernels {
+                return Err(Error::busy(format!("there are {all} kernels already"))
+                    .reason("kernels")
+                    .hint("remove some, or raise limits.kernels"));
+            }
+            let own = self.host.visible(uid).len() + creating.keys().filter(|(owner, _)| *owner == uid).count();
+            if own >= config.kernels_per_user {
+                return Err(Error::busy(format!("you have {own} kernels already"))
+                    .reason("kernels_per_user")
+                    .hint("remove some, or have limits.kernels_per_user raised"));
+            }
+        }
+        if self.host.published.borrow().contains(&(uid, name.to_string())) {
+            return Err(Error::already_exists(format!("a kernel is published as {name} already"))
+                .hint("take another name: both would have the same socket"));
+        }
+        let name = (uid, name);
+        if self.host.by_name.borrow().contains_key(&name) || self.host.creating.borrow().contains_key(&name) {
+            return Err(Error::already_exists(format!("there is a kernel {} already", name.1))
+                .hint("take another name, or open that kernel"));
+        }
+        self.host.creating.borrow_mut().insert(name.clone(), ());
+        Ok(Reserved { host: Rc::clone(&self.host), name })
+    }
+
+    /// Checks what is asked for; gives it with where its paths lead.
+    fn checked(&self, mut spec: KernelSpec, actor: &Actor) -> Result<KernelSpec> {
+        self.check_spec(&spec)?;
+        for allowed in &mut spec.paths {
+            allowed.real = Some(self.host.check_source(actor.uid, &allowed.path)?);
+        }
+        Ok(spec)
+    }
+
+    pub(crate) fn check_spec(&self, spec: &KernelSpec) -> Result<()> {
+        let config = &self.host.config;
+        spec.check().map_err(|error| Error::invalid(error.to_string()))?;
+        if self.host.is_stopping() {
+            return Err(Error::unavailable("the daemon is stopping"));
+        }
+        match spec.isolation {
+            Isolation::Process => {}
+            Isolation::Microvm => {
+                return Err(Error::unsupported("this build runs kernels as processes only")
+                    .reason("isolation")
+                    .hint("use --isolation process"));
+            }
+        }
+        worker::interpreter(&self.host, spec.engine, spec.paths.iter().map(|allowed| &*allowed.path))?;
+        if !spec.image.is_empty() {
+            return Err(Error::unsupported("images belong to the microvm isolation").reason("image"));
+        }
+        if spec.net == Net::Host && !config.net_host_allowed {
+            return Err(Error::refused("the host's network is not given to kernels here")
+                .reason("net_host_allowed")
+                .hint("set sandbox.net_host_allowed in the configuration"));
+        }
+        let whole = spec.limits.cpu_milli.is_multiple_of(1000) || spec.degraded.iter().any(|layer| layer == "cpu");
+        if !whole && !crate::sandbox::divides_processors(config.cgroup_base.as_deref()) {
+            let asked = f64::from(spec.limits.cpu_milli) / 1000.0;
+            return Err(Error::unsupported(format!("{asked} processors cannot be had here: without the cpu controller of cgroup v2 a kernel has whole ones"))
+                .reason("sandbox-cpu")
+                .hint("ask for a whole number, or run ryokand under systemd with Delegate=yes (`ryokan doctor` tells what it has)"));
+        }
+        for layer in &spec.degraded {
+            if !config.allow_degraded.contains(layer) {
+                return Err(Error::refused(format!("kernels may not do without the sandbox layer {layer:?} here"))
+                    .reason("allow_degraded")
+                    .hint("add it to sandbox.allow_degraded in the configuration"));
+            }
+        }
+        Ok(())
+    }
+
+    async fn make(
+        &self,
+        spec: KernelSpec,
+        from_dir: Option<&Path>,
+        key: Option<(String, String)>,
+        actor: &Actor,
+    ) -> Result<Rc<Kernel>> {
+        let host = &self.host;
+        let Some(from) = from_dir else {
+            // What a slot stands on becomes the kernel's, if one is ready.
+            let shape = Shape::of(host, &spec, actor.uid)?;
+            let can_come_later = !crate::supervisor::workers::start::hides_system_path(
+                host,
+                spec.paths.iter().map(|allowed| &*allowed.path),
+            );
+            let promise = can_come_later.then(|| Promise::make(host, shape, FIRST_EPOCH, &spec)).flatten();
+            let Some(promise) = promise else {
+                let id = KernelId::from_bytes(host.random());
+                host.catalog.create_kernel_files(id).await?;
+                return self.show(id, None, spec, key, actor).await;
+            };
+            let id = promise.kernel();
+            let made = self.show(id, Some(&promise), spec, key, actor).await;
+            match &made {
+                Ok(kernel) if kernel.id == id => host.promises.keep(host, promise),
+                Ok(_) | Err(_) => drop(promise.end(host)),
+            }
+            return made;
+        };
+        let from = host.check_source(actor.uid, from)?;
+        let id = KernelId::from_bytes(host.random());
+        let files = host.catalog.create_kernel_files(id).await?;
+        if let Err(error) = super::from_dir::copy(from, files.workspace, actor.uid, spec.limits.workspace_bytes).await {
+            host.catalog.remove_kernel_files(id).await?;
+            return Err(error);
+        }
+        self.show(id, None, spec, key, actor).await
+    }
+
+    /// Makes a kernel known whose files are there; they go if it cannot be. With a promise: its slot is written down as the kernel's worker.
+    async fn show(
+        &self,
+        id: KernelId,
+        promise: Option<&Promise>,
+        spec: KernelSpec,
+        key: Option<(String, String)>,
+        actor: &Actor,
+    ) -> Result<Rc<Kernel>> {
+        let (host, now) = (&self.host, self.host.now_ms());
+        let record = StateRecord::default();
+        let row = KernelRow {
+            id,
+            uid: actor.uid,
+            spec: spec.clone(),
+            state_json: serde_json::to_string(&record).map_err(|error| Error::internal(error.to_string()))?,
+            version: 1,
+            epoch: FIRST_EPOCH,
+            generation: 0,
+            thread_of: None,
+            created_at_ms: now,
+            last_used_at_ms: now,
+        };
+        let expires_at_ms = now.saturating_add(limits::KEY_LIFE.as_millis() as i64);
+        let key = key.map(|(scope, key)| IdempotencyKey { scope, key, expires_at_ms });
+        let weaker = !spec.degraded.is_empty() || spec.net != Net::None;
+        let action = if weaker { "kernel.create_weaker" } else { "kernel.create" };
+        let mut words = spec.name.to_string();
+        if weaker {
+            words.push_str(&format!(": network {}, without {:?}", spec.net.name(), spec.degraded));
+        }
+        let audit = NewAudit {
+            kernel: id.to_string(),
+            owner: Some(actor.uid),
+            version_after: Some(1),
+            detail: bounded(words),
+            ..host.line(actor, action, None)
+        };
+        let detail = serde_json::json!({ "id": id.to_string(), "by": actor.to_string() });
+        let event = host.events.event(&host.event_name(actor.uid, &spec.name), "kernel_created", detail);
+        // With its kernel, if it may come then.
+        let noted = host.events.are_written().then(|| event.clone());
+        let is_noted = noted.is_some();
+        let notes = Notes { events: noted.into_iter().collect(), audit: vec![audit] };
+        // Nothing of one that goes with its client outlives the daemon: whoever made it does not wait for its record. But the audit log has it
+        // first where it does without a part of the sandbox.
+        let waits = !spec.ephemeral || key.is_some() || weaker;
+        // In the catalog before anything is done in it, so that a daemon that is killed then leaves none behind that nobody knows.
+        let worker = promise.map(Promise::row);
+        let inserted = host.catalog.insert_kernel_with(row.clone(), key, worker, notes, waits);
+        let tell = move |host: &Host| if is_noted { host.events.noted() } else { host.events.publish_event(event) };
+        if !waits {
+            // Whatever is told of it comes after that, also what becomes of its record.
+            if !is_noted {
+                tell(host);
+            }
+            let kernel = self.open(&row, record, Loaded::empty(), |_| None);
+            let (this, unknown, actor) = (self.clone(), Rc::clone(&kernel), actor.clone());
+            tokio::task::spawn_local(async move {
+                match inserted.await {
+                    Ok(_) if is_noted => this.host.events.noted(),
+                    Ok(_) => {}
+                    Err(error) => this.give_up_unrecorded(&unknown, actor, error.into()).await,
+                }
+            });
+            return Ok(kernel);
+        }
+        match inserted.await.map(|written| written.value) {
+            Ok(Created::New) => {}
+            Ok(Created::Before(before)) => {
+                host.catalog.remove_kernel_files(id).await?;
+                let kernel = host.by_id.borrow().get(&before).cloned();
+                let kernel = kernel.ok_or_else(|| Error::not_found("the kernel that this key made was removed"))?;
+                return made_as(kernel, spec.name.as_str(), spec.engine);
+            }
+            Err(error) => {
+                host.catalog.remove_kernel_files(id).await?;
+                return Err(error.into());
+            }
+        }
+        let kernel = self.open(&row, record, Loaded::empty(), |_| None);
+        tell(host);
+        Ok(kernel)
+    }
+
+    /// A throw-away kernel that could not be written down goes: its client is told by whatever it asks of it next.
+    async fn give_up_unrecorded(&self, kernel: &Rc<Kernel>, actor: Actor, error: Error) {
+        let name = kernel.spec.name.as_str();
+        tracing::error!(kernel = name, %error, "a throw-away kernel could not be recorded: it is removed");
+        let detail = serde_json::json!({ "error": error.message });
+        self.host.events.publish(&kernel.event_name, "kernel_not_recorded", detail);
+        self.host.audit_refusal(&actor, "kernel.create", None, &error).await;
+        kernel.set_why_gone(error);
+        self.let_go(kernel, actor).await;
+        if self.host.by_id.borrow().contains_key(&kernel.id) {
+            // It could not go now, as when the daemon stops: without a row the next one sweeps it away.
+            return;
+        }
+        // Its row is not there to lead to them.
+        if let Err(error) = self.host.catalog.remove_kernel_files(kernel.id).await {
+            tracing::warn!(%error, "its folder stays until the next start");
+        }
+    }
+
+    /// Makes a kernel known and starts its task.
+    pub(crate) fn open(
+        &self,
+        row: &KernelRow,
+        record: StateRecord,
+        loaded: Loaded,
+        adopted: impl FnOnce(&Rc<Kernel>) -> Option<(Adopted, Channel)>,
+    ) -> Rc<Kernel> {
+        let host = &self.host;
+        let (commands, waiting) = mpsc::channel(limits::KERNEL_REQUESTS);
+        let version = loaded.version.max(record.version);
+        let owner = row.thread_of.and_then(|owner| host.by_id.borrow().get(&owner).cloned());
+        let kernel = Rc::new(Kernel {
+            id: row.id,
+            uid: row.uid,
+            spec: row.spec.clone(),
+            epoch: row.epoch,
+            thread_of: row.thread_of,
+            created_at_ms: row.created_at_ms,
+            event_name: host.event_name(row.uid, &row.spec.name),
+            records: Records::new(row.id, row.epoch, &host.catalog, &host.store),
+            view: std::cell::RefCell::new(View {
+                state: record.life.state.clone(),
+                version,
+                executions: loaded.executions.max(record.executions),
+                checkpoints: loaded.checkpoints,
+                last_used_at_ms: row.last_used_at_ms,
+                sandbox: Vec::new(),
+                missed: Vec::new(),
+                unreadable: Vec::new(),
+                jobs: Vec::new(),
+                worker_pid: None,
+                origin: loaded.origin,
+                told_origin: None,
+            }),
+            link: std::cell::RefCell::new(None),
+            executions: std::cell::RefCell::default(),
+            commands,
+            restoring: std::cell::Cell::new(loaded.restoring),
+            between: std::cell::Cell::new(loaded.restoring),
+            tools: std::cell::RefCell::default(),
+            sessions: Sessions::new(owner.clone()),
+            capture: std::cell::RefCell::new(
+                host.files.choice(|| host.catalog.kernel_files(row.id).workspace).to_string(),
+            ),
+            base: std::cell::Cell::new(None),
+            retention: std::cell::Cell::new(row.spec.retention),
+            thin_due_ms: std::cell::Cell::new(0),
+            held: std::cell::RefCell::default(),
+            why_gone: std::cell::RefCell::default(),
+            has_told: std::cell::Cell::new(false),
+            _remembered: Rc::clone(&host.remembered),
+        });
+        if let Some(owner) = owner {
+            owner.joined_by(&kernel);
+        }
+        let taken_over = adopted(&kernel);
+        let tools = match &taken_over {
+            Some((_, channel)) => Rc::clone(&channel.tools),
+            None => self.tools(row, loaded.mcp),
+        };
+        let (adopted, channel) = match taken_over {
+            Some((adopted, channel)) => (Some(adopted), (channel.reporter, channel.reports)),
+            None => (None, mpsc::unbounded_channel()),
+        };
+        let first = loaded.restoring.then(|| self.end_restore(&kernel));
+        let (lease, mounts, unclosed) = (loaded.lease, loaded.mounts, loaded.running);
+        let beginning = Beginning { life: record.life, lease, mounts, tools, first, unclosed };
+        let task = Task::new(Rc::clone(host), Rc::clone(&kernel), waiting, channel, beginning);
+        // Each line that its task logs says whose it is, whatever the level.
+        let span = tracing::error_span!("kernel", id = %row.id, name = %kernel.event_name);
+        tokio::task::spawn_local(task.run(adopted).instrument(span));
+        host.by_id.borrow_mut().insert(row.id, Rc::clone(&kernel));
+        host.by_name.borrow_mut().insert((row.uid, row.spec.name.clone()), row.id);
+        match row.spec.ephemeral {
+            false => host.knock(&kernel, true),
+            true => self.knock_later(&kernel),
+        }
+        kernel
+    }
+
+    /// Whoever makes a throw-away kernel has it already: the socket for others comes once that one has been answered.
+    fn knock_later(&self, kernel: &Rc<Kernel>) {
+        let (host, kernel) = (Rc::clone(&self.host), Rc::downgrade(kernel));
+        tokio::task::spawn_local(async move {
+            tokio::task::yield_now().await;
+            tokio::time::sleep(limits::EPHEMERAL_PUBLISHED).await;
+            if let Some(kernel) = kernel.upgrade().filter(|kernel| host.by_id.borrow().contains_key(&kernel.id)) {
+                host.knock(&kernel, true);
+            }
+        });
+    }
+
+    /// What a kernel does first whose restore a former daemon did not live to end.
+    fn end_restore(&self, kernel: &Rc<Kernel>) -> Operation {
+        let (host, kernel) = (Rc::clone(&self.host), Rc::clone(kernel));
+        Box::new(move |link| {
+            Box::pin(async move {
+                match link {
+                    Ok(link) => checkpoint::resume(&host, &kernel, &link).await,
+                    Err(error) => {
+                        tracing::error!(kernel = %kernel.spec.name, %error, "no worker to end an unfinished restore with");
+                        let detail = serde_json::json!({ "error": error.message });
+                        host.events.publish(&kernel.event_name, "restore_unfinished", detail);
+                        // Whoever asks for a restore now ends it.
+                        kernel.restoring.set(false);
+                    }
+                }
+            })
+        })
+    }
+
+    pub(crate) fn tools(&self, row: &KernelRow, mcp: Vec<(String, crate::core::info::McpTransport)>) -> Rc<Tools> {
+        let config = &self.host.config;
+        Tools::new(
+            row.spec.name.clone(),
+            self.host.event_name(row.uid, &row.spec.name),
+            std::sync::Arc::clone(&config.mcp_allowed),
+            config.mcp_launch.clone(),
+            mcp,
+            Rc::clone(&self.host.events),
+        )
+    }
+
+    /// Ends a kernel's worker and deletes everything of it; `with_threads`: its threads too, which go first.
+    ///
+    /// # Errors
+    /// `conflict` (also for its threads, unless they go too), `busy` (leased), and those of the catalog.
+    pub async fn remove(&self, kernel: &Rc<Kernel>, change: Change, with_threads: bool) -> Result<()> {
+        // In a task of its own: a client that leaves meanwhile must leave nothing half removed.
+        let (this, kernel) = (self.clone(), Rc::clone(kernel));
+        let removing = tokio::task::spawn_local(async move {
+            let threads = if with_threads { kernel.threads() } else { Vec::new() };
+            // Whether all of them may go, before the first does.
+            for thread in &threads {
+                thread.admit(&change.actor, 0).await?;
+            }
+            kernel.admit(&change.actor, change.expected_version).await?;
+            kernel.goes(with_threads)?;
+            let removed = this.remove_all(&kernel, change).await;
+            if removed.is_err() {
+                kernel.stays();
+            }
+            removed
+        });
+        removing.await.map_err(|error| Error::internal(error.to_string()))?
+    }
+
+    /// Removes a kernel that goes with its connection, after that has ended.
+    pub async fn let_go(&self, kernel: &Rc<Kernel>, actor: Actor) {
+        if self.host.is_stopping() {
+            // The next daemon does it.
+            return;
+        }
+        match self.remove(kernel, Change { actor, expected_version: 0 }, true).await {
+            Ok(()) => {}
+            // Its client removed it before it left.
+            Err(error) if error.code == ErrorCode::NotFound => {}
+            Err(error) => tracing::warn!(kernel = %kernel.spec.name, %error, "an ephemeral kernel is left"),
+        }
+    }
+
+    /// Its threads, then the kernel itself.
+    async fn remove_all(&self, kernel: &Rc<Kernel>, change: Change) -> Result<()> {
+        for thread in kernel.threads() {
+            thread.goes(false)?;
+            let removed = self.remove_one(&thread, Change { actor: change.actor.clone(), expected_version: 0 }).await;
+            if removed.is_err() {
+                thread.stays();
+            }
+            removed?;
+        }
+        self.remove_one(kernel, change).await
+    }
+
+    async fn remove_one(&self, kernel: &Rc<Kernel>, change: Change) -> Result<()> {
+        let host = &self.host;
+        let (actor, version) = (change.actor.clone(), kernel.view().version);
+        kernel.remove(change).await?;
+        host.promises.release(host, kernel.id).await;
+        host.spares.discard_of(kernel.id).await;
+        host.knock(kernel, false);
+        host.by_id.borrow_mut().remove(&kernel.id);
+        host.by_name.borrow_mut().remove(&(kernel.uid, kernel.spec.name.clone()));
+        let line = host.line(&actor, "kernel.remove", Some(kernel));
+        let detail = bounded(kernel.spec.name.to_string());
+        let audit = NewAudit { version_before: Some(version), detail, ..line };
+        let names = host.upkeep.names.read().await;
+        let forget = async || {
+            let notes = Notes { events: Vec::new(), audit: vec![audit.clone()] };
+            Ok(host.catalog.remove_kernel(kernel.id, notes).await?)
+        };
+        let forgotten = match host.making_room(forget).await {
+            // Where there is no room for a word, its files make some: it was told to go, and its worker has ended.
+            Err(error) if error.reason == DISK_FULL => {
+                host.catalog.remove_kernel_files(kernel.id).await?;
+                forget().await
+            }
+            forgotten => forgotten,
+        };
+        if let Err(error) = forgotten {
+            // It is still there, with all it had: so it must stay usable.
+            if let Ok(Some(row)) = host.catalog.kernel(kernel.id).await {
+                self.recover_kernel(row, None).await;
+            }
+            return Err(error);
+        }
+        host.catalog.remove_kernel_files(kernel.id).await?;
+        drop(names);
+        host.upkeep.gone.set(host.upkeep.gone.get() + 1);
+        host.events.publish(&kernel.event_name, "kernel_removed", serde_json::json!({ "by": actor.to_string() }));
+        Ok(())
+    }
+
+    /// Ends the daemon's part: workers are ended after they saved, or, with `keep_workers`, let go for the next daemon.
+    pub async fn shut_down(&self, keep_workers: bool) {
+        self.host.set_stopping();
+        let mode = if keep_workers { StopMode::Release } else { StopMode::Daemon };
+        let actor = Actor { uid: nix::unistd::geteuid().as_raw(), client: "ryokand".into(), lease: Vec::new() };
+        let kernels = self.kernels();
+        let stops = kernels.iter().map(|kernel| kernel.stop(actor.clone(), mode));
+        futures::future::join_all(stops).await;
+        self.host.pool.close(&self.host).await;
+        self.host.spares.discard_all().await;
+        self.host.keep_audit_head().await;
+        // On a full disk they are not, however long one waits.
+        let _ = tokio::time::timeout(limits::EVENTS_WRITTEN, self.host.events.written()).await;
+    }
+}
+
+/// The channel of a worker that was adopted before its kernel's task exists.
+pub(crate) struct Channel {
+    pub tools: Rc<Tools>,
+    pub reporter: mpsc::UnboundedSender<Box<Report>>,
+    pub reports: mpsc::UnboundedReceiver<Box<Report>>,
+}
+
+/// A name that is kept for a kernel while it is being made.
+pub(crate) struct Reserved {
+    host: Rc<Host>,
+    name: (u32, KernelName),
+}
+
+impl Reserved {
+    /// The name.
+    pub fn name(&self) -> &KernelName {
+        &self.name.1
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        self.host.creating.borrow_mut().remove(&self.name);
+    }
+}

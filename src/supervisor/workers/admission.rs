@@ -1,0 +1,323 @@
+//! Who may have how much of the host: places for workers, the memory that those are promised, executions at once; of all users
+//! together and of each.
+//!
+//! What is asked for beyond is refused at once, and says what to wait for. A slot of the pool is nobody's until it is bound, and gives
+//! way to whoever needs its place.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::quantity;
+use crate::supervisor::workers::start_queue::STARTS;
+
+/// Reasons of the errors where there is no place for one more worker: the host's, and a user's share of them and of memory.
+const HOSTS_PLACES: &str = "workers";
+const USERS_WORKERS: &str = "workers_per_user";
+const USERS_MEMORY: &str = "memory_per_user";
+
+/// Whether an error says that there is no place now: nothing is wrong with the kernel.
+pub(crate) fn is_no_place(error: &Error) -> bool {
+    error.code == ErrorCode::Busy
+        && [HOSTS_PLACES, USERS_WORKERS, USERS_MEMORY, STARTS].contains(&error.reason.as_str())
+}
+
+/// A worker that is more than all that may be had.
+fn too_large(one: Taken, bounds: &Bounds, key: &str) -> Error {
+    let most = quantity::format_size(bounds.memory_bytes.unwrap_or(u64::MAX));
+    Error::refused(format!(
+        "a kernel with {} of memory is more than {most}, which is all there may be",
+        quantity::format_size(one.memory_bytes)
+    ))
+    .reason("memory")
+    .hint(format!("make one with less --memory, or have {key} raised in the configuration"))
+}
+
+/// As much as may be taken at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bounds {
+    /// Workers.
+    pub workers: usize,
+    /// The sum of their memory limits, bytes; `None`: no bound.
+    pub memory_bytes: Option<u64>,
+    /// Executions.
+    pub executions: usize,
+}
+
+/// What is taken, or would be.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Taken {
+    pub workers: usize,
+    pub memory_bytes: u64,
+}
+
+impl Taken {
+    /// One worker with that limit.
+    pub(crate) fn one(memory_bytes: u64) -> Taken {
+        Taken { workers: 1, memory_bytes }
+    }
+
+    pub(crate) fn and(self, more: Taken) -> Taken {
+        Taken {
+            workers: self.workers.saturating_add(more.workers),
+            memory_bytes: self.memory_bytes.saturating_add(more.memory_bytes),
+        }
+    }
+
+    fn without(self, less: Taken) -> Taken {
+        Taken {
+            workers: self.workers.saturating_sub(less.workers),
+            memory_bytes: self.memory_bytes.saturating_sub(less.memory_bytes),
+        }
+    }
+
+    fn is_within(self, bounds: &Bounds) -> bool {
+        self.workers <= bounds.workers && bounds.memory_bytes.is_none_or(|most| self.memory_bytes <= most)
+    }
+}
+
+/// Leave to run one execution, given back when dropped: of the user's share and of the host's.
+pub type Leave = (OwnedSemaphorePermit, OwnedSemaphorePermit);
+
+/// Users whose executions are counted although none runs.
+const USERS_KEPT: usize = 64;
+
+/// What is taken of a host.
+pub struct Admission {
+    host: Bounds,
+    user: Bounds,
+    all: Cell<Taken>,
+    of: RefCell<HashMap<u32, Taken>>,
+    running: Arc<Semaphore>,
+    running_of: RefCell<HashMap<u32, Arc<Semaphore>>>,
+}
+
+impl Admission {
+    pub(crate) fn new(host: Bounds, user: Bounds) -> Rc<Self> {
+        Rc::new(Admission {
+            host,
+            user,
+            all: Cell::default(),
+            of: RefCell::default(),
+            running: Arc::new(Semaphore::new(host.executions)),
+            running_of: RefCell::default(),
+        })
+    }
+
+    /// Workers that there are, slots included.
+    pub fn workers(&self) -> usize {
+        self.all.get().workers
+    }
+
+    /// Takes a place, whether there is one or not: nobody's until a share is given with it.
+    pub(crate) fn place(self: &Rc<Self>, memory_bytes: u64) -> Place {
+        let taken = Taken::one(memory_bytes);
+        self.all.set(self.all.get().and(taken));
+        Place { admission: Rc::clone(self), taken, share: None }
+    }
+
+    /// Takes a user's share of one worker: judged and taken at once, so that no two who come together both find the last one.
+    ///
+    /// # Errors
+    /// `busy`, `refused`, as [`Self::admit`].
+    pub(crate) fn share(self: &Rc<Self>, uid: u32, one: Taken) -> Result<Share> {
+        self.admit(uid, one)?;
+        Ok(self.share_anyway(uid, one))
+    }
+
+    /// The same for a worker that is there already.
+    pub(crate) fn share_anyway(self: &Rc<Self>, uid: u32, one: Taken) -> Share {
+        let mut of = self.of.borrow_mut();
+        let own = of.entry(uid).or_default();
+        *own = own.and(one);
+        Share { admission: Rc::clone(self), uid, taken: one }
+    }
+
+    /// Whether one more fits when `gone` is.
+    pub(crate) fn fits(&self, one: Taken, gone: Taken) -> bool {
+        self.all.get().without(gone).and(one).is_within(&self.host)
+    }
+
+    /// How many more workers of that limit fit.
+    pub(crate) fn room(&self, memory_bytes: u64) -> u32 {
+        let all = self.all.get();
+        let places = self.host.workers.saturating_sub(all.workers);
+        let by_memory = self.host.memory_bytes.map_or(usize::MAX, |most| {
+            usize::try_from(most.saturating_sub(all.memory_bytes) / memory_bytes.max(1)).unwrap_or(usize::MAX)
+        });
+        u32::try_from(places.min(by_memory)).unwrap_or(u32::MAX)
+    }
+
+    /// Whether that user may have one more worker.
+    ///
+    /// # Errors
+    /// `busy`: what to wait for. `refused` for one that no waiting makes room for.
+    pub(crate) fn admit(&self, uid: u32, one: Taken) -> Result<()> {
+        let own = self.of.borrow().get(&uid).copied().unwrap_or_default();
+        if own.and(one).is_within(&self.user) {
+            return Ok(());
+        }
+        if !one.is_within(&self.user) {
+            return Err(too_large(one, &self.user, "limits.memory_per_user"));
+        }
+        let hint = "stop one of your kernels, or wait until one is stopped for being idle";
+        Err(match own.workers >= self.user.workers {
+            true => Error::busy(format!("you have {} workers already", own.workers)).reason(USERS_WORKERS),
+            false => Error::busy(format!(
+                "your kernels were promised {} of memory already, and this one wants {}",
+                quantity::format_size(own.memory_bytes),
+                quantity::format_size(one.memory_bytes)
+            ))
+            .reason(USERS_MEMORY),
+        }
+        .hint(hint))
+    }
+
+    /// What is said where the host has no room for one more.
+    pub(crate) fn no_room(&self, one: Taken) -> Error {
+        if !one.is_within(&self.host) {
+            return too_large(one, &self.host, "limits.memory");
+        }
+        let all = self.all.get();
+        match all.workers >= self.host.workers {
+            true => Error::busy(format!("this host runs {} workers already", self.host.workers))
+                .hint("stop a kernel, or raise limits.workers in the configuration"),
+            false => Error::busy(format!(
+                "this host has promised {} of memory to its workers already, and this one wants {}",
+                quantity::format_size(all.memory_bytes),
+                quantity::format_size(one.memory_bytes)
+            ))
+            .hint("stop a kernel, or raise limits.memory in the configuration"),
+        }
+        .reason(HOSTS_PLACES)
+    }
+
+    /// Leave to run one execution, if there is any now.
+    pub(crate) fn leave_now(&self, uid: u32) -> Option<Leave> {
+        let own = self.executions_of(uid).try_acquire_owned().ok()?;
+        Some((own, Arc::clone(&self.running).try_acquire_owned().ok()?))
+    }
+
+    /// Leave to run one execution, when there is: who came first of a user's kernels goes first, and of all users' firsts.
+    pub(crate) fn leave(&self, uid: u32) -> impl Future<Output = Option<Leave>> + 'static {
+        let (share, running) = (self.executions_of(uid), Arc::clone(&self.running));
+        async move {
+            let own = share.acquire_owned().await.ok()?;
+            Some((own, running.acquire_owned().await.ok()?))
+        }
+    }
+
+    fn executions_of(&self, uid: u32) -> Arc<Semaphore> {
+        let mut running_of = self.running_of.borrow_mut();
+        if running_of.len() >= USERS_KEPT {
+            // Whoever runs or waits holds on to it.
+            running_of.retain(|_, share| Arc::strong_count(share) > 1);
+        }
+        Arc::clone(running_of.entry(uid).or_insert_with(|| Arc::new(Semaphore::new(self.user.executions))))
+    }
+}
+
+/// A worker's place on the host; taken before anything is waited for, given back when dropped.
+pub(crate) struct Place {
+    admission: Rc<Admission>,
+    taken: Taken,
+    share: Option<Share>,
+}
+
+impl Place {
+    /// It is that user's from now on.
+    pub(crate) fn belongs(&mut self, share: Share) {
+        self.share = Some(share);
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.admission.all.set(self.admission.all.get().without(self.taken));
+    }
+}
+
+/// What one worker takes of what its user may have; given back when dropped.
+pub(crate) struct Share {
+    admission: Rc<Admission>,
+    uid: u32,
+    taken: Taken,
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let mut of = self.admission.of.borrow_mut();
+        if let Some(own) = of.get_mut(&self.uid) {
+            *own = own.without(self.taken);
+            if *own == Taken::default() {
+                of.remove(&self.uid);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn bounds(workers: usize, memory_bytes: Option<u64>) -> Bounds {
+        Bounds { workers, memory_bytes, executions: 1 }
+    }
+
+    #[test]
+    fn one_user_leaves_the_others_their_share() {
+        let admission = Admission::new(bounds(4, Some(1000 * MIB)), bounds(2, Some(500 * MIB)));
+        let one = Taken::one(100 * MIB);
+        // Both at once, before any of them has a worker.
+        let shares = [admission.share(7, one).expect("free"), admission.share(7, one).expect("free")];
+        assert_eq!(admission.admit(7, one).map_err(|error| error.reason), Err("workers_per_user".into()));
+        assert_eq!(admission.admit(8, one), Ok(()));
+        let most = admission.share(8, Taken::one(450 * MIB)).expect("free");
+        let refused = admission.admit(8, one).expect_err("he has his share");
+        assert!(refused.reason == "memory_per_user" && is_no_place(&refused), "{refused}");
+        let never = admission.admit(8, Taken::one(600 * MIB)).expect_err("more than he may have at all");
+        assert!(never.code == ErrorCode::Refused && !is_no_place(&never), "{never}");
+        drop((shares, most));
+        assert_eq!(admission.admit(7, one), Ok(()));
+        assert!(admission.of.borrow().is_empty() && admission.all.get() == Taken::default());
+    }
+
+    #[test]
+    fn a_slot_counts_as_nobodys_until_it_is_bound_and_can_give_way() {
+        let admission = Admission::new(bounds(2, Some(1000 * MIB)), bounds(2, None));
+        let mut slot = admission.place(800 * MIB);
+        assert_eq!(admission.admit(7, Taken::one(800 * MIB)), Ok(()));
+        assert_eq!((admission.room(100 * MIB), admission.room(300 * MIB)), (1, 0), "by places, and by memory");
+        let one = Taken::one(300 * MIB);
+        assert!(!admission.fits(one, Taken::default()) && admission.fits(one, Taken::one(800 * MIB)));
+        assert!(admission.no_room(one).message.contains("memory"));
+        slot.belongs(admission.share(7, Taken::one(800 * MIB)).expect("free"));
+        let mut other = admission.place(100 * MIB);
+        other.belongs(admission.share(7, Taken::one(100 * MIB)).expect("free"));
+        assert!(admission.admit(7, one).is_err() && admission.no_room(one).message.contains("2 workers"));
+        assert_eq!(admission.no_room(Taken::one(2000 * MIB)).code, ErrorCode::Refused);
+    }
+
+    #[tokio::test]
+    async fn leave_to_run_is_given_in_the_order_of_asking_and_never_beyond_a_share() {
+        let host = Bounds { executions: 2, ..bounds(9, None) };
+        let admission = Admission::new(host, bounds(9, None));
+        let first = admission.leave_now(7).expect("there is");
+        assert!(admission.leave_now(7).is_none(), "his share is one");
+        let other = admission.leave_now(8).expect("there is");
+        let (mut own, mut third) = (Box::pin(admission.leave(7)), Box::pin(admission.leave(9)));
+        assert!(futures::poll!(&mut own).is_pending() && futures::poll!(&mut third).is_pending());
+        drop(first);
+        // It came before; the place of the host that became free is the one that 9 asked for first.
+        let std::task::Poll::Ready(third) = futures::poll!(&mut third) else { panic!("it waits still") };
+        assert!(futures::poll!(&mut own).is_pending());
+        drop((other, third));
+        assert!(futures::poll!(&mut own).is_ready());
+    }
+}

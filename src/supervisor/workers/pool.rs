@@ -1,0 +1,586 @@
+//! The warm pool: keeps slots ready as `core::pool` says, gives one to whoever comes, and counts.
+//!
+//! ```text
+//!  take ──▶ a slot of that shape, or none ─▶ the kernel's worker is started anew
+//!    │ came
+//!    ▼
+//!  look ◀── something happened, or it is time ── plan(view, now) ─▶ create, destroy
+//! ```
+//!
+//! There is one pool for each shape. Those of what a new kernel has by default are kept while the daemon runs; one for any other shape begins
+//! when a kernel of it is started, keeps one slot while such kernels come, and ends when none did for a while.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::{Rc, Weak};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{Notify, oneshot};
+
+use super::admission::Taken;
+use super::worker::Shape;
+use crate::core::engine::EngineName;
+use crate::core::error::Result;
+use crate::core::ids::WorkerId;
+use crate::core::info::PoolInfo;
+use crate::core::limits;
+use crate::core::pool as policy;
+use crate::core::pool::{
+    Action, Breaker, Counters, Demand, Event, Rules, SlotId, SlotState, Stats, View, Why, choose, plan,
+};
+use crate::supervisor::host::Host;
+use crate::supervisor::host::metrics::Stage;
+use crate::supervisor::workers::warm_worker::Slot;
+
+/// All pools of a host.
+pub struct Pool {
+    pools: RefCell<Vec<Rc<ShapePool>>>,
+    /// What happened in all pools of an engine, those that are no more included.
+    totals: RefCell<BTreeMap<EngineName, Rc<Cell<Counters>>>>,
+    changed: Rc<Notify>,
+    began: Instant,
+    last_id: Cell<u64>,
+    /// When a slot was taken last.
+    taken: Cell<Option<Instant>>,
+    paused: Cell<bool>,
+}
+
+/// The pool of one shape.
+struct ShapePool {
+    shape: Shape,
+    rules: Rules,
+    /// Kept although nobody comes.
+    standing: bool,
+    held: RefCell<Vec<Held>>,
+    demand: RefCell<Demand>,
+    breaker: RefCell<Breaker>,
+    counters: Cell<Counters>,
+    /// Of all pools of that engine.
+    total: Rc<Cell<Counters>>,
+    active: Cell<u32>,
+    /// When its slots were asked last whether they are well.
+    asked_ms: Cell<u64>,
+    /// Who waits for one; the first first. Those who have left are closed.
+    waiting: RefCell<VecDeque<oneshot::Sender<(Slot, Active)>>>,
+}
+
+/// A slot as the policy sees it and, once it is ready, as it is.
+struct Held {
+    seen: policy::Slot,
+    slot: Option<Slot>,
+}
+
+/// A slot that was given, counted while its worker is there.
+pub(crate) struct Active {
+    pool: Rc<ShapePool>,
+}
+
+impl Active {
+    fn of(pool: Rc<ShapePool>) -> Self {
+        pool.active.set(pool.active.get() + 1);
+        Active { pool }
+    }
+
+    /// Its engine.
+    pub(crate) fn engine(&self) -> EngineName {
+        self.pool.shape.engine
+    }
+
+    /// It is a kernel's worker.
+    pub(crate) fn bound(&self) {
+        self.pool.count(Event::Taken);
+    }
+
+    /// Its worker ran code.
+    pub(crate) fn executed(&self) {
+        self.pool.count(Event::Executed);
+    }
+}
+
+impl Drop for Active {
+    fn drop(&mut self) {
+        self.pool.active.set(self.pool.active.get().saturating_sub(1));
+        self.pool.count(Event::Destroyed);
+    }
+}
+
+impl ShapePool {
+    fn count(&self, event: Event) {
+        for counted in [&self.counters, &*self.total] {
+            let mut counters = counted.get();
+            counters.apply(event);
+            counted.set(counters);
+        }
+    }
+
+    fn seen(&self) -> Vec<policy::Slot> {
+        self.held.borrow().iter().map(|held| held.seen).collect()
+    }
+
+    fn remove(&self, id: SlotId) -> Option<Held> {
+        let mut held = self.held.borrow_mut();
+        let at = held.iter().position(|held| held.seen.id == id)?;
+        Some(held.swap_remove(at))
+    }
+
+    /// How many wait.
+    fn waiting(&self) -> u32 {
+        self.waiting.borrow_mut().retain(|waiting| !waiting.is_closed());
+        u32::try_from(self.waiting.borrow().len()).unwrap_or(u32::MAX)
+    }
+
+    fn first_waiting(&self) -> Option<oneshot::Sender<(Slot, Active)>> {
+        self.waiting();
+        self.waiting.borrow_mut().pop_front()
+    }
+
+    fn failed(&self, why: &str, now_ms: u64) {
+        self.count(Event::CreationFailed);
+        self.breaker.borrow_mut().failed(why, now_ms);
+    }
+
+    /// It can be given from now on. Gives it back if it was given up meanwhile.
+    fn keep(&self, id: SlotId, slot: Slot, now_ms: u64) -> Option<Slot> {
+        let mut held = self.held.borrow_mut();
+        let is_it = |held: &&mut Held| held.seen.id == id && held.seen.state != SlotState::Leaving;
+        match held.iter_mut().find(is_it) {
+            Some(held) => {
+                (held.seen.state, held.seen.created_ms) = (SlotState::Idle { since_ms: now_ms }, now_ms);
+                held.slot = Some(slot);
+                None
+            }
+            None => Some(slot),
+        }
+    }
+
+    /// One that was given up meanwhile is counted already, if it was for that.
+    fn never_ready(&self, id: SlotId, why: &str, now_ms: u64) {
+        if self.remove(id).is_some_and(|held| held.seen.state != SlotState::Leaving) {
+            self.failed(why, now_ms);
+        }
+    }
+
+    fn info(&self, now_ms: u64) -> PoolInfo {
+        let (slots, breaker, Shape { engine, limits, net, run_as, .. }) =
+            (self.seen(), self.breaker.borrow(), &self.shape);
+        let Stats { total, idle, active, counters } = Stats::of(&slots, self.active.get(), self.counters.get());
+        let creating = slots.iter().filter(|slot| matches!(slot.state, SlotState::Creating { .. })).count();
+        let again_at_ms = breaker.tries_again_at_ms().unwrap_or(0);
+        PoolInfo {
+            engine: engine.name().to_owned(),
+            memory_bytes: limits.memory_bytes,
+            net: net.name().to_owned(),
+            uid: run_as.map_or_else(|| nix::unistd::geteuid().as_raw(), |run_as| run_as.uid),
+            pool_size: self.rules.pool_size,
+            max_pool_size: self.rules.max_pool_size,
+            min_idle: self.rules.min_idle,
+            target: self.rules.target(&self.demand.borrow(), now_ms),
+            total,
+            idle,
+            creating: u32::try_from(creating).unwrap_or(u32::MAX),
+            active,
+            total_created: counters.total_created,
+            total_destroyed: counters.total_destroyed,
+            total_executions: counters.total_executions,
+            creation_errors: counters.creation_errors,
+            taken: counters.taken,
+            missed: counters.missed,
+            refused: counters.refused,
+            cpu_milli: limits.cpu_milli,
+            pids: limits.pids,
+            trouble: breaker.reason().unwrap_or_default().to_owned(),
+            tries_again_in_ms: again_at_ms.saturating_sub(now_ms),
+        }
+    }
+
+    fn is_idle(&self, now_ms: u64) -> bool {
+        let quiet = self.demand.borrow().is_quiet(now_ms, self.rules.max_idle_time_ms);
+        quiet && !self.standing && self.held.borrow().is_empty() && self.active.get() == 0
+    }
+}
+
+impl Pool {
+    pub(crate) fn new() -> Self {
+        Pool {
+            pools: RefCell::default(),
+            totals: RefCell::default(),
+            changed: Rc::default(),
+            began: Instant::now(),
+            last_id: Cell::new(0),
+            taken: Cell::new(None),
+            paused: Cell::new(false),
+        }
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.began.elapsed().as_millis() as u64
+    }
+
+    fn of(&self, shape: &Shape) -> Option<Rc<ShapePool>> {
+        self.pools.borrow().iter().find(|pool| pool.shape == *shape).cloned()
+    }
+
+    fn open(&self, shape: Shape, rules: Rules, standing: bool) -> Rc<ShapePool> {
+        let total = Rc::clone(self.totals.borrow_mut().entry(shape.engine).or_default());
+        let pool = Rc::new(ShapePool {
+            shape,
+            rules,
+            standing,
+            held: RefCell::default(),
+            demand: RefCell::new(Demand::new(self.now_ms())),
+            breaker: RefCell::default(),
+            counters: Cell::default(),
+            total,
+            active: Cell::new(0),
+            asked_ms: Cell::new(self.now_ms()),
+            waiting: RefCell::default(),
+        });
+        self.pools.borrow_mut().push(Rc::clone(&pool));
+        self.changed.notify_one();
+        pool
+    }
+
+    /// How many workers no kernel has: idle, in creation, on their way out.
+    pub(crate) fn own(&self) -> usize {
+        self.pools.borrow().iter().map(|pool| pool.held.borrow().len()).sum()
+    }
+
+    /// How all pools are; `short`: memory is.
+    pub fn infos(&self, short: bool) -> Vec<PoolInfo> {
+        let now_ms = self.now_ms();
+        let told = |mut info: PoolInfo| {
+            if short && info.trouble.is_empty() {
+                info.trouble = String::from("memory is short on this host: nothing is kept ready");
+            }
+            info
+        };
+        self.pools.borrow().iter().map(|pool| told(pool.info(now_ms))).collect()
+    }
+
+    /// Something has changed that the policy depends on.
+    pub(crate) fn look_soon(&self) {
+        self.changed.notify_one();
+    }
+
+    /// What happened in all pools of each engine since the daemon began: a pool that ends takes nothing away.
+    pub fn totals(&self) -> Vec<(EngineName, Counters)> {
+        self.totals.borrow().iter().map(|(engine, total)| (*engine, total.get())).collect()
+    }
+
+    /// A slot of that shape for a kernel that is being made, if one is ready. Should none be, nobody has missed one yet.
+    pub(crate) fn take_ahead(&self, shape: &Shape) -> Option<(Slot, Active)> {
+        let pool = self.of(shape).filter(|_| !self.paused.get())?;
+        let taken = self.take_of(&pool);
+        if taken.is_some() {
+            pool.demand.borrow_mut().came(self.now_ms());
+        }
+        taken
+    }
+
+    /// A slot of that shape, if one is ready: it is the caller's. Notes that somebody came for one.
+    pub(crate) fn take(&self, host: &Rc<Host>, shape: &Shape) -> Option<(Slot, Active)> {
+        if self.paused.get() {
+            return None;
+        }
+        let pool = match self.of(shape) {
+            Some(pool) => pool,
+            None => {
+                let rules = host.config.pool_rules(shape.engine);
+                if rules.is_off() {
+                    return None;
+                }
+                if !self.has_place(host) {
+                    return None;
+                }
+                self.open(shape.clone(), Rules { pool_size: 1, min_idle: 0, ..rules }, false)
+            }
+        };
+        pool.demand.borrow_mut().came(self.now_ms());
+        let taken = self.take_of(&pool);
+        if taken.is_none() {
+            self.changed.notify_one();
+        }
+        taken
+    }
+
+    /// What came of somebody who wanted a slot of that shape when there was none.
+    pub(crate) fn noted(&self, shape: &Shape, event: Event) {
+        if let Some(pool) = self.of(shape) {
+            pool.count(event);
+        }
+    }
+
+    /// To wait for a slot of that shape, until what is given is dropped; none if there is no such pool.
+    pub(crate) fn wait(&self, shape: &Shape) -> Option<oneshot::Receiver<(Slot, Active)>> {
+        let pool = self.of(shape).filter(|_| !self.paused.get())?;
+        let (sender, receiver) = oneshot::channel();
+        pool.waiting.borrow_mut().push_back(sender);
+        self.changed.notify_one();
+        Some(receiver)
+    }
+
+    fn take_of(&self, pool: &Rc<ShapePool>) -> Option<(Slot, Active)> {
+        let chosen = choose(&pool.rules, &pool.seen(), self.now_ms());
+        let slot = chosen.and_then(|id| pool.remove(id)).and_then(|held| held.slot)?;
+        self.changed.notify_one();
+        self.taken.set(Some(Instant::now()));
+        Some((slot, Active::of(Rc::clone(pool))))
+    }
+
+    /// Gives up slots until another worker may be started: idle ones, then such in creation. Whether it may then; those that leave are as good
+    /// as gone.
+    pub(crate) fn make_room(&self, host: &Rc<Host>, one: Taken) -> bool {
+        let admission = &host.workers.admission;
+        // Where all of them are too little, none goes.
+        if !admission.fits(one, host.gives_way()) {
+            return false;
+        }
+        let leaving = |slot: &policy::Slot| slot.state == SlotState::Leaving;
+        let pools = self.pools.borrow().clone();
+        while !admission.fits(one, self.sum(leaving).and(host.promises.leaving())) {
+            let idle = pools.iter().find_map(|pool| Some((pool, choose(&pool.rules, &pool.seen(), self.now_ms())?)));
+            let is_creating = |slot: &policy::Slot| matches!(slot.state, SlotState::Creating { .. });
+            let creating = || pools.iter().find_map(|pool| Some((pool, pool.seen().into_iter().find(is_creating)?.id)));
+            match idle.or_else(creating) {
+                Some((pool, id)) => end(host, pool, id),
+                None if host.promises.end_oldest(host) => {}
+                None => return false,
+            }
+        }
+        true
+    }
+
+    /// What its own slots have taken of the host.
+    pub(crate) fn taken(&self) -> Taken {
+        self.sum(|_| true)
+    }
+
+    fn sum(&self, counts: impl Fn(&policy::Slot) -> bool) -> Taken {
+        let pools = self.pools.borrow();
+        let each = pools.iter().flat_map(|pool| {
+            let slots = pool.seen().into_iter().filter(&counts);
+            slots.map(|_| Taken::one(pool.shape.limits.memory_bytes)).collect::<Vec<_>>()
+        });
+        each.fold(Taken::default(), Taken::and)
+    }
+
+    /// Whether there may be another pool: one that gives way goes for it.
+    fn has_place(&self, host: &Rc<Host>) -> bool {
+        let pools = self.pools.borrow().clone();
+        if pools.len() < limits::POOLS {
+            return true;
+        }
+        let came = pools.iter().map(|pool| (!pool.standing).then(|| pool.demand.borrow().last_ms()));
+        let Some(pool) = policy::gives_way(came, self.now_ms()).and_then(|at| pools.get(at)) else { return false };
+        pool.seen().iter().for_each(|slot| end(host, pool, slot.id));
+        self.pools.borrow_mut().retain(|kept| !Rc::ptr_eq(kept, pool));
+        true
+    }
+
+    /// Whoever has just taken a slot goes first: to make the next one takes the processors that his kernel needs to begin. Where slots are taken
+    /// all the time, that is put off for a moment only.
+    async fn give_way(&self) {
+        let latest = Instant::now() + limits::POOL_GIVES_WAY_MOST;
+        while let Some(until) = self.taken.get().map(|at| latest.min(at + limits::POOL_GIVES_WAY))
+            && until > Instant::now()
+        {
+            tokio::time::sleep_until(until.into()).await;
+        }
+    }
+
+    /// Ends all slots, those in creation too, and makes no more.
+    pub(crate) async fn close(&self, host: &Rc<Host>) {
+        self.paused.set(true);
+        let pools = self.pools.borrow().clone();
+        for pool in &pools {
+            pool.seen().iter().for_each(|slot| end(host, pool, slot.id));
+        }
+        while host.promises.end_oldest(host) {}
+        // One that hangs in its creation ends with its link; everything else that is to be done at the end waits no longer for it.
+        let until = Instant::now() + limits::POOL_CLOSE;
+        while self.own() + host.promises.count() > 0 && Instant::now() < until {
+            // Whoever keeps the pools as they are to be may take the notice.
+            let _ = tokio::time::timeout(limits::POOL_GIVES_WAY, self.changed.notified()).await;
+        }
+    }
+}
+
+/// Opens the pools of what new kernels have by default, and keeps all pools as they are to be while the host is there.
+pub(crate) fn run(host: &Rc<Host>) {
+    let uid = nix::unistd::geteuid().as_raw();
+    if let Some(path) = host.config.path_within_workspace() {
+        tracing::warn!(path = %path.display(), "no slots are kept ready: a path that every kernel has is within its workspace");
+    }
+    for (engine, _) in &host.config.pools {
+        let rules = host.config.pool_rules(*engine);
+        let mut spec = host.config.defaults.clone();
+        spec.engine = *engine;
+        match Shape::of(host, &spec, uid) {
+            Ok(shape) if !rules.is_off() && host.config.standing_pools.contains(engine) => {
+                drop(host.pool.open(shape, rules, true));
+            }
+            Ok(_) => {}
+            Err(error) => tracing::warn!(engine = engine.name(), %error, "no slots are kept ready"),
+        }
+    }
+    let (kept, changed) = (Rc::downgrade(host), Rc::clone(&host.pool.changed));
+    tokio::task::spawn_local(async move {
+        while let Some(host) = kept.upgrade().filter(|host| !host.pool.paused.get()) {
+            let next = look(&host);
+            drop(host);
+            let _ = tokio::time::timeout(next, changed.notified()).await;
+            // Whoever has just been given a slot is answered first.
+            tokio::task::yield_now().await;
+            if let Some(host) = kept.upgrade() {
+                host.pool.give_way().await;
+            }
+        }
+    });
+}
+
+/// Does what the policy says; gives when to look again at the latest.
+fn look(host: &Rc<Host>) -> Duration {
+    let mut next_ms = limits::DEFAULT_MAINTENANCE_INTERVAL.as_millis() as u64;
+    let now_ms = host.pool.now_ms();
+    let pools = host.pool.pools.borrow().clone();
+    for pool in &pools {
+        let plan = plan(
+            &View {
+                rules: &pool.rules,
+                slots: &pool.seen(),
+                waiting: pool.waiting(),
+                room: host.workers.admission.room(pool.shape.limits.memory_bytes),
+                pressure: host.pressure.is_on(),
+                paused: host.is_stopping(),
+                demand: &pool.demand.borrow(),
+                breaker: &pool.breaker.borrow(),
+            },
+            now_ms,
+        );
+        for action in plan.actions {
+            match action {
+                Action::Create => create(host, pool),
+                Action::Destroy { slot, why } => {
+                    tracing::debug!(slot = slot.0, why = why.name(), "a slot goes");
+                    if why == Why::Stuck {
+                        pool.failed(why.name(), now_ms);
+                    }
+                    end(host, pool, slot);
+                }
+            }
+        }
+        if now_ms.saturating_sub(pool.asked_ms.get()) >= pool.rules.maintenance_interval_ms {
+            pool.asked_ms.set(now_ms);
+            ask_all(host, pool);
+        }
+        let again_ms = plan.look_again_at_ms.map_or(pool.rules.maintenance_interval_ms, |at| at.saturating_sub(now_ms));
+        next_ms = next_ms.min(again_ms);
+    }
+    host.pool.pools.borrow_mut().retain(|pool| !pool.is_idle(now_ms));
+    Duration::from_millis(next_ms.max(1))
+}
+
+fn create(host: &Rc<Host>, pool: &Rc<ShapePool>) {
+    let id = SlotId(host.pool.last_id.get() + 1);
+    host.pool.last_id.set(id.0);
+    let now_ms = host.pool.now_ms();
+    let seen = policy::Slot { id, state: SlotState::Creating { since_ms: now_ms }, created_ms: now_ms, executions: 0 };
+    pool.held.borrow_mut().push(Held { seen, slot: None });
+    let (host, pool, taken) =
+        (Rc::clone(host), Rc::clone(pool), host.workers.admission.place(pool.shape.limits.memory_bytes));
+    tokio::task::spawn_local(async move {
+        let (kept, of) = (Rc::downgrade(&host), Rc::downgrade(&pool));
+        let begun = Instant::now();
+        let made = Slot::start(&host, taken, &pool.shape, move |worker| died(&kept, &of, id, worker)).await;
+        if made.is_ok() {
+            host.metrics.since(Stage::PoolRefill, pool.shape.engine, begun);
+        }
+        created(&host, &pool, id, made).await;
+        host.pool.changed.notify_one();
+    });
+}
+
+async fn created(host: &Rc<Host>, pool: &Rc<ShapePool>, id: SlotId, made: Result<Slot>) {
+    let now_ms = host.pool.now_ms();
+    match made {
+        Ok(slot) if slot.is_there() => {
+            pool.breaker.borrow_mut().succeeded();
+            pool.count(Event::Created);
+            match pool.keep(id, slot, now_ms) {
+                None => give_to_first(host, pool, id),
+                Some(slot) => {
+                    slot.end(host).await;
+                    pool.count(Event::Destroyed);
+                    pool.remove(id);
+                }
+            }
+        }
+        Ok(slot) => {
+            slot.end(host).await;
+            pool.never_ready(id, "it ended as soon as it was ready", now_ms);
+        }
+        Err(error) => {
+            tracing::warn!(engine = pool.shape.engine.name(), %error, "a slot could not be made ready");
+            pool.never_ready(id, &error.message, now_ms);
+        }
+    }
+}
+
+/// Who waits longest has the slot that is ready.
+fn give_to_first(host: &Host, pool: &Rc<ShapePool>, id: SlotId) {
+    let Some(first) = pool.first_waiting() else { return };
+    let Some(slot) = pool.remove(id).and_then(|held| held.slot) else { return };
+    host.pool.taken.set(Some(Instant::now()));
+    // Nothing has run since it was seen that he waits.
+    let _ = first.send((slot, Active::of(Rc::clone(pool))));
+}
+
+/// Asks each slot that is ready whether it is well: one that hangs, or that something stopped, would be noticed by whoever is given it.
+fn ask_all(host: &Rc<Host>, pool: &Rc<ShapePool>) {
+    for held in pool.held.borrow().iter() {
+        let Some(slot) = &held.slot else { continue };
+        let (id, is_well, host, pool) = (held.seen.id, slot.is_well(), Rc::downgrade(host), Rc::downgrade(pool));
+        tokio::task::spawn_local(async move {
+            if !is_well.await {
+                failed_when_ready(&host, &pool, id, "a slot that was ready does not answer");
+            }
+        });
+    }
+}
+
+/// One that was ready is of no use any more, unless it is a kernel's meanwhile.
+fn failed_when_ready(host: &Weak<Host>, pool: &Weak<ShapePool>, id: SlotId, why: &str) {
+    let (Some(host), Some(pool)) = (host.upgrade(), pool.upgrade()) else { return };
+    let ready = pool.held.borrow().iter().any(|held| held.seen.id == id && held.slot.is_some());
+    if ready {
+        tracing::warn!(slot = id.0, engine = pool.shape.engine.name(), "{why}");
+        pool.breaker.borrow_mut().died(why, host.pool.now_ms());
+        end(&host, &pool, id);
+    }
+}
+
+/// Nobody asked for it.
+fn died(host: &Weak<Host>, pool: &Weak<ShapePool>, id: SlotId, worker: WorkerId) {
+    if let Some(host) = host.upgrade() {
+        host.promises.died(&host, worker);
+    }
+    failed_when_ready(host, pool, id, "a slot that was ready ended by itself");
+}
+
+/// Ends a slot beside everything else: one in creation as soon as it is ready.
+fn end(host: &Rc<Host>, pool: &Rc<ShapePool>, id: SlotId) {
+    let slot = {
+        let mut held = pool.held.borrow_mut();
+        let Some(held) = held.iter_mut().find(|held| held.seen.id == id) else { return };
+        held.seen.state = SlotState::Leaving;
+        held.slot.take()
+    };
+    let Some(slot) = slot else { return };
+    let (host, pool) = (Rc::clone(host), Rc::clone(pool));
+    tokio::task::spawn_local(async move {
+        slot.end(&host).await;
+        pool.count(Event::Destroyed);
+        pool.remove(id);
+        host.pool.changed.notify_one();
+    });
+}

@@ -1,0 +1,151 @@
+//! Turns: only so many workers are started at once, for more would only make each other slow. Who comes beyond that waits, first come first
+//! served, until it is his turn, or until a slot of the shape that he wants is ready; and not for ever.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::future::pending;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt as _;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::pool::Active;
+use super::worker::Shape;
+use crate::core::error::{Error, Result};
+use crate::supervisor::host::Host;
+use crate::supervisor::workers::warm_worker::Slot;
+
+/// The reason of an error where it was not anybody's turn in time.
+pub(crate) const STARTS: &str = "worker_starts";
+
+/// So many users' shares are kept although nobody has a part of them.
+const SHARES_KEPT: usize = 64;
+
+/// Whose turn it is to start a worker.
+#[derive(Debug)]
+pub(crate) struct Turns {
+    places: Arc<Semaphore>,
+    at_once: usize,
+    /// Each user's share: workers that hang in their start keep nobody else's from it.
+    shares: RefCell<HashMap<u32, Arc<Semaphore>>>,
+    share: usize,
+    wait: Duration,
+}
+
+/// What became of waiting.
+pub(crate) enum Turn {
+    /// A slot is ready.
+    Slot(Box<(Slot, Active)>),
+    /// A worker may be started, while these are held.
+    Start([OwnedSemaphorePermit; 2]),
+}
+
+impl Turns {
+    /// So many at once, of each user `share`; who waits longer is refused.
+    pub(crate) fn new(at_once: usize, share: usize, wait: Duration) -> Turns {
+        Turns { places: Arc::new(Semaphore::new(at_once)), at_once, shares: RefCell::default(), share, wait }
+    }
+
+    /// Nobody's turn comes any more.
+    pub(crate) fn close(&self) {
+        self.places.close();
+    }
+
+    /// A turn, if it is one now.
+    fn now(&self, uid: u32) -> Option<[OwnedSemaphorePermit; 2]> {
+        let share = self.share_of(uid).try_acquire_owned().ok()?;
+        Some([share, Arc::clone(&self.places).try_acquire_owned().ok()?])
+    }
+
+    fn share_of(&self, uid: u32) -> Arc<Semaphore> {
+        let mut shares = self.shares.borrow_mut();
+        if shares.len() > SHARES_KEPT {
+            shares.retain(|_, share| Arc::strong_count(share) > 1);
+        }
+        Arc::clone(shares.entry(uid).or_insert_with(|| Arc::new(Semaphore::new(self.share))))
+    }
+
+    /// Waits for a turn. With a shape: or for a slot of it.
+    ///
+    /// # Errors
+    /// `busy` if neither comes in time, `unavailable` if the daemon stops or nobody wants it any more.
+    pub(crate) async fn next(
+        &self,
+        host: &Host,
+        uid: u32,
+        shape: Option<&Shape>,
+        given_up: &mut (impl Future + Unpin),
+    ) -> Result<Turn> {
+        let unwanted = || Error::unavailable("the kernel was stopped while it waited for a worker");
+        if (&mut *given_up).now_or_never().is_some() {
+            return Err(unwanted());
+        }
+        if let Some(turn) = self.now(uid) {
+            return Ok(Turn::Start(turn));
+        }
+        let (share, places) = (self.share_of(uid), Arc::clone(&self.places));
+        let stopping = |_| Error::unavailable("the daemon is stopping");
+        let turn = async {
+            let share = share.acquire_owned().await.map_err(stopping)?;
+            Ok(Turn::Start([share, places.acquire_owned().await.map_err(stopping)?]))
+        };
+        let waiting = shape.and_then(|shape| host.pool.wait(shape));
+        let slot = async {
+            match waiting {
+                // Its pool has ended: then it is never ready.
+                Some(waiting) => match waiting.await {
+                    Ok(slot) => slot,
+                    Err(_) => pending().await,
+                },
+                None => pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            // First: who is given one in the same moment must not lose it.
+            slot = slot => Ok(Turn::Slot(Box::new(slot))),
+            _ = given_up => Err(unwanted()),
+            turn = turn => turn,
+            () = tokio::time::sleep(self.wait) => Err(self.refusal()),
+        }
+    }
+
+    fn refusal(&self) -> Error {
+        Error::busy(format!(
+            "{} workers are being started, and none of them was ready within {:?}",
+            self.at_once, self.wait
+        ))
+        .reason(STARTS)
+        .hint("try again when fewer kernels start; limits.worker_starts and limits.worker_wait are the bounds")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_holds_his_share_keeps_nobody_else_from_a_turn() {
+        let turns = Turns::new(3, 2, Duration::ZERO);
+        let held: Vec<_> = (0..2).map(|_| turns.now(1).expect("his share")).collect();
+        assert!(turns.now(1).is_none(), "one place is free, and not his");
+        let other = turns.now(2).expect("another's");
+        assert!(turns.now(2).is_none(), "no place is free");
+        drop(held);
+        assert!(turns.now(2).is_some() && turns.now(1).is_some(), "what was given back is there");
+        drop(other);
+        turns.close();
+        assert!(turns.now(1).is_none(), "the daemon stops");
+    }
+
+    #[test]
+    fn shares_that_nobody_has_a_part_of_are_forgotten() {
+        let turns = Turns::new(1000, 2, Duration::ZERO);
+        let held = turns.now(0).expect("a turn");
+        (1..1000).for_each(|uid| drop(turns.now(uid).expect("a turn")));
+        assert!(turns.shares.borrow().len() <= SHARES_KEPT + 1);
+        assert!(turns.shares.borrow()[&0].available_permits() == 1, "what is held counts");
+        drop(held);
+    }
+}
