@@ -50,7 +50,7 @@ pub use archive::{archive, unarchive};
 pub(super) use before_stop::{before_stop, left_out, told as rest_failed, wait as rest_wait};
 pub use compare::diff;
 use files::{CapturedFiles, Files};
-pub(super) use files::{Giving, donor, fill};
+pub(crate) use files::{Giving, donor, fill};
 use gather::{Gathered, gather};
 use memory::Keep;
 pub(super) use pruning::{Held, hold, thin};
