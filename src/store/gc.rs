@@ -171,14 +171,13 @@ impl<L: FnMut(Digest) -> bool, E: FnMut(GcItem)> Gc<'_, L, E> {
                 self.report.removed_bytes += share.length;
                 self.report.copied_bytes += share.kept;
             }
-            return self.loose(&marks);
+            return Ok(());
         }
         // Those that free room without taking any come first.
         let (empty, mixed): (Vec<&Share>, Vec<&Share>) = victims.into_iter().partition(|share| share.kept_entries == 0);
         let empty = self.still_empty(empty)?;
         self.remove(&empty)?;
         self.copy(&mixed)?;
-        self.loose(&marks)?;
         self.tidy(!empty.is_empty() || !mixed.is_empty())
     }
 
@@ -412,38 +411,6 @@ impl<L: FnMut(Digest) -> bool, E: FnMut(GcItem)> Gc<'_, L, E> {
             }
         }
         Ok(true)
-    }
-
-    /// Objects of format 1: those that live go into packs, then all of them go.
-    fn loose(&mut self, marks: &Marks) -> Result<()> {
-        let loose: Vec<_> = self.store.loose_objects().collect::<Result<_>>()?;
-        for (digest, bytes) in &loose {
-            let is_packed = !self.store.slots(*digest, super::Want::Object)?.is_empty();
-            if is_packed {
-                if !self.options.dry_run {
-                    self.store.remove_loose(*digest)?;
-                }
-                continue;
-            }
-            let fate = if (self.live)(*digest) { Fate::Live } else { self.fate(marks, *digest, false) };
-            self.tell(*digest, *bytes, fate);
-            if self.options.dry_run {
-                continue;
-            }
-            if fate.is_kept() {
-                match self.store.adopt(*digest) {
-                    Ok(()) => {}
-                    // It stays where it is, for whoever can mend it.
-                    Err(StoreError::Damaged { .. }) => continue,
-                    Err(error) => return Err(error),
-                }
-            }
-            self.store.remove_loose(*digest)?;
-        }
-        if !self.options.dry_run && !loose.is_empty() {
-            self.store.remove_loose_dirs();
-        }
-        Ok(())
     }
 
     /// Forgets what speaks of packs that are gone.

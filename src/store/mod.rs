@@ -21,7 +21,6 @@ mod format;
 mod gc;
 mod handle;
 mod layout;
-mod loose;
 mod pack;
 mod press;
 mod reader;
@@ -76,10 +75,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Store {
-    /// Opens the store in a directory, or makes one. Takes away what dead writers left. A store of format 1 is taken over.
+    /// Opens the store in a directory, or creates one. Removes what dead writers left.
     ///
     /// # Errors
-    /// [`StoreError::Newer`] for a store of a later release; `InUse` if it is open already; `Full`, `Io`.
+    /// [`StoreError::UnknownFormat`] for a store of another format; `InUse` if it is open already; `Full`, `Io`.
     pub fn open(dir: &std::path::Path) -> Result<Store> {
         Store::open_sized(dir, Sizes::default())
     }
@@ -128,7 +127,7 @@ impl Store {
 
     /// Whether there is an object of that address. Says nothing of its content.
     pub fn contains(&self, digest: Digest) -> bool {
-        self.slots(digest, Want::Object).is_ok_and(|slots| !slots.is_empty()) || self.loose(digest).is_file()
+        self.slots(digest, Want::Object).is_ok_and(|slots| !slots.is_empty())
     }
 
     /// A number that grows whenever something is stored or used again.
@@ -148,10 +147,7 @@ impl Store {
     /// # Errors
     /// `NotFound`, `Io`.
     pub fn size(&self, digest: Digest) -> Result<u64> {
-        match self.slots(digest, Want::Object)?.first() {
-            Some(slot) => Ok(slot.size),
-            None => self.loose_size(digest),
-        }
+        self.slots(digest, Want::Object)?.first().map(|slot| slot.size).ok_or(StoreError::NotFound(digest))
     }
 
     /// Every object's address and length, in no order.
@@ -165,10 +161,7 @@ impl Store {
             Err(error) => vec![Err(error)],
         });
         let is_object = |slot: &Result<Slot>| slot.as_ref().map_or(true, |slot| slot.kind.is_object());
-        let packed = slots.filter(is_object).map(|slot| slot.map(|slot| (slot.digest, slot.size)));
-        let packed_too = |digest| self.slots(digest, Want::Object).is_ok_and(|slots| !slots.is_empty());
-        let alone = move |object: &Result<(Digest, u64)>| object.as_ref().map_or(true, |(d, _)| !packed_too(*d));
-        packed.chain(self.loose_objects().filter(alone))
+        slots.filter(is_object).map(|slot| slot.map(|slot| (slot.digest, slot.size)))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -27,8 +27,8 @@ pub(super) struct Item {
 pub(super) enum What {
     /// A chunk of an object.
     Part,
-    /// An object of one chunk. One of format 1 may count as written.
-    Whole { loose_counts: bool },
+    /// An object of one chunk.
+    Whole,
 }
 
 #[derive(Debug, Default)]

@@ -1,4 +1,4 @@
-//! The store against a map, damage, full devices, and its former format.
+//! The store against a map, damage, full devices, and other formats.
 
 use std::collections::HashMap;
 use std::io::Read as _;
@@ -448,14 +448,18 @@ fn limits_hold() {
 }
 
 #[test]
-fn a_newer_store_is_refused_and_not_touched() {
+fn unknown_format_is_refused() {
     let (dir, store) = store();
     drop(store);
     let root = dir.path().join("store");
-    std::fs::write(root.join("format"), "3\n").expect("written");
-    let error = Store::open(&root).expect_err("newer");
-    assert!(matches!(&error, StoreError::Newer { found, .. } if found == "3"), "{error}");
-    assert_eq!(crate::core::error::Error::from(error).code, crate::core::error::ErrorCode::Unsupported);
+    for other in ["1", "3"] {
+        std::fs::write(root.join("format"), format!("{other}\n")).expect("written");
+        let error = Store::open(&root).expect_err("another format");
+        assert!(matches!(&error, StoreError::UnknownFormat { found, .. } if found == other), "{error}");
+        let error = crate::core::error::Error::from(error);
+        assert_eq!(error.code, crate::core::error::ErrorCode::Unsupported);
+        assert!(!error.hint.is_empty(), "{error:?}");
+    }
     std::fs::write(root.join("format"), "2\n").expect("written");
     assert!(Store::open(&root).is_ok());
 }

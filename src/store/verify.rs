@@ -49,15 +49,6 @@ impl Store {
         for number in packs {
             self.verify_lists(number, &lost, &mut verified)?;
         }
-        let loose: Vec<_> = self.loose_objects().collect::<Result<_>>()?;
-        for (digest, size) in loose {
-            if self.is_loose_good(digest) {
-                verified.good += 1;
-                verified.bytes += size;
-            } else if self.loose(digest).exists() {
-                verified.damaged.push(StoreError::Damaged { digest, path: self.loose(digest), offset: 0 });
-            }
-        }
         Ok(verified)
     }
 

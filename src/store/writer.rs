@@ -77,25 +77,18 @@ impl Writer {
     /// `Full`, `Io`, or `TooLarge` if a write failed before; no object is there then.
     pub fn finish(self) -> Result<(Digest, u64)> {
         let (hold, lost) = (Arc::clone(&self.hold), self.lost);
-        let named = self.end(true)?;
+        let named = self.end()?;
         hold.store().sync(lost)?;
         Ok(named)
     }
 
-    /// As [`Self::finish`], for an object whose content is there as an object of format 1.
-    pub(super) fn adopt(self) -> Result<()> {
-        let (hold, lost) = (Arc::clone(&self.hold), self.lost);
-        self.end(false)?;
-        hold.store().sync(lost)
-    }
-
-    /// No more bytes come: everything is written, not yet durable. An object of format 1 may count as written.
-    fn end(mut self, loose_counts: bool) -> Result<(Digest, u64)> {
+    /// No more bytes come: everything is written, not yet durable.
+    fn end(mut self) -> Result<(Digest, u64)> {
         if self.written > self.limit {
             return Err(StoreError::TooLarge { limit: self.limit });
         }
         if self.list.chunks.is_empty() && self.rest.len() <= limits::STORE_WHOLE_BYTES {
-            return self.end_whole(loose_counts);
+            return self.end_whole();
         }
         self.cut(true)?;
         self.list.size = self.written;
@@ -108,14 +101,14 @@ impl Writer {
         Ok((digest, self.written))
     }
 
-    fn end_whole(mut self, loose_counts: bool) -> Result<(Digest, u64)> {
+    fn end_whole(mut self) -> Result<(Digest, u64)> {
         let (digest, size) = (digest_of(&self.rest), self.written);
         let store = self.store();
         if store.keep(digest, Want::Object)? && store.keep(digest, Want::Data)? {
             return Ok((digest, size));
         }
-        let (plain, what) = (std::mem::take(&mut self.rest), What::Whole { loose_counts });
-        self.write_item(Item { digest, plain, what })?;
+        let plain = std::mem::take(&mut self.rest);
+        self.write_item(Item { digest, plain, what: What::Whole })?;
         Ok((digest, size))
     }
 
@@ -190,7 +183,7 @@ impl Batch {
         if writer.lost != self.lost {
             return Err(StoreError::Unsynced);
         }
-        writer.end(true)
+        writer.end()
     }
 
     /// Makes all of them durable.
@@ -241,9 +234,8 @@ impl Store {
     /// Writes a chunk, or an object of one chunk.
     pub(super) fn write(&self, Item { digest, plain, what }: &Item) -> Result<()> {
         let (digest, size) = (*digest, plain.len() as u64);
-        let What::Whole { loose_counts } = *what else { return self.add(Kind::Part, digest, size, plain) };
-        if loose_counts && self.is_loose_good(digest) {
-            return Ok(());
+        if *what == What::Part {
+            return self.add(Kind::Part, digest, size, plain);
         }
         self.add(Kind::Whole, digest, size, plain)?;
         if self.keep(digest, Want::Object)? {

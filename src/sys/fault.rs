@@ -107,7 +107,6 @@ pub const LABELS: &[Label] = &[
     label("store.index.remove", Steps::One, "removes an index file that another has taken the place of"),
     label("store.index.write", Steps::File, "writes where the entries of full packs are"),
     label("store.layout.dir", Steps::Dir, "makes the store's directory"),
-    label("store.loose.remove", Steps::One, "removes an object's own file, after it is in a pack or worth nothing"),
     label("store.pack.create", Steps::One, "creates a pack"),
     label("store.pack.remove", Steps::One, "removes a pack whose entries are elsewhere or worth nothing"),
     label("store.pack.seal", Steps::One, "writes the table of a full pack"),

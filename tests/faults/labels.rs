@@ -39,7 +39,6 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("store.dropped.write", "tests/upkeep, and the store's own tests"),
     ("store.index.remove", "tests/upkeep, and the store's own tests"),
     ("store.index.write", "needs a large store"),
-    ("store.loose.remove", "tests/upkeep, and the store's own tests"),
     ("store.pack.create", "the first write only"),
     ("store.pack.remove", "tests/upkeep, and the store's own tests"),
     ("store.pack.seal", "needs a full pack"),
