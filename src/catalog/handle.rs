@@ -266,8 +266,8 @@ impl CatalogHandle {
         self.insert_kernel_with(kernel, key, None, notes, true)
     }
 
-    /// As [`Self::insert_kernel`], together with the worker that it has already. Where nobody waits for it, not `at_once`: a moment later,
-    /// or with what is written next.
+    /// As [`Self::insert_kernel`], together with the worker that it has already. Unless `at_once`, the database's thread
+    /// writes it.
     ///
     /// # Errors
     /// As [`Self::insert_kernel`].
@@ -291,7 +291,7 @@ impl CatalogHandle {
         let label = "catalog.kernel.insert";
         match at_once {
             true => self.write_small(label, insert),
-            false => self.queue.run_patient(Target::Host, label, insert),
+            false => self.write(label, insert),
         }
     }
 
@@ -398,12 +398,12 @@ impl CatalogHandle {
         self.write("catalog.keys.forget", move |db| keys::forget_expired(db, now_ms))
     }
 
-    /// Adds events, a moment later or with what is written next; gives them numbered.
+    /// Adds events; gives them numbered.
     ///
     /// # Errors
     /// The database's.
     pub fn append_events(&self, new: Vec<NewEvent>) -> Pending<Vec<Event>> {
-        self.queue.run_patient(Target::Host, "catalog.events.append", move |db| events::append(db, new))
+        self.write("catalog.events.append", move |db| events::append(db, new))
     }
 
     /// Events after a number, at most [`limits::PAGE_ROWS`], and whether some are no longer there.

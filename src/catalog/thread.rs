@@ -4,9 +4,7 @@
 //! savepoint of its own, so one that fails takes nothing from the others. A reply is given after the commit only.
 //!
 //! A small write that finds the thread at rest is done by its caller, at once: to wake a thread, and to be woken by it, costs
-//! more than the commit. A disk that turns out to be slow is left to the thread for a while.
-//!
-//! A patient write waits a moment for whatever else is written: nobody waits for it, and whoever asked for it has the processor meanwhile.
+//! more than the commit.
 //!
 //! ```text
 //! caller ── Job ──▶ bounded queue ──▶ thread: take what is there ─▶ by database ─▶ BEGIN · work · COMMIT ─▶ replies
@@ -14,7 +12,6 @@
 //!    └────────────────────────────────────── oneshot ◀──────────────────────────────────────────────────┘
 //! ```
 
-use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,7 +19,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 
@@ -35,14 +32,6 @@ use crate::core::limits;
 const QUIET: Duration = Duration::from_millis(20);
 /// Whoever made a kernel has begun to work with it after so long.
 const BEGUN: Duration = Duration::from_millis(200);
-/// So long a patient write waits for others that would be written with it.
-const PATIENCE: Duration = Duration::from_millis(2);
-/// A request that took its caller longer than this was slowed by the disk.
-const CALLER_PATIENCE: Duration = Duration::from_millis(2);
-/// For so long callers then leave everything to the thread: a machine that was busy elsewhere for a moment costs little.
-const CALLERS_KEEP_OFF_FIRST: Duration = Duration::from_millis(20);
-/// Each time that it was slow again they do so four times as long, up to this: a slow disk is the thread's business.
-const CALLERS_KEEP_OFF_MOST: Duration = Duration::from_secs(10);
 
 enum Job {
     /// Reads or writes one database.
@@ -59,8 +48,6 @@ enum Job {
 struct Inside {
     /// Of a write; a read has none.
     label: Option<&'static str>,
-    /// Whether it can wait for [`PATIENCE`].
-    patient: bool,
     work: Box<dyn Work>,
 }
 
@@ -74,13 +61,7 @@ impl Inside {
         work: impl FnOnce(&Db) -> Result<T> + Send + 'static,
     ) -> (Inside, Answer<T>) {
         let (sender, receiver) = oneshot::channel();
-        (Inside { label, patient: false, work: Box::new(Request { work: Some(work), done: None, sender }) }, receiver)
-    }
-}
-
-impl Job {
-    fn is_patient(&self) -> bool {
-        matches!(self, Job::Inside(_, Inside { patient: true, .. }))
+        (Inside { label, work: Box::new(Request { work: Some(work), done: None, sender }) }, receiver)
     }
 }
 
@@ -157,37 +138,6 @@ struct Desk {
     bank: Mutex<Bank>,
     /// Requests that were queued and are not answered yet: while there are any, a new one queues too, so order holds.
     waiting: AtomicUsize,
-    slow: Mutex<Slow>,
-}
-
-/// How slow callers found the disk lately.
-#[derive(Debug, Default)]
-struct Slow {
-    /// Until when the thread does everything.
-    until: Option<Instant>,
-    /// For how long callers kept off the last time.
-    kept_off: Duration,
-}
-
-impl Slow {
-    /// Notes how long a caller's write took.
-    fn took(&mut self, time: Duration, now: Instant) {
-        if time > CALLER_PATIENCE {
-            self.kept_off = (self.kept_off * 4).clamp(CALLERS_KEEP_OFF_FIRST, CALLERS_KEEP_OFF_MOST);
-            self.until = Some(now + self.kept_off);
-        } else if !self.kept_off.is_zero() {
-            self.kept_off = self.kept_off.checked_sub(CALLERS_KEEP_OFF_FIRST).unwrap_or_default();
-        }
-    }
-
-    /// Whether callers keep off now.
-    fn keeps_off(&mut self) -> bool {
-        let keeps = self.until.is_some_and(|until| Instant::now() < until);
-        if !keeps {
-            self.until = None;
-        }
-        keeps
-    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -200,10 +150,8 @@ impl Desk {
     fn at_rest(&self, target: Target) -> Option<MutexGuard<'_, Bank>> {
         let bank = (self.waiting.load(Ordering::Acquire) == 0).then(|| self.bank.try_lock().ok()).flatten()?;
         // Waiting for the device is never a caller's business.
-        if self.waiting.load(Ordering::Acquire) > 0 || bank.durability() == Durability::Power || !bank.is_open(target) {
-            return None;
-        }
-        (!lock(&self.slow).keeps_off()).then_some(bank)
+        let is_at_rest = self.waiting.load(Ordering::Acquire) == 0;
+        (is_at_rest && bank.durability() != Durability::Power && bank.is_open(target)).then_some(bank)
     }
 }
 
@@ -220,17 +168,6 @@ impl Queue {
         self.queue(target, Inside::new(label, work))
     }
 
-    /// As [`Self::run`], for a write that nobody waits for: the thread waits up to [`PATIENCE`] for what it can write with it.
-    pub(super) fn run_patient<T: Send + 'static>(
-        &self,
-        target: Target,
-        label: &'static str,
-        work: impl FnOnce(&Db) -> Result<T> + Send + 'static,
-    ) -> Pending<T> {
-        let (job, answer) = Inside::new(Some(label), work);
-        self.queue(target, (Inside { patient: true, ..job }, answer))
-    }
-
     /// As [`Self::run`], for a write that takes no longer than waking a thread: it may be done at once, by the caller.
     pub(super) fn run_small<T: Send + 'static>(
         &self,
@@ -240,10 +177,7 @@ impl Queue {
     ) -> Pending<T> {
         let (job, receiver) = Inside::new(Some(label), work);
         if let Some(mut bank) = self.desk.at_rest(target) {
-            let began = Instant::now();
             run_group(&mut bank, target, vec![job]);
-            let ended = Instant::now();
-            lock(&self.desk.slow).took(ended - began, ended);
             if bank.needs_a_look() {
                 // A queue that is full leads to a look as well.
                 let _ = self.send(Job::Tidy);
@@ -295,8 +229,7 @@ impl Queue {
 /// The operating system gives no thread.
 pub(super) fn start(name: &str, bank: Bank) -> std::io::Result<(Queue, JoinHandle<()>)> {
     let (jobs, queue) = sync_channel(limits::DATABASE_REQUESTS);
-    let (waiting, slow) = (AtomicUsize::new(0), Mutex::default());
-    let desk = Arc::new(Desk { bank: Mutex::new(bank), waiting, slow });
+    let desk = Arc::new(Desk { bank: Mutex::new(bank), waiting: AtomicUsize::new(0) });
     let own = Arc::clone(&desk);
     let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || serve(&queue, &own))?;
     Ok((Queue { jobs, desk }, thread))
@@ -325,27 +258,13 @@ fn next_job(queue: &Receiver<Job>, desk: &Desk) -> Option<Job> {
     }
 }
 
-/// This request, and if it is patient all that come until its patience ends, or until one comes that is not.
-fn gather(queue: &Receiver<Job>, first: Job) -> VecDeque<Job> {
-    let mut gathered = VecDeque::from([first]);
-    let until = Instant::now() + PATIENCE;
-    while gathered.back().is_some_and(Job::is_patient)
-        && gathered.len() < limits::DATABASE_BATCH
-        && let Ok(job) = queue.recv_timeout(until.saturating_duration_since(Instant::now()))
-    {
-        gathered.push_back(job);
-    }
-    gathered
-}
-
 fn serve(queue: &Receiver<Job>, desk: &Desk) {
     let mut going = true;
     while going && let Some(first) = next_job(queue, desk) {
-        let mut gathered = gather(queue, first);
         let mut bank = lock(&desk.bank);
         let mut groups: Vec<(Target, Vec<Inside>)> = Vec::new();
-        let mut taken = 0;
-        while let Some(job) = gathered.pop_front() {
+        let (mut next, mut taken) = (Some(first), 0);
+        while let Some(job) = next.take() {
             match job {
                 Job::Inside(target, job) => match groups.iter_mut().find(|(of, _)| *of == target) {
                     Some((_, group)) => group.push(job),
@@ -361,8 +280,8 @@ fn serve(queue: &Receiver<Job>, desk: &Desk) {
                 Job::Stop => going = false,
             }
             taken += 1;
-            if going && gathered.is_empty() && taken < limits::DATABASE_BATCH {
-                gathered.extend(queue.try_recv());
+            if going && taken < limits::DATABASE_BATCH {
+                next = queue.try_recv().ok();
             }
         }
         run_groups(&mut bank, &mut groups);
@@ -437,61 +356,5 @@ fn perform(db: &Db, job: &mut Inside) -> bool {
             false
         }
         Some(Ok(())) | None => well,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn job(patient: bool) -> Job {
-        let (job, _) = Inside::new(Some("catalog.events.append"), |_| Ok(()));
-        Job::Inside(Target::Host, Inside { patient, ..job })
-    }
-
-    /// Whether each of them is patient.
-    fn patience(gathered: impl IntoIterator<Item = Job>) -> Vec<bool> {
-        gathered.into_iter().map(|job| job.is_patient()).collect()
-    }
-
-    #[test]
-    fn a_patient_write_goes_with_what_comes_until_somebody_waits() {
-        let (jobs, queue) = sync_channel(8);
-        let send = |patient| jobs.send(job(patient)).expect("room");
-        for patient in [true, false, true] {
-            send(patient);
-        }
-        assert_eq!(patience(gather(&queue, job(true))), [true, true, false], "not beyond the one that is waited for");
-        assert_eq!(patience(gather(&queue, job(false))), [false], "nor for one that is waited for");
-        assert_eq!(patience(queue.try_iter()), [true], "the rest is there yet");
-        // Alone it waits, and no longer than its patience.
-        let begun = Instant::now();
-        assert_eq!(patience(gather(&queue, job(true))), [true]);
-        assert!(begun.elapsed() >= PATIENCE);
-        drop(jobs);
-        assert_eq!(patience(gather(&queue, job(true))), [true], "whoever stops is waited for by nobody");
-    }
-
-    #[test]
-    fn callers_keep_off_longer_the_more_often_the_disk_was_slow() {
-        let (mut slow, now) = (Slow::default(), Instant::now());
-        let (quick, late) = (CALLER_PATIENCE, CALLER_PATIENCE * 2);
-        slow.took(quick, now);
-        assert!(!slow.keeps_off());
-        let mut last = Duration::ZERO;
-        for _ in 0..8 {
-            slow.took(late, now);
-            assert!(slow.kept_off > last || slow.kept_off == CALLERS_KEEP_OFF_MOST);
-            last = slow.kept_off;
-            assert_eq!(slow.until, Some(now + last));
-            assert!(slow.keeps_off() || last == CALLERS_KEEP_OFF_FIRST);
-        }
-        assert_eq!(last, CALLERS_KEEP_OFF_MOST);
-        // It takes many quick ones to be trusted again as at first.
-        for _ in 0..500 {
-            slow.took(quick, now);
-        }
-        slow.took(late, now);
-        assert_eq!(slow.kept_off, CALLERS_KEEP_OFF_FIRST);
     }
 }
