@@ -50,12 +50,8 @@ impl Layout {
             fs::create_dir_durable(dir, DIR_MODE, "store.layout.dir")?;
         }
         let lock = lock(&dir.join("lock"))?;
-        let layout = Layout {
-            packs: dir.join("packs"),
-            index: dir.join("index"),
-            dropped: dir.join("dropped"),
-            _lock: lock,
-        };
+        let layout =
+            Layout { packs: dir.join("packs"), index: dir.join("index"), dropped: dir.join("dropped"), _lock: lock };
         if !is_present {
             layout.create(dir, &format)?;
         }
