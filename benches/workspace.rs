@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use ryokan::store::Store;
-use ryokan::workspace::{Captured, Durable, Places, Tracker, branch};
+use ryokan::workspace::{Captured, Durability, Places, Tracker, branch};
 
 use crate::World;
 use crate::report::{Report, Samples, Target};
@@ -134,7 +134,7 @@ fn forks(
             }
             None => None,
         };
-        let (mut branched, _, done) = branch(donor, captured.tree, places, store, Durable::Process)?;
+        let (mut branched, _, done) = branch(donor, captured.tree, places, store, Durability::Process)?;
         whole.add(begun.elapsed());
         how = format!("snapshot: {}, {} cloned, {} copied", done.snapshot, done.cloned, done.copied);
         let begun = Instant::now();
@@ -231,7 +231,7 @@ fn touched(
         whole.add(begun.elapsed());
         anyhow::ensure!(captured.how.walk.is_none(), "everything was walked: {:?}", captured.how);
         let begun = Instant::now();
-        tracker.restore(first.tree, store, Durable::Process)?;
+        tracker.restore(first.tree, store, Durability::Process)?;
         back.add(begun.elapsed());
     }
     report.times(&format!("{}: pause, {TOUCHED} files touched", size.name), &pause, Some(Target::AtMost(10.0)));

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use super::error::CatalogError;
 use super::files::Unsynced;
-use super::sqlite::{Db, Durability, Kind, Result};
+use super::sqlite::{Db, Kind, Result};
+use crate::core::durability::Durability;
 use crate::core::ids::KernelId;
 use crate::core::limits;
 

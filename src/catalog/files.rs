@@ -9,7 +9,8 @@ use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 
 use super::error::CatalogError;
-use super::sqlite::{Durability, Kind, Result, write_template};
+use super::sqlite::{Kind, Result, write_template};
+use crate::core::durability::Durability;
 use crate::core::ids::KernelId;
 use crate::sys::fs::{self, FsError};
 use crate::sys::{btrfs, fault, inode};

@@ -32,12 +32,13 @@ pub use files::{KernelFiles, sweep_kernels};
 pub use handle::{Catalog, CatalogConfig, CatalogHandle, Notes, Written};
 pub use kernels::{Created, KernelChange, KernelRow};
 pub use keys::IdempotencyKey;
-pub use sqlite::{Db, Durability, Kind};
+pub use sqlite::{Db, Kind};
 pub use state::StateHandle;
 pub use thread::Pending;
 pub use workers::WorkerRow;
 
 pub use crate::core::audit::{AuditBreak, AuditHead, AuditLine, NewAudit};
+pub use crate::core::durability::Durability;
 
 #[cfg(test)]
 mod crash_tests;

@@ -14,21 +14,12 @@ use std::sync::OnceLock;
 use rusqlite::{Connection, OpenFlags, OptionalExtension as _};
 
 use super::error::CatalogError;
+use crate::core::durability::Durability;
 use crate::core::limits;
 use crate::sys::{fault, sqlite_vfs};
 
 /// Result of whatever concerns a database.
 pub type Result<T, E = CatalogError> = std::result::Result<T, E>;
-
-/// What survives.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Durability {
-    /// Acknowledged work survives `kill -9` of any process. A loss of power may undo the last moments, never damage.
-    #[default]
-    Process,
-    /// Acknowledged work survives a loss of power too: one fsync for each transaction.
-    Power,
-}
 
 /// The three kinds of database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -25,7 +25,8 @@ use tokio::sync::oneshot;
 
 use super::bank::{Bank, Target};
 use super::error::CatalogError;
-use super::sqlite::{Db, Durability, Result, after_commit};
+use super::sqlite::{Db, Result, after_commit};
+use crate::core::durability::Durability;
 use crate::core::limits;
 
 /// A thread tidies when nothing was written for so long.

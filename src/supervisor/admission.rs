@@ -12,6 +12,7 @@ use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::turns::STARTS;
+use crate::config::Limits;
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::quantity;
 
@@ -46,6 +47,22 @@ pub struct Bounds {
     pub memory_bytes: Option<u64>,
     /// Executions.
     pub executions: usize,
+}
+
+impl Bounds {
+    /// What all users may have at once.
+    pub(super) fn of_host(limits: &Limits) -> Bounds {
+        Bounds { workers: limits.workers, memory_bytes: limits.memory, executions: limits.executions_in_flight }
+    }
+
+    /// What one user may have at once.
+    pub(super) fn of_user(limits: &Limits) -> Bounds {
+        Bounds {
+            workers: limits.workers_per_user,
+            memory_bytes: limits.memory_per_user,
+            executions: limits.executions_in_flight_per_user,
+        }
+    }
 }
 
 /// What is taken, or would be.

@@ -117,7 +117,7 @@ async fn discard(spare: Spare) {
 /// Makes one for the next fork of a kernel, in the background, if it is worth its room: from the files of a child.
 pub(super) fn prepare(host: &Rc<Host>, kernel: KernelId, donor: Donor, tree: Digest) {
     let spares = &host.spares;
-    if host.config.fork_spares == 0 || host.is_stopping() || !donor.copies() || spares.has(kernel) {
+    if host.config.upkeep.spares == 0 || host.is_stopping() || !donor.copies() || spares.has(kernel) {
         return;
     }
     let (bytes, entries) = (donor.bytes(), donor.entries());
@@ -168,7 +168,7 @@ async fn keep(host: &Rc<Host>, kernel: KernelId, spare: Spare, entries: u64) {
     host.events.publish(&of.event_name, "spare_made", serde_json::json!({ "bytes": bytes }));
     drop(of);
     host.spares.kept.borrow_mut().push_back(Kept { kernel, spare, made });
-    let surplus = host.spares.kept.borrow().len().saturating_sub(host.config.fork_spares);
+    let surplus = host.spares.kept.borrow().len().saturating_sub(host.config.upkeep.spares);
     for _ in 0..surplus {
         let oldest = host.spares.kept.borrow_mut().pop_front();
         if let Some(oldest) = oldest {

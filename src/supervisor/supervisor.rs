@@ -10,6 +10,7 @@ use tracing::Instrument as _;
 use super::audit::bounded;
 use super::checkpoint;
 use super::command::{Actor, Change, Operation, StopMode};
+use super::environment::Environment;
 use super::events::Events;
 use super::host::{DoorKeeper, Host};
 use super::kernel::{Kernel, View};
@@ -18,12 +19,12 @@ use super::metrics::Stage;
 use super::promise::Promise;
 use super::records::{Loaded, Records, StateRecord};
 use super::sessions::Sessions;
-use super::settings::Settings;
 use super::task::{Adopted, Beginning, Report, Task};
 use super::tools::Tools;
 use super::upkeep;
 use super::worker::{self, Shape};
 use crate::catalog::{CatalogHandle, Created, IdempotencyKey, KernelRow, NewAudit, Notes};
+use crate::config::Config;
 use crate::core::error::{DISK_FULL, Error, ErrorCode, Result};
 use crate::core::ids::{Epoch, KernelId};
 use crate::core::limits;
@@ -42,9 +43,9 @@ pub struct Supervisor {
 
 impl Supervisor {
     /// A supervisor without kernels; [`Supervisor::recover`] brings those that the catalog knows. Must run inside a `LocalSet`.
-    pub fn new(config: Settings, catalog: CatalogHandle, store: StoreHandle) -> Self {
+    pub fn new(config: Config, environment: Environment, catalog: CatalogHandle, store: StoreHandle) -> Self {
         let events = Events::start(catalog.clone(), crate::sys::clock::now_ms);
-        let host = Host::new(config, catalog, store, events);
+        let host = Host::new(config, environment, catalog, store, events);
         let kept = Rc::downgrade(&host);
         tokio::task::spawn_local(async move {
             loop {
@@ -116,7 +117,7 @@ impl Supervisor {
     /// # Errors
     /// `busy` if there are as many as may be, `alreadyExists`.
     pub(super) fn reserve(&self, uid: u32, name: KernelName) -> Result<Reserved> {
-        let config = &self.host.config;
+        let config = &self.host.config.limits;
         {
             let creating = self.host.creating.borrow();
             let all = self.host.by_id.borrow().len() + creating.len();
@@ -155,7 +156,7 @@ impl Supervisor {
     }
 
     pub(super) fn check_spec(&self, spec: &KernelSpec) -> Result<()> {
-        let config = &self.host.config;
+        let config = &self.host.config.sandbox;
         spec.check().map_err(|error| Error::invalid(error.to_string()))?;
         if self.host.is_stopping() {
             return Err(Error::unavailable("the daemon is stopping"));
@@ -178,7 +179,7 @@ impl Supervisor {
                 .hint("set sandbox.net_host_allowed in the configuration"));
         }
         let whole = spec.limits.cpu_milli.is_multiple_of(1000) || spec.degraded.iter().any(|layer| layer == "cpu");
-        if !whole && !crate::sandbox::divides_processors(config.cgroup_base.as_deref()) {
+        if !whole && !crate::sandbox::divides_processors(self.host.environment.cgroup_base.as_deref()) {
             let asked = f64::from(spec.limits.cpu_milli) / 1000.0;
             return Err(Error::unsupported(format!("{asked} processors cannot be had here: without the cpu controller of cgroup v2 a kernel has whole ones"))
                 .reason("sandbox-cpu")
@@ -448,7 +449,7 @@ impl Supervisor {
     }
 
     pub(super) fn tools(&self, row: &KernelRow, mcp: Vec<(String, crate::core::info::McpTransport)>) -> Rc<Tools> {
-        let config = &self.host.config;
+        let config = &self.host.environment;
         Tools::new(
             row.spec.name.clone(),
             self.host.event_name(row.uid, &row.spec.name),

@@ -25,10 +25,11 @@ use super::error::WorkspaceError;
 use super::index::{FolderId, Index, Known, ROOT, Stamp, What};
 use super::objects::Objects;
 use super::read;
-use super::restore::{Durable, Restored};
+use super::restore::Restored;
 use super::tracker::{Places, Tracker};
 use super::tree::TreeId;
 use super::tree::entry::{Content, Name};
+use crate::core::durability::Durability;
 use crate::core::limits;
 use crate::sys::{btrfs, fault, inode};
 
@@ -113,7 +114,7 @@ pub fn branch(
     tree: TreeId,
     places: Places,
     objects: &dyn Objects,
-    durable: Durable,
+    durable: Durability,
 ) -> Result<(Tracker, Restored, Branched)> {
     if let Some((donor, Some(snapshot))) = donor {
         let mut tracker = Tracker::seeded(places, donor.index.clone(), snapshot.told)?;

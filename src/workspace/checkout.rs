@@ -24,13 +24,14 @@ use super::error::WorkspaceError;
 use super::how::{How, Walk};
 use super::index::{FolderId, Index, Known, ROOT, Stamp, What};
 use super::objects::{Addresses, Objects};
-use super::restore::{Durable, Restored, differences};
+use super::restore::{Restored, differences};
 use super::stage::{Owner, times};
 use super::tracker::{Places, Tracker};
 use super::tree::TreeId;
 use super::tree::entry::{Attributes, Content, Entry, Group, Meta, Name, Node, path_of};
 use super::tree::format::Folder;
 use super::tree::read;
+use crate::core::durability::Durability;
 use crate::core::ids::Digest;
 use crate::core::limits;
 use crate::sys::{fault, inode};
@@ -48,7 +49,7 @@ pub fn checkout(
     target: TreeId,
     places: Places,
     objects: &dyn Objects,
-    durable: Durable,
+    durable: Durability,
 ) -> Result<(Tracker, Restored)> {
     let tracker = Tracker::open(places)?;
     checkout_with(tracker, None, target, objects, durable).map(|(tracker, restored, _)| (tracker, restored))
@@ -60,7 +61,7 @@ pub(super) fn checkout_with(
     donor: Option<&Donor>,
     target: TreeId,
     objects: &dyn Objects,
-    durable: Durable,
+    durable: Durability,
 ) -> Result<(Tracker, Restored, Branched)> {
     let path = tracker.workspace().to_owned();
     if !beneath::list(tracker.root.as_fd()).map_err(WorkspaceError::of("list", &path))?.is_empty() {
@@ -69,7 +70,7 @@ pub(super) fn checkout_with(
     let wanted = read::root(objects, target)?;
     let owner = Owner { own: tracker.owner, privileged: Uid::effective().is_root() };
     let made = Making::new(tracker.root.as_fd(), objects, owner, donor).run(&wanted)?;
-    if durable == Durable::Power {
+    if durable == Durability::Power {
         let sync = fault::point("workspace.checkout.sync").and_then(|()| Ok(nix::unistd::syncfs(&tracker.root)?));
         sync.map_err(|e| WorkspaceError::io("sync", &path, e))?;
     }

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::testing::{Mounted, World, as_nobody, given_place, observe, same};
-use super::{DriverKind, Durable, Spare, Tracker, WorkspaceError, branch, checkout};
+use super::{DriverKind, Durability, Spare, Tracker, WorkspaceError, branch, checkout};
 use crate::sys::btrfs;
 use crate::sys::fault::tests::with_fault;
 use crate::sys::inode::tests::Mapping;
@@ -67,15 +67,15 @@ fn what_is_written_after_the_collection_is_not_captured() {
         let captured = tracker.finish(collected).expect("finished");
         let places = world.places_of("elsewhere");
         std::fs::create_dir(&places.workspace).expect("made");
-        checkout(captured.tree, places.clone(), &world.store, Durable::Process).expect("checked out");
+        checkout(captured.tree, places.clone(), &world.store, Durability::Process).expect("checked out");
         same(&observe(&places.workspace), &there);
         // What came later is in the next one.
         let next = tracker.capture(&world.store).expect("captured");
         assert_eq!(next.how.walk, None);
         let later = world.observe();
-        tracker.restore(captured.tree, &world.store, Durable::Process).expect("restored");
+        tracker.restore(captured.tree, &world.store, Durability::Process).expect("restored");
         same(&world.observe(), &there);
-        tracker.restore(next.tree, &world.store, Durable::Process).expect("restored");
+        tracker.restore(next.tree, &world.store, Durability::Process).expect("restored");
         same(&world.observe(), &later);
         world.nothing_is_staged();
     });
@@ -101,7 +101,7 @@ fn what_a_mapping_writes_is_captured_by_each_driver() {
             assert_eq!((captured.how.walk, captured.how.read), (None, 1));
             let places = world.places_of(&format!("as-of-{byte}"));
             std::fs::create_dir(&places.workspace).expect("made");
-            checkout(captured.tree, places.clone(), &world.store, Durable::Process).expect("checked out");
+            checkout(captured.tree, places.clone(), &world.store, Durability::Process).expect("checked out");
             assert_eq!(std::fs::read(places.workspace.join("f7")).expect("there")[0], byte.to_ascii_uppercase());
         }
         drop(mapping);
@@ -135,7 +135,7 @@ fn a_writer_that_was_not_stopped_is_named_by_each_driver() {
         let captured = tracker.capture(&world.store).expect("captured");
         let there = world.observe();
         world.write("f", "");
-        tracker.restore(captured.tree, &world.store, Durable::Process).expect("restored");
+        tracker.restore(captured.tree, &world.store, Durability::Process).expect("restored");
         same(&world.observe(), &there);
     });
 }
@@ -158,7 +158,7 @@ fn a_failed_clone_or_snapshot_fails_the_capture_and_the_next_is_whole() {
         let captured = tracker.capture(&world.store).expect("captured");
         let there = world.observe();
         world.write("f1", "");
-        tracker.restore(captured.tree, &world.store, Durable::Process).expect("restored");
+        tracker.restore(captured.tree, &world.store, Durability::Process).expect("restored");
         same(&world.observe(), &there);
         world.nothing_is_staged();
     }
@@ -297,8 +297,8 @@ fn a_workspace_of_more_folders_than_watches() {
     let second = tracker.capture(&world.store).expect("captured");
     assert_eq!((second.how.walk, second.how.unwatched), (Some(Walk::Unwatched), Some(Unwatched::Watches)));
     let there = world.observe();
-    tracker.restore(first.tree, &world.store, Durable::Process).expect("restored");
-    tracker.restore(second.tree, &world.store, Durable::Process).expect("restored");
+    tracker.restore(first.tree, &world.store, Durability::Process).expect("restored");
+    tracker.restore(second.tree, &world.store, Durability::Process).expect("restored");
     same(&world.observe(), &there);
 }
 
@@ -350,7 +350,8 @@ fn a_branch_is_the_tree_whatever_happens_to_the_live_workspace() {
             let places = world.another(&format!("child{n}"));
             // Nobody asked what changed: everything is looked at.
             let snapshot = donor.snapshot(&places).expect("taken");
-            let made = branch(Some((&donor, snapshot)), captured.tree, places.clone(), &world.store, Durable::Process);
+            let made =
+                branch(Some((&donor, snapshot)), captured.tree, places.clone(), &world.store, Durability::Process);
             let (_, restored, branched) = made.expect("branched");
             assert_eq!((restored.left, branched.snapshot), (Vec::new(), kind == DriverKind::Btrfs));
             same(&observe(&places.workspace), &there);
@@ -382,23 +383,24 @@ fn a_branch_that_fails_names_what_failed() {
             let places = world.another(&format!("failed{n}"));
             with_fault(fault, || {
                 let snapshot = donor.snapshot(&places);
-                let made = snapshot.and_then(|s| branch(Some((&donor, s)), tree, places, &world.store, Durable::Power));
+                let made =
+                    snapshot.and_then(|s| branch(Some((&donor, s)), tree, places, &world.store, Durability::Power));
                 made.expect_err("armed")
             });
         }
         let places = world.another("child");
         let snapshot = donor.snapshot(&places).expect("taken");
-        let made = branch(Some((&donor, snapshot)), tree, places, &world.store, Durable::Power).expect("branched").2;
+        let made = branch(Some((&donor, snapshot)), tree, places, &world.store, Durability::Power).expect("branched").2;
         let (cloned, copied) = if kind == DriverKind::Tracked { (0, 1) } else { (1, 0) };
         if kind != DriverKind::Btrfs {
             assert_eq!((made.cloned, made.copied), (cloned, copied), "{kind:?}");
         }
         // Without a donor all comes from the store.
         let places = world.another("from-store");
-        let made = branch(None, tree, places.clone(), &world.store, Durable::Process).expect("branched").2;
+        let made = branch(None, tree, places.clone(), &world.store, Durability::Process).expect("branched").2;
         assert_eq!((made.snapshot, made.cloned, made.copied), (false, 0, 0));
         same(&observe(&places.workspace), &world.observe());
-        let again = branch(None, tree, places, &world.store, Durable::Process).expect_err("it is not empty");
+        let again = branch(None, tree, places, &world.store, Durability::Process).expect_err("it is not empty");
         assert!(matches!(again, WorkspaceError::NotEmpty { .. }));
     });
 }
@@ -449,7 +451,7 @@ fn a_snapshot_that_is_told_of_changes_looks_at_nothing_else() {
         let mut snapshot = donor.snapshot(&places).expect("taken").expect("there are such");
         tracker.tell(&donor, &mut snapshot);
         let made =
-            branch(Some((&donor, Some(snapshot))), captured.tree, places.clone(), &world.store, Durable::Process);
+            branch(Some((&donor, Some(snapshot))), captured.tree, places.clone(), &world.store, Durability::Process);
         let (mut child, restored, _) = made.expect("branched");
         assert_eq!((restored.left, restored.how.walk), (Vec::new(), None));
         // In folders that are new anything may have been done to any file: all are looked at, and those read that are not as they were.
@@ -462,7 +464,7 @@ fn a_snapshot_that_is_told_of_changes_looks_at_nothing_else() {
         let mut snapshot = donor.snapshot(&places).expect("taken").expect("there are such");
         tracker.tell(&donor, &mut snapshot);
         let made =
-            branch(Some((&donor, Some(snapshot))), captured.tree, places.clone(), &world.store, Durable::Process);
+            branch(Some((&donor, Some(snapshot))), captured.tree, places.clone(), &world.store, Durability::Process);
         assert_eq!(made.expect("branched").1.how.walk, Some(super::Walk::Reopened));
         same(&observe(&places.workspace), &there);
         // Without such nothing else is looked at.
@@ -475,7 +477,7 @@ fn a_snapshot_that_is_told_of_changes_looks_at_nothing_else() {
         let mut snapshot = donor.snapshot(&places).expect("taken").expect("there are such");
         tracker.tell(&donor, &mut snapshot);
         let made =
-            branch(Some((&donor, Some(snapshot))), captured.tree, places.clone(), &world.store, Durable::Process);
+            branch(Some((&donor, Some(snapshot))), captured.tree, places.clone(), &world.store, Durability::Process);
         let restored = made.expect("branched").1;
         assert_eq!((restored.left, restored.how.walk), (Vec::new(), None));
         assert!(restored.how.examined < 20, "{:?}", restored.how);
@@ -530,7 +532,7 @@ fn a_spare_becomes_the_tree_that_is_asked_for() {
         ];
         for (n, (spare, tree, wanted, whole)) in spares.into_iter().enumerate() {
             let places = world.another(&format!("of-{n}"));
-            let made = spare.become_workspace(tree, places.clone(), &world.store, Durable::Process);
+            let made = spare.become_workspace(tree, places.clone(), &world.store, Durability::Process);
             let (mut child, restored) = made.expect("made");
             // Of one that is whole no entry is looked at; of others each, and none is read but what is not as it was.
             assert!(restored.left.is_empty() && restored.how.read <= 2, "{kind:?}: {restored:?}");
@@ -558,7 +560,7 @@ fn a_spare_becomes_the_tree_that_is_asked_for() {
         assert!(!world.dir.path().join("four").exists(), "nothing is left of one that could not be made");
         let (five, places) = (spare("five").expect("made"), world.another("full"));
         std::fs::write(places.workspace.join("there"), "x").expect("written");
-        let refused = five.become_workspace(first, places.clone(), &world.store, Durable::Process);
+        let refused = five.become_workspace(first, places.clone(), &world.store, Durability::Process);
         assert!(matches!(refused, Err(WorkspaceError::Io { .. })), "{refused:?}");
         assert!(places.workspace.join("there").exists());
     });

@@ -52,7 +52,7 @@ pub use error::WorkspaceError;
 pub use how::{How, Unwatched, Walk};
 pub use objects::{Counted, ObjectBatch, Objects, Together};
 pub use one::read_file;
-pub use restore::{Durable, Restored};
+pub use restore::Restored;
 pub use spare::Spare;
 pub use tracker::{Captured, Collected, NotCaptured, Places, Tracker};
 pub use tree::TreeId;
@@ -62,6 +62,8 @@ pub use tree::look::{Text, find, text};
 pub use tree::needs::needs;
 pub use tree::reach::{Seen, reach};
 pub use tree::size::{Size, Sizes};
+
+pub use crate::core::durability::Durability;
 
 #[cfg(test)]
 mod driver_tests;

@@ -14,7 +14,7 @@ use proptest::test_runner::{Config, TestRunner};
 
 use super::testing::{Mounted, Observed, World, as_nobody, given_place, observe, same};
 use super::tree::TreeId;
-use super::{DriverKind, Durable, Tracker, branch, checkout, diff};
+use super::{DriverKind, Durability, Tracker, branch, checkout, diff};
 use crate::sys::inode;
 
 /// What may happen to a workspace, or be asked of its tracker. Numbers choose among what is there.
@@ -159,7 +159,7 @@ impl Run<'_> {
             }
             Op::Restore(n) => {
                 let Some((tree, wanted)) = self.trees.get(n % self.trees.len().max(1)).cloned() else { return };
-                let restored = self.tracker().restore(tree, &world.store, Durable::Process).expect("restored");
+                let restored = self.tracker().restore(tree, &world.store, Durability::Process).expect("restored");
                 assert_eq!(restored.left, Vec::<PathBuf>::new());
                 same(&world.observe(), &wanted);
                 world.nothing_is_staged();
@@ -264,14 +264,14 @@ fn run(world: &World, ops: &[Op]) {
     run.capture();
     let trees = std::mem::take(&mut run.trees);
     for (n, (tree, wanted)) in trees.iter().enumerate().rev() {
-        run.tracker().restore(*tree, &world.store, Durable::Process).expect("restored");
+        run.tracker().restore(*tree, &world.store, Durability::Process).expect("restored");
         same(&world.observe(), wanted);
         let again = run.tracker().capture(&world.store).expect("captured");
         assert_eq!(again.tree, *tree, "what was restored is the same tree");
         if n % 3 == 0 {
             let places = world.places_of(&format!("elsewhere{n}"));
             std::fs::create_dir(&places.workspace).expect("made");
-            checkout(*tree, places.clone(), &world.store, Durable::Process).expect("checked out");
+            checkout(*tree, places.clone(), &world.store, Durability::Process).expect("checked out");
             same(&observe(&places.workspace), wanted);
         }
     }
@@ -300,7 +300,7 @@ fn branches(world: &World, run: &mut Run<'_>, trees: &[(TreeId, Observed)]) {
         }
         let donor = Some((&donor, snapshot));
         let (mut child, restored, branched) =
-            branch(donor, *tree, places.clone(), &world.store, Durable::Process).expect("branched");
+            branch(donor, *tree, places.clone(), &world.store, Durability::Process).expect("branched");
         assert_eq!((restored.left, branched.snapshot), (Vec::new(), kind == DriverKind::Btrfs));
         same(&observe(&places.workspace), wanted);
         // `observe` opened every file, so each is asked who may write to it, but none is read.

@@ -30,19 +30,11 @@ use super::tree::entry::{Content, Entry, Meta, Name, Node, Reason, path_of};
 use super::tree::format::Folder;
 use super::tree::needs::is_kept;
 use super::tree::read;
+use crate::core::durability::Durability;
 use crate::core::ids::Digest;
 use crate::sys::fault;
 
 type Result<T> = std::result::Result<T, WorkspaceError>;
-
-/// What a restored workspace survives.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Durable {
-    /// The end of any process.
-    Process,
-    /// Also a loss of power.
-    Power,
-}
 
 /// A workspace that was made equal to a tree.
 #[derive(Debug, Clone)]
@@ -64,7 +56,7 @@ impl Tracker {
     /// # Errors
     /// The tree cannot be read; files fail; somebody writes. The workspace is then between the two trees, and the next
     /// restore ends it.
-    pub fn restore(&mut self, target: TreeId, objects: &dyn Objects, durable: Durable) -> Result<Restored> {
+    pub fn restore(&mut self, target: TreeId, objects: &dyn Objects, durable: Durability) -> Result<Restored> {
         match self.restore_once(target, objects, durable) {
             // What was known of a file may be of another that had its place, its size and its times within one tick of the
             // clock. Nothing is taken for known then: every file is read.
@@ -76,7 +68,7 @@ impl Tracker {
         }
     }
 
-    fn restore_once(&mut self, target: TreeId, objects: &dyn Objects, durable: Durable) -> Result<Restored> {
+    fn restore_once(&mut self, target: TreeId, objects: &dyn Objects, durable: Durability) -> Result<Restored> {
         let wanted = read::root(objects, target)?;
         let mut stage = Stage::open(&self.places, self.device)?;
         let done = self.restore_to(target, &wanted, objects, &mut stage);
@@ -84,7 +76,7 @@ impl Tracker {
         self.sure(matches!(&done, Ok(restored) if restored.left.is_empty()));
         let restored = done?;
         stage.leave();
-        if durable == Durable::Power {
+        if durable == Durability::Power {
             let sync = fault::point("workspace.place.sync").and_then(|()| Ok(nix::unistd::syncfs(&self.root)?));
             sync.map_err(|e| WorkspaceError::io("sync", &self.places.workspace, e))?;
         }

@@ -21,10 +21,11 @@ use super::checkout::checkout_with;
 use super::error::WorkspaceError;
 use super::index::{Index, Known, ROOT, What};
 use super::objects::Objects;
-use super::restore::{Durable, Restored};
+use super::restore::Restored;
 use super::scan::moved;
 use super::tracker::{Places, Tracker};
 use super::tree::TreeId;
+use crate::core::durability::Durability;
 use crate::core::limits;
 use crate::sys::{fault, fs};
 
@@ -65,7 +66,7 @@ impl Spare {
         let mut tracker = Tracker::open(places)?;
         // Nobody is told of a spare: the watches of a user are few.
         tracker.notify = None;
-        let (tracker, ..) = checkout_with(tracker, Some(donor), tree, objects, Durable::Process)?;
+        let (tracker, ..) = checkout_with(tracker, Some(donor), tree, objects, Durability::Process)?;
         // To move a folder is to write to it, whatever mode it is to have.
         std::fs::set_permissions(proc_path(tracker.root.as_fd()), Permissions::from_mode(0o700))
             .map_err(|error| WorkspaceError::io("change the mode of", home, error))?;
@@ -90,7 +91,7 @@ impl Spare {
         tree: TreeId,
         places: Places,
         objects: &dyn Objects,
-        durable: Durable,
+        durable: Durability,
     ) -> Result<(Tracker, Restored)> {
         let path = &places.workspace;
         let swap = || -> io::Result<()> {

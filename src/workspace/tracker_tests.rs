@@ -7,7 +7,9 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::PathBuf;
 
 use super::testing::{Mounted, World, observe, same};
-use super::{Change, Changed, Deed, Durable, Reason, Restored, Tracker, Walk, WorkspaceError, checkout, diff, reach};
+use super::{
+    Change, Changed, Deed, Durability, Reason, Restored, Tracker, Walk, WorkspaceError, checkout, diff, reach,
+};
 use crate::sys::fault::tests::with_fault;
 use crate::sys::inode::tests::Mapping;
 
@@ -39,7 +41,7 @@ fn the_cost_of_a_capture_grows_with_what_changed() {
     assert_eq!((third.how.walk, third.how.read), (None, 5));
     assert!(third.how.examined < 20, "{:?}", third.how);
     // Restoring costs the same.
-    let back = tracker.restore(first.tree, &world.store, Durable::Process).expect("restored");
+    let back = tracker.restore(first.tree, &world.store, Durability::Process).expect("restored");
     assert_eq!(back.changed, 5 + 5, "five files and their folders");
     assert_eq!(back.how.walk, None);
     let again = tracker.capture(&world.store).expect("captured");
@@ -73,7 +75,7 @@ fn a_large_folder_is_kept_in_pages() {
     assert!(new <= 3 + 2 + 2, "{new} new objects");
     let told = changes(&world, first.tree, second.tree);
     assert_eq!(told.len(), 4, "{told:?}");
-    tracker.restore(first.tree, &world.store, Durable::Process).expect("restored");
+    tracker.restore(first.tree, &world.store, Durability::Process).expect("restored");
     assert_eq!(tracker.capture(&world.store).expect("captured").tree, first.tree);
     // Pages do not depend on the way that led there.
     std::fs::remove_file(world.path("f050000")).expect("removed");
@@ -131,16 +133,17 @@ fn what_is_not_captured_is_named() {
     assert_eq!(captured.not_captured_count, 2);
     // A socket that is there stays; set-uid does not come back.
     world.write("set-id", "y");
-    let Restored { left, .. } = tracker.restore(captured.tree, &world.store, Durable::Power).expect("restored");
+    let Restored { left, .. } = tracker.restore(captured.tree, &world.store, Durability::Power).expect("restored");
     assert_eq!(left, Vec::<PathBuf>::new());
     assert!(world.path("socket").exists());
     assert_eq!(world.path("set-id").metadata().expect("there").mode() & 0o7777, 0o755);
     // In an empty folder it cannot be made, and that is said.
     let places = world.places_of("elsewhere");
     std::fs::create_dir(&places.workspace).expect("made");
-    let (_, restored) = checkout(captured.tree, places.clone(), &world.store, Durable::Process).expect("checked out");
+    let (_, restored) =
+        checkout(captured.tree, places.clone(), &world.store, Durability::Process).expect("checked out");
     assert_eq!(restored.left, [PathBuf::from("socket")]);
-    let again = checkout(captured.tree, places, &world.store, Durable::Process).expect_err("it is not empty");
+    let again = checkout(captured.tree, places, &world.store, Durability::Process).expect_err("it is not empty");
     assert!(matches!(again, WorkspaceError::NotEmpty { .. }));
 }
 
@@ -166,7 +169,7 @@ fn a_change_within_the_clocks_grain_is_seen_by_a_walk() {
         assert_ne!(captured.tree, first, "round {round}");
         let there = world.observe();
         let mut tracker = world.tracker();
-        tracker.restore(captured.tree, &world.store, Durable::Process).expect("restored");
+        tracker.restore(captured.tree, &world.store, Durability::Process).expect("restored");
         same(&world.observe(), &there);
     }
 }
@@ -332,7 +335,7 @@ fn a_mapping_that_tells_nobody_is_seen() {
         let captured = tracker.capture(&world.store).expect("captured");
         let places = world.places_of(&format!("as-of-{byte}"));
         std::fs::create_dir(&places.workspace).expect("made");
-        checkout(captured.tree, places.clone(), &world.store, Durable::Process).expect("checked out");
+        checkout(captured.tree, places.clone(), &world.store, Durability::Process).expect("checked out");
         assert_eq!(std::fs::read(places.workspace.join("f")).expect("there")[0], byte);
     }
     drop(mapping);
@@ -386,7 +389,7 @@ fn a_file_that_changes_under_the_reader_is_named() {
     assert_eq!(captured.how.walk, Some(Walk::Unfinished));
     let there = world.observe();
     world.write("f", "");
-    tracker.restore(captured.tree, &world.store, Durable::Process).expect("restored");
+    tracker.restore(captured.tree, &world.store, Durability::Process).expect("restored");
     same(&world.observe(), &there);
 }
 
@@ -412,7 +415,7 @@ fn a_failed_capture_is_made_good_by_the_next() {
     assert_eq!(captured.how.walk, Some(Walk::Unfinished));
     let there = world.observe();
     world.write("f", "");
-    tracker.restore(captured.tree, &world.store, Durable::Process).expect("restored");
+    tracker.restore(captured.tree, &world.store, Durability::Process).expect("restored");
     same(&world.observe(), &there);
 }
 
@@ -436,7 +439,7 @@ fn paths_may_be_longer_than_the_kernel_takes() {
     std::fs::rename(world.path(&name), world.path("moved")).expect("renamed");
     let second = tracker.capture(&world.store).expect("captured");
     assert_eq!((second.entries, second.how.read), (61, 0), "what moved is not read again");
-    tracker.restore(first.tree, &world.store, Durable::Process).expect("restored");
+    tracker.restore(first.tree, &world.store, Durability::Process).expect("restored");
     assert_eq!(tracker.capture(&world.store).expect("captured").tree, first.tree);
     world.nothing_is_staged();
     assert_eq!(observe(world.dir.path().join("workspace.staging").as_path()).len(), 1);
@@ -481,7 +484,7 @@ fn a_file_that_got_a_second_name_and_other_bytes_is_read_under_both() {
         let captured = tracker.capture(&world.store).expect("captured");
         let places = world.places_of("elsewhere");
         std::fs::create_dir(&places.workspace).expect("made");
-        checkout(captured.tree, places.clone(), &world.store, Durable::Process).expect("checked out");
+        checkout(captured.tree, places.clone(), &world.store, Durability::Process).expect("checked out");
         same(&observe(&places.workspace), &world.observe());
     }
 }

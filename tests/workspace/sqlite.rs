@@ -11,7 +11,7 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use ryokan::store::Store;
 use ryokan::sys::btrfs;
-use ryokan::workspace::{DriverKind, Durable, Places, Tracker, checkout};
+use ryokan::workspace::{DriverKind, Durability, Places, Tracker, checkout};
 
 use super::rows;
 use crate::support::Mounted;
@@ -116,7 +116,7 @@ fn each_capture_has_what_was_acknowledged(home: &Path, kind: DriverKind) {
     assert!(captured[ROUNDS - 1].1 > captured[0].1 + 100, "it commits meanwhile: {captured:?}");
     for (n, (tree, acknowledged)) in captured.iter().enumerate() {
         let elsewhere = places(&format!("elsewhere{n}"));
-        checkout(*tree, elsewhere.clone(), &store, Durable::Process).unwrap();
+        checkout(*tree, elsewhere.clone(), &store, Durability::Process).unwrap();
         let (verdict, rows) = rows(&elsewhere.workspace.join("data.db"));
         assert_eq!(verdict, "ok", "{kind:?}, capture {n}");
         // One more may be committed and not acknowledged yet.

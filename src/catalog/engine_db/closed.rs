@@ -8,7 +8,8 @@ use rusqlite::{Connection, OpenFlags};
 
 use super::EngineDb;
 use crate::catalog::error::CatalogError;
-use crate::catalog::sqlite::{Db, Durability, Kind, Result};
+use crate::catalog::sqlite::{Db, Kind, Result};
+use crate::core::durability::Durability;
 
 /// What was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

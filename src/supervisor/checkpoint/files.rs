@@ -8,6 +8,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::still::settle;
 use crate::core::checkpoint::WorkspacePart;
+use crate::core::durability::Durability;
 use crate::core::error::{Error, Result};
 use crate::core::ids::{Digest, KernelId};
 use crate::core::info::{MissedEntry, UNREADABLE};
@@ -15,7 +16,7 @@ use crate::store::{Store, StoreHandle};
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 use crate::workspace::{
-    self, Captured, Collected, Donor, Durable, Places, Restored, Snapshot, Together, Tracker, TreeId, WorkspaceError,
+    self, Captured, Collected, Donor, Places, Restored, Snapshot, Together, Tracker, TreeId, WorkspaceError,
 };
 
 /// The file with what is known of the workspace.
@@ -26,7 +27,7 @@ pub(super) struct Files {
     kernel: Rc<Kernel>,
     store: StoreHandle,
     tracker: Option<Box<Tracker>>,
-    durable: Durable,
+    durability: Durability,
     _turn: OwnedSemaphorePermit,
 }
 
@@ -63,10 +64,10 @@ impl Files {
                 .reason("restoring")
                 .hint("try again when that is done"));
         }
-        let (places, durable) = (places(host, owner.id), durable(host));
+        let (places, durability) = (places(host, owner.id), host.config.daemon.durability);
         let kept = kernel.take_tracker();
         let store = host.store.clone();
-        let mut files = Files { kernel: Rc::clone(kernel), store, tracker: kept, durable, _turn: turn };
+        let mut files = Files { kernel: Rc::clone(kernel), store, tracker: kept, durability, _turn: turn };
         if files.tracker.is_none() {
             let opened = tokio::task::spawn_blocking(move || Tracker::open(places)).await;
             files.tracker = Some(Box::new(opened.map_err(|error| Error::internal(error.to_string()))??));
@@ -120,8 +121,8 @@ impl Files {
 
     /// Makes the workspace what a tree says. Gives how many entries were changed.
     pub async fn restore(&mut self, tree: Digest) -> Result<u64> {
-        let durable = self.durable;
-        let restored = self.run(move |tracker, store| tracker.restore(TreeId(tree), store, durable)).await?;
+        let durability = self.durability;
+        let restored = self.run(move |tracker, store| tracker.restore(TreeId(tree), store, durability)).await?;
         Ok(restored.changed)
     }
 }
@@ -138,10 +139,6 @@ impl Drop for Files {
 fn places(host: &Host, kernel: KernelId) -> Places {
     let paths = host.catalog.kernel_files(kernel);
     Places { staging: paths.staging, index: paths.dir.join(INDEX), workspace: paths.workspace }
-}
-
-fn durable(host: &Host) -> Durable {
-    if host.config.power_safe { Durable::Power } else { Durable::Process }
 }
 
 /// A kernel whose files are given to others, as they were at its last capture.
@@ -217,11 +214,11 @@ pub(in crate::supervisor) async fn fill(
     like: Option<KernelId>,
     giving: Option<&Giving>,
 ) -> Result<Filled> {
-    let (places, durable) = (places(host, kernel), durable(host));
+    let (places, durability) = (places(host, kernel), host.config.daemon.durability);
     if let Some(spare) = like.and_then(|like| host.spares.take(like)) {
         let to = places.clone();
         let filled = host.store.run_beside(move |store| {
-            let made = spare.become_workspace(TreeId(tree), to, store, durable);
+            let made = spare.become_workspace(TreeId(tree), to, store, durability);
             Ok(made.and_then(|(tracker, restored)| ended(tracker, "spare", restored)))
         });
         match filled.await? {
@@ -245,7 +242,7 @@ pub(in crate::supervisor) async fn fill(
     let donor = giving.map(|giving| Arc::clone(&giving.donor));
     let filled = host.store.run_beside(move |store| {
         let donor = donor.as_deref().map(|donor| (donor, snapshot));
-        let made = workspace::branch(donor, TreeId(tree), places, store, durable);
+        let made = workspace::branch(donor, TreeId(tree), places, store, durability);
         Ok(made.and_then(|(tracker, restored, _)| ended(tracker, way, restored)))
     });
     Ok(filled.await??)
