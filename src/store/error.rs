@@ -18,7 +18,7 @@ pub enum StoreError {
     Damaged {
         /// Its address.
         digest: Digest,
-        /// The file that holds it, or the part of it that is damaged.
+        /// The file that guards it, or the part of it that is damaged.
         path: PathBuf,
         /// Where the damaged entry begins.
         offset: u64,

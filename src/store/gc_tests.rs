@@ -182,7 +182,7 @@ fn collection_beside_writers_loses_nothing_that_is_named() {
                 let (store, named) = (&store, &named);
                 scope.spawn(move || {
                     for round in 0..40u64 {
-                        let hold = store.hold();
+                        let guard = store.guard();
                         let batch = store.batch();
                         let contents =
                             (0..4).map(|n| noise((writer + round + n) % 12, 300_000 * (n as usize % 2) + 3000));
@@ -193,7 +193,7 @@ fn collection_beside_writers_loses_nothing_that_is_named() {
                         named.retain(|digest: &Digest| !(digest.as_bytes()[1] as u64 + round).is_multiple_of(3));
                         named.extend(digests.iter().copied());
                         drop(named);
-                        drop(hold);
+                        drop(guard);
                     }
                 })
             })
@@ -232,11 +232,11 @@ fn what_becomes_durable_while_its_pack_is_weighed_stays() {
                 at_once(|_| false, &store);
             }
         });
-        let _hold = store.hold();
+        let _guard = store.guard();
         let digests: Vec<Digest> = (0..1500u64).map(|n| store.put(&n.to_le_bytes()).expect("stored")).collect();
         let gone = digests.iter().filter(|digest| !store.contains(**digest)).count();
         done.store(true, Ordering::Relaxed);
-        assert_eq!(gone, 0, "of 1500 that a writer holds");
+        assert_eq!(gone, 0, "of 1500 that a writer guards");
     });
 }
 
@@ -281,9 +281,9 @@ fn a_collection_that_fails_keeps_everything_that_lives() {
 fn what_is_named_between_the_list_and_its_use_stays() {
     let (_dir, store) = store();
     let garbage = store.put(&noise(1, 1000)).expect("stored");
-    let writer = store.hold();
+    let writer = store.guard();
     let named = store.put(&noise(2, 1000)).expect("stored");
-    let lister = store.hold_before_all(Duration::ZERO);
+    let lister = store.guard_before_all(Duration::ZERO);
     let listed: HashSet<Digest> = HashSet::new();
     drop(writer);
     let options = GcOptions { grace: Duration::ZERO, ..GcOptions::default() };

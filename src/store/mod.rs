@@ -13,21 +13,21 @@
 //!
 //! Locks are taken in the order `upkeep`, `syncing`, `state`; `opened` is taken last and alone.
 
+mod compressor;
 mod durable;
-mod each;
 mod encode;
 mod error;
 mod format;
 mod gc;
+mod gc_guard;
 mod handle;
 mod layout;
 mod pack;
-mod press;
+mod parallel;
 mod reader;
 mod recover;
 mod segment;
 mod state;
-mod touched;
 mod verify;
 mod writer;
 
@@ -38,9 +38,9 @@ use crate::core::limits;
 
 pub use error::StoreError;
 pub use gc::{Fate, GcItem, GcOptions, GcReport};
+pub use gc_guard::GcGuard;
 pub use handle::StoreHandle;
 pub use reader::Reader;
-pub use touched::Hold;
 pub use verify::{Progress, Verified};
 pub use writer::{Batch, Writer};
 
@@ -106,7 +106,7 @@ impl Store {
     /// # Errors
     /// None at present; a later one may need room at once.
     pub fn writer(&self, limit: u64) -> Result<Writer> {
-        Ok(Writer::begin(Arc::new(Hold::begin(self)), None, limit.min(limits::BLOB_BYTES)))
+        Ok(Writer::begin(Arc::new(GcGuard::begin(self)), None, limit.min(limits::BLOB_BYTES)))
     }
 
     /// Begins several objects that become durable together: one wait for the device, however many they are.
@@ -115,14 +115,14 @@ impl Store {
     }
 
     /// Keeps whatever is written or used again from now on, until it is dropped.
-    pub fn hold(&self) -> Hold {
-        Hold::begin(self)
+    pub fn guard(&self) -> GcGuard {
+        GcGuard::begin(self)
     }
 
-    /// As [`Self::hold`], and keeps besides what was written or used again within `grace`, or since the oldest writer began that is
+    /// As [`Self::guard`], and keeps besides what was written or used again within `grace`, or since the oldest writer began that is
     /// at work now: for whoever lists what is named, and collects garbage by that list later.
-    pub fn hold_before_all(&self, grace: std::time::Duration) -> Hold {
-        Hold::begin_before_all(self, grace)
+    pub fn guard_before_all(&self, grace: std::time::Duration) -> GcGuard {
+        GcGuard::before_all(self, grace)
     }
 
     /// Whether there is an object of that address. Says nothing of its content.
@@ -131,14 +131,14 @@ impl Store {
     }
 
     /// A number that grows whenever something is stored or used again.
-    pub fn work(&self) -> u64 {
-        self.state().touched.count()
+    pub fn use_count(&self) -> u64 {
+        self.state().recent_use.count()
     }
 
     /// Whether there is an object of that address; if so, it counts as used again now: for whoever is about to name it without
     /// storing it again.
     pub fn claim(&self, digest: Digest) -> bool {
-        self.state().touched.touch(digest);
+        self.state().recent_use.touch(digest);
         self.contains(digest)
     }
 
@@ -214,7 +214,7 @@ impl Store {
             match self.pack(slot.pack).and_then(|pack| read(&pack, slot)) {
                 Ok(found) => return Ok(Some(found)),
                 Err(error @ StoreError::Damaged { .. }) => {
-                    self.state().bad.insert(slot.place());
+                    self.state().damaged.insert(slot.place());
                     damaged = damaged.or(Some(error));
                 }
                 // Collected since: its entries are elsewhere now.

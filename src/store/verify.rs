@@ -100,11 +100,11 @@ impl Store {
             read += u64::from(slot.stored);
             let counts = {
                 let mut state = self.state();
-                state.bad.remove(&slot.place());
+                state.damaged.remove(&slot.place());
                 let want = if slot.kind.is_data() { Want::Data } else { Want::Object };
                 if state.counts(&slot) && !state.find(slot.digest, want)?.contains(&slot) {
                     // The index has forgotten it.
-                    state.fresh.insert(slot);
+                    state.unindexed.insert(slot);
                 }
                 state.counts(&slot) && state.is_durable(&slot)
             };
@@ -131,7 +131,7 @@ impl Store {
         lost: &mut HashSet<Digest>,
     ) -> Result<()> {
         let want = if slot.kind.is_data() { Want::Data } else { Want::Object };
-        self.state().bad.insert(slot.place());
+        self.state().damaged.insert(slot.place());
         // Another copy may be good.
         let others = self.slots(slot.digest, want)?;
         let is_good = |other: &Slot| other != slot && self.pack(other.pack).is_ok_and(|pack| pack.read(other).is_ok());

@@ -133,7 +133,7 @@ pub(super) fn prepare(host: &Rc<Host>, kernel: KernelId, donor: Donor, tree: Dig
     tokio::task::spawn_local(async move {
         let made = async {
             // Until it is made, what it is made from must be there.
-            let _held = host.store.run(|store| Ok(store.hold())).await?;
+            let _held = host.store.run(|store| Ok(store.guard())).await?;
             let place = host.spares.place(&host, kernel)?;
             let made = host.store.run_beside(move |store| Ok(Spare::make(&place, &donor, TreeId(tree), store)));
             Ok::<_, Error>(made.await??)

@@ -56,7 +56,7 @@ pub async fn diff(
     let (from, _from_held) = find_held(kernel, from).await?;
     let before = side_of(host, &from).await?;
     // Nothing names the tree of what is now but this.
-    let _held = host.store.run(|store| Ok(store.hold())).await?;
+    let _held = host.store.run(|store| Ok(store.guard())).await?;
     let (after, _to_held) = match to {
         "" => (now(host, kernel).await?, None),
         to => {

@@ -88,7 +88,7 @@ fn files(
 
 /// Reads objects to their ends.
 fn look_through(store: &Store, objects: &[Digest]) -> std::result::Result<(), StoreError> {
-    store.read_each(objects, |_, reader| {
+    store.read_parallel(objects, |_, reader| {
         let mut room = vec![0; READ_BYTES.min(usize::try_from(reader.size()).unwrap_or(READ_BYTES)).max(1)];
         while reader.read_some(&mut room)? > 0 {}
         Ok::<(), StoreError>(())

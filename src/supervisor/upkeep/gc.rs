@@ -82,7 +82,7 @@ async fn perform(host: &Rc<Host>, asked: GcAsked, tell: mpsc::Sender<GcItem>) ->
     // From here on the store keeps whatever is stored or used again, and what others have stored and not yet named: they name it
     // after the rows were listed, and are done with it before the list is used.
     let grace = host.config.upkeep.grace;
-    let held = host.store.run_beside(move |store| Ok(store.hold_before_all(grace))).await?;
+    let held = host.store.run_beside(move |store| Ok(store.guard_before_all(grace))).await?;
     let mut done = GcReport { dry_run: asked.dry_run, ..GcReport::default() };
     let doomed = retain(host, asked.dry_run, &tell, &mut done).await?;
     let mut listed = roots::list(host).await?;

@@ -131,7 +131,7 @@ async fn thin_due(host: &Rc<Host>) {
 /// One turn of collection, within its budget; left out a few times while code runs, and when there is nothing new.
 async fn collect_in_turn(host: &Rc<Host>) {
     let upkeep = &host.upkeep;
-    let work = match host.store.run_beside(|store| Ok(store.work())).await {
+    let work = match host.store.run_beside(|store| Ok(store.use_count())).await {
         Ok(work) => (work, upkeep.gone.get()),
         Err(error) => return tracing::warn!(%error, "the store does not answer"),
     };
