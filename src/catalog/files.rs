@@ -184,7 +184,7 @@ fn emptied(mut remove: impl FnMut() -> std::io::Result<()>) -> std::io::Result<(
 }
 
 /// Makes anew what [`clear`] removes, empty.
-pub(super) fn furnish(kernels: &Path, id: KernelId, durability: Durability) -> Result<KernelFiles> {
+pub(super) fn recreate(kernels: &Path, id: KernelId, durability: Durability) -> Result<KernelFiles> {
     clear(kernels, id)?;
     let mut files = KernelFiles::of(kernels, id);
     let made = Unsynced { state: None, rest: fill_live(&mut files)? };

@@ -9,12 +9,12 @@ use std::thread::JoinHandle;
 use rusqlite::{OptionalExtension as _, params};
 
 use super::audit::{self, AuditFilter};
-use super::bank::{Bank, Target};
 use super::error::CatalogError;
 use super::events::{self, EventPage, NewEvent};
 use super::files::{self, KernelFiles};
 use super::kernels::{self, Created, KernelChange, KernelRow};
 use super::keys::{self, IdempotencyKey};
+use super::open_databases::{OpenDatabases, Target};
 use super::sqlite::{Db, Kind, Result};
 use super::state::StateHandle;
 use super::thread::{self, Pending, Queue};
@@ -87,13 +87,13 @@ impl Catalog {
         Kind::Engine.template()?;
         let host = host_id(&db, config)?;
         let no_thread = |e| CatalogError::File(FsError { op: "start a thread for", path: kernels.clone(), source: e });
-        let bank = Bank::new(kernels.clone(), config.durability).with_host(db);
-        let (queue, first) = thread::start("catalog", bank).map_err(no_thread)?;
+        let databases = OpenDatabases::new(kernels.clone(), config.durability).with_host(db);
+        let (queue, first) = thread::start("catalog", databases).map_err(no_thread)?;
         let mut threads = vec![first];
         let mut states = Vec::new();
         for n in 0..limits::STATE_THREADS {
-            let bank = Bank::new(kernels.clone(), config.durability);
-            let (queue, started) = thread::start(&format!("state-{n}"), bank).map_err(no_thread)?;
+            let databases = OpenDatabases::new(kernels.clone(), config.durability);
+            let (queue, started) = thread::start(&format!("state-{n}"), databases).map_err(no_thread)?;
             states.push(queue);
             threads.push(started);
         }
@@ -202,9 +202,9 @@ impl CatalogHandle {
     /// `Exists`, `Full`, `ReadOnly`; nothing is left then.
     pub fn create_kernel_files(&self, kernel: KernelId) -> Pending<KernelFiles> {
         let kernels = self.kernels.clone();
-        self.state_queue(kernel).run_outside(move |bank| {
-            let (files, unsynced) = files::create(&kernels, kernel, bank.durability())?;
-            bank.sync_later(unsynced);
+        self.state_queue(kernel).manage(move |databases| {
+            let (files, unsynced) = files::create(&kernels, kernel, databases.durability())?;
+            databases.sync_later(unsynced);
             Ok(files)
         })
     }
@@ -215,16 +215,16 @@ impl CatalogHandle {
     /// Files that cannot be removed.
     pub fn clear_kernel_files(&self, kernel: KernelId) -> Pending<()> {
         let kernels = self.kernels.clone();
-        self.state_queue(kernel).run_outside(move |_| files::clear(&kernels, kernel))
+        self.state_queue(kernel).manage(move |_| files::clear(&kernels, kernel))
     }
 
     /// Makes anew what [`Self::clear_kernel_files`] removed: an empty workspace and an empty engine database.
     ///
     /// # Errors
     /// `Full`, `ReadOnly`.
-    pub fn furnish_kernel_files(&self, kernel: KernelId) -> Pending<KernelFiles> {
+    pub fn recreate_kernel_files(&self, kernel: KernelId) -> Pending<KernelFiles> {
         let kernels = self.kernels.clone();
-        self.state_queue(kernel).run_outside(move |bank| files::furnish(&kernels, kernel, bank.durability()))
+        self.state_queue(kernel).manage(move |databases| files::recreate(&kernels, kernel, databases.durability()))
     }
 
     /// Closes a kernel's database and removes its directory, the workspace included. Comes after [`Self::remove_kernel`].
@@ -233,8 +233,8 @@ impl CatalogHandle {
     /// Files that cannot be removed; they are out of sight, and the next start tries again.
     pub fn remove_kernel_files(&self, kernel: KernelId) -> Pending<()> {
         let kernels = self.kernels.clone();
-        self.state_queue(kernel).run_outside(move |bank| {
-            bank.discard(Target::Kernel(kernel));
+        self.state_queue(kernel).manage(move |databases| {
+            databases.discard(Target::Kernel(kernel));
             files::remove(&kernels, kernel)
         })
     }
@@ -244,8 +244,8 @@ impl CatalogHandle {
     /// # Errors
     /// Files that cannot be removed; the next start tries again.
     pub async fn remove_unlisted_files(&self, kernel: KernelId) -> Result<()> {
-        let closed = self.state_queue(kernel).run_outside(move |bank| {
-            bank.discard(Target::Kernel(kernel));
+        let closed = self.state_queue(kernel).manage(move |databases| {
+            databases.discard(Target::Kernel(kernel));
             Ok(())
         });
         closed.await?;

@@ -397,7 +397,7 @@ impl Db {
     }
 
     /// Moves the WAL's content into the database once it has more than `most` bytes: done between requests, never inside one.
-    pub(super) fn tidy(&self, most: u64) {
+    pub(super) fn checkpoint_wal(&self, most: u64) {
         let grown = std::fs::metadata(&self.wal).is_ok_and(|meta| meta.len() > most);
         if grown {
             self.checkpoint();

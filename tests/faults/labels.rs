@@ -28,7 +28,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("state.checkpoints.add", "tests/checkpoints"),
     ("state.checkpoints.pin", "one row of one table, as a consent"),
     ("state.checkpoints.remove", "tests/upkeep"),
-    ("state.checkpoints.thin", "tests/upkeep"),
+    ("state.checkpoints.prune", "tests/upkeep"),
     ("host.audit.head", "tests/upkeep"),
     ("state.restore.begin", "tests/checkpoints"),
     ("state.restore.finish", "tests/checkpoints"),

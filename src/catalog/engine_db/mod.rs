@@ -14,7 +14,7 @@ use std::slice;
 
 use rusqlite::{OptionalExtension as _, params};
 
-pub use self::closed::Looked;
+pub use self::closed::Inspected;
 use self::rows::{Before, Due, delete, digest, put, read_head, replace_jobs, replace_missed, same};
 use super::error::CatalogError;
 use super::row::{bytes, unsigned};
@@ -352,7 +352,7 @@ impl EngineDb {
 
     /// Keeps the write-ahead log short. To be called between executions, when nobody waits.
     pub fn tidy(&self) {
-        self.db.tidy(limits::WAL_BYTES);
+        self.db.checkpoint_wal(limits::WAL_BYTES);
     }
 
     /// Checks every page and every body.

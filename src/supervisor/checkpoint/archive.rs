@@ -150,7 +150,7 @@ async fn take_out(host: &Rc<Host>, kernel: &Rc<Kernel>, change: Change) -> Resul
     let (manifest, parts) = contents(host, &checkpoint).await?;
     let _turn = kernel.turn_with_files().await?;
     let made = async {
-        host.catalog.furnish_kernel_files(kernel.id).await?;
+        host.catalog.recreate_kernel_files(kernel.id).await?;
         fill(host, kernel.id, manifest.workspace.tree, None, None).await?;
         load_engine(host, kernel.id, manifest.engine, parts).await?;
         kernel.unarchive(change.actor.clone()).await

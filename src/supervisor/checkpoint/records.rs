@@ -1,7 +1,7 @@
 //! What a kernel keeps of its checkpoints.
 
 use crate::catalog::state::{
-    Added, Beginning, Choice, EntryKind, Finished, Head, NewCheckpoint, NewEntry, Restored, Restoring,
+    Added, Beginning, EntryKind, Finished, Head, NewCheckpoint, NewEntry, Restored, Restoring, Selection,
 };
 use crate::core::checkpoint::Checkpoint;
 use crate::core::error::Result;
@@ -94,8 +94,8 @@ impl Records {
     ///
     /// # Errors
     /// The database's.
-    pub(super) async fn thin_checkpoints(&self, choose: Choice) -> Result<Vec<Checkpoint>> {
-        Ok(self.state.thin_checkpoints(choose).await?)
+    pub(super) async fn thin_checkpoints(&self, choose: Selection) -> Result<Vec<Checkpoint>> {
+        Ok(self.state.prune_checkpoints(choose).await?)
     }
 
     /// Removes a checkpoint; gives the version with that.
