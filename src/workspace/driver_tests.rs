@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::testing::{Mounted, World, as_nobody, given_place, observe, same};
-use super::{DriverKind, Durability, Spare, Tracker, WorkspaceError, branch, checkout};
+use super::{DriverKind, Durability, PreparedWorkspace, Tracker, WorkspaceError, branch, checkout};
 use crate::sys::btrfs;
 use crate::sys::fault::tests::with_fault;
 use crate::sys::inode::tests::Mapping;
@@ -51,9 +51,9 @@ fn what_is_written_after_the_collection_is_not_captured() {
         std::fs::hard_link(world.path("middle"), world.path("again")).expect("linked");
         let there = world.observe();
         let collected = tracker.collect(&world.store).expect("collected");
-        let how = collected.how().clone();
-        assert!(how.read <= 1, "{kind:?}: at most the one with holes is read while nobody writes: {how:?}");
-        assert_eq!(how.cloned > 0, kind != DriverKind::Tracked, "{kind:?}: {how:?}");
+        let stats = collected.stats().clone();
+        assert!(stats.read <= 1, "{kind:?}: at most the one with holes is read while nobody writes: {stats:?}");
+        assert_eq!(stats.cloned > 0, kind != DriverKind::Tracked, "{kind:?}: {stats:?}");
         for name in ["small", "middle", "large", "holes"] {
             OpenOptions::new()
                 .write(true)
@@ -71,7 +71,7 @@ fn what_is_written_after_the_collection_is_not_captured() {
         same(&observe(&places.workspace), &there);
         // What came later is in the next one.
         let next = tracker.capture(&world.store).expect("captured");
-        assert_eq!(next.how.walk, None);
+        assert_eq!(next.stats.full_scan, None);
         let later = world.observe();
         tracker.restore(captured.tree, &world.store, Durability::Process).expect("restored");
         same(&world.observe(), &there);
@@ -98,7 +98,7 @@ fn what_a_mapping_writes_is_captured_by_each_driver() {
             let collected = tracker.collect(&world.store).expect("collected");
             mapping.write(b'?');
             let captured = tracker.finish(collected).expect("finished");
-            assert_eq!((captured.how.walk, captured.how.read), (None, 1));
+            assert_eq!((captured.stats.full_scan, captured.stats.read), (None, 1));
             let places = world.places_of(&format!("as-of-{byte}"));
             std::fs::create_dir(&places.workspace).expect("made");
             checkout(captured.tree, places.clone(), &world.store, Durability::Process).expect("checked out");
@@ -106,7 +106,7 @@ fn what_a_mapping_writes_is_captured_by_each_driver() {
         }
         drop(mapping);
         tracker.capture(&world.store).expect("captured");
-        assert_eq!(tracker.capture(&world.store).expect("captured").how.read, 0);
+        assert_eq!(tracker.capture(&world.store).expect("captured").stats.read, 0);
     });
 }
 
@@ -228,7 +228,7 @@ fn an_ordinary_user_is_told_why_only_clones() {
     assert!(said.starts_with("btrfs (captures by clones only: ") && said.contains("user_subvol_rm_allowed"), "{said}");
     world.write("f", vec![1; 500_000]);
     let captured = tracker.capture(&world.store).expect("captured");
-    assert_eq!(captured.how.cloned, 1);
+    assert_eq!(captured.stats.cloned, 1);
     assert!(!world.dir.path().join("files.moment").exists());
 }
 
@@ -246,8 +246,8 @@ fn the_pause_does_not_grow_with_a_file() {
                 tracker.prepare(&world.store).expect("prepared");
                 file.write_all_at(&[round + 100], size as u64 / 2).expect("written");
                 let captured = tracker.capture(&world.store).expect("captured");
-                assert_eq!((captured.how.cloned, captured.how.read), (1, 1));
-                captured.how.pause
+                assert_eq!((captured.stats.cloned, captured.stats.read), (1, 1));
+                captured.stats.pause
             })
             .collect();
         pauses.sort();
@@ -283,7 +283,7 @@ fn without_watches_everything_is_walked_and_that_is_said() {
 #[test]
 #[ignore = "run by a test that lowers the limit"]
 fn a_workspace_of_more_folders_than_watches() {
-    use super::{Unwatched, Walk};
+    use super::{FullScanReason, Unwatched};
     let world = World::new();
     for n in 0..10 {
         std::fs::create_dir(world.path(&format!("d{n}"))).expect("made");
@@ -291,11 +291,14 @@ fn a_workspace_of_more_folders_than_watches() {
     }
     let mut tracker: Tracker = world.tracker();
     let first = tracker.capture(&world.store).expect("captured");
-    assert_eq!((first.how.walk, first.how.unwatched), (Some(Walk::First), Some(Unwatched::Watches)));
+    assert_eq!((first.stats.full_scan, first.stats.unwatched), (Some(FullScanReason::First), Some(Unwatched::Watches)));
     assert_eq!(tracker.unwatched(), Some(Unwatched::Watches));
     world.write("d7/f", "2".repeat(1000));
     let second = tracker.capture(&world.store).expect("captured");
-    assert_eq!((second.how.walk, second.how.unwatched), (Some(Walk::Unwatched), Some(Unwatched::Watches)));
+    assert_eq!(
+        (second.stats.full_scan, second.stats.unwatched),
+        (Some(FullScanReason::Unwatched), Some(Unwatched::Watches))
+    );
     let there = world.observe();
     tracker.restore(first.tree, &world.store, Durability::Process).expect("restored");
     tracker.restore(second.tree, &world.store, Durability::Process).expect("restored");
@@ -453,9 +456,9 @@ fn a_snapshot_that_is_told_of_changes_looks_at_nothing_else() {
         let made =
             branch(Some((&donor, Some(snapshot))), captured.tree, places.clone(), &world.store, Durability::Process);
         let (mut child, restored, _) = made.expect("branched");
-        assert_eq!((restored.left, restored.how.walk), (Vec::new(), None));
+        assert_eq!((restored.left, restored.stats.full_scan), (Vec::new(), None));
         // In folders that are new anything may have been done to any file: all are looked at, and those read that are not as they were.
-        assert!(restored.how.read < 20, "{:?}", restored.how);
+        assert!(restored.stats.read < 20, "{:?}", restored.stats);
         same(&observe(&places.workspace), &there);
         assert_eq!(child.capture(&world.store).expect("captured").tree, captured.tree);
         // What was told before another pass is told no more.
@@ -465,7 +468,7 @@ fn a_snapshot_that_is_told_of_changes_looks_at_nothing_else() {
         tracker.tell(&donor, &mut snapshot);
         let made =
             branch(Some((&donor, Some(snapshot))), captured.tree, places.clone(), &world.store, Durability::Process);
-        assert_eq!(made.expect("branched").1.how.walk, Some(super::Walk::Reopened));
+        assert_eq!(made.expect("branched").1.stats.full_scan, Some(super::FullScanReason::Reopened));
         same(&observe(&places.workspace), &there);
         // Without such nothing else is looked at.
         drop((mapping, later));
@@ -479,8 +482,8 @@ fn a_snapshot_that_is_told_of_changes_looks_at_nothing_else() {
         let made =
             branch(Some((&donor, Some(snapshot))), captured.tree, places.clone(), &world.store, Durability::Process);
         let restored = made.expect("branched").1;
-        assert_eq!((restored.left, restored.how.walk), (Vec::new(), None));
-        assert!(restored.how.examined < 20, "{:?}", restored.how);
+        assert_eq!((restored.left, restored.stats.full_scan), (Vec::new(), None));
+        assert!(restored.stats.examined < 20, "{:?}", restored.stats);
     });
 }
 
@@ -505,7 +508,7 @@ fn a_spare_becomes_the_tree_that_is_asked_for() {
         let first = tracker.capture(&world.store).expect("captured").tree;
         let at_first = world.observe();
         let donor = tracker.donor().expect("a donor").expect("sure");
-        let spare = |name: &str| Spare::make(&world.dir.path().join(name), &donor, first, &world.store);
+        let spare = |name: &str| PreparedWorkspace::make(&world.dir.path().join(name), &donor, first, &world.store);
         let spares = ["one", "two", "three", "six", "seven", "eight"].map(|name| spare(name).expect("made"));
         std::fs::set_permissions(world.workspace(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("set");
         world.write("d/f010", "other");
@@ -535,13 +538,13 @@ fn a_spare_becomes_the_tree_that_is_asked_for() {
             let made = spare.become_workspace(tree, places.clone(), &world.store, Durability::Process);
             let (mut child, restored) = made.expect("made");
             // Of one that is whole no entry is looked at; of others each, and none is read but what is not as it was.
-            assert!(restored.left.is_empty() && restored.how.read <= 2, "{kind:?}: {restored:?}");
-            assert_eq!(restored.how.walk.is_none(), whole, "{kind:?}: {restored:?}");
-            assert!(!whole || restored.how.examined <= 4, "{kind:?}: {restored:?}");
+            assert!(restored.left.is_empty() && restored.stats.read <= 2, "{kind:?}: {restored:?}");
+            assert_eq!(restored.stats.full_scan.is_none(), whole, "{kind:?}: {restored:?}");
+            assert!(!whole || restored.stats.examined <= 4, "{kind:?}: {restored:?}");
             assert_eq!(restored.changed == 0, whole, "{kind:?}: only what differs is touched");
             same(&observe(&places.workspace), wanted);
             let captured = child.capture(&world.store).expect("captured");
-            assert_eq!((captured.tree, captured.how.walk), (tree, None));
+            assert_eq!((captured.tree, captured.stats.full_scan), (tree, None));
             world.nothing_is_staged();
         }
         for left in ["one", "two"] {
@@ -549,12 +552,12 @@ fn a_spare_becomes_the_tree_that_is_asked_for() {
         }
         drop(three);
         assert!(!world.dir.path().join("three").exists());
-        donor.give_up();
-        let given_up = spare("given up").expect_err("nobody wants it");
-        assert!(matches!(given_up, WorkspaceError::Io { .. }), "{given_up:?}");
+        donor.cancel();
+        let cancelled = spare("given up").expect_err("nobody wants it");
+        assert!(matches!(cancelled, WorkspaceError::Io { .. }), "{cancelled:?}");
         assert!(!world.dir.path().join("given up").exists(), "nothing is left of one that was given up");
         let donor = tracker.donor().expect("a donor").expect("sure");
-        let spare = |name: &str| Spare::make(&world.dir.path().join(name), &donor, first, &world.store);
+        let spare = |name: &str| PreparedWorkspace::make(&world.dir.path().join(name), &donor, first, &world.store);
         with_fault("workspace.spare.make=enospc", || spare("four").expect_err("armed"));
         with_fault("workspace.checkout.file=enospc", || spare("four").expect_err("armed"));
         assert!(!world.dir.path().join("four").exists(), "nothing is left of one that could not be made");

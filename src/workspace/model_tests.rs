@@ -279,7 +279,7 @@ fn run(world: &World, ops: &[Op]) {
     // A walk by somebody who knows nothing finds the same.
     let (last, _) = trees.first().expect("at least one");
     drop(run);
-    let mut fresh = world.tracker_of(super::Places { index: world.dir.path().join("none"), ..world.places() });
+    let mut fresh = world.tracker_of(super::WorkspacePaths { index: world.dir.path().join("none"), ..world.paths() });
     let walked = fresh.capture(&world.store).expect("captured");
     assert_eq!(walked.tree, *last, "what was told of changes is what a walk finds");
     world.nothing_is_staged();
@@ -305,7 +305,7 @@ fn branches(world: &World, run: &mut Run<'_>, trees: &[(TreeId, Observed)]) {
         same(&observe(&places.workspace), wanted);
         // `observe` opened every file, so each is asked who may write to it, but none is read.
         let first = child.capture(&world.store).expect("captured");
-        assert_eq!((first.tree, first.how.walk, first.how.read), (*tree, None, 0), "{:?}", first.how);
+        assert_eq!((first.tree, first.stats.full_scan, first.stats.read), (*tree, None, 0), "{:?}", first.stats);
         std::fs::write(places.workspace.join("only here"), "x").expect("written");
         assert_ne!(child.capture(&world.store).expect("captured").tree, *tree);
         assert!(!world.path("only here").exists());
@@ -317,7 +317,7 @@ fn differences_are_told(world: &World, (a, before): &(TreeId, Observed), (b, aft
     for change in diff(&world.store, *a, *b).expect("compared") {
         let change = change.expect("compared");
         told.insert(change.path.clone());
-        if let super::Deed::Renamed { from } = change.deed {
+        if let super::ChangeKind::Renamed { from } = change.kind {
             told.insert(from);
         }
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::testing::{Observed, World, becomes_empty, observe, same};
-use super::{Counted, Durability, Places, Tracker, TreeId, WorkspaceError, needs};
+use super::{CountingObjects, Durability, Tracker, TreeId, WorkspaceError, WorkspacePaths, needs};
 use crate::store::Store;
 use crate::sys::fault::points;
 use crate::sys::fault::tests::{crash_dir, run_child, with_fault};
@@ -46,8 +46,8 @@ fn fill(root: &Path, second: bool) {
     }
 }
 
-fn places(dir: &Path) -> Places {
-    Places { workspace: dir.join("workspace"), staging: dir.join("staging"), index: dir.join("index") }
+fn places(dir: &Path) -> WorkspacePaths {
+    WorkspacePaths { workspace: dir.join("workspace"), staging: dir.join("staging"), index: dir.join("index") }
 }
 
 /// A folder with both trees in its store and the second one in its workspace.
@@ -297,7 +297,7 @@ fn what_is_needed_for_a_restore_is_read_and_nothing_else() {
     mode(&world.path("d8/f1"), 0o600);
     let second = tracker.capture(&world.store).expect("captured").tree;
     let needed = |from, to| {
-        let (counted, mut contents) = (Counted::new(&world.store), 0);
+        let (counted, mut contents) = (CountingObjects::new(&world.store), 0);
         needs(&counted, from, to, &mut |_| {
             contents += 1;
             Ok(())
@@ -309,9 +309,9 @@ fn what_is_needed_for_a_restore_is_read_and_nothing_else() {
     assert_eq!(needed(second, first).0, 1 + 1 + 1 + 20);
     assert_eq!(needed(first, second).0, 1 + 1 + 1);
     assert_eq!(needed(first, first), (0, 0));
-    let counted = Counted::new(&world.store);
+    let counted = CountingObjects::new(&world.store);
     let restored = tracker.restore(first, &counted, Durability::Process).expect("restored");
-    assert_eq!(restored.how.walk, None);
+    assert_eq!(restored.stats.full_scan, None);
     let (contents, read) = needed(second, first);
     assert!(counted.read() <= contents + read, "{} objects were read", counted.read());
 }
@@ -333,7 +333,7 @@ fn a_restore_looks_at_what_was_told_of_and_at_nothing_else() {
         }
         tracker.capture(&store).expect("captured");
         let restored = tracker.restore(first, &store, Durability::Process).expect("restored");
-        assert!(restored.how.walk.is_none() && restored.how.examined < 200, "{round}: {:?}", restored.how);
+        assert!(restored.stats.full_scan.is_none() && restored.stats.examined < 200, "{round}: {:?}", restored.stats);
         assert_eq!(std::fs::read_to_string(file(77)).expect("there"), "77");
     }
 }

@@ -5,10 +5,10 @@ mod sqlite;
 use std::path::{Path, PathBuf};
 
 use ryokan::store::Store;
-use ryokan::workspace::{Durability, Places, Tracker, checkout};
+use ryokan::workspace::{Durability, Tracker, WorkspacePaths, checkout};
 
-fn places(dir: &Path, name: &str) -> Places {
-    let places = Places {
+fn places(dir: &Path, name: &str) -> WorkspacePaths {
+    let places = WorkspacePaths {
         workspace: dir.join(name),
         staging: dir.join(format!("{name}.staging")),
         index: dir.join(format!("{name}.index")),

@@ -16,7 +16,7 @@ use crate::store::{Store, StoreHandle};
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 use crate::workspace::{
-    self, Captured, Collected, Donor, Places, Restored, Snapshot, Together, Tracker, TreeId, WorkspaceError,
+    self, Captured, Collected, Donor, Restored, SharedBatch, Snapshot, Tracker, TreeId, WorkspaceError, WorkspacePaths,
 };
 
 /// The file with what is known of the workspace.
@@ -91,13 +91,13 @@ impl Files {
     }
 
     /// Reads what changed while the kernel may still write.
-    pub async fn prepare(&mut self, objects: &Arc<Together>) -> Result<()> {
+    pub async fn prepare(&mut self, objects: &Arc<SharedBatch>) -> Result<()> {
         let objects = Arc::clone(objects);
         self.run(move |tracker, _| tracker.prepare(&*objects).map(drop)).await
     }
 
     /// Collects what changed since. Nothing may write.
-    pub async fn collect(&mut self, objects: &Arc<Together>) -> Result<Collected> {
+    pub async fn collect(&mut self, objects: &Arc<SharedBatch>) -> Result<Collected> {
         let objects = Arc::clone(objects);
         self.run(move |tracker, _| tracker.collect(&*objects)).await
     }
@@ -115,7 +115,7 @@ impl Files {
     /// What was captured did not become durable.
     pub fn doubt(&mut self) {
         if let Some(tracker) = &mut self.tracker {
-            tracker.doubt();
+            tracker.invalidate();
         }
     }
 
@@ -136,9 +136,9 @@ impl Drop for Files {
     }
 }
 
-fn places(host: &Host, kernel: KernelId) -> Places {
+fn places(host: &Host, kernel: KernelId) -> WorkspacePaths {
     let paths = host.catalog.kernel_files(kernel);
-    Places { staging: paths.staging, index: paths.dir.join(INDEX), workspace: paths.workspace }
+    WorkspacePaths { staging: paths.staging, index: paths.dir.join(INDEX), workspace: paths.workspace }
 }
 
 /// A kernel whose files are given to others, as they were at its last capture.
@@ -161,7 +161,7 @@ pub(in crate::supervisor) async fn donor(host: &Host, kernel: &Rc<Kernel>) -> Re
 
 impl Giving {
     /// Takes a snapshot where the file system has such, with what was changed in it since the donor's knowledge.
-    async fn snapshot(&self, host: &Host, places: Places) -> Result<Option<Snapshot>> {
+    async fn snapshot(&self, host: &Host, places: WorkspacePaths) -> Result<Option<Snapshot>> {
         let donor = Arc::clone(&self.donor);
         let taken = host.store.run_beside(move |_| Ok(donor.snapshot(&places)));
         let Some(mut snapshot) = taken.await?? else { return Ok(None) };
@@ -249,7 +249,7 @@ pub(in crate::supervisor) async fn fill(
 }
 
 /// Makes a new workspace an empty folder again.
-async fn empty(places: Places) -> Result<()> {
+async fn empty(places: WorkspacePaths) -> Result<()> {
     let emptied = tokio::task::spawn_blocking(move || {
         for folder in [&places.workspace, &places.staging] {
             match crate::sys::fs::remove_tree(folder) {
@@ -267,7 +267,7 @@ async fn empty(places: Places) -> Result<()> {
 /// the user's few queues.
 fn ended(mut tracker: Tracker, way: &'static str, restored: Restored) -> std::result::Result<Filled, WorkspaceError> {
     tracker.save_made()?;
-    let full_walk = restored.how.walk.map(|walk| walk.to_string()).unwrap_or_default();
+    let full_walk = restored.stats.full_scan.map(|walk| walk.to_string()).unwrap_or_default();
     Ok(Filled { way, full_walk, files: tracker.into_donor() })
 }
 
@@ -279,9 +279,9 @@ fn describe(captured: Captured) -> CapturedFiles {
     });
     CapturedFiles {
         missed: missed.collect(),
-        pause_us: captured.how.pause.as_micros() as u64,
-        files_read: captured.how.read,
-        full_walk: captured.how.walk.map(|walk| walk.to_string()).unwrap_or_default(),
+        pause_us: captured.stats.pause.as_micros() as u64,
+        files_read: captured.stats.read,
+        full_walk: captured.stats.full_scan.map(|walk| walk.to_string()).unwrap_or_default(),
         part: WorkspacePart { tree: captured.tree.0, files: captured.entries },
     }
 }

@@ -97,8 +97,8 @@ fn of_change(
     (before, after): (TreeId, TreeId),
     change: &Change,
 ) -> std::result::Result<Option<(Patch, Vec<u8>)>, WorkspaceError> {
-    use workspace::Deed as Of;
-    let (deed, from) = match &change.deed {
+    use workspace::ChangeKind as Of;
+    let (deed, from) = match &change.kind {
         Of::Added => (Deed::Added, None),
         Of::Removed => (Deed::Removed, None),
         Of::Renamed { from } => (Deed::Renamed, Some(from.as_os_str().as_bytes().to_vec())),
