@@ -85,7 +85,8 @@ fn bytes_below(folder: &Path) -> u64 {
 fn store_tree(store: &Store, paths: &[PathBuf]) -> (Vec<Digest>, Duration) {
     let began = Instant::now();
     let batch = store.batch();
-    let stored = batch.put_each::<_, anyhow::Error>(paths.len(), |n| Ok(Some(File::open(&paths[n])?))).expect("stored");
+    let stored =
+        batch.put_parallel::<_, anyhow::Error>(paths.len(), |n| Ok(Some(File::open(&paths[n])?))).expect("stored");
     batch.commit().expect("durable");
     let digests = stored.into_iter().map(|named| named.expect("all of them").0).collect();
     (digests, began.elapsed())
@@ -118,7 +119,7 @@ fn files(folder: &Path, stores: &Path) {
             reader.read_to_end(&mut room)?;
             Ok(())
         };
-        store.read_each(&digests, read).expect("whole");
+        store.read_parallel(&digests, read).expect("whole");
         report("reading all of it", began.elapsed(), bytes);
         let began = Instant::now();
         let verified = store.verify(|_| ()).expect("readable");

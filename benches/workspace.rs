@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use ryokan::store::Store;
-use ryokan::workspace::{Captured, Durable, Places, Tracker, branch};
+use ryokan::workspace::{Captured, Durability, Tracker, WorkspacePaths, branch};
 
 use crate::World;
 use crate::report::{Report, Samples, Target};
@@ -73,7 +73,8 @@ fn measure(world: &World, report: &mut Report, size: &Size) -> anyhow::Result<()
         }
         std::fs::write(file(&root, n), seed.bytes(size.bytes / size.files))?;
     }
-    let places = Places { workspace: root.clone(), staging: home.join("staging"), index: dir.path().join("index") };
+    let places =
+        WorkspacePaths { workspace: root.clone(), staging: home.join("staging"), index: dir.path().join("index") };
     let store = Store::open(&dir.path().join("store"))?;
     let mut tracker = Tracker::open(places.clone())?;
     let begun = Instant::now();
@@ -87,7 +88,7 @@ fn measure(world: &World, report: &mut Report, size: &Size) -> anyhow::Result<()
     let begun = Instant::now();
     let again = Tracker::open(places)?.capture(&store)?;
     report.figure(&format!("{}: first capture of a new process", size.name), ms(begun.elapsed()), "ms", None);
-    report.note(format!("{} files read", again.how.read));
+    report.note(format!("{} files read", again.stats.read));
     large_file(world, report, &store)?;
     peers(report, size, &root, dir.path())
 }
@@ -120,8 +121,11 @@ fn forks(
         let child = dir.join(format!("child{n}"));
         std::fs::create_dir(&child)?;
         let home = home(&child)?;
-        let places =
-            Places { workspace: home.join("workspace"), staging: home.join("staging"), index: child.join("index") };
+        let places = WorkspacePaths {
+            workspace: home.join("workspace"),
+            staging: home.join("staging"),
+            index: child.join("index"),
+        };
         std::fs::create_dir(&places.workspace)?;
         let begun = Instant::now();
         let captured = tracker.capture(store)?;
@@ -134,16 +138,16 @@ fn forks(
             }
             None => None,
         };
-        let (mut branched, _, done) = branch(donor, captured.tree, places, store, Durable::Process)?;
+        let (mut branched, _, done) = branch(donor, captured.tree, places, store, Durability::Process)?;
         whole.add(begun.elapsed());
         how = format!("snapshot: {}, {} cloned, {} copied", done.snapshot, done.cloned, done.copied);
         let begun = Instant::now();
         let again = branched.capture(store)?;
         first.add(begun.elapsed());
         anyhow::ensure!(
-            again.tree == captured.tree && again.how.read == 0,
+            again.tree == captured.tree && again.stats.read == 0,
             "the first capture read {}",
-            again.how.read
+            again.stats.read
         );
         drop(branched);
         std::fs::remove_dir_all(&child)?;
@@ -179,7 +183,7 @@ fn large_file(world: &World, report: &mut Report, store: &Store) -> anyhow::Resu
         let dir =
             tempfile::tempdir_in(std::env::var_os("RYOKAN_BENCH_DIR").map_or_else(std::env::temp_dir, PathBuf::from))?;
         let home = home(dir.path())?;
-        let places = Places {
+        let places = WorkspacePaths {
             workspace: home.join("workspace"),
             staging: home.join("staging"),
             index: dir.path().join("index"),
@@ -194,7 +198,7 @@ fn large_file(world: &World, report: &mut Report, store: &Store) -> anyhow::Resu
             tracker.prepare(store)?;
             file.write_all_at(&Seed(n + 99).bytes(100), n * 10_000)?;
             let collected = tracker.collect(store)?;
-            pause.add(collected.how().pause);
+            pause.add(collected.stats().pause);
             tracker.finish(collected)?;
         }
         report.times(&format!("pause, one open file of {megabytes} MiB touched"), &pause, Some(Target::AtMost(10.0)));
@@ -229,9 +233,9 @@ fn touched(
         pause.add(frozen.elapsed());
         let captured = tracker.finish(collected)?;
         whole.add(begun.elapsed());
-        anyhow::ensure!(captured.how.walk.is_none(), "everything was walked: {:?}", captured.how);
+        anyhow::ensure!(captured.stats.full_scan.is_none(), "everything was walked: {:?}", captured.stats);
         let begun = Instant::now();
-        tracker.restore(first.tree, store, Durable::Process)?;
+        tracker.restore(first.tree, store, Durability::Process)?;
         back.add(begun.elapsed());
     }
     report.times(&format!("{}: pause, {TOUCHED} files touched", size.name), &pause, Some(Target::AtMost(10.0)));

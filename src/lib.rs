@@ -5,6 +5,7 @@
 pub mod bundle;
 pub mod catalog;
 pub mod cli;
+pub mod config;
 pub mod core;
 pub mod daemon;
 pub mod isolation;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use ryokan::daemon::config::{Config, PathRules};
+use ryokan::config::{Config, PathRules};
 
 pub fn run(text: &str) {
     let file = Path::new("/etc/ryokan/config.toml");
@@ -10,7 +10,7 @@ pub fn run(text: &str) {
         Ok(config) => {
             let again = Config::parse(&config.to_toml(), file).expect("what is in effect can be written and read");
             assert_eq!(config, again);
-            let _ = config.sandbox.path_rules.refusal(Path::new("/home/a/.ssh/id"), Some(Path::new("/home/a")));
+            let _ = config.sandbox.deny_paths.refusal(Path::new("/home/a/.ssh/id"), Some(Path::new("/home/a")));
         }
         Err(problems) => {
             assert!(!problems.is_empty(), "a refusal says why");

@@ -54,7 +54,6 @@ pub struct Head {
     /// Blobs that it could read.
     pub blobs: Vec<Digest>,
     /// The decisions of its work, whose texts no checkpoint repeats.
-    #[serde(default)]
     pub decisions: Vec<Decision>,
 }
 
@@ -68,7 +67,6 @@ pub struct Packed {
     /// More words about it.
     pub description: String,
     /// What it says in the place of messages.
-    #[serde(default)]
     pub summary: String,
     /// Why it was taken.
     #[serde(rename = "type")]

@@ -4,7 +4,7 @@ use crate::core::engine::EngineName;
 use crate::core::ids::Epoch;
 use crate::core::spec::KernelSpec;
 use crate::store::Store;
-use crate::workspace::{Places, Tracker};
+use crate::workspace::{Tracker, WorkspacePaths};
 
 /// A store with one checkpoint in it, and the head that speaks of it.
 struct World {
@@ -25,7 +25,7 @@ impl World {
             (0..600_000u64).flat_map(|n| blake3::hash(&n.to_le_bytes()).as_bytes()[..4].to_vec()).collect();
         std::fs::write(workspace.join("inner/large"), &noise).expect("written");
         let (staging, index) = (dir.path().join("staging"), dir.path().join("index"));
-        let mut tracker = Tracker::open(Places { workspace, staging, index }).expect("opened");
+        let mut tracker = Tracker::open(WorkspacePaths { workspace, staging, index }).expect("opened");
         let captured = tracker.capture(&store).expect("captured");
         let body = store.put(b"a body of state").expect("stored");
         let parts = StateParts {

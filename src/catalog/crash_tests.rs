@@ -196,7 +196,7 @@ async fn work_step(n: usize, state: &StateHandle) -> Result<bool, CatalogError> 
         42 => state.begin(beginning()).await?,
         43 => state.add_checkpoint(new_checkpoint(13), mark("checkpoint")).await.map(drop)?,
         44 => state.add_checkpoint(new_checkpoint(14), mark("checkpoint")).await.map(drop)?,
-        45 => state.thin_checkpoints(Box::new(|_| vec![CheckpointId::from_bytes([13; 16])])).await.map(drop)?,
+        45 => state.prune_checkpoints(Box::new(|_| vec![CheckpointId::from_bytes([13; 16])])).await.map(drop)?,
         46 => state.add_checkpoint(new_checkpoint(15), mark("checkpoint")).await.map(drop)?,
         47 => state.remove_checkpoint(CheckpointId::from_bytes([14; 16]), mark("removed")).await.map(drop)?,
         _ => return Ok(false),

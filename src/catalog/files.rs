@@ -9,7 +9,8 @@ use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 
 use super::error::CatalogError;
-use super::sqlite::{Durability, Kind, Result, write_template};
+use super::sqlite::{Kind, Result, write_template};
+use crate::core::durability::Durability;
 use crate::core::ids::KernelId;
 use crate::sys::fs::{self, FsError};
 use crate::sys::{btrfs, fault, inode};
@@ -183,7 +184,7 @@ fn emptied(mut remove: impl FnMut() -> std::io::Result<()>) -> std::io::Result<(
 }
 
 /// Makes anew what [`clear`] removes, empty.
-pub(super) fn furnish(kernels: &Path, id: KernelId, durability: Durability) -> Result<KernelFiles> {
+pub(super) fn recreate(kernels: &Path, id: KernelId, durability: Durability) -> Result<KernelFiles> {
     clear(kernels, id)?;
     let mut files = KernelFiles::of(kernels, id);
     let made = Unsynced { state: None, rest: fill_live(&mut files)? };

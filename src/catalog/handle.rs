@@ -9,17 +9,18 @@ use std::thread::JoinHandle;
 use rusqlite::{OptionalExtension as _, params};
 
 use super::audit::{self, AuditFilter};
-use super::bank::{Bank, Target};
 use super::error::CatalogError;
 use super::events::{self, EventPage, NewEvent};
 use super::files::{self, KernelFiles};
 use super::kernels::{self, Created, KernelChange, KernelRow};
 use super::keys::{self, IdempotencyKey};
-use super::sqlite::{Db, Durability, Kind, Result};
+use super::open_databases::{OpenDatabases, Target};
+use super::sqlite::{Db, Kind, Result};
 use super::state::StateHandle;
 use super::thread::{self, Pending, Queue};
 use super::workers::{self, WorkerRow};
 use crate::core::audit::{AuditBreak, AuditHead, AuditLine, NewAudit, Walk};
+use crate::core::durability::Durability;
 use crate::core::ids::{HostId, KernelId, WorkerId};
 use crate::core::info::Event;
 use crate::core::limits;
@@ -86,13 +87,13 @@ impl Catalog {
         Kind::Engine.template()?;
         let host = host_id(&db, config)?;
         let no_thread = |e| CatalogError::File(FsError { op: "start a thread for", path: kernels.clone(), source: e });
-        let bank = Bank::new(kernels.clone(), config.durability).with_host(db);
-        let (queue, first) = thread::start("catalog", bank).map_err(no_thread)?;
+        let databases = OpenDatabases::new(kernels.clone(), config.durability).with_host(db);
+        let (queue, first) = thread::start("catalog", databases).map_err(no_thread)?;
         let mut threads = vec![first];
         let mut states = Vec::new();
         for n in 0..limits::STATE_THREADS {
-            let bank = Bank::new(kernels.clone(), config.durability);
-            let (queue, started) = thread::start(&format!("state-{n}"), bank).map_err(no_thread)?;
+            let databases = OpenDatabases::new(kernels.clone(), config.durability);
+            let (queue, started) = thread::start(&format!("state-{n}"), databases).map_err(no_thread)?;
             states.push(queue);
             threads.push(started);
         }
@@ -201,9 +202,9 @@ impl CatalogHandle {
     /// `Exists`, `Full`, `ReadOnly`; nothing is left then.
     pub fn create_kernel_files(&self, kernel: KernelId) -> Pending<KernelFiles> {
         let kernels = self.kernels.clone();
-        self.state_queue(kernel).run_outside(move |bank| {
-            let (files, unsynced) = files::create(&kernels, kernel, bank.durability())?;
-            bank.sync_later(unsynced);
+        self.state_queue(kernel).manage(move |databases| {
+            let (files, unsynced) = files::create(&kernels, kernel, databases.durability())?;
+            databases.sync_later(unsynced);
             Ok(files)
         })
     }
@@ -214,16 +215,16 @@ impl CatalogHandle {
     /// Files that cannot be removed.
     pub fn clear_kernel_files(&self, kernel: KernelId) -> Pending<()> {
         let kernels = self.kernels.clone();
-        self.state_queue(kernel).run_outside(move |_| files::clear(&kernels, kernel))
+        self.state_queue(kernel).manage(move |_| files::clear(&kernels, kernel))
     }
 
     /// Makes anew what [`Self::clear_kernel_files`] removed: an empty workspace and an empty engine database.
     ///
     /// # Errors
     /// `Full`, `ReadOnly`.
-    pub fn furnish_kernel_files(&self, kernel: KernelId) -> Pending<KernelFiles> {
+    pub fn recreate_kernel_files(&self, kernel: KernelId) -> Pending<KernelFiles> {
         let kernels = self.kernels.clone();
-        self.state_queue(kernel).run_outside(move |bank| files::furnish(&kernels, kernel, bank.durability()))
+        self.state_queue(kernel).manage(move |databases| files::recreate(&kernels, kernel, databases.durability()))
     }
 
     /// Closes a kernel's database and removes its directory, the workspace included. Comes after [`Self::remove_kernel`].
@@ -232,8 +233,8 @@ impl CatalogHandle {
     /// Files that cannot be removed; they are out of sight, and the next start tries again.
     pub fn remove_kernel_files(&self, kernel: KernelId) -> Pending<()> {
         let kernels = self.kernels.clone();
-        self.state_queue(kernel).run_outside(move |bank| {
-            bank.discard(Target::Kernel(kernel));
+        self.state_queue(kernel).manage(move |databases| {
+            databases.discard(Target::Kernel(kernel));
             files::remove(&kernels, kernel)
         })
     }
@@ -243,8 +244,8 @@ impl CatalogHandle {
     /// # Errors
     /// Files that cannot be removed; the next start tries again.
     pub async fn remove_unlisted_files(&self, kernel: KernelId) -> Result<()> {
-        let closed = self.state_queue(kernel).run_outside(move |bank| {
-            bank.discard(Target::Kernel(kernel));
+        let closed = self.state_queue(kernel).manage(move |databases| {
+            databases.discard(Target::Kernel(kernel));
             Ok(())
         });
         closed.await?;
@@ -266,8 +267,8 @@ impl CatalogHandle {
         self.insert_kernel_with(kernel, key, None, notes, true)
     }
 
-    /// As [`Self::insert_kernel`], together with the worker that it has already. Where nobody waits for it, not `at_once`: a moment later,
-    /// or with what is written next.
+    /// As [`Self::insert_kernel`], together with the worker that it has already. Unless `at_once`, the database's thread
+    /// writes it.
     ///
     /// # Errors
     /// As [`Self::insert_kernel`].
@@ -291,7 +292,7 @@ impl CatalogHandle {
         let label = "catalog.kernel.insert";
         match at_once {
             true => self.write_small(label, insert),
-            false => self.queue.run_patient(Target::Host, label, insert),
+            false => self.write(label, insert),
         }
     }
 
@@ -398,12 +399,12 @@ impl CatalogHandle {
         self.write("catalog.keys.forget", move |db| keys::forget_expired(db, now_ms))
     }
 
-    /// Adds events, a moment later or with what is written next; gives them numbered.
+    /// Adds events; gives them numbered.
     ///
     /// # Errors
     /// The database's.
     pub fn append_events(&self, new: Vec<NewEvent>) -> Pending<Vec<Event>> {
-        self.queue.run_patient(Target::Host, "catalog.events.append", move |db| events::append(db, new))
+        self.write("catalog.events.append", move |db| events::append(db, new))
     }
 
     /// Events after a number, at most [`limits::PAGE_ROWS`], and whether some are no longer there.

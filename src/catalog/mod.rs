@@ -10,7 +10,6 @@
 //! synchronous and belongs to whoever opens it. Never does: decide anything about kernels, or touch the store.
 
 mod audit;
-mod bank;
 mod engine_db;
 mod error;
 mod events;
@@ -18,6 +17,7 @@ mod files;
 mod handle;
 mod kernels;
 mod keys;
+mod open_databases;
 mod row;
 mod sqlite;
 pub mod state;
@@ -25,19 +25,20 @@ mod thread;
 mod workers;
 
 pub use audit::AuditFilter;
-pub use engine_db::{Applied, Changes, EngineDb, EngineInfo, Entry, EntryHead, JobRecord, Looked};
+pub use engine_db::{Applied, Changes, EngineDb, EngineInfo, Entry, EntryHead, Inspected, JobRecord};
 pub use error::CatalogError;
 pub use events::{EventPage, NewEvent};
 pub use files::{KernelFiles, sweep_kernels};
 pub use handle::{Catalog, CatalogConfig, CatalogHandle, Notes, Written};
 pub use kernels::{Created, KernelChange, KernelRow};
 pub use keys::IdempotencyKey;
-pub use sqlite::{Db, Durability, Kind};
+pub use sqlite::{Db, Kind};
 pub use state::StateHandle;
 pub use thread::Pending;
 pub use workers::WorkerRow;
 
 pub use crate::core::audit::{AuditBreak, AuditHead, AuditLine, NewAudit};
+pub use crate::core::durability::Durability;
 
 #[cfg(test)]
 mod crash_tests;

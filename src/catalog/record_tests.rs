@@ -42,9 +42,9 @@ fn a_new_kernels_database_stays_locked_when_its_files_were_synced() {
     });
 }
 
-/// What nobody waits for is written in its turn, with what is asked next or by itself.
+/// Writes whose replies nobody awaits.
 #[test]
-fn patient_writes_keep_their_order_and_are_done_by_themselves() {
+fn queued_writes_keep_their_order() {
     let dir = crate::sys::fault::tests::crash_dir();
     let catalog = Catalog::open(&config(dir.path())).expect("opened");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a run time");

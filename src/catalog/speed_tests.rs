@@ -139,14 +139,14 @@ fn speed_of_engine_state() {
         let start = Instant::now();
         db.apply(&changes).expect("stored");
         none.push(start.elapsed().as_secs_f64() * 1e6);
-        db.tidy();
+        db.checkpoint_wal();
     }
     for n in 0..100u8 {
         let changes = put("var/big", vec![n; 1 << 20]);
         let start = Instant::now();
         db.apply(&changes).expect("stored");
         big.push(start.elapsed().as_secs_f64() * 1e6);
-        db.tidy();
+        db.checkpoint_wal();
     }
     report("one changed variable of 1000", one);
     report("the same again: nothing changed", none);

@@ -14,21 +14,12 @@ use std::sync::OnceLock;
 use rusqlite::{Connection, OpenFlags, OptionalExtension as _};
 
 use super::error::CatalogError;
+use crate::core::durability::Durability;
 use crate::core::limits;
 use crate::sys::{fault, sqlite_vfs};
 
 /// Result of whatever concerns a database.
 pub type Result<T, E = CatalogError> = std::result::Result<T, E>;
-
-/// What survives.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Durability {
-    /// Acknowledged work survives `kill -9` of any process. A loss of power may undo the last moments, never damage.
-    #[default]
-    Process,
-    /// Acknowledged work survives a loss of power too: one fsync for each transaction.
-    Power,
-}
 
 /// The three kinds of database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -406,7 +397,7 @@ impl Db {
     }
 
     /// Moves the WAL's content into the database once it has more than `most` bytes: done between requests, never inside one.
-    pub(super) fn tidy(&self, most: u64) {
+    pub(super) fn checkpoint_wal(&self, most: u64) {
         let grown = std::fs::metadata(&self.wal).is_ok_and(|meta| meta.len() > most);
         if grown {
             self.checkpoint();

@@ -4,9 +4,7 @@
 //! savepoint of its own, so one that fails takes nothing from the others. A reply is given after the commit only.
 //!
 //! A small write that finds the thread at rest is done by its caller, at once: to wake a thread, and to be woken by it, costs
-//! more than the commit. A disk that turns out to be slow is left to the thread for a while.
-//!
-//! A patient write waits a moment for whatever else is written: nobody waits for it, and whoever asked for it has the processor meanwhile.
+//! more than the commit.
 //!
 //! ```text
 //! caller ── Job ──▶ bounded queue ──▶ thread: take what is there ─▶ by database ─▶ BEGIN · work · COMMIT ─▶ replies
@@ -14,7 +12,6 @@
 //!    └────────────────────────────────────── oneshot ◀──────────────────────────────────────────────────┘
 //! ```
 
-use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,69 +19,54 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use super::bank::{Bank, Target};
 use super::error::CatalogError;
-use super::sqlite::{Db, Durability, Result, after_commit};
+use super::open_databases::{OpenDatabases, Target};
+use super::sqlite::{Db, Result, after_commit};
+use crate::core::durability::Durability;
 use crate::core::limits;
 
 /// A thread tidies when nothing was written for so long.
 const QUIET: Duration = Duration::from_millis(20);
 /// Whoever made a kernel has begun to work with it after so long.
-const BEGUN: Duration = Duration::from_millis(200);
-/// So long a patient write waits for others that would be written with it.
-const PATIENCE: Duration = Duration::from_millis(2);
-/// A request that took its caller longer than this was slowed by the disk.
-const CALLER_PATIENCE: Duration = Duration::from_millis(2);
-/// For so long callers then leave everything to the thread: a machine that was busy elsewhere for a moment costs little.
-const CALLERS_KEEP_OFF_FIRST: Duration = Duration::from_millis(20);
-/// Each time that it was slow again they do so four times as long, up to this: a slow disk is the thread's business.
-const CALLERS_KEEP_OFF_MOST: Duration = Duration::from_secs(10);
+const NEW_KERNEL_GRACE: Duration = Duration::from_millis(200);
 
 enum Job {
     /// Reads or writes one database.
-    Inside(Target, Inside),
+    Request(Target, Request),
     /// Works on the set of databases itself, outside of any transaction.
-    Outside(Box<dyn FnOnce(&mut Bank) + Send>),
+    Manage(Box<dyn FnOnce(&mut OpenDatabases) + Send>),
     /// Callers have written themselves: look after the databases once there is time.
-    Tidy,
+    CheckpointWals,
     /// Ends the thread after what came before.
     Stop,
 }
 
 /// A request that can share a transaction.
-struct Inside {
+struct Request {
     /// Of a write; a read has none.
     label: Option<&'static str>,
-    /// Whether it can wait for [`PATIENCE`].
-    patient: bool,
-    work: Box<dyn Work>,
+    work: Box<dyn AnyRequest>,
 }
 
 /// Where a request's answer comes.
 type Answer<T> = oneshot::Receiver<Result<T>>;
 
-impl Inside {
+impl Request {
     /// A request, and where its answer comes.
     fn new<T: Send + 'static>(
         label: Option<&'static str>,
         work: impl FnOnce(&Db) -> Result<T> + Send + 'static,
-    ) -> (Inside, Answer<T>) {
+    ) -> (Request, Answer<T>) {
         let (sender, receiver) = oneshot::channel();
-        (Inside { label, patient: false, work: Box::new(Request { work: Some(work), done: None, sender }) }, receiver)
+        (Request { label, work: Box::new(TypedRequest { work: Some(work), done: None, sender }) }, receiver)
     }
 }
 
-impl Job {
-    fn is_patient(&self) -> bool {
-        matches!(self, Job::Inside(_, Inside { patient: true, .. }))
-    }
-}
-
-trait Work: Send {
+trait AnyRequest: Send {
     /// Does it and keeps the result; says whether it went well.
     fn run(&mut self, db: &Db) -> bool;
     /// Puts a failure in place of the result.
@@ -95,13 +77,13 @@ trait Work: Send {
     fn reply(self: Box<Self>, failed: Option<&CatalogError>);
 }
 
-struct Request<T, F> {
+struct TypedRequest<T, F> {
     work: Option<F>,
     done: Option<Result<T>>,
     sender: oneshot::Sender<Result<T>>,
 }
 
-impl<T: Send, F: FnOnce(&Db) -> Result<T> + Send> Work for Request<T, F> {
+impl<T: Send, F: FnOnce(&Db) -> Result<T> + Send> AnyRequest for TypedRequest<T, F> {
     fn run(&mut self, db: &Db) -> bool {
         self.done = self.work.take().map(|work| work(db));
         matches!(self.done, Some(Ok(_)))
@@ -148,46 +130,15 @@ impl<T> Future for Pending<T> {
 #[derive(Debug, Clone)]
 pub(super) struct Queue {
     jobs: SyncSender<Job>,
-    desk: Arc<Desk>,
+    shared: Arc<WriterShared>,
 }
 
 /// What a thread and its callers share.
 #[derive(Debug)]
-struct Desk {
-    bank: Mutex<Bank>,
+struct WriterShared {
+    databases: Mutex<OpenDatabases>,
     /// Requests that were queued and are not answered yet: while there are any, a new one queues too, so order holds.
     waiting: AtomicUsize,
-    slow: Mutex<Slow>,
-}
-
-/// How slow callers found the disk lately.
-#[derive(Debug, Default)]
-struct Slow {
-    /// Until when the thread does everything.
-    until: Option<Instant>,
-    /// For how long callers kept off the last time.
-    kept_off: Duration,
-}
-
-impl Slow {
-    /// Notes how long a caller's write took.
-    fn took(&mut self, time: Duration, now: Instant) {
-        if time > CALLER_PATIENCE {
-            self.kept_off = (self.kept_off * 4).clamp(CALLERS_KEEP_OFF_FIRST, CALLERS_KEEP_OFF_MOST);
-            self.until = Some(now + self.kept_off);
-        } else if !self.kept_off.is_zero() {
-            self.kept_off = self.kept_off.checked_sub(CALLERS_KEEP_OFF_FIRST).unwrap_or_default();
-        }
-    }
-
-    /// Whether callers keep off now.
-    fn keeps_off(&mut self) -> bool {
-        let keeps = self.until.is_some_and(|until| Instant::now() < until);
-        if !keeps {
-            self.until = None;
-        }
-        keeps
-    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -195,15 +146,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Desk {
+impl WriterShared {
     /// The databases, if the thread is at rest and this one is open.
-    fn at_rest(&self, target: Target) -> Option<MutexGuard<'_, Bank>> {
-        let bank = (self.waiting.load(Ordering::Acquire) == 0).then(|| self.bank.try_lock().ok()).flatten()?;
+    fn idle(&self, target: Target) -> Option<MutexGuard<'_, OpenDatabases>> {
+        let databases =
+            (self.waiting.load(Ordering::Acquire) == 0).then(|| self.databases.try_lock().ok()).flatten()?;
         // Waiting for the device is never a caller's business.
-        if self.waiting.load(Ordering::Acquire) > 0 || bank.durability() == Durability::Power || !bank.is_open(target) {
-            return None;
-        }
-        (!lock(&self.slow).keeps_off()).then_some(bank)
+        let is_at_rest = self.waiting.load(Ordering::Acquire) == 0;
+        (is_at_rest && databases.durability() != Durability::Power && databases.is_open(target)).then_some(databases)
     }
 }
 
@@ -217,18 +167,7 @@ impl Queue {
         label: Option<&'static str>,
         work: impl FnOnce(&Db) -> Result<T> + Send + 'static,
     ) -> Pending<T> {
-        self.queue(target, Inside::new(label, work))
-    }
-
-    /// As [`Self::run`], for a write that nobody waits for: the thread waits up to [`PATIENCE`] for what it can write with it.
-    pub(super) fn run_patient<T: Send + 'static>(
-        &self,
-        target: Target,
-        label: &'static str,
-        work: impl FnOnce(&Db) -> Result<T> + Send + 'static,
-    ) -> Pending<T> {
-        let (job, answer) = Inside::new(Some(label), work);
-        self.queue(target, (Inside { patient: true, ..job }, answer))
+        self.queue(target, Request::new(label, work))
     }
 
     /// As [`Self::run`], for a write that takes no longer than waking a thread: it may be done at once, by the caller.
@@ -238,42 +177,39 @@ impl Queue {
         label: &'static str,
         work: impl FnOnce(&Db) -> Result<T> + Send + 'static,
     ) -> Pending<T> {
-        let (job, receiver) = Inside::new(Some(label), work);
-        if let Some(mut bank) = self.desk.at_rest(target) {
-            let began = Instant::now();
-            run_group(&mut bank, target, vec![job]);
-            let ended = Instant::now();
-            lock(&self.desk.slow).took(ended - began, ended);
-            if bank.needs_a_look() {
+        let (job, receiver) = Request::new(Some(label), work);
+        if let Some(mut databases) = self.shared.idle(target) {
+            run_group(&mut databases, target, vec![job]);
+            if databases.is_check_due() {
                 // A queue that is full leads to a look as well.
-                let _ = self.send(Job::Tidy);
+                let _ = self.send(Job::CheckpointWals);
             }
             return Pending(Ok(receiver));
         }
         self.queue(target, (job, receiver))
     }
 
-    fn queue<T>(&self, target: Target, (job, answer): (Inside, Answer<T>)) -> Pending<T> {
-        Pending(self.send(Job::Inside(target, job)).map(|()| answer).map_err(Some))
+    fn queue<T>(&self, target: Target, (job, answer): (Request, Answer<T>)) -> Pending<T> {
+        Pending(self.send(Job::Request(target, job)).map(|()| answer).map_err(Some))
     }
 
     /// Runs `work` on the set of databases, outside of any transaction.
-    pub(super) fn run_outside<T: Send + 'static>(
+    pub(super) fn manage<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&mut Bank) -> Result<T> + Send + 'static,
+        work: impl FnOnce(&mut OpenDatabases) -> Result<T> + Send + 'static,
     ) -> Pending<T> {
         let (sender, receiver) = oneshot::channel();
-        let job = Job::Outside(Box::new(move |bank| {
-            // As in `Request::reply`.
-            let _ = sender.send(work(bank));
+        let job = Job::Manage(Box::new(move |databases| {
+            // As in `TypedRequest::reply`.
+            let _ = sender.send(work(databases));
         }));
         Pending(self.send(job).map(|()| receiver).map_err(Some))
     }
 
     fn send(&self, job: Job) -> Result<()> {
-        self.desk.waiting.fetch_add(1, Ordering::AcqRel);
+        self.shared.waiting.fetch_add(1, Ordering::AcqRel);
         self.jobs.try_send(job).map_err(|error| {
-            self.desk.waiting.fetch_sub(1, Ordering::AcqRel);
+            self.shared.waiting.fetch_sub(1, Ordering::AcqRel);
             match error {
                 TrySendError::Full(_) => CatalogError::Busy,
                 TrySendError::Disconnected(_) => CatalogError::Stopped,
@@ -284,107 +220,92 @@ impl Queue {
     /// Ends the thread once it has done what is queued. Blocks while the queue is full.
     pub(super) fn stop(&self) {
         // Who asks later is told that it has stopped. If it has ended already, there is nothing to do.
-        self.desk.waiting.fetch_add(1, Ordering::AcqRel);
+        self.shared.waiting.fetch_add(1, Ordering::AcqRel);
         let _ = self.jobs.send(Job::Stop);
     }
 }
 
-/// Starts a thread that owns `bank`.
+/// Starts a thread that owns `databases`.
 ///
 /// # Errors
 /// The operating system gives no thread.
-pub(super) fn start(name: &str, bank: Bank) -> std::io::Result<(Queue, JoinHandle<()>)> {
+pub(super) fn start(name: &str, databases: OpenDatabases) -> std::io::Result<(Queue, JoinHandle<()>)> {
     let (jobs, queue) = sync_channel(limits::DATABASE_REQUESTS);
-    let (waiting, slow) = (AtomicUsize::new(0), Mutex::default());
-    let desk = Arc::new(Desk { bank: Mutex::new(bank), waiting, slow });
-    let own = Arc::clone(&desk);
+    let shared = Arc::new(WriterShared { databases: Mutex::new(databases), waiting: AtomicUsize::new(0) });
+    let own = Arc::clone(&shared);
     let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || serve(&queue, &own))?;
-    Ok((Queue { jobs, desk }, thread))
+    Ok((Queue { jobs, shared }, thread))
 }
 
 /// The next request; meanwhile what can wait for a quiet moment is done.
-fn next_job(queue: &Receiver<Job>, desk: &Desk) -> Option<Job> {
+fn next_job(queue: &Receiver<Job>, shared: &WriterShared) -> Option<Job> {
     if let Ok(job) = queue.try_recv() {
         return Some(job);
     }
     // While the catalog's own thread writes of the new kernel.
-    lock(&desk.bank).sync_states();
+    lock(&shared.databases).sync_states();
     loop {
-        if !lock(&desk.bank).is_untidy() {
+        if !lock(&shared.databases).has_upkeep() {
             return queue.recv().ok();
         }
         match queue.recv_timeout(QUIET) {
             Ok(job) => return Some(job),
             Err(RecvTimeoutError::Timeout) => {
-                let mut bank = lock(&desk.bank);
-                bank.sync_beside(BEGUN);
-                bank.tidy(QUIET);
+                let mut databases = lock(&shared.databases);
+                databases.sync_in_background(NEW_KERNEL_GRACE);
+                databases.checkpoint_wals(QUIET);
             }
             Err(RecvTimeoutError::Disconnected) => return None,
         }
     }
 }
 
-/// This request, and if it is patient all that come until its patience ends, or until one comes that is not.
-fn gather(queue: &Receiver<Job>, first: Job) -> VecDeque<Job> {
-    let mut gathered = VecDeque::from([first]);
-    let until = Instant::now() + PATIENCE;
-    while gathered.back().is_some_and(Job::is_patient)
-        && gathered.len() < limits::DATABASE_BATCH
-        && let Ok(job) = queue.recv_timeout(until.saturating_duration_since(Instant::now()))
-    {
-        gathered.push_back(job);
-    }
-    gathered
-}
-
-fn serve(queue: &Receiver<Job>, desk: &Desk) {
+fn serve(queue: &Receiver<Job>, shared: &WriterShared) {
     let mut going = true;
-    while going && let Some(first) = next_job(queue, desk) {
-        let mut gathered = gather(queue, first);
-        let mut bank = lock(&desk.bank);
-        let mut groups: Vec<(Target, Vec<Inside>)> = Vec::new();
-        let mut taken = 0;
-        while let Some(job) = gathered.pop_front() {
+    while going && let Some(first) = next_job(queue, shared) {
+        let mut databases = lock(&shared.databases);
+        let mut groups: Vec<(Target, Vec<Request>)> = Vec::new();
+        let (mut next, mut taken) = (Some(first), 0);
+        while let Some(job) = next.take() {
             match job {
-                Job::Inside(target, job) => match groups.iter_mut().find(|(of, _)| *of == target) {
+                Job::Request(target, job) => match groups.iter_mut().find(|(of, _)| *of == target) {
                     Some((_, group)) => group.push(job),
                     None => groups.push((target, vec![job])),
                 },
-                Job::Outside(work) => {
+                Job::Manage(work) => {
                     // Order holds: what came before is done before.
-                    run_groups(&mut bank, &mut groups);
+                    run_groups(&mut databases, &mut groups);
                     // A panic is a defect of ours; it ends this request, not the thread that everyone needs.
-                    let _ = catch_unwind(AssertUnwindSafe(|| work(&mut bank)));
+                    let _ = catch_unwind(AssertUnwindSafe(|| work(&mut databases)));
                 }
-                Job::Tidy => {}
+                Job::CheckpointWals => {}
                 Job::Stop => going = false,
             }
             taken += 1;
-            if going && gathered.is_empty() && taken < limits::DATABASE_BATCH {
-                gathered.extend(queue.try_recv());
+            if going && taken < limits::DATABASE_BATCH {
+                next = queue.try_recv().ok();
             }
         }
-        run_groups(&mut bank, &mut groups);
-        if bank.needs_a_look() {
-            bank.tidy(Duration::ZERO);
+        run_groups(&mut databases, &mut groups);
+        if databases.is_check_due() {
+            databases.checkpoint_wals(Duration::ZERO);
         }
         if going {
-            desk.waiting.fetch_sub(taken, Ordering::AcqRel);
+            shared.waiting.fetch_sub(taken, Ordering::AcqRel);
         } else {
-            bank.close_all();
+            databases.close_all();
         }
     }
-    lock(&desk.bank).close_all();
+    lock(&shared.databases).close_all();
 }
 
-fn run_groups(bank: &mut Bank, groups: &mut Vec<(Target, Vec<Inside>)>) {
-    groups.drain(..).for_each(|(target, group)| run_group(bank, target, group));
+fn run_groups(databases: &mut OpenDatabases, groups: &mut Vec<(Target, Vec<Request>)>) {
+    groups.drain(..).for_each(|(target, group)| run_group(databases, target, group));
 }
 
-fn run_group(bank: &mut Bank, target: Target, mut group: Vec<Inside>) {
+fn run_group(databases: &mut OpenDatabases, target: Target, mut group: Vec<Request>) {
     let writes = group.iter().any(|job| job.label.is_some());
-    match bank.db(target) {
+    match databases.db(target) {
         Ok(db) => {
             let failed = transact(db, &mut group).err();
             answer(group, failed.as_ref());
@@ -392,16 +313,16 @@ fn run_group(bank: &mut Bank, target: Target, mut group: Vec<Inside>) {
         Err(error) => answer(group, Some(&error)),
     }
     if writes {
-        bank.wrote(target);
+        databases.wrote(target);
     }
 }
 
-fn answer(group: Vec<Inside>, failed: Option<&CatalogError>) {
+fn answer(group: Vec<Request>, failed: Option<&CatalogError>) {
     group.into_iter().for_each(|job| job.work.reply(failed));
 }
 
 /// One transaction for all of them, if any of them writes. An error is everyone's who has none of his own.
-fn transact(db: &Db, group: &mut [Inside]) -> Result<()> {
+fn transact(db: &Db, group: &mut [Request]) -> Result<()> {
     if group.iter().all(|job| job.label.is_none()) {
         group.iter_mut().for_each(|job| {
             perform(db, job);
@@ -429,7 +350,7 @@ fn transact(db: &Db, group: &mut [Inside]) -> Result<()> {
     Ok(())
 }
 
-fn perform(db: &Db, job: &mut Inside) -> bool {
+fn perform(db: &Db, job: &mut Request) -> bool {
     let well = catch_unwind(AssertUnwindSafe(|| job.work.run(db))).unwrap_or(false);
     match job.label.filter(|_| well).map(|label| db.before_commit(label)) {
         Some(Err(error)) => {
@@ -437,61 +358,5 @@ fn perform(db: &Db, job: &mut Inside) -> bool {
             false
         }
         Some(Ok(())) | None => well,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn job(patient: bool) -> Job {
-        let (job, _) = Inside::new(Some("catalog.events.append"), |_| Ok(()));
-        Job::Inside(Target::Host, Inside { patient, ..job })
-    }
-
-    /// Whether each of them is patient.
-    fn patience(gathered: impl IntoIterator<Item = Job>) -> Vec<bool> {
-        gathered.into_iter().map(|job| job.is_patient()).collect()
-    }
-
-    #[test]
-    fn a_patient_write_goes_with_what_comes_until_somebody_waits() {
-        let (jobs, queue) = sync_channel(8);
-        let send = |patient| jobs.send(job(patient)).expect("room");
-        for patient in [true, false, true] {
-            send(patient);
-        }
-        assert_eq!(patience(gather(&queue, job(true))), [true, true, false], "not beyond the one that is waited for");
-        assert_eq!(patience(gather(&queue, job(false))), [false], "nor for one that is waited for");
-        assert_eq!(patience(queue.try_iter()), [true], "the rest is there yet");
-        // Alone it waits, and no longer than its patience.
-        let begun = Instant::now();
-        assert_eq!(patience(gather(&queue, job(true))), [true]);
-        assert!(begun.elapsed() >= PATIENCE);
-        drop(jobs);
-        assert_eq!(patience(gather(&queue, job(true))), [true], "whoever stops is waited for by nobody");
-    }
-
-    #[test]
-    fn callers_keep_off_longer_the_more_often_the_disk_was_slow() {
-        let (mut slow, now) = (Slow::default(), Instant::now());
-        let (quick, late) = (CALLER_PATIENCE, CALLER_PATIENCE * 2);
-        slow.took(quick, now);
-        assert!(!slow.keeps_off());
-        let mut last = Duration::ZERO;
-        for _ in 0..8 {
-            slow.took(late, now);
-            assert!(slow.kept_off > last || slow.kept_off == CALLERS_KEEP_OFF_MOST);
-            last = slow.kept_off;
-            assert_eq!(slow.until, Some(now + last));
-            assert!(slow.keeps_off() || last == CALLERS_KEEP_OFF_FIRST);
-        }
-        assert_eq!(last, CALLERS_KEEP_OFF_MOST);
-        // It takes many quick ones to be trusted again as at first.
-        for _ in 0..500 {
-            slow.took(quick, now);
-        }
-        slow.took(late, now);
-        assert_eq!(slow.kept_off, CALLERS_KEEP_OFF_FIRST);
     }
 }

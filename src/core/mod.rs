@@ -6,6 +6,7 @@
 pub mod audit;
 pub mod checkpoint;
 pub mod diff;
+pub mod durability;
 pub mod engine;
 pub mod error;
 pub mod exec;

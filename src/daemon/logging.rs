@@ -4,7 +4,7 @@ use std::io::IsTerminal as _;
 
 use tracing_subscriber::EnvFilter;
 
-use super::config::{Config, LogFormat};
+use crate::config::{Config, LogFormat};
 
 /// Sets the process's log up. `RYOKAN_LOG` overrides the configured level.
 pub(super) fn start(config: &Config) -> anyhow::Result<()> {

@@ -1,13 +1,12 @@
 //! The host daemon: arguments, configuration, paths, and the order in which everything starts and ends.
 
 mod args;
-pub mod config;
+mod environment;
 mod logging;
 mod metrics;
 pub mod paths;
 mod run;
 mod service;
-mod settings;
 
 use std::fmt::Display;
 use std::io::Write as _;

@@ -2,9 +2,8 @@
 
 use std::fs::File;
 use std::io::{ErrorKind, Read as _, Write as _};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -14,15 +13,15 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::LocalSet;
 
 use super::args::Args;
-use super::config::{self, Config, Durability};
 use super::paths::{Mode, Paths};
-use super::{logging, metrics, service, settings};
-use crate::catalog::{self, Catalog, CatalogConfig};
+use super::{environment, logging, metrics, service};
+use crate::catalog::{Catalog, CatalogConfig};
+use crate::config::{self, Config};
 use crate::core::ids::HostId;
-use crate::core::info::{Ability, HostInfo};
 use crate::core::limits;
-use crate::rpc::server::{Published, ServeConfig, raise_open_files, serve};
+use crate::rpc::server::{Published, raise_open_files, serve};
 use crate::store::{Store, StoreHandle};
+use crate::supervisor::host::environment::abilities;
 use crate::supervisor::registry::Supervisor;
 use crate::sys;
 
@@ -32,31 +31,26 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     if args.abilities {
         let data = Paths::of_process(mode).map(|paths| paths.data_dir().to_owned()).unwrap_or_default();
         // Where the configuration is wrong, what it would be without one.
-        let config = Paths::of_process(mode).ok().and_then(|paths| Config::load(&paths).ok()).unwrap_or_default();
-        let found = abilities(&settings::worker_binary()?, &config, &data);
+        let paths = Paths::of_process(mode).ok();
+        let config = paths.and_then(|paths| Config::load(&paths.config_file()).ok()).unwrap_or_default();
+        let found = abilities(&environment::worker_binary()?, &config, &data);
         return print(&format!("{}\n", serde_json::to_string_pretty(&found)?));
     }
     let paths = Paths::of_process(mode)?;
     if let Some(file) = &args.check_config {
         return check_config(file.clone(), &paths, args.json);
     }
-    let config = Config::load(&paths)?;
+    let mut config = Config::load(&paths.config_file())?;
     if args.show_config {
         return print(&if args.json { format!("{:#}\n", config.to_json()) } else { config.to_toml() });
     }
     anyhow::ensure!(mode == Mode::User || nix::unistd::geteuid().is_root(), "--system needs root");
+    if mode == Mode::User {
+        config.limits = config.limits.of_single_user();
+    }
     logging::start(&config)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("the event loop")?;
     LocalSet::new().block_on(&runtime, daemon(args, config, paths))
-}
-
-/// What this host can do, its file system for the data folder included (or for the nearest folder above it that exists).
-fn abilities(worker: &Path, config: &Config, data: &Path) -> Vec<Ability> {
-    let data = data.ancestors().find(|folder| folder.is_dir()).unwrap_or(Path::new("/"));
-    let mut found =
-        crate::sandbox::abilities::abilities(worker, &config.engines.interpreters(), &config.sandbox.system_paths);
-    found.extend(crate::workspace::doctor(data));
-    found
 }
 
 /// Checks the named file, or the daemon's own, which need not exist: without one the defaults are in force.
@@ -114,15 +108,15 @@ async fn daemon(args: &Args, config: Config, paths: Paths) -> anyhow::Result<()>
     }
     let catalog = open_catalog(&config, &paths)?;
     let store = Store::open(&paths.store()).context("store")?;
-    let supervisor = Supervisor::new(settings::settings(&config, &paths)?, catalog.handle(), StoreHandle::new(store));
-    let serve_config = Rc::new(serve_config(&config, &paths, &supervisor, uid));
-    let published = Published::start(&supervisor, &serve_config);
+    let environment = environment::environment(&config, &paths)?;
+    let supervisor = Supervisor::new(config.clone(), environment, catalog.handle(), StoreHandle::new(store));
+    let published = Published::start(&supervisor);
     let recovered = supervisor.recover().await.map_err(anyhow::Error::new)?;
     republish(&supervisor, &published).await;
     tracing::info!(?recovered, "recovered");
     let socket = service::control_socket(&paths.control_socket(), paths.socket_mode())?;
     metrics::serve(supervisor.host(), paths.metrics_socket(), config.daemon.metrics_address).await?;
-    let serving = serve(socket.listener, supervisor.clone(), published, serve_config);
+    let serving = serve(socket.listener, supervisor.clone(), published);
     service::notify(&[NotifyState::Ready]);
     let ending = tokio::select! {
         () = serving => unreachable!("serving never ends"),
@@ -186,34 +180,11 @@ pub struct AnotherRuns {
 fn open_catalog(config: &Config, paths: &Paths) -> anyhow::Result<Catalog> {
     let catalog = Catalog::open(&CatalogConfig {
         data: paths.data_dir().to_owned(),
-        durability: match config.daemon.durability {
-            Durability::Process => catalog::Durability::Process,
-            Durability::Power => catalog::Durability::Power,
-        },
+        durability: config.daemon.durability,
         fresh_host_id: HostId::from_bytes(sys::random::bytes()),
         now_ms: sys::clock::now_ms(),
     });
     catalog.with_context(|| format!("catalog {}", paths.catalog().display()))
-}
-
-fn serve_config(config: &Config, paths: &Paths, supervisor: &Supervisor, uid: u32) -> ServeConfig {
-    let name = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default();
-    let data = paths.data_dir().to_owned();
-    let worker = supervisor.host().config.worker.path().to_owned();
-    let of_config = config.clone();
-    ServeConfig {
-        host: HostInfo {
-            id: supervisor.host().id(),
-            name,
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            arch: std::env::consts::ARCH.to_owned(),
-            engines: settings::engines(config),
-        },
-        abilities: Arc::new(move || abilities(&worker, &of_config, &data)),
-        kernel_sockets: paths.kernels_runtime(),
-        system_wide: paths.mode() == Mode::System,
-        uid,
-    }
 }
 
 async fn republish(supervisor: &Supervisor, published: &Rc<Published>) {

@@ -6,7 +6,7 @@ use std::sync::{Arc, TryLockError};
 use super::format::Slot;
 use super::pack;
 use super::segment::{self, Merge, Segment};
-use super::state::Head;
+use super::state::UnsealedPack;
 use super::{Result, Store, StoreError, lock};
 
 impl Store {
@@ -36,7 +36,7 @@ impl Store {
         Ok(())
     }
 
-    fn sync_held(&self, lost: u64) -> Result<Vec<Head>> {
+    fn sync_held(&self, lost: u64) -> Result<Vec<UnsealedPack>> {
         let (unsynced, named, newest) = {
             let state = self.state();
             if state.lost != lost {
@@ -63,7 +63,7 @@ impl Store {
     }
 
     /// Writes the tables of full packs. One that gets none is read through by the next opening: nothing is lost.
-    fn seal(&self, full: Vec<Head>) {
+    fn seal(&self, full: Vec<UnsealedPack>) {
         for head in full {
             let sealed = head.pack.seal(head.at, &head.slots);
             let mut state = self.state();
@@ -84,7 +84,7 @@ impl Store {
     fn keep_index(&self) -> Result<()> {
         let is_little = {
             let state = self.state();
-            state.fresh.len() < state.sizes.fresh
+            state.unindexed.len() < state.sizes.unindexed
         };
         if is_little {
             return Ok(());
@@ -97,7 +97,7 @@ impl Store {
         };
         let is_little = {
             let state = self.state();
-            state.settled().count() < state.sizes.fresh
+            state.settled().count() < state.sizes.unindexed
         };
         if is_little {
             return Ok(());
@@ -147,7 +147,7 @@ impl Store {
             state.segments.retain(|segment| !merged.contains(&segment.path()));
             state.segments.push(Arc::new(built));
             for slot in &settled {
-                state.fresh.remove(slot);
+                state.unindexed.remove(slot);
             }
         }
         merged.iter().try_for_each(|segment| segment::remove(segment.path()))

@@ -18,7 +18,7 @@ pub enum StoreError {
     Damaged {
         /// Its address.
         digest: Digest,
-        /// The file that holds it, or the part of it that is damaged.
+        /// The file that guards it, or the part of it that is damaged.
         path: PathBuf,
         /// Where the damaged entry begins.
         offset: u64,
@@ -76,10 +76,10 @@ pub enum StoreError {
         /// The file.
         path: PathBuf,
     },
-    /// The store was made by a later release.
-    #[error("{} says format {found:?}; this ryokan knows format {known}", path.display())]
-    Newer {
-        /// The format file.
+    /// The store, or one of its files, has a format that this release does not know.
+    #[error("{} says format {found:?}; this ryokan reads format {known} only", path.display())]
+    UnknownFormat {
+        /// The file that says so.
         path: PathBuf,
         /// What it says.
         found: String,
@@ -108,7 +108,7 @@ impl StoreError {
             | StoreError::Unsynced
             | StoreError::TooLarge { .. }
             | StoreError::Full { .. }
-            | StoreError::Newer { .. }
+            | StoreError::UnknownFormat { .. }
             | StoreError::Io(_)
             | StoreError::Stopped => None,
         }
@@ -141,8 +141,8 @@ impl From<StoreError> for Error {
             StoreError::Unsynced => (ErrorCode::Busy, "try again; look at the device if it comes again"),
             StoreError::TooLarge { .. } | StoreError::Range { .. } => (ErrorCode::InvalidArgument, ""),
             StoreError::Full { .. } => (ErrorCode::Busy, "free space on the device or raise the quota, then try again"),
-            StoreError::Newer { .. } => {
-                (ErrorCode::Unsupported, "use that newer ryokan; data is never converted backwards")
+            StoreError::UnknownFormat { .. } => {
+                (ErrorCode::Unsupported, "run the ryokan that wrote this store; formats are not converted")
             }
             StoreError::Io(_) => (ErrorCode::Internal, ""),
             StoreError::Stopped => (ErrorCode::Unavailable, "the daemon is stopping"),

@@ -104,9 +104,9 @@ struct Marks {
     chunks: HashSet<u128>,
 }
 
-/// What one pack holds.
+/// What one pack guards.
 #[derive(Debug, Default)]
-struct Share {
+struct PackUsage {
     number: u32,
     length: u64,
     /// Bytes of all its entries.
@@ -117,7 +117,7 @@ struct Share {
     is_full: bool,
 }
 
-fn half(digest: Digest) -> u128 {
+fn half_digest(digest: Digest) -> u128 {
     let mut half = [0; 16];
     half.copy_from_slice(&digest.as_bytes()[..16]);
     u128::from_le_bytes(half)
@@ -147,7 +147,7 @@ impl Store {
         each: impl FnMut(GcItem),
     ) -> Result<GcReport> {
         let _upkeep = lock(&self.shared.upkeep);
-        let cutoff = self.state().touched.cutoff(Instant::now(), options.grace);
+        let cutoff = self.state().recent_use.cutoff(Instant::now(), options.grace);
         let mut gc = Gc { store: self, options, cutoff, live, each, report: GcReport::default() };
         gc.run()?;
         Ok(gc.report)
@@ -159,26 +159,26 @@ impl<L: FnMut(Digest) -> bool, E: FnMut(GcItem)> Gc<'_, L, E> {
         let packs: Vec<u32> = self.store.state().packs.keys().copied().collect();
         let marks = self.mark(&packs)?;
         let (mut dead, mut shares) = (Vec::new(), Vec::new());
-        let bad = self.store.state().bad.len();
+        let damaged = self.store.state().damaged.len();
         for number in packs {
-            shares.extend(self.weigh(number, &marks, &mut dead)?);
+            shares.extend(self.classify(number, &marks, &mut dead)?);
         }
-        self.drop_dead(dead, bad)?;
-        let victims = self.choose(&shares);
+        self.drop_dead(dead, damaged)?;
+        let victims = self.choose_packs(&shares);
         if self.options.dry_run {
             for share in &victims {
                 self.report.packs_removed += 1;
                 self.report.removed_bytes += share.length;
                 self.report.copied_bytes += share.kept;
             }
-            return self.loose(&marks);
+            return Ok(());
         }
         // Those that free room without taking any come first.
-        let (empty, mixed): (Vec<&Share>, Vec<&Share>) = victims.into_iter().partition(|share| share.kept_entries == 0);
+        let (empty, mixed): (Vec<&PackUsage>, Vec<&PackUsage>) =
+            victims.into_iter().partition(|share| share.kept_entries == 0);
         let empty = self.still_empty(empty)?;
         self.remove(&empty)?;
         self.copy(&mixed)?;
-        self.loose(&marks)?;
         self.tidy(!empty.is_empty() || !mixed.is_empty())
     }
 
@@ -187,15 +187,15 @@ impl<L: FnMut(Digest) -> bool, E: FnMut(GcItem)> Gc<'_, L, E> {
         for number in packs {
             for slot in self.store.canonical(*number)?.into_iter().filter(|slot| slot.kind.is_object()) {
                 if (self.live)(slot.digest) {
-                    marks.live.insert(half(slot.digest));
+                    marks.live.insert(half_digest(slot.digest));
                 } else if self.is_recent(slot.digest) {
-                    marks.recent.insert(half(slot.digest));
+                    marks.recent.insert(half_digest(slot.digest));
                 } else {
                     continue;
                 }
                 if slot.kind == Kind::List {
                     match self.store.chunks(slot.digest) {
-                        Ok(list) => marks.chunks.extend(list.chunks.iter().map(|(chunk, _)| half(*chunk))),
+                        Ok(list) => marks.chunks.extend(list.chunks.iter().map(|(chunk, _)| half_digest(*chunk))),
                         // Its chunks cannot be known; without its list they are worth nothing.
                         Err(StoreError::Damaged { .. } | StoreError::NotFound(_)) => {}
                         Err(error) => return Err(error),
@@ -207,11 +207,11 @@ impl<L: FnMut(Digest) -> bool, E: FnMut(GcItem)> Gc<'_, L, E> {
     }
 
     fn is_recent(&self, digest: Digest) -> bool {
-        self.store.state().touched.is_since(digest, self.cutoff)
+        self.store.state().recent_use.is_since(digest, self.cutoff)
     }
 
     fn fate(&self, marks: &Marks, digest: Digest, is_whole: bool) -> Fate {
-        let half = half(digest);
+        let half = half_digest(digest);
         if marks.live.contains(&half) {
             Fate::Live
         } else if marks.recent.contains(&half) || self.is_recent(digest) {
@@ -223,7 +223,7 @@ impl<L: FnMut(Digest) -> bool, E: FnMut(GcItem)> Gc<'_, L, E> {
         }
     }
 
-    fn tell(&mut self, digest: Digest, bytes: u64, fate: Fate) {
+    fn report_object(&mut self, digest: Digest, bytes: u64, fate: Fate) {
         if fate.is_kept() {
             self.report.kept += 1;
             self.report.kept_bytes += bytes;
@@ -235,10 +235,10 @@ impl<L: FnMut(Digest) -> bool, E: FnMut(GcItem)> Gc<'_, L, E> {
     }
 
     /// Sorts a pack's entries into those that stay and the `dead`. None if the pack is gone.
-    fn weigh(&mut self, number: u32, marks: &Marks, dead: &mut Vec<(Slot, bool)>) -> Result<Option<Share>> {
+    fn classify(&mut self, number: u32, marks: &Marks, dead: &mut Vec<(Slot, bool)>) -> Result<Option<PackUsage>> {
         let pack = self.store.pack(number)?;
         let is_full = self.store.state().packs.get(&number) == Some(&u64::MAX);
-        let mut share = Share { number, length: pack.length()?, is_full, ..Share::default() };
+        let mut share = PackUsage { number, length: pack.length()?, is_full, ..PackUsage::default() };
         for slot in self.store.entries(number)? {
             // In one look: what becomes durable between two would be neither new nor the first, and so go as a copy.
             let (counts, durable, is_first) = {
@@ -252,7 +252,7 @@ impl<L: FnMut(Digest) -> bool, E: FnMut(GcItem)> Gc<'_, L, E> {
             }
             let fate = match slot.kind {
                 Kind::Whole => self.fate(marks, slot.digest, true),
-                Kind::Part if marks.chunks.contains(&half(slot.digest)) => Fate::Shared,
+                Kind::Part if marks.chunks.contains(&half_digest(slot.digest)) => Fate::Shared,
                 Kind::Part => self.fate(&Marks::default(), slot.digest, false),
                 Kind::List => self.fate(marks, slot.digest, false),
             };
@@ -261,7 +261,7 @@ impl<L: FnMut(Digest) -> bool, E: FnMut(GcItem)> Gc<'_, L, E> {
                 share.kept += bytes;
                 share.kept_entries += 1;
                 if is_first && slot.kind.is_object() {
-                    self.tell(slot.digest, slot.size, fate);
+                    self.report_object(slot.digest, slot.size, fate);
                 }
             } else {
                 dead.push((slot, is_first));
@@ -270,16 +270,16 @@ impl<L: FnMut(Digest) -> bool, E: FnMut(GcItem)> Gc<'_, L, E> {
         Ok(Some(share))
     }
 
-    /// `bad`: how many entries were known to be damaged when they were weighed. From here on the dead count no more, and cannot be used again: but those that were used again meanwhile stay.
-    fn drop_dead(&mut self, dead: Vec<(Slot, bool)>, bad: usize) -> Result<()> {
+    /// `damaged`: how many entries were known to be damaged when they were weighed. From here on the dead count no more, and cannot be used again: but those that were used again meanwhile stay.
+    fn drop_dead(&mut self, dead: Vec<(Slot, bool)>, damaged: usize) -> Result<()> {
         let (saved, gone, places) = {
             let mut state = self.store.state();
             let (mut saved, mut gone) = (Vec::new(), Vec::new());
             for (slot, was_first) in dead {
                 // A copy whose better one turned out to be damaged meanwhile is the best that there is.
                 let is_used = match was_first {
-                    true => state.touched.is_since(slot.digest, self.cutoff),
-                    false => state.bad.len() != bad && state.is_first(&slot)?,
+                    true => state.recent_use.is_since(slot.digest, self.cutoff),
+                    false => state.damaged.len() != damaged && state.is_first(&slot)?,
                 };
                 if is_used { &mut saved } else { &mut gone }.push((slot, was_first));
             }
@@ -303,24 +303,24 @@ impl<L: FnMut(Digest) -> bool, E: FnMut(GcItem)> Gc<'_, L, E> {
         }
         for (dead, fate) in [(saved, Fate::Recent), (gone, Fate::Unreferenced)] {
             for (slot, _) in dead.into_iter().filter(|(slot, is_first)| *is_first && slot.kind.is_object()) {
-                self.tell(slot.digest, slot.size, fate);
+                self.report_object(slot.digest, slot.size, fate);
             }
         }
         Ok(())
     }
 
     /// The packs that go: those of which little lives, and small ones if there are many.
-    fn choose<'s>(&self, shares: &'s [Share]) -> Vec<&'s Share> {
+    fn choose_packs<'s>(&self, shares: &'s [PackUsage]) -> Vec<&'s PackUsage> {
         let full_bytes = self.store.state().sizes.pack_bytes;
-        let is_small = |share: &&Share| share.is_full && share.length < full_bytes / SMALL_PART;
+        let is_small = |share: &&PackUsage| share.is_full && share.length < full_bytes / SMALL_PART;
         let many_small = shares.iter().filter(is_small).count() >= SMALL_PACKS;
-        let goes = |share: &&Share| {
+        let goes = |share: &&PackUsage| {
             let is_worthless = share.kept_entries == 0 && share.entry_bytes > 0;
             let lives_little = share.kept * 100 < share.entry_bytes * u64::from(self.options.live_percent.min(100));
             is_worthless || lives_little || (many_small && is_small(share))
         };
         let mut left = self.options.copy_most;
-        let mut affordable = |share: &&Share| match left.checked_sub(share.kept) {
+        let mut affordable = |share: &&PackUsage| match left.checked_sub(share.kept) {
             Some(rest) => {
                 left = rest;
                 true
@@ -332,7 +332,7 @@ impl<L: FnMut(Digest) -> bool, E: FnMut(GcItem)> Gc<'_, L, E> {
 
     /// Of the packs in which nothing counted when they were weighed, those in which nothing counts now: since the dead were
     /// dropped nothing comes back to life, but some of them were used again before that.
-    fn still_empty<'s>(&self, shares: Vec<&'s Share>) -> Result<Vec<&'s Share>> {
+    fn still_empty<'s>(&self, shares: Vec<&'s PackUsage>) -> Result<Vec<&'s PackUsage>> {
         let mut empty = Vec::new();
         for share in shares {
             let slots = self.store.entries(share.number)?;
@@ -344,7 +344,7 @@ impl<L: FnMut(Digest) -> bool, E: FnMut(GcItem)> Gc<'_, L, E> {
         Ok(empty)
     }
 
-    fn remove(&mut self, shares: &[&Share]) -> Result<()> {
+    fn remove(&mut self, shares: &[&PackUsage]) -> Result<()> {
         for share in shares {
             {
                 let mut state = self.store.state();
@@ -369,7 +369,7 @@ impl<L: FnMut(Digest) -> bool, E: FnMut(GcItem)> Gc<'_, L, E> {
     }
 
     /// Copies what counts in these packs, makes it durable, and removes them. A pack of which something cannot be read stays.
-    fn copy(&mut self, shares: &[&Share]) -> Result<()> {
+    fn copy(&mut self, shares: &[&PackUsage]) -> Result<()> {
         let lost = self.store.state().lost;
         let open: Vec<u32> = shares.iter().filter(|share| !share.is_full).map(|share| share.number).collect();
         {
@@ -388,7 +388,7 @@ impl<L: FnMut(Digest) -> bool, E: FnMut(GcItem)> Gc<'_, L, E> {
         self.remove(&copied)
     }
 
-    fn copy_one(&mut self, share: &Share) -> Result<bool> {
+    fn copy_one(&mut self, share: &PackUsage) -> Result<bool> {
         if !share.is_full {
             // It is no longer written to; make sure that all of it is durable before it is looked through.
             let lost = self.store.state().lost;
@@ -414,38 +414,6 @@ impl<L: FnMut(Digest) -> bool, E: FnMut(GcItem)> Gc<'_, L, E> {
         Ok(true)
     }
 
-    /// Objects of format 1: those that live go into packs, then all of them go.
-    fn loose(&mut self, marks: &Marks) -> Result<()> {
-        let loose: Vec<_> = self.store.loose_objects().collect::<Result<_>>()?;
-        for (digest, bytes) in &loose {
-            let is_packed = !self.store.slots(*digest, super::Want::Object)?.is_empty();
-            if is_packed {
-                if !self.options.dry_run {
-                    self.store.remove_loose(*digest)?;
-                }
-                continue;
-            }
-            let fate = if (self.live)(*digest) { Fate::Live } else { self.fate(marks, *digest, false) };
-            self.tell(*digest, *bytes, fate);
-            if self.options.dry_run {
-                continue;
-            }
-            if fate.is_kept() {
-                match self.store.adopt(*digest) {
-                    Ok(()) => {}
-                    // It stays where it is, for whoever can mend it.
-                    Err(StoreError::Damaged { .. }) => continue,
-                    Err(error) => return Err(error),
-                }
-            }
-            self.store.remove_loose(*digest)?;
-        }
-        if !self.options.dry_run && !loose.is_empty() {
-            self.store.remove_loose_dirs();
-        }
-        Ok(())
-    }
-
     /// Forgets what speaks of packs that are gone.
     fn tidy(&mut self, removed: bool) -> Result<()> {
         if !removed {
@@ -454,8 +422,8 @@ impl<L: FnMut(Digest) -> bool, E: FnMut(GcItem)> Gc<'_, L, E> {
         let has_segments = {
             let mut state = self.store.state();
             let packs = std::mem::take(&mut state.packs);
-            state.fresh.retain(|slot| packs.contains_key(&slot.pack));
-            state.bad.retain(|(pack, _)| packs.contains_key(pack));
+            state.unindexed.retain(|slot| packs.contains_key(&slot.pack));
+            state.damaged.retain(|(pack, _)| packs.contains_key(pack));
             state.dropped.retain(|(pack, _)| packs.contains_key(pack));
             state.packs = packs;
             !state.segments.is_empty()

@@ -1,4 +1,4 @@
-//! Garbage collection: what stays and why, beside writers and readers, and what becomes of stores of format 1.
+//! Garbage collection: what stays and why, beside writers and readers.
 
 use std::collections::{HashMap, HashSet};
 use std::io::Read as _;
@@ -182,7 +182,7 @@ fn collection_beside_writers_loses_nothing_that_is_named() {
                 let (store, named) = (&store, &named);
                 scope.spawn(move || {
                     for round in 0..40u64 {
-                        let hold = store.hold();
+                        let guard = store.guard();
                         let batch = store.batch();
                         let contents =
                             (0..4).map(|n| noise((writer + round + n) % 12, 300_000 * (n as usize % 2) + 3000));
@@ -193,7 +193,7 @@ fn collection_beside_writers_loses_nothing_that_is_named() {
                         named.retain(|digest: &Digest| !(digest.as_bytes()[1] as u64 + round).is_multiple_of(3));
                         named.extend(digests.iter().copied());
                         drop(named);
-                        drop(hold);
+                        drop(guard);
                     }
                 })
             })
@@ -232,11 +232,11 @@ fn what_becomes_durable_while_its_pack_is_weighed_stays() {
                 at_once(|_| false, &store);
             }
         });
-        let _hold = store.hold();
+        let _guard = store.guard();
         let digests: Vec<Digest> = (0..1500u64).map(|n| store.put(&n.to_le_bytes()).expect("stored")).collect();
         let gone = digests.iter().filter(|digest| !store.contains(**digest)).count();
         done.store(true, Ordering::Relaxed);
-        assert_eq!(gone, 0, "of 1500 that a writer holds");
+        assert_eq!(gone, 0, "of 1500 that a writer guards");
     });
 }
 
@@ -276,65 +276,14 @@ fn a_collection_that_fails_keeps_everything_that_lives() {
     }
 }
 
-/// A store as format 1 left it.
-fn former(root: &Path, contents: &[&[u8]]) {
-    for shard in 0..=255u8 {
-        std::fs::create_dir_all(root.join(format!("objects/{shard:02x}"))).expect("made");
-    }
-    for content in contents {
-        let name = digest_of(content).to_string();
-        std::fs::write(root.join("objects").join(&name[..2]).join(&name[2..]), content).expect("written");
-    }
-    std::fs::create_dir_all(root.join("tmp/dead")).expect("made");
-    std::fs::write(root.join("tmp/dead/0"), "half").expect("written");
-    std::fs::write(root.join("format"), "1\n").expect("written");
-}
-
-#[test]
-fn a_store_of_format_1_is_read_and_moves_into_packs() {
-    let dir = tempfile::tempdir().expect("a temporary directory");
-    let root = dir.path().join("store");
-    let (large, dead, damaged) = (noise(1, 1_000_000), noise(2, 5000), noise(3, 5000));
-    let contents: [&[u8]; 5] = [b"small", b"", &large, &dead, &damaged];
-    former(&root, &contents);
-    let store = Store::open_sized(&root, SMALL).expect("opened");
-    assert!(!root.join("tmp").exists());
-    assert_eq!(std::fs::read_to_string(root.join("format")).expect("read"), "2\n");
-    let size: u64 = store.objects().map(|object| object.expect("listed").1).sum();
-    assert_eq!((store.objects().count(), size), (5, contents.iter().map(|content| content.len() as u64).sum()));
-    for content in contents {
-        let digest = digest_of(content);
-        assert_eq!(store.get(digest, u64::MAX).expect("whole"), content);
-        assert!(store.contains(digest) && store.size(digest).expect("known") == content.len() as u64);
-    }
-    // What is there is not written again; what is read in parts moves.
-    store.put(b"small").expect("it is there");
-    assert_eq!(disk_bytes(&store), 0);
-    assert_eq!(store.get_range(digest_of(&large), 999_000, 2000).expect("read"), large[999_000..]);
-    assert!(disk_bytes(&store) > 900_000 && store.objects().count() == 5);
-    let path = store.loose(digest_of(&damaged));
-    std::fs::write(&path, "else").expect("written");
-    assert!(matches!(store.get(digest_of(&damaged), 10_000), Err(StoreError::Damaged { .. })));
-    let verified = store.verify(|_| ()).expect("readable");
-    assert_eq!((verified.good, verified.damaged.len()), (5, 1), "one of them is in two places");
-    assert_eq!(store.put(&damaged).expect("healed"), digest_of(&damaged));
-    let report = at_once(|digest| digest != digest_of(&dead), &store);
-    assert_eq!((report.kept, report.dropped), (4, 1));
-    assert!(!root.join("objects").exists());
-    for content in contents {
-        let found = store.get(digest_of(content), u64::MAX);
-        assert!(if content == dead { found.is_err() } else { found.expect("whole") == content });
-    }
-}
-
 /// Whoever stored it names it after the list was made, and lets go before the list is used.
 #[test]
 fn what_is_named_between_the_list_and_its_use_stays() {
     let (_dir, store) = store();
     let garbage = store.put(&noise(1, 1000)).expect("stored");
-    let writer = store.hold();
+    let writer = store.guard();
     let named = store.put(&noise(2, 1000)).expect("stored");
-    let lister = store.hold_before_all(Duration::ZERO);
+    let lister = store.guard_before_all(Duration::ZERO);
     let listed: HashSet<Digest> = HashSet::new();
     drop(writer);
     let options = GcOptions { grace: Duration::ZERO, ..GcOptions::default() };

@@ -6,7 +6,6 @@
 //! store/packs/0000002a.pack entries (pack)
 //! store/index/*.index       where entries of full packs are (segment); made again if it is lost
 //! store/dropped             entries that garbage collection dropped without removing their pack
-//! store/objects/ab/cdef…    objects of format 1, one file each (loose): read, and moved into packs by garbage collection
 //! ```
 
 use std::fs::{File, OpenOptions};
@@ -22,7 +21,6 @@ use super::{Result, limits};
 use crate::sys::fs;
 
 const FORMAT: u32 = 2;
-const FORMER: u32 = 1;
 const DIR_MODE: u32 = 0o700;
 
 #[derive(Debug)]
@@ -30,7 +28,6 @@ pub(super) struct Layout {
     pub packs: PathBuf,
     pub index: PathBuf,
     pub dropped: PathBuf,
-    pub objects: PathBuf,
     /// Held until the store is dropped or the process ends.
     _lock: Flock<File>,
 }
@@ -45,21 +42,16 @@ impl Layout {
             Err(error) => return Err(StoreError::io("read", &format, error)),
         };
         let is_present = found.as_deref() == Some(&FORMAT.to_string());
-        if let Some(found) = found.filter(|found| !is_present && *found != FORMER.to_string()) {
+        if let Some(found) = found.filter(|_| !is_present) {
             let found = found.chars().take(40).collect();
-            return Err(StoreError::Newer { path: format, found, known: FORMAT });
+            return Err(StoreError::UnknownFormat { path: format, found, known: FORMAT });
         }
         if !is_present {
             fs::create_dir_durable(dir, DIR_MODE, "store.layout.dir")?;
         }
         let lock = lock(&dir.join("lock"))?;
-        let layout = Layout {
-            packs: dir.join("packs"),
-            index: dir.join("index"),
-            dropped: dir.join("dropped"),
-            objects: dir.join("objects"),
-            _lock: lock,
-        };
+        let layout =
+            Layout { packs: dir.join("packs"), index: dir.join("index"), dropped: dir.join("dropped"), _lock: lock };
         if !is_present {
             layout.create(dir, &format)?;
         }
@@ -73,8 +65,6 @@ impl Layout {
             fs::create_dir_durable(dir, DIR_MODE, "store.part.dir")?;
         }
         fs::replace(format, format!("{FORMAT}\n").as_bytes(), 0o600, "store.format.write")?;
-        // Half-written objects of format 1. What stays of them now is in nobody's way.
-        let _ = std::fs::remove_dir_all(dir.join("tmp"));
         Ok(())
     }
 }

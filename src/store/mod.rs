@@ -13,22 +13,21 @@
 //!
 //! Locks are taken in the order `upkeep`, `syncing`, `state`; `opened` is taken last and alone.
 
+mod compressor;
 mod durable;
-mod each;
 mod encode;
 mod error;
 mod format;
 mod gc;
+mod gc_guard;
 mod handle;
 mod layout;
-mod loose;
 mod pack;
-mod press;
+mod parallel;
 mod reader;
 mod recover;
 mod segment;
 mod state;
-mod touched;
 mod verify;
 mod writer;
 
@@ -39,9 +38,9 @@ use crate::core::limits;
 
 pub use error::StoreError;
 pub use gc::{Fate, GcItem, GcOptions, GcReport};
+pub use gc_guard::GcGuard;
 pub use handle::StoreHandle;
 pub use reader::Reader;
-pub use touched::Hold;
 pub use verify::{Progress, Verified};
 pub use writer::{Batch, Writer};
 
@@ -76,10 +75,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Store {
-    /// Opens the store in a directory, or makes one. Takes away what dead writers left. A store of format 1 is taken over.
+    /// Opens the store in a directory, or creates one. Removes what dead writers left.
     ///
     /// # Errors
-    /// [`StoreError::Newer`] for a store of a later release; `InUse` if it is open already; `Full`, `Io`.
+    /// [`StoreError::UnknownFormat`] for a store of another format; `InUse` if it is open already; `Full`, `Io`.
     pub fn open(dir: &std::path::Path) -> Result<Store> {
         Store::open_sized(dir, Sizes::default())
     }
@@ -107,7 +106,7 @@ impl Store {
     /// # Errors
     /// None at present; a later one may need room at once.
     pub fn writer(&self, limit: u64) -> Result<Writer> {
-        Ok(Writer::begin(Arc::new(Hold::begin(self)), None, limit.min(limits::BLOB_BYTES)))
+        Ok(Writer::begin(Arc::new(GcGuard::begin(self)), None, limit.min(limits::BLOB_BYTES)))
     }
 
     /// Begins several objects that become durable together: one wait for the device, however many they are.
@@ -116,30 +115,30 @@ impl Store {
     }
 
     /// Keeps whatever is written or used again from now on, until it is dropped.
-    pub fn hold(&self) -> Hold {
-        Hold::begin(self)
+    pub fn guard(&self) -> GcGuard {
+        GcGuard::begin(self)
     }
 
-    /// As [`Self::hold`], and keeps besides what was written or used again within `grace`, or since the oldest writer began that is
+    /// As [`Self::guard`], and keeps besides what was written or used again within `grace`, or since the oldest writer began that is
     /// at work now: for whoever lists what is named, and collects garbage by that list later.
-    pub fn hold_before_all(&self, grace: std::time::Duration) -> Hold {
-        Hold::begin_before_all(self, grace)
+    pub fn guard_before_all(&self, grace: std::time::Duration) -> GcGuard {
+        GcGuard::before_all(self, grace)
     }
 
     /// Whether there is an object of that address. Says nothing of its content.
     pub fn contains(&self, digest: Digest) -> bool {
-        self.slots(digest, Want::Object).is_ok_and(|slots| !slots.is_empty()) || self.loose(digest).is_file()
+        self.slots(digest, Want::Object).is_ok_and(|slots| !slots.is_empty())
     }
 
     /// A number that grows whenever something is stored or used again.
-    pub fn work(&self) -> u64 {
-        self.state().touched.count()
+    pub fn use_count(&self) -> u64 {
+        self.state().recent_use.count()
     }
 
     /// Whether there is an object of that address; if so, it counts as used again now: for whoever is about to name it without
     /// storing it again.
     pub fn claim(&self, digest: Digest) -> bool {
-        self.state().touched.touch(digest);
+        self.state().recent_use.touch(digest);
         self.contains(digest)
     }
 
@@ -148,10 +147,7 @@ impl Store {
     /// # Errors
     /// `NotFound`, `Io`.
     pub fn size(&self, digest: Digest) -> Result<u64> {
-        match self.slots(digest, Want::Object)?.first() {
-            Some(slot) => Ok(slot.size),
-            None => self.loose_size(digest),
-        }
+        self.slots(digest, Want::Object)?.first().map(|slot| slot.size).ok_or(StoreError::NotFound(digest))
     }
 
     /// Every object's address and length, in no order.
@@ -165,10 +161,7 @@ impl Store {
             Err(error) => vec![Err(error)],
         });
         let is_object = |slot: &Result<Slot>| slot.as_ref().map_or(true, |slot| slot.kind.is_object());
-        let packed = slots.filter(is_object).map(|slot| slot.map(|slot| (slot.digest, slot.size)));
-        let packed_too = |digest| self.slots(digest, Want::Object).is_ok_and(|slots| !slots.is_empty());
-        let alone = move |object: &Result<(Digest, u64)>| object.as_ref().map_or(true, |(d, _)| !packed_too(*d));
-        packed.chain(self.loose_objects().filter(alone))
+        slots.filter(is_object).map(|slot| slot.map(|slot| (slot.digest, slot.size)))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -221,7 +214,7 @@ impl Store {
             match self.pack(slot.pack).and_then(|pack| read(&pack, slot)) {
                 Ok(found) => return Ok(Some(found)),
                 Err(error @ StoreError::Damaged { .. }) => {
-                    self.state().bad.insert(slot.place());
+                    self.state().damaged.insert(slot.place());
                     damaged = damaged.or(Some(error));
                 }
                 // Collected since: its entries are elsewhere now.

@@ -86,7 +86,7 @@ impl Pack {
             Err(error) => return Err(StoreError::io("read", &path, error)),
         };
         if let Some((_, version)) = read.filter(|(_, version)| *version != format::VERSION) {
-            return Err(StoreError::Newer { path, found: version.to_string(), known: format::VERSION });
+            return Err(StoreError::UnknownFormat { path, found: version.to_string(), known: format::VERSION });
         }
         Ok(Pack { number, path, file, key: read.map(|(key, _)| key) })
     }

@@ -5,29 +5,10 @@ use std::io::{self, Read};
 use std::sync::Arc;
 
 use super::format::{List, Slot};
-use super::loose::Loose;
 use super::pack::Pack;
 use super::state::Want;
 use super::{Result, Store, StoreError, limits};
 use crate::core::ids::Digest;
-
-/// What an object is made of.
-#[derive(Debug)]
-enum Made {
-    Packed(Packed),
-    Loose(Loose),
-}
-
-#[derive(Debug)]
-struct Packed {
-    chunks: Vec<(Digest, u32)>,
-    next: usize,
-    /// Where the chunks of this object were when it was opened, with their packs: those stay readable if they are removed.
-    pinned: Vec<(Slot, Arc<Pack>)>,
-    /// The chunk that is being given, and how much of it was.
-    plain: Vec<u8>,
-    given: usize,
-}
 
 impl Store {
     /// Opens an object for reading to its end.
@@ -35,15 +16,10 @@ impl Store {
     /// # Errors
     /// `NotFound`, `Damaged` or `Incomplete` if its list of chunks is, `Io`.
     pub fn open_object(&self, digest: Digest) -> Result<Reader> {
-        let (size, made) = match self.chunks(digest) {
-            Ok(list) => (list.size, Made::Packed(self.pin(digest, list.chunks)?)),
-            Err(StoreError::NotFound(_)) => {
-                let loose = self.open_loose(digest)?;
-                (loose.size, Made::Loose(loose))
-            }
-            Err(error) => return Err(error),
-        };
-        Ok(Reader { store: self.clone(), digest, size, made, hasher: blake3::Hasher::new(), read: 0 })
+        let List { size, chunks } = self.chunks(digest)?;
+        let pinned = self.pin(digest, &chunks)?;
+        let (store, hasher) = (self.clone(), blake3::Hasher::new());
+        Ok(Reader { store, digest, size, chunks, next: 0, pinned, plain: Vec::new(), given: 0, hasher })
     }
 
     /// Reads a whole object of at most `limit` bytes.
@@ -82,13 +58,7 @@ impl Store {
     /// # Errors
     /// `NotFound`, `Range` if `from` is beyond the end, `Damaged`, `Incomplete`, `Io`.
     pub fn get_range(&self, digest: Digest, from: u64, length: usize) -> Result<Vec<u8>> {
-        let list = match self.chunks(digest) {
-            Err(StoreError::NotFound(_)) => {
-                self.adopt(digest)?;
-                self.chunks(digest)?
-            }
-            list => list?,
-        };
+        let list = self.chunks(digest)?;
         let to = from.saturating_add(length as u64);
         if from > list.size {
             return Err(StoreError::Range { digest, from, to, size: list.size });
@@ -109,7 +79,7 @@ impl Store {
         Ok(bytes)
     }
 
-    /// An object's chunks; a small one is its own only chunk. `NotFound` for an object of format 1, too.
+    /// An object's chunks; a small one is its own only chunk.
     pub(super) fn chunks(&self, digest: Digest) -> Result<List> {
         self.read_entry(digest, Want::Object, |pack, slot| {
             if slot.kind.is_data() {
@@ -131,10 +101,10 @@ impl Store {
     }
 
     /// Holds the packs of an object's chunks open, as far as there is room.
-    fn pin(&self, object: Digest, chunks: Vec<(Digest, u32)>) -> Result<Packed> {
+    fn pin(&self, object: Digest, chunks: &[(Digest, u32)]) -> Result<Vec<(Slot, Arc<Pack>)>> {
         let mut pinned: Vec<(Slot, Arc<Pack>)> = Vec::new();
         let mut packs: Vec<Arc<Pack>> = Vec::new();
-        for (chunk, _) in &chunks {
+        for (chunk, _) in chunks {
             let slots = self.slots(*chunk, Want::Data)?;
             let Some(slot) = slots.first().filter(|slot| slot.kind.is_data()) else {
                 return Err(StoreError::Incomplete { digest: object, part: *chunk });
@@ -153,21 +123,7 @@ impl Store {
             }
             pinned.push((*slot, pack));
         }
-        Ok(Packed { chunks, next: 0, pinned, plain: Vec::new(), given: 0 })
-    }
-
-    /// Takes an object of format 1 into packs: parts of it can be read then without reading all of it each time.
-    pub(super) fn adopt(&self, digest: Digest) -> Result<()> {
-        let mut reader = self.open_object(digest)?;
-        let mut writer = self.writer(limits::BLOB_BYTES)?;
-        let mut piece = vec![0; 256 << 10];
-        loop {
-            match reader.read_some(&mut piece)? {
-                0 => break,
-                count => writer.write(&piece[..count])?,
-            }
-        }
-        writer.adopt()
+        Ok(pinned)
     }
 }
 
@@ -177,9 +133,15 @@ pub struct Reader {
     store: Store,
     digest: Digest,
     size: u64,
-    made: Made,
+    chunks: Vec<(Digest, u32)>,
+    /// Index of the next chunk.
+    next: usize,
+    /// Places of the chunks when the object was opened, with their packs: those stay readable if they are removed.
+    pinned: Vec<(Slot, Arc<Pack>)>,
+    /// The current chunk, and how much of it was returned.
+    plain: Vec<u8>,
+    given: usize,
     hasher: blake3::Hasher,
-    read: u64,
 }
 
 impl Reader {
@@ -193,74 +155,43 @@ impl Reader {
     /// # Errors
     /// `Damaged`, `Incomplete`, `Io`.
     pub fn read_some(&mut self, room: &mut [u8]) -> Result<usize> {
-        match self.made {
-            Made::Packed(_) => self.read_packed(room),
-            Made::Loose(_) => self.read_loose(room),
+        if self.given == self.plain.len() && self.next < self.chunks.len() {
+            self.next_chunk()?;
         }
-    }
-
-    fn read_packed(&mut self, room: &mut [u8]) -> Result<usize> {
-        let Made::Packed(packed) = &mut self.made else { return Ok(0) };
-        if packed.given == packed.plain.len() && packed.next < packed.chunks.len() {
-            let (chunk, length) = packed.chunks[packed.next];
-            let pinned = packed.pinned.get(packed.next).and_then(|(slot, pack)| pack.read(slot).ok());
-            let pinned = pinned.filter(|plain| plain.len() == length as usize);
-            packed.plain = match pinned {
-                Some(plain) => plain,
-                None => self.store.chunk(self.digest, chunk, length)?,
-            };
-            packed.given = 0;
-            packed.next += 1;
-            if packed.chunks.len() > 1 {
-                self.hasher.update(&packed.plain);
-            }
-            let ended = packed.next == packed.chunks.len();
-            let whole = packed.chunks.len() == 1 && chunk == self.digest;
-            if ended && !whole && self.hash_of_all(&chunk) != self.digest {
-                return Err(self.damaged());
-            }
-        }
-        let Made::Packed(packed) = &mut self.made else { return Ok(0) };
-        let left = &packed.plain[packed.given..];
+        let left = &self.plain[self.given..];
         let count = left.len().min(room.len());
         room[..count].copy_from_slice(&left[..count]);
-        packed.given += count;
+        self.given += count;
         Ok(count)
     }
 
-    /// The digest of the whole object; that of its only chunk is known already.
-    fn hash_of_all(&self, chunk: &Digest) -> Digest {
-        match &self.made {
-            Made::Packed(packed) if packed.chunks.len() == 1 => *chunk,
-            Made::Packed(_) | Made::Loose(_) => Digest::from_bytes(*self.hasher.finalize().as_bytes()),
+    fn next_chunk(&mut self) -> Result<()> {
+        let (chunk, length) = self.chunks[self.next];
+        let pinned = self.pinned.get(self.next).and_then(|(slot, pack)| pack.read(slot).ok());
+        self.plain = match pinned.filter(|plain| plain.len() == length as usize) {
+            Some(plain) => plain,
+            None => self.store.chunk(self.digest, chunk, length)?,
+        };
+        self.given = 0;
+        self.next += 1;
+        // The digest of an only chunk is known already.
+        let is_only = self.chunks.len() == 1;
+        if !is_only {
+            self.hasher.update(&self.plain);
         }
-    }
-
-    fn read_loose(&mut self, room: &mut [u8]) -> Result<usize> {
-        let Made::Loose(loose) = &mut self.made else { return Ok(0) };
-        let left = self.size - self.read;
-        let most = usize::try_from(left).unwrap_or(usize::MAX).min(room.len());
-        let count = loose.read(&mut room[..most])?;
-        self.hasher.update(&room[..count]);
-        self.read += count as u64;
-        let short = count == 0 && most > 0;
-        let ended = self.read == self.size;
-        if short || (ended && self.hasher.finalize().as_bytes() != self.digest.as_bytes()) {
-            return Err(self.damaged());
+        if self.next < self.chunks.len() {
+            return Ok(());
         }
-        Ok(count)
+        let of_all = if is_only { chunk } else { Digest::from_bytes(*self.hasher.finalize().as_bytes()) };
+        if of_all == self.digest { Ok(()) } else { Err(self.damaged()) }
     }
 
     fn damaged(&self) -> StoreError {
-        let digest = self.digest;
-        let (path, offset) = match &self.made {
-            Made::Loose(loose) => (loose.path().to_owned(), 0),
-            Made::Packed(packed) => packed.pinned.first().map_or_else(
-                || (self.store.shared.layout.packs.clone(), 0),
-                |(slot, pack)| (pack.path().to_owned(), u64::from(slot.offset)),
-            ),
+        let (path, offset) = match self.pinned.first() {
+            Some((slot, pack)) => (pack.path().to_owned(), u64::from(slot.offset)),
+            None => (self.store.shared.layout.packs.clone(), 0),
         };
-        StoreError::Damaged { digest, path, offset }
+        StoreError::Damaged { digest: self.digest, path, offset }
     }
 }
 

@@ -12,7 +12,7 @@ use super::format::{self, Kind};
 use super::layout::Layout;
 use super::pack::{self, Pack};
 use super::segment::{self, Segment};
-use super::state::{Head, Sizes, State, Want};
+use super::state::{Sizes, State, UnsealedPack, Want};
 
 fn files(dir: &Path) -> Result<Vec<PathBuf>> {
     let listed = dir.read_dir().and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>());
@@ -36,7 +36,7 @@ pub(super) fn recover(layout: &Layout, sizes: Sizes) -> Result<State> {
         match pack.table()? {
             Some(slots) => {
                 state.add_sealed(*number);
-                state.fresh.extend(slots);
+                state.unindexed.extend(slots);
             }
             None => unfinished.extend(read_through(&mut state, pack)?),
         }
@@ -88,8 +88,8 @@ fn read_dropped(path: &Path) -> Result<Vec<(u32, u32)>> {
     }
 }
 
-/// Takes up a pack without a table. One that holds nothing goes.
-fn read_through(state: &mut State, pack: Pack) -> Result<Option<Head>> {
+/// Takes up a pack without a table. One that guards nothing goes.
+fn read_through(state: &mut State, pack: Pack) -> Result<Option<UnsealedPack>> {
     let scan = pack.scan()?;
     if scan.slots.is_empty() {
         pack::remove(&state.dir, pack.number)?;
@@ -99,16 +99,16 @@ fn read_through(state: &mut State, pack: Pack) -> Result<Option<Head>> {
     // Whoever finds these entries need not write them again: so they must be durable.
     pack.sync()?;
     state.packs.insert(pack.number, scan.end);
-    state.fresh.extend(&scan.slots);
-    state.bad.extend(scan.damaged.iter().map(|slot| slot.place()));
-    Ok(Some(Head { pack: Arc::new(pack), at: scan.end, slots: scan.slots }))
+    state.unindexed.extend(&scan.slots);
+    state.damaged.extend(scan.damaged.iter().map(|slot| slot.place()));
+    Ok(Some(UnsealedPack { pack: Arc::new(pack), at: scan.end, slots: scan.slots }))
 }
 
 /// After a loss of power a list can be there without its chunks. Nobody was told of it; it must not pass for an object.
 fn drop_torn_lists(state: &mut State) -> Result<()> {
     let unfinished = |state: &State, pack| state.packs.get(&pack).is_some_and(|durable| *durable != u64::MAX);
     let is_list = |slot: &&format::Slot| slot.kind == Kind::List && unfinished(state, slot.pack);
-    let lists: Vec<_> = state.fresh.iter().filter(is_list).copied().collect();
+    let lists: Vec<_> = state.unindexed.iter().filter(is_list).copied().collect();
     for slot in lists {
         let Ok(list) = Pack::open(&state.dir, slot.pack)?.read_list(&slot) else { continue };
         for (chunk, _) in list.chunks {
@@ -122,7 +122,7 @@ fn drop_torn_lists(state: &mut State) -> Result<()> {
 }
 
 /// The newest unfinished pack is written on; the others are full.
-fn finish(state: &mut State, mut unfinished: Vec<Head>) -> Result<()> {
+fn finish(state: &mut State, mut unfinished: Vec<UnsealedPack>) -> Result<()> {
     if !unfinished.is_empty() {
         pack::sync_names(&state.dir)?;
     }

@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use super::error::StoreError;
 use super::format::{ENTRY_HEADER, Entry, Kind, PACK_HEADER, Slot};
+use super::gc_guard::RecentUse;
 use super::pack::Pack;
 use super::segment::Segment;
-use super::touched::Touched;
 use super::{Result, limits};
 use crate::core::ids::Digest;
 
@@ -23,7 +23,7 @@ const ALL: u64 = u64::MAX;
 pub(super) struct Sizes {
     pub pack_bytes: u64,
     pub pack_entries: usize,
-    pub fresh: usize,
+    pub unindexed: usize,
 }
 
 impl Default for Sizes {
@@ -31,7 +31,7 @@ impl Default for Sizes {
         Sizes {
             pack_bytes: limits::STORE_PACK_BYTES,
             pack_entries: limits::STORE_PACK_ENTRIES,
-            fresh: limits::STORE_INDEX_FRESH,
+            unindexed: limits::STORE_INDEX_FRESH,
         }
     }
 }
@@ -44,17 +44,17 @@ pub(super) struct State {
     /// Every pack that counts, and up to which byte it is durable.
     pub packs: BTreeMap<u32, u64>,
     /// The pack that is being written.
-    pub head: Option<Head>,
+    pub head: Option<UnsealedPack>,
     /// Packs that are full and have no table yet.
-    pub full: Vec<Head>,
+    pub full: Vec<UnsealedPack>,
     /// Entries that no index file has.
-    pub fresh: BTreeSet<Slot>,
+    pub unindexed: BTreeSet<Slot>,
     pub segments: Vec<Arc<Segment>>,
     /// Entries that count no more, though they are there.
     pub dropped: HashSet<(u32, u32)>,
     /// Entries that were found damaged.
-    pub bad: HashSet<(u32, u32)>,
-    pub touched: Touched,
+    pub damaged: HashSet<(u32, u32)>,
+    pub recent_use: RecentUse,
     /// How often entries that were written could not be made durable.
     pub lost: u64,
     /// Number of the newest pack whose name is durable.
@@ -65,7 +65,7 @@ pub(super) struct State {
 
 /// A pack without a table.
 #[derive(Debug)]
-pub(super) struct Head {
+pub(super) struct UnsealedPack {
     pub pack: Arc<Pack>,
     /// Where the next entry goes.
     pub at: u64,
@@ -98,11 +98,11 @@ impl State {
             packs: BTreeMap::new(),
             head: None,
             full: Vec::new(),
-            fresh: BTreeSet::new(),
+            unindexed: BTreeSet::new(),
             segments: Vec::new(),
             dropped: HashSet::new(),
-            bad: HashSet::new(),
-            touched: Touched::default(),
+            damaged: HashSet::new(),
+            recent_use: RecentUse::default(),
             lost: 0,
             named: 0,
             next: 1,
@@ -113,7 +113,7 @@ impl State {
     pub(super) fn find(&mut self, digest: Digest, want: Want) -> Result<Vec<Slot>> {
         let least = Slot { digest, pack: 0, offset: 0, kind: Kind::Whole, stored: 0, size: 0 };
         let mut found: Vec<Slot> =
-            self.fresh.range(least..).take_while(|slot| slot.digest == digest).copied().collect();
+            self.unindexed.range(least..).take_while(|slot| slot.digest == digest).copied().collect();
         for segment in self.segments.clone() {
             match segment.find(digest, &mut found) {
                 Err(StoreError::Index { .. }) => {
@@ -124,7 +124,7 @@ impl State {
             }
         }
         found.retain(|slot| want.takes(slot.kind) && self.counts(slot));
-        found.sort_by_key(|slot| (self.bad.contains(&slot.place()), std::cmp::Reverse(slot.place())));
+        found.sort_by_key(|slot| (self.damaged.contains(&slot.place()), std::cmp::Reverse(slot.place())));
         found.dedup();
         Ok(found)
     }
@@ -154,14 +154,14 @@ impl State {
     /// Whether a writer need not write this: there is an entry that is not known to be damaged.
     pub(super) fn has(&mut self, digest: Digest, want: Want) -> Result<bool> {
         let found = self.find(digest, want)?;
-        Ok(found.first().is_some_and(|slot| !self.bad.contains(&slot.place())))
+        Ok(found.first().is_some_and(|slot| !self.damaged.contains(&slot.place())))
     }
 
     /// Does without an index file that is damaged: its packs know the same.
     pub(super) fn reindex(&mut self, segment: &Arc<Segment>) -> Result<()> {
         tracing::warn!(path = %segment.path().display(), "an index file is damaged; it is made again");
         for number in segment.packs().iter().filter(|number| self.packs.contains_key(number)) {
-            self.fresh.extend(Pack::open(&self.dir, *number)?.slots()?);
+            self.unindexed.extend(Pack::open(&self.dir, *number)?.slots()?);
         }
         self.segments.retain(|other| other.path() != segment.path());
         Ok(())
@@ -170,7 +170,7 @@ impl State {
     /// Appends an entry. Gives where it is, and whether a pack became full.
     pub(super) fn append(&mut self, entry: &Entry, stored: &[u8]) -> Result<(Slot, bool)> {
         let length = (ENTRY_HEADER + stored.len()) as u64;
-        let fits = |head: &Head| {
+        let fits = |head: &UnsealedPack| {
             head.slots.is_empty()
                 || (head.at + length <= self.sizes.pack_bytes && head.slots.len() < self.sizes.pack_entries)
         };
@@ -182,14 +182,14 @@ impl State {
             let pack = Arc::new(Pack::create(&self.dir, self.next)?);
             self.next += 1;
             self.packs.insert(pack.number, 0);
-            self.head = Some(Head { pack, at: PACK_HEADER as u64, slots: Vec::new() });
+            self.head = Some(UnsealedPack { pack, at: PACK_HEADER as u64, slots: Vec::new() });
         }
         let head = self.head.as_mut().expect("it was just made");
         let slot = entry.slot(head.pack.number, head.at as u32);
         // What a failed write leaves behind `at` is written over, or cut off at the end.
         head.at = head.pack.append(head.at, entry, stored)?;
         head.slots.push(slot);
-        self.fresh.insert(slot);
+        self.unindexed.insert(slot);
         Ok((slot, rolled))
     }
 
@@ -201,12 +201,13 @@ impl State {
     /// What has to be synced, and up to where.
     pub(super) fn unsynced(&self) -> Vec<(Arc<Pack>, u64)> {
         let open = self.full.iter().chain(&self.head);
-        let is_open = |head: &&Head| self.packs.get(&head.pack.number).is_some_and(|durable| *durable < head.at);
+        let is_open =
+            |head: &&UnsealedPack| self.packs.get(&head.pack.number).is_some_and(|durable| *durable < head.at);
         open.filter(is_open).map(|head| (Arc::clone(&head.pack), head.at)).collect()
     }
 
     /// What was synced. Gives the packs that can have their table now.
-    pub(super) fn set_synced(&mut self, synced: &[(Arc<Pack>, u64)]) -> Vec<Head> {
+    pub(super) fn set_synced(&mut self, synced: &[(Arc<Pack>, u64)]) -> Vec<UnsealedPack> {
         for (pack, at) in synced {
             // One that was removed meanwhile stays so.
             if let Some(durable) = self.packs.get_mut(&pack.number) {
@@ -214,7 +215,7 @@ impl State {
             }
         }
         let packs = &self.packs;
-        let durable = |head: &mut Head| packs.get(&head.pack.number).is_some_and(|durable| *durable >= head.at);
+        let durable = |head: &mut UnsealedPack| packs.get(&head.pack.number).is_some_and(|durable| *durable >= head.at);
         self.full.extract_if(.., durable).collect()
     }
 
@@ -237,7 +238,7 @@ impl State {
         for head in self.full.iter_mut().chain(&mut self.head) {
             let durable = self.packs.get(&head.pack.number).copied().unwrap_or(0);
             for slot in head.slots.extract_if(.., |slot| slot.end() > durable) {
-                self.fresh.remove(&slot);
+                self.unindexed.remove(&slot);
             }
             head.at = head.slots.iter().map(Slot::end).max().unwrap_or(PACK_HEADER as u64);
         }
@@ -245,6 +246,6 @@ impl State {
 
     /// Entries in memory that an index file could have: those of packs with a table.
     pub(super) fn settled(&self) -> impl Iterator<Item = &Slot> {
-        self.fresh.iter().filter(|slot| self.packs.get(&slot.pack) == Some(&ALL))
+        self.unindexed.iter().filter(|slot| self.packs.get(&slot.pack) == Some(&ALL))
     }
 }

@@ -1,4 +1,4 @@
-//! The store against a map, damage, full devices, and its former format.
+//! The store against a map, damage, full devices, and other formats.
 
 use std::collections::HashMap;
 use std::io::Read as _;
@@ -13,7 +13,7 @@ use super::*;
 use crate::sys::fault::tests::with_fault;
 
 /// Small enough that a few hundred kilobytes fill packs, and a few entries an index file.
-pub(super) const SMALL: Sizes = Sizes { pack_bytes: 600_000, pack_entries: 40, fresh: 30 };
+pub(super) const SMALL: Sizes = Sizes { pack_bytes: 600_000, pack_entries: 40, unindexed: 30 };
 
 pub(super) fn store() -> (tempfile::TempDir, Store) {
     let dir = tempfile::tempdir().expect("a temporary directory");
@@ -149,7 +149,7 @@ fn run(store: &mut Option<Store>, root: &Path, model: &mut Model, op: Op) -> Res
         Op::Each(contents) => {
             let batch = open.batch();
             let source = |n: usize| Ok::<_, Box<dyn std::error::Error + Send + Sync>>(Some(&contents[n][..]));
-            let stored = batch.put_each(contents.len(), source).expect("stored");
+            let stored = batch.put_parallel(contents.len(), source).expect("stored");
             batch.commit()?;
             for (named, content) in stored.into_iter().zip(&contents) {
                 assert_eq!(named, Some((digest_of(content), content.len() as u64)));
@@ -193,7 +193,7 @@ proptest! {
         prop_assert!(verified.damaged.is_empty(), "{:?}", verified.damaged);
         prop_assert_eq!(verified.good, due.len() as u64);
         let digests: Vec<_> = due.iter().map(|(digest, _)| *digest).collect();
-        store.read_each(&digests, |n, reader| -> Result<()> {
+        store.read_parallel(&digests, |n, reader| -> Result<()> {
             let mut bytes = Vec::new();
             reader.read_to_end(&mut bytes).expect("whole");
             assert_eq!(bytes, model[&digests[n]]);
@@ -417,7 +417,7 @@ fn many_sources_are_stored_at_once_and_the_first_failure_ends_it() {
     type AnyError = Box<dyn std::error::Error + Send + Sync>;
     let source = |n: usize| -> Result<Option<&[u8]>, AnyError> { Ok((n % 10 != 3).then_some(&contents[n][..])) };
     let batch = store.batch();
-    let stored = batch.put_each(contents.len(), source).expect("stored");
+    let stored = batch.put_parallel(contents.len(), source).expect("stored");
     batch.commit().expect("durable");
     for (n, named) in stored.iter().enumerate() {
         let due = (n % 10 != 3).then(|| (digest_of(&contents[n]), contents[n].len() as u64));
@@ -429,10 +429,10 @@ fn many_sources_are_stored_at_once_and_the_first_failure_ends_it() {
     assert_eq!(entries, 150 - 15, "nothing is written twice");
     let batch = store.batch();
     let failing = |n: usize| if n == 50 { Err("gone".into()) } else { source(n) };
-    assert_eq!(batch.put_each(contents.len(), failing).expect_err("one failed").to_string(), "gone");
+    assert_eq!(batch.put_parallel(contents.len(), failing).expect_err("one failed").to_string(), "gone");
     let digests: Vec<Digest> = stored.iter().flatten().map(|(digest, _)| *digest).collect();
     let refuse = |n: usize, _: &mut Reader| if n == 20 { Err(AnyError::from("no room")) } else { Ok(()) };
-    assert_eq!(store.read_each(&digests, refuse).expect_err("one failed").to_string(), "no room");
+    assert_eq!(store.read_parallel(&digests, refuse).expect_err("one failed").to_string(), "no room");
 }
 
 #[test]
@@ -448,14 +448,18 @@ fn limits_hold() {
 }
 
 #[test]
-fn a_newer_store_is_refused_and_not_touched() {
+fn unknown_format_is_refused() {
     let (dir, store) = store();
     drop(store);
     let root = dir.path().join("store");
-    std::fs::write(root.join("format"), "3\n").expect("written");
-    let error = Store::open(&root).expect_err("newer");
-    assert!(matches!(&error, StoreError::Newer { found, .. } if found == "3"), "{error}");
-    assert_eq!(crate::core::error::Error::from(error).code, crate::core::error::ErrorCode::Unsupported);
+    for other in ["1", "3"] {
+        std::fs::write(root.join("format"), format!("{other}\n")).expect("written");
+        let error = Store::open(&root).expect_err("another format");
+        assert!(matches!(&error, StoreError::UnknownFormat { found, .. } if found == other), "{error}");
+        let error = crate::core::error::Error::from(error);
+        assert_eq!(error.code, crate::core::error::ErrorCode::Unsupported);
+        assert!(!error.hint.is_empty(), "{error:?}");
+    }
     std::fs::write(root.join("format"), "2\n").expect("written");
     assert!(Store::open(&root).is_ok());
 }

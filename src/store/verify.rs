@@ -49,15 +49,6 @@ impl Store {
         for number in packs {
             self.verify_lists(number, &lost, &mut verified)?;
         }
-        let loose: Vec<_> = self.loose_objects().collect::<Result<_>>()?;
-        for (digest, size) in loose {
-            if self.is_loose_good(digest) {
-                verified.good += 1;
-                verified.bytes += size;
-            } else if self.loose(digest).exists() {
-                verified.damaged.push(StoreError::Damaged { digest, path: self.loose(digest), offset: 0 });
-            }
-        }
         Ok(verified)
     }
 
@@ -109,11 +100,11 @@ impl Store {
             read += u64::from(slot.stored);
             let counts = {
                 let mut state = self.state();
-                state.bad.remove(&slot.place());
+                state.damaged.remove(&slot.place());
                 let want = if slot.kind.is_data() { Want::Data } else { Want::Object };
                 if state.counts(&slot) && !state.find(slot.digest, want)?.contains(&slot) {
                     // The index has forgotten it.
-                    state.fresh.insert(slot);
+                    state.unindexed.insert(slot);
                 }
                 state.counts(&slot) && state.is_durable(&slot)
             };
@@ -140,7 +131,7 @@ impl Store {
         lost: &mut HashSet<Digest>,
     ) -> Result<()> {
         let want = if slot.kind.is_data() { Want::Data } else { Want::Object };
-        self.state().bad.insert(slot.place());
+        self.state().damaged.insert(slot.place());
         // Another copy may be good.
         let others = self.slots(slot.digest, want)?;
         let is_good = |other: &Slot| other != slot && self.pack(other.pack).is_ok_and(|pack| pack.read(other).is_ok());

@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use fastcdc::v2020::FastCDC;
 
+use super::compressor::{Compressor, Item, ItemKind};
 use super::encode::encode;
 use super::format::{Kind, List, digest_of};
-use super::press::{Item, Press, What};
+use super::gc_guard::GcGuard;
 use super::state::Want;
-use super::touched::Hold;
 use super::{Result, Store, StoreError};
 use crate::core::ids::Digest;
 use crate::core::limits;
@@ -27,9 +27,9 @@ const WINDOW: usize = 4 * MOST;
 /// An object whose bytes are coming. Dropping it leaves nothing that has an address, only chunks that garbage collection takes.
 #[derive(Debug)]
 pub struct Writer {
-    hold: Arc<Hold>,
+    guard: Arc<GcGuard>,
     /// Of a batch.
-    press: Option<Arc<Press>>,
+    compressor: Option<Arc<Compressor>>,
     lost: u64,
     /// Bytes that are not cut yet.
     rest: Vec<u8>,
@@ -41,10 +41,10 @@ pub struct Writer {
 }
 
 impl Writer {
-    pub(super) fn begin(hold: Arc<Hold>, press: Option<Arc<Press>>, limit: u64) -> Writer {
-        let lost = hold.store().state().lost;
+    pub(super) fn begin(guard: Arc<GcGuard>, compressor: Option<Arc<Compressor>>, limit: u64) -> Writer {
+        let lost = guard.store().state().lost;
         let (rest, list, hasher) = (Vec::new(), List::default(), blake3::Hasher::new());
-        Writer { hold, press, lost, rest, list, hasher, written: 0, limit }
+        Writer { guard, compressor, lost, rest, list, hasher, written: 0, limit }
     }
 
     /// Appends bytes.
@@ -76,59 +76,52 @@ impl Writer {
     /// # Errors
     /// `Full`, `Io`, or `TooLarge` if a write failed before; no object is there then.
     pub fn finish(self) -> Result<(Digest, u64)> {
-        let (hold, lost) = (Arc::clone(&self.hold), self.lost);
-        let named = self.end(true)?;
-        hold.store().sync(lost)?;
+        let (guard, lost) = (Arc::clone(&self.guard), self.lost);
+        let named = self.end()?;
+        guard.store().sync(lost)?;
         Ok(named)
     }
 
-    /// As [`Self::finish`], for an object whose content is there as an object of format 1.
-    pub(super) fn adopt(self) -> Result<()> {
-        let (hold, lost) = (Arc::clone(&self.hold), self.lost);
-        self.end(false)?;
-        hold.store().sync(lost)
-    }
-
-    /// No more bytes come: everything is written, not yet durable. An object of format 1 may count as written.
-    fn end(mut self, loose_counts: bool) -> Result<(Digest, u64)> {
+    /// No more bytes come: everything is written, not yet durable.
+    fn end(mut self) -> Result<(Digest, u64)> {
         if self.written > self.limit {
             return Err(StoreError::TooLarge { limit: self.limit });
         }
         if self.list.chunks.is_empty() && self.rest.len() <= limits::STORE_WHOLE_BYTES {
-            return self.end_whole(loose_counts);
+            return self.end_whole();
         }
         self.cut(true)?;
         self.list.size = self.written;
         let digest = Digest::from_bytes(*self.hasher.finalize().as_bytes());
-        match self.press.clone() {
+        match self.compressor.clone() {
             None => self.store().add(Kind::List, digest, self.written, &self.list.write())?,
             Some(_) if self.store().keep(digest, Want::Object)? => {}
-            Some(press) => press.add_list(digest, std::mem::take(&mut self.list))?,
+            Some(compressor) => compressor.add_list(digest, std::mem::take(&mut self.list))?,
         }
         Ok((digest, self.written))
     }
 
-    fn end_whole(mut self, loose_counts: bool) -> Result<(Digest, u64)> {
+    fn end_whole(mut self) -> Result<(Digest, u64)> {
         let (digest, size) = (digest_of(&self.rest), self.written);
         let store = self.store();
         if store.keep(digest, Want::Object)? && store.keep(digest, Want::Data)? {
             return Ok((digest, size));
         }
-        let (plain, what) = (std::mem::take(&mut self.rest), What::Whole { loose_counts });
-        self.write_item(Item { digest, plain, what })?;
+        let plain = std::mem::take(&mut self.rest);
+        self.write_item(Item { digest, plain, kind: ItemKind::Whole })?;
         Ok((digest, size))
     }
 
     /// Writes now, or as soon as it is its turn among what the batch has to write.
     fn write_item(&self, item: Item) -> Result<()> {
-        match &self.press {
-            Some(press) => press.add(item),
+        match &self.compressor {
+            Some(compressor) => compressor.add(item),
             None => self.store().write(&item),
         }
     }
 
     fn store(&self) -> &Store {
-        self.hold.store()
+        self.guard.store()
     }
 
     /// Writes the chunks that are sure: all of them at the `end`, before it those that more bytes cannot change.
@@ -141,7 +134,7 @@ impl Writer {
             let digest = digest_of(chunk);
             self.hasher.update(chunk);
             if !self.store().keep(digest, Want::Data)? {
-                self.write_item(Item { digest, plain: chunk.to_vec(), what: What::Part })?;
+                self.write_item(Item { digest, plain: chunk.to_vec(), kind: ItemKind::Part })?;
             }
             self.list.chunks.push((digest, chunk.len() as u32));
             at = to;
@@ -155,16 +148,16 @@ impl Writer {
 /// was told of, perhaps; garbage collection takes them.
 #[derive(Debug)]
 pub struct Batch {
-    hold: Arc<Hold>,
-    press: Arc<Press>,
+    guard: Arc<GcGuard>,
+    compressor: Arc<Compressor>,
     lost: u64,
 }
 
 impl Batch {
     pub(super) fn begin(store: &Store) -> Batch {
-        let hold = Arc::new(Hold::begin(store));
-        let (press, lost) = (Arc::new(Press::new(store)), store.state().lost);
-        Batch { hold, press, lost }
+        let guard = Arc::new(GcGuard::begin(store));
+        let (compressor, lost) = (Arc::new(Compressor::new(store)), store.state().lost);
+        Batch { guard, compressor, lost }
     }
 
     /// Adds an object. It may be read only after [`Self::commit`].
@@ -179,7 +172,7 @@ impl Batch {
 
     /// Begins an object of this batch whose bytes come piece by piece: end it with [`Self::add`].
     pub fn writer(&self, limit: u64) -> Writer {
-        Writer::begin(Arc::clone(&self.hold), Some(Arc::clone(&self.press)), limit.min(limits::BLOB_BYTES))
+        Writer::begin(Arc::clone(&self.guard), Some(Arc::clone(&self.compressor)), limit.min(limits::BLOB_BYTES))
     }
 
     /// Adds an object that came piece by piece.
@@ -190,7 +183,7 @@ impl Batch {
         if writer.lost != self.lost {
             return Err(StoreError::Unsynced);
         }
-        writer.end(true)
+        writer.end()
     }
 
     /// Makes all of them durable.
@@ -206,8 +199,8 @@ impl Batch {
     /// # Errors
     /// As [`Self::commit`].
     pub fn sync(&self) -> Result<()> {
-        self.press.drain()?;
-        self.hold.store().sync(self.lost)
+        self.compressor.drain()?;
+        self.guard.store().sync(self.lost)
     }
 
     /// Reads an object of the store, one of this batch included.
@@ -215,12 +208,12 @@ impl Batch {
     /// # Errors
     /// As [`Store::get`].
     pub fn get(&self, digest: Digest, limit: u64) -> Result<Vec<u8>> {
-        let store = self.hold.store();
+        let store = self.guard.store();
         match store.get(digest, limit) {
             Err(StoreError::NotFound(_)) => {}
             found => return found,
         }
-        self.press.drain()?;
+        self.compressor.drain()?;
         if let Some(bytes) = store.get_written(digest, limit)? {
             return Ok(bytes);
         }
@@ -234,16 +227,15 @@ impl Store {
     /// Notes that a writer counts on an entry; whether there is one that is good as far as anybody knows.
     fn keep(&self, digest: Digest, want: Want) -> Result<bool> {
         let mut state = self.state();
-        state.touched.touch(digest);
+        state.recent_use.touch(digest);
         state.has(digest, want)
     }
 
     /// Writes a chunk, or an object of one chunk.
     pub(super) fn write(&self, Item { digest, plain, what }: &Item) -> Result<()> {
         let (digest, size) = (*digest, plain.len() as u64);
-        let What::Whole { loose_counts } = *what else { return self.add(Kind::Part, digest, size, plain) };
-        if loose_counts && self.is_loose_good(digest) {
-            return Ok(());
+        if *what == ItemKind::Part {
+            return self.add(Kind::Part, digest, size, plain);
         }
         self.add(Kind::Whole, digest, size, plain)?;
         if self.keep(digest, Want::Object)? {

@@ -22,13 +22,15 @@ use super::changes::Changes;
 use super::checkout::checkout_with;
 use super::driver::DriverKind;
 use super::error::WorkspaceError;
-use super::index::{FolderId, Index, Known, ROOT, Stamp, What};
+use super::index::{FolderId, Index, Known, NodeState, ROOT, Stamp};
 use super::objects::Objects;
+use super::paths::WorkspacePaths;
 use super::read;
-use super::restore::{Durable, Restored};
-use super::tracker::{Places, Tracker};
+use super::restore::Restored;
+use super::tracker::Tracker;
 use super::tree::TreeId;
 use super::tree::entry::{Content, Name};
+use crate::core::durability::Durability;
 use crate::core::limits;
 use crate::sys::{btrfs, fault, inode};
 
@@ -38,13 +40,13 @@ type Result<T> = std::result::Result<T, WorkspaceError>;
 #[derive(Debug)]
 pub struct Donor {
     kind: DriverKind,
-    places: Places,
+    paths: WorkspacePaths,
     root: OwnedFd,
     index: Index,
     /// Which state of its tracker this is.
     state: u64,
     /// Nobody wants any more what is made from it.
-    given_up: AtomicBool,
+    cancelled: AtomicBool,
 }
 
 /// A copy of all of a live workspace, in the place of a new one. The live one may have been written to before.
@@ -71,33 +73,34 @@ impl Tracker {
     /// # Errors
     /// The host gives no descriptor.
     pub fn donor(&self) -> Result<Option<Donor>> {
-        if !self.is_sure() {
+        if !self.is_trusted() {
             return Ok(None);
         }
-        let root = self.root.try_clone().map_err(WorkspaceError::of("open", &self.places.workspace))?;
+        let root = self.root.try_clone().map_err(WorkspaceError::of("open", &self.paths.workspace))?;
         let (kind, index) = (self.driver.choice().kind, self.index.clone().unwatched());
         Ok(Some(Donor {
             kind,
-            places: self.places.clone(),
+            paths: self.paths.clone(),
             root,
             index,
             state: self.state,
-            given_up: AtomicBool::new(false),
+            cancelled: AtomicBool::new(false),
         }))
     }
 
     /// What files can be taken from a workspace that is no longer followed.
     pub fn into_donor(self) -> Option<Donor> {
-        let (sure, kind) = (self.is_sure(), self.driver.choice().kind);
-        let Tracker { places, root, index, state, .. } = self;
-        sure.then(|| Donor { kind, places, root, index: index.unwatched(), state, given_up: AtomicBool::new(false) })
+        let (sure, kind) = (self.is_trusted(), self.driver.choice().kind);
+        let Tracker { paths, root, index, state, .. } = self;
+        sure.then(|| Donor { kind, paths, root, index: index.unwatched(), state, cancelled: AtomicBool::new(false) })
     }
 
     /// Tells a snapshot what was changed since the donor's knowledge. Whatever changed files before the snapshot must have told
     /// of it: who writes is stopped for a moment in between, so that nobody is within a call that changes something.
     pub fn tell(&mut self, donor: &Donor, snapshot: &mut Snapshot) {
         self.drain();
-        let all_is_told = self.notify.is_some() && self.walk.is_none() && self.is_sure() && self.state == donor.state;
+        let all_is_told =
+            self.notify.is_some() && self.full_scan.is_none() && self.is_trusted() && self.state == donor.state;
         snapshot.told = all_is_told.then(|| self.changes.clone());
     }
 }
@@ -111,22 +114,22 @@ impl Tracker {
 pub fn branch(
     donor: Option<(&Donor, Option<Snapshot>)>,
     tree: TreeId,
-    places: Places,
+    paths: WorkspacePaths,
     objects: &dyn Objects,
-    durable: Durable,
+    durability: Durability,
 ) -> Result<(Tracker, Restored, Branched)> {
     if let Some((donor, Some(snapshot))) = donor {
-        let mut tracker = Tracker::seeded(places, donor.index.clone(), snapshot.told)?;
-        let restored = tracker.restore(tree, objects, durable)?;
+        let mut tracker = Tracker::seeded(paths, donor.index.clone(), snapshot.told)?;
+        let restored = tracker.restore(tree, objects, durability)?;
         tracker.is_private = false;
         return Ok((tracker, restored, Branched { snapshot: true, ..Branched::default() }));
     }
-    check_empty(&places)?;
-    checkout_with(Tracker::open(places)?, donor.map(|(donor, _)| donor), tree, objects, durable)
+    check_empty(&paths)?;
+    checkout_with(Tracker::open(paths)?, donor.map(|(donor, _)| donor), tree, objects, durability)
 }
 
-fn check_empty(places: &Places) -> Result<()> {
-    let path = &places.workspace;
+fn check_empty(paths: &WorkspacePaths) -> Result<()> {
+    let path = &paths.workspace;
     let root: OwnedFd = File::open(path).map_err(WorkspaceError::of("open", path))?.into();
     match beneath::list(root.as_fd()).map_err(WorkspaceError::of("list", path))?.is_empty() {
         true => Ok(()),
@@ -135,14 +138,14 @@ fn check_empty(places: &Places) -> Result<()> {
 }
 
 /// A donor's file, open.
-pub(super) struct Gift<'a> {
+pub(super) struct DonorFile<'a> {
     file: File,
     known: &'a Known,
     clones: bool,
 }
 
 /// What became of a gift.
-pub(super) enum Given {
+pub(super) enum DonorCopy {
     Cloned,
     /// So many bytes were written.
     Copied(u64),
@@ -167,33 +170,35 @@ impl Donor {
     pub fn bytes(&self) -> u64 {
         const BLOCK: u64 = 4096;
         let size = |known: &Known| match known.what {
-            What::File { .. } => known.stamp.size.next_multiple_of(BLOCK),
-            What::Folder(_) | What::Symlink(_) => BLOCK,
-            What::Fifo | What::Missing(_) => 0,
+            NodeState::File { .. } => known.stamp.size.next_multiple_of(BLOCK),
+            NodeState::Folder(_) | NodeState::Symlink(_) => BLOCK,
+            NodeState::Fifo | NodeState::Missing(_) => 0,
         };
         self.index.folders.values().flat_map(|folder| folder.entries.values()).map(size).sum()
     }
 
     /// Ends the copying from it that is under way: it fails.
-    pub fn give_up(&self) {
-        self.given_up.store(true, Ordering::Relaxed);
+    pub fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Relaxed);
     }
 
-    pub(super) fn is_given_up(&self) -> bool {
-        self.given_up.load(Ordering::Relaxed)
+    pub(super) fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Relaxed)
     }
 
     /// A folder, by its names, if it is known and still there.
-    pub(super) fn folder(&self, names: &[Name]) -> Option<Giver<'_>> {
+    pub(super) fn folder(&self, names: &[Name]) -> Option<DonorFolder<'_>> {
         let mut id = ROOT;
         for name in names {
             id = match self.index.known(id, name)?.what {
-                What::Folder(inner) => inner,
-                What::File { .. } | What::Symlink(_) | What::Fifo | What::Missing(_) => return None,
+                NodeState::Folder(inner) => inner,
+                NodeState::File { .. } | NodeState::Symlink(_) | NodeState::Fifo | NodeState::Missing(_) => {
+                    return None;
+                }
             };
         }
         let dir = beneath::folder(self.root.as_fd(), names).ok()?;
-        Some(Giver { donor: self, id, dir })
+        Some(DonorFolder { donor: self, id, dir })
     }
 
     /// Puts a snapshot in the place of a new workspace, where the file system has such. Before the new one is branched,
@@ -201,27 +206,27 @@ impl Donor {
     ///
     /// # Errors
     /// The folder is not empty; the file system refuses.
-    pub fn snapshot(&self, places: &Places) -> Result<Option<Snapshot>> {
+    pub fn snapshot(&self, paths: &WorkspacePaths) -> Result<Option<Snapshot>> {
         if self.kind != DriverKind::Btrfs {
             return Ok(None);
         }
-        check_empty(places)?;
-        Ok(self.snapshot_to(places)?.then(Snapshot::default))
+        check_empty(paths)?;
+        Ok(self.snapshot_to(paths)?.then(Snapshot::default))
     }
 
     /// Puts a snapshot of the subvolume in the place of the new one, which is empty. False if there is none to take the place of.
-    fn snapshot_to(&self, places: &Places) -> Result<bool> {
-        let (from, to) = (self.places.workspace.parent(), places.workspace.parent());
+    fn snapshot_to(&self, paths: &WorkspacePaths) -> Result<bool> {
+        let (from, to) = (self.paths.workspace.parent(), paths.workspace.parent());
         let (Some(from), Some(to)) = (from, to) else { return Ok(false) };
         let is_subvolume = |path: &Path| path.metadata().is_ok_and(|found| found.ino() == btrfs::SUBVOLUME_INODE);
         let named = |path: &Path| path.file_name().and_then(|name| name.to_str()).map(str::to_owned);
         let (Some(name), Some(home)) = (named(to), to.parent()) else { return Ok(false) };
-        if !is_subvolume(to) || self.places.workspace.file_name() != places.workspace.file_name() {
+        if !is_subvolume(to) || self.paths.workspace.file_name() != paths.workspace.file_name() {
             return Ok(false);
         }
         let swap = || -> io::Result<()> {
             fault::point("workspace.branch.empty")?;
-            for folder in [&places.workspace, &places.staging] {
+            for folder in [&paths.workspace, &paths.staging] {
                 match std::fs::remove_dir(folder) {
                     Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                     done => done?,
@@ -238,17 +243,17 @@ impl Donor {
 }
 
 /// A donor's folder, open.
-pub(super) struct Giver<'a> {
+pub(super) struct DonorFolder<'a> {
     donor: &'a Donor,
     id: FolderId,
     dir: OwnedFd,
 }
 
-impl Giver<'_> {
+impl DonorFolder<'_> {
     /// The file of this name, if it is known to have this content, and worth more than to read that from the store.
-    pub(super) fn file(&self, name: &[u8], content: &Content) -> Option<Gift<'_>> {
+    pub(super) fn file(&self, name: &[u8], content: &Content) -> Option<DonorFile<'_>> {
         let known = self.donor.index.known(self.id, name)?;
-        let What::File { content: has, .. } = &known.what else { return None };
+        let NodeState::File { content: has, .. } = &known.what else { return None };
         // One that somebody may write to without a word, or wrote to within the clock's grain, is not known by its stamp.
         let is_sure = known.settled && !self.donor.index.hot.contains(&(self.id, Name::from(name)));
         if has != content || !is_sure || matches!(content, Content::Inline(_)) {
@@ -256,31 +261,31 @@ impl Giver<'_> {
         }
         let file = beneath::file(self.dir.as_fd(), name).ok()?;
         let clones = self.donor.kind != DriverKind::Tracked && known.stamp.size > limits::WORKSPACE_CLONE_ABOVE;
-        is_as_known(&file, known.stamp).then_some(Gift { file, known, clones })
+        is_unchanged(&file, known.stamp).then_some(DonorFile { file, known, clones })
     }
 }
 
-fn is_as_known(file: &File, stamp: Stamp) -> bool {
+fn is_unchanged(file: &File, stamp: Stamp) -> bool {
     beneath::look_at(file).is_ok_and(|stat| beneath::stamp(&stat) == stamp)
 }
 
-impl Gift<'_> {
+impl DonorFile<'_> {
     /// Gives an empty file the content. After [`Given::Changed`] it has who knows what.
-    pub(super) fn give(&self, to: &File, size: u64) -> io::Result<Given> {
+    pub(super) fn copy_to(&self, to: &File, size: u64) -> io::Result<DonorCopy> {
         if self.known.stamp.size != size {
-            return Ok(Given::Changed);
+            return Ok(DonorCopy::Changed);
         }
         let given = if self.clones {
             match inode::clone_blocks(self.file.as_fd(), to.as_fd()) {
-                Ok(()) => Given::Cloned,
-                Err(error) if super::driver::cannot_clone(&error) => Given::Copied(self.copy(to, size)?),
+                Ok(()) => DonorCopy::Cloned,
+                Err(error) if super::driver::cannot_clone(&error) => DonorCopy::Copied(self.copy(to, size)?),
                 Err(error) => return Err(error),
             }
         } else {
-            Given::Copied(self.copy(to, size)?)
+            DonorCopy::Copied(self.copy(to, size)?)
         };
         // Whoever wrote meanwhile changed the stamp, for it was older than the clock's grain.
-        Ok(if is_as_known(&self.file, self.known.stamp) { given } else { Given::Changed })
+        Ok(if is_unchanged(&self.file, self.known.stamp) { given } else { DonorCopy::Changed })
     }
 
     /// Copies what is data, and leaves holes.

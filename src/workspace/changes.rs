@@ -2,50 +2,50 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::how::Walk;
+use super::capture_stats::FullScanReason;
 use super::index::{FolderId, Index, Place};
 use super::tree::entry::Name;
 use crate::core::limits;
 use crate::sys::notify::{Deed, Event, Notify};
 
-/// How closely an entry is to be looked at.
+/// How thoroughly a pass checks an entry; a higher level includes the lower ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Closely {
-    /// Found by a walk, told by nobody: its stamp decides.
-    Walk,
-    /// Its name or its metadata changed.
-    Look,
-    /// It was opened, and perhaps is still open for writing.
-    Open,
+pub(super) enum CheckLevel {
+    /// No event names the entry: its stamp decides.
+    Stamp,
+    /// Its name or metadata changed.
+    Metadata,
+    /// It was opened, and may still be open for writing.
+    Opened,
     /// It was written.
-    Read,
+    Content,
 }
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct Changes {
-    pub names: HashMap<FolderId, HashMap<Name, Closely>>,
+    pub names: HashMap<FolderId, HashMap<Name, CheckLevel>>,
     /// A file that somebody wrote to while nobody was to.
     pub written: Option<Place>,
     /// Whether something may have been done to a known file by a name that nobody knew, and that is gone: then it was told of that name
     /// alone, or of none.
-    pub hidden: bool,
+    pub has_unreported: bool,
     /// Names that came since.
-    came: HashSet<Place>,
+    appeared: HashSet<Place>,
     /// Names that had come when the pass that is under way began. It may find another thing of such a name than what came.
-    came_before: HashSet<Place>,
+    appeared_before_pass: HashSet<Place>,
     /// Names that were moved away, and did not come to their new place yet: whether they had come since, and how closely they were to
     /// be looked at.
-    moving: HashMap<u32, (bool, Closely)>,
+    moving: HashMap<u32, (bool, CheckLevel)>,
     count: usize,
 }
 
 impl Changes {
-    pub(super) fn add(&mut self, (folder, name): Place, closely: Closely) {
+    pub(super) fn add(&mut self, (folder, name): Place, level: CheckLevel) {
         let names = self.names.entry(folder).or_default();
         match names.get_mut(&name) {
-            Some(known) => *known = closely.max(*known),
+            Some(known) => *known = level.max(*known),
             None => {
-                names.insert(name, closely);
+                names.insert(name, level);
                 self.count += 1;
             }
         }
@@ -53,80 +53,80 @@ impl Changes {
 
     /// A file that may be changed where nobody tells: unless it is read anyway its stamp decides, whatever is told of it here.
     pub(super) fn add_by_stamp(&mut self, (folder, name): Place) {
-        self.add((folder, name.clone()), Closely::Walk);
-        if let Some(closely) = self.names.get_mut(&folder).and_then(|names| names.get_mut(&name))
-            && *closely < Closely::Read
+        self.add((folder, name.clone()), CheckLevel::Stamp);
+        if let Some(level) = self.names.get_mut(&folder).and_then(|names| names.get_mut(&name))
+            && *level < CheckLevel::Content
         {
-            *closely = Closely::Walk;
+            *level = CheckLevel::Stamp;
         }
     }
 
-    fn closely(&self, (folder, name): &Place) -> Closely {
-        self.names.get(folder).and_then(|names| names.get(name)).copied().unwrap_or(Closely::Walk)
+    fn level(&self, (folder, name): &Place) -> CheckLevel {
+        self.names.get(folder).and_then(|names| names.get(name)).copied().unwrap_or(CheckLevel::Stamp)
     }
 
     /// A name came. A folder that is new is not watched yet: nobody tells what is done in it. What came to a name that had come since took the
     /// place of something that nobody saw.
-    fn came(&mut self, place: Place, event: &Event<'_>) {
+    fn on_appeared(&mut self, place: Place, event: &Event<'_>) {
         let before = (event.moved != 0).then(|| self.moving.remove(&event.moved)).flatten();
-        let had_come = self.came.contains(&place) || self.came_before.contains(&place);
-        self.hidden |= (event.is_folder && before.is_none()) || had_come;
+        let had_come = self.appeared.contains(&place) || self.appeared_before_pass.contains(&place);
+        self.has_unreported |= (event.is_folder && before.is_none()) || had_come;
         // What came from where nobody watches may have been written there: a file that had no name is one, and it may have the number and the
         // times of what had this name before.
-        let (is_new, closely) = before.unwrap_or((true, Closely::Read));
+        let (is_new, level) = before.unwrap_or((true, CheckLevel::Content));
         if is_new {
-            self.came.insert(place.clone());
+            self.appeared.insert(place.clone());
         }
-        self.add(place, closely.max(Closely::Look));
+        self.add(place, level.max(CheckLevel::Metadata));
     }
 
     /// A name went. `is_known`: from before what is told of here.
-    fn went(&mut self, place: Place, event: &Event<'_>, is_known: bool) {
-        let closely = self.closely(&place);
-        let (since, before) = (self.came.remove(&place), self.came_before.remove(&place));
+    fn on_disappeared(&mut self, place: Place, event: &Event<'_>, is_known: bool) {
+        let level = self.level(&place);
+        let (since, before) = (self.appeared.remove(&place), self.appeared_before_pass.remove(&place));
         let had_come = since || before;
         if event.moved == 0 {
-            self.hidden |= had_come || !is_known;
+            self.has_unreported |= had_come || !is_known;
         } else {
             // A known name to which something else came before it went: two names changed places.
-            self.hidden |= had_come && is_known;
-            self.moving.insert(event.moved, (had_come || !is_known, closely));
+            self.has_unreported |= had_come && is_known;
+            self.moving.insert(event.moved, (had_come || !is_known, level));
         }
-        self.add(place, Closely::Look);
+        self.add(place, CheckLevel::Metadata);
     }
 
     /// All was taken that is told by now: what was moved away and came nowhere that is watched may be gone.
-    fn all_is_taken(&mut self) {
-        self.hidden |= self.moving.drain().any(|(_, (had_come, _))| had_come);
+    fn queue_is_empty(&mut self) {
+        self.has_unreported |= self.moving.drain().any(|(_, (had_come, _))| had_come);
     }
 
     /// Gives what was told for a pass to follow. Which names came stays, until the pass is over.
     pub(super) fn take_for_pass(&mut self) -> Changes {
         let mut told = std::mem::take(self);
-        self.came_before = std::mem::take(&mut told.came);
-        told.came_before.clear();
+        self.appeared_before_pass = std::mem::take(&mut told.appeared);
+        told.appeared_before_pass.clear();
         told
     }
 
     /// A pass is over, and all is taken that was told meanwhile: what it found of the names that had come is known now.
-    pub(super) fn pass_is_over(&mut self, index: &Index) {
+    pub(super) fn end_pass(&mut self, index: &Index) {
         let is_unknown =
             |(folder, name): &Place| index.folders.get(folder).is_some_and(|folder| !folder.entries.contains_key(name));
-        let unknown = self.came_before.drain().filter(is_unknown);
-        self.came.extend(unknown);
+        let unknown = self.appeared_before_pass.drain().filter(is_unknown);
+        self.appeared.extend(unknown);
     }
 
     /// What was told of an entry was our own doing: its stamp says what it is now.
-    pub(super) fn only_look(&mut self, (folder, name): Place) {
-        let told = self.names.entry(folder).or_default().insert(name, Closely::Look);
+    pub(super) fn check_metadata_only(&mut self, (folder, name): Place) {
+        let told = self.names.entry(folder).or_default().insert(name, CheckLevel::Metadata);
         self.count += usize::from(told.is_none());
     }
 
     /// What was told was our own doing.
-    pub(super) fn nothing_is_hidden(&mut self) {
-        self.hidden = false;
-        self.came.clear();
-        self.came_before.clear();
+    pub(super) fn clear_unreported(&mut self) {
+        self.has_unreported = false;
+        self.appeared.clear();
+        self.appeared_before_pass.clear();
     }
 
     /// A folder's own metadata changed.
@@ -141,40 +141,42 @@ impl Changes {
 
 /// Whose opening of files is told.
 #[derive(Debug)]
-pub(super) enum Opens<'a> {
+pub(super) enum OpenEvents<'a> {
     /// Who knows: each counts, but what was told of before we asked who may write to that file.
-    Count(&'a mut Asked),
+    Count(&'a mut WriterChecks),
     /// Our own: nobody else runs.
     Ours,
 }
 
-impl Opens<'_> {
-    fn is_answered(&self, folder: FolderId, name: &[u8]) -> bool {
+impl OpenEvents<'_> {
+    fn is_explained(&self, folder: FolderId, name: &[u8]) -> bool {
         match self {
-            Opens::Ours => true,
-            Opens::Count(asked) => !asked.after.is_empty() && asked.is_answered(folder, &name.into()),
+            OpenEvents::Ours => true,
+            OpenEvents::Count(writer_checks) => {
+                !writer_checks.after.is_empty() && writer_checks.is_explained(folder, &name.into())
+            }
         }
     }
 }
 
 /// Files that were asked who may write to them, nobody, while others could open them: our own opening of them is told, too.
 #[derive(Debug, Default)]
-pub(super) struct Asked {
+pub(super) struct WriterChecks {
     /// The mark that was put before a file was asked.
     after: HashMap<Place, u64>,
     /// Marks that were told.
     told: u64,
 }
 
-impl Asked {
+impl WriterChecks {
     /// Nobody could write to that file after the mark was put.
-    pub(super) fn nobody_since(&mut self, place: Place, mark: u64) {
+    pub(super) fn no_writer_since(&mut self, place: Place, mark: u64) {
         self.after.insert(place, mark);
     }
 
     /// An opening that was told before its mark was over by then, or it was for reading: else that file would have said so.
-    fn is_answered(&self, folder: FolderId, name: &Name) -> bool {
-        self.after.get(&(folder, name.clone())).is_some_and(|mark| self.told < *mark)
+    fn is_explained(&self, folder: FolderId, name: &Name) -> bool {
+        self.after.get(&(folder, name.clone())).is_some_and(|mark| self.all_reported < *mark)
     }
 }
 
@@ -183,8 +185,8 @@ pub(super) fn drain(
     notify: &mut Option<Notify>,
     index: &mut Index,
     changes: &mut Changes,
-    mut opens: Opens<'_>,
-) -> Option<Walk> {
+    mut opens: OpenEvents<'_>,
+) -> Option<FullScanReason> {
     let notify = notify.as_mut()?;
     let mut why = None;
     loop {
@@ -192,8 +194,8 @@ pub(super) fn drain(
         let taken = notify.take(|event| match event.deed {
             Deed::Overflow => overflow = true,
             Deed::Mark => {
-                if let Opens::Count(asked) = &mut opens {
-                    asked.told += 1;
+                if let OpenEvents::Count(writer_checks) = &mut opens {
+                    writer_checks.told += 1;
                 }
             }
             Deed::Ended => {
@@ -201,48 +203,48 @@ pub(super) fn drain(
                     && let Some(folder) = index.folders.get_mut(&id)
                 {
                     folder.watch = None;
-                    changes.add((folder.parent, folder.name.clone()), Closely::Look);
+                    changes.add((folder.parent, folder.name.clone()), CheckLevel::Metadata);
                 }
             }
             deed @ (Deed::Content | Deed::Closed | Deed::Changed | Deed::Came | Deed::Went | Deed::Opened) => {
                 let Some(id) = index.watches.get(&event.watch) else { return };
-                if deed == Deed::Opened && opens.is_answered(*id, event.name) {
+                if deed == Deed::Opened && opens.is_explained(*id, event.name) {
                     return;
                 }
-                let closely = match deed {
-                    Deed::Content | Deed::Closed => Closely::Read,
-                    Deed::Opened => Closely::Open,
+                let level = match deed {
+                    Deed::Content | Deed::Closed => CheckLevel::Content,
+                    Deed::Opened => CheckLevel::Opened,
                     Deed::Changed | Deed::Came | Deed::Went | Deed::Overflow | Deed::Ended | Deed::Mark => {
-                        Closely::Look
+                        CheckLevel::Metadata
                     }
                 };
                 let place = || (*id, Name::from(event.name));
                 if event.name.is_empty() {
                     changes.add_folder(*id);
                 } else if deed == Deed::Came {
-                    changes.came(place(), &event);
+                    changes.on_appeared(place(), &event);
                 } else if deed == Deed::Went {
-                    changes.went(place(), &event, index.known(*id, event.name).is_some());
+                    changes.on_disappeared(place(), &event, index.known(*id, event.name).is_some());
                 } else {
-                    if deed == Deed::Content && matches!(opens, Opens::Ours) {
+                    if deed == Deed::Content && matches!(opens, OpenEvents::Ours) {
                         changes.written = Some(place());
                     }
-                    changes.add(place(), closely);
+                    changes.add(place(), level);
                 }
             }
         });
         match taken {
             Ok(true) if overflow || changes.is_full() => {
                 // What is told beyond adds nothing: everything will be looked at.
-                why = why.or(Some(if overflow { Walk::Overflow } else { Walk::TooManyChanges }));
+                why = why.or(Some(if overflow { FullScanReason::Overflow } else { FullScanReason::TooManyChanges }));
                 *changes = Changes::default();
             }
             Ok(true) => {}
             Ok(false) => {
-                changes.all_is_taken();
+                changes.queue_is_empty();
                 return why;
             }
-            Err(_) => return why.or(Some(Walk::Overflow)),
+            Err(_) => return why.or(Some(FullScanReason::Overflow)),
         }
     }
 }

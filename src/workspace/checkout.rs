@@ -18,19 +18,21 @@ use nix::sys::stat::{FileStat, Mode, UtimensatFlags, fchmod, futimens, mkdirat, 
 use nix::unistd::{Gid, Uid, fchown, fchownat, linkat, mkfifoat, symlinkat};
 
 use super::beneath::{self, proc_path};
-use super::branch::{Branched, Donor, Given, Giver};
+use super::branch::{Branched, Donor, DonorCopy, DonorFolder};
+use super::capture_stats::{CaptureStats, FullScanReason};
 use super::encode::encode;
 use super::error::WorkspaceError;
-use super::how::{How, Walk};
-use super::index::{FolderId, Index, Known, ROOT, Stamp, What};
-use super::objects::{Addresses, Objects};
-use super::restore::{Durable, Restored, differences};
+use super::index::{FolderId, Index, Known, NodeState, ROOT, Stamp};
+use super::objects::{HashOnly, Objects};
+use super::paths::WorkspacePaths;
+use super::restore::{Restored, differences};
 use super::stage::{Owner, times};
-use super::tracker::{Places, Tracker};
+use super::tracker::Tracker;
 use super::tree::TreeId;
 use super::tree::entry::{Attributes, Content, Entry, Group, Meta, Name, Node, path_of};
 use super::tree::format::Folder;
 use super::tree::read;
+use crate::core::durability::Durability;
 use crate::core::ids::Digest;
 use crate::core::limits;
 use crate::sys::{fault, inode};
@@ -46,12 +48,12 @@ type Path = Vec<Name>;
 /// caller to remove.
 pub fn checkout(
     target: TreeId,
-    places: Places,
+    paths: WorkspacePaths,
     objects: &dyn Objects,
-    durable: Durable,
+    durability: Durability,
 ) -> Result<(Tracker, Restored)> {
-    let tracker = Tracker::open(places)?;
-    checkout_with(tracker, None, target, objects, durable).map(|(tracker, restored, _)| (tracker, restored))
+    let tracker = Tracker::open(paths)?;
+    checkout_with(tracker, None, target, objects, durability).map(|(tracker, restored, _)| (tracker, restored))
 }
 
 /// As [`checkout`], with files of a live workspace where they are those of the tree.
@@ -60,7 +62,7 @@ pub(super) fn checkout_with(
     donor: Option<&Donor>,
     target: TreeId,
     objects: &dyn Objects,
-    durable: Durable,
+    durability: Durability,
 ) -> Result<(Tracker, Restored, Branched)> {
     let path = tracker.workspace().to_owned();
     if !beneath::list(tracker.root.as_fd()).map_err(WorkspaceError::of("list", &path))?.is_empty() {
@@ -68,38 +70,38 @@ pub(super) fn checkout_with(
     }
     let wanted = read::root(objects, target)?;
     let owner = Owner { own: tracker.owner, privileged: Uid::effective().is_root() };
-    let made = Making::new(tracker.root.as_fd(), objects, owner, donor).run(&wanted)?;
-    if durable == Durable::Power {
+    let made = Checkout::new(tracker.root.as_fd(), objects, owner, donor).run(&wanted)?;
+    if durability == Durability::Power {
         let sync = fault::point("workspace.checkout.sync").and_then(|()| Ok(nix::unistd::syncfs(&tracker.root)?));
         sync.map_err(|e| WorkspaceError::io("sync", &path, e))?;
     }
     let (bytes, count) = (made.bytes, made.count);
     let branched = Branched { snapshot: false, cloned: made.cloned, copied: made.copied };
     tracker.index = made.into_index(tracker.settled_before());
-    let exact = encode(&mut tracker.index, &mut Addresses)? == target;
+    let exact = encode(&mut tracker.index, &mut HashOnly)? == target;
     let left = if exact { Vec::new() } else { differences(&tracker.index, objects, &wanted, owner)? };
-    tracker.made(exact.then_some(target))?;
-    let how = How { walk: Some(Walk::First), ..How::default() };
-    Ok((tracker, Restored { left, changed: count, bytes, how }, branched))
+    tracker.adopt_index(exact.then_some(target))?;
+    let stats = CaptureStats { full_scan: Some(FullScanReason::First), ..CaptureStats::default() };
+    Ok((tracker, Restored { left, changed: count, bytes, stats }, branched))
 }
 
 /// A folder, or a page of one, that is to be made.
-struct Unit {
+struct FolderJob {
     names: Path,
     digest: Digest,
 }
 
 /// What is to be done, and by how many.
 #[derive(Default)]
-struct Queue {
-    units: Vec<Unit>,
+struct JobQueue {
+    jobs: Vec<FolderJob>,
     busy: usize,
     failed: Option<WorkspaceError>,
 }
 
 /// What was made.
 #[derive(Default)]
-struct Made {
+struct Created {
     /// Files, links and pipes by their folders.
     entries: Vec<(Path, Vec<(Name, Known)>)>,
     folders: Vec<(Path, Meta)>,
@@ -115,8 +117,8 @@ struct Made {
     root: (Meta, Stamp),
 }
 
-impl Made {
-    fn add(&mut self, more: Made) -> Result<()> {
+impl Created {
+    fn add(&mut self, more: Created) -> Result<()> {
         self.entries.extend(more.entries);
         self.folders.extend(more.folders);
         for (group, names) in more.groups {
@@ -143,7 +145,7 @@ impl Made {
             let Some((name, above)) = names.split_last() else { continue };
             let Some(parent) = ids.get(above).copied() else { continue };
             let id = index.make_folder(parent, name);
-            index.set(parent, name, settle(Known { what: What::Folder(id), ..known }));
+            index.set(parent, name, settle(Known { what: NodeState::Folder(id), ..known }));
             ids.insert(names, id);
         }
         for (folder, entries) in self.entries {
@@ -157,7 +159,7 @@ impl Made {
     }
 }
 
-struct Making<'a> {
+struct Checkout<'a> {
     root: BorrowedFd<'a>,
     objects: &'a dyn Objects,
     owner: Owner,
@@ -166,53 +168,53 @@ struct Making<'a> {
     /// Whether what it makes belongs to the workspace's owner by itself.
     owns: bool,
     donor: Option<&'a Donor>,
-    queue: Mutex<Queue>,
+    queue: Mutex<JobQueue>,
     more: Condvar,
 }
 
-impl<'a> Making<'a> {
-    fn new(root: BorrowedFd<'a>, objects: &'a dyn Objects, owner: Owner, donor: Option<&'a Donor>) -> Making<'a> {
+impl<'a> Checkout<'a> {
+    fn new(root: BorrowedFd<'a>, objects: &'a dyn Objects, owner: Owner, donor: Option<&'a Donor>) -> Checkout<'a> {
         let own = (Uid::effective().as_raw(), Gid::effective().as_raw());
         let owns = own == owner.own;
-        Making { root, objects, owner, umask: umask(), owns, donor, queue: Mutex::default(), more: Condvar::new() }
+        Checkout { root, objects, owner, umask: umask(), owns, donor, queue: Mutex::default(), more: Condvar::new() }
     }
 
-    fn queue(&self) -> MutexGuard<'_, Queue> {
+    fn queue(&self) -> MutexGuard<'_, JobQueue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn run(self, wanted: &Entry) -> Result<Made> {
+    fn run(self, wanted: &Entry) -> Result<Created> {
         if let Some(digest) = read::root_folder(wanted) {
-            self.queue().units.push(Unit { names: Vec::new(), digest });
+            self.queue().jobs.push(FolderJob { names: Vec::new(), digest });
         }
         let threads = thread::available_parallelism().map_or(1, usize::from).min(limits::STORE_THREADS);
-        let mut made = Made::default();
+        let mut made = Created::default();
         thread::scope(|scope| -> Result<()> {
             let helpers: Vec<_> = (1..threads)
                 .filter_map(|_| thread::Builder::new().name("checkout".into()).spawn_scoped(scope, || self.work()).ok())
                 .collect();
             // The caller is one of them: a host that gives no more threads still gets on.
             let own = self.work();
-            let others: Vec<Made> = helpers.into_iter().filter_map(|helper| helper.join().ok()).collect();
+            let others: Vec<Created> = helpers.into_iter().filter_map(|helper| helper.join().ok()).collect();
             others.into_iter().chain([own]).try_for_each(|part| made.add(part))
         })?;
         if let Some(failed) = self.queue().failed.take() {
             return Err(failed);
         }
         self.link(&mut made)?;
-        self.furnish(wanted, &mut made)?;
+        self.finish_folders(wanted, &mut made)?;
         Ok(made)
     }
 
     /// Takes folders until there are none, or one failed.
-    fn work(&self) -> Made {
-        let mut made = Made::default();
+    fn work(&self) -> Created {
+        let mut made = Created::default();
         let mut queue = self.queue();
         loop {
             if queue.failed.is_some() {
                 return made;
             }
-            let Some(unit) = queue.units.pop() else {
+            let Some(job) = queue.jobs.pop() else {
                 if queue.busy == 0 {
                     self.more.notify_all();
                     return made;
@@ -222,11 +224,11 @@ impl<'a> Making<'a> {
             };
             queue.busy += 1;
             drop(queue);
-            let done = self.folder(unit, &mut made);
+            let done = self.folder(job, &mut made);
             queue = self.queue();
             queue.busy -= 1;
             match done {
-                Ok(inner) => queue.units.extend(inner),
+                Ok(inner) => queue.jobs.extend(inner),
                 Err(error) => drop(queue.failed.get_or_insert(error)),
             }
             self.more.notify_all();
@@ -238,24 +240,27 @@ impl<'a> Making<'a> {
             .map_err(|e| WorkspaceError::io("open", &path_of(names.iter().map(|name| &**name)), e.into()))
     }
 
-    fn folder(&self, unit: Unit, made: &mut Made) -> Result<Vec<Unit>> {
-        let Unit { names, digest } = unit;
+    fn folder(&self, job: FolderJob, made: &mut Created) -> Result<Vec<FolderJob>> {
+        let FolderJob { names, digest } = job;
         if names.len() as u64 > u64::from(limits::WORKSPACE_DEPTH) {
             let limit = u64::from(limits::WORKSPACE_DEPTH);
             return Err(WorkspaceError::TooMany { what: "folders within folders", limit });
         }
-        if self.donor.is_some_and(Donor::is_given_up) {
+        if self.donor.is_some_and(Donor::is_cancelled) {
             let path = path_of(names.iter().map(|name| &**name));
             return Err(WorkspaceError::io("go on to copy", &path, io::ErrorKind::Interrupted.into()));
         }
         let page = match read::folder(self.objects, digest)? {
             Folder::Page(entries) => entries,
             Folder::Pages(pages) => {
-                return Ok(pages.into_iter().map(|page| Unit { names: names.clone(), digest: page.digest }).collect());
+                return Ok(pages
+                    .into_iter()
+                    .map(|page| FolderJob { names: names.clone(), digest: page.digest })
+                    .collect());
             }
         };
         let dir = self.open(&names)?;
-        let giver = self.donor.and_then(|donor| donor.folder(&names));
+        let donor_folder = self.donor.and_then(|donor| donor.folder(&names));
         let (mut inner, mut entries) = (Vec::new(), Vec::with_capacity(page.len()));
         made.count += page.len() as u64;
         for entry in page {
@@ -271,13 +276,13 @@ impl<'a> Making<'a> {
                         .and_then(|()| Ok(mkdirat(&dir, &*entry.name, Mode::S_IRWXU)?));
                     make.map_err(|e| WorkspaceError::io("make", &shown(), e))?;
                     made.folders.push((path(), entry.meta.clone()));
-                    inner.push(Unit { names: path(), digest: *digest });
+                    inner.push(FolderJob { names: path(), digest: *digest });
                 }
                 Node::File { group: Some(group), .. } => {
                     made.groups.entry(*group).or_default().push((names.clone(), entry.clone()));
                 }
                 Node::File { .. } => {
-                    let stat = self.file(dir.as_fd(), &entry, giver.as_ref(), made)?;
+                    let stat = self.file(dir.as_fd(), &entry, donor_folder.as_ref(), made)?;
                     entries.push((entry.name.clone(), self.known(&entry, &stat)));
                 }
                 Node::Symlink { target } => {
@@ -300,19 +305,27 @@ impl<'a> Making<'a> {
     /// What the index is to know of an entry.
     fn known(&self, entry: &Entry, stat: &FileStat) -> Known {
         let what = match &entry.node {
-            Node::File { content, .. } => What::File { content: content.clone(), names: stat.st_nlink, group: None },
-            Node::Symlink { target } => What::Symlink(target.clone()),
-            Node::Fifo => What::Fifo,
+            Node::File { content, .. } => {
+                NodeState::File { content: content.clone(), names: stat.st_nlink, group: None }
+            }
+            Node::Symlink { target } => NodeState::Symlink(target.clone()),
+            Node::Fifo => NodeState::Fifo,
             // Its number comes with the index.
-            Node::Folder { .. } => What::Folder(ROOT),
-            Node::Missing { reason } => What::Missing(*reason),
+            Node::Folder { .. } => NodeState::Folder(ROOT),
+            Node::Missing { reason } => NodeState::Missing(*reason),
         };
         let meta = beneath::meta(stat, self.owner.own, entry.meta.attributes.clone());
         Known { stamp: beneath::stamp(stat), settled: false, meta, what }
     }
 
     /// Makes a file with all that belongs to it, in its place.
-    fn file(&self, dir: BorrowedFd<'_>, entry: &Entry, giver: Option<&Giver<'_>>, made: &mut Made) -> Result<FileStat> {
+    fn file(
+        &self,
+        dir: BorrowedFd<'_>,
+        entry: &Entry,
+        donor_folder: Option<&DonorFolder<'_>>,
+        made: &mut Created,
+    ) -> Result<FileStat> {
         let path = || path_of([&*entry.name]);
         let Node::File { size, content, .. } = &entry.node else {
             return Err(WorkspaceError::NotRestored { path: path() });
@@ -325,28 +338,28 @@ impl<'a> Making<'a> {
         let open = fault::point("workspace.checkout.file")
             .and_then(|()| Ok(openat(dir, &*entry.name, flags, Mode::from_bits_truncate(mode))?));
         let file: File = open.map_err(failed)?.into();
-        let gift = giver.and_then(|giver| giver.file(&entry.name, content));
-        let given = match gift {
-            Some(gift) => {
-                fault::point("workspace.checkout.give").and_then(|()| gift.give(&file, *size)).map_err(failed)?
-            }
-            None => Given::Nothing,
+        let donor_file = donor_folder.and_then(|donor_folder| donor_folder.file(&entry.name, content));
+        let given = match donor_file {
+            Some(donor_file) => fault::point("workspace.checkout.give")
+                .and_then(|()| donor_file.copy_to(&file, *size))
+                .map_err(failed)?,
+            None => DonorCopy::Nothing,
         };
-        let dress = || -> io::Result<FileStat> {
-            self.dress(file.as_fd(), &entry.meta, mode & !self.umask)?;
+        let apply = || -> io::Result<FileStat> {
+            self.apply_meta(file.as_fd(), &entry.meta, mode & !self.umask)?;
             Ok(beneath::look_at(&file)?)
         };
         match given {
-            Given::Cloned => {
+            DonorCopy::Cloned => {
                 made.cloned += 1;
-                return dress().map_err(failed);
+                return apply().map_err(failed);
             }
-            Given::Copied(bytes) => {
+            DonorCopy::Copied(bytes) => {
                 (made.copied, made.bytes) = (made.copied + 1, made.bytes + bytes);
-                return dress().map_err(failed);
+                return apply().map_err(failed);
             }
-            Given::Changed => file.set_len(0).map_err(failed)?,
-            Given::Nothing => {}
+            DonorCopy::Changed => file.set_len(0).map_err(failed)?,
+            DonorCopy::Nothing => {}
         }
         let mut write = |bytes: &[u8], offset| -> io::Result<()> {
             made.bytes += bytes.len() as u64;
@@ -366,12 +379,12 @@ impl<'a> Making<'a> {
                 }
             }
         }
-        dress().map_err(failed)
+        apply().map_err(failed)
     }
 
     /// Gives an open file or folder its owner, attributes, mode and time, in the order in which none undoes another.
     /// `mode`: what it has.
-    fn dress(&self, file: BorrowedFd<'_>, meta: &Meta, mode: u32) -> io::Result<()> {
+    fn apply_meta(&self, file: BorrowedFd<'_>, meta: &Meta, mode: u32) -> io::Result<()> {
         if let Some((user, group)) = self.owner_of(meta) {
             fchown(file, Some(Uid::from_raw(user)), Some(Gid::from_raw(group)))?;
         }
@@ -396,19 +409,19 @@ impl<'a> Making<'a> {
 
     fn symlink(&self, dir: BorrowedFd<'_>, entry: &Entry, target: &[u8]) -> io::Result<FileStat> {
         symlinkat(target, dir, &*entry.name)?;
-        self.dress_by_name(dir, entry)
+        self.apply_meta_by_name(dir, entry)
     }
 
     fn fifo(&self, dir: BorrowedFd<'_>, entry: &Entry) -> io::Result<FileStat> {
         mkfifoat(dir, &*entry.name, Mode::S_IRUSR | Mode::S_IWUSR)?;
         let opened = openat(dir, &*entry.name, OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC, Mode::empty())?;
-        self.dress_by_name(dir, entry)?;
+        self.apply_meta_by_name(dir, entry)?;
         std::fs::set_permissions(proc_path(opened.as_fd()), Permissions::from_mode(entry.meta.mode))?;
         Ok(beneath::look(dir, &entry.name)?)
     }
 
     /// What can be said of something that cannot be opened.
-    fn dress_by_name(&self, dir: BorrowedFd<'_>, entry: &Entry) -> io::Result<FileStat> {
+    fn apply_meta_by_name(&self, dir: BorrowedFd<'_>, entry: &Entry) -> io::Result<FileStat> {
         if let Some((user, group)) = self.owner_of(&entry.meta) {
             let (user, group) = (Some(Uid::from_raw(user)), Some(Gid::from_raw(group)));
             fchownat(dir, &*entry.name, user, group, AtFlags::AT_SYMLINK_NOFOLLOW)?;
@@ -419,12 +432,12 @@ impl<'a> Making<'a> {
     }
 
     /// Makes files that have several names: once, and then the other names.
-    fn link(&self, made: &mut Made) -> Result<()> {
+    fn link(&self, made: &mut Created) -> Result<()> {
         for (_, places) in std::mem::take(&mut made.groups) {
             let Some(((first, entry), others)) = places.split_first() else { continue };
             let home = self.open(first)?;
-            let giver = self.donor.and_then(|donor| donor.folder(first));
-            self.file(home.as_fd(), entry, giver.as_ref(), made)?;
+            let donor_folder = self.donor.and_then(|donor| donor.folder(first));
+            self.file(home.as_fd(), entry, donor_folder.as_ref(), made)?;
             for (names, other) in others {
                 let dir = self.open(names)?;
                 let linked = linkat(&home, &*entry.name, &dir, &*other.name, AtFlags::empty());
@@ -440,24 +453,24 @@ impl<'a> Making<'a> {
     }
 
     /// Gives folders their mode and times, the deepest first: nothing is made in them any more.
-    fn furnish(&self, wanted: &Entry, made: &mut Made) -> Result<()> {
+    fn finish_folders(&self, wanted: &Entry, made: &mut Created) -> Result<()> {
         let mut folders = std::mem::take(&mut made.folders);
         folders.push((Vec::new(), wanted.meta.clone()));
         folders.sort_by_key(|(names, _)| std::cmp::Reverse(names.len()));
         for (names, meta) in folders {
             let path = || -> PathBuf { path_of(names.iter().map(|name| &**name)) };
             let dir = self.open(&names)?;
-            let dress = || -> io::Result<FileStat> {
+            let apply = || -> io::Result<FileStat> {
                 let present = if names.is_empty() { u32::MAX } else { 0o700 & !self.umask };
-                self.dress(dir.as_fd(), &meta, present)?;
+                self.apply_meta(dir.as_fd(), &meta, present)?;
                 Ok(beneath::look_at(&dir)?)
             };
-            let stat = dress().map_err(|e| WorkspaceError::io("change", &path(), e))?;
+            let stat = apply().map_err(|e| WorkspaceError::io("change", &path(), e))?;
             let now = beneath::meta(&stat, self.owner.own, meta.attributes);
             if names.is_empty() {
                 made.root = (now, beneath::stamp(&stat));
             } else {
-                let what = What::Folder(ROOT);
+                let what = NodeState::Folder(ROOT);
                 made.done.insert(names, Known { stamp: beneath::stamp(&stat), settled: false, meta: now, what });
             }
         }

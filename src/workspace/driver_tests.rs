@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::testing::{Mounted, World, as_nobody, given_place, observe, same};
-use super::{DriverKind, Durable, Spare, Tracker, WorkspaceError, branch, checkout};
+use super::{DriverKind, Durability, PreparedWorkspace, Tracker, WorkspaceError, branch, checkout};
 use crate::sys::btrfs;
 use crate::sys::fault::tests::with_fault;
 use crate::sys::inode::tests::Mapping;
@@ -51,9 +51,9 @@ fn what_is_written_after_the_collection_is_not_captured() {
         std::fs::hard_link(world.path("middle"), world.path("again")).expect("linked");
         let there = world.observe();
         let collected = tracker.collect(&world.store).expect("collected");
-        let how = collected.how().clone();
-        assert!(how.read <= 1, "{kind:?}: at most the one with holes is read while nobody writes: {how:?}");
-        assert_eq!(how.cloned > 0, kind != DriverKind::Tracked, "{kind:?}: {how:?}");
+        let stats = collected.stats().clone();
+        assert!(stats.read <= 1, "{kind:?}: at most the one with holes is read while nobody writes: {stats:?}");
+        assert_eq!(stats.cloned > 0, kind != DriverKind::Tracked, "{kind:?}: {stats:?}");
         for name in ["small", "middle", "large", "holes"] {
             OpenOptions::new()
                 .write(true)
@@ -67,15 +67,15 @@ fn what_is_written_after_the_collection_is_not_captured() {
         let captured = tracker.finish(collected).expect("finished");
         let places = world.places_of("elsewhere");
         std::fs::create_dir(&places.workspace).expect("made");
-        checkout(captured.tree, places.clone(), &world.store, Durable::Process).expect("checked out");
+        checkout(captured.tree, places.clone(), &world.store, Durability::Process).expect("checked out");
         same(&observe(&places.workspace), &there);
         // What came later is in the next one.
         let next = tracker.capture(&world.store).expect("captured");
-        assert_eq!(next.how.walk, None);
+        assert_eq!(next.stats.full_scan, None);
         let later = world.observe();
-        tracker.restore(captured.tree, &world.store, Durable::Process).expect("restored");
+        tracker.restore(captured.tree, &world.store, Durability::Process).expect("restored");
         same(&world.observe(), &there);
-        tracker.restore(next.tree, &world.store, Durable::Process).expect("restored");
+        tracker.restore(next.tree, &world.store, Durability::Process).expect("restored");
         same(&world.observe(), &later);
         world.nothing_is_staged();
     });
@@ -98,15 +98,15 @@ fn what_a_mapping_writes_is_captured_by_each_driver() {
             let collected = tracker.collect(&world.store).expect("collected");
             mapping.write(b'?');
             let captured = tracker.finish(collected).expect("finished");
-            assert_eq!((captured.how.walk, captured.how.read), (None, 1));
+            assert_eq!((captured.stats.full_scan, captured.stats.read), (None, 1));
             let places = world.places_of(&format!("as-of-{byte}"));
             std::fs::create_dir(&places.workspace).expect("made");
-            checkout(captured.tree, places.clone(), &world.store, Durable::Process).expect("checked out");
+            checkout(captured.tree, places.clone(), &world.store, Durability::Process).expect("checked out");
             assert_eq!(std::fs::read(places.workspace.join("f7")).expect("there")[0], byte.to_ascii_uppercase());
         }
         drop(mapping);
         tracker.capture(&world.store).expect("captured");
-        assert_eq!(tracker.capture(&world.store).expect("captured").how.read, 0);
+        assert_eq!(tracker.capture(&world.store).expect("captured").stats.read, 0);
     });
 }
 
@@ -135,7 +135,7 @@ fn a_writer_that_was_not_stopped_is_named_by_each_driver() {
         let captured = tracker.capture(&world.store).expect("captured");
         let there = world.observe();
         world.write("f", "");
-        tracker.restore(captured.tree, &world.store, Durable::Process).expect("restored");
+        tracker.restore(captured.tree, &world.store, Durability::Process).expect("restored");
         same(&world.observe(), &there);
     });
 }
@@ -158,7 +158,7 @@ fn a_failed_clone_or_snapshot_fails_the_capture_and_the_next_is_whole() {
         let captured = tracker.capture(&world.store).expect("captured");
         let there = world.observe();
         world.write("f1", "");
-        tracker.restore(captured.tree, &world.store, Durable::Process).expect("restored");
+        tracker.restore(captured.tree, &world.store, Durability::Process).expect("restored");
         same(&world.observe(), &there);
         world.nothing_is_staged();
     }
@@ -228,7 +228,7 @@ fn an_ordinary_user_is_told_why_only_clones() {
     assert!(said.starts_with("btrfs (captures by clones only: ") && said.contains("user_subvol_rm_allowed"), "{said}");
     world.write("f", vec![1; 500_000]);
     let captured = tracker.capture(&world.store).expect("captured");
-    assert_eq!(captured.how.cloned, 1);
+    assert_eq!(captured.stats.cloned, 1);
     assert!(!world.dir.path().join("files.moment").exists());
 }
 
@@ -246,8 +246,8 @@ fn the_pause_does_not_grow_with_a_file() {
                 tracker.prepare(&world.store).expect("prepared");
                 file.write_all_at(&[round + 100], size as u64 / 2).expect("written");
                 let captured = tracker.capture(&world.store).expect("captured");
-                assert_eq!((captured.how.cloned, captured.how.read), (1, 1));
-                captured.how.pause
+                assert_eq!((captured.stats.cloned, captured.stats.read), (1, 1));
+                captured.stats.pause
             })
             .collect();
         pauses.sort();
@@ -283,7 +283,7 @@ fn without_watches_everything_is_walked_and_that_is_said() {
 #[test]
 #[ignore = "run by a test that lowers the limit"]
 fn a_workspace_of_more_folders_than_watches() {
-    use super::{Unwatched, Walk};
+    use super::{FullScanReason, Unwatched};
     let world = World::new();
     for n in 0..10 {
         std::fs::create_dir(world.path(&format!("d{n}"))).expect("made");
@@ -291,14 +291,17 @@ fn a_workspace_of_more_folders_than_watches() {
     }
     let mut tracker: Tracker = world.tracker();
     let first = tracker.capture(&world.store).expect("captured");
-    assert_eq!((first.how.walk, first.how.unwatched), (Some(Walk::First), Some(Unwatched::Watches)));
+    assert_eq!((first.stats.full_scan, first.stats.unwatched), (Some(FullScanReason::First), Some(Unwatched::Watches)));
     assert_eq!(tracker.unwatched(), Some(Unwatched::Watches));
     world.write("d7/f", "2".repeat(1000));
     let second = tracker.capture(&world.store).expect("captured");
-    assert_eq!((second.how.walk, second.how.unwatched), (Some(Walk::Unwatched), Some(Unwatched::Watches)));
+    assert_eq!(
+        (second.stats.full_scan, second.stats.unwatched),
+        (Some(FullScanReason::Unwatched), Some(Unwatched::Watches))
+    );
     let there = world.observe();
-    tracker.restore(first.tree, &world.store, Durable::Process).expect("restored");
-    tracker.restore(second.tree, &world.store, Durable::Process).expect("restored");
+    tracker.restore(first.tree, &world.store, Durability::Process).expect("restored");
+    tracker.restore(second.tree, &world.store, Durability::Process).expect("restored");
     same(&world.observe(), &there);
 }
 
@@ -350,7 +353,8 @@ fn a_branch_is_the_tree_whatever_happens_to_the_live_workspace() {
             let places = world.another(&format!("child{n}"));
             // Nobody asked what changed: everything is looked at.
             let snapshot = donor.snapshot(&places).expect("taken");
-            let made = branch(Some((&donor, snapshot)), captured.tree, places.clone(), &world.store, Durable::Process);
+            let made =
+                branch(Some((&donor, snapshot)), captured.tree, places.clone(), &world.store, Durability::Process);
             let (_, restored, branched) = made.expect("branched");
             assert_eq!((restored.left, branched.snapshot), (Vec::new(), kind == DriverKind::Btrfs));
             same(&observe(&places.workspace), &there);
@@ -382,23 +386,24 @@ fn a_branch_that_fails_names_what_failed() {
             let places = world.another(&format!("failed{n}"));
             with_fault(fault, || {
                 let snapshot = donor.snapshot(&places);
-                let made = snapshot.and_then(|s| branch(Some((&donor, s)), tree, places, &world.store, Durable::Power));
+                let made =
+                    snapshot.and_then(|s| branch(Some((&donor, s)), tree, places, &world.store, Durability::Power));
                 made.expect_err("armed")
             });
         }
         let places = world.another("child");
         let snapshot = donor.snapshot(&places).expect("taken");
-        let made = branch(Some((&donor, snapshot)), tree, places, &world.store, Durable::Power).expect("branched").2;
+        let made = branch(Some((&donor, snapshot)), tree, places, &world.store, Durability::Power).expect("branched").2;
         let (cloned, copied) = if kind == DriverKind::Tracked { (0, 1) } else { (1, 0) };
         if kind != DriverKind::Btrfs {
             assert_eq!((made.cloned, made.copied), (cloned, copied), "{kind:?}");
         }
         // Without a donor all comes from the store.
         let places = world.another("from-store");
-        let made = branch(None, tree, places.clone(), &world.store, Durable::Process).expect("branched").2;
+        let made = branch(None, tree, places.clone(), &world.store, Durability::Process).expect("branched").2;
         assert_eq!((made.snapshot, made.cloned, made.copied), (false, 0, 0));
         same(&observe(&places.workspace), &world.observe());
-        let again = branch(None, tree, places, &world.store, Durable::Process).expect_err("it is not empty");
+        let again = branch(None, tree, places, &world.store, Durability::Process).expect_err("it is not empty");
         assert!(matches!(again, WorkspaceError::NotEmpty { .. }));
     });
 }
@@ -449,11 +454,11 @@ fn a_snapshot_that_is_told_of_changes_looks_at_nothing_else() {
         let mut snapshot = donor.snapshot(&places).expect("taken").expect("there are such");
         tracker.tell(&donor, &mut snapshot);
         let made =
-            branch(Some((&donor, Some(snapshot))), captured.tree, places.clone(), &world.store, Durable::Process);
+            branch(Some((&donor, Some(snapshot))), captured.tree, places.clone(), &world.store, Durability::Process);
         let (mut child, restored, _) = made.expect("branched");
-        assert_eq!((restored.left, restored.how.walk), (Vec::new(), None));
+        assert_eq!((restored.left, restored.stats.full_scan), (Vec::new(), None));
         // In folders that are new anything may have been done to any file: all are looked at, and those read that are not as they were.
-        assert!(restored.how.read < 20, "{:?}", restored.how);
+        assert!(restored.stats.read < 20, "{:?}", restored.stats);
         same(&observe(&places.workspace), &there);
         assert_eq!(child.capture(&world.store).expect("captured").tree, captured.tree);
         // What was told before another pass is told no more.
@@ -462,8 +467,8 @@ fn a_snapshot_that_is_told_of_changes_looks_at_nothing_else() {
         let mut snapshot = donor.snapshot(&places).expect("taken").expect("there are such");
         tracker.tell(&donor, &mut snapshot);
         let made =
-            branch(Some((&donor, Some(snapshot))), captured.tree, places.clone(), &world.store, Durable::Process);
-        assert_eq!(made.expect("branched").1.how.walk, Some(super::Walk::Reopened));
+            branch(Some((&donor, Some(snapshot))), captured.tree, places.clone(), &world.store, Durability::Process);
+        assert_eq!(made.expect("branched").1.stats.full_scan, Some(super::FullScanReason::Reopened));
         same(&observe(&places.workspace), &there);
         // Without such nothing else is looked at.
         drop((mapping, later));
@@ -475,10 +480,10 @@ fn a_snapshot_that_is_told_of_changes_looks_at_nothing_else() {
         let mut snapshot = donor.snapshot(&places).expect("taken").expect("there are such");
         tracker.tell(&donor, &mut snapshot);
         let made =
-            branch(Some((&donor, Some(snapshot))), captured.tree, places.clone(), &world.store, Durable::Process);
+            branch(Some((&donor, Some(snapshot))), captured.tree, places.clone(), &world.store, Durability::Process);
         let restored = made.expect("branched").1;
-        assert_eq!((restored.left, restored.how.walk), (Vec::new(), None));
-        assert!(restored.how.examined < 20, "{:?}", restored.how);
+        assert_eq!((restored.left, restored.stats.full_scan), (Vec::new(), None));
+        assert!(restored.stats.examined < 20, "{:?}", restored.stats);
     });
 }
 
@@ -503,7 +508,7 @@ fn a_spare_becomes_the_tree_that_is_asked_for() {
         let first = tracker.capture(&world.store).expect("captured").tree;
         let at_first = world.observe();
         let donor = tracker.donor().expect("a donor").expect("sure");
-        let spare = |name: &str| Spare::make(&world.dir.path().join(name), &donor, first, &world.store);
+        let spare = |name: &str| PreparedWorkspace::make(&world.dir.path().join(name), &donor, first, &world.store);
         let spares = ["one", "two", "three", "six", "seven", "eight"].map(|name| spare(name).expect("made"));
         std::fs::set_permissions(world.workspace(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("set");
         world.write("d/f010", "other");
@@ -530,16 +535,16 @@ fn a_spare_becomes_the_tree_that_is_asked_for() {
         ];
         for (n, (spare, tree, wanted, whole)) in spares.into_iter().enumerate() {
             let places = world.another(&format!("of-{n}"));
-            let made = spare.become_workspace(tree, places.clone(), &world.store, Durable::Process);
+            let made = spare.become_workspace(tree, places.clone(), &world.store, Durability::Process);
             let (mut child, restored) = made.expect("made");
             // Of one that is whole no entry is looked at; of others each, and none is read but what is not as it was.
-            assert!(restored.left.is_empty() && restored.how.read <= 2, "{kind:?}: {restored:?}");
-            assert_eq!(restored.how.walk.is_none(), whole, "{kind:?}: {restored:?}");
-            assert!(!whole || restored.how.examined <= 4, "{kind:?}: {restored:?}");
+            assert!(restored.left.is_empty() && restored.stats.read <= 2, "{kind:?}: {restored:?}");
+            assert_eq!(restored.stats.full_scan.is_none(), whole, "{kind:?}: {restored:?}");
+            assert!(!whole || restored.stats.examined <= 4, "{kind:?}: {restored:?}");
             assert_eq!(restored.changed == 0, whole, "{kind:?}: only what differs is touched");
             same(&observe(&places.workspace), wanted);
             let captured = child.capture(&world.store).expect("captured");
-            assert_eq!((captured.tree, captured.how.walk), (tree, None));
+            assert_eq!((captured.tree, captured.stats.full_scan), (tree, None));
             world.nothing_is_staged();
         }
         for left in ["one", "two"] {
@@ -547,18 +552,18 @@ fn a_spare_becomes_the_tree_that_is_asked_for() {
         }
         drop(three);
         assert!(!world.dir.path().join("three").exists());
-        donor.give_up();
-        let given_up = spare("given up").expect_err("nobody wants it");
-        assert!(matches!(given_up, WorkspaceError::Io { .. }), "{given_up:?}");
+        donor.cancel();
+        let cancelled = spare("given up").expect_err("nobody wants it");
+        assert!(matches!(cancelled, WorkspaceError::Io { .. }), "{cancelled:?}");
         assert!(!world.dir.path().join("given up").exists(), "nothing is left of one that was given up");
         let donor = tracker.donor().expect("a donor").expect("sure");
-        let spare = |name: &str| Spare::make(&world.dir.path().join(name), &donor, first, &world.store);
+        let spare = |name: &str| PreparedWorkspace::make(&world.dir.path().join(name), &donor, first, &world.store);
         with_fault("workspace.spare.make=enospc", || spare("four").expect_err("armed"));
         with_fault("workspace.checkout.file=enospc", || spare("four").expect_err("armed"));
         assert!(!world.dir.path().join("four").exists(), "nothing is left of one that could not be made");
         let (five, places) = (spare("five").expect("made"), world.another("full"));
         std::fs::write(places.workspace.join("there"), "x").expect("written");
-        let refused = five.become_workspace(first, places.clone(), &world.store, Durable::Process);
+        let refused = five.become_workspace(first, places.clone(), &world.store, Durability::Process);
         assert!(matches!(refused, Err(WorkspaceError::Io { .. })), "{refused:?}");
         assert!(places.workspace.join("there").exists());
     });

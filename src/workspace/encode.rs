@@ -37,7 +37,7 @@ pub(super) fn encode(index: &mut Index, batch: &mut dyn ObjectBatch) -> Result<T
         (folder.pages, folder.stale) = (pages, Stale::Names(BTreeSet::new()));
         if folder.digest.replace(digest) != Some(digest) && id != ROOT {
             let (parent, name) = (folder.parent, folder.name.clone());
-            index.touch(parent, &name);
+            index.mark_stale(parent, &name);
         }
     }
     let digest = index.folder(ROOT).digest.expect("the root was encoded, now or before");

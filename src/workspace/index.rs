@@ -31,11 +31,11 @@ pub(super) struct Known {
     /// Whether a change after the look would have changed the stamp: it was older than the clock's grain then.
     pub settled: bool,
     pub meta: Meta,
-    pub what: What,
+    pub what: NodeState,
 }
 
 #[derive(Debug, Clone)]
-pub(super) enum What {
+pub(super) enum NodeState {
     File {
         content: Content,
         /// Names that the inode has, here or elsewhere.
@@ -177,7 +177,7 @@ impl Index {
     }
 
     /// An entry's line is not what its folder's object says.
-    pub(super) fn touch(&mut self, id: FolderId, name: &[u8]) {
+    pub(super) fn mark_stale(&mut self, id: FolderId, name: &[u8]) {
         let Some(folder) = self.folders.get_mut(&id) else { return };
         if let Stale::Names(names) = &mut folder.stale {
             names.insert(name.into());
@@ -186,7 +186,7 @@ impl Index {
     }
 
     /// All objects of folders are to be made anew.
-    pub(super) fn touch_all(&mut self) {
+    pub(super) fn mark_all_stale(&mut self) {
         for (id, folder) in &mut self.folders {
             folder.stale = Stale::All;
             self.stale.insert((Reverse(folder.depth), *id));
@@ -196,7 +196,7 @@ impl Index {
     /// Notes an entry in place of whatever was of that name, which must not be another folder.
     pub(super) fn set(&mut self, folder: FolderId, name: &[u8], known: Known) {
         let place = (folder, Name::from(name));
-        let names = |known: &Known| if let What::File { names, .. } = known.what { names } else { 0 };
+        let names = |known: &Known| if let NodeState::File { names, .. } = known.what { names } else { 0 };
         let before = self.known(folder, name);
         let had = before.map(|before| (before.stamp.inode, names(before)));
         if let Some((inode, 2..)) = had
@@ -209,20 +209,22 @@ impl Index {
         }
         self.missing_files.remove(&place);
         match &known.what {
-            What::Missing(reason) => drop(self.missing.insert(place, *reason)),
-            What::File { .. } | What::Folder(_) | What::Symlink(_) | What::Fifo => drop(self.missing.remove(&place)),
+            NodeState::Missing(reason) => drop(self.missing.insert(place, *reason)),
+            NodeState::File { .. } | NodeState::Folder(_) | NodeState::Symlink(_) | NodeState::Fifo => {
+                drop(self.missing.remove(&place))
+            }
         }
         if had.is_none() {
             self.count += 1;
         }
         self.folder_mut(folder).entries.insert(name.into(), known);
-        self.touch(folder, name);
+        self.mark_stale(folder, name);
     }
 
     /// Notes a file's content, which was not known when it was looked at.
-    pub(super) fn learn(&mut self, folder: FolderId, name: &[u8], of: Stamp, now: &Content, is_settled: bool) {
+    pub(super) fn set_content(&mut self, folder: FolderId, name: &[u8], of: Stamp, now: &Content, is_settled: bool) {
         let known = self.folders.get_mut(&folder).and_then(|folder| folder.entries.get_mut(name));
-        if let Some(Known { stamp, settled, what: What::File { content, .. }, .. }) = known
+        if let Some(Known { stamp, settled, what: NodeState::File { content, .. }, .. }) = known
             && *stamp == of
         {
             content.clone_from(now);
@@ -243,10 +245,10 @@ impl Index {
     }
 
     /// Forgets an entry and all in it. `gone` is told every file, and every watch that is of no use any more.
-    pub(super) fn remove(&mut self, folder: FolderId, name: &[u8], gone: &mut dyn FnMut(Gone<'_>)) {
+    pub(super) fn remove(&mut self, folder: FolderId, name: &[u8], gone: &mut dyn FnMut(Removed<'_>)) {
         let Some(home) = self.folders.get_mut(&folder) else { return };
         let Some(known) = home.entries.remove(name) else { return };
-        self.touch(folder, name);
+        self.mark_stale(folder, name);
         let mut rest = vec![((folder, Name::from(name)), known)];
         while let Some((place, known)) = rest.pop() {
             self.count -= 1;
@@ -254,15 +256,15 @@ impl Index {
             self.missing_files.remove(&place);
             let was_hot = self.hot.remove(&place);
             match &known.what {
-                What::File { names, .. } => {
+                NodeState::File { names, .. } => {
                     if *names > 1 {
                         self.unlink(known.stamp.inode, &place);
                     }
                     if !was_hot {
-                        gone(Gone::File(&place, &known));
+                        gone(Removed::File(&place, &known));
                     }
                 }
-                What::Folder(id) => {
+                NodeState::Folder(id) => {
                     let Some(inner) = self.folders.remove(id) else { continue };
                     self.stale.remove(&(Reverse(inner.depth), *id));
                     rest.extend(inner.entries.into_iter().map(|(name, known)| ((*id, name), known)));
@@ -270,10 +272,10 @@ impl Index {
                         && self.watches.get(&watch) == Some(id)
                     {
                         self.watches.remove(&watch);
-                        gone(Gone::Watch(watch));
+                        gone(Removed::Watch(watch));
                     }
                 }
-                What::Symlink(_) | What::Fifo | What::Missing(_) => {}
+                NodeState::Symlink(_) | NodeState::Fifo | NodeState::Missing(_) => {}
             }
         }
     }
@@ -281,16 +283,16 @@ impl Index {
     /// A line of a folder's object. The folders in it must have been encoded.
     pub(super) fn entry(&self, name: &[u8], known: &Known) -> Entry {
         let node = match &known.what {
-            What::File { content, group, .. } => {
+            NodeState::File { content, group, .. } => {
                 let size = if let Content::Inline(bytes) = content { bytes.len() as u64 } else { known.stamp.size };
                 Node::File { size, content: content.clone(), group: *group }
             }
-            What::Folder(id) => {
+            NodeState::Folder(id) => {
                 Node::Folder { digest: self.folder(*id).digest.expect("deeper folders are encoded first") }
             }
-            What::Symlink(target) => Node::Symlink { target: target.clone() },
-            What::Fifo => Node::Fifo,
-            What::Missing(reason) => Node::Missing { reason: *reason },
+            NodeState::Symlink(target) => Node::Symlink { target: target.clone() },
+            NodeState::Fifo => Node::Fifo,
+            NodeState::Missing(reason) => Node::Missing { reason: *reason },
         };
         let meta = if let Node::Missing { .. } = node { Meta::default() } else { known.meta.clone() };
         Entry { name: name.into(), meta, node }
@@ -304,11 +306,11 @@ impl Index {
             let group = (places.len() > 1).then(|| self.group_of(&places));
             for (folder, name) in places {
                 let known = self.folders.get_mut(&folder).and_then(|folder| folder.entries.get_mut(&name));
-                if let Some(Known { what: What::File { group: known, .. }, .. }) = known
+                if let Some(Known { what: NodeState::File { group: known, .. }, .. }) = known
                     && *known != group
                 {
                     *known = group;
-                    self.touch(folder, &name);
+                    self.mark_stale(folder, &name);
                 }
             }
         }
@@ -329,33 +331,33 @@ impl Index {
 
     /// Whether there may be a folder that others enter and we do not: a known file may get a name in there and be written by it, and nobody
     /// tells.
-    pub(super) fn has_dark_corners(&self) -> bool {
+    pub(super) fn has_unwatchable_dirs(&self) -> bool {
         let unreadable = self.missing.iter().filter(|(_, reason)| **reason == Reason::Unreadable);
         unreadable.into_iter().any(|(place, _)| !self.missing_files.contains(place))
     }
 
     /// Whether something in a folder could not be entered.
-    pub(super) fn has_closed(&self, folder: FolderId) -> bool {
+    pub(super) fn has_unreadable_child(&self, folder: FolderId) -> bool {
         let within = self.missing.range((folder, Name::default())..).take_while(|((id, _), _)| *id == folder);
         within.into_iter().any(|(_, reason)| is_closed(*reason))
     }
 
     /// Whether an entry could not be entered, or something in it: nobody watched what is there.
-    pub(super) fn is_dark(&self, folder: FolderId, name: &[u8]) -> bool {
+    pub(super) fn was_unwatched(&self, folder: FolderId, name: &[u8]) -> bool {
         match self.known(folder, name).map(|known| &known.what) {
-            Some(What::Missing(reason)) => is_closed(*reason),
-            Some(What::Folder(inner)) => self.has_closed(*inner),
-            Some(What::File { .. } | What::Symlink(_) | What::Fifo) | None => false,
+            Some(NodeState::Missing(reason)) => is_closed(*reason),
+            Some(NodeState::Folder(inner)) => self.has_unreadable_child(*inner),
+            Some(NodeState::File { .. } | NodeState::Symlink(_) | NodeState::Fifo) | None => false,
         }
     }
 
     /// Files that may be written through a name outside the workspace, where nobody watches.
-    pub(super) fn linked_elsewhere(&self) -> Vec<Place> {
+    pub(super) fn externally_linked(&self) -> Vec<Place> {
         let mut found = Vec::new();
         for places in self.links.values() {
             let names = places.iter().filter_map(|(folder, name)| match self.known(*folder, name)?.what {
-                What::File { names, .. } => Some(names),
-                What::Folder(_) | What::Symlink(_) | What::Fifo | What::Missing(_) => None,
+                NodeState::File { names, .. } => Some(names),
+                NodeState::Folder(_) | NodeState::Symlink(_) | NodeState::Fifo | NodeState::Missing(_) => None,
             });
             if names.max().is_some_and(|names| names > places.len() as u64) {
                 found.extend(places.iter().cloned());
@@ -373,8 +375,8 @@ fn is_closed(reason: Reason) -> bool {
     }
 }
 
-/// What [`Index::remove`] tells of.
-pub(super) enum Gone<'a> {
+/// What [`Index::remove`] reports.
+pub(super) enum Removed<'a> {
     File(&'a Place, &'a Known),
     Watch(i32),
 }

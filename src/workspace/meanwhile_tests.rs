@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::testing::World;
 use super::tracker_tests::changes;
-use super::{ObjectBatch, Objects, Places, Tracker};
+use super::{ObjectBatch, Objects, Tracker, WorkspacePaths};
 use crate::core::ids::Digest;
 use crate::store::StoreError;
 use crate::sys::inode::tests::Mapping;
@@ -124,7 +124,7 @@ pub(super) fn settle() {
 pub(super) fn is_what_is_there(world: &World, tracker: &mut Tracker) {
     let captured = tracker.capture(&world.store).expect("captured");
     let places = world.places_of("fresh");
-    let mut fresh = Tracker::open(Places { workspace: world.path(""), ..places }).expect("opened");
+    let mut fresh = Tracker::open(WorkspacePaths { workspace: world.path(""), ..paths }).expect("opened");
     let walked = fresh.capture(&world.store).expect("captured");
     assert_eq!(changes(world, captured.tree, walked.tree), []);
 }
@@ -286,7 +286,7 @@ fn what_is_done_to_a_file_by_a_name_that_came_and_went_is_seen() {
     world.write("temporary", "whole");
     std::fs::rename(at("temporary"), at("f6")).expect("renamed");
     let captured = tracker.capture(&world.store).expect("captured");
-    assert!(captured.how.walk.is_none() && captured.how.examined < 10, "{:?}", captured.how);
+    assert!(captured.stats.full_scan.is_none() && captured.stats.examined < 10, "{:?}", captured.stats);
 }
 
 #[test]

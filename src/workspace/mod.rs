@@ -2,7 +2,7 @@
 //!
 //! A tree is content-addressed like git's (`tree`): what two trees share they share as objects, and they are compared by
 //! walking only where digests differ. A [`Tracker`] follows one live workspace, so that a capture costs what changed since
-//! the last one, not what is there. What is weaker than that (a walk over everything) is visible in the result ([`How`]).
+//! the last one, not what is there. What is weaker than that (a walk over everything) is visible in the result ([`CaptureStats`]).
 //!
 //! ```text
 //!  tracker   one live workspace: prepare, collect (frozen), finish; restore
@@ -23,45 +23,49 @@
 
 mod beneath;
 mod branch;
+mod capture_file;
+mod capture_stats;
 mod changes;
 mod checkout;
+mod deferred_reads;
+mod dir_identity;
 mod driver;
 mod encode;
 mod error;
-mod how;
 mod index;
-mod keep;
-mod noted;
 mod objects;
-mod one;
+mod paths;
+mod prepared;
 mod read;
+mod read_file;
+mod rescan;
 mod restore;
 mod saved;
 mod scan;
-mod spare;
 mod stage;
-mod sweep;
-mod take;
 mod tracker;
 pub mod tree;
 
 pub use branch::{Branched, Donor, Snapshot, branch};
+pub use capture_stats::{CaptureStats, FullScanReason, Unwatched};
 pub use checkout::checkout;
-pub use driver::{Choice, DriverKind, FsAbilities, abilities, doctor};
+pub use driver::{DriverChoice, DriverKind, FsAbilities, abilities, doctor};
 pub use error::WorkspaceError;
-pub use how::{How, Unwatched, Walk};
-pub use objects::{Counted, ObjectBatch, Objects, Together};
-pub use one::read_file;
-pub use restore::{Durable, Restored};
-pub use spare::Spare;
-pub use tracker::{Captured, Collected, NotCaptured, Places, Tracker};
+pub use objects::{CountingObjects, ObjectBatch, Objects, SharedBatch};
+pub use paths::WorkspacePaths;
+pub use prepared::PreparedWorkspace;
+pub use read_file::read_file;
+pub use restore::Restored;
+pub use tracker::{Captured, Collected, NotCaptured, Tracker};
 pub use tree::TreeId;
-pub use tree::diff::{Change, Changed, Deed, Diff, diff};
+pub use tree::diff::{Change, ChangeKind, Changed, Diff, diff};
 pub use tree::entry::Reason;
-pub use tree::look::{Text, find, text};
+pub use tree::lookup::{Text, find, text};
 pub use tree::needs::needs;
 pub use tree::reach::{Seen, reach};
 pub use tree::size::{Size, Sizes};
+
+pub use crate::core::durability::Durability;
 
 #[cfg(test)]
 mod driver_tests;

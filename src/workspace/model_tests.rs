@@ -14,7 +14,7 @@ use proptest::test_runner::{Config, TestRunner};
 
 use super::testing::{Mounted, Observed, World, as_nobody, given_place, observe, same};
 use super::tree::TreeId;
-use super::{DriverKind, Durable, Tracker, branch, checkout, diff};
+use super::{DriverKind, Durability, Tracker, branch, checkout, diff};
 use crate::sys::inode;
 
 /// What may happen to a workspace, or be asked of its tracker. Numbers choose among what is there.
@@ -159,7 +159,7 @@ impl Run<'_> {
             }
             Op::Restore(n) => {
                 let Some((tree, wanted)) = self.trees.get(n % self.trees.len().max(1)).cloned() else { return };
-                let restored = self.tracker().restore(tree, &world.store, Durable::Process).expect("restored");
+                let restored = self.tracker().restore(tree, &world.store, Durability::Process).expect("restored");
                 assert_eq!(restored.left, Vec::<PathBuf>::new());
                 same(&world.observe(), &wanted);
                 world.nothing_is_staged();
@@ -264,14 +264,14 @@ fn run(world: &World, ops: &[Op]) {
     run.capture();
     let trees = std::mem::take(&mut run.trees);
     for (n, (tree, wanted)) in trees.iter().enumerate().rev() {
-        run.tracker().restore(*tree, &world.store, Durable::Process).expect("restored");
+        run.tracker().restore(*tree, &world.store, Durability::Process).expect("restored");
         same(&world.observe(), wanted);
         let again = run.tracker().capture(&world.store).expect("captured");
         assert_eq!(again.tree, *tree, "what was restored is the same tree");
         if n % 3 == 0 {
             let places = world.places_of(&format!("elsewhere{n}"));
             std::fs::create_dir(&places.workspace).expect("made");
-            checkout(*tree, places.clone(), &world.store, Durable::Process).expect("checked out");
+            checkout(*tree, places.clone(), &world.store, Durability::Process).expect("checked out");
             same(&observe(&places.workspace), wanted);
         }
     }
@@ -279,7 +279,7 @@ fn run(world: &World, ops: &[Op]) {
     // A walk by somebody who knows nothing finds the same.
     let (last, _) = trees.first().expect("at least one");
     drop(run);
-    let mut fresh = world.tracker_of(super::Places { index: world.dir.path().join("none"), ..world.places() });
+    let mut fresh = world.tracker_of(super::WorkspacePaths { index: world.dir.path().join("none"), ..world.paths() });
     let walked = fresh.capture(&world.store).expect("captured");
     assert_eq!(walked.tree, *last, "what was told of changes is what a walk finds");
     world.nothing_is_staged();
@@ -300,12 +300,12 @@ fn branches(world: &World, run: &mut Run<'_>, trees: &[(TreeId, Observed)]) {
         }
         let donor = Some((&donor, snapshot));
         let (mut child, restored, branched) =
-            branch(donor, *tree, places.clone(), &world.store, Durable::Process).expect("branched");
+            branch(donor, *tree, places.clone(), &world.store, Durability::Process).expect("branched");
         assert_eq!((restored.left, branched.snapshot), (Vec::new(), kind == DriverKind::Btrfs));
         same(&observe(&places.workspace), wanted);
         // `observe` opened every file, so each is asked who may write to it, but none is read.
         let first = child.capture(&world.store).expect("captured");
-        assert_eq!((first.tree, first.how.walk, first.how.read), (*tree, None, 0), "{:?}", first.how);
+        assert_eq!((first.tree, first.stats.full_scan, first.stats.read), (*tree, None, 0), "{:?}", first.stats);
         std::fs::write(places.workspace.join("only here"), "x").expect("written");
         assert_ne!(child.capture(&world.store).expect("captured").tree, *tree);
         assert!(!world.path("only here").exists());
@@ -317,7 +317,7 @@ fn differences_are_told(world: &World, (a, before): &(TreeId, Observed), (b, aft
     for change in diff(&world.store, *a, *b).expect("compared") {
         let change = change.expect("compared");
         told.insert(change.path.clone());
-        if let super::Deed::Renamed { from } = change.deed {
+        if let super::ChangeKind::Renamed { from } = change.kind {
             told.insert(from);
         }
     }

@@ -59,15 +59,15 @@ impl ObjectBatch for Batch {
 
 /// Objects of several steps that become durable together, in the end: what a step commits waits for [`Self::sync`]. Until then
 /// they can be read by way of this alone.
-pub struct Together {
+pub struct SharedBatch {
     store: Store,
     batch: Arc<Batch>,
 }
 
-impl Together {
+impl SharedBatch {
     /// Nothing was added yet.
-    pub fn begin(store: &Store) -> Together {
-        Together { store: store.clone(), batch: Arc::new(store.batch()) }
+    pub fn begin(store: &Store) -> SharedBatch {
+        SharedBatch { store: store.clone(), batch: Arc::new(store.batch()) }
     }
 
     /// Adds one.
@@ -87,7 +87,7 @@ impl Together {
     }
 }
 
-impl Objects for Together {
+impl Objects for SharedBatch {
     fn get(&self, digest: Digest, limit: u64) -> Result<Vec<u8>, StoreError> {
         self.batch.get(digest, limit)
     }
@@ -97,14 +97,14 @@ impl Objects for Together {
     }
 
     fn batch(&self) -> Box<dyn ObjectBatch> {
-        Box::new(Step(Arc::clone(&self.batch)))
+        Box::new(SharedBatchHandle(Arc::clone(&self.batch)))
     }
 }
 
 /// What one step adds.
-struct Step(Arc<Batch>);
+struct SharedBatchHandle(Arc<Batch>);
 
-impl ObjectBatch for Step {
+impl ObjectBatch for SharedBatchHandle {
     fn put(&mut self, bytes: &[u8]) -> Result<Digest, StoreError> {
         self.0.put(bytes)
     }
@@ -115,15 +115,15 @@ impl ObjectBatch for Step {
 }
 
 /// Counts what is read of a store.
-pub struct Counted<'a> {
+pub struct CountingObjects<'a> {
     objects: &'a dyn Objects,
     read: AtomicU64,
 }
 
-impl<'a> Counted<'a> {
+impl<'a> CountingObjects<'a> {
     /// Nothing was read yet.
-    pub fn new(objects: &'a dyn Objects) -> Counted<'a> {
-        Counted { objects, read: AtomicU64::new(0) }
+    pub fn new(objects: &'a dyn Objects) -> CountingObjects<'a> {
+        CountingObjects { objects, read: AtomicU64::new(0) }
     }
 
     /// Objects that were read so far.
@@ -132,7 +132,7 @@ impl<'a> Counted<'a> {
     }
 }
 
-impl Objects for Counted<'_> {
+impl Objects for CountingObjects<'_> {
     fn get(&self, digest: Digest, limit: u64) -> Result<Vec<u8>, StoreError> {
         self.read.fetch_add(1, Ordering::Relaxed);
         self.objects.get(digest, limit)
@@ -149,9 +149,9 @@ impl Objects for Counted<'_> {
 
 /// Keeps nothing: for looking at a tree whose content nobody will ask for.
 #[derive(Debug)]
-pub(super) struct Addresses;
+pub(super) struct HashOnly;
 
-impl ObjectBatch for Addresses {
+impl ObjectBatch for HashOnly {
     fn put(&mut self, bytes: &[u8]) -> Result<Digest, StoreError> {
         Ok(Digest::from_bytes(*blake3::hash(bytes).as_bytes()))
     }

@@ -180,7 +180,7 @@ fn what_cannot_be_read_costs_nothing_of(world: &World) {
     world.write("f8", "");
     tracker.capture(&world.store).expect("captured");
     let calm = tracker.capture(&world.store).expect("captured");
-    assert_eq!((calm.how.walk, calm.how.examined), (None, 0), "{:?}", calm.how);
+    assert_eq!((calm.stats.full_scan, calm.stats.examined), (None, 0), "{:?}", calm.stats);
 }
 
 #[test]
@@ -208,7 +208,7 @@ fn a_name_in_a_folder_that_cannot_be_read_of(world: &World) {
     }
     // It costs nobody the notifications.
     let calm = tracker.capture(&world.store).expect("captured");
-    assert_eq!((calm.how.walk, calm.how.unwatched), (None, None), "{:?}", calm.how);
+    assert_eq!((calm.stats.full_scan, calm.stats.unwatched), (None, None), "{:?}", calm.stats);
 }
 
 #[test]
@@ -230,10 +230,10 @@ fn a_folder_that_becomes_unreadable_of(world: &World) {
     // Whoever follows it from here on, as a fork does, cannot watch it.
     mode(world, "e", 0o300);
     let index = tracker.index.clone().unwatched();
-    let mut again = Tracker::seeded(world.places(), index, Some(Changes::default())).expect("followed");
+    let mut again = Tracker::seeded(world.paths(), index, Some(Changes::default())).expect("followed");
     again.is_private = false;
     let captured = again.capture(&world.store).expect("captured");
-    assert_eq!((captured.how.unwatched, missing(&captured)), (None, vec![("e".to_owned(), Reason::Unreadable)]));
+    assert_eq!((captured.stats.unwatched, missing(&captured)), (None, vec![("e".to_owned(), Reason::Unreadable)]));
     mode(world, "e", 0o700);
     is_what_is_there(world, &mut again);
 }

@@ -18,11 +18,11 @@ use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::Mode;
 
 use super::beneath::{self, Kind, proc_path};
+use super::capture_stats::CaptureStats;
 use super::encode::encode;
 use super::error::WorkspaceError;
-use super::how::How;
-use super::index::{FolderId, Index, Known, Place, ROOT, Stamp, What};
-use super::objects::{Addresses, Objects};
+use super::index::{FolderId, Index, Known, NodeState, Place, ROOT, Stamp};
+use super::objects::{HashOnly, Objects};
 use super::stage::{Owner, Stage, Staged, set_time};
 use super::tracker::{Pass, Tracker};
 use super::tree::TreeId;
@@ -30,19 +30,11 @@ use super::tree::entry::{Content, Entry, Meta, Name, Node, Reason, path_of};
 use super::tree::format::Folder;
 use super::tree::needs::is_kept;
 use super::tree::read;
+use crate::core::durability::Durability;
 use crate::core::ids::Digest;
 use crate::sys::fault;
 
 type Result<T> = std::result::Result<T, WorkspaceError>;
-
-/// What a restored workspace survives.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Durable {
-    /// The end of any process.
-    Process,
-    /// Also a loss of power.
-    Power,
-}
 
 /// A workspace that was made equal to a tree.
 #[derive(Debug, Clone)]
@@ -54,7 +46,7 @@ pub struct Restored {
     /// Bytes that were written.
     pub bytes: u64,
     /// How the workspace was looked at.
-    pub how: How,
+    pub stats: CaptureStats,
 }
 
 impl Tracker {
@@ -64,29 +56,29 @@ impl Tracker {
     /// # Errors
     /// The tree cannot be read; files fail; somebody writes. The workspace is then between the two trees, and the next
     /// restore ends it.
-    pub fn restore(&mut self, target: TreeId, objects: &dyn Objects, durable: Durable) -> Result<Restored> {
-        match self.restore_once(target, objects, durable) {
+    pub fn restore(&mut self, target: TreeId, objects: &dyn Objects, durability: Durability) -> Result<Restored> {
+        match self.restore_once(target, objects, durability) {
             // What was known of a file may be of another that had its place, its size and its times within one tick of the
             // clock. Nothing is taken for known then: every file is read.
             Err(WorkspaceError::NotRestored { .. }) => {
                 self.forget()?;
-                self.restore_once(target, objects, durable)
+                self.restore_once(target, objects, durability)
             }
             done => done,
         }
     }
 
-    fn restore_once(&mut self, target: TreeId, objects: &dyn Objects, durable: Durable) -> Result<Restored> {
+    fn restore_once(&mut self, target: TreeId, objects: &dyn Objects, durability: Durability) -> Result<Restored> {
         let wanted = read::root(objects, target)?;
-        let mut stage = Stage::open(&self.places, self.device)?;
+        let mut stage = Stage::open(&self.paths, self.device)?;
         let done = self.restore_to(target, &wanted, objects, &mut stage);
         // Only an exact end leaves what is known in terms of objects that are there.
-        self.sure(matches!(&done, Ok(restored) if restored.left.is_empty()));
+        self.set_trusted(matches!(&done, Ok(restored) if restored.left.is_empty()));
         let restored = done?;
         stage.leave();
-        if durable == Durable::Power {
+        if durability == Durability::Power {
             let sync = fault::point("workspace.place.sync").and_then(|()| Ok(nix::unistd::syncfs(&self.root)?));
-            sync.map_err(|e| WorkspaceError::io("sync", &self.places.workspace, e))?;
+            sync.map_err(|e| WorkspaceError::io("sync", &self.paths.workspace, e))?;
         }
         if restored.left.is_empty() {
             self.base = Some(target);
@@ -101,28 +93,28 @@ impl Tracker {
         objects: &dyn Objects,
         stage: &mut Stage,
     ) -> Result<Restored> {
-        let mut how = self.pass(&mut Addresses, objects, &mut Pass { frozen: true, ..Pass::default() })?;
+        let mut stats = self.pass(&mut HashOnly, objects, &mut Pass { frozen: true, ..Pass::default() })?;
         let owner = Owner { own: self.owner, privileged: nix::unistd::Uid::effective().is_root() };
         let mut left = Vec::new();
         let mut changed = 0;
-        if encode(&mut self.index, &mut Addresses)? != target {
+        if encode(&mut self.index, &mut HashOnly)? != target {
             let mut apply = Apply::new(self.root.as_fd(), &self.index, objects, stage, owner);
             apply.run(wanted)?;
             let (touched, contents) = apply.end()?;
             changed = touched.iter().filter(|(_, name)| name.is_some()).count() as u64;
             self.drain();
-            self.changes.nothing_is_hidden();
+            self.changes.clear_unreported();
             touched.into_iter().for_each(|place| match place {
-                (folder, Some(name)) => self.changes.only_look((folder, name)),
+                (folder, Some(name)) => self.changes.check_metadata_only((folder, name)),
                 (folder, None) => self.changes.add_folder(folder),
             });
-            let mut pass = Pass { frozen: true, contents, told_all: true, keeping: None };
-            how.examined += self.pass(&mut Addresses, objects, &mut pass)?.examined;
-            if encode(&mut self.index, &mut Addresses)? != target {
+            let mut pass = Pass { frozen: true, contents, all_reported: true, deferred: None };
+            stats.examined += self.pass(&mut HashOnly, objects, &mut pass)?.examined;
+            if encode(&mut self.index, &mut HashOnly)? != target {
                 left = differences(&self.index, objects, wanted, owner)?;
             }
         }
-        Ok(Restored { left, changed, bytes: stage.bytes, how })
+        Ok(Restored { left, changed, bytes: stage.bytes, stats })
     }
 }
 
@@ -189,12 +181,12 @@ impl<'a> Apply<'a> {
         let path = || path_of(pair.names.iter().map(|name| &**name));
         let dir = self.open(&pair.names).map_err(|e| WorkspaceError::io("open", &path(), e))?;
         let objects = self.objects;
-        let mut both = Both::of(self.index, objects, pair.id, pair.digest)?;
+        let mut both = MergedEntries::of(self.index, objects, pair.id, pair.digest)?;
         while let Some((known, wanted)) = both.next()? {
             let name =
                 known.map_or_else(|| wanted.as_ref().map(|entry| entry.name.clone()), |(name, _)| Some(name.clone()));
             let Some(name) = name else { continue };
-            let place = Here { pair, dir: dir.as_fd(), name };
+            let place = EntryAt { pair, dir: dir.as_fd(), name };
             self.entry(&place, known.map(|(_, known)| known), wanted)?;
         }
         Ok(())
@@ -211,7 +203,7 @@ impl<'a> Apply<'a> {
         Ok(beneath::folder(self.root, names)?)
     }
 
-    fn entry(&mut self, here: &Here<'_>, known: Option<&Known>, wanted: Option<Entry>) -> Result<()> {
+    fn entry(&mut self, here: &EntryAt<'_>, known: Option<&Known>, wanted: Option<Entry>) -> Result<()> {
         let Some(wanted) = wanted else {
             self.touch(here);
             return self.remove(here);
@@ -229,7 +221,7 @@ impl<'a> Apply<'a> {
             (Node::Folder { digest: a }, Node::Folder { digest: b }) => {
                 self.folders.insert(here.names(), wanted.meta.clone());
                 if a != b
-                    && let What::Folder(id) = known.what
+                    && let NodeState::Folder(id) = known.what
                 {
                     self.pairs.push(Pair { names: here.names(), id: Some(id), digest: *b });
                 }
@@ -244,14 +236,14 @@ impl<'a> Apply<'a> {
         }
     }
 
-    fn touch(&mut self, here: &Here<'_>) {
+    fn touch(&mut self, here: &EntryAt<'_>) {
         if let Some(id) = here.pair.id {
             self.touched.push((id, Some(here.name.clone())));
             self.touched.push((id, None));
         }
     }
 
-    fn remove(&mut self, here: &Here<'_>) -> Result<()> {
+    fn remove(&mut self, here: &EntryAt<'_>) -> Result<()> {
         match self.stage.remove(here.dir, &here.name) {
             // A mount point stays; it is told in the end.
             Err(error) if matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EXDEV)) => Ok(()),
@@ -259,7 +251,7 @@ impl<'a> Apply<'a> {
         }
     }
 
-    fn make(&mut self, here: &Here<'_>, wanted: &Entry) -> Result<()> {
+    fn make(&mut self, here: &EntryAt<'_>, wanted: &Entry) -> Result<()> {
         self.touch(here);
         let staged = match &wanted.node {
             Node::Missing { .. } => return Ok(()),
@@ -281,7 +273,7 @@ impl<'a> Apply<'a> {
         let known = here.pair.id.and_then(|id| self.index.known(id, &here.name));
         // One with other names stays there anyway, and would have one more for a while.
         let keep =
-            known.filter(|known| matches!(known.what, What::File { names: 1, .. })).map(|known| known.stamp.size);
+            known.filter(|known| matches!(known.what, NodeState::File { names: 1, .. })).map(|known| known.stamp.size);
         self.place(here, &staged, keep)?;
         if let (Some(file), Node::File { content, .. }) = (&staged.file, &wanted.node) {
             // Of the file that was made, whatever may be of that name by now.
@@ -291,7 +283,7 @@ impl<'a> Apply<'a> {
         Ok(())
     }
 
-    fn place(&mut self, here: &Here<'_>, staged: &Staged, keep: Option<u64>) -> Result<()> {
+    fn place(&mut self, here: &EntryAt<'_>, staged: &Staged, keep: Option<u64>) -> Result<()> {
         let failed = |error| WorkspaceError::io("make", &here.path(), error);
         match self.stage.place(staged, here.dir, &here.name, keep) {
             // Something is there that was not: a folder that came since.
@@ -304,7 +296,7 @@ impl<'a> Apply<'a> {
     }
 
     /// Changes mode and time of a file that is otherwise as it is to be.
-    fn adjust(&mut self, here: &Here<'_>, known: &Known, meta: &Meta) -> Result<()> {
+    fn adjust(&mut self, here: &EntryAt<'_>, known: &Known, meta: &Meta) -> Result<()> {
         let adjust = || -> io::Result<bool> {
             fault::point("workspace.place.meta")?;
             let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
@@ -333,7 +325,7 @@ impl<'a> Apply<'a> {
             let path = path_of(names.iter().map(|name| &**name));
             let dir = fault::point("workspace.place.folder_meta").and_then(|()| self.open(&names));
             let dir = dir.map_err(|e| WorkspaceError::io("open", &path, e))?;
-            self.stage.furnish(dir.as_fd(), &meta, self.owner)?;
+            self.stage.apply_meta(dir.as_fd(), &meta, self.owner)?;
         }
         for (group, content) in &self.groups {
             // As it is without its name over there.
@@ -348,13 +340,13 @@ impl<'a> Apply<'a> {
 }
 
 /// An entry's place while its folder is compared.
-struct Here<'a> {
+struct EntryAt<'a> {
     pair: &'a Pair,
     dir: BorrowedFd<'a>,
     name: Name,
 }
 
-impl Here<'_> {
+impl EntryAt<'_> {
     fn names(&self) -> Vec<Name> {
         let mut names = self.pair.names.clone();
         names.push(self.name.clone());
@@ -367,15 +359,20 @@ impl Here<'_> {
 }
 
 /// The entries of a folder that is there and of one in the store, by name, but for pages that both have.
-struct Both<'a> {
+struct MergedEntries<'a> {
     present: std::iter::Peekable<std::vec::IntoIter<(&'a Name, &'a Known)>>,
     objects: &'a dyn Objects,
     page: std::iter::Peekable<std::vec::IntoIter<Entry>>,
     pages: std::vec::IntoIter<Digest>,
 }
 
-impl<'a> Both<'a> {
-    fn of(index: &'a Index, objects: &'a dyn Objects, id: Option<FolderId>, digest: Digest) -> Result<Both<'a>> {
+impl<'a> MergedEntries<'a> {
+    fn of(
+        index: &'a Index,
+        objects: &'a dyn Objects,
+        id: Option<FolderId>,
+        digest: Digest,
+    ) -> Result<MergedEntries<'a>> {
         let there = id.map(|id| index.folder(id));
         let (page, pages) = match read::folder(objects, digest)? {
             Folder::Page(entries) => (entries, Vec::new()),
@@ -399,7 +396,7 @@ impl<'a> Both<'a> {
             }
         }
         let pages: Vec<Digest> = pages.into_iter().filter(|page| !shared.contains(page)).collect();
-        Ok(Both {
+        Ok(MergedEntries {
             present: present.into_iter().peekable(),
             objects,
             page: page.into_iter().peekable(),
@@ -438,7 +435,7 @@ pub(super) fn differences(index: &Index, objects: &dyn Objects, wanted: &Entry, 
         pairs.push(Pair { names: Vec::new(), id: Some(ROOT), digest });
     }
     while let Some(pair) = pairs.pop() {
-        let mut both = Both::of(index, objects, pair.id, pair.digest)?;
+        let mut both = MergedEntries::of(index, objects, pair.id, pair.digest)?;
         while let Some((known, wanted)) = both.next()? {
             let Some(name) = known.map(|(name, _)| name).or(wanted.as_ref().map(|entry| &entry.name)).cloned() else {
                 continue;
@@ -449,22 +446,22 @@ pub(super) fn differences(index: &Index, objects: &dyn Objects, wanted: &Entry, 
                 Pair { names, id: Some(id), digest }
             };
             let place: Place = (pair.id.unwrap_or(ROOT), name.clone());
-            match verdict(index, &place, known.map(|(_, known)| known), wanted.as_ref(), owner) {
-                Verdict::Same => {}
-                Verdict::Within(id, digest) => pairs.push(pair_of(id, digest)),
-                Verdict::Left => left.push(index.path(place.0, &place.1)),
-                Verdict::LeftAndWithin(id, digest) => {
+            match check_entry(index, &place, known.map(|(_, known)| known), wanted.as_ref(), owner) {
+                EntryCheck::Same => {}
+                EntryCheck::Within(id, digest) => pairs.push(pair_of(id, digest)),
+                EntryCheck::Left => left.push(index.path(place.0, &place.1)),
+                EntryCheck::LeftAndWithin(id, digest) => {
                     left.push(index.path(place.0, &place.1));
                     pairs.push(pair_of(id, digest));
                 }
-                Verdict::Wrong => return Err(WorkspaceError::NotRestored { path: index.path(place.0, &place.1) }),
+                EntryCheck::Wrong => return Err(WorkspaceError::NotRestored { path: index.path(place.0, &place.1) }),
             }
         }
     }
     Ok(left)
 }
 
-enum Verdict {
+enum EntryCheck {
     Same,
     Within(FolderId, Digest),
     Left,
@@ -472,33 +469,39 @@ enum Verdict {
     Wrong,
 }
 
-fn verdict(index: &Index, place: &Place, known: Option<&Known>, wanted: Option<&Entry>, owner: Owner) -> Verdict {
+fn check_entry(
+    index: &Index,
+    place: &Place,
+    known: Option<&Known>,
+    wanted: Option<&Entry>,
+    owner: Owner,
+) -> EntryCheck {
     let now = known.map(|known| index.entry(&place.1, known));
     let is_missing = |entry: &Entry| matches!(entry.node, Node::Missing { .. });
     let (Some(now), Some(wanted)) = (now.as_ref(), wanted) else {
         let lone = now.as_ref().or(wanted);
-        return if lone.is_some_and(is_missing) { Verdict::Left } else { Verdict::Wrong };
+        return if lone.is_some_and(is_missing) { EntryCheck::Left } else { EntryCheck::Wrong };
     };
     if now == wanted {
-        return Verdict::Same;
+        return EntryCheck::Same;
     }
     if is_missing(now) || is_missing(wanted) {
-        return Verdict::Left;
+        return EntryCheck::Left;
     }
     let foreign = !owner.privileged && now.meta.owner != wanted.meta.owner;
     let rest = Meta { owner: wanted.meta.owner, ..now.meta.clone() };
     if (foreign && rest != wanted.meta) || (!foreign && now.meta != wanted.meta) {
-        return Verdict::Wrong;
+        return EntryCheck::Wrong;
     }
     match (known.map(|known| &known.what), &now.node, &wanted.node) {
-        (Some(What::Folder(id)), Node::Folder { digest: a }, Node::Folder { digest: b }) if a != b => {
+        (Some(NodeState::Folder(id)), Node::Folder { digest: a }, Node::Folder { digest: b }) if a != b => {
             if foreign {
-                Verdict::LeftAndWithin(*id, *b)
+                EntryCheck::LeftAndWithin(*id, *b)
             } else {
-                Verdict::Within(*id, *b)
+                EntryCheck::Within(*id, *b)
             }
         }
-        (_, a, b) if a == b => Verdict::Left,
-        _ => Verdict::Wrong,
+        (_, a, b) if a == b => EntryCheck::Left,
+        _ => EntryCheck::Wrong,
     }
 }

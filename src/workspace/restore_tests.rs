@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::testing::{Observed, World, becomes_empty, observe, same};
-use super::{Counted, Durable, Places, Tracker, TreeId, WorkspaceError, needs};
+use super::{CountingObjects, Durability, Tracker, TreeId, WorkspaceError, WorkspacePaths, needs};
 use crate::store::Store;
 use crate::sys::fault::points;
 use crate::sys::fault::tests::{crash_dir, run_child, with_fault};
@@ -46,8 +46,8 @@ fn fill(root: &Path, second: bool) {
     }
 }
 
-fn places(dir: &Path) -> Places {
-    Places { workspace: dir.join("workspace"), staging: dir.join("staging"), index: dir.join("index") }
+fn places(dir: &Path) -> WorkspacePaths {
+    WorkspacePaths { workspace: dir.join("workspace"), staging: dir.join("staging"), index: dir.join("index") }
 }
 
 /// A folder with both trees in its store and the second one in its workspace.
@@ -75,7 +75,7 @@ fn child() {
     println!();
     let store = Store::open(&Path::new(&dir).join("store")).expect("opened");
     let mut tracker = Tracker::open(places(Path::new(&dir))).expect("opened");
-    match tracker.restore(tree, &store, Durable::Power).and_then(|_| tracker.save()) {
+    match tracker.restore(tree, &store, Durability::Power).and_then(|_| tracker.save()) {
         Ok(()) => println!("ack restored"),
         Err(error) => println!("fail {error}"),
     }
@@ -100,7 +100,7 @@ fn a_restore_killed_anywhere_is_ended_by_the_next() {
             // Forward to what was asked for, or back: whatever is asked for next.
             for (tree, wanted) in if pass == 2 { [&second, &first] } else { [&first, &second] } {
                 let mut tracker = Tracker::open(places.clone()).expect("opened");
-                tracker.restore(*tree, &store, Durable::Process).unwrap_or_else(|e| panic!("{fault}: {e}"));
+                tracker.restore(*tree, &store, Durability::Process).unwrap_or_else(|e| panic!("{fault}: {e}"));
                 same(&observe(&places.workspace), wanted);
                 becomes_empty(&places.staging);
                 tracker.save().expect("saved");
@@ -120,11 +120,11 @@ fn a_restore_that_fails_in_one_process_is_ended_by_the_next_in_it() {
     {
         for (tree, wanted) in [&first, &second] {
             let fault = format!("workspace.{label}:2=enospc");
-            let failed = with_fault(&fault, || tracker.restore(*tree, &store, Durable::Process));
+            let failed = with_fault(&fault, || tracker.restore(*tree, &store, Durability::Process));
             if let Err(error) = failed {
                 assert!(matches!(error, WorkspaceError::Full { .. }), "{error}");
             }
-            tracker.restore(*tree, &store, Durable::Process).expect("restored");
+            tracker.restore(*tree, &store, Durability::Process).expect("restored");
             same(&observe(&dir.path().join("workspace")), wanted);
             assert_eq!(tracker.capture(&store).expect("captured").tree, *tree);
         }
@@ -154,7 +154,7 @@ fn links_put_in_the_way_lead_nowhere() {
     // Quiet links first: what they point to is not what is restored.
     std::fs::rename(world.path("d0/d1"), world.path("d0/away")).expect("renamed");
     symlink(outside.join("d0/d1"), world.path("d0/d1")).expect("made");
-    tracker.restore(first, &world.store, Durable::Process).expect("restored");
+    tracker.restore(first, &world.store, Durability::Process).expect("restored");
     same(&observe(&outside), &precious);
     assert!(!world.path("d0/d1").is_symlink());
 
@@ -180,7 +180,7 @@ fn links_put_in_the_way_lead_nowhere() {
     let (mut ended, mut refused) = (0, 0);
     for round in 0..60 {
         let tree = if round % 2 == 0 { second } else { first };
-        match tracker.restore(tree, &world.store, Durable::Process) {
+        match tracker.restore(tree, &world.store, Durability::Process) {
             Ok(_) => ended += 1,
             Err(_) => refused += 1,
         }
@@ -189,7 +189,7 @@ fn links_put_in_the_way_lead_nowhere() {
     stop.store(true, Ordering::Relaxed);
     attacker.join().expect("ended");
     eprintln!("{ended} restores came to an end under attack, {refused} were refused");
-    tracker.restore(first, &world.store, Durable::Process).expect("restored");
+    tracker.restore(first, &world.store, Durability::Process).expect("restored");
     let captured = tracker.capture(&world.store).expect("captured");
     assert_eq!(captured.tree, first);
     same(&observe(&outside), &precious);
@@ -218,12 +218,12 @@ fn owners_are_kept() {
         std::fs::remove_file(world.path(name)).expect("removed");
     }
     std::fs::remove_dir(world.path("d")).expect("removed");
-    tracker.restore(tree, &world.store, Durable::Process).expect("restored");
+    tracker.restore(tree, &world.store, Durability::Process).expect("restored");
     same(&world.observe(), &wanted);
     // The workspace's own user is not part of the tree: elsewhere it is another.
     let places = world.places_of("elsewhere");
     std::fs::create_dir(&places.workspace).expect("made");
-    super::checkout(tree, places.clone(), &world.store, Durable::Process).expect("checked out");
+    super::checkout(tree, places.clone(), &world.store, Durability::Process).expect("checked out");
     let owners: BTreeMap<PathBuf, u32> =
         observe(&places.workspace).into_iter().map(|(path, seen)| (path, seen.owner.0)).collect();
     let expected = [("", 0), ("d", 1600), ("d/own", 0), ("link", 1600), ("other", 1600), ("own", 0)];
@@ -271,7 +271,7 @@ fn unreadable_things_are_named() {
     let named: Vec<_> = captured.not_captured.iter().map(|missing| missing.path.display().to_string()).collect();
     assert_eq!(named, ["closed", "secret"]);
     world.write("open", "changed");
-    let restored = tracker.restore(captured.tree, &world.store, Durable::Process).expect("restored");
+    let restored = tracker.restore(captured.tree, &world.store, Durability::Process).expect("restored");
     assert_eq!(restored.left, Vec::<PathBuf>::new());
     assert_eq!(std::fs::read(world.path("open")).expect("there"), b"x");
     mode(&world.path("closed"), 0o700);
@@ -297,7 +297,7 @@ fn what_is_needed_for_a_restore_is_read_and_nothing_else() {
     mode(&world.path("d8/f1"), 0o600);
     let second = tracker.capture(&world.store).expect("captured").tree;
     let needed = |from, to| {
-        let (counted, mut contents) = (Counted::new(&world.store), 0);
+        let (counted, mut contents) = (CountingObjects::new(&world.store), 0);
         needs(&counted, from, to, &mut |_| {
             contents += 1;
             Ok(())
@@ -309,9 +309,9 @@ fn what_is_needed_for_a_restore_is_read_and_nothing_else() {
     assert_eq!(needed(second, first).0, 1 + 1 + 1 + 20);
     assert_eq!(needed(first, second).0, 1 + 1 + 1);
     assert_eq!(needed(first, first), (0, 0));
-    let counted = Counted::new(&world.store);
-    let restored = tracker.restore(first, &counted, Durable::Process).expect("restored");
-    assert_eq!(restored.how.walk, None);
+    let counted = CountingObjects::new(&world.store);
+    let restored = tracker.restore(first, &counted, Durability::Process).expect("restored");
+    assert_eq!(restored.stats.full_scan, None);
     let (contents, read) = needed(second, first);
     assert!(counted.read() <= contents + read, "{} objects were read", counted.read());
 }
@@ -332,8 +332,8 @@ fn a_restore_looks_at_what_was_told_of_and_at_nothing_else() {
             std::fs::write(file(n), format!("{n} in round {round}")).expect("written");
         }
         tracker.capture(&store).expect("captured");
-        let restored = tracker.restore(first, &store, Durable::Process).expect("restored");
-        assert!(restored.how.walk.is_none() && restored.how.examined < 200, "{round}: {:?}", restored.how);
+        let restored = tracker.restore(first, &store, Durability::Process).expect("restored");
+        assert!(restored.stats.full_scan.is_none() && restored.stats.examined < 200, "{round}: {:?}", restored.stats);
         assert_eq!(std::fs::read_to_string(file(77)).expect("there"), "77");
     }
 }

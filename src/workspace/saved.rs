@@ -11,7 +11,7 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::error::WorkspaceError;
-use super::index::{FolderId, Index, Known, ROOT, Stamp, What};
+use super::index::{FolderId, Index, Known, NodeState, ROOT, Stamp};
 use super::tree::entry::{Content, Entry, Moment, Name, Node};
 use super::tree::format::{Decoder, FormatError, encode_entry, number, text, zigzag};
 use crate::core::ids::Digest;
@@ -53,7 +53,7 @@ pub(super) fn save(path: &Path, index: &Index, root: u64) -> Result<(), Workspac
         for (name, known) in &folder.entries {
             let hot = index.hot.contains(&(id, name.clone()));
             encode_known(&mut out, name, known, hot);
-            if let What::Folder(inner) = known.what {
+            if let NodeState::Folder(inner) = known.what {
                 folders.push(inner);
             }
         }
@@ -70,14 +70,14 @@ pub(super) fn save(path: &Path, index: &Index, root: u64) -> Result<(), Workspac
 
 fn encode_known(out: &mut Vec<u8>, name: &[u8], known: &Known, hot: bool) {
     let node = match &known.what {
-        What::File { content, .. } => Node::File { size: known.stamp.size, content: content.clone(), group: None },
-        What::Folder(_) => Node::Folder { digest: Digest::from_bytes([0; 32]) },
-        What::Symlink(target) => Node::Symlink { target: target.clone() },
-        What::Fifo => Node::Fifo,
-        What::Missing(reason) => Node::Missing { reason: *reason },
+        NodeState::File { content, .. } => Node::File { size: known.stamp.size, content: content.clone(), group: None },
+        NodeState::Folder(_) => Node::Folder { digest: Digest::from_bytes([0; 32]) },
+        NodeState::Symlink(target) => Node::Symlink { target: target.clone() },
+        NodeState::Fifo => Node::Fifo,
+        NodeState::Missing(reason) => Node::Missing { reason: *reason },
     };
     encode_entry(out, &Entry { name: name.into(), meta: known.meta.clone(), node });
-    let names = if let What::File { names, .. } = known.what { names } else { 0 };
+    let names = if let NodeState::File { names, .. } = known.what { names } else { 0 };
     out.push(u8::from(known.settled && !hot));
     for value in [names, known.stamp.inode, known.stamp.size] {
         number(out, value);
@@ -120,7 +120,7 @@ fn decode(bytes: &[u8], root: u64) -> Result<Index, FormatError> {
         for _ in 0..decoder.number()? {
             let (name, mut known) = decode_known(&mut decoder)?;
             known.settled &= known.stamp.changed.secs < trusted_before;
-            if let What::Folder(inner) = &mut known.what {
+            if let NodeState::Folder(inner) = &mut known.what {
                 *inner = index.make_folder(id, &name);
                 folders.push(*inner);
             }
@@ -141,11 +141,11 @@ fn decode_known(decoder: &mut Decoder<'_>) -> Result<(Name, Known), FormatError>
     let mut moment = || Ok::<_, FormatError>(Moment { secs: decoder.signed()?, nanos: decoder.small()? });
     let stamp = Stamp { inode, size, modified: moment()?, changed: moment()? };
     let what = match node {
-        Node::File { content, .. } => What::File { content: sized(content, size)?, names, group: None },
-        Node::Folder { .. } => What::Folder(ROOT),
-        Node::Symlink { target } => What::Symlink(target),
-        Node::Fifo => What::Fifo,
-        Node::Missing { reason } => What::Missing(reason),
+        Node::File { content, .. } => NodeState::File { content: sized(content, size)?, names, group: None },
+        Node::Folder { .. } => NodeState::Folder(ROOT),
+        Node::Symlink { target } => NodeState::Symlink(target),
+        Node::Fifo => NodeState::Fifo,
+        Node::Missing { reason } => NodeState::Missing(reason),
     };
     Ok((name, Known { stamp, settled, meta, what }))
 }

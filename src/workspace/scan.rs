@@ -18,12 +18,12 @@ use nix::sys::stat::FileStat;
 use std::os::unix::ffi::OsStringExt as _;
 
 use super::beneath::{self, Kind};
-use super::changes::{self, Asked, Changes, Closely, Opens};
+use super::capture_stats::{CaptureStats, FullScanReason, Unwatched};
+use super::changes::{self, Changes, CheckLevel, OpenEvents, WriterChecks};
+use super::deferred_reads::DeferredReads;
 use super::driver::Driver;
 use super::error::WorkspaceError;
-use super::how::{How, Unwatched, Walk};
-use super::index::{FolderId, Gone, Index, Known, Place, ROOT, Stamp, What};
-use super::keep::Keeping;
+use super::index::{FolderId, Index, Known, NodeState, Place, ROOT, Removed, Stamp};
 use super::objects::{ObjectBatch, Objects};
 use super::tree::entry::{Content, Meta, Moment, Name, Reason};
 use crate::core::limits;
@@ -41,7 +41,7 @@ pub(super) struct Scan<'a> {
     pub batch: &'a mut dyn ObjectBatch,
     pub driver: &'a mut dyn Driver,
     /// Keeps what is read later.
-    pub keeping: Option<&'a mut Keeping>,
+    pub deferred: Option<&'a mut DeferredReads>,
     /// Asked whether contents that are known from before are still there.
     pub check: Option<&'a dyn Objects>,
     /// Whether nobody writes now.
@@ -49,8 +49,8 @@ pub(super) struct Scan<'a> {
     /// Whether nobody has any of it open, nor had it.
     pub private: bool,
     /// Whether something may have been done to files that was told of none of their names.
-    pub hidden: bool,
-    pub how: &'a mut How,
+    pub has_unreported: bool,
+    pub stats: &'a mut CaptureStats,
     /// Device and owner of the workspace.
     pub device: u64,
     pub owner: (u32, u32),
@@ -59,36 +59,36 @@ pub(super) struct Scan<'a> {
     /// Contents by stamp: of files that were moved, of names of one file, of files that a restore made.
     pub contents: HashMap<Stamp, Content>,
     /// Whether a stamp but for its last change is enough to know a file that was moved: where everything is told.
-    pub told: bool,
+    pub all_reported: bool,
     /// What is told meanwhile, or could not be read in peace: for the next pass.
     pub later: &'a mut Changes,
     /// Why the next pass has to walk.
-    pub later_walk: Option<Walk>,
+    pub next_full_scan: Option<FullScanReason>,
     /// Files that were opened since what is told was last taken: that itself is told.
     pub opened: usize,
     /// Files that nobody could write to when they were looked at.
-    pub asked: Asked,
+    pub writer_checks: WriterChecks,
 }
 
 impl Scan<'_> {
     /// Takes what is told meanwhile. While nobody writes, whoever opened a file is this pass.
     pub(super) fn drain(&mut self) {
-        let opens = if self.frozen { Opens::Ours } else { Opens::Count(&mut self.asked) };
+        let opens = if self.frozen { OpenEvents::Ours } else { OpenEvents::Count(&mut self.writer_checks) };
         let why = changes::drain(self.notify, self.index, self.later, opens);
-        self.later_walk = self.later_walk.or(why);
+        self.next_full_scan = self.next_full_scan.or(why);
         self.opened = 0;
         // What was told of these is taken; marks are counted anew.
-        self.asked = Asked::default();
+        self.writer_checks = WriterChecks::default();
         self.notify.iter_mut().for_each(Notify::unmark);
     }
 
     /// Asks a file that was opened who may write to it: whether anybody may.
-    pub(super) fn ask(&mut self, id: FolderId, name: &[u8], file: &File) -> bool {
+    pub(super) fn has_writers(&mut self, id: FolderId, name: &[u8], file: &File) -> bool {
         // Without a mark our own opening of it counts as anybody's.
         let mark = if self.frozen { None } else { self.notify.as_mut().and_then(|notify| notify.mark().ok()) };
         let hot = inode::may_be_written(file.as_fd());
         if let Some(mark) = mark.filter(|_| !hot) {
-            self.asked.nobody_since((id, name.into()), mark);
+            self.writer_checks.no_writer_since((id, name.into()), mark);
         }
         self.opened += 1;
         if self.opened >= limits::WORKSPACE_OPENED {
@@ -98,18 +98,18 @@ impl Scan<'_> {
     }
 
     /// Looks at everything.
-    pub(super) fn walk(&mut self) -> Result<()> {
+    pub(super) fn scan_all(&mut self) -> Result<()> {
         let hot = std::mem::take(&mut self.index.hot);
         let root = self.open(ROOT)?;
         self.settle_root(&root)?;
-        self.walk_from(vec![(ROOT, Some(root))])?;
+        self.scan_from(vec![(ROOT, Some(root))])?;
         if !self.frozen && self.notify.is_some() {
             // A folder was not watched before its turn came.
-            self.sweep()?;
+            self.rescan()?;
         }
         // The walk trusted stamps; these may not be trusted.
         let mut changes = Changes::default();
-        hot.into_iter().for_each(|place| changes.add(place, Closely::Read));
+        hot.into_iter().for_each(|place| changes.add(place, CheckLevel::Content));
         self.follow(&changes)
     }
 
@@ -118,12 +118,12 @@ impl Scan<'_> {
         let mut changes = changes.clone();
         // What could not be entered was not watched: anything may have been done in it since it can be.
         let mut told = changes.names.iter().flat_map(|(folder, names)| names.keys().map(|name| (*folder, name)));
-        let was_dark = told.any(|(folder, name)| self.index.is_dark(folder, name));
-        self.hidden = changes.hidden || was_dark || self.index.has_dark_corners();
+        let was_dark = told.any(|(folder, name)| self.index.was_unwatched(folder, name));
+        self.has_unreported = changes.has_unreported || was_dark || self.index.has_unwatchable_dirs();
         for place in &self.index.hot {
-            changes.add(place.clone(), Closely::Read);
+            changes.add(place.clone(), CheckLevel::Content);
         }
-        for place in self.index.linked_elsewhere() {
+        for place in self.index.externally_linked() {
             changes.add_by_stamp(place);
         }
         self.spread(&mut changes);
@@ -137,24 +137,24 @@ impl Scan<'_> {
             if !self.index.folders.contains_key(folder) {
                 continue;
             }
-            let Some(dir) = self.open_noted(*folder)? else {
-                self.keep_told(*folder, names);
+            let Some(dir) = self.open_same_dir(*folder)? else {
+                self.requeue_changes(*folder, names);
                 away.push(*folder);
                 continue;
             };
-            for (name, closely) in names {
-                found.extend(self.examine(*folder, dir.as_fd(), name, *closely)?.map(|id| (id, None)));
+            for (name, level) in names {
+                found.extend(self.examine(*folder, dir.as_fd(), name, *level)?.map(|id| (id, None)));
             }
             self.refresh(*folder, dir.as_fd())?;
         }
-        self.walk_from(found)?;
+        self.scan_from(found)?;
         // After all that was told of their parents: they may be where nobody may enter by now.
         for folder in away {
-            self.find_again(folder)?;
+            self.reexamine_dir(folder)?;
         }
         // After what is new is watched: what was done there before shows in the stamps.
-        if self.hidden {
-            self.sweep()?;
+        if self.has_unreported {
+            self.rescan()?;
         }
         self.read_regrouped()
     }
@@ -168,7 +168,7 @@ impl Scan<'_> {
         let mut places: Vec<Place> = Vec::new();
         for (id, folder) in &self.index.folders {
             let of = folder.entries.iter().filter(|(_, known)| {
-                matches!(known.what, What::File { .. }) && self.index.regroup.contains(&known.stamp.inode)
+                matches!(known.what, NodeState::File { .. }) && self.index.regroup.contains(&known.stamp.inode)
             });
             places.extend(of.map(|(name, _)| (*id, name.clone())));
         }
@@ -176,11 +176,11 @@ impl Scan<'_> {
             if !self.index.folders.contains_key(&folder) {
                 continue;
             }
-            if let Some(dir) = self.open_noted(folder)? {
-                self.examine(folder, dir.as_fd(), &name, Closely::Read)?;
+            if let Some(dir) = self.open_same_dir(folder)? {
+                self.examine(folder, dir.as_fd(), &name, CheckLevel::Content)?;
             } else {
-                self.may_be_away(folder)?;
-                self.later.add((folder, name), Closely::Read);
+                self.fail_if_frozen(folder)?;
+                self.later.add((folder, name), CheckLevel::Content);
             }
         }
         Ok(())
@@ -190,29 +190,35 @@ impl Scan<'_> {
     fn spread(&self, changes: &mut Changes) {
         let mut more = Vec::new();
         for (folder, names) in &changes.names {
-            for (name, closely) in names {
-                let Some(Known { stamp, what: What::File { names: 2.., .. }, .. }) = self.index.known(*folder, name)
+            for (name, level) in names {
+                let Some(Known { stamp, what: NodeState::File { names: 2.., .. }, .. }) =
+                    self.index.known(*folder, name)
                 else {
                     continue;
                 };
                 for place in self.index.links.get(&stamp.inode).into_iter().flatten() {
-                    more.push((place.clone(), *closely));
+                    more.push((place.clone(), *level));
                 }
             }
         }
-        more.into_iter().for_each(|(place, closely)| changes.add(place, closely));
+        more.into_iter().for_each(|(place, level)| changes.add(place, level));
     }
 
-    fn follow_removals(&mut self, folder: FolderId, names: &HashMap<Name, Closely>, changes: &Changes) -> Result<()> {
+    fn follow_removals(
+        &mut self,
+        folder: FolderId,
+        names: &HashMap<Name, CheckLevel>,
+        changes: &Changes,
+    ) -> Result<()> {
         if !self.index.folders.contains_key(&folder) {
             return Ok(());
         }
-        let dir = self.open_noted(folder)?;
+        let dir = self.open_same_dir(folder)?;
         if dir.is_none() && !self.frozen {
-            self.keep_told(folder, names);
+            self.requeue_changes(folder, names);
             return Ok(());
         }
-        // Without the folder, while nobody writes, none of them is there any more; if that is not so, `find_again` says it.
+        // Without the folder, while nobody writes, none of them is there any more; if that is not so, `reexamine_dir` says it.
         for name in names.keys() {
             let Some(known) = self.index.known(folder, name) else { continue };
             let now = match dir.as_ref().map(|dir| beneath::look(dir.as_fd(), name)) {
@@ -231,14 +237,18 @@ impl Scan<'_> {
 
     /// Forgets an entry; what is known of contents is kept for the case that it comes again under another name.
     fn forget(&mut self, folder: FolderId, name: &[u8], changes: Option<&Changes>) {
-        let (told, contents) = (self.told, &mut self.contents);
+        let (told, contents) = (self.all_reported, &mut self.contents);
         let notify = self.notify.as_ref();
         let mut is_unwatched = false;
         self.index.remove(folder, name, &mut |gone| match gone {
-            Gone::File((folder, name), Known { stamp, settled, what: What::File { content, .. }, .. }) => {
+            Removed::File((folder, name), Known { stamp, settled, what: NodeState::File { content, .. }, .. }) => {
                 // Without what was told of it nobody can say.
                 let touched = changes.is_none_or(|changes| {
-                    changes.names.get(folder).and_then(|names| names.get(name)).is_some_and(|c| *c > Closely::Look)
+                    changes
+                        .names
+                        .get(folder)
+                        .and_then(|names| names.get(name))
+                        .is_some_and(|c| *c > CheckLevel::Metadata)
                 });
                 // What wrote through a mapping left no trace in its stamp on every file system.
                 let written = touched && changes.is_some();
@@ -250,8 +260,8 @@ impl Scan<'_> {
                     contents.insert(*stamp, content.clone());
                 }
             }
-            Gone::File(..) => {}
-            Gone::Watch(watch) => {
+            Removed::File(..) => {}
+            Removed::Watch(watch) => {
                 is_unwatched = true;
                 if let Some(notify) = notify {
                     notify.remove(watch);
@@ -261,20 +271,20 @@ impl Scan<'_> {
         // What the queue still has of that folder is told no more, nor what is done in it until it is found elsewhere: perhaps
         // not by this pass.
         if is_unwatched && !self.frozen {
-            self.hidden = true;
-            self.later.hidden = true;
+            self.has_unreported = true;
+            self.later.has_unreported = true;
         }
     }
 
-    pub(super) fn walk_from(&mut self, mut folders: Vec<(FolderId, Option<OwnedFd>)>) -> Result<()> {
+    pub(super) fn scan_from(&mut self, mut folders: Vec<(FolderId, Option<OwnedFd>)>) -> Result<()> {
         while let Some((id, dir)) = folders.pop() {
             // It may have gone again, with a folder above it.
             if !self.index.folders.contains_key(&id) {
                 continue;
             }
-            let Some(dir) = self.open_or_noted(id, dir)? else {
-                self.may_be_away(id)?;
-                self.list_later(id);
+            let Some(dir) = self.reuse_or_open(id, dir)? else {
+                self.fail_if_frozen(id)?;
+                self.defer_listing(id);
                 continue;
             };
             for (id, dir) in self.list(id, &dir)? {
@@ -305,7 +315,7 @@ impl Scan<'_> {
         }
         let mut found = Vec::new();
         for name in names {
-            if let Some(inner) = self.examine(id, dir.as_fd(), &name, Closely::Walk)? {
+            if let Some(inner) = self.examine(id, dir.as_fd(), &name, CheckLevel::Stamp)? {
                 let open =
                     if found.len() < limits::WORKSPACE_OPEN { beneath::child(dir.as_fd(), &name).ok() } else { None };
                 found.push((inner, open));
@@ -317,7 +327,7 @@ impl Scan<'_> {
     fn watch(&mut self, id: FolderId, dir: BorrowedFd<'_>) -> Result<()> {
         let Some(notify) = self.notify.as_ref() else { return Ok(()) };
         let known = self.index.folder(id).watch.filter(|watch| self.index.watches.get(watch) == Some(&id));
-        if known.is_some() && self.told {
+        if known.is_some() && self.all_reported {
             return Ok(());
         }
         // In a walk perhaps nobody told that a watch ended, and another folder has the number of the one that it was of.
@@ -330,10 +340,10 @@ impl Scan<'_> {
                 self.index.watches.insert(watch, id);
             }
             // Who may enter it may not read it, and only what can be read can be watched.
-            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied && id != ROOT => self.list_later(id),
+            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied && id != ROOT => self.defer_listing(id),
             Err(error) => {
                 // From now on everything is walked each time, and each capture says so.
-                self.how.unwatched = Some(Unwatched::of(&error));
+                self.stats.unwatched = Some(Unwatched::of(&error));
                 *self.notify = None;
                 self.index.watches.clear();
             }
@@ -373,7 +383,7 @@ impl Scan<'_> {
             let same = known.meta == meta;
             (known.meta, known.stamp) = (meta, stamp);
             if !same {
-                self.index.touch(parent, &name);
+                self.index.mark_stale(parent, &name);
             }
         }
         Ok(())
@@ -385,9 +395,9 @@ impl Scan<'_> {
         id: FolderId,
         dir: BorrowedFd<'_>,
         name: &[u8],
-        closely: Closely,
+        level: CheckLevel,
     ) -> Result<Option<FolderId>> {
-        let mut closely = closely;
+        let mut level = level;
         for _ in 0..limits::WORKSPACE_READS {
             let stat = match beneath::look(dir, name) {
                 Ok(stat) => stat,
@@ -398,13 +408,13 @@ impl Scan<'_> {
                 Err(error) if beneath::is_refused(error) => return self.missing(id, name, Reason::Unreadable),
                 Err(error) => return Err(WorkspaceError::of("look at", &self.index.path(id, name))(error)),
             };
-            self.how.examined += 1;
-            match self.take(id, dir, name, &stat, closely)? {
-                Taken::Done => return Ok(None),
-                Taken::Folder(inner) => return Ok(Some(inner)),
-                Taken::Changed => closely = Closely::Read,
-                Taken::Later => {
-                    self.later.add((id, name.into()), Closely::Read);
+            self.stats.examined += 1;
+            match self.capture_entry(id, dir, name, &stat, level)? {
+                Outcome::Done => return Ok(None),
+                Outcome::Folder(inner) => return Ok(Some(inner)),
+                Outcome::Changed => level = CheckLevel::Content,
+                Outcome::Later => {
+                    self.later.add((id, name.into()), CheckLevel::Content);
                     return Ok(None);
                 }
             }
@@ -412,98 +422,98 @@ impl Scan<'_> {
         if self.frozen {
             return Err(WorkspaceError::Changing { path: self.index.path(id, name) });
         }
-        self.later.add((id, name.into()), Closely::Read);
+        self.later.add((id, name.into()), CheckLevel::Content);
         Ok(None)
     }
 
-    fn take(
+    fn capture_entry(
         &mut self,
         id: FolderId,
         dir: BorrowedFd<'_>,
         name: &[u8],
         stat: &FileStat,
-        closely: Closely,
-    ) -> Result<Taken> {
+        level: CheckLevel,
+    ) -> Result<Outcome> {
         let kind = if stat.st_dev == self.device { beneath::kind(stat) } else { Kind::Other(Reason::Mount) };
         let known = self.index.known(id, name);
         // What a folder, a link or a pipe was cannot become a file by itself.
         let same_kind = known.is_some_and(|known| {
             known.stamp.inode == stat.st_ino
                 && match &known.what {
-                    What::File { .. } => kind == Kind::File,
-                    What::Folder(_) => kind == Kind::Folder,
-                    What::Symlink(_) => kind == Kind::Symlink,
-                    What::Fifo => kind == Kind::Fifo,
-                    What::Missing(reason) => kind == Kind::Other(*reason),
+                    NodeState::File { .. } => kind == Kind::File,
+                    NodeState::Folder(_) => kind == Kind::Folder,
+                    NodeState::Symlink(_) => kind == Kind::Symlink,
+                    NodeState::Fifo => kind == Kind::Fifo,
+                    NodeState::Missing(reason) => kind == Kind::Other(*reason),
                 }
         });
         if known.is_some() && !same_kind {
-            self.hidden |= kind == Kind::Folder && self.index.is_dark(id, name);
+            self.has_unreported |= kind == Kind::Folder && self.index.was_unwatched(id, name);
             self.forget(id, name, None);
         }
         if self.index.count > limits::WORKSPACE_ENTRIES {
             return Err(WorkspaceError::TooMany { what: "entries", limit: limits::WORKSPACE_ENTRIES });
         }
         match kind {
-            Kind::Folder => self.take_folder(id, dir, name, stat.st_ino, closely),
-            Kind::File => self.take_file(id, dir, name, stat, closely),
+            Kind::Folder => self.capture_folder(id, dir, name, stat.st_ino, level),
+            Kind::File => self.capture_file(id, dir, name, stat, level),
             Kind::Symlink => {
                 let target = match readlinkat(dir, name) {
                     Ok(target) => target.into_vec().into_boxed_slice(),
-                    Err(error) if beneath::is_gone(error) || error == Errno::EINVAL => return Ok(Taken::Changed),
+                    Err(error) if beneath::is_gone(error) || error == Errno::EINVAL => return Ok(Outcome::Changed),
                     Err(error) => return Err(WorkspaceError::of("read", &self.index.path(id, name))(error)),
                 };
-                Ok(self.plain(id, name, stat, What::Symlink(target)))
+                Ok(self.capture_plain(id, name, stat, NodeState::Symlink(target)))
             }
-            Kind::Fifo => Ok(self.plain(id, name, stat, What::Fifo)),
+            Kind::Fifo => Ok(self.capture_plain(id, name, stat, NodeState::Fifo)),
             Kind::Other(reason) => {
-                self.plain(id, name, stat, What::Missing(reason));
-                Ok(Taken::Done)
+                self.capture_plain(id, name, stat, NodeState::Missing(reason));
+                Ok(Outcome::Done)
             }
         }
     }
 
-    fn plain(&mut self, id: FolderId, name: &[u8], stat: &FileStat, what: What) -> Taken {
+    fn capture_plain(&mut self, id: FolderId, name: &[u8], stat: &FileStat, what: NodeState) -> Outcome {
         let meta = beneath::meta(stat, self.owner, None);
         let stamp = beneath::stamp(stat);
         let same = self.index.known(id, name).is_some_and(|known| {
             known.meta == meta
                 && match (&known.what, &what) {
-                    (What::Symlink(a), What::Symlink(b)) => a == b,
-                    (What::Fifo, What::Fifo) => true,
-                    (What::Missing(a), What::Missing(b)) => a == b,
+                    (NodeState::Symlink(a), NodeState::Symlink(b)) => a == b,
+                    (NodeState::Fifo, NodeState::Fifo) => true,
+                    (NodeState::Missing(a), NodeState::Missing(b)) => a == b,
                     _ => false,
                 }
         });
         if !same {
             self.index.set(id, name, Known { stamp, settled: true, meta, what });
         }
-        Taken::Done
+        Outcome::Done
     }
 
-    fn take_folder(
+    fn capture_folder(
         &mut self,
         id: FolderId,
         dir: BorrowedFd<'_>,
         name: &[u8],
         inode: u64,
-        closely: Closely,
-    ) -> Result<Taken> {
+        level: CheckLevel,
+    ) -> Result<Outcome> {
         let opened = match beneath::child(dir, name) {
             Ok(opened) => opened,
-            Err(error) if beneath::is_gone(error) => return Ok(Taken::Changed),
+            Err(error) if beneath::is_gone(error) => return Ok(Outcome::Changed),
             Err(error) if beneath::is_refused(error) => {
-                return self.missing(id, name, Reason::Unreadable).map(|_| Taken::Done);
+                return self.missing(id, name, Reason::Unreadable).map(|_| Outcome::Done);
             }
-            Err(Errno::EXDEV) => return self.missing(id, name, Reason::Mount).map(|_| Taken::Done),
+            Err(Errno::EXDEV) => return self.missing(id, name, Reason::Mount).map(|_| Outcome::Done),
             Err(error) => return Err(WorkspaceError::of("open", &self.index.path(id, name))(error)),
         };
         let stat =
             beneath::look_at(&opened).map_err(|e| WorkspaceError::of("look at", &self.index.path(id, name))(e))?;
         if stat.st_ino != inode {
-            return Ok(Taken::Changed);
+            return Ok(Outcome::Changed);
         }
-        if let Some(Known { what: What::Folder(inner), .. }) = self.index.known(id, name) {
+        if let Some(Known { what: NodeState::Folder(inner), .. }) = self.index.known(id, name) {
             let inner = *inner;
             self.refresh(inner, opened.as_fd())?;
             // Without a watch it is another folder that has the former's number.
@@ -512,11 +522,11 @@ impl Scan<'_> {
             let is_new = self.notify.is_some() && !is_watched;
             // What may be looked at in it may be more than before, or less.
             let is_closed = beneath::look(opened.as_fd(), b".").is_err_and(beneath::is_refused);
-            let is_other = is_closed || self.index.has_closed(inner);
-            return Ok(if matches!(closely, Closely::Walk | Closely::Read) || is_new || is_other {
-                Taken::Folder(inner)
+            let is_other = is_closed || self.index.has_unreadable_child(inner);
+            return Ok(if matches!(level, CheckLevel::Stamp | CheckLevel::Content) || is_new || is_other {
+                Outcome::Folder(inner)
             } else {
-                Taken::Done
+                Outcome::Done
             });
         }
         if self.index.folder(id).depth >= limits::WORKSPACE_DEPTH {
@@ -527,14 +537,14 @@ impl Scan<'_> {
             .map_err(|e| WorkspaceError::io("read the attributes of", &self.index.path(id, name), e))?;
         let meta = beneath::meta(&stat, self.owner, attributes);
         let inner = self.index.make_folder(id, name);
-        let what = What::Folder(inner);
+        let what = NodeState::Folder(inner);
         self.index.set(id, name, Known { stamp: beneath::stamp(&stat), settled: true, meta, what });
-        Ok(Taken::Folder(inner))
+        Ok(Outcome::Folder(inner))
     }
 
     pub(super) fn missing(&mut self, id: FolderId, name: &[u8], reason: Reason) -> Result<Option<FolderId>> {
         self.forget(id, name, None);
-        let (stamp, meta, what) = (Stamp::default(), Meta::default(), What::Missing(reason));
+        let (stamp, meta, what) = (Stamp::default(), Meta::default(), NodeState::Missing(reason));
         self.index.set(id, name, Known { stamp, settled: true, meta, what });
         Ok(None)
     }
@@ -546,7 +556,7 @@ impl Scan<'_> {
 }
 
 /// What became of a look at an entry.
-pub(super) enum Taken {
+pub(super) enum Outcome {
     Done,
     Folder(FolderId),
     Changed,

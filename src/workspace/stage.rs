@@ -17,7 +17,7 @@ use nix::unistd::{Gid, Uid, UnlinkatFlags, fchownat, linkat, mkfifoat, symlinkat
 use super::beneath::{self, proc_path};
 use super::error::WorkspaceError;
 use super::objects::Objects;
-use super::tracker::Places;
+use super::paths::WorkspacePaths;
 use super::tree::entry::{Content, Group, Meta, Moment};
 use super::tree::read;
 use crate::core::limits;
@@ -56,8 +56,8 @@ pub(super) struct Staged {
 
 impl Stage {
     /// Opens the folder, or makes it, and empties it.
-    pub(super) fn open(places: &Places, device: u64) -> Result<Stage> {
-        let path = places.staging.clone();
+    pub(super) fn open(paths: &WorkspacePaths, device: u64) -> Result<Stage> {
+        let path = paths.staging.clone();
         // Each restore comes here: one that is there already needs no wait for the device.
         if !path.is_dir() {
             fs::create_dir_durable(&path, 0o700, "workspace.staging.dir")?;
@@ -134,7 +134,7 @@ impl Stage {
             }
         }
         file.set_len(size).map_err(self.failed("write a file in"))?;
-        self.furnish(file.as_fd(), meta, owner)?;
+        self.apply_meta(file.as_fd(), meta, owner)?;
         Ok(file)
     }
 
@@ -145,7 +145,7 @@ impl Stage {
     }
 
     /// Gives an open file or folder its owner, attributes, mode and time, in the order in which none undoes another.
-    pub(super) fn furnish(&self, file: BorrowedFd<'_>, meta: &Meta, owner: Owner) -> Result<()> {
+    pub(super) fn apply_meta(&self, file: BorrowedFd<'_>, meta: &Meta, owner: Owner) -> Result<()> {
         if owner.privileged {
             let (user, group) = meta.owner.unwrap_or(owner.own);
             let (user, group) = (Some(Uid::from_raw(user)), Some(Gid::from_raw(group)));
@@ -170,7 +170,7 @@ impl Stage {
     pub(super) fn symlink(&mut self, target: &[u8], meta: &Meta, owner: Owner) -> Result<Staged> {
         let name = self.name('s');
         symlinkat(target, &self.dir, name.as_str()).map_err(self.failed("make a link in"))?;
-        self.dress(&name, meta, owner)?;
+        self.apply_meta_by_name(&name, meta, owner)?;
         Ok(Staged { name, file: None })
     }
 
@@ -181,12 +181,12 @@ impl Stage {
         // Nobody else is here: the name is what was just made.
         std::fs::set_permissions(self.path.join(&name), Permissions::from_mode(meta.mode))
             .map_err(self.failed("set the mode of a pipe of"))?;
-        self.dress(&name, meta, owner)?;
+        self.apply_meta_by_name(&name, meta, owner)?;
         Ok(Staged { name, file: None })
     }
 
     /// What can be said of something that cannot be opened.
-    fn dress(&self, name: &str, meta: &Meta, owner: Owner) -> Result<()> {
+    fn apply_meta_by_name(&self, name: &str, meta: &Meta, owner: Owner) -> Result<()> {
         if owner.privileged {
             let (user, group) = meta.owner.unwrap_or(owner.own);
             let (user, group) = (Some(Uid::from_raw(user)), Some(Gid::from_raw(group)));

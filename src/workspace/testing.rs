@@ -8,7 +8,7 @@ use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::{Places, Tracker};
+use super::{Tracker, WorkspacePaths};
 use crate::store::Store;
 use crate::sys::fault::tests::crash_dir;
 use crate::sys::inode;
@@ -202,13 +202,13 @@ impl World {
         std::fs::write(self.path(name), bytes).expect("written");
     }
 
-    pub(crate) fn places(&self) -> Places {
+    pub(crate) fn places(&self) -> WorkspacePaths {
         self.places_of("workspace")
     }
 
-    pub(crate) fn places_of(&self, workspace: &str) -> Places {
+    pub(crate) fn places_of(&self, workspace: &str) -> WorkspacePaths {
         let dir = &self.home;
-        Places {
+        WorkspacePaths {
             workspace: dir.join(workspace),
             staging: dir.join(format!("{workspace}.staging")),
             index: dir.join(format!("{workspace}.index")),
@@ -216,7 +216,7 @@ impl World {
     }
 
     /// The places of a new, empty workspace as another kernel beside this one has it.
-    pub(crate) fn another(&self, name: &str) -> Places {
+    pub(crate) fn another(&self, name: &str) -> WorkspacePaths {
         let dir = self.dir.path().join(name);
         std::fs::create_dir(&dir).expect("made");
         let mut home = dir.clone();
@@ -226,14 +226,14 @@ impl World {
             home = dir.join("files");
         }
         std::fs::create_dir(home.join("workspace")).expect("made");
-        Places { workspace: home.join("workspace"), staging: home.join("staging"), index: dir.join("index") }
+        WorkspacePaths { workspace: home.join("workspace"), staging: home.join("staging"), index: dir.join("index") }
     }
 
     pub(crate) fn tracker(&self) -> Tracker {
-        self.tracker_of(self.places())
+        self.tracker_of(self.paths())
     }
 
-    pub(crate) fn tracker_of(&self, places: Places) -> Tracker {
+    pub(crate) fn tracker_of(&self, places: WorkspacePaths) -> Tracker {
         let mut tracker = Tracker::open(places).expect("opened");
         if let Some(clones) = self.hold_all {
             tracker.driver.hold_all(clones);
@@ -247,7 +247,7 @@ impl World {
 
     /// Nothing is left where files are prepared.
     pub(crate) fn nothing_is_staged(&self) {
-        becomes_empty(&self.places().staging);
+        becomes_empty(&self.paths().staging);
         assert!(!self.dir.path().join("files.moment").exists(), "a snapshot is left");
     }
 }

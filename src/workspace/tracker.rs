@@ -23,14 +23,15 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use nix::errno::Errno;
 
 use super::beneath;
-use super::changes::{self, Asked, Changes, Closely, Opens};
-use super::driver::{self, Choice, Driver};
+use super::capture_stats::{CaptureStats, FullScanReason, Unwatched};
+use super::changes::{self, Changes, CheckLevel, OpenEvents, WriterChecks};
+use super::deferred_reads::DeferredReads;
+use super::driver::{self, Driver, DriverChoice};
 use super::encode::encode;
 use super::error::WorkspaceError;
-use super::how::{How, Unwatched, Walk};
 use super::index::{FolderId, Index, ROOT, Stamp};
-use super::keep::Keeping;
 use super::objects::{ObjectBatch, Objects};
+use super::paths::WorkspacePaths;
 use super::saved;
 use super::scan::Scan;
 use super::stage::Stage;
@@ -42,22 +43,10 @@ use crate::sys::notify::Notify;
 
 type Result<T> = std::result::Result<T, WorkspaceError>;
 
-/// Where a workspace and what belongs to it are. All on one file system.
-#[derive(Debug, Clone)]
-pub struct Places {
-    /// The workspace.
-    pub workspace: PathBuf,
-    /// A folder that only the daemon reaches, where files are prepared and what was removed waits for its end. Made if it is
-    /// not there; nothing in it survives a restore.
-    pub staging: PathBuf,
-    /// The file in which what is known is kept between processes.
-    pub index: PathBuf,
-}
-
 /// A workspace whose changes are followed.
 #[derive(Debug)]
 pub struct Tracker {
-    pub(super) places: Places,
+    pub(super) paths: WorkspacePaths,
     pub(super) root: OwnedFd,
     pub(super) device: u64,
     pub(super) owner: (u32, u32),
@@ -67,11 +56,11 @@ pub struct Tracker {
     unwatched: Option<Unwatched>,
     pub(super) changes: Changes,
     /// Why the next pass walks over everything.
-    pub(super) walk: Option<Walk>,
+    pub(super) full_scan: Option<FullScanReason>,
     /// Whether what is known refers to objects that are not in the store yet.
     unfinished: bool,
     /// Whether objects that are known from before may have been collected since.
-    unsure_of_objects: bool,
+    objects_unverified: bool,
     /// Whether nobody else has ever been in this workspace: what a stamp says is so.
     pub(super) is_private: bool,
     pub(super) base: Option<TreeId>,
@@ -82,7 +71,7 @@ pub struct Tracker {
 }
 
 /// A number for a state of what is known.
-fn another_state() -> u64 {
+fn next_state_number() -> u64 {
     static LAST: AtomicU64 = AtomicU64::new(0);
     LAST.fetch_add(1, Ordering::Relaxed)
 }
@@ -95,9 +84,9 @@ pub(super) struct Pass {
     /// Contents that are known by stamp.
     pub contents: HashMap<Stamp, Content>,
     /// Whether the changes are all, though nobody tells.
-    pub told_all: bool,
+    pub all_reported: bool,
     /// Where contents are kept that are read later.
-    pub keeping: Option<Keeping>,
+    pub deferred: Option<DeferredReads>,
 }
 
 /// Something that a tree has only the name of.
@@ -121,20 +110,20 @@ pub struct Captured {
     /// How many those are in all.
     pub not_captured_count: u64,
     /// How it was done.
-    pub how: How,
+    pub stats: CaptureStats,
 }
 
 /// What was collected while nobody wrote. Dropped, the next pass walks over everything.
 pub struct Collected {
     batch: Box<dyn ObjectBatch>,
-    how: How,
-    keeping: Keeping,
+    stats: CaptureStats,
+    deferred: DeferredReads,
 }
 
 impl Collected {
     /// How it was done.
-    pub fn how(&self) -> &How {
-        &self.how
+    pub fn stats(&self) -> &CaptureStats {
+        &self.stats
     }
 }
 
@@ -144,8 +133,8 @@ impl Tracker {
     ///
     /// # Errors
     /// The workspace cannot be opened.
-    pub fn open(places: Places) -> Result<Tracker> {
-        let path = &places.workspace;
+    pub fn open(paths: WorkspacePaths) -> Result<Tracker> {
+        let path = &paths.workspace;
         let root: OwnedFd = File::open(path).map_err(WorkspaceError::of("open", path))?.into();
         let stat = beneath::look_at(&root).map_err(WorkspaceError::of("look at", path))?;
         let magic = inode::file_system(root.as_fd()).map_err(WorkspaceError::of("look at", path))?;
@@ -153,18 +142,18 @@ impl Tracker {
             Ok(notify) => (Some(notify), None),
             Err(error) => (None, Some(Unwatched::of(&error))),
         };
-        let (index, walk) = match saved::load(&places.index, beneath::stamp(&stat).inode) {
-            saved::Loaded::Index(index) => (*index, Walk::Reopened),
-            saved::Loaded::Nothing => (Index::new(), Walk::First),
-            saved::Loaded::Unusable => (Index::new(), Walk::Unusable),
+        let (index, full_scan) = match saved::load(&paths.index, beneath::stamp(&stat).inode) {
+            saved::Loaded::Index(index) => (*index, FullScanReason::Reopened),
+            saved::Loaded::Nothing => (Index::new(), FullScanReason::First),
+            saved::Loaded::Unusable => (Index::new(), FullScanReason::Unusable),
         };
-        let driver = driver::choose(&places)?;
+        let driver = driver::choose(&paths)?;
         // What a process before this one left there takes space, and keeps links to files. Whoever needs the folder empties it again.
-        if places.staging.is_dir() {
-            let _ = Stage::open(&places, stat.st_dev);
+        if paths.staging.is_dir() {
+            let _ = Stage::open(&paths, stat.st_dev);
         }
         Ok(Tracker {
-            places,
+            paths,
             driver,
             root,
             device: stat.st_dev,
@@ -173,27 +162,27 @@ impl Tracker {
             notify,
             unwatched,
             changes: Changes::default(),
-            walk: Some(walk),
+            full_scan: Some(full_scan),
             unfinished: false,
-            unsure_of_objects: true,
+            objects_unverified: true,
             is_private: false,
             base: None,
             grain: grain(magic),
             unsaved: true,
-            state: another_state(),
+            state: next_state_number(),
         })
     }
 
     /// Takes an index of what this process has just made, where nobody else is, for known. `base`: the tree that it is, if that
     /// is in the store.
-    pub(super) fn made(&mut self, base: Option<TreeId>) -> Result<()> {
+    pub(super) fn adopt_index(&mut self, base: Option<TreeId>) -> Result<()> {
         self.watch_all()?;
-        (self.walk, self.base, self.unsaved) = (None, base, true);
+        (self.full_scan, self.base, self.unsaved) = (None, base, true);
         if base.is_none() {
             // All files are in the store; these folders are not.
-            self.index.touch_all();
+            self.index.mark_all_stale();
         }
-        self.sure(true);
+        self.set_trusted(true);
         Ok(())
     }
 
@@ -205,7 +194,7 @@ impl Tracker {
 
     /// Becomes readable when changes are told: then [`Self::drain`] is due, so that the host's queue does not overflow.
     /// None if nobody tells.
-    pub fn told(&self) -> Option<BorrowedFd<'_>> {
+    pub fn changes_fd(&self) -> Option<BorrowedFd<'_>> {
         self.notify.as_ref().map(AsFd::as_fd)
     }
 
@@ -217,65 +206,70 @@ impl Tracker {
 
     /// Takes what was told of changes. Cheap; does not look at files.
     pub fn drain(&mut self) {
-        let opens = Opens::Count(&mut Asked::default());
+        let opens = OpenEvents::Count(&mut WriterChecks::default());
         let why = changes::drain(&mut self.notify, &mut self.index, &mut self.changes, opens);
-        self.walk = self.walk.or(why);
+        self.full_scan = self.full_scan.or(why);
     }
 
     /// Brings the index up to what is there.
-    pub(super) fn pass(&mut self, batch: &mut dyn ObjectBatch, objects: &dyn Objects, pass: &mut Pass) -> Result<How> {
+    pub(super) fn pass(
+        &mut self,
+        batch: &mut dyn ObjectBatch,
+        objects: &dyn Objects,
+        pass: &mut Pass,
+    ) -> Result<CaptureStats> {
         self.drain();
         // Of a pass that failed: marks are counted from the first.
         self.notify.iter_mut().for_each(Notify::unmark);
-        self.state = another_state();
-        let unwatched = (self.notify.is_none() && !pass.told_all).then_some(Walk::Unwatched);
+        self.state = next_state_number();
+        let unwatched = (self.notify.is_none() && !pass.all_reported).then_some(FullScanReason::Unwatched);
         // Until it is done, nothing is sure.
-        let unfinished = std::mem::replace(&mut self.unfinished, true).then_some(Walk::Unfinished);
-        let walk = self.walk.take().or(unfinished).or(unwatched);
-        let mut how = How { walk, unwatched: self.unwatched, ..How::default() };
+        let unfinished = std::mem::replace(&mut self.unfinished, true).then_some(FullScanReason::Unfinished);
+        let full_scan = self.full_scan.take().or(unfinished).or(unwatched);
+        let mut stats = CaptureStats { full_scan, unwatched: self.unwatched, ..CaptureStats::default() };
         let changes = self.changes.take_for_pass();
         let settled_before = self.settled_before();
-        let check = self.unsure_of_objects.then_some(objects);
+        let check = self.objects_unverified.then_some(objects);
         let mut scan = Scan {
             root: self.root.as_fd(),
             index: &mut self.index,
-            told: walk.is_none(),
+            all_reported: full_scan.is_none(),
             private: self.is_private,
-            hidden: false,
+            has_unreported: false,
             notify: &mut self.notify,
             batch,
             driver: &mut *self.driver,
-            keeping: pass.keeping.as_mut(),
+            deferred: pass.deferred.as_mut(),
             check,
             frozen: pass.frozen,
-            how: &mut how,
+            stats: &mut stats,
             device: self.device,
             owner: self.owner,
             settled_before,
             contents: std::mem::take(&mut pass.contents),
             later: &mut self.changes,
-            later_walk: None,
+            next_full_scan: None,
             opened: 0,
-            asked: Asked::default(),
+            writer_checks: WriterChecks::default(),
         };
-        if walk.is_some() { scan.walk() } else { scan.follow(&changes) }?;
+        if full_scan.is_some() { scan.scan_all() } else { scan.follow(&changes) }?;
         scan.drain();
         self.owner = scan.owner;
-        self.walk = scan.later_walk;
-        self.changes.pass_is_over(&self.index);
+        self.full_scan = scan.next_full_scan;
+        self.changes.end_pass(&self.index);
         // Twice within one tick of the clock leaves no trace in a stamp.
         if let Some((folder, name)) = self.changes.written.take()
-            && pass.keeping.is_some()
+            && pass.deferred.is_some()
         {
             return Err(WorkspaceError::Changing { path: self.index.path(folder, &name) });
         }
         self.unfinished = false;
-        self.unwatched = how.unwatched.or(self.unwatched);
+        self.unwatched = stats.unwatched.or(self.unwatched);
         if check.is_some() {
-            self.index.touch_all();
+            self.index.mark_all_stale();
         }
         self.unsaved = true;
-        Ok(how)
+        Ok(stats)
     }
 
     /// Reads what changed, while the kernel runs on, so that less is left to do while it is frozen. What changes under the
@@ -283,11 +277,11 @@ impl Tracker {
     ///
     /// # Errors
     /// Files or the store fail; the next pass walks over everything then.
-    pub fn prepare(&mut self, objects: &dyn Objects) -> Result<How> {
+    pub fn prepare(&mut self, objects: &dyn Objects) -> Result<CaptureStats> {
         let mut batch = objects.batch();
         let done = self.pass(&mut *batch, objects, &mut Pass::default());
-        let done = done.and_then(|how| batch.commit().map(|()| how).map_err(WorkspaceError::from));
-        self.sure(done.is_ok());
+        let done = done.and_then(|stats| batch.commit().map(|()| stats).map_err(WorkspaceError::from));
+        self.set_trusted(done.is_ok());
         done
     }
 
@@ -301,13 +295,13 @@ impl Tracker {
         let mut batch = objects.batch();
         // Of a collection that nobody finished.
         self.driver.release()?;
-        let mut pass = Pass { frozen: true, keeping: Some(Keeping::default()), ..Pass::default() };
+        let mut pass = Pass { frozen: true, deferred: Some(DeferredReads::default()), ..Pass::default() };
         let done = self.pass(&mut *batch, objects, &mut pass);
         // Until it is finished: what is known refers to objects that are not there yet.
-        self.sure(false);
-        let mut how = done?;
-        how.pause = began.elapsed();
-        Ok(Collected { batch, how, keeping: pass.keeping.unwrap_or_default() })
+        self.set_trusted(false);
+        let mut stats = done?;
+        stats.pause = began.elapsed();
+        Ok(Collected { batch, stats, deferred: pass.deferred.unwrap_or_default() })
     }
 
     /// Makes a tree of what was collected. Writers may run again.
@@ -315,14 +309,14 @@ impl Tracker {
     /// # Errors
     /// The store fails; the next pass walks over everything then.
     pub fn finish(&mut self, collected: Collected) -> Result<Captured> {
-        let Collected { mut batch, mut how, keeping } = collected;
-        keeping.resolve(&mut self.index, &mut *self.driver, &mut *batch, &mut how)?;
+        let Collected { mut batch, mut stats, deferred } = collected;
+        deferred.resolve(&mut self.index, &mut *self.driver, &mut *batch, &mut stats)?;
         self.driver.release()?;
         let tree = encode(&mut self.index, &mut *batch)?;
         batch.commit()?;
-        self.sure(true);
+        self.set_trusted(true);
         self.base = Some(tree);
-        Ok(self.captured(tree, how))
+        Ok(self.captured(tree, stats))
     }
 
     /// [`Self::collect`] and [`Self::finish`]: for a workspace to which nobody writes anyway.
@@ -336,21 +330,21 @@ impl Tracker {
 
     /// Begins to follow a workspace that nobody else has been in, made from one of which this index is known, and perhaps what
     /// was changed since.
-    pub(super) fn seeded(places: Places, index: Index, changes: Option<Changes>) -> Result<Tracker> {
-        let mut tracker = Tracker::open(places)?;
+    pub(super) fn seeded(paths: WorkspacePaths, index: Index, changes: Option<Changes>) -> Result<Tracker> {
+        let mut tracker = Tracker::open(paths)?;
         (tracker.index, tracker.is_private) = (index, true);
-        tracker.walk = changes.is_none().then_some(Walk::Reopened);
+        tracker.full_scan = changes.is_none().then_some(FullScanReason::Reopened);
         if let Some(changes) = changes {
             tracker.changes = changes;
             tracker.watch_all()?;
         }
-        tracker.sure(true);
+        tracker.set_trusted(true);
         Ok(tracker)
     }
 
     /// Whether what is known refers to objects that are there.
-    pub(super) fn is_sure(&self) -> bool {
-        !self.unfinished && !self.unsure_of_objects
+    pub(super) fn is_trusted(&self) -> bool {
+        !self.unfinished && !self.objects_unverified
     }
 
     /// Has all folders watched that are known.
@@ -374,7 +368,7 @@ impl Tracker {
                 // Who may enter it may not read it, and only what can be read can be watched: it is looked at then.
                 Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied && id != ROOT => {
                     let folder = self.index.folder(id);
-                    self.changes.add((folder.parent, folder.name.clone()), Closely::Look);
+                    self.changes.add((folder.parent, folder.name.clone()), CheckLevel::Metadata);
                 }
                 Err(error) => {
                     self.unwatched = Some(Unwatched::of(&error));
@@ -387,17 +381,17 @@ impl Tracker {
     }
 
     /// What was captured did not become durable after all: the next pass takes nothing for stored that it does not find.
-    pub fn doubt(&mut self) {
-        self.sure(false);
+    pub fn invalidate(&mut self) {
+        self.set_trusted(false);
         self.base = None;
     }
 
     /// Whether everything that is known refers to objects that are there.
-    pub(super) fn sure(&mut self, sure: bool) {
-        (self.unfinished, self.unsure_of_objects) = (!sure, !sure);
+    pub(super) fn set_trusted(&mut self, trusted: bool) {
+        (self.unfinished, self.objects_unverified) = (!trusted, !trusted);
     }
 
-    fn captured(&self, tree: TreeId, how: How) -> Captured {
+    fn captured(&self, tree: TreeId, stats: CaptureStats) -> Captured {
         let missing = self.index.missing.iter().take(limits::WORKSPACE_MISSING);
         let not_captured =
             missing.map(|((id, name), reason)| NotCaptured { path: self.index.path(*id, name), reason: *reason });
@@ -406,19 +400,19 @@ impl Tracker {
             entries: self.index.count,
             not_captured: not_captured.collect(),
             not_captured_count: self.index.missing.len() as u64,
-            how,
+            stats,
         }
     }
 
     /// Begins anew, knowing nothing.
     pub(super) fn forget(&mut self) -> Result<()> {
-        match std::fs::remove_file(&self.places.index) {
+        match std::fs::remove_file(&self.paths.index) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(WorkspaceError::io("remove", &self.places.index, error));
+                return Err(WorkspaceError::io("remove", &self.paths.index, error));
             }
             Ok(()) | Err(_) => {}
         }
-        *self = Tracker::open(self.places.clone())?;
+        *self = Tracker::open(self.paths.clone())?;
         Ok(())
     }
 
@@ -453,7 +447,7 @@ impl Tracker {
     /// The file cannot be written.
     pub fn save(&mut self) -> Result<()> {
         if self.unsaved {
-            saved::save(&self.places.index, &self.index, self.root_inode())?;
+            saved::save(&self.paths.index, &self.index, self.root_inode())?;
             self.unsaved = false;
         }
         Ok(())
@@ -464,7 +458,7 @@ impl Tracker {
     }
 
     /// How files are held and copied, and why in no better way.
-    pub fn driver(&self) -> &Choice {
+    pub fn driver(&self) -> &DriverChoice {
         self.driver.choice()
     }
 
@@ -475,7 +469,7 @@ impl Tracker {
 
     /// The workspace's folder.
     pub fn workspace(&self) -> &Path {
-        &self.places.workspace
+        &self.paths.workspace
     }
 
     /// How many folders are watched.

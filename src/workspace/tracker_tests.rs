@@ -7,11 +7,14 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::PathBuf;
 
 use super::testing::{Mounted, World, observe, same};
-use super::{Change, Changed, Deed, Durable, Reason, Restored, Tracker, Walk, WorkspaceError, checkout, diff, reach};
+use super::{
+    Change, ChangeKind, Changed, Durability, FullScanReason, Reason, Restored, Tracker, WorkspaceError, checkout, diff,
+    reach,
+};
 use crate::sys::fault::tests::with_fault;
 use crate::sys::inode::tests::Mapping;
 
-pub(super) fn changes(world: &World, a: super::TreeId, b: super::TreeId) -> Vec<(String, Deed)> {
+pub(super) fn changes(world: &World, a: super::TreeId, b: super::TreeId) -> Vec<(String, ChangeKind)> {
     let told = diff(&world.store, a, b).expect("compared");
     told.map(|change| change.map(|Change { path, deed }| (path.display().to_string(), deed)).expect("compared"))
         .collect()
@@ -28,22 +31,22 @@ fn the_cost_of_a_capture_grows_with_what_changed() {
     }
     let mut tracker = world.tracker();
     let first = tracker.capture(&world.store).expect("captured");
-    assert_eq!((first.how.walk, first.how.read, first.entries), (Some(Walk::First), 900, 930));
+    assert_eq!((first.stats.full_scan, first.stats.read, first.entries), (Some(FullScanReason::First), 900, 930));
     assert_eq!(tracker.watched(), 31);
     let second = tracker.capture(&world.store).expect("captured");
-    assert_eq!((second.how.walk, second.how.read, second.tree), (None, 0, first.tree));
+    assert_eq!((second.stats.full_scan, second.stats.read, second.tree), (None, 0, first.tree));
     for folder in 0..5 {
         world.write(&format!("d{folder}/f7"), "new");
     }
     let third = tracker.capture(&world.store).expect("captured");
-    assert_eq!((third.how.walk, third.how.read), (None, 5));
-    assert!(third.how.examined < 20, "{:?}", third.how);
+    assert_eq!((third.stats.full_scan, third.stats.read), (None, 5));
+    assert!(third.stats.examined < 20, "{:?}", third.stats);
     // Restoring costs the same.
-    let back = tracker.restore(first.tree, &world.store, Durable::Process).expect("restored");
+    let back = tracker.restore(first.tree, &world.store, Durability::Process).expect("restored");
     assert_eq!(back.changed, 5 + 5, "five files and their folders");
-    assert_eq!(back.how.walk, None);
+    assert_eq!(back.stats.full_scan, None);
     let again = tracker.capture(&world.store).expect("captured");
-    assert_eq!((again.tree, again.how.walk, again.how.read), (first.tree, None, 0));
+    assert_eq!((again.tree, again.stats.full_scan, again.stats.read), (first.tree, None, 0));
 }
 
 #[test]
@@ -73,12 +76,13 @@ fn a_large_folder_is_kept_in_pages() {
     assert!(new <= 3 + 2 + 2, "{new} new objects");
     let told = changes(&world, first.tree, second.tree);
     assert_eq!(told.len(), 4, "{told:?}");
-    tracker.restore(first.tree, &world.store, Durable::Process).expect("restored");
+    tracker.restore(first.tree, &world.store, Durability::Process).expect("restored");
     assert_eq!(tracker.capture(&world.store).expect("captured").tree, first.tree);
     // Pages do not depend on the way that led there.
     std::fs::remove_file(world.path("f050000")).expect("removed");
     let third = tracker.capture(&world.store).expect("captured");
-    let mut fresh = Tracker::open(super::Places { index: world.path("../none"), ..world.places() }).expect("opened");
+    let mut fresh =
+        Tracker::open(super::WorkspacePaths { index: world.path("../none"), ..world.paths() }).expect("opened");
     assert_eq!(fresh.capture(&world.store).expect("captured").tree, third.tree);
 }
 
@@ -105,16 +109,16 @@ fn differences_have_their_kind() {
     let b = tracker.capture(&world.store).expect("captured").tree;
     let told: std::collections::BTreeMap<_, _> = changes(&world, a, b).into_iter().collect();
     let changed = |path: &str| match &told[path] {
-        Deed::Changed(changed) => *changed,
+        ChangeKind::Changed(changed) => *changed,
         other => panic!("{path}: {other:?}"),
     };
     assert_eq!(changed("content"), Changed { content: true, modified: true, ..Changed::default() });
     assert_eq!(changed("mode"), Changed { mode: true, ..Changed::default() });
     assert_eq!(changed("time"), Changed { modified: true, ..Changed::default() });
-    assert_eq!(told["kind"], Deed::Kind);
-    assert_eq!(told["gone"], Deed::Removed);
-    assert_eq!(told["kind/here"], Deed::Renamed { from: "moved".into() });
-    assert_eq!(told["new"], Deed::Added);
+    assert_eq!(told["kind"], ChangeKind::Kind);
+    assert_eq!(told["gone"], ChangeKind::Removed);
+    assert_eq!(told["kind/here"], ChangeKind::Renamed { from: "moved".into() });
+    assert_eq!(told["new"], ChangeKind::Added);
     assert!(!told.contains_key("same") && !told.contains_key("moved"));
 }
 
@@ -131,16 +135,17 @@ fn what_is_not_captured_is_named() {
     assert_eq!(captured.not_captured_count, 2);
     // A socket that is there stays; set-uid does not come back.
     world.write("set-id", "y");
-    let Restored { left, .. } = tracker.restore(captured.tree, &world.store, Durable::Power).expect("restored");
+    let Restored { left, .. } = tracker.restore(captured.tree, &world.store, Durability::Power).expect("restored");
     assert_eq!(left, Vec::<PathBuf>::new());
     assert!(world.path("socket").exists());
     assert_eq!(world.path("set-id").metadata().expect("there").mode() & 0o7777, 0o755);
     // In an empty folder it cannot be made, and that is said.
     let places = world.places_of("elsewhere");
     std::fs::create_dir(&places.workspace).expect("made");
-    let (_, restored) = checkout(captured.tree, places.clone(), &world.store, Durable::Process).expect("checked out");
+    let (_, restored) =
+        checkout(captured.tree, places.clone(), &world.store, Durability::Process).expect("checked out");
     assert_eq!(restored.left, [PathBuf::from("socket")]);
-    let again = checkout(captured.tree, places, &world.store, Durable::Process).expect_err("it is not empty");
+    let again = checkout(captured.tree, places, &world.store, Durability::Process).expect_err("it is not empty");
     assert!(matches!(again, WorkspaceError::NotEmpty { .. }));
 }
 
@@ -162,11 +167,11 @@ fn a_change_within_the_clocks_grain_is_seen_by_a_walk() {
             .and_then(|f| f.set_modified(before.modified().expect("known")))
             .expect("set");
         let captured = world.tracker().capture(&world.store).expect("captured");
-        assert_eq!(captured.how.walk, Some(Walk::Reopened));
+        assert_eq!(captured.stats.full_scan, Some(FullScanReason::Reopened));
         assert_ne!(captured.tree, first, "round {round}");
         let there = world.observe();
         let mut tracker = world.tracker();
-        tracker.restore(captured.tree, &world.store, Durable::Process).expect("restored");
+        tracker.restore(captured.tree, &world.store, Durability::Process).expect("restored");
         same(&world.observe(), &there);
     }
 }
@@ -179,11 +184,11 @@ fn what_was_young_when_it_was_captured_is_known_by_its_stamp_when_it_is_handed_o
         world.write(&format!("f{file}"), "x".repeat(5000));
     }
     let mut tracker = world.tracker();
-    assert_eq!(tracker.capture(&world.store).expect("captured").how.read, 20);
+    assert_eq!(tracker.capture(&world.store).expect("captured").stats.read, 20);
     std::thread::sleep(std::time::Duration::from_millis(120));
     tracker.save_made().expect("saved");
     drop(tracker);
-    assert_eq!(world.tracker().capture(&world.store).expect("captured").how.read, 0);
+    assert_eq!(world.tracker().capture(&world.store).expect("captured").stats.read, 0);
 }
 
 #[test]
@@ -204,7 +209,7 @@ fn what_is_known_survives_the_process_and_damage_costs_only_time() {
     world.write("f7", "changed");
     let mut tracker = world.tracker();
     let second = tracker.capture(&world.store).expect("captured");
-    assert_eq!((second.how.walk, second.how.read), (Some(Walk::Reopened), 1));
+    assert_eq!((second.stats.full_scan, second.stats.read), (Some(FullScanReason::Reopened), 1));
     world.write("f7", "7".repeat(1000));
     // Contents that are not in the store are read again.
     let folder = tempfile::tempdir().expect("a folder");
@@ -216,14 +221,14 @@ fn what_is_known_survives_the_process_and_damage_costs_only_time() {
         Ok(())
     })
     .expect("whole");
-    let index = world.places().index;
+    let index = world.paths().index;
     let good = std::fs::read(&index).expect("there");
     for at in [0, 5, good.len() / 2, good.len() - 1] {
         let mut bad = good.clone();
         bad[at] ^= 1;
         std::fs::write(&index, bad).expect("written");
         let captured = world.tracker().capture(&empty).expect("captured");
-        assert_eq!((captured.how.walk, captured.tree), (Some(Walk::Unusable), third.tree));
+        assert_eq!((captured.stats.full_scan, captured.tree), (Some(FullScanReason::Unusable), third.tree));
     }
 }
 
@@ -257,10 +262,10 @@ fn a_folder_that_got_the_number_of_another_in_an_overflow_is_watched() {
     std::fs::create_dir(world.path("d")).expect("made");
     assert_eq!(number(), before, "ext4 gives the number again");
     let captured = tracker.capture(&world.store).expect("captured");
-    assert_eq!((captured.how.walk, captured.entries), (Some(Walk::Overflow), 2));
+    assert_eq!((captured.stats.full_scan, captured.entries), (Some(FullScanReason::Overflow), 2));
     world.write("d/f", "told");
     let captured = tracker.capture(&world.store).expect("captured");
-    assert_eq!((captured.how.walk, captured.entries), (None, 3));
+    assert_eq!((captured.stats.full_scan, captured.entries), (None, 3));
 }
 
 #[test]
@@ -274,8 +279,8 @@ fn the_look_at_all_files_costs_as_much_in_deep_folders_as_in_flat_ones() {
             world.write("passing", "");
             std::fs::remove_file(world.path("passing")).expect("removed");
             let captured = tracker.capture(&world.store).expect("captured");
-            assert_eq!((captured.how.walk, captured.entries), (None, 2 * FOLDERS as u64));
-            captured.how.pause
+            assert_eq!((captured.stats.full_scan, captured.entries), (None, 2 * FOLDERS as u64));
+            captured.stats.pause
         };
         (0..3).map(once).min().expect("three")
     };
@@ -305,9 +310,9 @@ fn an_overflow_of_notifications_is_a_walk_and_is_said() {
     tracker.capture(&world.store).expect("captured");
     let most = storm(&world);
     let captured = tracker.capture(&world.store).expect("captured");
-    assert_eq!((captured.how.walk, captured.entries), (Some(Walk::Overflow), 2));
+    assert_eq!((captured.stats.full_scan, captured.entries), (Some(FullScanReason::Overflow), 2));
     let calm = tracker.capture(&world.store).expect("captured");
-    assert_eq!((calm.how.walk, calm.tree), (None, captured.tree));
+    assert_eq!((calm.stats.full_scan, calm.tree), (None, captured.tree));
     // Taken in time, there is none.
     for n in (1..=most).rev() {
         std::fs::rename(world.path(&format!("storm{n}")), world.path(&format!("storm{}", n - 1))).expect("renamed");
@@ -316,7 +321,7 @@ fn an_overflow_of_notifications_is_a_walk_and_is_said() {
         }
     }
     let captured = tracker.capture(&world.store).expect("captured");
-    assert_eq!((captured.how.walk, captured.entries), (None, 2));
+    assert_eq!((captured.stats.full_scan, captured.entries), (None, 2));
     assert!(world.path("storm0").exists());
 }
 
@@ -332,13 +337,13 @@ fn a_mapping_that_tells_nobody_is_seen() {
         let captured = tracker.capture(&world.store).expect("captured");
         let places = world.places_of(&format!("as-of-{byte}"));
         std::fs::create_dir(&places.workspace).expect("made");
-        checkout(captured.tree, places.clone(), &world.store, Durable::Process).expect("checked out");
+        checkout(captured.tree, places.clone(), &world.store, Durability::Process).expect("checked out");
         assert_eq!(std::fs::read(places.workspace.join("f")).expect("there")[0], byte);
     }
     drop(mapping);
     tracker.capture(&world.store).expect("captured");
     let quiet = tracker.capture(&world.store).expect("captured");
-    assert_eq!(quiet.how.read, 0, "nobody can write to it any more");
+    assert_eq!(quiet.stats.read, 0, "nobody can write to it any more");
 }
 
 #[test]
@@ -350,13 +355,13 @@ fn files_that_only_the_capture_itself_opened_are_not_looked_at_while_nobody_may_
     let prepared = tracker.prepare(&world.store).expect("prepared");
     assert!(prepared.read >= 2_500, "{prepared:?}");
     let captured = tracker.capture(&world.store).expect("captured");
-    assert_eq!((captured.how.walk, captured.how.examined), (None, 0), "{:?}", captured.how);
+    assert_eq!((captured.stats.full_scan, captured.stats.examined), (None, 0), "{:?}", captured.stats);
     // Whoever else opened one is not overlooked.
     std::fs::File::open(world.path("d7/f7")).expect("opened");
     tracker.prepare(&world.store).expect("prepared");
     std::fs::File::open(world.path("d8/f8")).expect("opened");
     let captured = tracker.capture(&world.store).expect("captured");
-    assert_eq!(captured.how.examined, 1, "{:?}", captured.how);
+    assert_eq!(captured.stats.examined, 1, "{:?}", captured.stats);
 }
 
 #[test]
@@ -383,10 +388,10 @@ fn a_file_that_changes_under_the_reader_is_named() {
     stop.store(true, std::sync::atomic::Ordering::Relaxed);
     writer.join().expect("ended");
     let captured = tracker.capture(&world.store).expect("captured");
-    assert_eq!(captured.how.walk, Some(Walk::Unfinished));
+    assert_eq!(captured.stats.full_scan, Some(FullScanReason::Unfinished));
     let there = world.observe();
     world.write("f", "");
-    tracker.restore(captured.tree, &world.store, Durable::Process).expect("restored");
+    tracker.restore(captured.tree, &world.store, Durability::Process).expect("restored");
     same(&world.observe(), &there);
 }
 
@@ -409,10 +414,10 @@ fn a_failed_capture_is_made_good_by_the_next() {
     world.write("f", vec![3; 5000]);
     drop(tracker.collect(&world.store).expect("collected"));
     let captured = tracker.capture(&world.store).expect("captured");
-    assert_eq!(captured.how.walk, Some(Walk::Unfinished));
+    assert_eq!(captured.stats.full_scan, Some(FullScanReason::Unfinished));
     let there = world.observe();
     world.write("f", "");
-    tracker.restore(captured.tree, &world.store, Durable::Process).expect("restored");
+    tracker.restore(captured.tree, &world.store, Durability::Process).expect("restored");
     same(&world.observe(), &there);
 }
 
@@ -435,8 +440,8 @@ fn paths_may_be_longer_than_the_kernel_takes() {
     assert_eq!((first.entries, first.not_captured_count), (61, 0));
     std::fs::rename(world.path(&name), world.path("moved")).expect("renamed");
     let second = tracker.capture(&world.store).expect("captured");
-    assert_eq!((second.entries, second.how.read), (61, 0), "what moved is not read again");
-    tracker.restore(first.tree, &world.store, Durable::Process).expect("restored");
+    assert_eq!((second.entries, second.stats.read), (61, 0), "what moved is not read again");
+    tracker.restore(first.tree, &world.store, Durability::Process).expect("restored");
     assert_eq!(tracker.capture(&world.store).expect("captured").tree, first.tree);
     world.nothing_is_staged();
     assert_eq!(observe(world.dir.path().join("workspace.staging").as_path()).len(), 1);
@@ -446,7 +451,7 @@ fn paths_may_be_longer_than_the_kernel_takes() {
 fn what_a_killed_process_left_where_files_are_prepared_goes_when_the_workspace_is_opened() {
     let world = World::new();
     world.write("kept", "here");
-    let staging = world.places().staging;
+    let staging = world.paths().staging;
     std::fs::create_dir_all(staging.join("d-left/deeper")).expect("made");
     std::fs::write(staging.join("d-left/deeper/f"), "left").expect("written");
     std::fs::hard_link(world.path("kept"), staging.join("g-left")).expect("linked");
@@ -481,7 +486,7 @@ fn a_file_that_got_a_second_name_and_other_bytes_is_read_under_both() {
         let captured = tracker.capture(&world.store).expect("captured");
         let places = world.places_of("elsewhere");
         std::fs::create_dir(&places.workspace).expect("made");
-        checkout(captured.tree, places.clone(), &world.store, Durable::Process).expect("checked out");
+        checkout(captured.tree, places.clone(), &world.store, Durability::Process).expect("checked out");
         same(&observe(&places.workspace), &world.observe());
     }
 }

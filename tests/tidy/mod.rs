@@ -57,6 +57,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("bundle", &["bundle", "workspace", "store", "sys", "core"]),
     ("sandbox", &["sandbox", "sys", "core"]),
     ("mcp", &["mcp", "core", "sys"]),
+    ("config", &["config", "mcp", "sandbox", "core"]),
     ("rpc", &["rpc", "supervisor", "session", "store", "worker", "sys", "core"]),
     ("worker", &["worker", "rpc", "session", "catalog", "sandbox", "sys", "core"]),
     (
@@ -71,6 +72,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "store",
             "workspace",
             "sandbox",
+            "config",
             "mcp",
             "sys",
             "core",
@@ -78,7 +80,20 @@ const LAYERS: &[(&str, &[&str])] = &[
     ),
     (
         "daemon",
-        &["daemon", "supervisor", "rpc", "worker", "catalog", "store", "workspace", "sandbox", "mcp", "sys", "core"],
+        &[
+            "daemon",
+            "supervisor",
+            "rpc",
+            "worker",
+            "catalog",
+            "store",
+            "workspace",
+            "config",
+            "sandbox",
+            "mcp",
+            "sys",
+            "core",
+        ],
     ),
     ("cli", &["cli", "rpc", "session", "sys", "core", "daemon"]),
 ];

@@ -14,7 +14,7 @@ use crate::support::{Host, User, eventually, kernel, out};
 
 /// What collection and retention pass.
 const LABELS: &[&str] = &[
-    "state.checkpoints.thin",
+    "state.checkpoints.prune",
     "state.checkpoints.remove",
     "store.dropped.write",
     "store.pack.remove",

@@ -5,10 +5,10 @@ mod sqlite;
 use std::path::{Path, PathBuf};
 
 use ryokan::store::Store;
-use ryokan::workspace::{Durable, Places, Tracker, checkout};
+use ryokan::workspace::{Durability, Tracker, WorkspacePaths, checkout};
 
-fn places(dir: &Path, name: &str) -> Places {
-    let places = Places {
+fn places(dir: &Path, name: &str) -> WorkspacePaths {
+    let places = WorkspacePaths {
         workspace: dir.join(name),
         staging: dir.join(format!("{name}.staging")),
         index: dir.join(format!("{name}.index")),
@@ -57,12 +57,12 @@ fn a_live_database_with_a_log_is_captured_as_of_one_moment() {
     assert!(path.with_extension("db-wal").metadata().unwrap().len() > 0, "the log is in use");
     for (n, (tree, count)) in captured.iter().enumerate() {
         let elsewhere = places(dir.path(), &format!("elsewhere{n}"));
-        checkout(*tree, elsewhere.clone(), &store, Durable::Process).unwrap();
+        checkout(*tree, elsewhere.clone(), &store, Durability::Process).unwrap();
         assert_eq!(rows(&elsewhere.workspace.join("data.db")), ("ok".to_owned(), *count));
     }
     drop(database);
     for (tree, count) in captured.iter().rev() {
-        tracker.restore(*tree, &store, Durable::Process).unwrap();
+        tracker.restore(*tree, &store, Durability::Process).unwrap();
         assert_eq!(rows(&path), ("ok".to_owned(), *count));
     }
 }

@@ -11,7 +11,7 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use ryokan::store::Store;
 use ryokan::sys::btrfs;
-use ryokan::workspace::{DriverKind, Durable, Places, Tracker, checkout};
+use ryokan::workspace::{DriverKind, Durability, Tracker, WorkspacePaths, checkout};
 
 use super::rows;
 use crate::support::Mounted;
@@ -88,7 +88,11 @@ fn each_capture_has_what_was_acknowledged(home: &Path, kind: DriverKind) {
     let places = |name: &str| {
         let workspace = home.join(name);
         std::fs::create_dir(&workspace).unwrap();
-        Places { workspace, staging: home.join(format!("{name}.staging")), index: home.join(format!("{name}.index")) }
+        WorkspacePaths {
+            workspace,
+            staging: home.join(format!("{name}.staging")),
+            index: home.join(format!("{name}.index")),
+        }
     };
     let here = places("workspace");
     let path = here.workspace.join("data.db");
@@ -116,7 +120,7 @@ fn each_capture_has_what_was_acknowledged(home: &Path, kind: DriverKind) {
     assert!(captured[ROUNDS - 1].1 > captured[0].1 + 100, "it commits meanwhile: {captured:?}");
     for (n, (tree, acknowledged)) in captured.iter().enumerate() {
         let elsewhere = places(&format!("elsewhere{n}"));
-        checkout(*tree, elsewhere.clone(), &store, Durable::Process).unwrap();
+        checkout(*tree, elsewhere.clone(), &store, Durability::Process).unwrap();
         let (verdict, rows) = rows(&elsewhere.workspace.join("data.db"));
         assert_eq!(verdict, "ok", "{kind:?}, capture {n}");
         // One more may be committed and not acknowledged yet.

@@ -8,11 +8,12 @@ use rusqlite::{Connection, OpenFlags};
 
 use super::EngineDb;
 use crate::catalog::error::CatalogError;
-use crate::catalog::sqlite::{Db, Durability, Kind, Result};
+use crate::catalog::sqlite::{Db, Kind, Result};
+use crate::core::durability::Durability;
 
 /// What was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Looked {
+pub enum Inspected {
     /// Every page and every body is sound.
     Sound,
     /// Somebody opened it meanwhile: what was read may be of different moments.
@@ -39,7 +40,7 @@ impl EngineDb {
     ///
     /// # Errors
     /// `Corrupt`, `Missing`; what keeps it from being read.
-    pub fn look_at(path: &Path, scratch: &Path) -> Result<Looked> {
+    pub fn inspect(path: &Path, scratch: &Path) -> Result<Inspected> {
         let log = wal(path);
         let before = (stamp(path), stamp(&log));
         let looked = match std::fs::metadata(&log) {
@@ -47,8 +48,8 @@ impl EngineDb {
             Ok(_) | Err(_) => in_place(path),
         };
         match (stamp(path), stamp(&log)) == before {
-            true => looked.map(|()| Looked::Sound),
-            false => Ok(Looked::InUse),
+            true => looked.map(|()| Inspected::Sound),
+            false => Ok(Inspected::InUse),
         }
     }
 }
@@ -59,7 +60,7 @@ fn in_place(path: &Path) -> Result<()> {
     let absolute = std::path::absolute(path).map_err(|error| CatalogError::of_io("look at", path, error))?;
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let conn = Connection::open_with_flags(uri(&absolute), flags).map_err(fail)?;
-    look_through(Db::read_only(conn, path, Kind::Engine)?)
+    check(Db::read_only(conn, path, Kind::Engine)?)
 }
 
 fn in_a_copy(path: &Path, log: &Path, scratch: &Path) -> Result<()> {
@@ -72,10 +73,10 @@ fn in_a_copy(path: &Path, log: &Path, scratch: &Path) -> Result<()> {
         CatalogError::Corrupt { why, .. } => CatalogError::Corrupt { path: path.to_owned(), why },
         other => other,
     };
-    look_through(Db::open(Kind::Engine, &copy, Durability::Process).map_err(named)?).map_err(named)
+    check(Db::open(Kind::Engine, &copy, Durability::Process).map_err(named)?).map_err(named)
 }
 
-fn look_through(db: Db) -> Result<()> {
+fn check(db: Db) -> Result<()> {
     EngineDb { db, totals: std::cell::Cell::new(None) }.check()
 }
 
@@ -106,21 +107,21 @@ mod tests {
         let odd = folder.path().join("a ?#%b");
         std::fs::create_dir(&odd).expect("made");
         let (path, scratch) = (odd.join("engine.db"), folder.path());
-        assert!(EngineDb::look_at(&path, scratch).is_err(), "there is none");
+        assert!(EngineDb::inspect(&path, scratch).is_err(), "there is none");
         let db = EngineDb::open(&path, Durability::Process).expect("opened");
         db.apply(&Changes { puts: (0..50).map(entry).collect(), ..Changes::default() }).expect("stored");
         // Open, with a log that has everything: as a killed worker leaves it.
         let copy = odd.join("killed.db");
         std::fs::copy(&path, &copy).expect("copied");
         std::fs::copy(wal(&path), wal(&copy)).expect("copied");
-        assert_eq!(EngineDb::look_at(&copy, scratch).expect("sound"), Looked::Sound);
+        assert_eq!(EngineDb::inspect(&copy, scratch).expect("sound"), Inspected::Sound);
         db.close().expect("closed");
-        assert_eq!(EngineDb::look_at(&path, scratch).expect("sound"), Looked::Sound);
+        assert_eq!(EngineDb::inspect(&path, scratch).expect("sound"), Inspected::Sound);
         let mut bytes = std::fs::read(&path).expect("read");
         let at = bytes.windows(64).position(|window| window == [7; 64]).expect("a body");
         bytes[at] ^= 1;
         std::fs::write(&path, &bytes).expect("written");
-        let error = EngineDb::look_at(&path, scratch).expect_err("a flipped bit is found");
+        let error = EngineDb::inspect(&path, scratch).expect_err("a flipped bit is found");
         assert!(matches!(&error, CatalogError::Corrupt { path: named, .. } if *named == path), "{error}");
         // Whoever wants it gets it: nothing was locked.
         EngineDb::open(&path, Durability::Process).map(drop).expect("opened");

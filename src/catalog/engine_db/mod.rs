@@ -14,11 +14,12 @@ use std::slice;
 
 use rusqlite::{OptionalExtension as _, params};
 
-pub use self::closed::Looked;
+pub use self::closed::Inspected;
 use self::rows::{Before, Due, delete, digest, put, read_head, replace_jobs, replace_missed, same};
 use super::error::CatalogError;
 use super::row::{bytes, unsigned};
-use super::sqlite::{Db, Durability, Kind, Result};
+use super::sqlite::{Db, Kind, Result};
+use crate::core::durability::Durability;
 use crate::core::ids::Digest;
 use crate::core::info::MissedEntry;
 use crate::core::limits;
@@ -351,7 +352,7 @@ impl EngineDb {
 
     /// Keeps the write-ahead log short. To be called between executions, when nobody waits.
     pub fn tidy(&self) {
-        self.db.tidy(limits::WAL_BYTES);
+        self.db.checkpoint_wal(limits::WAL_BYTES);
     }
 
     /// Checks every page and every body.

@@ -3,7 +3,7 @@
 use rusqlite::{Connection, OptionalExtension as _, Row, params};
 
 use super::journal::{self, NewEntry};
-use super::{StateHandle, grants, origin, work_from, workflow};
+use super::{StateHandle, grants, origin, workflow, workflow_restore};
 use crate::catalog::error::CatalogError;
 use crate::catalog::row::{bytes, signed, unsigned, unsigned32, wrong};
 use crate::catalog::sqlite::{Db, Result};
@@ -383,7 +383,7 @@ fn finish_restore(db: &Db, done: Restored) -> Result<Finished> {
         origin::put(db, &origin::get(db)?.after_restore(target))?;
     }
     let (decisions_changed, artifacts_changed) =
-        work_from::go_back(db, &work, (target, safety), options, (&actor, at_ms))?;
+        workflow_restore::restore(db, &work, (target, safety), options, (&actor, at_ms))?;
     let found = db.sql("end restore", |c| {
         c.prepare_cached("DELETE FROM restoring")?.execute([])?;
         if target == safety {

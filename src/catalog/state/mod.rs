@@ -8,12 +8,12 @@ mod keys;
 mod lease;
 mod origin;
 mod output;
+mod pruning;
 mod roots;
-mod thinning;
-mod work_from;
 mod workflow;
+mod workflow_restore;
 
-use super::bank::Target;
+use super::open_databases::Target;
 use super::sqlite::{Db, Result};
 use super::thread::{Pending, Queue};
 use crate::core::exec::ExecEnd;
@@ -28,8 +28,8 @@ pub use journal::{Direction, EntryKind, NewEntry};
 pub use lease::Lease;
 pub use origin::{Beginning, FirstCheckpoint};
 pub use output::{Kept, OutputRecord, Runs};
+pub use pruning::Selection;
 pub use roots::{Root, RootKind};
-pub use thinning::Choice;
 pub use workflow::Done;
 
 /// Asks the thread that owns a kernel's database. Cheap to clone. The database opens on use.
@@ -309,7 +309,7 @@ impl StateHandle {
     /// Those of opening it.
     pub fn open_ahead(&self) -> Pending<()> {
         let target = Target::Kernel(self.kernel);
-        self.queue.run_outside(move |bank| executions::rehearse(bank.db(target)?))
+        self.queue.manage(move |databases| executions::rehearse(databases.db(target)?))
     }
 
     /// Closes the database: to be called when the kernel stops. It opens again on use.
@@ -318,6 +318,6 @@ impl StateHandle {
     /// What could not be moved from the write-ahead log into the database; it is still in the log.
     pub fn close(&self) -> Pending<()> {
         let target = Target::Kernel(self.kernel);
-        self.queue.run_outside(move |bank| bank.close(target))
+        self.queue.manage(move |databases| databases.close(target))
     }
 }

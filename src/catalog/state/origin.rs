@@ -4,7 +4,7 @@ use rusqlite::{OptionalExtension as _, Row, params};
 
 use super::checkpoints::{NewCheckpoint, add_with_parent};
 use super::journal::{self, NewEntry};
-use super::{StateHandle, grants, work_from};
+use super::{StateHandle, grants, workflow_restore};
 use crate::catalog::row::{bytes, unsigned32, wrong};
 use crate::catalog::sqlite::{Db, Result};
 use crate::catalog::thread::Pending;
@@ -80,7 +80,7 @@ fn begin(db: &Db, beginning: Beginning) -> Result<()> {
     // Who makes the kernel: of a checkpoint that comes from elsewhere, that is not who took it.
     let entry = beginning.entry.as_ref().or(beginning.checkpoints.last().map(|first| &first.entry));
     let by = entry.map_or("", |entry| &entry.actor);
-    work_from::begin(db, &beginning.work, &beginning.decisions, (by, beginning.at_ms))?;
+    workflow_restore::begin_from(db, &beginning.work, &beginning.decisions, (by, beginning.at_ms))?;
     if let Some(entry) = beginning.entry {
         journal::append_one(db, entry)?;
     }

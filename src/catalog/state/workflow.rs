@@ -139,7 +139,7 @@ fn remember(db: &Db, key: &str, outcome: &Outcome, at_ms: i64) -> Result<()> {
     }
 }
 
-type Said = (Outcome, String, serde_json::Value);
+type JournalledChange = (Outcome, String, serde_json::Value);
 
 fn before(db: &Db, request: &Request) -> Result<Option<Outcome>> {
     let kind = match &request.change {
@@ -202,7 +202,7 @@ pub(super) fn put_step(db: &Db, step: &Step) -> Result<()> {
     })
 }
 
-fn begin_step(db: &Db, name: &str, at_ms: i64) -> Result<Said> {
+fn begin_step(db: &Db, name: &str, at_ms: i64) -> Result<JournalledChange> {
     let step = workflow::begin(newest_step(db)?.as_ref(), name, &agent(db)?, at_ms).map_err(refused)?;
     put_step(db, &step)?;
     let text = format!("step {} begun: {name}", step.index);
@@ -210,7 +210,7 @@ fn begin_step(db: &Db, name: &str, at_ms: i64) -> Result<Said> {
     Ok((Outcome::Step(step), text, detail))
 }
 
-fn complete_step(db: &Db, at_ms: i64) -> Result<Said> {
+fn complete_step(db: &Db, at_ms: i64) -> Result<JournalledChange> {
     let step = workflow::complete(newest_step(db)?.as_ref(), at_ms).map_err(refused)?;
     put_step(db, &step)?;
     let text = format!("step {} completed: {}", step.index, step.name);
@@ -218,7 +218,7 @@ fn complete_step(db: &Db, at_ms: i64) -> Result<Said> {
     Ok((Outcome::Step(step), text, detail))
 }
 
-fn hand_over(db: &Db, to: &str, note: &str) -> Result<Said> {
+fn hand_over(db: &Db, to: &str, note: &str) -> Result<JournalledChange> {
     let from = agent(db)?;
     workflow::hand_over(&from, to).map_err(refused)?;
     set_agent(db, to)?;
@@ -263,7 +263,7 @@ pub(super) fn decision_heads(db: &Db) -> Result<Vec<Decision>> {
     })
 }
 
-fn open_decision(db: &Db, title: &str, text: &str, actor: &str, at_ms: i64) -> Result<Said> {
+fn open_decision(db: &Db, title: &str, text: &str, actor: &str, at_ms: i64) -> Result<JournalledChange> {
     let (agent, step) = (agent(db)?, newest_step(db)?.map_or(0, |step| step.index));
     let id = db.sql("open decision", |c| {
         c.prepare_cached(
@@ -281,7 +281,7 @@ fn open_decision(db: &Db, title: &str, text: &str, actor: &str, at_ms: i64) -> R
     Ok((Outcome::Decision(opened), format!("decision {id} opened: {title}"), detail))
 }
 
-fn step_decision(db: &Db, id: u64, event: DecisionEvent, actor: &str, at_ms: i64) -> Result<Said> {
+fn step_decision(db: &Db, id: u64, event: DecisionEvent, actor: &str, at_ms: i64) -> Result<JournalledChange> {
     let found = decision(db, id)?.ok_or_else(|| CatalogError::NotFound(format!("decision {id} in this kernel")))?;
     let state = found.state.step(id, event).map_err(refused)?;
     set_decision(db, id, state, (actor, at_ms), None)?;
@@ -448,7 +448,7 @@ fn revert_artifact(db: &Db, name: &str, version: u32, actor: &str, at_ms: i64) -
     Ok(again)
 }
 
-fn put_words(artifact: Artifact) -> Said {
+fn put_words(artifact: Artifact) -> JournalledChange {
     let Artifact { name, version, .. } = &artifact;
     let text = match artifact.reverts_to {
         0 => format!("artifact {name:?} version {version}, {} bytes", artifact.bytes),

@@ -55,10 +55,8 @@ pub struct Manifest {
     /// MCP servers.
     pub mcp: Vec<McpPart>,
     /// Steps, agent, decisions, artifacts.
-    #[serde(default)]
     pub work: WorkflowPart,
     /// Tools that the servers offered.
-    #[serde(default)]
     pub tools: Vec<ToolPart>,
     /// What it does not hold, by name.
     pub missed: Vec<MissedEntry>,
@@ -133,12 +131,12 @@ pub enum ManifestError {
     /// Not what a manifest looks like.
     #[error("the manifest cannot be read: {0}")]
     Malformed(String),
-    /// Of a later release.
-    #[error("the manifest has format {0}; this release knows formats up to {FORMAT}")]
-    Newer(u32),
-    /// Its records of the work are of a later release.
-    #[error("its records of the work have format {0}; this release knows formats up to {PART_FORMAT}")]
-    NewerWork(u32),
+    /// A format of another release.
+    #[error("the manifest has format {0}; this release reads format {FORMAT} only")]
+    UnknownFormat(u32),
+    /// Workflow records in a format of another release.
+    #[error("its records of the work have format {0}; this release reads format {PART_FORMAT} only")]
+    UnknownWorkFormat(u32),
     /// Of another kind.
     #[error("it is a snapshot of kind {0:?}, not a checkpoint")]
     Kind(String),
@@ -193,17 +191,16 @@ impl Manifest {
             format: u32,
         }
         check_size("the manifest", bytes.len())?;
-        // The head first: a later format may have other fields.
+        // The head first: another format may have other fields.
         let head: Head = serde_json::from_slice(bytes).map_err(|e| ManifestError::Malformed(e.to_string()))?;
-        if head.format > FORMAT || head.format == 0 {
-            return Err(ManifestError::Newer(head.format));
+        if head.format != FORMAT {
+            return Err(ManifestError::UnknownFormat(head.format));
         }
         if head.kind != KIND {
             return Err(ManifestError::Kind(head.kind));
         }
-        match head.work.map(|work| work.format) {
-            Some(format) if format > PART_FORMAT || format == 0 => return Err(ManifestError::NewerWork(format)),
-            Some(_) | None => {}
+        if let Some(work) = head.work.filter(|work| work.format != PART_FORMAT) {
+            return Err(ManifestError::UnknownWorkFormat(work.format));
         }
         serde_json::from_slice(bytes).map_err(|e| ManifestError::Malformed(e.to_string()))
     }
@@ -296,19 +293,20 @@ mod tests {
         let with = |format: u32, kind: &str| {
             serde_json::to_vec(&serde_json::json!({ "format": format, "kind": kind, "later": true })).expect("JSON")
         };
-        assert!(matches!(Manifest::decode(&with(FORMAT + 1, KIND)), Err(ManifestError::Newer(3))));
-        assert!(matches!(Manifest::decode(&with(0, KIND)), Err(ManifestError::Newer(0))));
+        for format in [0, FORMAT - 1, FORMAT + 1] {
+            let refused = Manifest::decode(&with(format, KIND));
+            assert!(matches!(refused, Err(ManifestError::UnknownFormat(found)) if found == format));
+        }
         assert!(matches!(Manifest::decode(&with(FORMAT, "teleport")), Err(ManifestError::Kind(_))));
         assert!(matches!(Manifest::decode(&with(FORMAT, KIND)), Err(ManifestError::Malformed(_))));
         assert!(matches!(Manifest::decode(b"{"), Err(ManifestError::Malformed(_))));
-        // One of before the work was recorded, and one of a later release.
         let mut json = serde_json::to_value(&whole).expect("JSON");
         json.as_object_mut().expect("an object").remove("work");
         let bytes = serde_json::to_vec(&json).expect("JSON");
-        assert_eq!(Manifest::decode(&bytes).expect("decodes").work, WorkflowPart::default());
+        assert!(matches!(Manifest::decode(&bytes), Err(ManifestError::Malformed(_))));
         json["work"] = serde_json::json!({ "format": PART_FORMAT + 1 });
         let bytes = serde_json::to_vec(&json).expect("JSON");
-        assert!(matches!(Manifest::decode(&bytes), Err(ManifestError::NewerWork(_))));
+        assert!(matches!(Manifest::decode(&bytes), Err(ManifestError::UnknownWorkFormat(_))));
         let large = vec![b' '; limits::MANIFEST_BYTES + 1];
         assert!(matches!(Manifest::decode(&large), Err(ManifestError::TooLarge { .. })));
     }

@@ -69,7 +69,7 @@ impl WorkflowPart {
     /// `invalidArgument` says what is too many or too long.
     pub fn check(&self) -> Result<()> {
         let too = |what: &str| Err(Error::invalid(format!("the work in it: {what}")));
-        if self.format == 0 || self.format > PART_FORMAT {
+        if self.format != PART_FORMAT {
             return Err(Error::unsupported(format!("the work in it has format {}", self.format)));
         }
         let counts = [

@@ -79,7 +79,7 @@ impl blob_writer::Server for BlobWriterServer {
     ) -> capnp::Result<()> {
         let writer = self.take()?;
         // Until the row names it.
-        let _held = self.store.run(|store| Ok(store.hold())).await.map_err(|error| to_capnp(error.into()))?;
+        let _held = self.store.run(|store| Ok(store.guard())).await.map_err(|error| to_capnp(error.into()))?;
         let (digest, bytes) = self.store.finish(writer).await.map_err(|error| to_capnp(error.into()))?;
         self.kernel.records.grant(digest, crate::sys::clock::now_ms()).await.map_err(to_capnp)?;
         let mut results = results.get();

@@ -80,7 +80,7 @@ impl host::Server for HostServer {
         self.most.set(limits::MESSAGE_WORDS);
         let mut results = results.get();
         results.set_wire_version(WIRE_VERSION);
-        write_host_info(results.init_host(), &self.connection.config.host);
+        write_host_info(results.init_host(), &self.connection.supervisor.host().info());
         Ok(())
     }
 
@@ -94,7 +94,7 @@ impl host::Server for HostServer {
         let request = read_spec_request(params.get_spec()?).map_err(to_capnp)?;
         let key = read_text(params.get_key(), "key").map_err(to_capnp)?;
         let supervisor = &self.connection.supervisor;
-        let spec = request.fill(&supervisor.host().config.defaults);
+        let spec = request.fill(&supervisor.host().config.defaults.spec());
         let made = match spec.ephemeral {
             false => supervisor.create(spec, request.from_dir.as_deref(), &key, &actor).await,
             true => self.create_ephemeral(spec, request.from_dir, key, actor.clone()).await,
@@ -188,7 +188,7 @@ impl host::Server for HostServer {
         let actor = self.actor().map_err(to_capnp)?;
         let params = params.get()?;
         let host = self.connection.supervisor.host();
-        let own = host.config.system_wide.then(|| format!("{}/", actor.uid));
+        let own = host.environment.system_wide.then(|| format!("{}/", actor.uid));
         let following = tokio::task::spawn_local(follow(
             host.events.follow(params.get_since()),
             params.get_sink()?,
@@ -210,10 +210,7 @@ impl host::Server for HostServer {
         mut results: host::AbilitiesResults,
     ) -> capnp::Result<()> {
         self.actor().map_err(to_capnp)?;
-        let config = Rc::clone(&self.connection.config);
-        let probe = std::sync::Arc::clone(&config.abilities);
-        let abilities = tokio::task::spawn_blocking(move || probe()).await;
-        let abilities = abilities.map_err(|error| to_capnp(Error::internal(error.to_string())))?;
+        let abilities = self.connection.supervisor.host().abilities().await.map_err(to_capnp)?;
         let mut list = results.get().init_abilities(abilities.len() as u32);
         for (i, ability) in abilities.iter().enumerate() {
             write_ability(list.reborrow().get(i as u32), ability);

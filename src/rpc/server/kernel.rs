@@ -321,7 +321,7 @@ impl kernel::Server for KernelServer {
         self.may(Right::Write)?;
         let data = read_data(params.get()?.get_data(), "data", limits::BLOB_INLINE_BYTES).map_err(to_capnp)?;
         let records = &self.kernel.records;
-        let _held = records.store().run(|store| Ok(store.hold())).await.map_err(|error| to_capnp(error.into()))?;
+        let _held = records.store().run(|store| Ok(store.guard())).await.map_err(|error| to_capnp(error.into()))?;
         let digest = records.store().put(data).await.map_err(|error| to_capnp(error.into()))?;
         records.grant(digest, crate::sys::clock::now_ms()).await.map_err(to_capnp)?;
         results.get().set_hash(digest.to_string());

@@ -9,7 +9,6 @@ use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::sync::Arc;
 
 use capnp_rpc::RpcSystem;
 use capnp_rpc::new_broken_cap;
@@ -21,7 +20,6 @@ use super::Connection;
 use super::host::HostServer;
 use crate::core::error::{Error, Result};
 use crate::core::ids::KernelId;
-use crate::core::info::{Ability, HostInfo};
 use crate::core::limits;
 use crate::core::name::KernelName;
 use crate::core::rights::Rights;
@@ -32,20 +30,6 @@ use crate::rpc::schema::ryokan_capnp as wire;
 use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::Actor;
 use crate::supervisor::registry::Supervisor;
-
-/// What the sockets serve and to whom.
-pub struct ServeConfig {
-    /// The host as it introduces itself.
-    pub host: HostInfo,
-    /// Finds out what this host can do. Blocks.
-    pub abilities: Arc<dyn Fn() -> Vec<Ability> + Send + Sync>,
-    /// Folder of the kernels' sockets.
-    pub kernel_sockets: PathBuf,
-    /// Whether any user may connect, each to its own kernels.
-    pub system_wide: bool,
-    /// The daemon's uid.
-    pub uid: u32,
-}
 
 /// Raises this process's limit on open files as far as it may: every kernel has a socket.
 ///
@@ -59,12 +43,12 @@ pub fn raise_open_files() -> io::Result<u64> {
 }
 
 /// Serves the control socket until the future is dropped.
-pub async fn serve(listener: UnixListener, supervisor: Supervisor, published: Rc<Published>, config: Rc<ServeConfig>) {
+pub async fn serve(listener: UnixListener, supervisor: Supervisor, published: Rc<Published>) {
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                let (supervisor, published, config) = (supervisor.clone(), Rc::clone(&published), Rc::clone(&config));
-                tokio::task::spawn_local(async move { greet(stream, supervisor, published, config).await });
+                let (supervisor, published) = (supervisor.clone(), Rc::clone(&published));
+                tokio::task::spawn_local(async move { greet(stream, supervisor, published).await });
             }
             Err(error) => pause_after(&error).await,
         }
@@ -93,6 +77,11 @@ fn sweep(folder: &Path) {
     }
 }
 
+/// The daemon's uid.
+fn own_uid() -> u32 {
+    nix::unistd::geteuid().as_raw()
+}
+
 /// The uid on whose behalf a peer acts. Where only one user may connect, root acts for that user: it could become it anyway.
 fn admit(stream: &UnixStream, allowed: Option<u32>) -> Option<u32> {
     let uid = stream.peer_cred().ok()?.uid();
@@ -106,13 +95,14 @@ fn admit(stream: &UnixStream, allowed: Option<u32>) -> Option<u32> {
     }
 }
 
-async fn greet(stream: UnixStream, supervisor: Supervisor, published: Rc<Published>, config: Rc<ServeConfig>) {
-    let Some(uid) = admit(&stream, (!config.system_wide).then_some(config.uid)) else { return };
+async fn greet(stream: UnixStream, supervisor: Supervisor, published: Rc<Published>) {
+    let system_wide = supervisor.host().environment.system_wide;
+    let Some(uid) = admit(&stream, (!system_wide).then(own_uid)) else { return };
     let _counted = match supervisor.host().client(uid) {
         Ok(counted) => counted,
         Err(error) => return published.turn_away(stream, error).await,
     };
-    let connection = Connection::new(supervisor, published, uid, config);
+    let connection = Connection::new(supervisor, published, uid);
     let most = MostWords::new(limits::HELLO_WORDS);
     let server =
         Rc::new(HostServer { connection: Rc::clone(&connection), client: RefCell::new(None), most: most.clone() });
@@ -138,7 +128,6 @@ async fn greet(stream: UnixStream, supervisor: Supervisor, published: Rc<Publish
 /// The kernels' own sockets and those that were published.
 pub struct Published {
     supervisor: Supervisor,
-    config: Rc<ServeConfig>,
     sockets: RefCell<HashMap<PathBuf, Listening>>,
     turning_away: Cell<usize>,
 }
@@ -158,14 +147,13 @@ impl Drop for Listening {
 
 impl Published {
     /// Serves each kernel's socket from now on.
-    pub fn start(supervisor: &Supervisor, config: &Rc<ServeConfig>) -> Rc<Self> {
+    pub fn start(supervisor: &Supervisor) -> Rc<Self> {
         let published = Rc::new(Published {
             supervisor: supervisor.clone(),
-            config: Rc::clone(config),
             sockets: RefCell::default(),
             turning_away: Cell::new(0),
         });
-        sweep(&config.kernel_sockets);
+        sweep(&supervisor.host().environment.kernel_sockets);
         let keeper = Rc::downgrade(&published);
         supervisor.set_door_keeper(Box::new(move |kernel, open| {
             if let Some(keeper) = keeper.upgrade() {
@@ -192,10 +180,11 @@ impl Published {
     }
 
     fn folder(&self, uid: u32) -> PathBuf {
-        if self.config.system_wide {
-            self.config.kernel_sockets.join(uid.to_string())
+        let environment = &self.supervisor.host().environment;
+        if environment.system_wide {
+            environment.kernel_sockets.join(uid.to_string())
         } else {
-            self.config.kernel_sockets.clone()
+            environment.kernel_sockets.clone()
         }
     }
 
@@ -246,7 +235,7 @@ impl Published {
         listener.set_nonblocking(true)?;
         let listener = UnixListener::from_std(listener)?;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
-        if self.config.system_wide {
+        if self.supervisor.host().environment.system_wide {
             std::os::unix::fs::chown(path, Some(kernel.uid), None)?;
         }
         let serving =
@@ -337,7 +326,7 @@ async fn serve_kernel(
                 continue;
             }
         };
-        let allowed = if published.config.system_wide { kernel.uid } else { published.config.uid };
+        let allowed = if published.supervisor.host().environment.system_wide { kernel.uid } else { own_uid() };
         let Some(uid) = admit(&stream, Some(allowed)) else { continue };
         let counted = match published.supervisor.host().client(uid) {
             Ok(counted) => counted,
@@ -347,8 +336,7 @@ async fn serve_kernel(
                 continue;
             }
         };
-        let (supervisor, config) = (published.supervisor.clone(), Rc::clone(&published.config));
-        let connection = Connection::new(supervisor, Rc::clone(&published), uid, config);
+        let connection = Connection::new(published.supervisor.clone(), Rc::clone(&published), uid);
         let client = connection.kernel_client(&kernel, rights, Actor { uid, ..actor.clone() });
         let network = match unix::network(stream, Side::Server) {
             Ok(network) => network,

@@ -30,7 +30,7 @@ use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::Actor;
 use crate::supervisor::registry::Supervisor;
 
-pub use self::listen::{Listening, Published, ServeConfig, raise_open_files, serve};
+pub use self::listen::{Listening, Published, raise_open_files, serve};
 
 /// After so many kernels were handed out to a connection, what it remembers of kernels that have gone since is forgotten.
 const FORGET_EVERY: usize = 256;
@@ -40,7 +40,6 @@ pub(super) struct Connection {
     supervisor: Supervisor,
     published: Rc<Published>,
     uid: u32,
-    config: Rc<ServeConfig>,
     /// The kernels that were handed out here: so that one can be given back as an argument.
     kernels: RefCell<CapabilityServerSet<KernelServer, wire::kernel::Client>>,
     /// How many were, since those that have gone were forgotten there.
@@ -84,13 +83,12 @@ impl<T> Held<T> {
 }
 
 impl Connection {
-    fn new(supervisor: Supervisor, published: Rc<Published>, uid: u32, config: Rc<ServeConfig>) -> Rc<Self> {
+    fn new(supervisor: Supervisor, published: Rc<Published>, uid: u32) -> Rc<Self> {
         let kernels = RefCell::new(CapabilityServerSet::new());
         Rc::new(Connection {
             supervisor,
             published,
             uid,
-            config,
             kernels,
             handed_out: Cell::new(0),
             ephemeral: RefCell::new(Ephemeral::Held(Held::new())),

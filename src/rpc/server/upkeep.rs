@@ -26,7 +26,7 @@ impl HostServer {
     /// What concerns everybody's kernels is for the daemon's own user.
     async fn operator(&self, action: &str) -> Result<Actor> {
         let actor = self.actor()?;
-        if !self.host().config.system_wide || actor.uid == nix::unistd::geteuid().as_raw() {
+        if !self.host().environment.system_wide || actor.uid == nix::unistd::geteuid().as_raw() {
             return Ok(actor);
         }
         let error = Error::refused("this concerns everybody's kernels")
@@ -40,7 +40,7 @@ impl HostServer {
     pub(super) fn tell_pools(&self, mut results: host::PoolsResults) -> capnp::Result<()> {
         let actor = self.actor().map_err(to_capnp)?;
         let mut pools = self.host().pool.infos(self.host().pressure.is_on());
-        if self.host().config.system_wide && actor.uid != nix::unistd::geteuid().as_raw() {
+        if self.host().environment.system_wide && actor.uid != nix::unistd::geteuid().as_raw() {
             pools.retain(|pool| pool.uid == actor.uid);
         }
         let mut list = results.get().init_pools(pools.len() as u32);

@@ -25,7 +25,7 @@ const NAMED: usize = 5;
 
 impl Kernel {
     /// Refuses what a kernel that is put away cannot do.
-    pub(in crate::supervisor) fn at_hand(&self) -> Result<()> {
+    pub(crate) fn at_hand(&self) -> Result<()> {
         let name = &self.spec.name;
         match self.archived_in() {
             Some(_) => Err(Error::conflict(format!("kernel {name} is archived"))
@@ -36,7 +36,7 @@ impl Kernel {
     }
 
     /// The checkpoint that holds a kernel that is put away.
-    pub(in crate::supervisor) fn archived_in(&self) -> Option<CheckpointId> {
+    pub(crate) fn archived_in(&self) -> Option<CheckpointId> {
         match self.view.borrow().state {
             State::Archived { checkpoint } => Some(checkpoint),
             _ => None,
@@ -123,7 +123,7 @@ async fn rested(host: &Rc<Host>, kernel: &Rc<Kernel>, actor: &Actor) -> Result<C
     Err(used(kernel))
 }
 
-pub(in crate::supervisor) fn used(kernel: &Kernel) -> Error {
+pub(crate) fn used(kernel: &Kernel) -> Error {
     Error::conflict(format!("kernel {} was used while it was to be archived", kernel.spec.name))
         .reason("used")
         .hint("try again when nobody uses it")
@@ -150,7 +150,7 @@ async fn take_out(host: &Rc<Host>, kernel: &Rc<Kernel>, change: Change) -> Resul
     let (manifest, parts) = contents(host, &checkpoint).await?;
     let _turn = kernel.turn_with_files().await?;
     let made = async {
-        host.catalog.furnish_kernel_files(kernel.id).await?;
+        host.catalog.recreate_kernel_files(kernel.id).await?;
         fill(host, kernel.id, manifest.workspace.tree, None, None).await?;
         load_engine(host, kernel.id, manifest.engine, parts).await?;
         kernel.unarchive(change.actor.clone()).await

@@ -56,7 +56,7 @@ pub async fn diff(
     let (from, _from_held) = find_held(kernel, from).await?;
     let before = side_of(host, &from).await?;
     // Nothing names the tree of what is now but this.
-    let _held = host.store.run(|store| Ok(store.hold())).await?;
+    let _held = host.store.run(|store| Ok(store.guard())).await?;
     let (after, _to_held) = match to {
         "" => (now(host, kernel).await?, None),
         to => {
@@ -193,7 +193,7 @@ pub(super) async fn each_found<T: Send + 'static>(
 /// A time that moved while everything else stayed is no news: every change in a folder moves the folder's.
 fn is_told(change: &workspace::Change) -> bool {
     let time_only = Changed { modified: true, ..Changed::default() };
-    change.deed != workspace::Deed::Changed(time_only)
+    change.kind != workspace::ChangeKind::Changed(time_only)
 }
 
 fn describe(change: workspace::Change) -> Difference {
@@ -206,15 +206,15 @@ fn describe(change: workspace::Change) -> Difference {
         after: String::new(),
         what: Vec::new(),
     };
-    match change.deed {
-        workspace::Deed::Added => difference.deed = Deed::Added,
-        workspace::Deed::Removed => difference.deed = Deed::Removed,
-        workspace::Deed::Renamed { from } => {
+    match change.kind {
+        workspace::ChangeKind::Added => difference.deed = Deed::Added,
+        workspace::ChangeKind::Removed => difference.deed = Deed::Removed,
+        workspace::ChangeKind::Renamed { from } => {
             difference.deed = Deed::Renamed;
             difference.before = path(&from);
         }
-        workspace::Deed::Kind => difference.what.push("kind".into()),
-        workspace::Deed::Changed(Changed { content, mode, ownership, links, modified }) => {
+        workspace::ChangeKind::Kind => difference.what.push("kind".into()),
+        workspace::ChangeKind::Changed(Changed { content, mode, ownership, links, modified }) => {
             let words =
                 [(content, "content"), (mode, "mode"), (ownership, "owner"), (links, "links"), (modified, "time")];
             difference.what.extend(words.into_iter().filter(|(is, _)| *is).map(|(_, word)| word.to_owned()));

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::core::checkpoint::WorkspacePart;
+use crate::core::durability::Durability;
 use crate::core::error::{Error, Result};
 use crate::core::ids::{Digest, KernelId};
 use crate::core::info::{MissedEntry, UNREADABLE};
@@ -15,7 +16,7 @@ use crate::supervisor::checkpoint::quiesce::settle;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 use crate::workspace::{
-    self, Captured, Collected, Donor, Durable, Places, Restored, Snapshot, Together, Tracker, TreeId, WorkspaceError,
+    self, Captured, Collected, Donor, Restored, SharedBatch, Snapshot, Tracker, TreeId, WorkspaceError, WorkspacePaths,
 };
 
 /// The file with what is known of the workspace.
@@ -26,7 +27,7 @@ pub(super) struct Files {
     kernel: Rc<Kernel>,
     store: StoreHandle,
     tracker: Option<Box<Tracker>>,
-    durable: Durable,
+    durability: Durability,
     _turn: OwnedSemaphorePermit,
 }
 
@@ -63,10 +64,10 @@ impl Files {
                 .reason("restoring")
                 .hint("try again when that is done"));
         }
-        let (places, durable) = (places(host, owner.id), durable(host));
+        let (places, durability) = (places(host, owner.id), host.config.daemon.durability);
         let kept = kernel.take_tracker();
         let store = host.store.clone();
-        let mut files = Files { kernel: Rc::clone(kernel), store, tracker: kept, durable, _turn: turn };
+        let mut files = Files { kernel: Rc::clone(kernel), store, tracker: kept, durability, _turn: turn };
         if files.tracker.is_none() {
             let opened = tokio::task::spawn_blocking(move || Tracker::open(places)).await;
             files.tracker = Some(Box::new(opened.map_err(|error| Error::internal(error.to_string()))??));
@@ -90,13 +91,13 @@ impl Files {
     }
 
     /// Reads what changed while the kernel may still write.
-    pub async fn prepare(&mut self, objects: &Arc<Together>) -> Result<()> {
+    pub async fn prepare(&mut self, objects: &Arc<SharedBatch>) -> Result<()> {
         let objects = Arc::clone(objects);
         self.run(move |tracker, _| tracker.prepare(&*objects).map(drop)).await
     }
 
     /// Collects what changed since. Nothing may write.
-    pub async fn collect(&mut self, objects: &Arc<Together>) -> Result<Collected> {
+    pub async fn collect(&mut self, objects: &Arc<SharedBatch>) -> Result<Collected> {
         let objects = Arc::clone(objects);
         self.run(move |tracker, _| tracker.collect(&*objects)).await
     }
@@ -114,14 +115,14 @@ impl Files {
     /// What was captured did not become durable.
     pub fn doubt(&mut self) {
         if let Some(tracker) = &mut self.tracker {
-            tracker.doubt();
+            tracker.invalidate();
         }
     }
 
     /// Makes the workspace what a tree says. Gives how many entries were changed.
     pub async fn restore(&mut self, tree: Digest) -> Result<u64> {
-        let durable = self.durable;
-        let restored = self.run(move |tracker, store| tracker.restore(TreeId(tree), store, durable)).await?;
+        let durability = self.durability;
+        let restored = self.run(move |tracker, store| tracker.restore(TreeId(tree), store, durability)).await?;
         Ok(restored.changed)
     }
 }
@@ -135,17 +136,13 @@ impl Drop for Files {
     }
 }
 
-fn places(host: &Host, kernel: KernelId) -> Places {
+fn places(host: &Host, kernel: KernelId) -> WorkspacePaths {
     let paths = host.catalog.kernel_files(kernel);
-    Places { staging: paths.staging, index: paths.dir.join(INDEX), workspace: paths.workspace }
-}
-
-fn durable(host: &Host) -> Durable {
-    if host.config.power_safe { Durable::Power } else { Durable::Process }
+    WorkspacePaths { staging: paths.staging, index: paths.dir.join(INDEX), workspace: paths.workspace }
 }
 
 /// A kernel whose files are given to others, as they were at its last capture.
-pub(in crate::supervisor) struct Giving {
+pub(crate) struct Giving {
     kernel: Rc<Kernel>,
     donor: Arc<Donor>,
     /// Whoever writes to them could not be stopped for an instant: it is not tried again.
@@ -156,7 +153,7 @@ pub(in crate::supervisor) struct Giving {
 ///
 /// # Errors
 /// Those of [`Files::of`].
-pub(in crate::supervisor) async fn donor(host: &Host, kernel: &Rc<Kernel>) -> Result<Option<Giving>> {
+pub(crate) async fn donor(host: &Host, kernel: &Rc<Kernel>) -> Result<Option<Giving>> {
     let mut files = Files::of(host, kernel).await?;
     let donor = files.run(|tracker, _| tracker.donor()).await?;
     Ok(donor.map(|donor| Giving { kernel: Rc::clone(kernel), donor: Arc::new(donor), is_unsettled: Cell::new(false) }))
@@ -164,7 +161,7 @@ pub(in crate::supervisor) async fn donor(host: &Host, kernel: &Rc<Kernel>) -> Re
 
 impl Giving {
     /// Takes a snapshot where the file system has such, with what was changed in it since the donor's knowledge.
-    async fn snapshot(&self, host: &Host, places: Places) -> Result<Option<Snapshot>> {
+    async fn snapshot(&self, host: &Host, places: WorkspacePaths) -> Result<Option<Snapshot>> {
         let donor = Arc::clone(&self.donor);
         let taken = host.store.run_beside(move |_| Ok(donor.snapshot(&places)));
         let Some(mut snapshot) = taken.await?? else { return Ok(None) };
@@ -195,7 +192,7 @@ impl Giving {
 
 /// How a new kernel's workspace was filled.
 #[derive(Default)]
-pub(in crate::supervisor) struct Filled {
+pub(crate) struct Filled {
     /// What its files were made from.
     pub way: &'static str,
     /// Why all of them were looked at; empty: only those that might differ.
@@ -210,18 +207,18 @@ pub(in crate::supervisor) struct Filled {
 ///
 /// # Errors
 /// Those of making it; what was made is the caller's to remove.
-pub(in crate::supervisor) async fn fill(
+pub(crate) async fn fill(
     host: &Host,
     kernel: KernelId,
     tree: Digest,
     like: Option<KernelId>,
     giving: Option<&Giving>,
 ) -> Result<Filled> {
-    let (places, durable) = (places(host, kernel), durable(host));
+    let (places, durability) = (places(host, kernel), host.config.daemon.durability);
     if let Some(spare) = like.and_then(|like| host.spares.take(like)) {
         let to = places.clone();
         let filled = host.store.run_beside(move |store| {
-            let made = spare.become_workspace(TreeId(tree), to, store, durable);
+            let made = spare.become_workspace(TreeId(tree), to, store, durability);
             Ok(made.and_then(|(tracker, restored)| ended(tracker, "spare", restored)))
         });
         match filled.await? {
@@ -245,14 +242,14 @@ pub(in crate::supervisor) async fn fill(
     let donor = giving.map(|giving| Arc::clone(&giving.donor));
     let filled = host.store.run_beside(move |store| {
         let donor = donor.as_deref().map(|donor| (donor, snapshot));
-        let made = workspace::branch(donor, TreeId(tree), places, store, durable);
+        let made = workspace::branch(donor, TreeId(tree), places, store, durability);
         Ok(made.and_then(|(tracker, restored, _)| ended(tracker, way, restored)))
     });
     Ok(filled.await??)
 }
 
 /// Makes a new workspace an empty folder again.
-async fn empty(places: Places) -> Result<()> {
+async fn empty(places: WorkspacePaths) -> Result<()> {
     let emptied = tokio::task::spawn_blocking(move || {
         for folder in [&places.workspace, &places.staging] {
             match crate::sys::fs::remove_tree(folder) {
@@ -270,7 +267,7 @@ async fn empty(places: Places) -> Result<()> {
 /// the user's few queues.
 fn ended(mut tracker: Tracker, way: &'static str, restored: Restored) -> std::result::Result<Filled, WorkspaceError> {
     tracker.save_made()?;
-    let full_walk = restored.how.walk.map(|walk| walk.to_string()).unwrap_or_default();
+    let full_walk = restored.stats.full_scan.map(|walk| walk.to_string()).unwrap_or_default();
     Ok(Filled { way, full_walk, files: tracker.into_donor() })
 }
 
@@ -282,9 +279,9 @@ fn describe(captured: Captured) -> CapturedFiles {
     });
     CapturedFiles {
         missed: missed.collect(),
-        pause_us: captured.how.pause.as_micros() as u64,
-        files_read: captured.how.read,
-        full_walk: captured.how.walk.map(|walk| walk.to_string()).unwrap_or_default(),
+        pause_us: captured.stats.pause.as_micros() as u64,
+        files_read: captured.stats.read,
+        full_walk: captured.stats.full_scan.map(|walk| walk.to_string()).unwrap_or_default(),
         part: WorkspacePart { tree: captured.tree.0, files: captured.entries },
     }
 }

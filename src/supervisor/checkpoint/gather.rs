@@ -12,7 +12,7 @@ use crate::core::ids::{CheckpointId, Digest};
 use crate::link::host::WorkerLink;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
-use crate::workspace::Together;
+use crate::workspace::SharedBatch;
 
 /// What a kernel is. Nothing names it yet.
 pub(super) struct Gathered {
@@ -30,7 +30,7 @@ pub(super) struct Gathered {
 /// Objects on their way into the store. Until this is dropped, they are kept from garbage collection, and nobody else captures the
 /// same files: he would count on what may yet fail.
 pub(super) struct Objects {
-    pub together: Arc<Together>,
+    pub together: Arc<SharedBatch>,
     files: Files,
     are_durable: bool,
 }
@@ -71,7 +71,7 @@ pub(super) async fn gather(
     link: &Rc<WorkerLink>,
     keep: Option<Keep>,
 ) -> Result<Gathered> {
-    let together = host.store.run_beside(|store| Ok(Arc::new(Together::begin(store)))).await?;
+    let together = host.store.run_beside(|store| Ok(Arc::new(SharedBatch::begin(store)))).await?;
     let files = Files::of(host, kernel).await?;
     let mut objects = Objects { together: Arc::clone(&together), files, are_durable: false };
     // What changed since the last time, for the most part: the less is left to do while everything stands still.

@@ -60,7 +60,9 @@ pub(super) async fn keep(
 fn unwanted(host: &Host, engine: EngineName, kind: CheckpointType) -> Option<&'static str> {
     match (engine, kind) {
         (EngineName::Kaish | EngineName::Bash | EngineName::Node, _) => Some(""),
-        (EngineName::Python, _) if host.config.rollback_bytes == 0 => Some("this host's configuration wants no copies"),
+        (EngineName::Python, _) if host.config.engines.python.rollback_memory == 0 => {
+            Some("this host's configuration wants no copies")
+        }
         // They come often, and would take the place of those that somebody wanted.
         (EngineName::Python, CheckpointType::Auto) => Some("automatic checkpoints keep no copy"),
         (EngineName::Python, CheckpointType::Manual | CheckpointType::System | CheckpointType::Conflict) => None,

@@ -21,7 +21,7 @@ use crate::core::ids::{Digest, KernelId};
 use crate::core::limits;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
-use crate::workspace::{Donor, Spare, TreeId};
+use crate::workspace::{Donor, PreparedWorkspace, TreeId};
 
 /// The spares of a host.
 pub(crate) struct Spares {
@@ -37,7 +37,7 @@ pub(crate) struct Spares {
 
 struct Kept {
     kernel: KernelId,
-    spare: Spare,
+    spare: PreparedWorkspace,
     made: Instant,
 }
 
@@ -49,7 +49,7 @@ impl Spares {
     }
 
     /// The one of that kernel's files, if there is one.
-    pub fn take(&self, kernel: KernelId) -> Option<Spare> {
+    pub fn take(&self, kernel: KernelId) -> Option<PreparedWorkspace> {
         self.take_if(|kept| kept.kernel == kernel).map(|kept| kept.spare)
     }
 
@@ -74,7 +74,7 @@ impl Spares {
     pub async fn discard_all(&self) -> bool {
         let _turn = self.discarding.lock().await;
         if let Some(donor) = self.making.borrow().as_ref() {
-            donor.give_up();
+            donor.cancel();
         }
         let all = self.kept.take();
         let any = !all.is_empty();
@@ -109,7 +109,7 @@ impl Spares {
     }
 }
 
-async fn discard(spare: Spare) {
+async fn discard(spare: PreparedWorkspace) {
     // Its end says itself what could not be removed.
     let _ = tokio::task::spawn_blocking(move || drop(spare)).await;
 }
@@ -117,7 +117,7 @@ async fn discard(spare: Spare) {
 /// Makes one for the next fork of a kernel, in the background, if it is worth its room: from the files of a child.
 pub(crate) fn prepare(host: &Rc<Host>, kernel: KernelId, donor: Donor, tree: Digest) {
     let spares = &host.spares;
-    if host.config.fork_spares == 0 || host.is_stopping() || !donor.copies() || spares.has(kernel) {
+    if host.config.upkeep.spares == 0 || host.is_stopping() || !donor.copies() || spares.has(kernel) {
         return;
     }
     let (bytes, entries) = (donor.bytes(), donor.entries());
@@ -133,9 +133,10 @@ pub(crate) fn prepare(host: &Rc<Host>, kernel: KernelId, donor: Donor, tree: Dig
     tokio::task::spawn_local(async move {
         let made = async {
             // Until it is made, what it is made from must be there.
-            let _held = host.store.run(|store| Ok(store.hold())).await?;
+            let _held = host.store.run(|store| Ok(store.guard())).await?;
             let place = host.spares.place(&host, kernel)?;
-            let made = host.store.run_beside(move |store| Ok(Spare::make(&place, &donor, TreeId(tree), store)));
+            let made =
+                host.store.run_beside(move |store| Ok(PreparedWorkspace::make(&place, &donor, TreeId(tree), store)));
             Ok::<_, Error>(made.await??)
         };
         let made = made.await;
@@ -158,7 +159,7 @@ fn has_room(host: &Host, bytes: u64, entries: u64, times: u64) -> bool {
 }
 
 /// Keeps one until it is taken, or has no place here any more.
-async fn keep(host: &Rc<Host>, kernel: KernelId, spare: Spare, entries: u64) {
+async fn keep(host: &Rc<Host>, kernel: KernelId, spare: PreparedWorkspace, entries: u64) {
     let (made, bytes) = (Instant::now(), spare.bytes());
     let has_place = |of: &Rc<Kernel>| of.archived_in().is_none() && !host.is_stopping();
     let of = host.by_id.borrow().get(&kernel).cloned().filter(has_place);
@@ -168,7 +169,7 @@ async fn keep(host: &Rc<Host>, kernel: KernelId, spare: Spare, entries: u64) {
     host.events.publish(&of.event_name, "spare_made", serde_json::json!({ "bytes": bytes }));
     drop(of);
     host.spares.kept.borrow_mut().push_back(Kept { kernel, spare, made });
-    let surplus = host.spares.kept.borrow().len().saturating_sub(host.config.fork_spares);
+    let surplus = host.spares.kept.borrow().len().saturating_sub(host.config.upkeep.spares);
     for _ in 0..surplus {
         let oldest = host.spares.kept.borrow_mut().pop_front();
         if let Some(oldest) = oldest {

@@ -1,7 +1,7 @@
 //! What a kernel keeps of its checkpoints.
 
 use crate::catalog::state::{
-    Added, Beginning, Choice, EntryKind, Finished, Head, NewCheckpoint, NewEntry, Restored, Restoring,
+    Added, Beginning, EntryKind, Finished, Head, NewCheckpoint, NewEntry, Restored, Restoring, Selection,
 };
 use crate::core::checkpoint::Checkpoint;
 use crate::core::error::Result;
@@ -13,7 +13,7 @@ use crate::supervisor::kernel::command::Actor;
 use crate::supervisor::kernel::journal::{Records, version_after};
 
 /// Mounts, and MCP servers by name.
-pub(in crate::supervisor) type Grants = (Vec<GivenMount>, Vec<(String, McpTransport)>);
+pub(crate) type Grants = (Vec<GivenMount>, Vec<(String, McpTransport)>);
 
 impl Records {
     /// Makes a checkpoint visible, with its entry in the journal.
@@ -40,7 +40,7 @@ impl Records {
     ///
     /// # Errors
     /// The database's.
-    pub(in crate::supervisor) async fn checkpoint(&self, id: CheckpointId) -> Result<Option<Checkpoint>> {
+    pub(crate) async fn checkpoint(&self, id: CheckpointId) -> Result<Option<Checkpoint>> {
         Ok(self.state.checkpoint(id).await?)
     }
 
@@ -56,7 +56,7 @@ impl Records {
     ///
     /// # Errors
     /// The database's.
-    pub(in crate::supervisor) async fn all_checkpoints(&self) -> Result<Vec<Checkpoint>> {
+    pub(crate) async fn all_checkpoints(&self) -> Result<Vec<Checkpoint>> {
         let (mut all, mut before) = (Vec::new(), u64::MAX);
         loop {
             let page = self.checkpoints(before, limits::PAGE_ROWS).await?;
@@ -94,20 +94,15 @@ impl Records {
     ///
     /// # Errors
     /// The database's.
-    pub(super) async fn thin_checkpoints(&self, choose: Choice) -> Result<Vec<Checkpoint>> {
-        Ok(self.state.thin_checkpoints(choose).await?)
+    pub(super) async fn thin_checkpoints(&self, choose: Selection) -> Result<Vec<Checkpoint>> {
+        Ok(self.state.prune_checkpoints(choose).await?)
     }
 
     /// Removes a checkpoint; gives the version with that.
     ///
     /// # Errors
     /// `notFound`; `conflict` if the kernel needs it.
-    pub(in crate::supervisor) async fn remove_checkpoint(
-        &self,
-        actor: &Actor,
-        checkpoint: &Checkpoint,
-        at_ms: i64,
-    ) -> Result<u64> {
+    pub(crate) async fn remove_checkpoint(&self, actor: &Actor, checkpoint: &Checkpoint, at_ms: i64) -> Result<u64> {
         let named = if checkpoint.name.is_empty() { String::new() } else { format!(" {:?}", checkpoint.name) };
         let entry = NewEntry {
             kind: EntryKind::Mark,
@@ -123,7 +118,7 @@ impl Records {
     ///
     /// # Errors
     /// The database's.
-    pub(in crate::supervisor) async fn changed_since_head(&self) -> Result<bool> {
+    pub(crate) async fn changed_since_head(&self) -> Result<bool> {
         Ok(self.state.changed_since_head().await?)
     }
 
@@ -131,7 +126,7 @@ impl Records {
     ///
     /// # Errors
     /// The database's.
-    pub(in crate::supervisor) async fn grants(&self) -> Result<Grants> {
+    pub(crate) async fn grants(&self) -> Result<Grants> {
         let (mounts, mcp) = (self.state.mounts(), self.state.mcp_servers());
         Ok((mounts.await?, mcp.await?))
     }
@@ -148,7 +143,7 @@ impl Records {
     ///
     /// # Errors
     /// The database's.
-    pub(in crate::supervisor) async fn restoring(&self) -> Result<Option<Restoring>> {
+    pub(crate) async fn restoring(&self) -> Result<Option<Restoring>> {
         Ok(self.state.restoring().await?)
     }
 
@@ -156,7 +151,7 @@ impl Records {
     ///
     /// # Errors
     /// `conflict` if the checkpoint is gone.
-    pub(in crate::supervisor) async fn finish_restore(&self, done: Restored) -> Result<Finished> {
+    pub(crate) async fn finish_restore(&self, done: Restored) -> Result<Finished> {
         Ok(self.state.finish_restore(done).await?)
     }
 
@@ -164,7 +159,7 @@ impl Records {
     ///
     /// # Errors
     /// The database's.
-    pub(in crate::supervisor) async fn begin_kernel(&self, beginning: Beginning) -> Result<()> {
+    pub(crate) async fn begin_kernel(&self, beginning: Beginning) -> Result<()> {
         Ok(self.state.begin(beginning).await?)
     }
 
@@ -172,7 +167,7 @@ impl Records {
     ///
     /// # Errors
     /// The database's.
-    pub(in crate::supervisor) async fn blobs_granted_until(&self, at_ms: i64) -> Result<Vec<Digest>> {
+    pub(crate) async fn blobs_granted_until(&self, at_ms: i64) -> Result<Vec<Digest>> {
         Ok(self.state.blobs_granted_until(at_ms).await?)
     }
 }

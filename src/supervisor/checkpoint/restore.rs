@@ -350,7 +350,7 @@ impl Kernel {
 }
 
 /// Ends a restore that a former daemon did not live to end: forwards, or else back.
-pub(in crate::supervisor) async fn resume(host: &Rc<Host>, kernel: &Rc<Kernel>, link: &Rc<WorkerLink>) {
+pub(crate) async fn resume(host: &Rc<Host>, kernel: &Rc<Kernel>, link: &Rc<WorkerLink>) {
     let (name, _hold) = (&kernel.spec.name, kernel.hold_files());
     let ended = async {
         let Some(restoring) = kernel.records.restoring().await? else { return Ok(()) };

@@ -14,7 +14,8 @@ use crate::link::host::WorkerLink;
 use crate::link::types::{StateChunk, StateHead};
 use crate::store::StoreHandle;
 use crate::supervisor::kernel::engine_state;
-use crate::workspace::Together;
+
+use crate::workspace::SharedBatch;
 
 /// Bodies that are read from the worker before they go to the store together, bytes.
 const TOGETHER_BYTES: usize = 8 << 20;
@@ -26,7 +27,7 @@ const TOGETHER_BYTES: usize = 8 << 20;
 pub(super) async fn capture(
     link: &Rc<WorkerLink>,
     store: &StoreHandle,
-    objects: &Arc<Together>,
+    objects: &Arc<SharedBatch>,
 ) -> Result<(StateParts, Digest)> {
     link.save().await?;
     let heads = link.state_heads().await?;
@@ -63,7 +64,7 @@ fn parts(heads: Vec<StateHead>) -> Result<Vec<StatePart>> {
     Ok(parts)
 }
 
-async fn put_all(store: &StoreHandle, objects: &Arc<Together>, bodies: BTreeMap<Digest, Vec<u8>>) -> Result<()> {
+async fn put_all(store: &StoreHandle, objects: &Arc<SharedBatch>, bodies: BTreeMap<Digest, Vec<u8>>) -> Result<()> {
     let objects = Arc::clone(objects);
     let put = move |_: &crate::store::Store| {
         for (address, body) in &bodies {

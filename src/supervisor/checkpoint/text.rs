@@ -41,7 +41,7 @@ pub async fn diff_text(
     let (from, _from_held) = find_held(kernel, from).await?;
     let before = contents(host, &from).await?.0.workspace.tree;
     // Nothing names the tree of what is now but this.
-    let _held = host.store.run(|store| Ok(store.hold())).await?;
+    let _held = host.store.run(|store| Ok(store.guard())).await?;
     let (after, _to_held) = match to {
         "" => (compare::tree_now(host, kernel).await?, None),
         reference => {
@@ -97,8 +97,8 @@ fn of_change(
     (before, after): (TreeId, TreeId),
     change: &Change,
 ) -> std::result::Result<Option<(Patch, Vec<u8>)>, WorkspaceError> {
-    use workspace::Deed as Of;
-    let (deed, from) = match &change.deed {
+    use workspace::ChangeKind as Of;
+    let (deed, from) = match &change.kind {
         Of::Added => (Deed::Added, None),
         Of::Removed => (Deed::Removed, None),
         Of::Renamed { from } => (Deed::Renamed, Some(from.as_os_str().as_bytes().to_vec())),

@@ -11,7 +11,7 @@ use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::ids::Digest;
 use crate::store::{Store, StoreError, StoreHandle};
 use crate::supervisor::kernel::Kernel;
-use crate::workspace::{self, Counted, Together, TreeId, WorkspaceError};
+use crate::workspace::{self, CountingObjects, SharedBatch, TreeId, WorkspaceError};
 
 /// Read at once when objects are looked through, bytes.
 const READ_BYTES: usize = 256 << 10;
@@ -23,7 +23,7 @@ pub(super) struct Present {
     parts: StateParts,
     tree: Digest,
     /// Where it is, durable or not.
-    objects: Arc<Together>,
+    objects: Arc<SharedBatch>,
     /// Whether its files are its own: another's are not restored.
     owns_files: bool,
     /// Something lives in the engine that no entry holds.
@@ -67,11 +67,11 @@ pub(super) async fn difference(
 /// Reads what is needed of the files.
 fn files(
     store: &Store,
-    objects: &Together,
+    objects: &SharedBatch,
     present: TreeId,
     target: TreeId,
 ) -> std::result::Result<u64, WorkspaceError> {
-    let counted = Counted::new(objects);
+    let counted = CountingObjects::new(objects);
     let (mut contents, mut read) = (Vec::new(), 0);
     workspace::needs(&counted, present, target, &mut |content| {
         contents.push(content);
@@ -88,7 +88,7 @@ fn files(
 
 /// Reads objects to their ends.
 fn look_through(store: &Store, objects: &[Digest]) -> std::result::Result<(), StoreError> {
-    store.read_each(objects, |_, reader| {
+    store.read_parallel(objects, |_, reader| {
         let mut room = vec![0; READ_BYTES.min(usize::try_from(reader.size()).unwrap_or(READ_BYTES)).max(1)];
         while reader.read_some(&mut room)? > 0 {}
         Ok::<(), StoreError>(())

@@ -117,7 +117,7 @@ pub async fn put_artifact(
     key: String,
 ) -> Result<Artifact> {
     // Until the row names what is stored, nothing else does.
-    let _held = host.store.run(|store| Ok(store.hold())).await?;
+    let _held = host.store.run(|store| Ok(store.guard())).await?;
     let (hash, bytes) = match source {
         Source::Blob(hash) => {
             let store = kernel.records.readable(hash).await?;

@@ -120,7 +120,7 @@ impl Host {
         after: u64,
         most: usize,
     ) -> Result<Vec<AuditLine>> {
-        let filter = AuditFilter { kernel, seen_by: self.config.system_wide.then_some(uid) };
+        let filter = AuditFilter { kernel, seen_by: self.environment.system_wide.then_some(uid) };
         Ok(self.catalog.audit_after(after, filter, most).await?)
     }
 
@@ -131,7 +131,7 @@ impl Host {
     /// The catalog's; `corrupt` if the file cannot be understood.
     pub async fn verify_audit(&self, known: Option<AuditHead>) -> Result<std::result::Result<AuditHead, AuditBreak>> {
         let mut ends: Vec<(AuditHead, String)> = known.map(|head| (head, "the caller".into())).into_iter().collect();
-        let path = self.config.audit_head.clone();
+        let path = self.environment.data.join("audit.head");
         ends.extend(read_head(&path)?.map(|head| (head, path.display().to_string())));
         for kernel in self.kernels() {
             ends.extend(self.sealed_heads(&kernel).await);
@@ -165,7 +165,7 @@ impl Host {
         if !self.holds_kept_head().await {
             return;
         }
-        let path = self.config.audit_head.clone();
+        let path = self.environment.data.join("audit.head");
         let kept = tokio::task::spawn_blocking(move || keep_head(&path, head)).await;
         match kept {
             Ok(Ok(())) => self.auditing.kept.set(Some(head)),
@@ -180,7 +180,7 @@ impl Host {
         if self.auditing.kept.get().is_some() {
             return true;
         }
-        let path = self.config.audit_head.clone();
+        let path = self.environment.data.join("audit.head");
         match tokio::task::spawn_blocking(move || read_head(&path)).await {
             Ok(Ok(Some(known))) if known.sequence > 0 => {
                 let found = self.catalog.audit_after(known.sequence - 1, AuditFilter::default(), 1).await;

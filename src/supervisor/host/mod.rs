@@ -1,10 +1,10 @@
 //! What all kernels of a daemon share, and the list of them.
 
 pub mod audit;
+pub mod environment;
 pub mod events;
 pub(crate) mod metrics;
 pub(crate) mod reserve;
-pub mod settings;
 
 use std::cell::{Cell, RefCell};
 use std::collections::hash_map::Entry;
@@ -17,22 +17,26 @@ use tokio::sync::Semaphore;
 
 use super::kernel::Kernel;
 use crate::catalog::CatalogHandle;
+use crate::config::Config;
 use crate::core::engine::EngineName;
 use crate::core::error::{DISK_FULL, Error, Result};
 use crate::core::ids::{HostId, KernelId};
+use crate::core::info::{Ability, HostInfo};
 use crate::core::limits;
 use crate::core::name::KernelName;
+use crate::core::pool::Rules;
+use crate::sandbox::plan::WORKSPACE;
 use crate::store::StoreHandle;
 use crate::supervisor::checkpoint::prepared_copies::Spares;
 use crate::supervisor::host::audit::Auditing;
+use crate::supervisor::host::environment::Environment;
 use crate::supervisor::host::events::Events;
 use crate::supervisor::host::metrics::Metrics;
 use crate::supervisor::host::reserve::Reserve;
-use crate::supervisor::host::settings::Settings;
 use crate::supervisor::kernel::command::Actor;
 use crate::supervisor::maintenance::Upkeep;
 use crate::supervisor::registry::idempotency::Keys;
-use crate::supervisor::workers::admission::{Admission, Taken};
+use crate::supervisor::workers::admission::{Admission, Bounds, Taken};
 use crate::supervisor::workers::memory_pressure::Pressure;
 use crate::supervisor::workers::pool::Pool;
 use crate::supervisor::workers::reserved::Promises;
@@ -43,7 +47,9 @@ use crate::sys;
 /// The services that kernels share. Nothing here is locked: one thread holds it.
 pub struct Host {
     /// The configuration.
-    pub config: Settings,
+    pub config: Config,
+    /// The host as the daemon found it.
+    pub environment: Environment,
     /// The databases.
     pub catalog: CatalogHandle,
     /// Objects.
@@ -91,18 +97,26 @@ pub struct Host {
 pub type DoorKeeper = Box<dyn Fn(&Rc<Kernel>, bool)>;
 
 impl Host {
-    pub(super) fn new(config: Settings, catalog: CatalogHandle, store: StoreHandle, events: Rc<Events>) -> Rc<Self> {
-        let admission = Admission::new(config.bounds, config.bounds_per_user);
-        let workers = Workers::new(admission, catalog.clone(), catalog.host_id(), config.cgroup_base.clone());
-        let reserve = Reserve::new(config.reserve.clone());
+    pub(super) fn new(
+        config: Config,
+        environment: Environment,
+        catalog: CatalogHandle,
+        store: StoreHandle,
+        events: Rc<Events>,
+    ) -> Rc<Self> {
+        let limits = &config.limits;
+        let admission = Admission::new(Bounds::of_host(limits), Bounds::of_user(limits));
+        let workers = Workers::new(admission, catalog.clone(), catalog.host_id(), environment.cgroup_base.clone());
+        let reserve = Reserve::new(environment.data.join("reserve"));
         // Of a daemon that serves one user, he may have all.
-        let share = if config.system_wide { config.worker_starts.div_ceil(2) } else { config.worker_starts };
-        let turns = Turns::new(config.worker_starts, share, config.worker_wait);
-        let spares = Spares::new(config.spares_folder.clone());
+        let share = if environment.system_wide { limits.worker_starts.div_ceil(2) } else { limits.worker_starts };
+        let turns = Turns::new(limits.worker_starts, share, limits.worker_wait);
+        let spares = Spares::new(environment.data.join("spares"));
         let kernels = catalog.kernel_files(KernelId::from_bytes([0; 16])).dir;
         let files = crate::workspace::abilities(kernels.parent().unwrap_or(&kernels));
         Rc::new(Host {
             config,
+            environment,
             catalog,
             store,
             events,
@@ -195,6 +209,28 @@ impl Host {
         self.catalog.host_id()
     }
 
+    /// The host as it introduces itself.
+    pub fn info(&self) -> HostInfo {
+        HostInfo {
+            id: self.id(),
+            name: self.environment.host_name.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            arch: std::env::consts::ARCH.to_owned(),
+            engines: self.environment.engines.clone(),
+        }
+    }
+
+    /// Finds out what this host can do.
+    ///
+    /// # Errors
+    /// `internal` if the probe panics.
+    pub async fn abilities(&self) -> Result<Vec<Ability>> {
+        let (worker, data) = (self.environment.worker.path().to_owned(), self.environment.data.clone());
+        let config = self.config.clone();
+        let found = tokio::task::spawn_blocking(move || environment::abilities(&worker, &config, &data)).await;
+        found.map_err(|error| Error::internal(error.to_string()))
+    }
+
     /// The daemon itself, as it is named where it does something of its own accord.
     pub(super) fn own_actor(&self) -> Actor {
         Actor { uid: nix::unistd::geteuid().as_raw(), client: "ryokand".into(), lease: Vec::new() }
@@ -231,7 +267,7 @@ impl Host {
     /// # Errors
     /// `busy` if there are as many as may be, or as one user may have.
     pub fn client(self: &Rc<Self>, uid: u32) -> Result<ClientGuard> {
-        let (all, most) = (self.clients.get(), self.config.clients);
+        let (all, most) = (self.clients.get(), self.config.limits.clients);
         if all >= most {
             return Err(Error::busy(format!("this daemon has {all} clients already"))
                 .reason("clients")
@@ -239,7 +275,7 @@ impl Host {
         }
         let mut clients_of = self.clients_of.borrow_mut();
         let own = clients_of.entry(uid).or_default();
-        if *own >= self.config.clients_per_user {
+        if *own >= self.config.limits.clients_per_user {
             return Err(Error::busy(format!("you have {own} clients connected already"))
                 .reason("clients_per_user")
                 .hint("close some of them, or have limits.clients_per_user raised in the configuration"));
@@ -265,7 +301,7 @@ impl Host {
 
     /// What events call a kernel: its name; system-wide also its owner, for names are unique among one owner's kernels only.
     pub fn event_name(&self, uid: u32, name: &KernelName) -> String {
-        if self.config.system_wide { format!("{uid}/{name}") } else { name.to_string() }
+        if self.environment.system_wide { format!("{uid}/{name}") } else { name.to_string() }
     }
 
     /// Every kernel.
@@ -277,7 +313,7 @@ impl Host {
     pub fn visible(&self, uid: u32) -> Vec<Rc<Kernel>> {
         let by_id = self.by_id.borrow();
         let names = self.by_name.borrow();
-        let own = names.iter().filter(|((owner, _), _)| !self.config.system_wide || *owner == uid);
+        let own = names.iter().filter(|((owner, _), _)| !self.environment.system_wide || *owner == uid);
         own.filter_map(|(_, id)| by_id.get(id).cloned()).collect()
     }
 
@@ -296,7 +332,7 @@ impl Host {
         };
         let id = id.or_else(|| name.parse::<KernelId>().ok()).ok_or_else(unknown)?;
         let kernel = self.by_id.borrow().get(&id).cloned().ok_or_else(unknown)?;
-        if self.config.system_wide && kernel.uid != uid {
+        if self.environment.system_wide && kernel.uid != uid {
             return Err(unknown());
         }
         Ok(kernel)
@@ -348,19 +384,41 @@ impl Host {
         if real.to_str().is_none() {
             return Err(Error::refused(format!("{shown} leads to a path that is not UTF-8")).reason("source"));
         }
-        if let Some(why) = (self.config.forbids)(&real, uid) {
+        if let Some(why) = self.path_refusal(&real, uid) {
             return Err(Error::refused(format!("{shown} may not be given to a kernel")).reason("deny_paths").hint(why));
         }
         if let Some(own) = crate::sandbox::NEVER_GIVEN.iter().find(|own| real.starts_with(own)) {
             let message = format!("{shown} is in {own}, which is the host's own view of itself");
             return Err(Error::refused(message).reason("own_folder").hint("give a path outside of it"));
         }
-        if let Some(own) = self.config.protected.iter().find(|own| real.starts_with(own)) {
+        if let Some(own) = self.environment.protected.iter().find(|own| real.starts_with(own)) {
             return Err(
                 Error::refused(format!("{shown} is ryokan's own folder {}", own.display())).reason("own_folder")
             );
         }
         Ok(real)
+    }
+
+    /// Why a kernel of this user must not be given this host path, which is real (links resolved); `None` if it may.
+    pub(crate) fn path_refusal(&self, real: &Path, uid: u32) -> Option<String> {
+        let is_own = uid == nix::unistd::geteuid().as_raw();
+        let home = if is_own { self.environment.home.clone() } else { home_of(uid) };
+        self.config.sandbox.deny_paths.refusal(real, home.as_deref())
+    }
+
+    /// What the configuration gives every kernel within its workspace.
+    pub(crate) fn path_within_workspace(&self) -> Option<&Path> {
+        let paths = &self.config.sandbox.system_paths;
+        paths.iter().find(|path| path.starts_with(WORKSPACE)).map(PathBuf::as_path)
+    }
+
+    /// The rules of an engine's pools; off where the engine cannot run here, and where the configuration gives every kernel something within its
+    /// workspace: a workspace that comes later would hide it.
+    pub(crate) fn pool_rules(&self, engine: EngineName) -> Rules {
+        match self.environment.engines.contains(&engine) && self.path_within_workspace().is_none() {
+            true => self.config.pool.of(engine),
+            false => Rules { pool_size: 0, min_idle: 0, ..Rules::default() },
+        }
     }
 }
 
@@ -382,4 +440,8 @@ impl Drop for ClientGuard {
         host.clients.set(host.clients.get() - 1);
         host.used_at_ms.set(host.now_ms());
     }
+}
+
+fn home_of(uid: u32) -> Option<PathBuf> {
+    nix::unistd::User::from_uid(uid.into()).ok().flatten().map(|user| user.dir)
 }

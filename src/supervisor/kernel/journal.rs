@@ -181,7 +181,7 @@ impl Records {
     pub async fn end(&self, exec: ExecId, end: &ExecEnd, kept: &Kept, at_ms: i64) -> Result<()> {
         // What is put aside is named by the row only.
         let large = kept.chunks.iter().map(|(_, data)| data.len()).sum::<usize>() > limits::OUTPUT_INLINE_BYTES;
-        let _held = if large { Some(self.store.run(|store| Ok(store.hold())).await?) } else { None };
+        let _held = if large { Some(self.store.run(|store| Ok(store.guard())).await?) } else { None };
         let output = self.output_record(kept).await?;
         self.state.end_exec(exec, ExecClose { end: end.clone(), output, at_ms }).await?;
         Ok(())

@@ -81,8 +81,8 @@ async fn note(host: &Host, asked: GcAsked, actor: &Actor, done: &Result<GcReport
 async fn perform(host: &Rc<Host>, asked: GcAsked, tell: mpsc::Sender<GcItem>) -> Result<GcReport> {
     // From here on the store keeps whatever is stored or used again, and what others have stored and not yet named: they name it
     // after the rows were listed, and are done with it before the list is used.
-    let grace = host.config.gc_grace;
-    let held = host.store.run_beside(move |store| Ok(store.hold_before_all(grace))).await?;
+    let grace = host.config.upkeep.grace;
+    let held = host.store.run_beside(move |store| Ok(store.guard_before_all(grace))).await?;
     let mut done = GcReport { dry_run: asked.dry_run, ..GcReport::default() };
     let doomed = retain(host, asked.dry_run, &tell, &mut done).await?;
     let mut listed = roots::list(host).await?;
@@ -95,7 +95,7 @@ async fn perform(host: &Rc<Host>, asked: GcAsked, tell: mpsc::Sender<GcItem>) ->
         listed.into_iter().map(|root| (root.name.to_string(), root.kernel, root.named, root.digest)).collect();
     let options = GcOptions {
         dry_run: asked.dry_run,
-        grace: host.config.gc_grace,
+        grace: host.config.upkeep.grace,
         copy_most: asked.copy_most,
         ..GcOptions::default()
     };

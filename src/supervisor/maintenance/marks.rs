@@ -127,7 +127,7 @@ fn unreadable(at: Digest, error: Error) -> Error {
 
 fn wrong(at: Digest, error: &ManifestError) -> Error {
     match error {
-        ManifestError::Newer(_) | ManifestError::NewerWork(_) | ManifestError::Kind(_) => {
+        ManifestError::UnknownFormat(_) | ManifestError::UnknownWorkFormat(_) | ManifestError::Kind(_) => {
             Error::unsupported(format!("object {at}: {error}"))
         }
         ManifestError::Malformed(_) | ManifestError::TooLarge { .. } => {

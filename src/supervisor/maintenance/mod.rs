@@ -103,7 +103,7 @@ async fn relay<I, T>(
 
 /// Begins background upkeep; it ends with the host.
 pub(super) fn run(host: &Rc<Host>) {
-    let Some(interval) = host.config.upkeep_interval else { return };
+    let Some(interval) = host.config.upkeep.interval else { return };
     let kept = Rc::downgrade(host);
     tokio::task::spawn_local(async move {
         loop {
@@ -131,7 +131,7 @@ async fn thin_due(host: &Rc<Host>) {
 /// One turn of collection, within its budget; left out a few times while code runs, and when there is nothing new.
 async fn collect_in_turn(host: &Rc<Host>) {
     let upkeep = &host.upkeep;
-    let work = match host.store.run_beside(|store| Ok(store.work())).await {
+    let work = match host.store.run_beside(|store| Ok(store.use_count())).await {
         Ok(work) => (work, upkeep.gone.get()),
         Err(error) => return tracing::warn!(%error, "the store does not answer"),
     };
@@ -143,7 +143,7 @@ async fn collect_in_turn(host: &Rc<Host>) {
         return upkeep.put_off.set(upkeep.put_off.get() + 1);
     }
     upkeep.put_off.set(0);
-    let asked = GcAsked { dry_run: false, copy_most: host.config.upkeep_turn_bytes, in_background: true };
+    let asked = GcAsked { dry_run: false, copy_most: host.config.upkeep.copied, in_background: true };
     match collect(host, asked, &host.own_actor(), async |_| Ok(())).await {
         Ok(done) => {
             upkeep.failed.borrow_mut().clear();

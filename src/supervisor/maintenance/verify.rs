@@ -9,7 +9,7 @@ use super::marks::walk;
 use super::roots::{self, Named, Root};
 use super::{Running, relay};
 use crate::catalog::state::RootKind;
-use crate::catalog::{EngineDb, Looked};
+use crate::catalog::{EngineDb, Inspected};
 use crate::core::audit::NewAudit;
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::ids::{Digest, KernelId};
@@ -133,13 +133,13 @@ async fn engine_db(host: &Host, kernel: &Kernel) -> Result<()> {
             let path = host.catalog.kernel_files(kernel.id).engine_db;
             let looked = tokio::task::spawn_blocking(move || {
                 let scratch = tempfile_beside(&path)?;
-                let looked = EngineDb::look_at(&path, &scratch);
+                let looked = EngineDb::inspect(&path, &scratch);
                 let _ = std::fs::remove_dir_all(&scratch);
                 Ok::<_, Error>(looked?)
             });
             match looked.await.map_err(|error| Error::internal(error.to_string()))? {
-                Ok(Looked::Sound) => return Ok(()),
-                Ok(Looked::InUse) => {}
+                Ok(Inspected::Sound) => return Ok(()),
+                Ok(Inspected::InUse) => {}
                 // A worker that starts meanwhile reads what is there just as well.
                 Err(_) if kernel.link.borrow().is_some() || matches!(kernel.view().state, State::Starting) => {}
                 Err(error) => return Err(error),

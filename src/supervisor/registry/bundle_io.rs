@@ -173,7 +173,7 @@ impl Write for Outlet {
 pub struct Import {
     pieces: Option<mpsc::Sender<Vec<u8>>>,
     reading: JoinHandle<Result<Contents>>,
-    _held: crate::store::Hold,
+    _held: crate::store::GcGuard,
 }
 
 impl Import {
@@ -184,7 +184,7 @@ impl Import {
     pub async fn begin(host: &Host) -> Result<Import> {
         let place = place(host)?;
         // Until the new kernel's rows name what is stored, nothing else does.
-        let held = host.store.run(|store| Ok(store.hold())).await?;
+        let held = host.store.run(|store| Ok(store.guard())).await?;
         let (to, pieces) = mpsc::channel(limits::BUNDLE_PIECES_WAITING);
         let store = host.store.clone();
         let reading = tokio::task::spawn_local(async move {

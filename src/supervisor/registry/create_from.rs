@@ -14,7 +14,7 @@ use std::rc::Rc;
 use super::supervisor::Reserved;
 use crate::bundle::Packed;
 use crate::catalog::state::{Beginning, EntryKind, FirstCheckpoint, NewCheckpoint, NewEntry};
-use crate::catalog::{Created, Durability, EngineDb, EngineInfo, Entry, IdempotencyKey, KernelRow, NewAudit, Notes};
+use crate::catalog::{Created, EngineDb, EngineInfo, Entry, IdempotencyKey, KernelRow, NewAudit, Notes};
 use crate::core::checkpoint::{CheckpointType, Manifest, StateParts};
 use crate::core::engine::EngineName;
 use crate::core::error::{Error, ErrorCode, Result};
@@ -130,7 +130,7 @@ impl Supervisor {
         });
         let mounts = mounts.collect::<Result<_>>()?;
         for (name, transport) in &mcp {
-            match host.config.mcp_allowed.admit(spec.name.as_str(), name, transport) {
+            match host.environment.mcp_allowed.admit(spec.name.as_str(), name, transport) {
                 // As many run as may; that is judged when it is to run.
                 Err(error) if error.code != ErrorCode::Busy => return Err(error),
                 Ok(_) | Err(_) => {}
@@ -331,7 +331,7 @@ pub(crate) async fn load_engine(host: &Host, id: KernelId, engine: EngineName, p
         return Ok(());
     }
     let path = host.catalog.kernel_files(id).engine_db;
-    let durability = if host.config.power_safe { Durability::Power } else { Durability::Process };
+    let durability = host.config.daemon.durability;
     // Which version wrote it is in no manifest; the engine that reads it says its own.
     let info = EngineInfo { name: engine.name().into(), version: String::new(), format: STATE_FORMAT };
     let loaded = host.store.run_beside(move |store| {

@@ -79,7 +79,7 @@ async fn perform(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: &Forking,
         return Ok(Forked { checkpoint, children: children.into_iter().map(settled).collect() });
     }
     // Until the children's rows name what is stored, nothing else may.
-    let _held = host.store.run(|store| Ok(store.hold())).await?;
+    let _held = host.store.run(|store| Ok(store.guard())).await?;
     // Its row keeps what the children are to name.
     let (point, _point_held) = checkpoint::hold(kernel, fork_point(supervisor, kernel, wanted, actor).await?).await?;
     let seed = seed(supervisor, kernel, &point).await?;

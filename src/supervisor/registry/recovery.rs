@@ -64,7 +64,8 @@ impl Supervisor {
         let mut workers: HashMap<KernelId, WorkerRow> = HashMap::new();
         let mut recorded = host.catalog.workers().await?;
         // Before any kernel has a new one.
-        host.workers.sweep(&host.config.worker_sockets, &recorded.iter().map(|worker| worker.id).collect::<Vec<_>>());
+        host.workers
+            .sweep(&host.environment.worker_sockets, &recorded.iter().map(|worker| worker.id).collect::<Vec<_>>());
         // One that was recorded before it had a process never came to serve; it must not stand in the way of one that did.
         recorded.sort_by_key(|worker| worker.pid == 0);
         for worker in recorded {
@@ -242,7 +243,7 @@ impl Supervisor {
         let mut executions = Vec::new();
         for (exec, runs) in &started.report.executions {
             let asked = records.output_limit(*exec).await.unwrap_or(0);
-            let keep = if asked == 0 { self.host().config.output_kept_bytes } else { asked };
+            let keep = if asked == 0 { self.host().config.defaults.output_kept } else { asked };
             executions.push((Execution::adopted(*exec, keep.min(limits::OUTPUT_KEPT_MOST_BYTES)), *runs));
         }
         Ok(TakenOver {

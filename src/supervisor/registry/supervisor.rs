@@ -8,6 +8,7 @@ use tokio::sync::mpsc;
 use tracing::Instrument as _;
 
 use crate::catalog::{CatalogHandle, Created, IdempotencyKey, KernelRow, NewAudit, Notes};
+use crate::config::Config;
 use crate::core::error::{DISK_FULL, Error, ErrorCode, Result};
 use crate::core::ids::{Epoch, KernelId};
 use crate::core::limits;
@@ -16,9 +17,9 @@ use crate::core::spec::{Isolation, KernelSpec, Net};
 use crate::store::StoreHandle;
 use crate::supervisor::checkpoint;
 use crate::supervisor::host::audit::bounded;
+use crate::supervisor::host::environment::Environment;
 use crate::supervisor::host::events::Events;
 use crate::supervisor::host::metrics::Stage;
-use crate::supervisor::host::settings::Settings;
 use crate::supervisor::host::{DoorKeeper, Host};
 use crate::supervisor::kernel::command::{Actor, Change, Operation, StopMode};
 use crate::supervisor::kernel::journal::{Loaded, Records, StateRecord};
@@ -42,9 +43,9 @@ pub struct Supervisor {
 
 impl Supervisor {
     /// A supervisor without kernels; [`Supervisor::recover`] brings those that the catalog knows. Must run inside a `LocalSet`.
-    pub fn new(config: Settings, catalog: CatalogHandle, store: StoreHandle) -> Self {
+    pub fn new(config: Config, environment: Environment, catalog: CatalogHandle, store: StoreHandle) -> Self {
         let events = Events::start(catalog.clone(), crate::sys::clock::now_ms);
-        let host = Host::new(config, catalog, store, events);
+        let host = Host::new(config, environment, catalog, store, events);
         let kept = Rc::downgrade(&host);
         tokio::task::spawn_local(async move {
             loop {
@@ -116,7 +117,7 @@ impl Supervisor {
     /// # Errors
     /// `busy` if there are as many as may be, `alreadyExists`.
     pub(crate) fn reserve(&self, uid: u32, name: KernelName) -> Result<Reserved> {
-        let config = &self.host.config;
+        let config = &self.host.config.limits;
         {
             let creating = self.host.creating.borrow();
             let all = self.host.by_id.borrow().len() + creating.len();
@@ -155,7 +156,7 @@ impl Supervisor {
     }
 
     pub(crate) fn check_spec(&self, spec: &KernelSpec) -> Result<()> {
-        let config = &self.host.config;
+        let config = &self.host.config.sandbox;
         spec.check().map_err(|error| Error::invalid(error.to_string()))?;
         if self.host.is_stopping() {
             return Err(Error::unavailable("the daemon is stopping"));
@@ -178,7 +179,7 @@ impl Supervisor {
                 .hint("set sandbox.net_host_allowed in the configuration"));
         }
         let whole = spec.limits.cpu_milli.is_multiple_of(1000) || spec.degraded.iter().any(|layer| layer == "cpu");
-        if !whole && !crate::sandbox::divides_processors(config.cgroup_base.as_deref()) {
+        if !whole && !crate::sandbox::divides_processors(self.host.environment.cgroup_base.as_deref()) {
             let asked = f64::from(spec.limits.cpu_milli) / 1000.0;
             return Err(Error::unsupported(format!("{asked} processors cannot be had here: without the cpu controller of cgroup v2 a kernel has whole ones"))
                 .reason("sandbox-cpu")
@@ -450,7 +451,7 @@ impl Supervisor {
     }
 
     pub(crate) fn tools(&self, row: &KernelRow, mcp: Vec<(String, crate::core::info::McpTransport)>) -> Rc<Tools> {
-        let config = &self.host.config;
+        let config = &self.host.environment;
         Tools::new(
             row.spec.name.clone(),
             self.host.event_name(row.uid, &row.spec.name),

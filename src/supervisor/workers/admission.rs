@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::config::Limits;
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::quantity;
 use crate::supervisor::workers::start_queue::STARTS;
@@ -46,6 +47,22 @@ pub struct Bounds {
     pub memory_bytes: Option<u64>,
     /// Executions.
     pub executions: usize,
+}
+
+impl Bounds {
+    /// What all users may have at once.
+    pub(crate) fn of_host(limits: &Limits) -> Bounds {
+        Bounds { workers: limits.workers, memory_bytes: limits.memory, executions: limits.executions_in_flight }
+    }
+
+    /// What one user may have at once.
+    pub(crate) fn of_user(limits: &Limits) -> Bounds {
+        Bounds {
+            workers: limits.workers_per_user,
+            memory_bytes: limits.memory_per_user,
+            executions: limits.executions_in_flight_per_user,
+        }
+    }
 }
 
 /// What is taken, or would be.

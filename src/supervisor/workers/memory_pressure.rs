@@ -84,7 +84,7 @@ impl Source {
 
 /// Listens while the host is there.
 pub(crate) fn run(host: &Rc<Host>) {
-    let Some(file) = host.config.pressure_file.clone() else { return };
+    let Some(file) = host.config.daemon.pressure_file.clone() else { return };
     let mut source = Source::of(&file);
     let kept = Rc::downgrade(host);
     tokio::task::spawn_local(async move {

@@ -285,7 +285,7 @@ impl Pool {
         let pool = match self.of(shape) {
             Some(pool) => pool,
             None => {
-                let rules = host.config.pool_rules(shape.engine);
+                let rules = host.pool_rules(shape.engine);
                 if rules.is_off() {
                     return None;
                 }
@@ -408,15 +408,15 @@ impl Pool {
 /// Opens the pools of what new kernels have by default, and keeps all pools as they are to be while the host is there.
 pub(crate) fn run(host: &Rc<Host>) {
     let uid = nix::unistd::geteuid().as_raw();
-    if let Some(path) = host.config.path_within_workspace() {
+    if let Some(path) = host.path_within_workspace() {
         tracing::warn!(path = %path.display(), "no slots are kept ready: a path that every kernel has is within its workspace");
     }
-    for (engine, _) in &host.config.pools {
-        let rules = host.config.pool_rules(*engine);
-        let mut spec = host.config.defaults.clone();
+    for engine in &host.environment.engines {
+        let rules = host.pool_rules(*engine);
+        let mut spec = host.config.defaults.spec();
         spec.engine = *engine;
         match Shape::of(host, &spec, uid) {
-            Ok(shape) if !rules.is_off() && host.config.standing_pools.contains(engine) => {
+            Ok(shape) if !rules.is_off() && host.config.pool.stands(*engine) => {
                 drop(host.pool.open(shape, rules, true));
             }
             Ok(_) => {}

@@ -218,7 +218,7 @@ impl Promises {
             return;
         }
         let (worker, shape) = (promise.worker(), promise.shape.clone());
-        let most = host.config.pool_rules(shape.engine).max_pool_size as usize;
+        let most = host.pool_rules(shape.engine).max_pool_size as usize;
         self.kept.borrow_mut().push_back(promise);
         while self.kept.borrow().iter().filter(|kept| kept.shape == shape).count() > most.max(1) {
             self.end_first(host, |kept| kept.shape == shape);

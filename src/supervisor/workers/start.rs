@@ -169,7 +169,7 @@ pub(crate) fn given(host: &Host, kernel: &Kernel, mounts: Vec<GivenMount>) -> Re
 
 /// Whether a path that every kernel has is below one of these: a slot has it already, and what comes later would lie on top.
 pub(crate) fn hides_system_path<'a>(host: &Host, mut inside: impl Iterator<Item = &'a Path>) -> bool {
-    inside.any(|inside| host.config.system_paths.iter().any(|path| path.starts_with(inside)))
+    inside.any(|inside| host.config.sandbox.system_paths.iter().any(|path| path.starts_with(inside)))
 }
 
 /// Adds what can be done about a path that may not be given any more.

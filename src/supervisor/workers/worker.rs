@@ -9,6 +9,7 @@ use std::rc::Rc;
 use super::admission::{Admission, Place, Share};
 use super::pool::Active;
 use crate::catalog::{CatalogHandle, WorkerRow};
+use crate::core::durability::Durability;
 use crate::core::engine::EngineName;
 use crate::core::error::{Error, Result};
 use crate::core::ids::{Epoch, HostId, KernelId, WorkerId};
@@ -220,7 +221,7 @@ pub(crate) fn run_as(host: &Host, uid: u32) -> Result<Option<RunAs>> {
         let gid = user.map_or(uid, |user| user.gid.as_raw());
         return Ok(Some(RunAs { uid, gid, map_root: false }));
     }
-    let (uid, gid) = host.config.worker_user.ok_or_else(|| {
+    let (uid, gid) = host.environment.worker_account.ok_or_else(|| {
         Error::unsupported("the daemon runs as root and knows no unprivileged user to run workers as")
             .hint("name one in sandbox.worker_user of the configuration")
     })?;
@@ -267,9 +268,9 @@ pub(crate) fn plan(host: &Host, shape: &Shape, worker: WorkerId, folder: &Path) 
     plan.limits = shape.limits;
     plan.run_as = shape.run_as;
     plan.cgroup = host.workers.cgroups.as_ref().map(|cgroups| cgroups.of(worker));
-    plan.protected.clone_from(&host.config.protected);
+    plan.protected.clone_from(&host.environment.protected);
     plan.degraded.clone_from(&shape.degraded);
-    let system = host.config.system_paths.iter().map(|path| PlannedMount {
+    let system = host.config.sandbox.system_paths.iter().map(|path| PlannedMount {
         inside: path.clone(),
         // One that is not there is told by whoever opens it.
         source: path.canonicalize().unwrap_or_else(|_| path.clone()),
@@ -316,13 +317,13 @@ pub(crate) fn interpreter<'a>(
     engine: EngineName,
     given: impl Iterator<Item = &'a Path>,
 ) -> Result<Option<String>> {
-    let Some(command) = host.config.interpreters.get(&engine) else { return Ok(None) };
+    let Some(command) = host.config.engines.interpreter(engine) else { return Ok(None) };
     let known =
         host.interpreters.borrow().get(&engine).filter(|path| path.exists()).map(|path| path.display().to_string());
     if known.is_some() {
         return Ok(known);
     }
-    let system_paths = &host.config.system_paths;
+    let system_paths = &host.config.sandbox.system_paths;
     let found = match find_program(command, system_paths) {
         Ok(path) => {
             host.interpreters.borrow_mut().insert(engine, path.clone());
@@ -347,7 +348,7 @@ pub(crate) fn interpreter<'a>(
 
 /// The Python driver compiled for an interpreter: without it a start takes longer.
 async fn compiled_driver(host: &Host, interpreter: &str) -> Option<PathBuf> {
-    let (cache, interpreter) = (host.config.cache.clone(), PathBuf::from(interpreter));
+    let (cache, interpreter) = (host.environment.data.join("cache"), PathBuf::from(interpreter));
     let compiling = tokio::task::spawn_blocking(move || crate::worker::engines::python::compiled(&cache, &interpreter));
     match compiling.await {
         Ok(Ok(path)) => Some(path),
@@ -374,7 +375,7 @@ pub(crate) async fn document(
         if shape.engine == EngineName::Python {
             document.engine_settings.python_compiled = compiled_driver(host, &interpreter).await;
             if document.plan.unbound {
-                document.engine_settings.preload.clone_from(&host.config.python_preload);
+                document.engine_settings.preload.clone_from(&host.config.engines.python.preload);
             }
         }
         document.engine_settings.interpreter = vec![interpreter];
@@ -385,18 +386,18 @@ pub(crate) async fn document(
         }
     }
     document.rollback_bytes = match shape.engine {
-        EngineName::Python => host.config.rollback_bytes,
+        EngineName::Python => host.config.engines.python.rollback_memory,
         EngineName::Kaish | EngineName::Bash | EngineName::Node => 0,
     };
-    document.power_safe = host.config.power_safe;
-    document.orphan_grace_ms = host.config.orphan_grace.as_millis() as u64;
+    document.power_safe = host.config.daemon.durability == Durability::Power;
+    document.orphan_grace_ms = host.config.daemon.orphan_grace.as_millis() as u64;
     Ok(document)
 }
 
 /// A new worker's identity, and where it will listen.
 pub(crate) fn identity(host: &Host, kernel: KernelId, epoch: Epoch) -> (WorkerIdentity, PathBuf) {
     let worker = WorkerId::from_bytes(host.random());
-    let socket = host.config.worker_sockets.join(format!("{worker}.sock"));
+    let socket = host.environment.worker_sockets.join(format!("{worker}.sock"));
     (
         WorkerIdentity {
             worker,
@@ -420,7 +421,7 @@ pub(crate) async fn launch(
 ) -> Result<(WorkerLink, WorkerReport, WorkerProcess)> {
     let (id, socket) = (identity.worker, &document.socket);
     let launched =
-        launch::start(document, &identity.secret, &host.config.worker, std::io::stderr().as_fd(), record).await;
+        launch::start(document, &identity.secret, &host.environment.worker, std::io::stderr().as_fd(), record).await;
     let launched = match launched {
         Ok(launched) => launched,
         Err(error) => {

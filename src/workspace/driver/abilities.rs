@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
-use super::{Choice, DriverKind, nameless};
+use super::{DriverChoice, DriverKind, nameless};
 use crate::core::info::Ability;
 use crate::sys::{btrfs, inode};
 
@@ -106,21 +106,21 @@ fn watches() -> Ability {
 
 impl FsAbilities {
     /// The best driver for a workspace here, which is looked at only where that matters.
-    pub fn choice(&self, workspace: impl FnOnce() -> PathBuf) -> Choice {
+    pub fn choice(&self, workspace: impl FnOnce() -> PathBuf) -> DriverChoice {
         let is_subvolume = |path: &Path| path.metadata().is_ok_and(|found| found.ino() == btrfs::SUBVOLUME_INODE);
         match (&self.clones, &self.subvolumes) {
-            (Err(why), _) => Choice { kind: DriverKind::Tracked, reason: why.clone() },
-            (Ok(()), Err(why)) => Choice { kind: DriverKind::Reflink, reason: why.clone() },
+            (Err(why), _) => DriverChoice { kind: DriverKind::Tracked, reason: why.clone() },
+            (Ok(()), Err(why)) => DriverChoice { kind: DriverKind::Reflink, reason: why.clone() },
             (Ok(()), Ok(())) if workspace().parent().is_some_and(is_subvolume) => {
                 let reason = match &self.removal {
                     Ok(()) => String::new(),
                     Err(why) => format!("captures by clones only: {why}"),
                 };
-                Choice { kind: DriverKind::Btrfs, reason }
+                DriverChoice { kind: DriverKind::Btrfs, reason }
             }
             (Ok(()), Ok(())) => {
                 let reason = "the workspace was made as a folder, not in a subvolume".into();
-                Choice { kind: DriverKind::Reflink, reason }
+                DriverChoice { kind: DriverKind::Reflink, reason }
             }
         }
     }

@@ -21,17 +21,17 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 
 use super::reflink::{CLONE_ABOVE, Clones};
-use super::{Choice, Driver, Held};
+use super::{Driver, DriverChoice, HeldFile};
 use crate::core::limits;
 use crate::sys::{btrfs, fault, fs, inode};
 use crate::workspace::beneath;
 use crate::workspace::error::WorkspaceError;
-use crate::workspace::tracker::Places;
+use crate::workspace::paths::WorkspacePaths;
 use crate::workspace::tree::entry::Name;
 
 #[derive(Debug)]
 pub(super) struct Btrfs {
-    choice: Choice,
+    choice: DriverChoice,
     clones: Clones,
     /// The folder with the subvolume.
     home: PathBuf,
@@ -48,15 +48,19 @@ pub(super) struct Btrfs {
 }
 
 impl Btrfs {
-    pub(super) fn open(places: &Places, choice: Choice, removes_at_once: bool) -> Result<Btrfs, WorkspaceError> {
-        let path = &places.workspace;
+    pub(super) fn open(
+        paths: &WorkspacePaths,
+        choice: DriverChoice,
+        removes_at_once: bool,
+    ) -> Result<Btrfs, WorkspaceError> {
+        let path = &paths.workspace;
         let named = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
         let subvolume = path.parent().unwrap_or(path);
         let parts = subvolume.parent().zip(named(subvolume)).zip(named(path));
         let ((home, subvolume), workspace) = parts
             .ok_or_else(|| WorkspaceError::io("find the subvolume of", path, io::ErrorKind::InvalidInput.into()))?;
         let moment = format!("{subvolume}.moment");
-        let (clones, home) = (Clones::open(places)?, home.to_owned());
+        let (clones, home) = (Clones::open(paths)?, home.to_owned());
         let clones_before = limits::WORKSPACE_CLONES_BEFORE_SNAPSHOT;
         let (clone_above, within) = (CLONE_ABOVE, None);
         let mut driver = Btrfs {
@@ -126,7 +130,7 @@ pub(crate) fn remove_snapshot(home: BorrowedFd<'_>, path: &Path, name: &str) -> 
 }
 
 impl Driver for Btrfs {
-    fn choice(&self) -> &Choice {
+    fn choice(&self) -> &DriverChoice {
         &self.choice
     }
 
@@ -138,22 +142,22 @@ impl Driver for Btrfs {
         inode::write_out(file.as_fd())
     }
 
-    fn hold(&mut self, file: &File, place: &dyn Fn() -> Vec<Name>) -> Result<Option<Held>, WorkspaceError> {
+    fn hold(&mut self, file: &File, place: &dyn Fn() -> Vec<Name>) -> Result<Option<HeldFile>, WorkspaceError> {
         if self.removes_at_once && self.clones.count() >= self.clones_before {
             // Nobody writes: it is the same moment for all files, whenever it is taken.
             self.snapshot()?;
         }
         match self.within {
-            Some(_) => Ok(Some(Held::Within(place()))),
+            Some(_) => Ok(Some(HeldFile::Within(place()))),
             None => self.clones.hold(file),
         }
     }
 
-    fn open(&mut self, held: Held) -> Result<File, WorkspaceError> {
+    fn open(&mut self, held: HeldFile) -> Result<File, WorkspaceError> {
         let (names, within) = match (held, &self.within) {
-            (Held::Clone(file), _) => return Ok(file),
-            (Held::Within(names), Some(within)) => (names, within),
-            (Held::Within(names), None) => unreachable!("the snapshot of {names:?} was released"),
+            (HeldFile::Clone(file), _) => return Ok(file),
+            (HeldFile::Within(names), Some(within)) => (names, within),
+            (HeldFile::Within(names), None) => unreachable!("the snapshot of {names:?} was released"),
         };
         let (folder, name) = names.split_at(names.len() - 1);
         let open = || -> io::Result<File> {

@@ -29,7 +29,7 @@ use std::os::fd::BorrowedFd;
 pub use abilities::{FsAbilities, abilities, doctor};
 
 use super::error::WorkspaceError;
-use super::tracker::Places;
+use super::paths::WorkspacePaths;
 use super::tree::entry::Name;
 use crate::sys::fs;
 
@@ -57,14 +57,14 @@ impl DriverKind {
 
 /// A driver, and why it is no better one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Choice {
+pub struct DriverChoice {
     /// Which.
     pub kind: DriverKind,
     /// What keeps the next better one, or a part of this one, from being used; empty: nothing.
     pub reason: String,
 }
 
-impl std::fmt::Display for Choice {
+impl std::fmt::Display for DriverChoice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.kind.name())?;
         if self.reason.is_empty() { Ok(()) } else { write!(f, " ({})", self.reason) }
@@ -73,7 +73,7 @@ impl std::fmt::Display for Choice {
 
 /// A file's bytes as they were while nobody wrote, still to be read.
 #[derive(Debug)]
-pub(super) enum Held {
+pub(super) enum HeldFile {
     /// A file without a name that shares the other's blocks.
     Clone(File),
     /// At this place of a copy of everything.
@@ -83,7 +83,7 @@ pub(super) enum Held {
 /// One way to hold and to copy files. All of it blocks.
 pub(super) trait Driver: std::fmt::Debug + Send {
     /// Which it is, and why no better one.
-    fn choice(&self) -> &Choice;
+    fn choice(&self) -> &DriverChoice;
 
     /// Files up to so many bytes are sooner read than held, as long as there is memory for them.
     fn reads_up_to(&self) -> u64;
@@ -92,10 +92,10 @@ pub(super) trait Driver: std::fmt::Debug + Send {
     fn ahead(&mut self, file: &File) -> io::Result<()>;
 
     /// Nobody writes: holds a file's bytes without reading them. None: this one has to be read at once.
-    fn hold(&mut self, file: &File, place: &dyn Fn() -> Vec<Name>) -> Result<Option<Held>, WorkspaceError>;
+    fn hold(&mut self, file: &File, place: &dyn Fn() -> Vec<Name>) -> Result<Option<HeldFile>, WorkspaceError>;
 
     /// What was held, to be read. Writers may run.
-    fn open(&mut self, held: Held) -> Result<File, WorkspaceError>;
+    fn open(&mut self, held: HeldFile) -> Result<File, WorkspaceError>;
 
     /// What was held is not needed any more. Nothing held: nothing done.
     fn release(&mut self) -> Result<(), WorkspaceError>;
@@ -106,20 +106,20 @@ pub(super) trait Driver: std::fmt::Debug + Send {
 }
 
 /// The driver for a workspace: the best that its file system can. Removes what a killed process left of snapshots.
-pub(super) fn choose(places: &Places) -> Result<Box<dyn Driver>, WorkspaceError> {
-    match std::fs::DirBuilder::new().create(&places.staging) {
+pub(super) fn choose(paths: &WorkspacePaths) -> Result<Box<dyn Driver>, WorkspaceError> {
+    match std::fs::DirBuilder::new().create(&paths.staging) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            return Err(WorkspaceError::io("make", &places.staging, error));
+            return Err(WorkspaceError::io("make", &paths.staging, error));
         }
         Ok(()) | Err(_) => {}
     }
     let private = std::os::unix::fs::PermissionsExt::from_mode(0o700);
-    std::fs::set_permissions(&places.staging, private).map_err(WorkspaceError::of("change", &places.staging))?;
-    let found = abilities(&places.staging);
-    let choice = found.choice(|| places.workspace.clone());
+    std::fs::set_permissions(&paths.staging, private).map_err(WorkspaceError::of("change", &paths.staging))?;
+    let found = abilities(&paths.staging);
+    let choice = found.choice(|| paths.workspace.clone());
     Ok(match choice.kind {
-        DriverKind::Btrfs => Box::new(btrfs::Btrfs::open(places, choice, found.removal.is_ok())?),
-        DriverKind::Reflink => Box::new(reflink::Reflink::open(places, choice)?),
+        DriverKind::Btrfs => Box::new(btrfs::Btrfs::open(paths, choice, found.removal.is_ok())?),
+        DriverKind::Reflink => Box::new(reflink::Reflink::open(paths, choice)?),
         DriverKind::Tracked => Box::new(tracked::Tracked { choice }),
     })
 }

@@ -5,11 +5,11 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 
-use super::{Choice, Driver, Held, cannot_clone, nameless};
+use super::{Driver, DriverChoice, HeldFile, cannot_clone, nameless};
 use crate::core::limits;
 use crate::sys::{fault, inode};
 use crate::workspace::error::WorkspaceError;
-use crate::workspace::tracker::Places;
+use crate::workspace::paths::WorkspacePaths;
 use crate::workspace::tree::entry::Name;
 
 /// A clone costs as much as to read so many bytes from memory (measured: 30 to 100 microseconds).
@@ -17,7 +17,7 @@ pub(super) const CLONE_ABOVE: u64 = 256 << 10;
 
 #[derive(Debug)]
 pub(super) struct Reflink {
-    choice: Choice,
+    choice: DriverChoice,
     clones: Clones,
     clone_above: u64,
 }
@@ -26,14 +26,14 @@ pub(super) struct Reflink {
 #[derive(Debug)]
 pub(super) struct Clones {
     dir: OwnedFd,
-    places: Places,
+    paths: WorkspacePaths,
     count: usize,
 }
 
 impl Clones {
-    pub(super) fn open(places: &Places) -> Result<Clones, WorkspaceError> {
-        let dir = File::open(&places.staging).map_err(WorkspaceError::of("open", &places.staging))?.into();
-        Ok(Clones { dir, places: places.clone(), count: 0 })
+    pub(super) fn open(paths: &WorkspacePaths) -> Result<Clones, WorkspaceError> {
+        let dir = File::open(&paths.staging).map_err(WorkspaceError::of("open", &paths.staging))?.into();
+        Ok(Clones { dir, paths: paths.clone(), count: 0 })
     }
 
     /// How many are held.
@@ -46,7 +46,7 @@ impl Clones {
     }
 
     /// Holds a file. None if it cannot be, or too many are.
-    pub(super) fn hold(&mut self, file: &File) -> Result<Option<Held>, WorkspaceError> {
+    pub(super) fn hold(&mut self, file: &File) -> Result<Option<HeldFile>, WorkspaceError> {
         if self.count >= limits::WORKSPACE_CLONES {
             return Ok(None);
         }
@@ -57,22 +57,22 @@ impl Clones {
         match cloned {
             Ok(clone) => {
                 self.count += 1;
-                Ok(Some(Held::Clone(clone)))
+                Ok(Some(HeldFile::Clone(clone)))
             }
             Err(error) if cannot_clone(&error) => Ok(None),
-            Err(error) => Err(WorkspaceError::io("clone a file into", &self.places.staging, error)),
+            Err(error) => Err(WorkspaceError::io("clone a file into", &self.paths.staging, error)),
         }
     }
 }
 
 impl Reflink {
-    pub(super) fn open(places: &Places, choice: Choice) -> Result<Reflink, WorkspaceError> {
-        Ok(Reflink { choice, clones: Clones::open(places)?, clone_above: CLONE_ABOVE })
+    pub(super) fn open(paths: &WorkspacePaths, choice: DriverChoice) -> Result<Reflink, WorkspaceError> {
+        Ok(Reflink { choice, clones: Clones::open(paths)?, clone_above: CLONE_ABOVE })
     }
 }
 
 impl Driver for Reflink {
-    fn choice(&self) -> &Choice {
+    fn choice(&self) -> &DriverChoice {
         &self.choice
     }
 
@@ -85,14 +85,14 @@ impl Driver for Reflink {
         inode::write_out(file.as_fd())
     }
 
-    fn hold(&mut self, file: &File, _: &dyn Fn() -> Vec<Name>) -> Result<Option<Held>, WorkspaceError> {
+    fn hold(&mut self, file: &File, _: &dyn Fn() -> Vec<Name>) -> Result<Option<HeldFile>, WorkspaceError> {
         self.clones.hold(file)
     }
 
-    fn open(&mut self, held: Held) -> Result<File, WorkspaceError> {
+    fn open(&mut self, held: HeldFile) -> Result<File, WorkspaceError> {
         match held {
-            Held::Clone(file) => Ok(file),
-            Held::Within(names) => unreachable!("it holds files alone, not {names:?}"),
+            HeldFile::Clone(file) => Ok(file),
+            HeldFile::Within(names) => unreachable!("it holds files alone, not {names:?}"),
         }
     }
 

@@ -3,17 +3,17 @@
 use std::fs::File;
 use std::io;
 
-use super::{Choice, Driver, Held};
+use super::{Driver, DriverChoice, HeldFile};
 use crate::workspace::error::WorkspaceError;
 use crate::workspace::tree::entry::Name;
 
 #[derive(Debug)]
 pub(super) struct Tracked {
-    pub choice: Choice,
+    pub choice: DriverChoice,
 }
 
 impl Driver for Tracked {
-    fn choice(&self) -> &Choice {
+    fn choice(&self) -> &DriverChoice {
         &self.choice
     }
 
@@ -25,11 +25,11 @@ impl Driver for Tracked {
         Ok(())
     }
 
-    fn hold(&mut self, _: &File, _: &dyn Fn() -> Vec<Name>) -> Result<Option<Held>, WorkspaceError> {
+    fn hold(&mut self, _: &File, _: &dyn Fn() -> Vec<Name>) -> Result<Option<HeldFile>, WorkspaceError> {
         Ok(None)
     }
 
-    fn open(&mut self, held: Held) -> Result<File, WorkspaceError> {
+    fn open(&mut self, held: HeldFile) -> Result<File, WorkspaceError> {
         unreachable!("it holds nothing: {held:?}")
     }
 

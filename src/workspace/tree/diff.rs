@@ -18,12 +18,12 @@ pub struct Change {
     /// Where, as the second tree has it (the first, if it is gone).
     pub path: PathBuf,
     /// What.
-    pub deed: Deed,
+    pub kind: ChangeKind,
 }
 
 /// What differs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Deed {
+pub enum ChangeKind {
     /// It is only in the second tree. Of a folder, everything in it is told too.
     Added,
     /// It is only in the first tree. Of a folder, everything in it is told too.
@@ -109,7 +109,7 @@ pub fn diff<'a>(objects: &'a dyn Objects, a: TreeId, b: TreeId) -> Result<Diff<'
     if a != b {
         let (before, after) = (read::root(objects, a)?, read::root(objects, b)?);
         if let Some(changed) = Changed::of(&before, &after) {
-            diff.ready.push_back(Change { path: PathBuf::new(), deed: Deed::Changed(changed) });
+            diff.ready.push_back(Change { path: PathBuf::new(), kind: ChangeKind::Changed(changed) });
         }
         diff.enter(Vec::new(), read::root_folder(&before), read::root_folder(&after))?;
     }
@@ -156,10 +156,10 @@ impl<'a> Diff<'a> {
         match (&a, &b) {
             (Some(a), Some(b)) if a.node.same_kind(&b.node) => {
                 if let Some(changed) = Changed::of(a, b) {
-                    self.ready.push_back(Change { path: here, deed: Deed::Changed(changed) });
+                    self.ready.push_back(Change { path: here, kind: ChangeKind::Changed(changed) });
                 }
             }
-            (Some(_), Some(_)) => self.ready.push_back(Change { path: here, deed: Deed::Kind }),
+            (Some(_), Some(_)) => self.ready.push_back(Change { path: here, kind: ChangeKind::Kind }),
             (Some(a), None) => self.lone(here, a, false),
             (None, Some(b)) => self.lone(here, b, true),
             (None, None) => {}
@@ -170,18 +170,18 @@ impl<'a> Diff<'a> {
 
     /// Something that only one tree has: told now, or later if it may have another name in the other.
     fn lone(&mut self, path: PathBuf, entry: &Entry, is_new: bool) {
-        let deed = if is_new { Deed::Added } else { Deed::Removed };
+        let kind = if is_new { ChangeKind::Added } else { ChangeKind::Removed };
         let Node::File { size, content, .. } = &entry.node else {
-            return self.ready.push_back(Change { path, deed });
+            return self.ready.push_back(Change { path, kind });
         };
         let key = (*size, content.clone());
         let (mine, others) = if is_new { (&mut self.new, &mut self.gone) } else { (&mut self.gone, &mut self.new) };
         if let Some(other) = others.get_mut(&key).and_then(Vec::pop) {
             self.waiting -= 1;
             let (from, path) = if is_new { (other, path) } else { (path, other) };
-            self.ready.push_back(Change { path, deed: Deed::Renamed { from } });
+            self.ready.push_back(Change { path, kind: ChangeKind::Renamed { from } });
         } else if *size == 0 || self.waiting >= limits::TREE_DIFF_WAITING {
-            self.ready.push_back(Change { path, deed });
+            self.ready.push_back(Change { path, kind });
         } else {
             self.waiting += 1;
             mine.entry(key).or_default().push(path);
@@ -189,10 +189,10 @@ impl<'a> Diff<'a> {
     }
 
     fn flush(&mut self) {
-        for (map, deed) in [(&mut self.gone, Deed::Removed), (&mut self.new, Deed::Added)] {
+        for (map, kind) in [(&mut self.gone, ChangeKind::Removed), (&mut self.new, ChangeKind::Added)] {
             let mut paths: Vec<PathBuf> = std::mem::take(map).into_values().flatten().collect();
             paths.sort();
-            self.ready.extend(paths.into_iter().map(|path| Change { path, deed: deed.clone() }));
+            self.ready.extend(paths.into_iter().map(|path| Change { path, kind: kind.clone() }));
         }
         self.waiting = 0;
     }

@@ -5,7 +5,7 @@
 pub mod diff;
 pub mod entry;
 pub mod format;
-pub mod look;
+pub mod lookup;
 pub mod needs;
 pub mod reach;
 pub mod read;

@@ -50,7 +50,7 @@ impl Task {
         self.room_for_work()?;
         self.room_on_disk().await?;
         if request.output_limit_bytes == 0 {
-            request.output_limit_bytes = self.host.config.output_kept_bytes;
+            request.output_limit_bytes = self.host.config.defaults.output_kept;
         }
         let keep = request.output_limit_bytes.min(limits::OUTPUT_KEPT_MOST_BYTES);
         if matches!(self.life.state, State::Created) && self.queue.is_empty() && WorkerLink::fits_lane(&request) {
@@ -116,7 +116,7 @@ impl Task {
     /// Whether one more piece of work may wait here.
     pub(crate) fn room_for_work(&self) -> Result<()> {
         let name = &self.kernel.spec.name;
-        if self.queue.len() >= self.host.config.executions_queued {
+        if self.queue.len() >= self.host.config.limits.executions_queued {
             return Err(Error::busy(format!("kernel {name} has {} pieces of work waiting", self.queue.len()))
                 .reason("executions_queued")
                 .hint("wait for some of them to end, or interrupt them"));

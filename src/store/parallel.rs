@@ -18,7 +18,7 @@ impl Batch {
     ///
     /// # Errors
     /// Those of `open`, of reading, and of [`Batch::put`].
-    pub fn put_each<R, E>(
+    pub fn put_parallel<R, E>(
         &self,
         count: usize,
         open: impl Fn(usize) -> Result<Option<R>, E> + Sync,
@@ -28,7 +28,7 @@ impl Batch {
         E: From<StoreError> + From<io::Error> + Send,
     {
         let stored = Mutex::new(vec![None; count]);
-        side_by_side(count, || {
+        run_parallel(count, || {
             let mut piece = vec![0; PIECE];
             let (open, stored) = (&open, &stored);
             move |n| -> Result<(), E> {
@@ -57,7 +57,7 @@ impl Store {
     ///
     /// # Errors
     /// Those of `take` and of [`Store::open_object`].
-    pub fn read_each<E>(
+    pub fn read_parallel<E>(
         &self,
         digests: &[Digest],
         take: impl Fn(usize, &mut Reader) -> Result<(), E> + Sync,
@@ -71,7 +71,7 @@ impl Store {
             order.push((place, n));
         }
         order.sort_unstable();
-        side_by_side(order.len(), || {
+        run_parallel(order.len(), || {
             |n| {
                 let (_, n) = order[n];
                 take(n, &mut self.open_object(digests[n])?)
@@ -81,7 +81,7 @@ impl Store {
 }
 
 /// Does `count` pieces of work on a few threads, each with a worker of its own. The first error ends it; it is given.
-fn side_by_side<E: Send, W: FnMut(usize) -> Result<(), E>>(
+fn run_parallel<E: Send, W: FnMut(usize) -> Result<(), E>>(
     count: usize,
     worker: impl Fn() -> W + Sync,
 ) -> Result<(), E> {

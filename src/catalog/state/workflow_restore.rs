@@ -11,7 +11,7 @@ use crate::core::workflow::{Artifact, Decision, DecisionState, Options, Workflow
 
 /// What a kernel begins with that is made from a checkpoint: within its first transaction. Of an artifact it has the version that
 /// the checkpoint holds.
-pub(super) fn begin(db: &Db, part: &WorkflowPart, known: &[Decision], (actor, at_ms): (&str, i64)) -> Result<()> {
+pub(super) fn begin_from(db: &Db, part: &WorkflowPart, known: &[Decision], (actor, at_ms): (&str, i64)) -> Result<()> {
     part.workflow.steps.iter().try_for_each(|step| put_step(db, step))?;
     if !part.workflow.agent.is_empty() {
         set_agent(db, &part.workflow.agent)?;
@@ -56,7 +56,7 @@ pub(super) fn begin(db: &Db, part: &WorkflowPart, known: &[Decision], (actor, at
 }
 
 /// What a restore does to the records: within its transaction. Gives how many decisions and artifacts it changed.
-pub(super) fn go_back(
+pub(super) fn restore(
     db: &Db,
     part: &WorkflowPart,
     (target, safety): (CheckpointId, CheckpointId),

@@ -7,69 +7,80 @@ use serde::{Deserialize, Serialize};
 
 use super::check::Faults;
 use super::problem::Fault;
-use super::values::Span;
+use super::values::{Span, span};
 use crate::core::engine::EngineName;
 use crate::core::limits;
 use crate::core::pool::{Rules, RulesError};
 
-/// `[pool]`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pools {
-    /// Those of every engine that has none of its own.
-    pub rules: Rules,
-    /// `[pool.engines.NAME]`.
-    pub engines: BTreeMap<EngineName, Rules>,
-}
-
-impl Pools {
-    /// Whether workers of it are kept from the beginning: those of kaish and Python, and of every engine that has a section of its own. Of the others
-    /// from their first kernel on.
-    pub fn stands(&self, engine: EngineName) -> bool {
-        matches!(engine, EngineName::Kaish | EngineName::Python) || self.engines.contains_key(&engine)
-    }
-
-    /// Those of an engine.
-    pub fn of(&self, engine: EngineName) -> Rules {
-        self.engines.get(&engine).copied().unwrap_or(self.rules)
-    }
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+/// `[pool]`: the rules of every engine, and those of single engines.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(super) struct RawPool {
-    // How many: where the file has a section without one of them, it is not that of the default, but one that fits the others.
+pub struct Pool {
+    // Where the file has a section without one of these, they follow those that it has, not the defaults.
     #[serde(default)]
     pool_size: Option<u32>,
     #[serde(default)]
     max_pool_size: Option<u32>,
     #[serde(default)]
     min_idle: Option<u32>,
-    max_idle_time: Span,
+    #[serde(with = "span")]
+    max_idle_time: Duration,
     max_exec_count: u32,
-    max_uptime: Span,
-    maintenance_interval: Span,
-    engines: BTreeMap<EngineName, RawEnginePool>,
+    #[serde(with = "span")]
+    max_uptime: Duration,
+    #[serde(with = "span")]
+    maintenance_interval: Duration,
+    /// `[pool.engines.NAME]`.
+    engines: BTreeMap<EngineName, EnginePool>,
 }
 
-impl Default for RawPool {
+impl Default for Pool {
     fn default() -> Self {
-        RawPool {
+        Pool {
             pool_size: Some(limits::DEFAULT_POOL_SIZE),
             max_pool_size: Some(limits::DEFAULT_MAX_POOL_SIZE),
             min_idle: Some(limits::DEFAULT_MIN_IDLE),
-            max_idle_time: Span(limits::DEFAULT_MAX_IDLE_TIME),
+            max_idle_time: limits::DEFAULT_MAX_IDLE_TIME,
             max_exec_count: limits::DEFAULT_MAX_EXEC_COUNT,
-            max_uptime: Span(limits::DEFAULT_MAX_UPTIME),
-            maintenance_interval: Span(limits::DEFAULT_MAINTENANCE_INTERVAL),
+            max_uptime: limits::DEFAULT_MAX_UPTIME,
+            maintenance_interval: limits::DEFAULT_MAINTENANCE_INTERVAL,
             engines: BTreeMap::new(),
         }
     }
 }
 
+impl Pool {
+    /// Whether the daemon keeps workers of it from its start on: of kaish, Python, and every engine with a section of its own. Workers of
+    /// the others are kept from their first kernel on.
+    pub fn stands(&self, engine: EngineName) -> bool {
+        matches!(engine, EngineName::Kaish | EngineName::Python) || self.engines.contains_key(&engine)
+    }
+
+    /// The rules of an engine.
+    pub fn of(&self, engine: EngineName) -> Rules {
+        let usual = self.usual();
+        self.engines.get(&engine).map_or(usual, |own| own.over(&usual))
+    }
+
+    /// The rules of every engine that has none of its own.
+    fn usual(&self) -> Rules {
+        let said = EnginePool {
+            pool_size: self.pool_size,
+            max_pool_size: self.max_pool_size,
+            min_idle: self.min_idle,
+            max_idle_time: Some(Span(self.max_idle_time)),
+            max_exec_count: Some(self.max_exec_count),
+            max_uptime: Some(Span(self.max_uptime)),
+            maintenance_interval: Some(Span(self.maintenance_interval)),
+        };
+        said.over(&Rules::default())
+    }
+}
+
 /// What is not said is as in `[pool]`.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-struct RawEnginePool {
+pub(super) struct EnginePool {
     #[serde(skip_serializing_if = "Option::is_none")]
     pool_size: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -86,7 +97,7 @@ struct RawEnginePool {
     maintenance_interval: Option<Span>,
 }
 
-impl RawEnginePool {
+impl EnginePool {
     /// Whether it has that key.
     fn says(&self, key: &str) -> bool {
         match key {
@@ -122,29 +133,20 @@ fn ms(span: Span) -> u64 {
     u64::try_from(span.0.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Checks all of them.
-pub(super) fn check(raw: &RawPool, faults: &mut Faults) -> Pools {
-    let said = RawEnginePool {
-        pool_size: raw.pool_size,
-        max_pool_size: raw.max_pool_size,
-        min_idle: raw.min_idle,
-        max_idle_time: Some(raw.max_idle_time),
-        max_exec_count: Some(raw.max_exec_count),
-        max_uptime: Some(raw.max_uptime),
-        maintenance_interval: Some(raw.maintenance_interval),
-    };
-    let rules = said.over(&Rules::default());
-    let usual = rules.broken();
-    usual.iter().for_each(|error| faults.add(fault(&["pool"], *error)));
-    let of = |(engine, own): (&EngineName, &RawEnginePool)| {
-        let rules = own.over(&rules);
-        // What is wrong with the section that this one goes back to has been said.
-        let new = rules.broken().into_iter().filter(|error| own.says(key_of(error)) || !usual.contains(error));
+/// Checks all of them, and writes out what the file leaves open.
+pub(super) fn check(pool: &mut Pool, faults: &mut Faults) {
+    let usual = pool.usual();
+    let broken = usual.broken();
+    broken.iter().for_each(|error| faults.add(fault(&["pool"], *error)));
+    (pool.pool_size, pool.max_pool_size, pool.min_idle) =
+        (Some(usual.pool_size), Some(usual.max_pool_size), Some(usual.min_idle));
+    for (engine, own) in &mut pool.engines {
+        let rules = own.over(&usual);
+        // Errors of the section that this one goes back to were reported.
+        let new = rules.broken().into_iter().filter(|error| own.says(key_of(error)) || !broken.contains(error));
         new.for_each(|error| faults.add(fault(&["pool", "engines", engine.name()], error)));
-        (*engine, rules)
-    };
-    let engines = raw.engines.iter().map(of).collect();
-    Pools { rules, engines }
+        *own = EnginePool::from(rules);
+    }
 }
 
 /// The key that an error is about.
@@ -161,28 +163,17 @@ fn fault(section: &[&str], error: RulesError) -> Fault {
     Fault::new(&[section, &[key_of(&error)]].concat(), error.to_string())
 }
 
-impl From<&Pools> for RawPool {
-    fn from(pools: &Pools) -> Self {
-        let span = |ms| Span(Duration::from_millis(ms));
-        let own = |rules: &Rules| RawEnginePool {
-            pool_size: Some(rules.pool_size),
-            max_pool_size: Some(rules.max_pool_size),
-            min_idle: Some(rules.min_idle),
-            max_idle_time: Some(span(rules.max_idle_time_ms)),
-            max_exec_count: Some(rules.max_exec_count),
-            max_uptime: Some(span(rules.max_uptime_ms)),
-            maintenance_interval: Some(span(rules.maintenance_interval_ms)),
-        };
-        let Pools { rules, engines } = pools;
-        RawPool {
+impl From<Rules> for EnginePool {
+    fn from(rules: Rules) -> Self {
+        let span = |ms| Some(Span(Duration::from_millis(ms)));
+        EnginePool {
             pool_size: Some(rules.pool_size),
             max_pool_size: Some(rules.max_pool_size),
             min_idle: Some(rules.min_idle),
             max_idle_time: span(rules.max_idle_time_ms),
-            max_exec_count: rules.max_exec_count,
+            max_exec_count: Some(rules.max_exec_count),
             max_uptime: span(rules.max_uptime_ms),
             maintenance_interval: span(rules.maintenance_interval_ms),
-            engines: engines.iter().map(|(engine, rules)| (*engine, own(rules))).collect(),
         }
     }
 }

@@ -18,7 +18,7 @@ use crate::core::ids::CheckpointId;
 use crate::core::retention::{Standing, Use};
 
 /// Says which checkpoints go.
-pub type Choice = Box<dyn FnOnce(&Standing) -> Vec<CheckpointId> + Send>;
+pub type Selection = Box<dyn FnOnce(&Standing) -> Vec<CheckpointId> + Send>;
 
 impl StateHandle {
     /// Every checkpoint, and which of them the kernel needs: where it is, what undo and a restore under way need.
@@ -47,8 +47,8 @@ impl StateHandle {
     ///
     /// # Errors
     /// The database's: then all are there.
-    pub fn thin_checkpoints(&self, choose: Choice) -> Pending<Vec<Checkpoint>> {
-        self.write("state.checkpoints.thin", move |db| {
+    pub fn prune_checkpoints(&self, choose: Selection) -> Pending<Vec<Checkpoint>> {
+        self.write("state.checkpoints.prune", move |db| {
             let standing = standing(db)?;
             let mut chosen: HashSet<CheckpointId> = choose(&standing).into_iter().collect();
             for (needed, _) in &standing.needed {

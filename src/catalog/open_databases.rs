@@ -8,17 +8,18 @@ use std::time::{Duration, Instant};
 
 use super::error::CatalogError;
 use super::files::Unsynced;
-use super::sqlite::{Db, Durability, Kind, Result};
+use super::sqlite::{Db, Kind, Result};
+use crate::core::durability::Durability;
 use crate::core::ids::KernelId;
 use crate::core::limits;
 
 /// New kernels whose files are not synced yet; each has three descriptors open.
 const UNSYNCED: usize = 16;
 /// So many at most, while a slow device has not taken the ones before.
-const UNSYNCED_MOST: usize = 128;
+const MAX_UNSYNCED: usize = 128;
 
 /// After so many commits somebody looks how large the WALs are.
-const LOOK_EVERY: u32 = 64;
+const CHECK_EVERY: u32 = 64;
 
 /// Which database a request is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -31,7 +32,7 @@ pub(super) enum Target {
 
 /// The databases of one thread.
 #[derive(Debug)]
-pub(super) struct Bank {
+pub(super) struct OpenDatabases {
     open: HashMap<Target, (Db, u64)>,
     uses: u64,
     kernels: PathBuf,
@@ -44,17 +45,17 @@ pub(super) struct Bank {
     /// Who makes those before them durable.
     syncing: Option<JoinHandle<()>>,
     /// Databases that were written since they were last looked after.
-    untidy: HashSet<Target>,
+    written: HashSet<Target>,
     /// Commits since the thread was last asked to look after them.
-    unlooked: u32,
+    unchecked_commits: u32,
     last_write: Option<Instant>,
 }
 
-impl Bank {
+impl OpenDatabases {
     /// A set without databases; those of kernels are in `kernels/<id>/` and open on use.
-    pub(super) fn new(kernels: PathBuf, durability: Durability) -> Bank {
-        let (untidy, unlooked, last_write) = (HashSet::new(), 0, None);
-        Bank {
+    pub(super) fn new(kernels: PathBuf, durability: Durability) -> OpenDatabases {
+        let (written, unchecked_commits, last_write) = (HashSet::new(), 0, None);
+        OpenDatabases {
             open: HashMap::new(),
             uses: 0,
             kernels,
@@ -63,14 +64,14 @@ impl Bank {
             states: Vec::new(),
             last_unsynced: None,
             syncing: None,
-            untidy,
-            unlooked,
+            written,
+            unchecked_commits,
             last_write,
         }
     }
 
     /// Puts the host's own database in the set.
-    pub(super) fn with_host(mut self, db: Db) -> Bank {
+    pub(super) fn with_host(mut self, db: Db) -> OpenDatabases {
         self.open.insert(Target::Host, (db, 0));
         self
     }
@@ -107,10 +108,10 @@ impl Bank {
         self.states.extend(files.take_state());
         self.unsynced.push(files);
         self.last_unsynced = Some(Instant::now());
-        if self.unsynced.len() >= UNSYNCED_MOST {
+        if self.unsynced.len() >= MAX_UNSYNCED {
             self.sync_now();
         } else if self.unsynced.len() >= UNSYNCED {
-            self.sync_beside(Duration::ZERO);
+            self.sync_in_background(Duration::ZERO);
         }
     }
 
@@ -124,7 +125,7 @@ impl Bank {
 
     /// Begins to make durable what [`Self::sync_later`] was given, if that is not under way and the last of it is as old as that: whoever waits for
     /// this thread does not wait for the device, nor does whoever begins with a new kernel.
-    pub(super) fn sync_beside(&mut self, age: Duration) {
+    pub(super) fn sync_in_background(&mut self, age: Duration) {
         let is_syncing = self.syncing.as_ref().is_some_and(|thread| !thread.is_finished());
         let is_young = self.last_unsynced.is_some_and(|at| at.elapsed() < age);
         if is_syncing || is_young || self.unsynced.is_empty() {
@@ -155,37 +156,37 @@ impl Bank {
 
     /// Notes a commit.
     pub(super) fn wrote(&mut self, target: Target) {
-        self.untidy.insert(target);
-        self.unlooked += 1;
+        self.written.insert(target);
+        self.unchecked_commits += 1;
         self.last_write = Some(Instant::now());
     }
 
     /// Whether so much was written that somebody should look after the WALs; says so once.
-    pub(super) fn needs_a_look(&mut self) -> bool {
-        let needed = self.unlooked >= LOOK_EVERY;
+    pub(super) fn is_check_due(&mut self) -> bool {
+        let needed = self.unchecked_commits >= CHECK_EVERY;
         if needed {
-            self.unlooked = 0;
+            self.unchecked_commits = 0;
         }
         needed
     }
 
     /// Whether there is something to do at the next quiet moment.
-    pub(super) fn is_untidy(&self) -> bool {
-        !self.untidy.is_empty() || !self.unsynced.is_empty()
+    pub(super) fn has_upkeep(&self) -> bool {
+        !self.written.is_empty() || !self.unsynced.is_empty()
     }
 
     /// Moves WALs that have grown into their databases: which waits for the device, so it is done once nothing was written for
     /// `quiet`, unless one has grown beyond measure.
-    pub(super) fn tidy(&mut self, quiet: Duration) {
+    pub(super) fn checkpoint_wals(&mut self, quiet: Duration) {
         let now_quiet = !quiet.is_zero() && self.last_write.is_none_or(|at| at.elapsed() >= quiet);
         let most = if now_quiet { limits::WAL_BYTES } else { limits::WAL_MOST_BYTES };
-        for target in &self.untidy {
+        for target in &self.written {
             if let Some((db, _)) = self.open.get(target) {
-                db.tidy(most);
+                db.checkpoint_wal(most);
             }
         }
         if now_quiet {
-            self.untidy.clear();
+            self.written.clear();
         }
     }
 

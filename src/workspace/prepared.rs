@@ -19,12 +19,14 @@ use super::branch::Donor;
 use super::changes::Changes;
 use super::checkout::checkout_with;
 use super::error::WorkspaceError;
-use super::index::{Index, Known, ROOT, What};
+use super::index::{Index, Known, NodeState, ROOT};
 use super::objects::Objects;
-use super::restore::{Durable, Restored};
+use super::paths::WorkspacePaths;
+use super::restore::Restored;
 use super::scan::moved;
-use super::tracker::{Places, Tracker};
+use super::tracker::Tracker;
 use super::tree::TreeId;
+use crate::core::durability::Durability;
 use crate::core::limits;
 use crate::sys::{fault, fs};
 
@@ -32,13 +34,13 @@ type Result<T> = std::result::Result<T, WorkspaceError>;
 
 /// A whole workspace that is nobody's yet.
 #[derive(Debug)]
-pub struct Spare {
+pub struct PreparedWorkspace {
     home: PathBuf,
     index: Index,
     bytes: u64,
 }
 
-impl Drop for Spare {
+impl Drop for PreparedWorkspace {
     fn drop(&mut self) {
         // The next start of the daemon removes what cannot be removed now.
         if let Err(error) = fs::remove_tree(&self.home)
@@ -49,23 +51,23 @@ impl Drop for Spare {
     }
 }
 
-impl Spare {
+impl PreparedWorkspace {
     /// Makes one in a folder that is not there yet, from a tree and the files that a live workspace has. After a failure nothing
     /// is left.
     ///
     /// # Errors
     /// As [`branch`](super::branch()); `donor` was given up.
-    pub fn make(home: &Path, donor: &Donor, tree: TreeId, objects: &dyn Objects) -> Result<Spare> {
-        let mut spare = Spare { home: home.to_owned(), index: Index::new(), bytes: donor.bytes() };
-        let places = places(home);
+    pub fn make(home: &Path, donor: &Donor, tree: TreeId, objects: &dyn Objects) -> Result<PreparedWorkspace> {
+        let mut spare = PreparedWorkspace { home: home.to_owned(), index: Index::new(), bytes: donor.bytes() };
+        let paths = paths(home);
         fault::point("workspace.spare.make")
             .and_then(|()| DirBuilder::new().mode(0o700).create(home))
-            .and_then(|()| DirBuilder::new().mode(0o700).create(&places.workspace))
+            .and_then(|()| DirBuilder::new().mode(0o700).create(&paths.workspace))
             .map_err(|error| WorkspaceError::io("make", home, error))?;
-        let mut tracker = Tracker::open(places)?;
+        let mut tracker = Tracker::open(paths)?;
         // Nobody is told of a spare: the watches of a user are few.
         tracker.notify = None;
-        let (tracker, ..) = checkout_with(tracker, Some(donor), tree, objects, Durable::Process)?;
+        let (tracker, ..) = checkout_with(tracker, Some(donor), tree, objects, Durability::Process)?;
         // To move a folder is to write to it, whatever mode it is to have.
         std::fs::set_permissions(proc_path(tracker.root.as_fd()), Permissions::from_mode(0o700))
             .map_err(|error| WorkspaceError::io("change the mode of", home, error))?;
@@ -88,11 +90,11 @@ impl Spare {
     pub fn become_workspace(
         mut self,
         tree: TreeId,
-        places: Places,
+        paths: WorkspacePaths,
         objects: &dyn Objects,
-        durable: Durable,
+        durability: Durability,
     ) -> Result<(Tracker, Restored)> {
-        let path = &places.workspace;
+        let path = &paths.workspace;
         let swap = || -> io::Result<()> {
             fault::point("workspace.spare.place")?;
             // Goes only if it is empty.
@@ -106,9 +108,9 @@ impl Spare {
             changes.add_folder(ROOT);
             changes
         });
-        let mut tracker = Tracker::seeded(places, index, told)?;
+        let mut tracker = Tracker::seeded(paths, index, told)?;
         tracker.settle_all();
-        let restored = tracker.restore(tree, objects, durable)?;
+        let restored = tracker.restore(tree, objects, durability)?;
         tracker.is_private = false;
         Ok((tracker, restored))
     }
@@ -127,7 +129,7 @@ fn is_as_noted(path: &Path, index: &Index) -> Result<bool> {
             None => false,
         };
         let is_large = |known: &Known| {
-            matches!(known.what, What::File { .. }) && known.stamp.size >= limits::SPARE_WORTH_A_LOOK_BYTES
+            matches!(known.what, NodeState::File { .. }) && known.stamp.size >= limits::SPARE_WORTH_A_LOOK_BYTES
         };
         let mut large = folder.entries.iter().filter(|(_, known)| is_large(known));
         let as_noted = |name: &[u8], known: &Known| {
@@ -142,7 +144,7 @@ fn is_as_noted(path: &Path, index: &Index) -> Result<bool> {
 
 const WORKSPACE: &str = "workspace";
 
-fn places(home: &Path) -> Places {
+fn paths(home: &Path) -> WorkspacePaths {
     // The index of a spare is never saved.
-    Places { workspace: home.join(WORKSPACE), staging: home.join("staging"), index: home.join("index") }
+    WorkspacePaths { workspace: home.join(WORKSPACE), staging: home.join("staging"), index: home.join("index") }
 }

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use nix::errno::Errno;
 
 use super::beneath;
-use super::changes::Closely;
+use super::changes::CheckLevel;
 use super::error::WorkspaceError;
 use super::index::{FolderId, ROOT};
 use super::scan::Scan;
@@ -16,7 +16,7 @@ type Result<T> = std::result::Result<T, WorkspaceError>;
 
 impl Scan<'_> {
     /// Whether an open folder is the one that is known by its names: what was told of that one is not true of another.
-    pub(super) fn is_noted(&self, id: FolderId, dir: BorrowedFd<'_>) -> Result<bool> {
+    pub(super) fn is_same_dir(&self, id: FolderId, dir: BorrowedFd<'_>) -> Result<bool> {
         if id == ROOT {
             return Ok(true);
         }
@@ -26,24 +26,24 @@ impl Scan<'_> {
     }
 
     /// Opens a folder by its names, if it is where it was and may be entered.
-    pub(super) fn open_noted(&self, id: FolderId) -> Result<Option<OwnedFd>> {
+    pub(super) fn open_same_dir(&self, id: FolderId) -> Result<Option<OwnedFd>> {
         match beneath::folder(self.root, &self.index.names(id)) {
-            Ok(dir) => Ok(if self.is_noted(id, dir.as_fd())? { Some(dir) } else { None }),
+            Ok(dir) => Ok(if self.is_same_dir(id, dir.as_fd())? { Some(dir) } else { None }),
             Err(error) if beneath::is_gone(error) || beneath::is_refused(error) || error == Errno::EXDEV => Ok(None),
             Err(error) => Err(WorkspaceError::of("open", &self.index.path(id, b""))(error)),
         }
     }
 
     /// A folder, if it is the one that is known: as it was opened when its parent was looked at, or by its names.
-    pub(super) fn open_or_noted(&self, id: FolderId, dir: Option<OwnedFd>) -> Result<Option<OwnedFd>> {
+    pub(super) fn reuse_or_open(&self, id: FolderId, dir: Option<OwnedFd>) -> Result<Option<OwnedFd>> {
         match dir {
-            Some(dir) => Ok(if self.is_noted(id, dir.as_fd())? { Some(dir) } else { None }),
-            None => self.open_noted(id),
+            Some(dir) => Ok(if self.is_same_dir(id, dir.as_fd())? { Some(dir) } else { None }),
+            None => self.open_same_dir(id),
         }
     }
 
     /// A folder is not where it was. That is told, or will be; while nobody writes it must have been: else the next pass walks.
-    pub(super) fn may_be_away(&self, id: FolderId) -> Result<()> {
+    pub(super) fn fail_if_frozen(&self, id: FolderId) -> Result<()> {
         if !self.frozen {
             return Ok(());
         }
@@ -55,40 +55,40 @@ impl Scan<'_> {
     }
 
     /// A folder is not where it was: the next pass lists what is there then. Until then nobody tells what is done in it.
-    pub(super) fn list_later(&mut self, id: FolderId) {
+    pub(super) fn defer_listing(&mut self, id: FolderId) {
         let folder = self.index.folder_mut(id);
         folder.watch = None;
-        self.later.add((folder.parent, folder.name.clone()), Closely::Look);
-        self.later.hidden = true;
+        self.later.add((folder.parent, folder.name.clone()), CheckLevel::Metadata);
+        self.later.has_unreported = true;
     }
 
     /// Looks at what has the name of a folder that is not where it was, and at what is in that.
-    pub(super) fn find_again(&mut self, id: FolderId) -> Result<()> {
+    pub(super) fn reexamine_dir(&mut self, id: FolderId) -> Result<()> {
         let Some(folder) = self.index.folders.get(&id) else { return Ok(()) };
         if id == ROOT {
-            return self.may_be_away(ROOT);
+            return self.fail_if_frozen(ROOT);
         }
         let (parent, name) = (folder.parent, folder.name.clone());
-        let found = match self.open_noted(parent)? {
-            Some(dir) => self.examine(parent, dir.as_fd(), &name, Closely::Look)?,
+        let found = match self.open_same_dir(parent)? {
+            Some(dir) => self.examine(parent, dir.as_fd(), &name, CheckLevel::Metadata)?,
             None => {
                 // Its parent may be another, too: that is found by its own name.
-                self.later.add((parent, name), Closely::Look);
+                self.later.add((parent, name), CheckLevel::Metadata);
                 None
             }
         };
         match found {
-            Some(found) => self.walk_from(vec![(found, None)]),
-            None if self.index.folders.contains_key(&id) => self.may_be_away(id),
+            Some(found) => self.scan_from(vec![(found, None)]),
+            None if self.index.folders.contains_key(&id) => self.fail_if_frozen(id),
             None => Ok(()),
         }
     }
 
     /// A folder is elsewhere, perhaps for an instant only: nothing of what was told of it is lost.
-    pub(super) fn keep_told(&mut self, folder: FolderId, names: &HashMap<Name, Closely>) {
+    pub(super) fn requeue_changes(&mut self, folder: FolderId, names: &HashMap<Name, CheckLevel>) {
         if !self.frozen {
             self.later.add_folder(folder);
-            names.iter().for_each(|(name, closely)| self.later.add((folder, name.clone()), *closely));
+            names.iter().for_each(|(name, level)| self.later.add((folder, name.clone()), *level));
         }
     }
 }

@@ -37,8 +37,8 @@ pub(super) fn lacking(config: &Config, names: impl Fn(&[&str]) -> bool) -> Vec<F
             faults.push(Fault::new(&["sandbox", "system_paths"], why).hint("take it out: no kernel would start"));
         }
     }
-    let one = config.defaults.limits.memory_bytes;
-    if let Some(most) = config.limits.memory_bytes.filter(|most| *most < one) {
+    let one = config.defaults.memory;
+    if let Some(most) = config.limits.memory.filter(|most| *most < one) {
         let [one, most] = [one, most].map(quantity::format_size);
         let why = format!("{most} for all workers is less than one kernel is promised ({one})");
         let hint = "raise it, or lower defaults.memory: no kernel would start that does not ask for less";

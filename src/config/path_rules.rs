@@ -2,11 +2,28 @@
 
 use std::path::{Component, Path, PathBuf};
 
+use serde::{Deserialize, Serialize};
+
 use crate::core::pattern::Pattern;
 
 /// A checked list of paths. Each refuses what is at it, below it, and what contains it.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(try_from = "Vec<String>", into = "Vec<String>")]
 pub struct PathRules(Vec<Rule>);
+
+impl TryFrom<Vec<String>> for PathRules {
+    type Error = String;
+
+    fn try_from(texts: Vec<String>) -> Result<PathRules, String> {
+        PathRules::parse(&texts).map_err(|(_, why)| why)
+    }
+}
+
+impl From<PathRules> for Vec<String> {
+    fn from(rules: PathRules) -> Vec<String> {
+        rules.0.into_iter().map(|rule| rule.text).collect()
+    }
+}
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Rule {

@@ -1,4 +1,4 @@
-//! From text to [`RawConfig`], with every problem of shape at its line.
+//! From text to [`Config`], with every problem of shape at its line.
 //!
 //! Deserialisation stops at the first error. To report all of them, the key at fault is taken out and the rest is read
 //! again, until it is right; each round removes a key, so it ends.
@@ -10,8 +10,8 @@ use serde::Deserialize;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue, Deserializer};
 
+use super::Config;
 use super::problem::{Fault, Problem, nearest};
-use super::raw::RawConfig;
 
 /// Problems that are reported of one file.
 const PROBLEMS: usize = 50;
@@ -35,18 +35,18 @@ impl<'t> Document<'t> {
     }
 
     /// Reads the keys; what is wrong is left at its default and reported.
-    pub(super) fn read(&self) -> (RawConfig, Vec<Fault>) {
+    pub(super) fn read(&self) -> (Config, Vec<Fault>) {
         let mut table = self.table.clone();
         let mut faults = Vec::new();
         loop {
-            let error = match RawConfig::deserialize(Deserializer::from(table.clone())) {
-                Ok(raw) => return (raw, faults),
+            let error = match Config::deserialize(Deserializer::from(table.clone())) {
+                Ok(config) => return (config, faults),
                 Err(error) => error,
             };
             let key = error.span().and_then(|span| locate(table.get_ref(), &span)).unwrap_or_default();
             faults.push(explain(error.message(), &key));
             if key.is_empty() || faults.len() >= PROBLEMS {
-                return (RawConfig::default(), faults);
+                return (Config::default(), faults);
             }
             remove(table.get_mut(), &key);
         }

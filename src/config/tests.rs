@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
 
-use super::raw::RawServer;
 use super::*;
 use crate::core::info::McpTransport;
 use crate::core::pattern::Pattern;
+use crate::mcp::allow::ServerEntry;
 
 const FILE: &str = "/etc/ryokan/config.toml";
-const EXAMPLE: &str = include_str!("../../../config.example.toml");
+const EXAMPLE: &str = include_str!("../../config.example.toml");
 
 fn parse(text: &str) -> Result<Config, Vec<Problem>> {
     Config::parse(text, Path::new(FILE))
@@ -23,12 +23,12 @@ fn problems(text: &str) -> Vec<String> {
 
 #[test]
 fn no_file_an_empty_one_and_the_example_mean_the_defaults() {
-    let defaults = check::check(&RawConfig::default()).expect("the defaults pass their own check");
+    let defaults = check::check(Config::default()).expect("the defaults pass their own check");
     assert_eq!(parse(""), Ok(defaults.clone()));
     assert_eq!(parse(EXAMPLE), Ok(defaults.clone()));
     assert_eq!(Config::default(), defaults);
     assert_eq!((defaults.limits.kernels, defaults.limits.clients), (20_000, 2_000));
-    assert!(defaults.mcp_servers.is_empty());
+    assert!(defaults.mcp.servers.is_empty());
 }
 
 /// The example with every key switched on: `#key = …` and `#[section]` lose their `#`, prose (`# …`) stays.
@@ -48,8 +48,8 @@ fn the_examples_values_are_the_defaults() {
         transport,
         pass_env: vec![variable.into()],
         kernels: vec![Pattern::new("*")],
-        timeout: RawServer::default().timeout.0,
-        max_instances: RawServer::default().max_instances,
+        timeout: Server::default().timeout,
+        max_instances: Server::default().max_instances,
     };
     let files = McpTransport::Stdio {
         command: "mcp-server-filesystem".into(),
@@ -60,7 +60,7 @@ fn the_examples_values_are_the_defaults() {
         url: "https://mcp.example.org/mcp".into(),
         headers: vec![("Authorization".into(), "Bearer ${SEARCH_TOKEN}".into())],
     };
-    let servers = std::mem::take(&mut config.mcp_servers);
+    let servers: Vec<_> = std::mem::take(&mut config.mcp).entries().collect();
     assert_eq!(servers, [entry("files", files, "FILES_TOKEN"), entry("search", search, "SEARCH_TOKEN")]);
     assert_eq!(config, Config::default());
 }
@@ -82,18 +82,18 @@ fn keys(prefix: &str, table: &toml::Table, out: &mut BTreeSet<String>) {
 #[test]
 fn the_example_has_every_key() {
     let table = |text: &str| text.parse::<toml::Table>().expect("valid TOML");
-    let mut raw = RawConfig::default();
-    let full = RawServer {
+    let mut every = Config::default();
+    let full = Server {
         command: Some("c".into()),
         args: Some(Vec::new()),
         url: Some("u".into()),
         env: Some([("A".to_owned(), "1".to_owned())].into()),
         headers: Some([("A".to_owned(), "1".to_owned())].into()),
-        ..RawServer::default()
+        ..Server::default()
     };
-    raw.mcp.servers.insert("x".into(), full);
+    every.mcp.servers.insert("x".into(), full);
     let (mut known, mut shown) = (BTreeSet::new(), BTreeSet::new());
-    keys("", &table(&toml::to_string(&raw).expect("serialisable")), &mut known);
+    keys("", &table(&toml::to_string(&every).expect("serialisable")), &mut known);
     keys("", &table(&activated()), &mut shown);
     let shown: BTreeSet<String> = shown
         .iter()
@@ -133,7 +133,7 @@ fn how_many_workers_wait_fits_what_is_said_of_it() {
         ("[pool.engines.python]\nmax_pool_size = 2", [3, 10, 2], [2, 2, 2]),
         ("pool_size = 0\n[pool.engines.python]\npool_size = 2", [0, 10, 0], [2, 10, 0]),
     ] {
-        let pools = parse(&format!("[pool]\n{text}")).expect(text).pools;
+        let pools = parse(&format!("[pool]\n{text}")).expect(text).pool;
         let sizes = |engine| {
             let rules = pools.of(engine);
             [rules.pool_size, rules.max_pool_size, rules.min_idle]
@@ -276,7 +276,7 @@ fn files_are_trusted_only_if_nobody_else_could_write_them() {
     assert!(matches!(Config::read(&file), Err(ConfigError::Read { .. })));
     assert_eq!(check(&file).len(), 1);
     write("[defaults]\npids = 100\n", 0o644);
-    assert_eq!(Config::read(&file).map(|config| config.defaults.limits.pids).ok(), Some(100));
+    assert_eq!(Config::read(&file).map(|config| config.defaults.pids).ok(), Some(100));
     assert_eq!(check(&file), []);
     write("[defaults]\npids = 1\n", 0o600);
     assert_eq!((check(&file)[0].line, check(&file)[0].key.as_str()), (2, "defaults.pids"));

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// Why everything was walked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Walk {
+pub enum FullScanReason {
     /// Nothing was known of the workspace.
     First,
     /// What was known is from a former process: each thing was looked at, what had not changed was not read.
@@ -19,20 +19,20 @@ pub enum Walk {
     TooManyChanges,
     /// The capture or restore before did not come to its end.
     Unfinished,
-    /// Nobody tells of changes: see [`How::unwatched`].
+    /// Nobody tells of changes: see [`CaptureStats::unwatched`].
     Unwatched,
 }
 
-impl fmt::Display for Walk {
+impl fmt::Display for FullScanReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Walk::First => "nothing was known of the workspace",
-            Walk::Reopened => "the daemon was started since",
-            Walk::Unusable => "the saved index could not be used",
-            Walk::Overflow => "more changed than the host's queue holds",
-            Walk::TooManyChanges => "more changed than is kept in memory",
-            Walk::Unfinished => "the operation before did not end",
-            Walk::Unwatched => "changes are not told",
+            FullScanReason::First => "nothing was known of the workspace",
+            FullScanReason::Reopened => "the daemon was started since",
+            FullScanReason::Unusable => "the saved index could not be used",
+            FullScanReason::Overflow => "more changed than the host's queue holds",
+            FullScanReason::TooManyChanges => "more changed than is kept in memory",
+            FullScanReason::Unfinished => "the operation before did not end",
+            FullScanReason::Unwatched => "changes are not told",
         })
     }
 }
@@ -70,9 +70,9 @@ impl fmt::Display for Unwatched {
 
 /// How a capture was done.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct How {
+pub struct CaptureStats {
     /// Why everything was walked; nothing: only what changed was looked at.
-    pub walk: Option<Walk>,
+    pub full_scan: Option<FullScanReason>,
     /// Why changes are not told.
     pub unwatched: Option<Unwatched>,
     /// Entries that were looked at.

@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use std::fs::File;
 
 use super::beneath;
-use super::driver::{Driver, Held};
+use super::capture_stats::CaptureStats;
+use super::driver::{Driver, HeldFile};
 use super::error::WorkspaceError;
-use super::how::How;
 use super::index::{Index, Place, Stamp};
 use super::objects::ObjectBatch;
 use super::read::{self, Read};
@@ -18,81 +18,81 @@ use crate::core::limits;
 type Result<T> = std::result::Result<T, WorkspaceError>;
 
 /// Stands in the index for a content that is not known yet. No object has this address.
-pub(super) fn unknown() -> Content {
+pub(super) fn unknown_content() -> Content {
     Content::Map(Digest::from_bytes([0; 32]))
 }
 
-enum Kept {
+enum Source {
     Bytes(Vec<u8>),
-    Held(Held),
+    HeldFile(HeldFile),
 }
 
 /// One file, under all names of it that were looked at.
-struct Pending {
+struct DeferredFile {
     stamp: Stamp,
     settled: bool,
-    kept: Kept,
+    source: Source,
     places: Vec<Place>,
 }
 
 /// Files that were kept. Bounded in files and bytes: what goes beyond is read at once.
 #[derive(Default)]
-pub(super) struct Keeping {
-    files: Vec<Pending>,
+pub(super) struct DeferredReads {
+    files: Vec<DeferredFile>,
     by_inode: HashMap<u64, usize>,
     bytes: u64,
 }
 
 /// What became of a file.
-pub(super) enum Keep {
+pub(super) enum Deferral {
     /// Kept under this number.
-    Kept(usize),
+    Deferred(usize),
     /// Another name of a file that has changed since it was kept, or one that shrank.
     Changed,
     /// It must be read at once.
-    Not,
+    ReadNow,
 }
 
-impl Keeping {
+impl DeferredReads {
     /// Keeps a file that was as `stamp` says a moment ago.
-    pub(super) fn keep(
+    pub(super) fn defer(
         &mut self,
         driver: &mut dyn Driver,
         file: &File,
         stamp: Stamp,
         names: &dyn Fn() -> Vec<Name>,
-        how: &mut How,
-    ) -> Result<Keep> {
+        stats: &mut CaptureStats,
+    ) -> Result<Deferral> {
         if stamp.size <= limits::TREE_INLINE_BYTES as u64 || self.files.len() >= limits::WORKSPACE_KEPT {
-            return Ok(Keep::Not);
+            return Ok(Deferral::ReadNow);
         }
         match self.by_inode.get(&stamp.inode).map(|number| (*number, &self.files[*number])) {
-            Some((number, kept)) if kept.stamp == stamp => return Ok(Keep::Kept(number)),
-            Some((_, kept)) if !kept.places.is_empty() => return Ok(Keep::Changed),
+            Some((number, source)) if source.stamp == stamp => return Ok(Deferral::Deferred(number)),
+            Some((_, source)) if !source.places.is_empty() => return Ok(Deferral::Changed),
             Some(_) | None => {}
         }
         let fits = self.bytes + stamp.size <= limits::WORKSPACE_KEPT_BYTES;
         let path = || super::tree::entry::path_of(names().iter().map(|name| &**name));
         let held = if fits && stamp.size <= driver.reads_up_to() { None } else { driver.hold(file, names)? };
-        let kept = match held {
+        let source = match held {
             Some(held) => {
-                how.cloned += 1;
-                Kept::Held(held)
+                stats.cloned += 1;
+                Source::HeldFile(held)
             }
             None if fits => match read::bytes(file, stamp.size).map_err(|e| e.at(path))? {
                 read::Bytes::All(bytes) => {
                     self.bytes += stamp.size;
-                    Kept::Bytes(bytes)
+                    Source::Bytes(bytes)
                 }
-                read::Bytes::Changed => return Ok(Keep::Changed),
-                read::Bytes::Holes => return Ok(Keep::Not),
+                read::Bytes::Changed => return Ok(Deferral::Changed),
+                read::Bytes::Holes => return Ok(Deferral::ReadNow),
             },
-            None => return Ok(Keep::Not),
+            None => return Ok(Deferral::ReadNow),
         };
         let number = self.files.len();
-        self.files.push(Pending { stamp, settled: false, kept, places: Vec::new() });
+        self.files.push(DeferredFile { stamp, settled: false, source, places: Vec::new() });
         self.by_inode.insert(stamp.inode, number);
-        Ok(Keep::Kept(number))
+        Ok(Deferral::Deferred(number))
     }
 
     /// A kept file is the content of this place.
@@ -108,15 +108,15 @@ impl Keeping {
         index: &mut Index,
         driver: &mut dyn Driver,
         batch: &mut dyn ObjectBatch,
-        how: &mut How,
+        stats: &mut CaptureStats,
     ) -> Result<()> {
-        for Pending { stamp, settled, kept, places } in self.files {
+        for DeferredFile { stamp, settled, source, places } in self.files {
             let Some((folder, name)) = places.first() else { continue };
             let path = || index.path(*folder, name);
-            let read = match kept {
-                Kept::Bytes(bytes) => read::content_of(&bytes, batch).map_err(|e| e.at(path))?,
-                Kept::Held(held) => {
-                    let whole = matches!(held, Held::Within(_));
+            let read = match source {
+                Source::Bytes(bytes) => read::content_of(&bytes, batch).map_err(|e| e.at(path))?,
+                Source::HeldFile(held) => {
+                    let whole = matches!(held, HeldFile::Within(_));
                     let file = driver.open(held)?;
                     let stat = beneath::look_at(&file).map_err(|e| WorkspaceError::of("look at", &path())(e))?;
                     let now = beneath::stamp(&stat);
@@ -130,10 +130,10 @@ impl Keeping {
             let Read::Content(content, bytes) = read else {
                 return Err(WorkspaceError::Changing { path: path() });
             };
-            how.read += 1;
-            how.bytes += bytes;
+            stats.read += 1;
+            stats.bytes += bytes;
             for (folder, name) in &places {
-                index.learn(*folder, name, stamp, &content, settled);
+                index.set_content(*folder, name, stamp, &content, settled);
             }
         }
         Ok(())

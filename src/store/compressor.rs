@@ -20,15 +20,15 @@ use crate::core::ids::Digest;
 pub(super) struct Item {
     pub digest: Digest,
     pub plain: Vec<u8>,
-    pub what: What,
+    pub kind: ItemKind,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum What {
+pub(super) enum ItemKind {
     /// A chunk of an object.
     Part,
-    /// An object of one chunk. One of format 1 may count as written.
-    Whole { loose_counts: bool },
+    /// An object of one chunk.
+    Whole,
 }
 
 #[derive(Debug, Default)]
@@ -36,7 +36,7 @@ struct Queue {
     items: VecDeque<Item>,
     bytes: usize,
     /// What waits or is being written: the same again is not.
-    known: HashSet<(Digest, What)>,
+    known: HashSet<(Digest, ItemKind)>,
     lists: Vec<(Digest, List)>,
     working: usize,
     state: Progress,
@@ -60,22 +60,22 @@ struct Shared {
 
 /// What a batch has to write. Dropped, what was not begun is forgotten.
 #[derive(Debug)]
-pub(super) struct Press {
+pub(super) struct Compressor {
     shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-impl Press {
-    pub(super) fn new(store: &Store) -> Press {
+impl Compressor {
+    pub(super) fn new(store: &Store) -> Compressor {
         let shared = Shared { store: store.clone(), queue: Mutex::default(), changed: Condvar::new() };
-        Press { shared: Arc::new(shared), threads: Mutex::default() }
+        Compressor { shared: Arc::new(shared), threads: Mutex::default() }
     }
 
     /// Takes something to be written.
     pub(super) fn add(&self, item: Item) -> Result<()> {
         let mut queue = lock(&self.shared.queue);
         queue.check()?;
-        if !queue.known.insert((item.digest, item.what)) {
+        if !queue.known.insert((item.digest, item.kind)) {
             return Ok(());
         }
         queue.bytes += item.plain.len();
@@ -86,7 +86,7 @@ impl Press {
             self.begin_threads();
             self.shared.changed.notify_all();
         }
-        if is_full { self.shared.work_once().map(drop) } else { Ok(()) }
+        if is_full { self.shared.run_one().map(drop) } else { Ok(()) }
     }
 
     /// Takes the list of an object whose chunks were added before.
@@ -101,7 +101,7 @@ impl Press {
 
     /// Waits until all that was added is appended, and helps.
     pub(super) fn drain(&self) -> Result<()> {
-        while self.shared.work_once()? {}
+        while self.shared.run_one()? {}
         let mut queue = lock(&self.shared.queue);
         while queue.working > 0 {
             queue = self.shared.wait(queue);
@@ -117,7 +117,7 @@ impl Press {
         let wanted = thread::available_parallelism().map_or(1, usize::from).min(limits::STORE_THREADS) - 1;
         while threads.len() < wanted {
             let shared = Arc::clone(&self.shared);
-            let begun = thread::Builder::new().name("store".to_owned()).spawn(move || shared.work_on());
+            let begun = thread::Builder::new().name("store".to_owned()).spawn(move || shared.run_thread());
             // A host that gives no more threads: the callers do it all.
             let Ok(begun) = begun else { return };
             threads.push(begun);
@@ -125,7 +125,7 @@ impl Press {
     }
 }
 
-impl Drop for Press {
+impl Drop for Compressor {
     fn drop(&mut self) {
         let mut queue = lock(&self.shared.queue);
         queue.state = Progress::Closed;
@@ -160,7 +160,7 @@ impl Drop for Working<'_> {
     fn drop(&mut self) {
         let mut queue = lock(&self.shared.queue);
         queue.working -= 1;
-        queue.known.remove(&(self.item.digest, self.item.what));
+        queue.known.remove(&(self.item.digest, self.item.kind));
         if let Err(error) = std::mem::replace(&mut self.done, Ok(()))
             && matches!(queue.state, Progress::Well)
         {
@@ -180,7 +180,7 @@ impl Shared {
     }
 
     /// A thread's life.
-    fn work_on(&self) {
+    fn run_thread(&self) {
         loop {
             let mut queue = lock(&self.queue);
             while queue.items.is_empty() {
@@ -196,7 +196,7 @@ impl Shared {
     }
 
     /// Does one piece of work; false if there is none. An error is the batch's.
-    fn work_once(&self) -> Result<bool> {
+    fn run_one(&self) -> Result<bool> {
         let did = self.write_next();
         lock(&self.queue).check().map(|()| did)
     }

@@ -10,17 +10,17 @@ use crate::core::ids::Digest;
 use crate::core::limits;
 
 #[derive(Debug, Default)]
-pub(super) struct Touched {
+pub(super) struct RecentUse {
     times: HashMap<Digest, Instant>,
     /// More was touched than is remembered: up to then, everything counts as touched.
     all_until: Option<Instant>,
-    holds: BTreeMap<u64, Instant>,
-    next_hold: u64,
+    guards: BTreeMap<u64, Instant>,
+    next_guard: u64,
     /// Grows with each touch.
     touches: u64,
 }
 
-impl Touched {
+impl RecentUse {
     pub(super) fn touch(&mut self, digest: Digest) {
         let now = Instant::now();
         self.touches += 1;
@@ -43,7 +43,7 @@ impl Touched {
     /// The moment from which on what was touched is kept: `grace` ago, or the beginning of the oldest writer.
     pub(super) fn cutoff(&self, now: Instant, grace: Duration) -> Instant {
         let graced = now.checked_sub(grace.min(limits::STORE_GRACE_MOST)).unwrap_or(now);
-        self.holds.values().min().map_or(graced, |oldest| graced.min(*oldest))
+        self.guards.values().min().map_or(graced, |oldest| graced.min(*oldest))
     }
 
     pub(super) fn is_since(&self, digest: Digest, cutoff: Instant) -> bool {
@@ -58,31 +58,31 @@ impl Touched {
 /// [`Writer`]: super::Writer
 /// [`Batch`]: super::Batch
 #[derive(Debug)]
-pub struct Hold {
+pub struct GcGuard {
     store: Store,
     id: u64,
 }
 
-impl Hold {
-    pub(super) fn begin(store: &Store) -> Hold {
+impl GcGuard {
+    pub(super) fn begin(store: &Store) -> GcGuard {
         let since = Instant::now();
-        Hold::since(store, |_| since)
+        GcGuard::since(store, |_| since)
     }
 
     /// One that began as long ago as the oldest of those that there are, and at least `grace` ago: whoever lists what is named
     /// *now* must also keep what others stored before, and name only later. They may have let go of their own by the time when
     /// the list is used.
-    pub(super) fn begin_before_all(store: &Store, grace: Duration) -> Hold {
-        Hold::since(store, |touched| touched.cutoff(Instant::now(), grace))
+    pub(super) fn before_all(store: &Store, grace: Duration) -> GcGuard {
+        GcGuard::since(store, |touched| touched.cutoff(Instant::now(), grace))
     }
 
-    fn since(store: &Store, since: impl FnOnce(&Touched) -> Instant) -> Hold {
+    fn since(store: &Store, since: impl FnOnce(&RecentUse) -> Instant) -> GcGuard {
         let mut state = store.state();
-        let (id, since) = (state.touched.next_hold, since(&state.touched));
-        state.touched.next_hold += 1;
-        state.touched.holds.insert(id, since);
+        let (id, since) = (state.recent_use.next_guard, since(&state.recent_use));
+        state.recent_use.next_guard += 1;
+        state.recent_use.guards.insert(id, since);
         drop(state);
-        Hold { store: store.clone(), id }
+        GcGuard { store: store.clone(), id }
     }
 
     pub(super) fn store(&self) -> &Store {
@@ -90,9 +90,9 @@ impl Hold {
     }
 }
 
-impl Drop for Hold {
+impl Drop for GcGuard {
     fn drop(&mut self) {
-        self.store.state().touched.holds.remove(&self.id);
+        self.store.state().recent_use.guards.remove(&self.id);
     }
 }
 
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn what_was_touched_since_is_known_and_memory_is_bounded() {
-        let mut touched = Touched::default();
+        let mut touched = RecentUse::default();
         touched.touch(digest(0));
         let between = Instant::now();
         touched.touch(digest(1));
@@ -122,13 +122,13 @@ mod tests {
 
     #[test]
     fn the_oldest_hold_counts() {
-        let mut touched = Touched::default();
+        let mut touched = RecentUse::default();
         let early = Instant::now();
-        touched.holds.insert(0, early);
-        touched.holds.insert(1, early + Duration::from_secs(5));
+        touched.guards.insert(0, early);
+        touched.guards.insert(1, early + Duration::from_secs(5));
         let now = early + Duration::from_secs(100);
         assert_eq!(touched.cutoff(now, Duration::from_secs(10)), early);
-        touched.holds.clear();
+        touched.guards.clear();
         assert_eq!(touched.cutoff(now, Duration::from_secs(10)), now - Duration::from_secs(10));
     }
 }

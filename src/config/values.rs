@@ -1,7 +1,9 @@
 //! Sizes, durations and processors as the configuration file writes them: checked while they are read, so that an error
-//! knows its line, and written back exactly.
+//! knows its line, and written back exactly. Fields have plain types and name their form: `#[serde(with = "size")]`.
 
 use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::de::{self, Deserialize, Deserializer, Visitor};
@@ -24,6 +26,40 @@ pub struct Wait(pub Option<Duration>);
 /// Thousandths of a processor: `1`, `0.5` or `"1.5"`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cpus(pub u32);
+
+/// Bytes; 0 stands for no bound.
+struct Bound(Option<u64>);
+
+/// A path; empty for none.
+struct OptionalPath(Option<PathBuf>);
+
+/// An address of the loopback; empty for none. Anyone who can connect can read what is served there.
+struct Loopback(Option<SocketAddr>);
+
+/// A module for `#[serde(with = …)]`: a field of a plain type in one of the forms above.
+macro_rules! with {
+    ($module:ident: $plain:ty as $form:ident) => {
+        pub(super) mod $module {
+            use super::*;
+
+            pub(in crate::config) fn serialize<S: Serializer>(plain: &$plain, s: S) -> Result<S::Ok, S::Error> {
+                $form(plain.to_owned()).serialize(s)
+            }
+
+            pub(in crate::config) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<$plain, D::Error> {
+                $form::deserialize(d).map(|form| form.0)
+            }
+        }
+    };
+}
+
+with!(size: u64 as Size);
+with!(bound: Option<u64> as Bound);
+with!(span: Duration as Span);
+with!(wait: Option<Duration> as Wait);
+with!(cpus: u32 as Cpus);
+with!(optional_path: Option<PathBuf> as OptionalPath);
+with!(loopback: Option<SocketAddr> as Loopback);
 
 struct Text<T> {
     expected: &'static str,
@@ -105,6 +141,35 @@ impl<'de> Deserialize<'de> for Cpus {
     }
 }
 
+impl<'de> Deserialize<'de> for Bound {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        Size::deserialize(d).map(|Size(bytes)| Bound((bytes > 0).then_some(bytes)))
+    }
+}
+
+impl<'de> Deserialize<'de> for OptionalPath {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        PathBuf::deserialize(d).map(|path| OptionalPath((!path.as_os_str().is_empty()).then_some(path)))
+    }
+}
+
+impl<'de> Deserialize<'de> for Loopback {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(d)?;
+        let short: String = text.chars().take(80).collect();
+        match text.parse::<SocketAddr>() {
+            _ if text.is_empty() => Ok(Loopback(None)),
+            Ok(address) if address.ip().is_loopback() => Ok(Loopback(Some(address))),
+            Ok(_) => {
+                Err(de::Error::custom(format_args!("{short:?} is no address of the loopback: take 127.0.0.1 or [::1]")))
+            }
+            Err(_) => {
+                Err(de::Error::custom(format_args!("{short:?} is no address with a port, such as \"127.0.0.1:9464\"")))
+            }
+        }
+    }
+}
+
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let units = [(40, "T"), (30, "G"), (20, "M"), (10, "K")];
@@ -138,6 +203,24 @@ impl fmt::Display for Wait {
 impl Serialize for Size {
     fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
         s.collect_str(self)
+    }
+}
+
+impl Serialize for Bound {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        Size(self.0.unwrap_or(0)).serialize(s)
+    }
+}
+
+impl Serialize for OptionalPath {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        self.0.clone().unwrap_or_default().serialize(s)
+    }
+}
+
+impl Serialize for Loopback {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        self.0.map(|address| address.to_string()).unwrap_or_default().serialize(s)
     }
 }
 

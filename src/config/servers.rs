@@ -1,16 +1,18 @@
-//! `[mcp.servers.NAME]`: from the file to [`ServerEntry`] and back.
+//! `[mcp.servers.NAME]`: the MCP servers that kernels may use.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
 
 use super::check::{Faults, check_command};
 use super::problem::Fault;
-use super::raw::{RawMcp, RawServer};
-use super::values::Span;
+use super::values::{Span, span};
 use crate::core::info::McpTransport;
 use crate::core::limits;
 use crate::core::pattern::Pattern;
-use crate::mcp::allow::{ServerEntry, check_server_name, references};
+use crate::mcp::allow::{DEFAULT_INSTANCES, ServerEntry, check_server_name, references};
 
 /// Entries of the allow-list.
 const SERVERS: usize = 256;
@@ -29,43 +31,100 @@ const RESERVED_HEADERS: &[&str] = &[
     "transfer-encoding",
 ];
 
-/// Checks every entry; a wrong one is reported and left out.
-pub(super) fn check(raw: &RawMcp, faults: &mut Faults) -> Vec<ServerEntry> {
-    if raw.servers.len() > SERVERS {
+/// `[mcp]`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Mcp {
+    /// `[mcp.servers.NAME]`, by name.
+    pub servers: BTreeMap<String, Server>,
+}
+
+impl Mcp {
+    /// The entries of the allow-list, by name.
+    pub fn entries(&self) -> impl Iterator<Item = ServerEntry> {
+        self.servers.iter().map(|(name, server)| entry(name, server).expect("the configuration was checked"))
+    }
+}
+
+/// One server: either `command` with its keys, or `url` with its own.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Server {
+    /// The program.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
+    /// Its arguments.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub args: Option<Vec<String>>,
+    /// Where a server is that speaks HTTP.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub url: Option<String>,
+    /// Variables of the daemon's environment that `${VAR}` may name.
+    pub pass_env: Vec<String>,
+    /// Patterns of the names of the kernels that may use it.
+    pub kernels: Vec<String>,
+    /// Longest time of a call.
+    #[serde(with = "span")]
+    pub timeout: Duration,
+    /// Instances at once over all kernels.
+    pub max_instances: u32,
+    // Tables come after plain keys, as TOML wants them.
+    /// The program's environment.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub env: Option<BTreeMap<String, String>>,
+    /// Headers of every request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub headers: Option<BTreeMap<String, String>>,
+}
+
+impl Default for Server {
+    fn default() -> Self {
+        Self {
+            command: None,
+            args: None,
+            url: None,
+            pass_env: Vec::new(),
+            kernels: vec!["*".into()],
+            timeout: limits::MCP_CALL,
+            max_instances: DEFAULT_INSTANCES,
+            env: None,
+            headers: None,
+        }
+    }
+}
+
+/// Checks every entry.
+pub(super) fn check(mcp: &Mcp, faults: &mut Faults) {
+    if mcp.servers.len() > SERVERS {
         faults.add(Fault::new(&["mcp", "servers"], format!("more than {SERVERS} servers")));
     }
-    let entries = raw.servers.iter().filter_map(|(name, server)| match entry(name, server) {
-        Ok(entry) => Some(entry),
-        Err(wrong) => {
-            for (key, what) in wrong {
-                let path = ["mcp", "servers", name.as_str(), key];
-                // A fault without a key of its own concerns the whole entry.
-                faults.add(Fault::new(if key.is_empty() { &path[..3] } else { &path }, what));
-            }
-            None
+    for (name, server) in &mcp.servers {
+        for (key, what) in entry(name, server).err().into_iter().flatten() {
+            let path = ["mcp", "servers", name.as_str(), key];
+            // A fault without a key of its own concerns the whole entry.
+            faults.add(Fault::new(if key.is_empty() { &path[..3] } else { &path }, what));
         }
-    });
-    entries.collect()
+    }
 }
 
 type Wrong = Vec<(&'static str, String)>;
 
-fn entry(name: &str, raw: &RawServer) -> Result<ServerEntry, Wrong> {
+fn entry(name: &str, server: &Server) -> Result<ServerEntry, Wrong> {
     let mut wrong = Wrong::new();
     if let Err(why) = check_server_name(name) {
         wrong.push(("", why));
     }
-    let transport = transport(raw, &mut wrong);
-    if raw.timeout.0.is_zero() || raw.timeout.0 > LONGEST_CALL {
+    let transport = transport(server, &mut wrong);
+    if server.timeout.is_zero() || server.timeout > LONGEST_CALL {
         wrong.push(("timeout", format!("a call's time is above zero and at most {}", Span(LONGEST_CALL))));
     }
-    if !(1..=10_000).contains(&raw.max_instances) {
-        wrong.push(("max_instances", format!("{} is out of range: possible: 1 to 10000", raw.max_instances)));
+    if !(1..=10_000).contains(&server.max_instances) {
+        wrong.push(("max_instances", format!("{} is out of range: possible: 1 to 10000", server.max_instances)));
     }
-    if raw.kernels.is_empty() {
+    if server.kernels.is_empty() {
         wrong.push(("kernels", "no kernel may use it: give names or patterns such as \"*\"".into()));
     }
-    for variable in raw.pass_env.iter().filter(|variable| !is_variable(variable)) {
+    for variable in server.pass_env.iter().filter(|variable| !is_variable(variable)) {
         wrong.push(("pass_env", format!("{variable:?} cannot be the name of an environment variable")));
     }
     if !wrong.is_empty() {
@@ -74,50 +133,50 @@ fn entry(name: &str, raw: &RawServer) -> Result<ServerEntry, Wrong> {
     Ok(ServerEntry {
         name: name.to_owned(),
         transport: transport.ok_or(wrong)?,
-        pass_env: raw.pass_env.clone(),
-        kernels: raw.kernels.iter().map(Pattern::new).collect(),
-        timeout: raw.timeout.0,
-        max_instances: raw.max_instances,
+        pass_env: server.pass_env.clone(),
+        kernels: server.kernels.iter().map(Pattern::new).collect(),
+        timeout: server.timeout,
+        max_instances: server.max_instances,
     })
 }
 
-fn transport(raw: &RawServer, wrong: &mut Wrong) -> Option<McpTransport> {
-    match (&raw.command, &raw.url) {
+fn transport(server: &Server, wrong: &mut Wrong) -> Option<McpTransport> {
+    match (&server.command, &server.url) {
         (Some(_), Some(_)) => wrong.push(("url", "a server has either `command` or `url`, not both".into())),
         (None, None) => wrong.push(("", "a server needs either `command` or `url`".into())),
         (Some(command), None) => {
-            if raw.headers.is_some() {
+            if server.headers.is_some() {
                 wrong.push(("headers", "headers belong to `url`; for a command use `env`".into()));
             }
-            return stdio(command, raw, wrong);
+            return stdio(command, server, wrong);
         }
         (None, Some(url)) => {
-            for (key, given) in [("args", raw.args.is_some()), ("env", raw.env.is_some())] {
+            for (key, given) in [("args", server.args.is_some()), ("env", server.env.is_some())] {
                 if given {
                     wrong.push((key, format!("{key} belongs to `command`, this server has `url`")));
                 }
             }
-            return http(url, raw, wrong);
+            return http(url, server, wrong);
         }
     }
     None
 }
 
-fn stdio(command: &str, raw: &RawServer, wrong: &mut Wrong) -> Option<McpTransport> {
-    if let Err(why) = check_command(command) {
+fn stdio(command: &str, server: &Server, wrong: &mut Wrong) -> Option<McpTransport> {
+    if let Err(why) = check_command(Path::new(command)) {
         wrong.push(("command", why));
     }
-    let args = raw.args.clone().unwrap_or_default();
+    let args = server.args.clone().unwrap_or_default();
     if args.iter().map(|arg| arg.len() + 1).sum::<usize>() > limits::ENV_BYTES || args.iter().any(|a| a.contains('\0'))
     {
         wrong.push(("args", format!("arguments have at most {} bytes and no NUL", limits::ENV_BYTES)));
     }
-    let env = pairs(raw.env.as_ref());
+    let env = pairs(server.env.as_ref());
     for (variable, value) in &env {
         if !is_variable(variable) || value.contains('\0') {
             wrong.push(("env", format!("{variable:?} cannot be an environment variable with that value")));
         }
-        check_references(value, "env", raw, wrong);
+        check_references(value, "env", server, wrong);
     }
     if env.iter().map(|(k, v)| k.len() + v.len() + 2).sum::<usize>() > limits::ENV_BYTES {
         wrong.push(("env", format!("larger than {} bytes", limits::ENV_BYTES)));
@@ -125,11 +184,11 @@ fn stdio(command: &str, raw: &RawServer, wrong: &mut Wrong) -> Option<McpTranspo
     Some(McpTransport::Stdio { command: command.to_owned(), args, env })
 }
 
-fn http(url: &str, raw: &RawServer, wrong: &mut Wrong) -> Option<McpTransport> {
+fn http(url: &str, server: &Server, wrong: &mut Wrong) -> Option<McpTransport> {
     if let Err(why) = check_url(url) {
         wrong.push(("url", why.into()));
     }
-    let headers = pairs(raw.headers.as_ref());
+    let headers = pairs(server.headers.as_ref());
     for (header, value) in &headers {
         let token = |c: char| c.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(c);
         if header.is_empty() || !header.chars().all(token) || !value.chars().all(|c| (' '..='~').contains(&c)) {
@@ -138,7 +197,7 @@ fn http(url: &str, raw: &RawServer, wrong: &mut Wrong) -> Option<McpTransport> {
         if RESERVED_HEADERS.iter().any(|reserved| header.eq_ignore_ascii_case(reserved)) {
             wrong.push(("headers", format!("{header:?} is set by the protocol itself")));
         }
-        check_references(value, "headers", raw, wrong);
+        check_references(value, "headers", server, wrong);
     }
     Some(McpTransport::Http { url: url.to_owned(), headers })
 }
@@ -156,8 +215,8 @@ fn check_url(url: &str) -> Result<(), &'static str> {
     if authority.is_empty() || authority.starts_with(':') { Err("a URL names a host") } else { Ok(()) }
 }
 
-fn check_references(value: &str, key: &'static str, raw: &RawServer, wrong: &mut Wrong) {
-    for variable in references(value).filter(|variable| !raw.pass_env.iter().any(|passed| passed == variable)) {
+fn check_references(value: &str, key: &'static str, server: &Server, wrong: &mut Wrong) {
+    for variable in references(value).filter(|variable| !server.pass_env.iter().any(|passed| passed == variable)) {
         wrong.push((key, format!("${{{variable}}} must be listed in pass_env")));
     }
 }
@@ -172,23 +231,4 @@ fn is_variable(name: &str) -> bool {
 
 fn pairs(map: Option<&BTreeMap<String, String>>) -> Vec<(String, String)> {
     map.into_iter().flatten().map(|(k, v)| (k.clone(), v.clone())).collect()
-}
-
-/// The entry as the file would have it.
-pub(super) fn to_raw(entry: &ServerEntry) -> RawServer {
-    let map = |pairs: &[(String, String)]| (!pairs.is_empty()).then(|| pairs.iter().cloned().collect());
-    let common = RawServer {
-        pass_env: entry.pass_env.clone(),
-        kernels: entry.kernels.iter().map(ToString::to_string).collect(),
-        timeout: Span(entry.timeout),
-        max_instances: entry.max_instances,
-        ..RawServer::default()
-    };
-    match &entry.transport {
-        McpTransport::Stdio { command, args, env } => {
-            let args = (!args.is_empty()).then(|| args.clone());
-            RawServer { command: Some(command.clone()), args, env: map(env), ..common }
-        }
-        McpTransport::Http { url, headers } => RawServer { url: Some(url.clone()), headers: map(headers), ..common },
-    }
 }

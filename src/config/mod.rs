@@ -1,0 +1,169 @@
+//! The configuration: one TOML file, every key with a default, unknown keys refused.
+//!
+//! ```text
+//! text ─ read.rs ─▶ Config, as the file says ─ check.rs ─▶ Config, checked ─▶ daemon, supervisor
+//! ```
+//! `config.example.toml` shows every key; a test keeps it true.
+
+mod check;
+mod host;
+mod path_rules;
+mod pool;
+mod problem;
+mod read;
+mod sections;
+mod servers;
+mod values;
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+pub use self::host::account;
+pub use self::path_rules::PathRules;
+pub use self::pool::Pool;
+pub use self::problem::{ConfigError, Problem};
+use self::read::Document;
+pub use self::sections::{Bash, Daemon, Defaults, Engines, Limits, LogFormat, Node, Python, Sandbox, Upkeep};
+pub use self::servers::{Mcp, Server};
+use crate::mcp::allow::AllowList;
+
+/// Largest configuration file, bytes.
+const FILE_BYTES: u64 = 1 << 20;
+
+/// The whole configuration file. [`Config::load`], [`Config::read`] and [`Config::parse`] give checked ones only.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// `[defaults]`.
+    pub defaults: Defaults,
+    /// `[limits]`.
+    pub limits: Limits,
+    /// `[sandbox]`.
+    pub sandbox: Sandbox,
+    /// `[daemon]`.
+    pub daemon: Daemon,
+    /// `[upkeep]`.
+    pub upkeep: Upkeep,
+    /// `[pool]`.
+    pub pool: Pool,
+    /// `[engines]`.
+    pub engines: Engines,
+    /// `[mcp]`.
+    pub mcp: Mcp,
+}
+
+impl Config {
+    /// Reads the daemon's configuration file; without one, gives the defaults.
+    ///
+    /// # Errors
+    /// A file that cannot be read, that others could have written, or with anything wrong in it.
+    pub fn load(file: &Path) -> Result<Config, ConfigError> {
+        match Self::read(file) {
+            Err(ConfigError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
+            other => other,
+        }
+    }
+
+    /// Reads this very file.
+    ///
+    /// # Errors
+    /// As [`Config::load`], and a file that is not there.
+    pub fn read(file: &Path) -> Result<Config, ConfigError> {
+        Self::parse(&Self::text_of(file)?, file).map_err(ConfigError::Wrong)
+    }
+
+    fn text_of(file: &Path) -> Result<String, ConfigError> {
+        let failed = |source| ConfigError::Read { path: file.to_owned(), source };
+        let mut opened = File::open(file).map_err(failed)?;
+        let meta = opened.metadata().map_err(failed)?;
+        let refused = |what: String, hint: &str| {
+            let problem = Problem { file: file.to_owned(), line: 0, key: String::new(), what, hint: hint.into() };
+            ConfigError::Wrong(vec![problem])
+        };
+        if !meta.is_file() {
+            return Err(refused("is not a file".into(), ""));
+        }
+        // Whoever can write this file can run programs as the daemon's user.
+        if meta.mode() & 0o022 != 0 {
+            return Err(refused(
+                format!("can be written to by others (mode {:04o})", meta.mode() & 0o7777),
+                "chmod go-w",
+            ));
+        }
+        if meta.uid() != 0 && meta.uid() != nix::unistd::geteuid().as_raw() {
+            return Err(refused(format!("belongs to uid {}", meta.uid()), "it must be yours or root's"));
+        }
+        let mut text = String::new();
+        opened.by_ref().take(FILE_BYTES + 1).read_to_string(&mut text).map_err(failed)?;
+        if text.len() as u64 > FILE_BYTES {
+            return Err(refused(format!("is larger than {FILE_BYTES} bytes"), ""));
+        }
+        Ok(text)
+    }
+
+    /// Takes the text of `file`.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it.
+    pub fn parse(text: &str, file: &Path) -> Result<Config, Vec<Problem>> {
+        let document = Document::parse(text).map_err(|(line, fault)| vec![fault.at(file, line)])?;
+        let (config, mut faults) = document.read();
+        match check::check(config) {
+            Ok(config) if faults.is_empty() => return Ok(config),
+            Ok(_) => {}
+            // A key that is wrong in shape was left out, which may make others look wrong: name each key once.
+            Err(more) => faults.extend(
+                more.into_iter()
+                    .filter(|fault| !faults.iter().any(|f| f.key.starts_with(&fault.key)))
+                    .collect::<Vec<_>>(),
+            ),
+        }
+        let mut problems: Vec<_> = faults.into_iter().map(|fault| document.place(fault, file)).collect();
+        problems.sort_by_key(|problem| problem.line);
+        Err(problems)
+    }
+
+    /// What `text`, which this was taken from, names and this host lacks.
+    fn lacking(&self, text: &str, file: &Path) -> Vec<Problem> {
+        let Ok(document) = Document::parse(text) else { return Vec::new() };
+        let faults = host::lacking(self, |key| document.has(key));
+        faults.into_iter().map(|fault| document.place(fault, file)).collect()
+    }
+
+    /// The effective values as a configuration file.
+    pub fn to_toml(&self) -> String {
+        toml::to_string(self).expect("tables of plain values are always TOML")
+    }
+
+    /// The same as JSON, for programs.
+    pub fn to_json(&self) -> serde_json::Value {
+        serde_json::to_value(self).expect("tables of plain values are always JSON")
+    }
+
+    /// The allow-list for MCP servers; `file` is named in its hints.
+    pub fn allow_list(&self, file: PathBuf) -> AllowList {
+        AllowList::new(self.mcp.entries(), file)
+    }
+}
+
+/// Everything that is wrong with a configuration file, what it names that this host lacks, and what of it no kernel could start with; nothing if the
+/// daemon would start with it, have all of its engines, and run kernels.
+pub fn check(file: &Path) -> Vec<Problem> {
+    let checked = Config::text_of(file).and_then(|text| {
+        let config = Config::parse(&text, file).map_err(ConfigError::Wrong)?;
+        Ok(config.lacking(&text, file))
+    });
+    match checked {
+        Ok(problems) | Err(ConfigError::Wrong(problems)) => problems,
+        Err(ConfigError::Read { path, source }) => {
+            vec![Problem { file: path, line: 0, key: String::new(), what: source.to_string(), hint: String::new() }]
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

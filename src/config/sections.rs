@@ -1,0 +1,368 @@
+//! The sections of the configuration file, key by key, with their defaults. `check.rs` has the rules for their values.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::path_rules::PathRules;
+use super::values::{bound, cpus, loopback, optional_path, size, span, wait};
+use crate::core::durability::Durability;
+use crate::core::engine::EngineName;
+use crate::core::limits;
+use crate::core::name::KernelName;
+use crate::core::retention::Retention;
+use crate::core::spec::{KernelLimits, KernelSpec, Net};
+
+/// `[defaults]`: a new kernel, where its creator does not say.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Defaults {
+    /// The interpreter.
+    pub engine: EngineName,
+    /// Memory, bytes.
+    #[serde(with = "size")]
+    pub memory: u64,
+    /// Thousandths of a processor.
+    #[serde(with = "cpus")]
+    pub cpus: u32,
+    /// Processes and threads.
+    pub pids: u32,
+    /// Open files of one process.
+    pub open_files: u32,
+    /// Size of the workspace, bytes.
+    #[serde(with = "size")]
+    pub workspace_size: u64,
+    /// Idle time after which a kernel is stopped; `None`: never.
+    #[serde(with = "wait")]
+    pub idle_timeout: Option<Duration>,
+    /// Output that the journal keeps of one execution, bytes.
+    #[serde(with = "size")]
+    pub output_kept: u64,
+    /// The network.
+    pub net: Net,
+    /// Automatic checkpoints that stay; 0: all.
+    pub keep_checkpoints: u32,
+    /// Age at which an automatic checkpoint is removed; `None`: never.
+    #[serde(with = "wait")]
+    pub keep_checkpoints_for: Option<Duration>,
+}
+
+impl Default for Defaults {
+    fn default() -> Self {
+        Self {
+            engine: EngineName::Kaish,
+            memory: limits::DEFAULT_MEMORY_BYTES,
+            cpus: limits::DEFAULT_CPU_MILLI,
+            pids: limits::DEFAULT_PIDS,
+            open_files: limits::DEFAULT_OPEN_FILES,
+            workspace_size: limits::DEFAULT_WORKSPACE_BYTES,
+            idle_timeout: Some(limits::DEFAULT_IDLE_TIMEOUT),
+            output_kept: limits::OUTPUT_KEPT_BYTES,
+            net: Net::None,
+            keep_checkpoints: limits::DEFAULT_CHECKPOINTS_KEPT,
+            keep_checkpoints_for: Some(limits::DEFAULT_CHECKPOINTS_KEPT_FOR),
+        }
+    }
+}
+
+impl Defaults {
+    /// The bounds of one kernel.
+    pub fn limits(&self) -> KernelLimits {
+        KernelLimits {
+            memory_bytes: self.memory,
+            cpu_milli: self.cpus,
+            pids: self.pids,
+            open_files: self.open_files,
+            workspace_bytes: self.workspace_size,
+        }
+    }
+
+    /// How long checkpoints that ryokan takes by itself are kept.
+    pub fn retention(&self) -> Retention {
+        let newest = (self.keep_checkpoints > 0).then_some(self.keep_checkpoints);
+        Retention { newest, keep_for_ms: self.keep_checkpoints_for.map(ms) }
+    }
+
+    /// The specification of a new kernel; its name is a placeholder.
+    pub fn spec(&self) -> KernelSpec {
+        let name: KernelName = "default".parse().expect("it is a valid name");
+        KernelSpec {
+            limits: self.limits(),
+            net: self.net,
+            retention: self.retention(),
+            idle_timeout_ms: self.idle_timeout.map_or(0, ms),
+            ..KernelSpec::new(name, self.engine)
+        }
+    }
+}
+
+fn ms(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// `[limits]`: bounds of this daemon, within those of `core::limits`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Limits {
+    /// Kernels, live or not.
+    pub kernels: usize,
+    /// Kernels of one user of a system-wide daemon.
+    pub kernels_per_user: usize,
+    /// Workers at once.
+    pub workers: usize,
+    /// Workers of one user of a system-wide daemon.
+    pub workers_per_user: usize,
+    /// The sum of all workers' memory limits, bytes; `None`: no bound.
+    #[serde(with = "bound")]
+    pub memory: Option<u64>,
+    /// The same for one user of a system-wide daemon.
+    #[serde(with = "bound")]
+    pub memory_per_user: Option<u64>,
+    /// Workers that start at once, those for the pool not counted.
+    pub worker_starts: usize,
+    /// Longest wait for a worker.
+    #[serde(with = "span")]
+    pub worker_wait: Duration,
+    /// Clients at once.
+    pub clients: usize,
+    /// Clients of one user of a system-wide daemon.
+    pub clients_per_user: usize,
+    /// Executions that run at once, over all kernels.
+    pub executions_in_flight: usize,
+    /// The same for one user of a system-wide daemon.
+    pub executions_in_flight_per_user: usize,
+    /// Executions that wait in one kernel.
+    pub executions_queued: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            kernels: limits::KERNELS,
+            kernels_per_user: 2000,
+            workers: 1000,
+            workers_per_user: 500,
+            memory: None,
+            memory_per_user: None,
+            worker_starts: limits::WORKER_STARTS,
+            worker_wait: limits::WORKER_WAIT,
+            clients: limits::CLIENTS,
+            clients_per_user: limits::CLIENTS_PER_USER,
+            executions_in_flight: 1000,
+            executions_in_flight_per_user: 500,
+            executions_queued: limits::EXECUTIONS_QUEUED,
+        }
+    }
+}
+
+impl Limits {
+    /// The limits of a daemon that serves one user: no bound is divided.
+    pub fn of_single_user(self) -> Limits {
+        Limits {
+            kernels_per_user: self.kernels,
+            workers_per_user: usize::MAX,
+            memory_per_user: None,
+            clients_per_user: self.clients,
+            executions_in_flight_per_user: self.executions_in_flight,
+            ..self
+        }
+    }
+}
+
+/// `[sandbox]`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Sandbox {
+    /// More host paths that every kernel sees, read-only, at their own place.
+    pub system_paths: Vec<PathBuf>,
+    /// The account that runs the workers of a daemon that was started as root.
+    pub worker_user: String,
+    /// Sandbox layers that kernels may ask to do without.
+    pub allow_degraded: Vec<String>,
+    /// Whether kernels may ask for the host's network.
+    pub net_host_allowed: bool,
+    /// Host paths that are never mounted in a kernel.
+    pub deny_paths: PathRules,
+}
+
+impl Default for Sandbox {
+    fn default() -> Self {
+        let secrets =
+            ["~/.ssh", "~/.gnupg", "~/.aws", "~/.azure", "~/.config/gcloud", "~/.kube", "~/.docker", "~/.netrc"];
+        Self {
+            system_paths: Vec::new(),
+            worker_user: "nobody".into(),
+            allow_degraded: Vec::new(),
+            net_host_allowed: true,
+            deny_paths: PathRules::parse(&secrets.map(String::from)).expect("they are absolute or under ~"),
+        }
+    }
+}
+
+/// `[daemon]`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Daemon {
+    /// A worker whose daemon is gone lives this long.
+    #[serde(with = "span")]
+    pub orphan_grace: Duration,
+    /// An orderly stop takes at most this long.
+    #[serde(with = "span")]
+    pub drain: Duration,
+    /// What an acknowledged change survives.
+    pub durability: Durability,
+    /// Form of log lines.
+    pub log_format: LogFormat,
+    /// Which log lines, in the words of `tracing_subscriber::EnvFilter`.
+    pub log_level: String,
+    /// A daemon that was started on demand ends after this long without work; `None`: never.
+    #[serde(with = "wait")]
+    pub idle_exit: Option<Duration>,
+    /// Where metrics are served beside their socket: an address of the loopback.
+    #[serde(with = "loopback")]
+    pub metrics_address: Option<SocketAddr>,
+    /// The PSI file that shows memory pressure; `None`: memory pressure is ignored.
+    #[serde(with = "optional_path")]
+    pub pressure_file: Option<PathBuf>,
+}
+
+impl Default for Daemon {
+    fn default() -> Self {
+        Self {
+            orphan_grace: limits::ORPHAN_GRACE,
+            drain: limits::DAEMON_DRAIN,
+            durability: Durability::Process,
+            log_format: LogFormat::Text,
+            log_level: "info".into(),
+            idle_exit: Some(Duration::from_secs(900)),
+            metrics_address: None,
+            pressure_file: Some("/proc/pressure/memory".into()),
+        }
+    }
+}
+
+impl Daemon {
+    /// The filter to log with: `log_level`, and rmcp silent unless it is named, because at `info` and `warn` it writes
+    /// whole messages of MCP servers into the log.
+    pub fn log_filter(&self) -> String {
+        if self.log_level.contains("rmcp") { self.log_level.clone() } else { format!("rmcp=error,{}", self.log_level) }
+    }
+}
+
+/// Form of log lines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+/// `[upkeep]`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Upkeep {
+    /// How often expired checkpoints and garbage are removed; `None`: only on request.
+    #[serde(with = "wait")]
+    pub interval: Option<Duration>,
+    /// Most bytes that one run copies.
+    #[serde(with = "size")]
+    pub copied: u64,
+    /// Copies of kernels' files that are kept ready for their next fork; 0: none.
+    pub spares: usize,
+    /// Age below which nothing in the store is garbage.
+    #[serde(with = "span")]
+    pub grace: Duration,
+}
+
+impl Default for Upkeep {
+    fn default() -> Self {
+        Self {
+            interval: Some(limits::UPKEEP_INTERVAL),
+            copied: limits::UPKEEP_TURN_BYTES,
+            spares: limits::SPARES,
+            grace: limits::STORE_GRACE,
+        }
+    }
+}
+
+/// `[engines]`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Engines {
+    /// `[engines.python]`.
+    pub python: Python,
+    /// `[engines.bash]`.
+    pub bash: Bash,
+    /// `[engines.node]`.
+    pub node: Node,
+}
+
+impl Engines {
+    /// The interpreter of an engine that is a program of the host.
+    pub fn interpreter(&self, engine: EngineName) -> Option<&Path> {
+        match engine {
+            EngineName::Kaish => None,
+            EngineName::Python => Some(&self.python.command),
+            EngineName::Bash => Some(&self.bash.command),
+            EngineName::Node => Some(&self.node.command),
+        }
+    }
+
+    /// All of them.
+    pub fn interpreters(&self) -> BTreeMap<EngineName, PathBuf> {
+        let named = EngineName::ALL.into_iter().map(|engine| (engine, self.interpreter(engine)));
+        named.filter_map(|(engine, command)| Some((engine, command?.to_owned()))).collect()
+    }
+}
+
+/// `[engines.python]`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Python {
+    /// The interpreter: a name in the system's program folders, or an absolute path.
+    pub command: PathBuf,
+    /// Memory that copies of one kernel's interpreter may take, bytes; 0: none are kept.
+    #[serde(with = "size")]
+    pub rollback_memory: u64,
+    /// Modules that a warm worker has loaded.
+    pub preload: Vec<String>,
+}
+
+impl Default for Python {
+    fn default() -> Self {
+        Self { command: "python3".into(), rollback_memory: limits::ROLLBACK_BYTES, preload: Vec::new() }
+    }
+}
+
+/// `[engines.bash]`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Bash {
+    /// The shell, named likewise.
+    pub command: PathBuf,
+}
+
+impl Default for Bash {
+    fn default() -> Self {
+        Self { command: "bash".into() }
+    }
+}
+
+/// `[engines.node]`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Node {
+    /// The interpreter, named likewise.
+    pub command: PathBuf,
+}
+
+impl Default for Node {
+    fn default() -> Self {
+        Self { command: "node".into() }
+    }
+}

@@ -1,0 +1,71 @@
+//! What the daemon finds on its host and hands to the supervisor.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+
+use super::paths::{Mode, Paths};
+use crate::config::{self, Config};
+use crate::core::engine::EngineName;
+use crate::isolation::process::program::WorkerProgram;
+use crate::mcp::{Account, Launch};
+use crate::supervisor::host::environment::Environment;
+
+/// Looks around.
+///
+/// # Errors
+/// If the worker's executable is not there or the configured account does not exist.
+pub(super) fn environment(config: &Config, paths: &Paths) -> anyhow::Result<Environment> {
+    let worker_account = worker_account(config)?;
+    let mut mcp_launch = Launch::of_process(paths.runtime_dir().display().to_string());
+    mcp_launch.account = worker_account.map(|(uid, gid)| Account { uid, gid });
+    Ok(Environment {
+        system_wide: paths.mode() == Mode::System,
+        host_name: nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default(),
+        home: std::env::var_os("HOME").map(PathBuf::from),
+        engines: engines(config),
+        worker: worker()?,
+        worker_account,
+        cgroup_base: crate::sandbox::delegated_cgroup(),
+        mcp_allowed: Arc::new(config.allow_list(paths.config_file())),
+        mcp_launch,
+        data: paths.data_dir().to_owned(),
+        worker_sockets: paths.workers_runtime(),
+        kernel_sockets: paths.kernels_runtime(),
+        protected: paths.own_dirs().iter().map(|dir| dir.to_path_buf()).collect(),
+    })
+}
+
+/// Only a daemon that is root needs another account for its workers.
+fn worker_account(config: &Config) -> anyhow::Result<Option<(u32, u32)>> {
+    if !nix::unistd::geteuid().is_root() {
+        return Ok(None);
+    }
+    let found = config::account(&config.sandbox.worker_user);
+    let account = found.map_err(|why| anyhow::anyhow!("{why}: name another one in sandbox.worker_user"))?;
+    Ok(Some(account))
+}
+
+/// The worker's program, held open.
+fn worker() -> anyhow::Result<WorkerProgram> {
+    let path = worker_binary()?;
+    WorkerProgram::open(path.clone()).with_context(|| format!("open {}", path.display()))
+}
+
+/// The worker's executable: beside the daemon's own.
+pub(super) fn worker_binary() -> anyhow::Result<PathBuf> {
+    let own = std::env::current_exe().context("where this program is")?;
+    let worker = own.with_file_name("ryokan-worker");
+    anyhow::ensure!(worker.is_file(), "{} is not there: install ryokan-worker beside ryokand", worker.display());
+    Ok(worker)
+}
+
+/// The engines that can run here.
+fn engines(config: &Config) -> Vec<EngineName> {
+    let can_run = |engine: &EngineName| {
+        let found = |command| crate::sandbox::find_program(command, &config.sandbox.system_paths).is_ok();
+        config.engines.interpreter(*engine).is_none_or(found)
+    };
+    EngineName::ALL.into_iter().filter(can_run).collect()
+}
