@@ -469,7 +469,13 @@ enum EntryCheck {
     Wrong,
 }
 
-fn check_entry(index: &Index, place: &Place, known: Option<&Known>, wanted: Option<&Entry>, owner: Owner) -> EntryCheck {
+fn check_entry(
+    index: &Index,
+    place: &Place,
+    known: Option<&Known>,
+    wanted: Option<&Entry>,
+    owner: Owner,
+) -> EntryCheck {
     let now = known.map(|known| index.entry(&place.1, known));
     let is_missing = |entry: &Entry| matches!(entry.node, Node::Missing { .. });
     let (Some(now), Some(wanted)) = (now.as_ref(), wanted) else {
