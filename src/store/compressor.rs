@@ -1,11 +1,13 @@
-//! Compression beside whoever reads and hashes. What a batch is given waits here, a bounded number of bytes, until one of a few
-//! threads has compressed and appended it; a caller for whom there is no room, or who wants all of it done, does his part.
+//! Compresses the entries of a batch on a few threads, beside the caller that reads and hashes.
+//!
+//! Items wait in a bounded queue until a thread has compressed and appended them. A caller that finds the queue full, or drains
+//! it, does part of the work itself.
 //!
 //! ```text
-//! put ─▶ hash ─▶ [queue] ─▶ compress, append     by threads that begin when there is much to do
-//!                   └─────▶ compress, append     by who finds the queue full, or drains it
+//! put ─▶ hash ─▶ [queue] ─▶ compress, append     by threads, started once there is much to do
+//!                   └─────▶ compress, append     by a caller that finds the queue full, or drains it
 //! ```
-//! Lists of chunks are appended when their chunks have been: whoever finds a list finds what it lists.
+//! Lists of chunks are appended after their chunks: a list never precedes what it lists.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -15,7 +17,7 @@ use super::format::{Kind, List};
 use super::{Result, Store, StoreError, limits, lock};
 use crate::core::ids::Digest;
 
-/// Something to be written.
+/// An entry to write.
 #[derive(Debug)]
 pub(super) struct Item {
     pub digest: Digest,
@@ -35,7 +37,7 @@ pub(super) enum ItemKind {
 struct Queue {
     items: VecDeque<Item>,
     bytes: usize,
-    /// What waits or is being written: the same again is not.
+    /// Items that are queued or being written; duplicates are skipped.
     known: HashSet<(Digest, ItemKind)>,
     lists: Vec<(Digest, List)>,
     working: usize,
@@ -46,7 +48,7 @@ struct Queue {
 enum Progress {
     #[default]
     Well,
-    /// The first error, for the first who asks.
+    /// The first error, returned to the first caller.
     Failed(Option<StoreError>),
     Closed,
 }
@@ -58,7 +60,7 @@ struct Shared {
     changed: Condvar,
 }
 
-/// What a batch has to write. Dropped, what was not begun is forgotten.
+/// The entries that a batch has to write. Dropping it discards the queued ones.
 #[derive(Debug)]
 pub(super) struct Compressor {
     shared: Arc<Shared>,
@@ -71,7 +73,7 @@ impl Compressor {
         Compressor { shared: Arc::new(shared), threads: Mutex::default() }
     }
 
-    /// Takes something to be written.
+    /// Queues an item.
     pub(super) fn add(&self, item: Item) -> Result<()> {
         let mut queue = lock(&self.shared.queue);
         queue.check()?;
@@ -89,7 +91,7 @@ impl Compressor {
         if is_full { self.shared.run_one().map(drop) } else { Ok(()) }
     }
 
-    /// Takes the list of an object whose chunks were added before.
+    /// Queues the list of an object whose chunks were added before.
     pub(super) fn add_list(&self, digest: Digest, list: List) -> Result<()> {
         let mut queue = lock(&self.shared.queue);
         queue.check()?;
@@ -99,7 +101,7 @@ impl Compressor {
         if is_full { self.drain() } else { Ok(()) }
     }
 
-    /// Waits until all that was added is appended, and helps.
+    /// Blocks until everything queued is appended, and helps.
     pub(super) fn drain(&self) -> Result<()> {
         while self.shared.run_one()? {}
         let mut queue = lock(&self.shared.queue);
@@ -118,7 +120,7 @@ impl Compressor {
         while threads.len() < wanted {
             let shared = Arc::clone(&self.shared);
             let begun = thread::Builder::new().name("store".to_owned()).spawn(move || shared.run_thread());
-            // A host that gives no more threads: the callers do it all.
+            // Without more threads, the callers do all the work.
             let Ok(begun) = begun else { return };
             threads.push(begun);
         }
@@ -133,7 +135,7 @@ impl Drop for Compressor {
         drop(queue);
         self.shared.changed.notify_all();
         for thread in lock(&self.threads).drain(..) {
-            // A panic there is told by who waited for it.
+            // The caller that waited for the thread reports its panic.
             let _ = thread.join();
         }
     }
@@ -149,7 +151,7 @@ impl Queue {
     }
 }
 
-/// Counts as work under way; ended by a panic too.
+/// Counts an item as being written; also if a panic ends the write.
 struct Working<'a> {
     shared: &'a Shared,
     item: Item,
@@ -179,7 +181,7 @@ impl Shared {
         self.changed.wait(queue).unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// A thread's life.
+    /// The loop of a thread.
     fn run_thread(&self) {
         loop {
             let mut queue = lock(&self.queue);
@@ -190,12 +192,12 @@ impl Shared {
                 queue = self.wait(queue);
             }
             drop(queue);
-            // Whoever drains is told.
+            // `drain` returns the error.
             let _ = self.write_next();
         }
     }
 
-    /// Does one piece of work; false if there is none. An error is the batch's.
+    /// Writes one item; false if the queue is empty. An error fails the batch.
     fn run_one(&self) -> Result<bool> {
         let did = self.write_next();
         lock(&self.queue).check().map(|()| did)
@@ -219,7 +221,7 @@ mod tests {
     use super::*;
     use crate::sys::fault::tests::{crash_dir, with_fault};
 
-    /// Bytes that are nobody else's, half of which can be compressed away.
+    /// Unique bytes, half of them compressible.
     fn bytes(n: usize, length: usize) -> Vec<u8> {
         let mut bytes = vec![7; length];
         blake3::Hasher::new().update(&n.to_le_bytes()).finalize_xof().fill(&mut bytes[..length / 2]);
@@ -231,7 +233,7 @@ mod tests {
         let dir = crash_dir();
         let store = Store::open(&dir.path().join("store")).expect("opened");
         let lengths = [0, 100, 70_000, 600_000, limits::STORE_WHOLE_BYTES, 3_000_000];
-        // Each twice, and one whose bytes are a chunk of another: more than may wait, so that several threads write it.
+        // Each twice, and one that equals a chunk of another: more than the queue holds, so that several threads write.
         let mut contents: Vec<Vec<u8>> = (0..60).map(|n| bytes(n, lengths[n % lengths.len()])).collect();
         contents.extend(contents.clone());
         let batch = store.batch();

@@ -1,4 +1,4 @@
-//! Making durable what was appended, and keeping the index files in order.
+//! Makes appended entries durable and maintains the index files.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, TryLockError};
@@ -10,20 +10,20 @@ use super::state::UnsealedPack;
 use super::{Result, Store, StoreError, lock};
 
 impl Store {
-    /// Waits until everything that anybody has appended is durable. `lost` is what [`State::lost`] was when the caller began:
-    /// if it has grown, what he counted on may be gone.
+    /// Blocks until every appended entry is durable. `lost` is [`State::lost`] as of the caller's first write: if it has grown, the
+    /// caller's entries may be gone.
     ///
     /// [`State::lost`]: super::state::State::lost
     pub(super) fn sync(&self, lost: u64) -> Result<()> {
         let syncing = lock(&self.shared.syncing);
-        // Who waited here finds his part done.
+        // Another thread may have done it meanwhile.
         let full = self.sync_held(lost)?;
         drop(syncing);
         self.seal(full);
         self.keep_index()
     }
 
-    /// Begins to make full packs durable while their writers go on, unless somebody does.
+    /// Syncs full packs while their writers go on, unless another thread does so already.
     pub(super) fn sync_early(&self, lost: u64) -> Result<()> {
         let syncing = match self.shared.syncing.try_lock() {
             Ok(syncing) => syncing,
@@ -62,7 +62,7 @@ impl Store {
         }
     }
 
-    /// Writes the tables of full packs. One that gets none is read through by the next opening: nothing is lost.
+    /// Writes the tables of full packs. The next opening scans a pack without a table: nothing is lost.
     fn seal(&self, full: Vec<UnsealedPack>) {
         for head in full {
             let sealed = head.pack.seal(head.at, &head.slots);
@@ -79,8 +79,8 @@ impl Store {
         }
     }
 
-    /// Moves entries from memory into an index file when there are many. Index files of a size are merged, so that there are
-    /// few of them and each entry is written again only as often as the store has doubled.
+    /// Moves entries from memory into an index file once there are many. Merges index files of similar size: there are few of them,
+    /// and each entry is rewritten only when the store doubles.
     fn keep_index(&self) -> Result<()> {
         let is_little = {
             let state = self.state();
@@ -89,7 +89,7 @@ impl Store {
         if is_little {
             return Ok(());
         }
-        // Whoever has it does the same, or will be followed by somebody who does.
+        // The holder of the lock does the same, or another call follows.
         let _upkeep = match self.shared.upkeep.try_lock() {
             Ok(upkeep) => upkeep,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -104,7 +104,7 @@ impl Store {
         }
         match self.write_index(false) {
             Err(error) => {
-                // What was to be stored is stored. Memory keeps what the file would have.
+                // The objects are stored; memory has what the file would hold.
                 tracing::warn!(%error, "the index could not be written; it is tried again");
                 Ok(())
             }
@@ -112,7 +112,7 @@ impl Store {
         }
     }
 
-    /// Writes an index file of what is in memory and of the smaller index files (or `all` of them). With the lock `upkeep`.
+    /// Writes an index file from memory and the smaller index files (or `all` of them). The caller holds `upkeep`.
     pub(super) fn write_index(&self, all: bool) -> Result<()> {
         let (settled, merged, packs) = {
             let state = self.state();
@@ -135,7 +135,7 @@ impl Store {
         let built = self.build(&settled, &merged, packs.into_iter().collect());
         let built = match built {
             Err(StoreError::Index { path }) => {
-                // Its packs tell what it said; the next turn writes it anew.
+                // The packs have the same entries; the next call writes them again.
                 let damaged = merged.iter().find(|segment| segment.path() == path);
                 return damaged.map_or(Ok(()), |segment| self.state().reindex(segment));
             }

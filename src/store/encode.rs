@@ -1,4 +1,4 @@
-//! Compression of what goes into an entry.
+//! Compression of entries.
 
 use std::cell::RefCell;
 use std::io;
@@ -6,18 +6,18 @@ use std::io;
 use super::format::{Encoding, Entry, Kind};
 use crate::core::ids::Digest;
 
-/// Of zstd: the least with which a first checkpoint of mixed files is smaller than that of restic, and faster still (ADR 0014).
+/// zstd level: the lowest at which a first checkpoint of mixed files is smaller than restic's, and still faster (ADR 0014).
 const LEVEL: i32 = 3;
 
-/// What is shorter is not worth a try, bytes.
+/// Shorter data is not compressed, bytes.
 const LEAST: usize = 64;
 
 thread_local! {
-    // A context takes longer to make than a small chunk to compress.
+    // Creating a context takes longer than compressing a small chunk.
     static COMPRESSOR: RefCell<Option<zstd::bulk::Compressor<'static>>> = const { RefCell::new(None) };
 }
 
-/// Compresses if that saves a sixteenth or more; `None`: store it as it is.
+/// Compresses if that saves at least a sixteenth; `None`: store the bytes as they are.
 fn compressed(plain: &[u8]) -> Option<Vec<u8>> {
     if plain.len() < LEAST {
         return None;
@@ -27,16 +27,16 @@ fn compressed(plain: &[u8]) -> Option<Vec<u8>> {
             Some(compressor) => compressor,
             none => none.insert(zstd::bulk::Compressor::new(LEVEL)?),
         };
-        // Without room for more, zstd gives up as soon as it does not help.
+        // Without room for more, zstd stops as soon as compression does not help.
         let mut room = Vec::with_capacity(plain.len() - plain.len() / 16);
         compressor.compress_to_buffer(plain, &mut room)?;
         Ok(room)
     };
-    // Whatever keeps it from being smaller: as it is, it is always right.
+    // Any failure: storing the bytes as they are is always correct.
     COMPRESSOR.with_borrow_mut(compress).ok()
 }
 
-/// Makes an entry and the bytes that it stores.
+/// Builds an entry and its stored bytes.
 pub(super) fn encode(kind: Kind, digest: Digest, size: u64, plain: &[u8]) -> (Entry, Option<Vec<u8>>) {
     let packed = compressed(plain);
     let encoding = if packed.is_some() { Encoding::Zstd } else { Encoding::Raw };

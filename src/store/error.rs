@@ -1,4 +1,4 @@
-//! What can go wrong with the store, and what of it a client is told.
+//! Errors of the store, and what clients see of them.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,20 +10,20 @@ use crate::sys::fs::{self, FsError};
 /// A failed operation on the store.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// There is no object of that address.
+    /// No object has this address.
     #[error("there is no object {0}")]
     NotFound(Digest),
-    /// An object's content is not what its address says.
+    /// An object's content does not match its address.
     #[error("object {digest} is damaged: {} at byte {offset}", path.display())]
     Damaged {
         /// Its address.
         digest: Digest,
-        /// The file that guards it, or the part of it that is damaged.
+        /// The file that holds it, or its damaged part.
         path: PathBuf,
         /// Where the damaged entry begins.
         offset: u64,
     },
-    /// A part of an object is nowhere.
+    /// A part of an object is missing.
     #[error("object {digest} is damaged: its part {part} is lost")]
     Incomplete {
         /// Its address.
@@ -31,25 +31,25 @@ pub enum StoreError {
         /// The address of the part.
         part: Digest,
     },
-    /// An index file is damaged. Nothing is lost: packs know the same.
+    /// An index file is damaged. Nothing is lost: the packs hold the same entries.
     #[error("index {} is damaged", path.display())]
     Index {
         /// Its file.
         path: PathBuf,
     },
-    /// The beginning of a pack is damaged. What is in it can be read.
+    /// The header of a pack is damaged. Its entries are still readable.
     #[error("the beginning of {} is damaged", path.display())]
     Pack {
         /// Its file.
         path: PathBuf,
     },
-    /// Another process, or another part of this one, has the store open.
+    /// The store is open already, in this process or another.
     #[error("the store is in use: {} is locked", path.display())]
     InUse {
         /// The lock's file.
         path: PathBuf,
     },
-    /// What was written could not be made durable, for another writer's sake: it must be written again.
+    /// Entries were lost because the device failed for another writer: write them again.
     #[error("the device failed while this was written")]
     Unsynced,
     /// More bytes than allowed.
@@ -58,19 +58,19 @@ pub enum StoreError {
         /// How many are allowed.
         limit: u64,
     },
-    /// A range that is not within the object.
+    /// A range beyond the object.
     #[error("bytes {from} to {to} are not within object {digest} of {size} bytes")]
     Range {
         /// The object.
         digest: Digest,
-        /// First byte asked for.
+        /// First byte requested.
         from: u64,
-        /// First byte not asked for.
+        /// First byte after the range.
         to: u64,
         /// The object's length.
         size: u64,
     },
-    /// No room on the device, in the quota, or under the process's file size limit.
+    /// No room on the device or in the quota, or the process's file size limit.
     #[error("no room to write {}", path.display())]
     Full {
         /// The file.
@@ -79,23 +79,23 @@ pub enum StoreError {
     /// The store, or one of its files, has a format that this release does not know.
     #[error("{} says format {found:?}; this ryokan reads format {known} only", path.display())]
     UnknownFormat {
-        /// The file that says so.
+        /// The file that names the format.
         path: PathBuf,
-        /// What it says.
+        /// The format found.
         found: String,
-        /// What is known.
+        /// The format that this release reads.
         known: u32,
     },
     /// A file operation failed.
     #[error(transparent)]
     Io(FsError),
-    /// The thread that worked for the request ended.
+    /// The worker thread ended.
     #[error("the store is stopping")]
     Stopped,
 }
 
 impl StoreError {
-    /// The object that it is about, if it is one.
+    /// The object concerned, if any.
     pub fn digest(&self) -> Option<Digest> {
         match self {
             StoreError::NotFound(digest)
@@ -114,7 +114,7 @@ impl StoreError {
         }
     }
 
-    /// Sorts an I/O error.
+    /// Classifies an I/O error.
     pub(super) fn io(op: &'static str, path: &Path, source: io::Error) -> StoreError {
         if fs::is_full(&source) {
             return StoreError::Full { path: path.to_owned() };

@@ -1,21 +1,21 @@
-//! What packs, lists, the index and the list of the dropped look like, byte by byte: `docs/snapshot-format.md`. Pure.
+//! Byte layout of packs, lists, the index and the list of dropped entries: `docs/snapshot-format.md`. Pure.
 //!
-//! All numbers are little-endian. A *check* is the first eight bytes of a BLAKE3 hash: it tells accident from order. The
-//! content of an object is held against its whole digest besides.
+//! All numbers are little-endian. A *check* is the first eight bytes of a BLAKE3 hash, against accidental damage. Object content
+//! is also verified against its whole digest.
 
 use std::ops::Range;
 
 use crate::core::ids::Digest;
 use crate::core::limits;
 
-/// Version of packs, of the index and of the list of the dropped.
+/// Version of packs, of the index and of the list of dropped entries.
 pub(super) const VERSION: u32 = 1;
 
 pub(super) const PACK_MAGIC: &[u8; 8] = b"RYOKANPK";
 const TRAILER_MAGIC: &[u8; 8] = b"RYOKANPE";
 const INDEX_MAGIC: &[u8; 8] = b"RYOKANIX";
 const DROPPED_MAGIC: &[u8; 8] = b"RYOKANDR";
-/// What every entry of a pack begins with.
+/// First bytes of every entry.
 pub(super) const ENTRY_MAGIC: &[u8; 4] = b"RYEN";
 
 pub(super) const PACK_HEADER: usize = 64;
@@ -26,7 +26,7 @@ pub(super) const INDEX_HEADER: usize = 32;
 const LIST_HEADER: usize = 16;
 const LIST_ITEM: usize = 36;
 
-/// A pack's own random key: nobody outside the store can make bytes that pass for an entry of it.
+/// A pack's random key: nobody outside the store can produce bytes that pass for an entry of it.
 pub(super) type Key = [u8; 32];
 
 pub(super) fn check(bytes: &[u8]) -> [u8; 8] {
@@ -57,14 +57,14 @@ pub(super) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(array(bytes, at))
 }
 
-/// What an entry is.
+/// Kind of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Kind {
     /// The bytes of a whole object.
     Whole,
-    /// A chunk that was stored as a part of an object.
+    /// A chunk of an object.
     Part,
-    /// The chunks that make up an object.
+    /// The list of an object's chunks.
     List,
 }
 
@@ -86,7 +86,7 @@ impl Kind {
         }
     }
 
-    /// Whether the entry's digest is that of its bytes.
+    /// Whether the digest is that of the entry's bytes.
     pub(super) fn is_data(self) -> bool {
         match self {
             Kind::Whole | Kind::Part => true,
@@ -94,7 +94,7 @@ impl Kind {
         }
     }
 
-    /// Whether the entry's digest is an object's address.
+    /// Whether the digest is an object's address.
     pub(super) fn is_object(self) -> bool {
         match self {
             Kind::Whole | Kind::List => true,
@@ -103,14 +103,14 @@ impl Kind {
     }
 }
 
-/// How an entry's bytes are stored.
+/// Encoding of an entry's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Encoding {
     Raw,
     Zstd,
 }
 
-/// The beginning of a pack.
+/// The header of a pack.
 pub(super) fn pack_header(number: u32, key: &Key) -> [u8; PACK_HEADER] {
     let mut bytes = [0; PACK_HEADER];
     bytes[..8].copy_from_slice(PACK_MAGIC);
@@ -122,28 +122,28 @@ pub(super) fn pack_header(number: u32, key: &Key) -> [u8; PACK_HEADER] {
     bytes
 }
 
-/// A pack's key and version; `None` if its beginning is damaged.
+/// A pack's key and version; `None` if the header is damaged.
 pub(super) fn read_pack_header(bytes: &[u8; PACK_HEADER]) -> Option<(Key, u32)> {
     let whole = &bytes[..8] == PACK_MAGIC && check(&bytes[..56]) == bytes[56..];
     whole.then(|| (array(bytes, 16), u32_at(bytes, 8)))
 }
 
-/// The beginning of an entry.
+/// The header of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Entry {
     pub kind: Kind,
     pub encoding: Encoding,
-    /// Length of its bytes as they are stored.
+    /// Length as stored.
     pub stored: u32,
-    /// Length of its bytes.
+    /// Length after decoding.
     pub plain: u32,
-    /// Length of the object (or chunk) that it stands for.
+    /// Length of the object or chunk.
     pub size: u64,
     pub digest: Digest,
 }
 
 impl Entry {
-    /// The whole entry: header, then `stored` bytes.
+    /// The whole entry: header, then `stored`.
     pub(super) fn write(&self, key: &Key, stored: &[u8]) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(ENTRY_HEADER + stored.len());
         bytes.extend_from_slice(ENTRY_MAGIC);
@@ -169,7 +169,7 @@ impl Entry {
         first(*hasher.finalize().as_bytes())
     }
 
-    /// Reads a header; `None` if it is none. Says nothing of the bytes behind it.
+    /// Parses a header; `None` if it is malformed. Does not check the bytes that follow.
     pub(super) fn read(header: &[u8]) -> Option<Entry> {
         if header.len() < ENTRY_HEADER || &header[..4] != ENTRY_MAGIC {
             return None;
@@ -193,23 +193,23 @@ impl Entry {
         (raw_fits && bounded && sized).then_some(entry)
     }
 
-    /// Whether header and bytes are those that were written.
+    /// Whether header and bytes are unchanged.
     pub(super) fn is_whole(key: &Key, header: &[u8], stored: &[u8]) -> bool {
         Entry::check(key, header, stored) == header[56..ENTRY_HEADER]
     }
 
-    /// Where it is.
+    /// The entry's slot.
     pub(super) fn slot(&self, pack: u32, offset: u32) -> Slot {
         Slot { digest: self.digest, kind: self.kind, pack, offset, stored: self.stored, size: self.size }
     }
 }
 
-/// Where an entry is. Ordered by digest, then by place.
+/// The location of an entry. Ordered by digest, then by location.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Slot {
     pub digest: Digest,
     pub pack: u32,
-    /// Of its header, from the pack's beginning.
+    /// Offset of its header in the pack.
     pub offset: u32,
     pub kind: Kind,
     pub stored: u32,
@@ -217,12 +217,12 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    /// The first byte behind it.
+    /// End of the entry.
     pub(super) fn end(&self) -> u64 {
         u64::from(self.offset) + ENTRY_HEADER as u64 + u64::from(self.stored)
     }
 
-    /// Its place, which no other entry has.
+    /// Its unique location.
     pub(super) fn place(&self) -> (u32, u32) {
         (self.pack, self.offset)
     }
@@ -248,7 +248,7 @@ impl Slot {
     }
 }
 
-/// The table of a full pack, and the trailer that ends its file.
+/// The table of a full pack, with the trailer that ends the file.
 pub(super) fn table(slots: &[Slot], at: u32) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(slots.len() * SLOT + TRAILER);
     slots.iter().for_each(|slot| slot.write(&mut bytes));
@@ -260,14 +260,14 @@ pub(super) fn table(slots: &[Slot], at: u32) -> Vec<u8> {
     bytes
 }
 
-/// Where the table is that a trailer speaks of, in a file of `length` bytes.
+/// Position of the table according to a trailer, in a file of `length` bytes.
 pub(super) fn table_place(trailer: &[u8; TRAILER], length: u64) -> Option<Range<u64>> {
     let (count, at) = (u64::from(u32_at(trailer, 8)), u64::from(u32_at(trailer, 12)));
     let fits = at >= PACK_HEADER as u64 && at + count * SLOT as u64 + TRAILER as u64 == length;
     (&trailer[..8] == TRAILER_MAGIC && fits).then_some(at..length)
 }
 
-/// The entries of a table with its trailer.
+/// Parses a table with its trailer.
 pub(super) fn read_table(bytes: &[u8]) -> Option<Vec<Slot>> {
     let (covered, found) = bytes.split_at(bytes.len().checked_sub(8)?);
     if check(covered) != found {
@@ -296,7 +296,7 @@ impl List {
         bytes
     }
 
-    /// Reads a list; `None` if it does not agree with itself.
+    /// Parses a list; `None` if it is inconsistent.
     pub(super) fn read(bytes: &[u8]) -> Option<List> {
         let items = bytes.get(LIST_HEADER..)?;
         let count = u32_at(bytes, 4) as usize;
@@ -310,13 +310,13 @@ impl List {
     }
 }
 
-/// The beginning of an index file.
+/// The header of an index file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct IndexHeader {
-    /// There are `1 << bits` buckets, by the first bits of the digest.
+    /// log2 of the number of buckets; a digest's first bits select its bucket.
     pub bits: u32,
     pub count: u64,
-    /// How many packs it covers.
+    /// Number of packs covered.
     pub packs: u32,
 }
 
@@ -338,13 +338,13 @@ impl IndexHeader {
         known.then_some(header)
     }
 
-    /// Bytes of header, packs, starts, checks, and the check over all of them.
+    /// Length of header, packs, starts, checks, and their own check.
     pub(super) fn head_bytes(&self) -> u64 {
         INDEX_HEADER as u64 + 4 * u64::from(self.packs) + 4 * ((1 << self.bits) + 1) + 4 * (1 << self.bits) + 8
     }
 }
 
-/// The file that says which entries were dropped although their pack is still there.
+/// The file that lists dropped entries of packs that still exist.
 pub(super) fn dropped(places: &[(u32, u32)]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(24 + places.len() * 8);
     bytes.extend_from_slice(DROPPED_MAGIC);

@@ -1,13 +1,13 @@
-//! Garbage collection: what nobody names goes, beside running writers.
+//! Garbage collection, concurrent with writers.
 //!
 //! ```text
-//! mark    which objects live; with them their chunks                      nothing is changed
-//! drop    the rest counts no more: `dropped`, durable, in one step        writers that used some of it again come first
-//! sweep   packs without anything that counts are removed; of packs with
-//!         little, that little is copied, synced, and the pack removed     a cut at any point leaves copies, never gaps
+//! mark    live objects, and their chunks                                   changes nothing
+//! drop    the rest becomes invalid: `dropped` is written, in one step      reuse before that keeps an entry
+//! sweep   packs without valid entries are removed; from packs with few,
+//!         those are copied and synced, then the pack is removed            a crash leaves copies, never gaps
 //! ```
 //!
-//! Whatever was written or used again within `grace`, or since the oldest writer began that is still at work, stays.
+//! Everything used within `grace`, or since the oldest active writer began, stays.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -17,22 +17,22 @@ use super::{Result, Store, StoreError, limits, lock, pack};
 use crate::core::ids::Digest;
 use crate::sys::fs;
 
-/// Packs that are smaller than this part of a full one are small: many of them are made into few.
+/// Packs below this fraction of a full one are small.
 const SMALL_PART: u64 = 4;
-/// So many small packs are many.
+/// Number of small packs from which they are merged.
 const SMALL_PACKS: usize = 8;
 
-/// How garbage is collected.
+/// Options of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct GcOptions {
-    /// Only say what would go.
+    /// Only report what would be removed.
     pub dry_run: bool,
-    /// What was written or used again within this time stays; at most [`limits::STORE_GRACE_MOST`]. It must be longer than
-    /// whatever passes between the storing of an object and the moment when `live` knows of it.
+    /// Objects used within this time stay; at most [`limits::STORE_GRACE_MOST`]. It must exceed the time between storing an object
+    /// and `live` knowing of it.
     pub grace: Duration,
-    /// A pack of which less than this many hundredths live is copied and removed.
+    /// A pack with a smaller live percentage is copied and removed.
     pub live_percent: u8,
-    /// At most so many bytes are copied; packs beyond wait for the next run. Packs without anything that lives cost nothing.
+    /// Most bytes to copy; further packs wait for the next run. Packs without live entries cost nothing.
     pub copy_most: u64,
 }
 
@@ -42,21 +42,21 @@ impl Default for GcOptions {
     }
 }
 
-/// Why an object stays or goes.
+/// Why an object stays or is removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
-    /// It stays: it is named.
+    /// Stays: referenced.
     Live,
-    /// It stays: it was written or used again lately, or is in the hands of a writer.
+    /// Stays: used recently, or by an active writer.
     Recent,
-    /// It stays, though nobody names it: it is also a part of an object that stays.
+    /// Stays although unreferenced: it is also a chunk of an object that stays.
     Shared,
-    /// It goes: nobody names it.
+    /// Removed: unreferenced.
     Unreferenced,
 }
 
 impl Fate {
-    /// Whether it stays.
+    /// Whether the object stays.
     pub fn is_kept(self) -> bool {
         match self {
             Fate::Live | Fate::Recent | Fate::Shared => true,
@@ -65,37 +65,37 @@ impl Fate {
     }
 }
 
-/// What garbage collection says of one object.
+/// The result for one object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GcItem {
     /// Its address.
     pub digest: Digest,
     /// Its length in bytes.
     pub bytes: u64,
-    /// What becomes of it.
+    /// What happens to it.
     pub fate: Fate,
 }
 
-/// What garbage collection did, or would do.
+/// The result of a run, or of a dry run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct GcReport {
-    /// Objects that stay.
+    /// Objects kept.
     pub kept: u64,
-    /// Bytes of those.
+    /// Their bytes.
     pub kept_bytes: u64,
-    /// Objects that went.
+    /// Objects removed.
     pub dropped: u64,
-    /// Bytes of those.
+    /// Their bytes.
     pub dropped_bytes: u64,
-    /// Packs that went, or would.
+    /// Packs removed.
     pub packs_removed: u64,
-    /// Bytes of those packs.
+    /// Their bytes.
     pub removed_bytes: u64,
-    /// Bytes that were copied from them, or would be.
+    /// Bytes copied from them.
     pub copied_bytes: u64,
 }
 
-/// What lives, by the first half of the digest: should two ever agree in it, one stays that could go.
+/// Live digests, by their first half: a collision keeps an object too long, nothing else.
 #[derive(Debug, Default)]
 struct Marks {
     live: HashSet<u128>,
@@ -104,14 +104,14 @@ struct Marks {
     chunks: HashSet<u128>,
 }
 
-/// What one pack guards.
+/// The contents of one pack.
 #[derive(Debug, Default)]
 struct PackUsage {
     number: u32,
     length: u64,
-    /// Bytes of all its entries.
+    /// Bytes of all entries.
     entry_bytes: u64,
-    /// Bytes of those that stay.
+    /// Bytes of the entries that stay.
     kept: u64,
     kept_entries: u64,
     is_full: bool,
@@ -134,12 +134,13 @@ struct Gc<'a, L, E> {
 }
 
 impl Store {
-    /// Drops what `live` says no to and no writer has lately used, and gives room back. `live` is asked once for each object,
-    /// after everything was noted that writers do from now on: so let it look at what is named *now*. `each` hears what
-    /// becomes of each object.
+    /// Removes the objects that `live` rejects and no writer used recently, and frees their space.
+    ///
+    /// `live` is called once for each object, after the recording of uses has begun: let it consult the *current* references.
+    /// `each` receives the result for each object.
     ///
     /// # Errors
-    /// `Full`, `Io`: what was to stay is there, some of the rest too. The next run goes on.
+    /// `Full`, `Io`: nothing that was to stay is lost, some of the rest may remain. The next run continues.
     pub fn gc(
         &self,
         options: GcOptions,
@@ -173,7 +174,7 @@ impl<L: FnMut(Digest) -> bool, E: FnMut(GcItem)> Gc<'_, L, E> {
             }
             return Ok(());
         }
-        // Those that free room without taking any come first.
+        // First those that free room without needing any.
         let (empty, mixed): (Vec<&PackUsage>, Vec<&PackUsage>) =
             victims.into_iter().partition(|share| share.kept_entries == 0);
         let empty = self.still_empty(empty)?;
@@ -196,7 +197,7 @@ impl<L: FnMut(Digest) -> bool, E: FnMut(GcItem)> Gc<'_, L, E> {
                 if slot.kind == Kind::List {
                     match self.store.chunks(slot.digest) {
                         Ok(list) => marks.chunks.extend(list.chunks.iter().map(|(chunk, _)| half_digest(*chunk))),
-                        // Its chunks cannot be known; without its list they are worth nothing.
+                        // Its chunks are unknown; without the list they are worthless.
                         Err(StoreError::Damaged { .. } | StoreError::NotFound(_)) => {}
                         Err(error) => return Err(error),
                     }
@@ -234,13 +235,13 @@ impl<L: FnMut(Digest) -> bool, E: FnMut(GcItem)> Gc<'_, L, E> {
         (self.each)(GcItem { digest, bytes, fate });
     }
 
-    /// Sorts a pack's entries into those that stay and the `dead`. None if the pack is gone.
+    /// Splits a pack's entries into those that stay and the `dead`. `None` if the pack was removed.
     fn classify(&mut self, number: u32, marks: &Marks, dead: &mut Vec<(Slot, bool)>) -> Result<Option<PackUsage>> {
         let pack = self.store.pack(number)?;
         let is_full = self.store.state().packs.get(&number) == Some(&u64::MAX);
         let mut share = PackUsage { number, length: pack.length()?, is_full, ..PackUsage::default() };
         for slot in self.store.entries(number)? {
-            // In one look: what becomes durable between two would be neither new nor the first, and so go as a copy.
+            // Under one lock: an entry that becomes durable in between would look like a redundant copy.
             let (counts, durable, is_first) = {
                 let mut state = self.store.state();
                 (state.counts(&slot), state.is_durable(&slot), state.is_first(&slot)?)
@@ -270,13 +271,14 @@ impl<L: FnMut(Digest) -> bool, E: FnMut(GcItem)> Gc<'_, L, E> {
         Ok(Some(share))
     }
 
-    /// `damaged`: how many entries were known to be damaged when they were weighed. From here on the dead count no more, and cannot be used again: but those that were used again meanwhile stay.
+    /// Invalidates the dead entries, except those that were reused since. `damaged`: the number of entries known to be damaged when
+    /// the dead were selected.
     fn drop_dead(&mut self, dead: Vec<(Slot, bool)>, damaged: usize) -> Result<()> {
         let (saved, gone, places) = {
             let mut state = self.store.state();
             let (mut saved, mut gone) = (Vec::new(), Vec::new());
             for (slot, was_first) in dead {
-                // A copy whose better one turned out to be damaged meanwhile is the best that there is.
+                // A copy becomes the best one if the better one turned out to be damaged.
                 let is_used = match was_first {
                     true => state.recent_use.is_since(slot.digest, self.cutoff),
                     false => state.damaged.len() != damaged && state.is_first(&slot)?,
@@ -309,7 +311,7 @@ impl<L: FnMut(Digest) -> bool, E: FnMut(GcItem)> Gc<'_, L, E> {
         Ok(())
     }
 
-    /// The packs that go: those of which little lives, and small ones if there are many.
+    /// The packs to remove: those with few live entries, and small ones if there are many.
     fn choose_packs<'s>(&self, shares: &'s [PackUsage]) -> Vec<&'s PackUsage> {
         let full_bytes = self.store.state().sizes.pack_bytes;
         let is_small = |share: &&PackUsage| share.is_full && share.length < full_bytes / SMALL_PART;
@@ -330,8 +332,7 @@ impl<L: FnMut(Digest) -> bool, E: FnMut(GcItem)> Gc<'_, L, E> {
         shares.iter().filter(goes).filter(|share| affordable(share)).collect()
     }
 
-    /// Of the packs in which nothing counted when they were weighed, those in which nothing counts now: since the dead were
-    /// dropped nothing comes back to life, but some of them were used again before that.
+    /// Those of `shares` that still have no valid entry: invalid entries stay so, but some were reused before they were dropped.
     fn still_empty<'s>(&self, shares: Vec<&'s PackUsage>) -> Result<Vec<&'s PackUsage>> {
         let mut empty = Vec::new();
         for share in shares {
@@ -348,7 +349,7 @@ impl<L: FnMut(Digest) -> bool, E: FnMut(GcItem)> Gc<'_, L, E> {
         for share in shares {
             {
                 let mut state = self.store.state();
-                // Something may have come into the pack that was being written.
+                // An entry may have been appended to the open pack meanwhile.
                 let open = state.full.iter().chain(&state.head);
                 let open = open.into_iter().find(|head| head.pack.number == share.number);
                 if open.is_some_and(|head| head.slots.iter().any(|slot| !state.dropped.contains(&slot.place()))) {
@@ -368,7 +369,7 @@ impl<L: FnMut(Digest) -> bool, E: FnMut(GcItem)> Gc<'_, L, E> {
         Ok(())
     }
 
-    /// Copies what counts in these packs, makes it durable, and removes them. A pack of which something cannot be read stays.
+    /// Copies the valid entries of these packs, syncs, and removes the packs. A pack with an unreadable entry stays.
     fn copy(&mut self, shares: &[&PackUsage]) -> Result<()> {
         let lost = self.store.state().lost;
         let open: Vec<u32> = shares.iter().filter(|share| !share.is_full).map(|share| share.number).collect();
@@ -390,7 +391,7 @@ impl<L: FnMut(Digest) -> bool, E: FnMut(GcItem)> Gc<'_, L, E> {
 
     fn copy_one(&mut self, share: &PackUsage) -> Result<bool> {
         if !share.is_full {
-            // It is no longer written to; make sure that all of it is durable before it is looked through.
+            // It is closed; make all of it durable before it is scanned.
             let lost = self.store.state().lost;
             self.store.sync(lost)?;
         }
@@ -414,7 +415,7 @@ impl<L: FnMut(Digest) -> bool, E: FnMut(GcItem)> Gc<'_, L, E> {
         Ok(true)
     }
 
-    /// Forgets what speaks of packs that are gone.
+    /// Drops records of removed packs.
     fn tidy(&mut self, removed: bool) -> Result<()> {
         if !removed {
             return Ok(());

@@ -1,6 +1,6 @@
-//! What writers have lately written or used again, so that garbage collection leaves it alone although nothing names it yet.
+//! Recent uses of objects: garbage collection keeps them although nothing references them yet.
 //!
-//! Kept in memory only: a writer that has not named its objects when the daemon dies never will.
+//! In memory only: a writer that has not referenced its objects when the daemon dies never will.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
@@ -12,11 +12,11 @@ use crate::core::limits;
 #[derive(Debug, Default)]
 pub(super) struct RecentUse {
     times: HashMap<Digest, Instant>,
-    /// More was touched than is remembered: up to then, everything counts as touched.
+    /// The record overflowed at this time: everything counts as used until then.
     all_until: Option<Instant>,
     guards: BTreeMap<u64, Instant>,
     next_guard: u64,
-    /// Grows with each touch.
+    /// Number of uses recorded.
     touches: u64,
 }
 
@@ -35,12 +35,12 @@ impl RecentUse {
         }
     }
 
-    /// How often anything was touched.
+    /// Number of uses recorded.
     pub(super) fn count(&self) -> u64 {
         self.touches
     }
 
-    /// The moment from which on what was touched is kept: `grace` ago, or the beginning of the oldest writer.
+    /// The time since which uses protect: `grace` ago, or the start of the oldest guard.
     pub(super) fn cutoff(&self, now: Instant, grace: Duration) -> Instant {
         let graced = now.checked_sub(grace.min(limits::STORE_GRACE_MOST)).unwrap_or(now);
         self.guards.values().min().map_or(graced, |oldest| graced.min(*oldest))
@@ -52,8 +52,9 @@ impl RecentUse {
     }
 }
 
-/// As long as this lives, whatever is written or used again after it began is kept by garbage collection. Every [`Writer`] and
-/// [`Batch`] has one; who needs more time to name what they wrote takes one before and drops it after.
+/// Protects everything written or reused since it began from garbage collection, until it is dropped.
+///
+/// Every [`Writer`] and [`Batch`] has one; a caller that needs longer to reference its objects takes another one around it.
 ///
 /// [`Writer`]: super::Writer
 /// [`Batch`]: super::Batch
@@ -69,9 +70,10 @@ impl GcGuard {
         GcGuard::since(store, |_| since)
     }
 
-    /// One that began as long ago as the oldest of those that there are, and at least `grace` ago: whoever lists what is named
-    /// *now* must also keep what others stored before, and name only later. They may have let go of their own by the time when
-    /// the list is used.
+    /// A guard that begins with the oldest existing one, and at least `grace` ago.
+    ///
+    /// A caller that lists *current* references must also keep objects that others stored before and reference later; their own
+    /// guards may be gone when the list is used.
     pub(super) fn before_all(store: &Store, grace: Duration) -> GcGuard {
         GcGuard::since(store, |touched| touched.cutoff(Instant::now(), grace))
     }

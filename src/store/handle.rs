@@ -1,4 +1,4 @@
-//! The store for asynchronous callers: hashing and file operations on tokio's blocking threads, a bounded number at once.
+//! The store for asynchronous callers, on tokio's blocking threads with bounded concurrency.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::{Reader, Result, Store, StoreError, Writer};
 use crate::core::ids::Digest;
 use crate::core::limits;
 
-/// Asks the store without blocking. Cheap to clone.
+/// A non-blocking handle. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct StoreHandle {
     store: Store,
@@ -21,7 +21,7 @@ impl StoreHandle {
         StoreHandle { store, places: Arc::new(Semaphore::new(limits::STORE_OPERATIONS)) }
     }
 
-    /// Runs any work on the store.
+    /// Runs a closure on the store.
     ///
     /// # Errors
     /// Those of `work`; `Stopped` if the run time ends.
@@ -31,7 +31,7 @@ impl StoreHandle {
         tokio::task::spawn_blocking(move || work(&store)).await.unwrap_or(Err(StoreError::Stopped))
     }
 
-    /// As [`Self::run`], without one of the places: for work that waits for others, and for work that must not wait for them.
+    /// As [`Self::run`], without a concurrency permit: for work that waits for other work, or must not wait for it.
     ///
     /// # Errors
     /// As there.
@@ -75,10 +75,10 @@ impl StoreHandle {
         self.run(move |store| store.writer(limit)).await
     }
 
-    /// Appends a piece and gives the writer back.
+    /// Appends a piece and returns the writer.
     ///
     /// # Errors
-    /// As [`Writer::write`]; the writer and its file are gone then.
+    /// As [`Writer::write`]; the writer is lost then.
     pub async fn write(&self, mut writer: Writer, bytes: Vec<u8>) -> Result<Writer> {
         self.run(move |_| writer.write(&bytes).map(|()| writer)).await
     }

@@ -1,4 +1,4 @@
-//! Where things are: format 2.
+//! Files of the store: format 2.
 //!
 //! ```text
 //! store/format              "2\n"; written last, when all of the below is there
@@ -28,12 +28,12 @@ pub(super) struct Layout {
     pub packs: PathBuf,
     pub index: PathBuf,
     pub dropped: PathBuf,
-    /// Held until the store is dropped or the process ends.
+    /// Held until the store is dropped.
     _lock: Flock<File>,
 }
 
 impl Layout {
-    /// Opens the directory of a store, or makes it. A creation that was cut short is finished.
+    /// Opens the directory of a store, or creates it. Completes an interrupted creation.
     pub(super) fn open(dir: &Path) -> Result<Layout> {
         let format = dir.join("format");
         let found = match std::fs::read_to_string(&format) {
@@ -69,7 +69,7 @@ impl Layout {
     }
 }
 
-/// One store, one owner. A killed owner's child that has not yet become another program may hold the lock for a moment.
+/// Locks the store. A child that a killed owner had just forked may hold the lock for a moment.
 fn lock(path: &Path) -> Result<Flock<File>> {
     let late = Instant::now() + limits::STORE_LOCK;
     loop {

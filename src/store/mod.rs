@@ -1,17 +1,17 @@
-//! The content-addressed store: blobs, large output and what checkpoints hold, each content once, whoever needs it.
+//! The content-addressed store: blobs, large output, parts of checkpoints. Equal content is stored once.
 //!
 //! ```text
-//! bytes ─▶ cut (writer) ─▶ hash ─▶ there already? ─▶ compress (encode) ─▶ append to a pack ─▶ sync ─▶ the address is told
-//!                                        │ yes                            (state, pack)     (durable)
-//!                                        └─▶ touched, so that garbage collection (gc) leaves it
+//! bytes ─▶ cut (writer) ─▶ hash ─▶ known? ─▶ compress (encode) ─▶ append to a pack ─▶ sync ─▶ return the address
+//!                                    │ yes                        (state, pack)     (durable)
+//!                                    └─▶ record the use, so that garbage collection keeps the object (gc_guard)
 //! ```
 //!
-//! An object's address is the BLAKE3 hash of its content, however it is stored. Nothing is changed once it is written; only
-//! garbage collection removes. Whatever is read is checked: each chunk against its own address before a byte of it is given, a
-//! whole object against its address before its last byte is. Everything here blocks: the daemon calls it by way of
-//! [`StoreHandle`]. The files are described in `docs/snapshot-format.md`.
+//! An object's address is the BLAKE3 hash of its content, however it is stored. Objects never change; only garbage collection
+//! removes them. Every read is verified: each chunk against its own address before any of its bytes is returned, a whole object
+//! against its address before the last byte is returned. Everything here blocks: the daemon uses [`StoreHandle`].
+//! `docs/snapshot-format.md` describes the files.
 //!
-//! Locks are taken in the order `upkeep`, `syncing`, `state`; `opened` is taken last and alone.
+//! Lock order: `upkeep`, `syncing`, `state`; `opened` is taken last and alone.
 
 mod compressor;
 mod durable;
@@ -49,7 +49,7 @@ use layout::Layout;
 use pack::{Opened, Pack};
 use state::{Sizes, State, Want};
 
-/// Result of whatever concerns the store.
+/// Result of a store operation.
 pub type Result<T, E = StoreError> = std::result::Result<T, E>;
 
 /// An open store. Cheap to clone.
@@ -61,16 +61,16 @@ pub struct Store {
 #[derive(Debug)]
 struct Shared {
     layout: Layout,
-    /// Held by who writes index files or collects garbage.
+    /// Held while index files are written and while garbage is collected.
     upkeep: Mutex<()>,
-    /// Held by who waits for the device.
+    /// Held while a thread waits for the device.
     syncing: Mutex<()>,
     state: Mutex<State>,
     opened: Mutex<Opened>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What a panic may have cut short here is a step of memory that the next opening repeats; nothing on disk depends on it.
+    // A panic can interrupt only changes in memory, which the next opening repeats; nothing on disk depends on them.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -90,59 +90,58 @@ impl Store {
         Ok(Store { shared: Arc::new(Shared { layout, upkeep, syncing, state, opened }) })
     }
 
-    /// Stores bytes that are in memory.
+    /// Stores bytes from memory.
     ///
     /// # Errors
-    /// `TooLarge`, `Full`, `Io`; no object is there then.
+    /// `TooLarge`, `Full`, `Io`; the object does not exist then.
     pub fn put(&self, bytes: &[u8]) -> Result<Digest> {
         let mut writer = self.writer(limits::BLOB_BYTES)?;
         writer.write(bytes)?;
         writer.finish().map(|(digest, _)| digest)
     }
 
-    /// Begins an object whose bytes come piece by piece, at most `limit` of them (and never more than
-    /// [`limits::BLOB_BYTES`]).
+    /// Begins an object that is written in pieces, at most `limit` bytes and [`limits::BLOB_BYTES`].
     ///
     /// # Errors
-    /// None at present; a later one may need room at once.
+    /// None at present; a later version may need room at once.
     pub fn writer(&self, limit: u64) -> Result<Writer> {
         Ok(Writer::begin(Arc::new(GcGuard::begin(self)), None, limit.min(limits::BLOB_BYTES)))
     }
 
-    /// Begins several objects that become durable together: one wait for the device, however many they are.
+    /// Begins several objects that become durable with one wait for the device.
     pub fn batch(&self) -> Batch {
         Batch::begin(self)
     }
 
-    /// Keeps whatever is written or used again from now on, until it is dropped.
+    /// Protects everything that is written or reused from now on from garbage collection, until the guard is dropped.
     pub fn guard(&self) -> GcGuard {
         GcGuard::begin(self)
     }
 
-    /// As [`Self::guard`], and keeps besides what was written or used again within `grace`, or since the oldest writer began that is
-    /// at work now: for whoever lists what is named, and collects garbage by that list later.
+    /// As [`Self::guard`], and also protects everything used within `grace` or since the oldest active writer began.
+    ///
+    /// For a caller that lists references and later collects garbage by that list.
     pub fn guard_before_all(&self, grace: std::time::Duration) -> GcGuard {
         GcGuard::before_all(self, grace)
     }
 
-    /// Whether there is an object of that address. Says nothing of its content.
+    /// Whether the object exists. Does not read its content.
     pub fn contains(&self, digest: Digest) -> bool {
         self.slots(digest, Want::Object).is_ok_and(|slots| !slots.is_empty())
     }
 
-    /// A number that grows whenever something is stored or used again.
+    /// A counter of writes and reuses.
     pub fn use_count(&self) -> u64 {
         self.state().recent_use.count()
     }
 
-    /// Whether there is an object of that address; if so, it counts as used again now: for whoever is about to name it without
-    /// storing it again.
+    /// Whether the object exists; if so, records a reuse, for a caller that is about to reference it without storing it again.
     pub fn claim(&self, digest: Digest) -> bool {
         self.state().recent_use.touch(digest);
         self.contains(digest)
     }
 
-    /// Length of an object in bytes.
+    /// Length of an object, bytes.
     ///
     /// # Errors
     /// `NotFound`, `Io`.
@@ -150,7 +149,7 @@ impl Store {
         self.slots(digest, Want::Object)?.first().map(|slot| slot.size).ok_or(StoreError::NotFound(digest))
     }
 
-    /// Every object's address and length, in no order.
+    /// Every object's address and length, unordered.
     ///
     /// # Errors
     /// A pack or directory that cannot be read.
@@ -168,12 +167,12 @@ impl Store {
         lock(&self.shared.state)
     }
 
-    /// Where a digest's durable entries are, the best one first.
+    /// The durable entries of a digest, the best one first.
     fn slots(&self, digest: Digest, want: Want) -> Result<Vec<Slot>> {
         self.state().find_durable(digest, want)
     }
 
-    /// The entries of a pack that count and are the first that anybody would read. None if the pack is gone.
+    /// The valid entries of a pack that readers use; empty if the pack was removed.
     fn canonical(&self, number: u32) -> Result<Vec<Slot>> {
         let slots = match self.entries(number) {
             Ok(slots) => slots,
@@ -190,7 +189,7 @@ impl Store {
         Ok(first)
     }
 
-    /// Every entry of a pack, whether it counts or not.
+    /// Every entry of a pack, valid or dropped.
     fn entries(&self, number: u32) -> Result<Vec<Slot>> {
         let open = |state: &State| {
             let heads = state.full.iter().chain(&state.head);
@@ -207,7 +206,7 @@ impl Store {
         lock(&self.shared.opened).get(&self.shared.layout.packs, number)
     }
 
-    /// Reads with the best of several entries that can be read, and remembers the damaged ones.
+    /// Reads with the best readable entry, and remembers the damaged ones.
     fn read_best<T>(&self, slots: &[Slot], read: impl Fn(&Pack, &Slot) -> Result<T>) -> Result<Option<T>> {
         let mut damaged = None;
         for slot in slots {
@@ -217,7 +216,7 @@ impl Store {
                     self.state().damaged.insert(slot.place());
                     damaged = damaged.or(Some(error));
                 }
-                // Collected since: its entries are elsewhere now.
+                // Collected meanwhile: its entries were moved.
                 Err(_) if !self.state().packs.contains_key(&slot.pack) => {}
                 Err(error) => return Err(error),
             }
@@ -225,9 +224,9 @@ impl Store {
         damaged.map_or(Ok(None), Err)
     }
 
-    /// Reads an entry of a digest, wherever it is now.
+    /// Reads an entry of a digest, also if garbage collection moves it.
     fn read_entry<T>(&self, digest: Digest, want: Want, read: impl Fn(&Pack, &Slot) -> Result<T>) -> Result<T> {
-        // Garbage collection may move it between the look and the reading, but not twice.
+        // Garbage collection may move it between lookup and read, but not twice.
         for _ in 0..3 {
             let slots = self.slots(digest, want)?;
             if slots.is_empty() {

@@ -1,12 +1,12 @@
-//! One pack file: entries behind each other, then, once it is full, a table of them.
+//! One pack file: a sequence of entries and, once it is full, a table of them.
 //!
 //! ```text
 //! header │ entry │ entry │ … │ table │ trailer
 //!          ▲ appended, then synced      ▲ written when everything before it is synced
 //! ```
 //!
-//! A pack without a trailer is being written, or its writer died: its entries are found by reading it through. Whoever wants
-//! an entry says where it is ([`Slot`]); what comes back was checked.
+//! A pack without a trailer is being written, or its writer died: a scan finds its entries. Callers name an entry by its
+//! [`Slot`]; what is returned was verified.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -24,28 +24,28 @@ pub(super) struct Pack {
     pub number: u32,
     path: PathBuf,
     file: File,
-    /// `None` if the header is damaged: then content is held against its digest alone.
+    /// `None` if the header is damaged: then content is verified by its digest alone.
     key: Option<Key>,
 }
 
-/// An entry's bytes as they are stored, checked.
+/// An entry as stored, verified.
 #[derive(Debug)]
 pub(super) struct Stored {
     pub entry: Entry,
     pub bytes: Vec<u8>,
 }
 
-/// What reading a pack through found.
+/// Result of a scan.
 #[derive(Debug)]
 pub(super) struct Scan {
     pub slots: Vec<Slot>,
-    /// Those of them whose bytes are damaged.
+    /// The damaged ones.
     pub damaged: Vec<Slot>,
-    /// Behind the last entry.
+    /// End of the last entry.
     pub end: u64,
 }
 
-/// The file of a pack.
+/// Path of a pack.
 pub(super) fn path(dir: &Path, number: u32) -> PathBuf {
     dir.join(format!("{number:08x}.pack"))
 }
@@ -57,7 +57,7 @@ pub(super) fn number(path: &Path) -> Option<u32> {
 }
 
 impl Pack {
-    /// A new pack with nothing but its header. Durable only after [`Pack::sync`] and a sync of the directory.
+    /// Creates a pack with its header. Durable only after [`Pack::sync`] and a sync of the directory.
     pub(super) fn create(dir: &Path, number: u32) -> Result<Pack> {
         let path = path(dir, number);
         let key = random::bytes();
@@ -65,7 +65,7 @@ impl Pack {
             fault::point("store.pack.create")?;
             let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
             file.write_all_at(&format::pack_header(number, &key), 0).inspect_err(|_| {
-                // The first error is the one to tell.
+                // The first error is the one to report.
                 let _ = std::fs::remove_file(&path);
             })?;
             Ok(file)
@@ -95,7 +95,7 @@ impl Pack {
         &self.path
     }
 
-    /// Whether the header is as it was written.
+    /// Whether the header is intact.
     pub(super) fn is_headed(&self) -> bool {
         self.key.is_some()
     }
@@ -104,7 +104,7 @@ impl Pack {
         self.file.metadata().map(|meta| meta.len()).map_err(|e| StoreError::io("look at", &self.path, e))
     }
 
-    /// Writes an entry at a place behind all others; gives the first byte behind it.
+    /// Writes an entry at `at`, after all others; returns the position after it.
     pub(super) fn append(&self, at: u64, entry: &Entry, stored: &[u8]) -> Result<u64> {
         let bytes = entry.write(&self.key.unwrap_or_default(), stored);
         let write = fault::point("store.pack.write").and_then(|()| self.file.write_all_at(&bytes, at));
@@ -112,13 +112,13 @@ impl Pack {
         Ok(at + bytes.len() as u64)
     }
 
-    /// Makes everything that was written durable.
+    /// Syncs the pack.
     pub(super) fn sync(&self) -> Result<()> {
         let sync = fault::point("store.pack.sync").and_then(|()| self.file.sync_data());
         sync.map_err(|e| StoreError::io("sync", &self.path, e))
     }
 
-    /// Writes the table behind `end`. All entries must be durable: a table is believed.
+    /// Writes the table at `end`. All entries must be durable: a table is trusted.
     pub(super) fn seal(&self, end: u64, slots: &[Slot]) -> Result<()> {
         let seal = || {
             fault::point("store.pack.seal")?;
@@ -128,7 +128,7 @@ impl Pack {
         seal().map_err(|e| StoreError::io("write", &self.path, e))
     }
 
-    /// Cuts off what is behind `end`: the tail that a dead writer left.
+    /// Truncates at `end`: removes the tail of a dead writer.
     pub(super) fn trim(&self, end: u64) -> Result<()> {
         if self.length()? == end {
             return Ok(());
@@ -137,7 +137,7 @@ impl Pack {
         trim.map_err(|e| StoreError::io("shorten", &self.path, e))
     }
 
-    /// The table of a full pack; `None` if there is none that can be believed.
+    /// The table of a full pack; `None` without a valid one.
     pub(super) fn table(&self) -> Result<Option<Vec<Slot>>> {
         let length = self.length()?;
         let Some(trailer_at) = length.checked_sub(TRAILER as u64) else { return Ok(None) };
@@ -149,11 +149,11 @@ impl Pack {
         let mut bytes = vec![0; (place.end - place.start) as usize];
         read(&mut bytes, place.start)?;
         let slots = format::read_table(&bytes);
-        // A table may have been written under another name only if somebody renamed files.
+        // A table of another pack can be here only if somebody renamed files.
         Ok(slots.filter(|slots| slots.iter().all(|slot| slot.pack == self.number)))
     }
 
-    /// The entries of a full pack by its table, of any other by reading it through.
+    /// The entries of a full pack from its table, of any other from a scan.
     pub(super) fn slots(&self) -> Result<Vec<Slot>> {
         match self.table()? {
             Some(slots) => Ok(slots),
@@ -161,7 +161,7 @@ impl Pack {
         }
     }
 
-    /// Reads the pack through. What is not an entry is passed over: damage in the middle costs no entry but those it is in.
+    /// Scans the pack. Skips damage: only the entries in it are lost.
     pub(super) fn scan(&self) -> Result<Scan> {
         let bytes = std::fs::read(&self.path).map_err(|e| StoreError::io("read", &self.path, e))?;
         let mut found = Scan { slots: Vec::new(), damaged: Vec::new(), end: PACK_HEADER as u64 };
@@ -183,7 +183,7 @@ impl Pack {
                 at = slot.end() as usize;
                 continue;
             }
-            // Perhaps it is its length that is wrong: a whole entry that begins inside of it counts, and only a whole one.
+            // The length may be what is damaged: a whole entry that begins inside it is valid.
             if at >= doubtful_until {
                 found.damaged.push(slot);
                 doubtful_until = slot.end() as usize;
@@ -196,12 +196,12 @@ impl Pack {
     fn is_good(&self, entry: &Entry, header: &[u8], stored: &[u8]) -> bool {
         match &self.key {
             Some(key) => Entry::is_whole(key, header, stored),
-            // A list has no digest of its own bytes, but none passes for one by accident either.
+            // A list has no digest of its own bytes, but no accident passes for one.
             None => open(entry, stored).is_some_and(|plain| is_content(entry, &plain)),
         }
     }
 
-    /// Reads an entry as it is stored.
+    /// Reads an entry as stored.
     pub(super) fn read_stored(&self, slot: &Slot) -> Result<Stored> {
         let damaged = || self.damaged(slot);
         let mut bytes = vec![0; ENTRY_HEADER + slot.stored as usize];
@@ -219,14 +219,14 @@ impl Pack {
         Ok(Stored { entry, bytes })
     }
 
-    /// Reads an entry's bytes; those of data are held against their digest.
+    /// Reads an entry's decoded bytes; data is verified against its digest.
     pub(super) fn read(&self, slot: &Slot) -> Result<Vec<u8>> {
         let stored = self.read_stored(slot)?;
         let plain = open(&stored.entry, &stored.bytes).filter(|plain| is_content(&stored.entry, plain));
         plain.ok_or_else(|| self.damaged(slot))
     }
 
-    /// Reads the list of an object's chunks.
+    /// Reads the chunk list of an object.
     pub(super) fn read_list(&self, slot: &Slot) -> Result<List> {
         List::read(&self.read(slot)?).filter(|list| list.size == slot.size).ok_or_else(|| self.damaged(slot))
     }
@@ -236,7 +236,7 @@ impl Pack {
     }
 }
 
-/// Undoes the encoding. No more room is taken than the entry says, which is bounded.
+/// Decodes. Allocates no more than the entry's bounded length.
 fn open(entry: &Entry, stored: &[u8]) -> Option<Vec<u8>> {
     match entry.encoding {
         Encoding::Raw => Some(stored.to_vec()),
@@ -256,7 +256,7 @@ fn next_magic(bytes: &[u8], from: usize) -> usize {
     found.map_or(bytes.len(), |at| from + at)
 }
 
-/// Packs that are open for reading; the one that was not used for longest is closed first. Who still reads keeps it open.
+/// Open packs; the least recently used one is closed first. Readers keep theirs open.
 #[derive(Debug, Default)]
 pub(super) struct Opened {
     packs: Vec<Arc<Pack>>,
@@ -290,7 +290,7 @@ pub(super) fn sync_names(dir: &Path) -> Result<()> {
     Ok(fs::sync_dir(dir)?)
 }
 
-/// Removes a pack whose entries are elsewhere, or worth nothing.
+/// Removes a pack whose entries were copied or are garbage.
 pub(super) fn remove(dir: &Path, number: u32) -> Result<()> {
     let path = path(dir, number);
     match fault::point("store.pack.remove").and_then(|()| std::fs::remove_file(&path)) {

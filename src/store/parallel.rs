@@ -1,4 +1,4 @@
-//! Storing and reading many objects with a few threads: what a checkpoint and a restore of a file tree need.
+//! Stores and reads many objects on a few threads.
 
 use std::io::{self, Read};
 use std::sync::Mutex;
@@ -9,12 +9,13 @@ use super::state::Want;
 use super::{Batch, Reader, Result, Store, StoreError, limits, lock};
 use crate::core::ids::Digest;
 
-/// Bytes that are asked of a source at once.
+/// Read size, bytes.
 const PIECE: usize = 256 << 10;
 
 impl Batch {
-    /// Stores `count` objects, several at once, each read from what `open` gives for its number; `None` for one that is not to
-    /// be stored. Gives address and length of each. The first error ends it all.
+    /// Stores `count` objects in parallel, each read from `open(n)`; `None` skips one. Returns their addresses and lengths.
+    ///
+    /// The first error ends it.
     ///
     /// # Errors
     /// Those of `open`, of reading, and of [`Batch::put`].
@@ -52,8 +53,7 @@ impl Batch {
 }
 
 impl Store {
-    /// Reads many objects, several at once, in the order in which they are stored; `take` gets each with its place in
-    /// `digests`. The first error ends it all.
+    /// Reads many objects in parallel, in storage order; calls `take` with the index in `digests`. The first error ends it.
     ///
     /// # Errors
     /// Those of `take` and of [`Store::open_object`].
@@ -80,7 +80,7 @@ impl Store {
     }
 }
 
-/// Does `count` pieces of work on a few threads, each with a worker of its own. The first error ends it; it is given.
+/// Runs `count` jobs on a few threads, each with its own worker closure. Returns the first error and ends there.
 fn run_parallel<E: Send, W: FnMut(usize) -> Result<(), E>>(
     count: usize,
     worker: impl Fn() -> W + Sync,
@@ -95,7 +95,7 @@ fn run_parallel<E: Send, W: FnMut(usize) -> Result<(), E>>(
                 return;
             }
             if let Err(error) = worker(n) {
-                // Nobody begins another piece.
+                // Start no further job.
                 next.store(count, Ordering::Relaxed);
                 lock(&failed).get_or_insert(error);
                 return;
@@ -104,7 +104,7 @@ fn run_parallel<E: Send, W: FnMut(usize) -> Result<(), E>>(
     };
     let threads = thread::available_parallelism().map_or(1, usize::from).min(limits::STORE_THREADS).min(count);
     thread::scope(|scope| {
-        // The caller is one of them: a host that gives no more threads still gets on.
+        // The calling thread works too: it suffices if no other can be started.
         for _ in 1..threads {
             let _ = thread::Builder::new().name("store".to_owned()).spawn_scoped(scope, work);
         }

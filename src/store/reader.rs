@@ -1,5 +1,5 @@
-//! Reading objects. A chunk is held against its own address before any byte of it is given; whoever reads a whole object to
-//! the end has bytes that are its address's besides, and gets the last of them only then.
+//! Reading objects. A chunk is verified against its own address before any of its bytes is returned, a whole object against its
+//! address before the last byte is returned.
 
 use std::io::{self, Read};
 use std::sync::Arc;
@@ -53,7 +53,7 @@ impl Store {
         self.read_best(&slots, Pack::read)
     }
 
-    /// Reads `length` bytes from `from`, fewer at the object's end. The chunks that they are in are checked.
+    /// Reads up to `length` bytes at `from`, fewer at the object's end. The chunks concerned are verified.
     ///
     /// # Errors
     /// `NotFound`, `Range` if `from` is beyond the end, `Damaged`, `Incomplete`, `Io`.
@@ -64,7 +64,7 @@ impl Store {
             return Err(StoreError::Range { digest, from, to, size: list.size });
         }
         let to = to.min(list.size);
-        // No more memory than there are bytes.
+        // Allocates no more than there is to read.
         let mut bytes = Vec::with_capacity((to - from) as usize);
         let mut at = 0;
         for (chunk, length) in list.chunks {
@@ -79,7 +79,7 @@ impl Store {
         Ok(bytes)
     }
 
-    /// An object's chunks; a small one is its own only chunk.
+    /// An object's chunks; a small object is its own only chunk.
     pub(super) fn chunks(&self, digest: Digest) -> Result<List> {
         self.read_entry(digest, Want::Object, |pack, slot| {
             if slot.kind.is_data() {
@@ -90,7 +90,7 @@ impl Store {
         })
     }
 
-    /// A chunk of an object, checked. Errors name the object.
+    /// A verified chunk of an object. Errors name the object.
     fn chunk(&self, object: Digest, chunk: Digest, length: u32) -> Result<Vec<u8>> {
         match self.read_entry(chunk, Want::Data, Pack::read) {
             Ok(plain) if plain.len() == length as usize => Ok(plain),
@@ -100,7 +100,7 @@ impl Store {
         }
     }
 
-    /// Holds the packs of an object's chunks open, as far as there is room.
+    /// Keeps the packs of an object's chunks open, up to a limit.
     fn pin(&self, object: Digest, chunks: &[(Digest, u32)]) -> Result<Vec<(Slot, Arc<Pack>)>> {
         let mut pinned: Vec<(Slot, Arc<Pack>)> = Vec::new();
         let mut packs: Vec<Arc<Pack>> = Vec::new();
@@ -112,7 +112,7 @@ impl Store {
             let pack = match packs.iter().find(|pack| pack.number == slot.pack) {
                 Some(pack) => Arc::clone(pack),
                 None if packs.len() == limits::STORE_READER_PACKS => break,
-                // Collected in this very moment: it is looked for again when it is read.
+                // Collected just now: the read looks it up again.
                 None => match self.pack(slot.pack) {
                     Ok(pack) => pack,
                     Err(_) => break,
@@ -127,7 +127,7 @@ impl Store {
     }
 }
 
-/// Reads one object from its beginning to its end, checking as it goes.
+/// Reads one object from start to end, verifying as it goes.
 #[derive(Debug)]
 pub struct Reader {
     store: Store,
@@ -136,7 +136,7 @@ pub struct Reader {
     chunks: Vec<(Digest, u32)>,
     /// Index of the next chunk.
     next: usize,
-    /// Places of the chunks when the object was opened, with their packs: those stay readable if they are removed.
+    /// Slots of the chunks as of the opening, with their packs: those stay readable if they are removed.
     pinned: Vec<(Slot, Arc<Pack>)>,
     /// The current chunk, and how much of it was returned.
     plain: Vec<u8>,
@@ -150,7 +150,7 @@ impl Reader {
         self.size
     }
 
-    /// Reads some bytes; 0 only at the end (or into no room). The last bytes come only if all of them are the object's.
+    /// Reads some bytes; 0 only at the end or with an empty buffer. Verifies the whole object before the last bytes.
     ///
     /// # Errors
     /// `Damaged`, `Incomplete`, `Io`.
@@ -174,7 +174,7 @@ impl Reader {
         };
         self.given = 0;
         self.next += 1;
-        // The digest of an only chunk is known already.
+        // The digest of an only chunk is the object's.
         let is_only = self.chunks.len() == 1;
         if !is_only {
             self.hasher.update(&self.plain);

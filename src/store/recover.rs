@@ -1,5 +1,5 @@
-//! Opening: what is on disk becomes [`State`]. A pack that was not finished is read through; the tail that its writer left is
-//! cut off; what was whole stays. Index files save the reading of tables, nothing more.
+//! Opening a store: builds [`State`] from the files. Scans unfinished packs, truncates the tail of a dead writer, keeps every
+//! whole entry. Index files only save reading tables.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -50,7 +50,7 @@ fn exhausted(layout: &Layout) -> StoreError {
     StoreError::io("number a pack in", &layout.packs, io::ErrorKind::QuotaExceeded.into())
 }
 
-/// The index files, without those whose packs another one covers too: a merge was cut short before it removed them.
+/// The index files, without those whose packs another one covers too: leftovers of an interrupted merge.
 fn segments(dir: &Path) -> Result<Vec<Arc<Segment>>> {
     let mut found: Vec<Arc<Segment>> = Vec::new();
     for path in files(dir)?.into_iter().filter(|path| path.extension().is_some_and(|e| e == "index")) {
@@ -79,7 +79,7 @@ fn segments(dir: &Path) -> Result<Vec<Arc<Segment>>> {
 fn read_dropped(path: &Path) -> Result<Vec<(u32, u32)>> {
     match std::fs::read(path) {
         Ok(bytes) => Ok(format::read_dropped(&bytes).unwrap_or_else(|| {
-            // Entries come back that nothing names: they are collected again.
+            // Unreferenced entries may return: they are collected again.
             tracing::warn!(path = %path.display(), "the list of dropped entries is damaged and passed over");
             Vec::new()
         })),
@@ -88,7 +88,7 @@ fn read_dropped(path: &Path) -> Result<Vec<(u32, u32)>> {
     }
 }
 
-/// Takes up a pack without a table. One that guards nothing goes.
+/// Reads a pack without a table. Removes it if it has no entries.
 fn read_through(state: &mut State, pack: Pack) -> Result<Option<UnsealedPack>> {
     let scan = pack.scan()?;
     if scan.slots.is_empty() {
@@ -96,7 +96,7 @@ fn read_through(state: &mut State, pack: Pack) -> Result<Option<UnsealedPack>> {
         return Ok(None);
     }
     pack.trim(scan.end)?;
-    // Whoever finds these entries need not write them again: so they must be durable.
+    // Later writers reuse these entries without writing them: so they must be durable.
     pack.sync()?;
     state.packs.insert(pack.number, scan.end);
     state.unindexed.extend(&scan.slots);
@@ -104,7 +104,7 @@ fn read_through(state: &mut State, pack: Pack) -> Result<Option<UnsealedPack>> {
     Ok(Some(UnsealedPack { pack: Arc::new(pack), at: scan.end, slots: scan.slots }))
 }
 
-/// After a loss of power a list can be there without its chunks. Nobody was told of it; it must not pass for an object.
+/// Drops lists without their chunks: after a loss of power one may exist that was never acknowledged.
 fn drop_torn_lists(state: &mut State) -> Result<()> {
     let unfinished = |state: &State, pack| state.packs.get(&pack).is_some_and(|durable| *durable != u64::MAX);
     let is_list = |slot: &&format::Slot| slot.kind == Kind::List && unfinished(state, slot.pack);
@@ -121,7 +121,7 @@ fn drop_torn_lists(state: &mut State) -> Result<()> {
     Ok(())
 }
 
-/// The newest unfinished pack is written on; the others are full.
+/// The newest unfinished pack stays open for writing; the others are full.
 fn finish(state: &mut State, mut unfinished: Vec<UnsealedPack>) -> Result<()> {
     if !unfinished.is_empty() {
         pack::sync_names(&state.dir)?;

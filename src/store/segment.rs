@@ -1,7 +1,7 @@
-//! One index file: where the entries of many full packs are, sorted by digest, for reading with one small read.
+//! One index file: the slots of many full packs, sorted by digest; a lookup is one small read.
 //!
-//! An index file says nothing that the packs do not say themselves: one that is damaged or missing is made again from them. It
-//! is read in place and not mapped into memory: a file that somebody shortens must be an error, not the end of the daemon.
+//! The packs hold the same entries: a damaged or missing index file is rebuilt from them. It is read, not mapped: truncation by
+//! somebody else must be an error, not the end of the daemon.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Seek as _, SeekFrom, Write as _};
@@ -15,7 +15,7 @@ use super::format::{self, INDEX_HEADER, IndexHeader, SLOT, Slot};
 use crate::core::ids::Digest;
 use crate::sys::{fault, fs};
 
-/// Entries of one bucket, about: what one look-up reads.
+/// Approximate entries per bucket: what one lookup reads.
 const BUCKET: u64 = 16;
 
 #[derive(Debug)]
@@ -43,7 +43,7 @@ fn words(bytes: &[u8]) -> Vec<u32> {
 }
 
 impl Segment {
-    /// Opens an index file: only its head is read.
+    /// Opens an index file; reads only its head.
     pub(super) fn open(path: &Path) -> Result<Segment> {
         let damaged = || StoreError::Index { path: path.to_owned() };
         let failed = |e: io::Error| match e.kind() {
@@ -78,7 +78,7 @@ impl Segment {
         &self.path
     }
 
-    /// The packs that it covers.
+    /// The packs covered.
     pub(super) fn packs(&self) -> &[u32] {
         &self.packs
     }
@@ -87,7 +87,7 @@ impl Segment {
         self.header.count
     }
 
-    /// Adds every place of a digest.
+    /// Adds every slot of a digest.
     pub(super) fn find(&self, digest: Digest, found: &mut Vec<Slot>) -> Result<()> {
         let slots = self.bucket(bucket(digest, self.header.bits))?;
         found.extend(slots.into_iter().filter(|slot| slot.digest == digest));
@@ -120,7 +120,7 @@ impl Segment {
     }
 }
 
-/// Writes an index file from entries in order, at most `most` of them.
+/// Writes an index file from sorted entries, at most `most`.
 pub(super) fn build(
     path: &Path,
     packs: &[u32],
@@ -152,7 +152,7 @@ pub(super) fn build(
     Segment::open(path)
 }
 
-/// The part of an index file behind its head, as it is written.
+/// Writes the part of an index file after its head.
 struct Body<'a> {
     file: BufWriter<&'a mut File>,
     bits: u32,
@@ -200,7 +200,7 @@ impl<'a> Body<'a> {
     }
 }
 
-/// Removes an index file that others have taken the place of.
+/// Removes an index file that was replaced.
 pub(super) fn remove(path: &Path) -> Result<()> {
     match fault::point("store.index.remove").and_then(|()| std::fs::remove_file(path)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(StoreError::io("remove", path, error)),
@@ -208,7 +208,7 @@ pub(super) fn remove(path: &Path) -> Result<()> {
     }
 }
 
-/// Entries of several sources, each in order, as one sequence in order.
+/// Merges sorted sources.
 pub(super) struct Merge<I: Iterator<Item = Result<Slot>>> {
     sources: Vec<std::iter::Peekable<I>>,
 }

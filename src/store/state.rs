@@ -1,4 +1,4 @@
-//! What an open store knows: its packs, where every entry is, which pack is being written. Behind one lock of [`Store`], which
+//! The state of an open store: its packs, the slots of all entries, the pack being written. One lock of [`Store`] guards it; it
 //! is held for memory and single reads and writes, never while waiting for the device.
 //!
 //! [`Store`]: super::Store
@@ -15,10 +15,10 @@ use super::segment::Segment;
 use super::{Result, limits};
 use crate::core::ids::Digest;
 
-/// Up to where a pack is durable when all of it is.
+/// Marks a pack as durable to its end.
 const ALL: u64 = u64::MAX;
 
-/// When a pack is full, and when an index file is written. Tests have smaller ones.
+/// Thresholds for full packs and index files. Tests have smaller ones.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sizes {
     pub pack_bytes: u64,
@@ -38,28 +38,28 @@ impl Default for Sizes {
 
 #[derive(Debug)]
 pub(super) struct State {
-    /// Where packs are.
+    /// Directory of the packs.
     pub dir: PathBuf,
     pub sizes: Sizes,
-    /// Every pack that counts, and up to which byte it is durable.
+    /// Every valid pack, and up to which byte it is durable.
     pub packs: BTreeMap<u32, u64>,
-    /// The pack that is being written.
+    /// The pack being written.
     pub head: Option<UnsealedPack>,
-    /// Packs that are full and have no table yet.
+    /// Full packs without a table.
     pub full: Vec<UnsealedPack>,
-    /// Entries that no index file has.
+    /// Entries in no index file.
     pub unindexed: BTreeSet<Slot>,
     pub segments: Vec<Arc<Segment>>,
-    /// Entries that count no more, though they are there.
+    /// Invalid entries of packs that still exist.
     pub dropped: HashSet<(u32, u32)>,
-    /// Entries that were found damaged.
+    /// Entries found damaged.
     pub damaged: HashSet<(u32, u32)>,
     pub recent_use: RecentUse,
-    /// How often entries that were written could not be made durable.
+    /// How often written entries were lost because a sync failed.
     pub lost: u64,
     /// Number of the newest pack whose name is durable.
     pub named: u32,
-    /// Number of the next pack. Never one that anything on disk speaks of.
+    /// Number of the next pack; no file refers to it.
     pub next: u32,
 }
 
@@ -67,17 +67,17 @@ pub(super) struct State {
 #[derive(Debug)]
 pub(super) struct UnsealedPack {
     pub pack: Arc<Pack>,
-    /// Where the next entry goes.
+    /// Position of the next entry.
     pub at: u64,
     pub slots: Vec<Slot>,
 }
 
-/// Which entries of a digest are asked for.
+/// Which entries of a digest to find.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Want {
     /// Those with its bytes.
     Data,
-    /// Those that make it an object's address.
+    /// Those that make it an object.
     Object,
 }
 
@@ -129,20 +129,20 @@ impl State {
         Ok(found)
     }
 
-    /// As [`State::find`], without what is not yet durable.
+    /// As [`State::find`], durable entries only.
     pub(super) fn find_durable(&mut self, digest: Digest, want: Want) -> Result<Vec<Slot>> {
         let mut found = self.find(digest, want)?;
         found.retain(|slot| self.is_durable(slot));
         Ok(found)
     }
 
-    /// Whether an entry is the one that readers of its digest get.
+    /// Whether readers of the digest use this entry.
     pub(super) fn is_first(&mut self, slot: &Slot) -> Result<bool> {
         let want = if slot.kind.is_object() { Want::Object } else { Want::Data };
         Ok(self.find_durable(slot.digest, want)?.first() == Some(slot))
     }
 
-    /// Whether an entry's pack is there and the entry was not dropped.
+    /// Whether the pack exists and the entry was not dropped.
     pub(super) fn counts(&self, slot: &Slot) -> bool {
         self.packs.contains_key(&slot.pack) && !self.dropped.contains(&slot.place())
     }
@@ -151,13 +151,13 @@ impl State {
         self.packs.get(&slot.pack).is_some_and(|durable| slot.end() <= *durable)
     }
 
-    /// Whether a writer need not write this: there is an entry that is not known to be damaged.
+    /// Whether a writer can skip this: there is an entry not known to be damaged.
     pub(super) fn has(&mut self, digest: Digest, want: Want) -> Result<bool> {
         let found = self.find(digest, want)?;
         Ok(found.first().is_some_and(|slot| !self.damaged.contains(&slot.place())))
     }
 
-    /// Does without an index file that is damaged: its packs know the same.
+    /// Drops a damaged index file and loads its entries from the packs.
     pub(super) fn reindex(&mut self, segment: &Arc<Segment>) -> Result<()> {
         tracing::warn!(path = %segment.path().display(), "an index file is damaged; it is made again");
         for number in segment.packs().iter().filter(|number| self.packs.contains_key(number)) {
@@ -167,7 +167,7 @@ impl State {
         Ok(())
     }
 
-    /// Appends an entry. Gives where it is, and whether a pack became full.
+    /// Appends an entry. Returns its slot, and whether a pack became full.
     pub(super) fn append(&mut self, entry: &Entry, stored: &[u8]) -> Result<(Slot, bool)> {
         let length = (ENTRY_HEADER + stored.len()) as u64;
         let fits = |head: &UnsealedPack| {
@@ -186,19 +186,19 @@ impl State {
         }
         let head = self.head.as_mut().expect("it was just made");
         let slot = entry.slot(head.pack.number, head.at as u32);
-        // What a failed write leaves behind `at` is written over, or cut off at the end.
+        // A failed write leaves bytes after `at`; they are overwritten, or truncated at the end.
         head.at = head.pack.append(head.at, entry, stored)?;
         head.slots.push(slot);
         self.unindexed.insert(slot);
         Ok((slot, rolled))
     }
 
-    /// No more goes into the pack that is being written.
+    /// Closes the pack being written.
     pub(super) fn close_head(&mut self) {
         self.full.extend(self.head.take());
     }
 
-    /// What has to be synced, and up to where.
+    /// The packs to sync, and up to where.
     pub(super) fn unsynced(&self) -> Vec<(Arc<Pack>, u64)> {
         let open = self.full.iter().chain(&self.head);
         let is_open =
@@ -206,10 +206,10 @@ impl State {
         open.filter(is_open).map(|head| (Arc::clone(&head.pack), head.at)).collect()
     }
 
-    /// What was synced. Gives the packs that can have their table now.
+    /// Records a sync. Returns the packs that are ready for their table.
     pub(super) fn set_synced(&mut self, synced: &[(Arc<Pack>, u64)]) -> Vec<UnsealedPack> {
         for (pack, at) in synced {
-            // One that was removed meanwhile stays so.
+            // A pack that was removed meanwhile stays removed.
             if let Some(durable) = self.packs.get_mut(&pack.number) {
                 *durable = *at;
             }
@@ -219,20 +219,20 @@ impl State {
         self.full.extract_if(.., durable).collect()
     }
 
-    /// A pack has its table.
+    /// Records that a pack has its table.
     pub(super) fn set_sealed(&mut self, number: u32) {
         if let Some(durable) = self.packs.get_mut(&number) {
             *durable = ALL;
         }
     }
 
-    /// There is a full pack with a table.
+    /// Adds a full pack with a table.
     pub(super) fn add_sealed(&mut self, number: u32) {
         self.packs.insert(number, ALL);
     }
 
-    /// Nobody knows what became of what was not yet durable: forget it, so that it is written again. Writers that counted on
-    /// it see that `lost` has grown.
+    /// Forgets all entries that are not durable after a failed sync, so that they are written again. Their writers see that `lost`
+    /// has grown.
     pub(super) fn lose_unsynced(&mut self) {
         self.lost += 1;
         for head in self.full.iter_mut().chain(&mut self.head) {
@@ -244,7 +244,7 @@ impl State {
         }
     }
 
-    /// Entries in memory that an index file could have: those of packs with a table.
+    /// Entries in memory that belong to packs with a table: an index file may hold them.
     pub(super) fn settled(&self) -> impl Iterator<Item = &Slot> {
         self.unindexed.iter().filter(|slot| self.packs.get(&slot.pack) == Some(&ALL))
     }

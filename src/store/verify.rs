@@ -1,4 +1,4 @@
-//! Reading everything and naming what is damaged. Memory is bounded by one pack's table, one entry, and the damage found.
+//! Verifies all content and reports the damage. Memory is bounded by one pack's table, one entry, and the damage found.
 
 use std::collections::HashSet;
 
@@ -7,36 +7,36 @@ use super::state::Want;
 use super::{Result, Store, StoreError};
 use crate::core::ids::Digest;
 
-/// What [`Store::verify`] found.
+/// Result of [`Store::verify`].
 #[derive(Debug, Default)]
 pub struct Verified {
-    /// Objects whose content is what their address says.
+    /// Intact objects.
     pub good: u64,
-    /// Bytes of those.
+    /// Their bytes.
     pub bytes: u64,
-    /// Objects that are damaged or cannot be read, each once, and whatever else is damaged.
+    /// Damaged or unreadable objects, each once, and other damage.
     pub damaged: Vec<StoreError>,
 }
 
-/// How far something is that goes through the whole store.
+/// Progress of a pass through the store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Packs that were gone through.
+    /// Packs done.
     pub packs: usize,
-    /// Packs there are.
+    /// Packs in all.
     pub of_packs: usize,
-    /// Bytes that were read.
+    /// Bytes read.
     pub bytes: u64,
 }
 
 impl Store {
-    /// Reads every object and names the damaged ones. `progress` hears of each pack.
+    /// Reads every object and reports the damaged ones. Calls `progress` after each pack.
     ///
     /// # Errors
     /// A pack or directory that cannot be read at all.
     pub fn verify(&self, mut progress: impl FnMut(Progress)) -> Result<Verified> {
         let mut verified = Verified::default();
-        // The newest first: of several copies it is the one that is read.
+        // The newest first: of several copies, readers use that one.
         let packs: Vec<u32> = self.state().packs.keys().rev().copied().collect();
         let mut at = Progress { of_packs: packs.len(), ..Progress::default() };
         let mut lost = HashSet::new();
@@ -45,14 +45,14 @@ impl Store {
             at.packs += 1;
             progress(at);
         }
-        // Only now is known which chunks are good, wherever they are.
+        // Now all intact chunks are known, wherever they are.
         for number in packs {
             self.verify_lists(number, &lost, &mut verified)?;
         }
         Ok(verified)
     }
 
-    /// The objects that contain one of these chunks, or are one of them.
+    /// The objects that contain, or are, one of these chunks.
     ///
     /// # Errors
     /// A pack or directory that cannot be read at all.
@@ -65,7 +65,7 @@ impl Store {
                     Kind::Whole | Kind::Part => chunks.contains(&slot.digest),
                     Kind::List => match self.chunks(slot.digest) {
                         Ok(list) => list.chunks.iter().any(|(chunk, _)| chunks.contains(chunk)),
-                        // Whatever is in it, it cannot be read.
+                        // Unreadable, whatever it contains.
                         Err(StoreError::Damaged { .. }) => chunks.contains(&slot.digest),
                         Err(StoreError::NotFound(_)) => false,
                         Err(error) => return Err(error),
@@ -79,7 +79,7 @@ impl Store {
         Ok(affected)
     }
 
-    /// Checks every entry of a pack that counts. Adds chunks of which no good copy is left to `lost`. Gives the bytes read.
+    /// Verifies every valid entry of a pack. Adds chunks without an intact copy to `lost`. Returns the bytes read.
     fn verify_pack(&self, number: u32, verified: &mut Verified, lost: &mut HashSet<Digest>) -> Result<u64> {
         let pack = match self.pack(number) {
             Ok(pack) => pack,
@@ -91,7 +91,7 @@ impl Store {
         }
         let entries = match self.entries(number) {
             Ok(entries) => entries,
-            // Collected in this very moment.
+            // Collected just now.
             Err(_) if !self.state().packs.contains_key(&number) => return Ok(0),
             Err(error) => return Err(error),
         };
@@ -103,7 +103,7 @@ impl Store {
                 state.damaged.remove(&slot.place());
                 let want = if slot.kind.is_data() { Want::Data } else { Want::Object };
                 if state.counts(&slot) && !state.find(slot.digest, want)?.contains(&slot) {
-                    // The index has forgotten it.
+                    // The index lost it.
                     state.unindexed.insert(slot);
                 }
                 state.counts(&slot) && state.is_durable(&slot)
@@ -132,7 +132,7 @@ impl Store {
     ) -> Result<()> {
         let want = if slot.kind.is_data() { Want::Data } else { Want::Object };
         self.state().damaged.insert(slot.place());
-        // Another copy may be good.
+        // Another copy may be intact.
         let others = self.slots(slot.digest, want)?;
         let is_good = |other: &Slot| other != slot && self.pack(other.pack).is_ok_and(|pack| pack.read(other).is_ok());
         if others.iter().any(is_good) {
@@ -149,12 +149,12 @@ impl Store {
         Ok(self.slots(slot.digest, want)?.first() == Some(slot))
     }
 
-    /// Counts the objects of lists, and names those of which a chunk is lost.
+    /// Counts list objects, and reports those with a lost chunk.
     fn verify_lists(&self, number: u32, lost: &HashSet<Digest>, verified: &mut Verified) -> Result<()> {
         for slot in self.canonical(number)?.into_iter().filter(|slot| slot.kind == Kind::List) {
             let list = match self.chunks(slot.digest) {
                 Ok(list) => list,
-                // It was named when its entry was read; or it is gone.
+                // It was reported when its entry was read, or was removed.
                 Err(StoreError::Damaged { .. } | StoreError::NotFound(_)) => continue,
                 Err(error) => return Err(error),
             };

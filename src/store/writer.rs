@@ -1,8 +1,8 @@
-//! Writing objects: one at a time, or many that become durable together.
+//! Writing objects: one at a time, or in batches that become durable together.
 //!
-//! An object of up to [`limits::STORE_WHOLE_BYTES`] is one entry. A larger one is cut where its content says (FastCDC), so that
-//! what two objects have in common is found although it stands at different places; then its list of chunks is written, last.
-//! The same content is always cut the same way, in whatever pieces it comes.
+//! An object of up to [`limits::STORE_WHOLE_BYTES`] is one entry. A larger one is cut at content-defined points (FastCDC), so
+//! that shared content is found at any offset; its list of chunks is written last. Equal content is always cut equally, however
+//! it is split into writes.
 
 use std::sync::Arc;
 
@@ -21,20 +21,20 @@ const LEAST: usize = limits::STORE_CHUNK_LEAST_BYTES;
 const MEAN: usize = limits::STORE_CHUNK_MEAN_BYTES;
 const MOST: usize = limits::STORE_CHUNK_MOST_BYTES;
 
-/// Bytes that wait to be cut: so many that what is moved to the front is little.
+/// Buffer of uncut bytes, large enough that little is moved to the front.
 const WINDOW: usize = 4 * MOST;
 
-/// An object whose bytes are coming. Dropping it leaves nothing that has an address, only chunks that garbage collection takes.
+/// An object being written. Dropping it leaves no object, only chunks for garbage collection.
 #[derive(Debug)]
 pub struct Writer {
     guard: Arc<GcGuard>,
-    /// Of a batch.
+    /// Of the batch.
     compressor: Option<Arc<Compressor>>,
     lost: u64,
-    /// Bytes that are not cut yet.
+    /// Bytes not yet cut.
     rest: Vec<u8>,
     list: List,
-    /// Of the whole object; fed as chunks are cut.
+    /// Over the whole object; updated as chunks are cut.
     hasher: blake3::Hasher,
     written: u64,
     limit: u64,
@@ -62,7 +62,7 @@ impl Writer {
             bytes = later;
             if self.rest.len() == WINDOW {
                 self.cut(false).inspect_err(|_| {
-                    // What is missing now cannot be given again.
+                    // The missing bytes cannot be supplied again.
                     self.limit = 0;
                     self.written = u64::MAX;
                 })?;
@@ -71,10 +71,10 @@ impl Writer {
         Ok(())
     }
 
-    /// Makes the object durable and gives its address and length.
+    /// Makes the object durable and returns its address and length.
     ///
     /// # Errors
-    /// `Full`, `Io`, or `TooLarge` if a write failed before; no object is there then.
+    /// `Full`, `Io`, or `TooLarge` if a write failed before; the object does not exist then.
     pub fn finish(self) -> Result<(Digest, u64)> {
         let (guard, lost) = (Arc::clone(&self.guard), self.lost);
         let named = self.end()?;
@@ -82,7 +82,7 @@ impl Writer {
         Ok(named)
     }
 
-    /// No more bytes come: everything is written, not yet durable.
+    /// Writes the rest, not yet durable.
     fn end(mut self) -> Result<(Digest, u64)> {
         if self.written > self.limit {
             return Err(StoreError::TooLarge { limit: self.limit });
@@ -112,7 +112,7 @@ impl Writer {
         Ok((digest, size))
     }
 
-    /// Writes now, or as soon as it is its turn among what the batch has to write.
+    /// Writes now, or queues the item in the batch.
     fn write_item(&self, item: Item) -> Result<()> {
         match &self.compressor {
             Some(compressor) => compressor.add(item),
@@ -124,7 +124,7 @@ impl Writer {
         self.guard.store()
     }
 
-    /// Writes the chunks that are sure: all of them at the `end`, before it those that more bytes cannot change.
+    /// Writes the final chunks: all of them at the `end`, before it those that further bytes cannot change.
     fn cut(&mut self, end: bool) -> Result<()> {
         let cutter = FastCDC::new(&self.rest, LEAST, MEAN, MOST);
         let mut at = 0;
@@ -144,8 +144,8 @@ impl Writer {
     }
 }
 
-/// Many objects that become durable together. Several threads may put into it at once. Dropping it leaves objects that nobody
-/// was told of, perhaps; garbage collection takes them.
+/// Objects that become durable together. Several threads may add to it. Dropping it may leave unreferenced objects for garbage
+/// collection.
 #[derive(Debug)]
 pub struct Batch {
     guard: Arc<GcGuard>,
@@ -160,7 +160,7 @@ impl Batch {
         Batch { guard, compressor, lost }
     }
 
-    /// Adds an object. It may be read only after [`Self::commit`].
+    /// Adds an object. It is readable only after [`Self::commit`].
     ///
     /// # Errors
     /// `TooLarge`, `Full`, `Io`.
@@ -170,12 +170,12 @@ impl Batch {
         self.add(writer).map(|(digest, _)| digest)
     }
 
-    /// Begins an object of this batch whose bytes come piece by piece: end it with [`Self::add`].
+    /// Begins an object of this batch that is written in pieces; [`Self::add`] ends it.
     pub fn writer(&self, limit: u64) -> Writer {
         Writer::begin(Arc::clone(&self.guard), Some(Arc::clone(&self.compressor)), limit.min(limits::BLOB_BYTES))
     }
 
-    /// Adds an object that came piece by piece.
+    /// Adds an object that was written in pieces.
     ///
     /// # Errors
     /// As [`Writer::finish`].
@@ -189,12 +189,12 @@ impl Batch {
     /// Makes all of them durable.
     ///
     /// # Errors
-    /// `Full`, `Io`; some may be there then, whole, and unreferenced.
+    /// `Full`, `Io`; some may exist then, whole and unreferenced.
     pub fn commit(self) -> Result<()> {
         self.sync()
     }
 
-    /// Makes those durable that were added so far; more may be. All are kept from garbage collection until it is dropped.
+    /// Makes those durable that were added so far; more may follow. All are protected from garbage collection until it is dropped.
     ///
     /// # Errors
     /// As [`Self::commit`].
@@ -203,7 +203,7 @@ impl Batch {
         self.guard.store().sync(self.lost)
     }
 
-    /// Reads an object of the store, one of this batch included.
+    /// Reads an object of the store or of this batch.
     ///
     /// # Errors
     /// As [`Store::get`].
@@ -217,14 +217,14 @@ impl Batch {
         if let Some(bytes) = store.get_written(digest, limit)? {
             return Ok(bytes);
         }
-        // Of several chunks: those are read when they are durable.
+        // Several chunks: readable once durable.
         self.sync()?;
         store.get(digest, limit)
     }
 }
 
 impl Store {
-    /// Notes that a writer counts on an entry; whether there is one that is good as far as anybody knows.
+    /// Records a use of an entry; returns whether an entry exists that is not known to be damaged.
     fn keep(&self, digest: Digest, want: Want) -> Result<bool> {
         let mut state = self.state();
         state.recent_use.touch(digest);
@@ -241,12 +241,12 @@ impl Store {
         if self.keep(digest, Want::Object)? {
             return Ok(());
         }
-        // The bytes are there as a part of another object: this one is a list of that one chunk.
+        // The bytes exist as a chunk of another object: this one is a list of that chunk.
         let list = List { size, chunks: vec![(digest, plain.len() as u32)] };
         self.add(Kind::List, digest, size, &list.write())
     }
 
-    /// Writes an entry unless it is there.
+    /// Writes an entry unless it exists.
     pub(super) fn add(&self, kind: Kind, digest: Digest, size: u64, plain: &[u8]) -> Result<()> {
         let want = if kind.is_data() { Want::Data } else { Want::Object };
         if self.keep(digest, want)? {
