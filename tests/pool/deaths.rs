@@ -33,27 +33,6 @@ fn wait_for(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-/// Of the spawner, whose memory workers share. What the host kernel has of such is its own matter.
-#[test]
-fn workers_run_code_that_is_on_huge_pages_where_the_host_has_such() {
-    let setting =
-        |name| std::fs::read_to_string(format!("/sys/kernel/mm/transparent_hugepage/{name}")).unwrap_or_default();
-    let enabled = setting("enabled");
-    let has_such = (enabled.contains("[always]") || enabled.contains("[madvise]"))
-        && setting("hpage_pmd_size").trim() == "2097152";
-    for user in users() {
-        let host = pooled(user);
-        host.with(async |client| ready(&client, "kaish").await);
-        let spawner = host.spawner().expect("a spawner");
-        let smaps = std::fs::read_to_string(format!("/proc/{spawner}/smaps")).expect("it is there");
-        // Code of no file: address, rights, offset, device, inode, and no name.
-        let is_head = |line: &str| line.contains(" r-xp ") && line.split_ascii_whitespace().count() == 5;
-        let huge = smaps.lines().skip_while(|line| !is_head(line)).find_map(|line| line.strip_prefix("AnonHugePages:"));
-        let huge: u64 = huge.map_or(0, |text| text.trim().trim_end_matches(" kB").trim().parse().expect("a number"));
-        assert_eq!(huge > 4096, has_such, "{user:?}: {enabled}: {huge} KiB; is there no memory in large pieces?");
-    }
-}
-
 /// Whatever stopped them: nobody is to wait for one of them.
 #[test]
 fn workers_that_stand_still_before_anybody_came_are_replaced() {
