@@ -263,11 +263,10 @@ impl CatalogHandle {
         key: Option<IdempotencyKey>,
         notes: Notes,
     ) -> Pending<Written<Created>> {
-        self.insert_kernel_with(kernel, key, None, notes, true)
+        self.insert_kernel_with(kernel, key, None, notes)
     }
 
-    /// As [`Self::insert_kernel`], together with the worker that it has already. Where nobody waits for it, not `at_once`: a moment later,
-    /// or with what is written next.
+    /// As [`Self::insert_kernel`], together with the worker that it has already.
     ///
     /// # Errors
     /// As [`Self::insert_kernel`].
@@ -277,22 +276,18 @@ impl CatalogHandle {
         key: Option<IdempotencyKey>,
         worker: Option<WorkerRow>,
         notes: Notes,
-        at_once: bool,
     ) -> Pending<Written<Created>> {
-        let insert = move |db: &Db| match kernels::insert(db, &kernel, key.as_ref(), kernel.created_at_ms)? {
-            Created::New => {
-                if let Some(worker) = &worker {
-                    workers::put(db, worker)?;
+        self.write_small("catalog.kernel.insert", move |db| {
+            match kernels::insert(db, &kernel, key.as_ref(), kernel.created_at_ms)? {
+                Created::New => {
+                    if let Some(worker) = &worker {
+                        workers::put(db, worker)?;
+                    }
+                    notes.write(db, Created::New)
                 }
-                notes.write(db, Created::New)
+                before @ Created::Before(_) => Ok(Written { value: before, events: Vec::new() }),
             }
-            before @ Created::Before(_) => Ok(Written { value: before, events: Vec::new() }),
-        };
-        let label = "catalog.kernel.insert";
-        match at_once {
-            true => self.write_small(label, insert),
-            false => self.queue.run_patient(Target::Host, label, insert),
-        }
+        })
     }
 
     /// The kernel of that id.

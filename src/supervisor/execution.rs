@@ -96,7 +96,7 @@ impl Execution {
         let _ = self.started.subscribe().wait_for(|started| *started).await;
     }
 
-    /// Makes the end known. To be called after it is in the journal, but for that of a throw-away kernel.
+    /// Makes the end known. To be called after it is in the journal.
     pub fn finish(&self, end: Result<ExecEnd>) {
         self.forget_request();
         match &end {

@@ -42,9 +42,6 @@ impl Task {
             };
         }
         self.admit(&actor, request.expected_version)?;
-        if let Some(error) = &self.early.no_more {
-            return Err(error.clone());
-        }
         self.whole()?;
         self.room_for_work()?;
         self.room_on_disk().await?;
@@ -60,13 +57,6 @@ impl Task {
             while let Ok(report) = self.reports.try_recv() {
                 self.take_report(*report).await;
             }
-        }
-        if self.kernel.spec.ephemeral && request.key.is_empty() {
-            return self.begin_at_once(request, &actor, keep).await;
-        }
-        self.journal_told().await;
-        if let Some(error) = &self.early.no_more {
-            return Err(error.clone());
         }
         let ahead = self.send_ahead(&request, keep);
         let (exec, journal) = match self.kernel.records.begin(&request, &actor, self.host.now_ms()).await? {
@@ -229,7 +219,7 @@ impl Task {
                 None
             }
             // They wait for room in the journal, which is tried again and again.
-            Item::Execution(_) if self.unjournalled.len() + self.early.count() >= limits::ENDS_UNJOURNALLED => None,
+            Item::Execution(_) if self.unjournalled.len() >= limits::ENDS_UNJOURNALLED => None,
             Item::Execution(_) => {
                 let permit = self.permit_to_run()?;
                 let Some(Item::Execution(execution)) = self.queue.pop_front() else { return None };
@@ -431,10 +421,6 @@ impl Task {
             // The worker is ending: nothing more is handed to it. Its own end, which is on its way, is the next step.
             self.link_lost(self.life.attempt);
             return;
-        }
-        if self.early.is_full() {
-            // The worker remembers few that the journal does not have.
-            self.journal_told().await;
         }
         self.step(Event::ExecutionEnded { exec }).await;
         self.rearm_idle();

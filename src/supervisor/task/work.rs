@@ -307,7 +307,6 @@ impl Task {
         }
         if matches!(self.life.state, State::Stopped { .. }) {
             // Nobody writes for a while: the log's room is given back, and with it the journal may have some.
-            self.journal_told().await;
             self.kernel.records.close().await;
             let _ = self.journal_ends().await;
         }
