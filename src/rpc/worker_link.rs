@@ -58,8 +58,6 @@ pub struct WorkerLink {
     lane_asked: Cell<bool>,
     /// Whether it was told to begin something.
     has_begun: Cell<bool>,
-    /// It was told on the lane whose worker it is: what is done when it answers that.
-    binding: Rc<lane::Binding>,
 }
 
 impl Drop for WorkerLink {
@@ -126,7 +124,6 @@ impl WorkerLink {
             lane: RefCell::default(),
             lane_asked: Cell::default(),
             has_begun: Cell::default(),
-            binding: Rc::default(),
         };
         let report = link.handshake(listener).await?;
         Ok((link, report))

@@ -25,7 +25,6 @@ use crate::rpc::worker_proof::{PROOF_BYTES, Role, WorkerIdentity};
 use crate::rpc::worker_socket;
 use crate::worker::binding::KernelBinding;
 
-pub use crate::rpc::lane::BIND;
 pub use call::{Answer, Bind, Call, Chunks, Report, Revision, Start, Started, StatePiece, WorkerCall};
 pub use daemon::{Daemon, Delivered, Delivery, Finish, ToolAnswer};
 pub use lane::{LaneCall, LaneService};

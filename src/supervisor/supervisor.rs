@@ -207,7 +207,7 @@ impl Supervisor {
             let shape = Shape::of(host, &spec, actor.uid)?;
             let can_come_later =
                 !super::start::hides_system_path(host, spec.paths.iter().map(|allowed| &*allowed.path));
-            let promise = can_come_later.then(|| Promise::make(host, shape, FIRST_EPOCH, &spec)).flatten();
+            let promise = can_come_later.then(|| Promise::make(host, shape, FIRST_EPOCH)).flatten();
             let Some(promise) = promise else {
                 let id = KernelId::from_bytes(host.random());
                 host.catalog.create_kernel_files(id).await?;

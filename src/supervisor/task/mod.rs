@@ -106,8 +106,6 @@ pub(super) struct Task {
     operating: Option<u64>,
     operations: u64,
     current: Option<Current>,
-    /// An execution is all that waits for the worker that is started now: it can go to one that is about to be the kernel's.
-    starts_now: bool,
     /// While the worker that is being started is wanted.
     wanted: Option<oneshot::Sender<()>>,
     idle_at: Option<Instant>,
@@ -208,7 +206,6 @@ impl Task {
             operating: None,
             operations: 0,
             current: None,
-            starts_now: false,
             wanted: None,
             idle_at: None,
             backoff_at: None,

@@ -15,7 +15,7 @@ use crate::core::ids::ExecId;
 use crate::core::kernel::{CrashCause, Event, State, StopReason};
 use crate::core::limits;
 use crate::core::origin::Origin;
-use crate::rpc::worker_link::{WorkerExec, WorkerLink};
+use crate::rpc::worker_link::WorkerExec;
 use crate::supervisor::command::{Actor, Operation, Trace, Turn, Waiting};
 use crate::supervisor::execution::Execution;
 use crate::supervisor::kernel::{Kernel, never_ran};
@@ -49,15 +49,6 @@ impl Task {
             request.output_limit_bytes = self.host.config.output_kept_bytes;
         }
         let keep = request.output_limit_bytes.min(limits::OUTPUT_KEPT_MOST_BYTES);
-        if matches!(self.life.state, State::Created) && self.queue.is_empty() && WorkerLink::fits_lane(&request) {
-            // If its worker knows it already, or is about to, that is ready now.
-            self.starts_now = true;
-            self.step(Event::Used).await;
-            self.starts_now = false;
-            while let Ok(report) = self.reports.try_recv() {
-                self.take_report(*report).await;
-            }
-        }
         let ahead = self.send_ahead(&request, keep);
         let (exec, journal) = match self.kernel.records.begin(&request, &actor, self.host.now_ms()).await? {
             Begun::New { exec, journal } => (exec, journal),
@@ -228,11 +219,6 @@ impl Task {
                 self.host.metrics.since(Stage::ExecutionQueued, self.kernel.spec.engine, execution.queued_at);
                 request.env.extend(self.untold_origin().into_iter().flatten());
                 let output_kept = request.output_limit_bytes.min(limits::OUTPUT_KEPT_MOST_BYTES);
-                if link.is_binding() {
-                    execution.keep_request(request.clone());
-                }
-                let process = self.current.as_ref().map(|current| Rc::clone(&current.process));
-                let told = Rc::clone(&link);
                 let starting = match self.ahead.take().filter(|ahead| ahead.exec == exec).and_then(Ahead::keep) {
                     Some(link) => Either::Left(link.go(exec)),
                     None => Either::Right(link.start(WorkerExec { exec, request, output_kept })),
@@ -240,26 +226,10 @@ impl Task {
                 self.running = Some((execution, Some(permit)));
                 let reporter = self.reporter.clone();
                 tokio::task::spawn_local(async move {
-                    let mut starting = std::pin::pin!(starting);
-                    let early = match told.is_binding() {
-                        true => tokio::time::timeout(limits::WORKER_START, &mut starting).await.ok(),
-                        false => None,
-                    };
-                    let outcome = match early {
-                        Some(outcome) => outcome,
-                        None if told.was_never_bound() => Err(Error::deadline("the promised worker does not answer")),
-                        None => starting.await,
-                    };
-                    let Err(error) = outcome else { return };
-                    if matches!(error.code, ErrorCode::Lost | ErrorCode::Deadline) && told.was_never_bound() {
-                        // Once it is gone, another one is handed the execution.
-                        if let Some(process) = process {
-                            process.kill();
-                        }
-                        return;
-                    }
                     // A worker that is gone is reported by its own end; any other refusal ends the execution here.
-                    if error.code != ErrorCode::Lost {
+                    if let Err(error) = starting.await
+                        && error.code != ErrorCode::Lost
+                    {
                         let end = ExecEnd { status: ExecStatus::Refused, ..ExecEnd::lost(error.message) };
                         let _ = reporter.send(Box::new(Report::Ended { exec, end }));
                     }
@@ -366,13 +336,6 @@ impl Task {
 
     pub(super) fn interrupt_worker(&self, exec: ExecId) {
         let Some(link) = self.link() else { return };
-        if let (Some((execution, _)), Some(current)) = (&self.running, &self.current)
-            && link.was_never_bound()
-        {
-            // It has not begun, and does not go to another one.
-            execution.forget_request();
-            return current.process.kill();
-        }
         tokio::task::spawn_local(async move {
             if let Err(error) = link.interrupt(exec).await {
                 tracing::debug!(%exec, %error, "interrupt");
