@@ -66,7 +66,7 @@ interface Kernel {
   # Where a kernel has no worker, a method that needs one starts it.
 
   execute @0 (code :Text) -> (execId :UInt64);
-  # Returns once the execution is in the journal (of a throw-away kernel: will be, when that is read) and queued. Its result: `execution(execId)`.
+  # Returns once the execution is in the journal and queued. Its result: `execution(execId)`.
 
   executeStreaming @1 (code :Text, callback :OutputCallback) -> (execId :UInt64);
   # As `execute`; `callback` then gets all of its output. A callback that answers slowly slows the code.

@@ -119,21 +119,12 @@ struct LaneCall {
     hold @1 :Exec;            # as `start`, but it waits for `go`; takes the place of one that was held before
     go @2 :UInt64;            # the number of the one that is held: its beginning is in the journal
     withdraw @3 :UInt64;      # it is not to run; no answer
-    bind @4 :NewKernel;       # as `Worker.bindKernel`, for a kernel that takes over what the slot stands on; what follows waits for it
   }
-}
-
-struct NewKernel {
-  # A kernel in which nothing has happened yet. Until something does, its worker ends with its daemon.
-  kernelId @0 :Text;
-  epoch @1 :UInt64;
-  name @2 :Text;
-  ephemeral @3 :Bool;         # its worker ends with its daemon, whatever happens in it
 }
 
 struct LaneAnswer {
   # What `Worker.start` would answer.
-  execId @0 :UInt64;          # 0: of `bind`
+  execId @0 :UInt64;
   union {
     runs @1 :Void;            # output and end come as `Supervisor.output` and `Supervisor.ended`
     over :group { end @2 :End; output @3 :List(Chunk); }

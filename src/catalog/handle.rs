@@ -264,11 +264,10 @@ impl CatalogHandle {
         key: Option<IdempotencyKey>,
         notes: Notes,
     ) -> Pending<Written<Created>> {
-        self.insert_kernel_with(kernel, key, None, notes, true)
+        self.insert_kernel_with(kernel, key, None, notes)
     }
 
-    /// As [`Self::insert_kernel`], together with the worker that it has already. Unless `at_once`, the database's thread
-    /// writes it.
+    /// As [`Self::insert_kernel`], together with the worker that it has already.
     ///
     /// # Errors
     /// As [`Self::insert_kernel`].
@@ -278,22 +277,18 @@ impl CatalogHandle {
         key: Option<IdempotencyKey>,
         worker: Option<WorkerRow>,
         notes: Notes,
-        at_once: bool,
     ) -> Pending<Written<Created>> {
-        let insert = move |db: &Db| match kernels::insert(db, &kernel, key.as_ref(), kernel.created_at_ms)? {
-            Created::New => {
-                if let Some(worker) = &worker {
-                    workers::put(db, worker)?;
+        self.write_small("catalog.kernel.insert", move |db| {
+            match kernels::insert(db, &kernel, key.as_ref(), kernel.created_at_ms)? {
+                Created::New => {
+                    if let Some(worker) = &worker {
+                        workers::put(db, worker)?;
+                    }
+                    notes.write(db, Created::New)
                 }
-                notes.write(db, Created::New)
+                before @ Created::Before(_) => Ok(Written { value: before, events: Vec::new() }),
             }
-            before @ Created::Before(_) => Ok(Written { value: before, events: Vec::new() }),
-        };
-        let label = "catalog.kernel.insert";
-        match at_once {
-            true => self.write_small(label, insert),
-            false => self.write(label, insert),
-        }
+        })
     }
 
     /// The kernel of that id.

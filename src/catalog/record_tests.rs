@@ -51,9 +51,9 @@ fn queued_writes_keep_their_order() {
     runtime.block_on(async {
         let handle = catalog.handle();
         let event = |kind: &str| NewEvent { at_ms: 1, kernel: "k".into(), kind: kind.into(), detail_json: "{}".into() };
-        let insert = |id, name| handle.insert_kernel_with(kernel(id, name), None, None, Notes::default(), false);
+        let insert = |id, name| handle.insert_kernel(kernel(id, name), None, Notes::default());
         let pending = [handle.append_events(vec![event("first")]), handle.append_events(vec![event("second")])];
-        // Neither is waited for: who reads finds both, and a kernel that nobody waited for.
+        // Neither is waited for: who reads finds both, and the kernel that was queued behind them.
         let made = insert(ID, "k");
         let found = handle.kernel(ID).await.expect("read").expect("there");
         assert_eq!(found.spec.name.as_str(), "k");
@@ -64,7 +64,7 @@ fn queued_writes_keep_their_order() {
         for pending in pending {
             pending.await.expect("written");
         }
-        // Whoever cannot be written down is told so, and takes nobody with him.
+        // A kernel that cannot be inserted takes no other write with it.
         let (other, event) = (insert(KernelId::from_bytes([2; 16]), "k"), handle.append_events(vec![event("third")]));
         assert!(matches!(other.await, Err(CatalogError::Exists(_))), "the name is taken");
         assert_eq!(event.await.expect("written")[0].kind, "third");

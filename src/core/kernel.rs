@@ -202,11 +202,6 @@ pub enum Event {
         /// What stands in the way: [`StopReason::NoPlace`] or [`StopReason::NotGiven`].
         why: StopReason,
     },
-    /// The worker of this attempt is gone before it was the kernel's: nothing has run in it, and what it was given waits again.
-    WorkerNotBound {
-        /// Which attempt.
-        attempt: u64,
-    },
     /// The next queued execution was handed to the worker.
     ExecutionStarted {
         /// Which one.
@@ -333,7 +328,6 @@ impl Life {
             Event::WorkerAdopted { running } => self.worker_adopted(running),
             Event::WorkerEnded { attempt, cause } => self.worker_ended(attempt, cause, now_ms),
             Event::WorkerRefused { attempt, why } => self.worker_refused(attempt, why, now_ms),
-            Event::WorkerNotBound { attempt } => self.worker_not_bound(attempt, now_ms),
             Event::ExecutionStarted { exec } => self.execution_started(exec),
             Event::ExecutionEnded { exec } => self.execution_ended(exec),
             Event::IdleElapsed => match self.state {
@@ -430,17 +424,6 @@ impl Life {
             }
             // It was told to stop meanwhile: there is no worker, as was wanted.
             _ => self.worker_ended(attempt, CrashCause::NotStarted(String::from(why.name())), now_ms),
-        }
-    }
-
-    fn worker_not_bound(&mut self, attempt: u64, now_ms: i64) -> Vec<Action> {
-        match self.state {
-            State::Starting | State::Ready | State::Busy { .. } if attempt == self.attempt => {
-                let mut actions = vec![Action::DisarmIdle];
-                actions.extend(self.start());
-                actions
-            }
-            _ => self.worker_ended(attempt, CrashCause::NotStarted("it ended before it was bound".into()), now_ms),
         }
     }
 

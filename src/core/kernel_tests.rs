@@ -92,20 +92,6 @@ fn table() -> Vec<(Event, [&'static str; 10])> {
             ],
         ),
         (
-            Event::WorkerNotBound { attempt: 3 },
-            [
-                "created", "starting", "starting", "starting", "stopped", "stopped", "stopped", "crashed", "crashed",
-                "archived",
-            ],
-        ),
-        (
-            Event::WorkerNotBound { attempt: 2 },
-            [
-                "created", "starting", "ready", "busy", "stopping", "stopping", "stopped", "crashed", "crashed",
-                "archived",
-            ],
-        ),
-        (
             Event::ExecutionStarted { exec: EXEC },
             [
                 "created", "starting", "busy", "busy", "stopping", "stopping", "stopped", "crashed", "crashed",
@@ -189,18 +175,6 @@ fn a_running_execution_never_ends_in_silence() {
     for state in [State::Busy { exec: EXEC }, State::Stopping { reason: StopReason::Asked, exec: Some(EXEC) }] {
         let (_, actions) = after(state, Event::WorkerEnded { attempt: 3, cause: CrashCause::OutOfMemory });
         assert!(actions.contains(&Action::EndAsLost { exec: EXEC, cause: CrashCause::OutOfMemory }));
-    }
-}
-
-/// What was given to it has not begun: it is queued again, and its kernel gets another worker at once.
-#[test]
-fn a_worker_that_was_never_bound_is_no_crash() {
-    for state in [State::Starting, State::Ready, State::Busy { exec: EXEC }] {
-        let mut life = life(state);
-        let actions = life.step(Event::WorkerNotBound { attempt: 3 }, NOW);
-        assert_eq!((&life.state, life.crashes.len()), (&State::Starting, 0));
-        assert!(actions.contains(&Action::StartWorker { attempt: 4 }), "{actions:?}");
-        assert!(!actions.iter().any(|action| matches!(action, Action::EndAsLost { .. })));
     }
 }
 

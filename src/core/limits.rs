@@ -453,12 +453,6 @@ pub const POOLS: usize = 64;
 pub const POOL_STAYS: Duration = Duration::from_secs(60);
 /// So long a slot waits for the first use of the kernel that was made on its folder.
 pub const POOL_PROMISE_KEPT: Duration = Duration::from_secs(10);
-/// So long after a throw-away kernel was made others than its client find its socket.
-pub const EPHEMERAL_PUBLISHED: Duration = Duration::from_millis(2);
-/// What is over within this in a throw-away kernel is told before the journal has its beginning; and so long after it was told it is journalled.
-pub const EPHEMERAL_JOURNALLED: Duration = Duration::from_millis(2);
-/// So many executions of a throw-away kernel that were told and not journalled are journalled at once: less than half of what a worker remembers.
-pub const EPHEMERAL_TOLD: usize = 4;
 /// A slot that is ready and asked whether it is well answers within this, or another takes its place.
 pub const POOL_ANSWER: Duration = Duration::from_secs(5);
 /// For so long after a slot was taken no other is made.

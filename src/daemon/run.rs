@@ -94,11 +94,6 @@ async fn daemon(args: &Args, config: Config, paths: Paths) -> anyhow::Result<()>
     let uid = nix::unistd::geteuid().as_raw();
     paths.prepare(uid)?;
     let _lock = lock(&paths)?;
-    // Whoever asks for something finds a processor that did something else meanwhile. There is no other thread yet.
-    match sys::code::on_huge_pages() {
-        Ok(huge) => tracing::debug!(huge, "pages of code"),
-        Err(error) => tracing::info!(%error, "code is on small pages: kernels begin a little more slowly"),
-    }
     let open_files = raise_open_files().context("limit on open files")?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), data = %paths.data_dir().display(), open_files, "starting");
     let mark = paths.runtime_dir().display().to_string();

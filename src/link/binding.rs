@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::core::ids::{Epoch, KernelId};
 use crate::core::name::KernelName;
-use crate::core::origin::{Origin, OriginKind};
+use crate::core::origin::OriginKind;
 
 /// A file or folder of the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,35 +39,6 @@ pub struct BoundFolder {
     /// Another folder to be `/workspace`: that of the kernel whose thread this one is.
     #[serde(default)]
     pub workspace: Option<BoundSource>,
-}
-
-/// A kernel in which nothing has happened yet, and which takes over what a slot stands on.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NewKernel {
-    /// The kernel.
-    pub kernel: KernelId,
-    /// The ownership under which it is served.
-    pub epoch: Epoch,
-    /// Its name.
-    pub name: KernelName,
-    /// Whether it goes with its client.
-    pub ephemeral: bool,
-}
-
-impl From<NewKernel> for KernelBinding {
-    fn from(NewKernel { kernel, epoch, name, ephemeral }: NewKernel) -> KernelBinding {
-        let Origin { kind, generation, .. } = Origin::default();
-        KernelBinding {
-            kernel,
-            epoch,
-            name,
-            folder: None,
-            protected: Vec::new(),
-            mounts: Vec::new(),
-            origin: (kind, generation),
-            ephemeral,
-        }
-    }
 }
 
 /// The kernel that a slot is to serve.

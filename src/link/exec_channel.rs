@@ -4,7 +4,6 @@
 //! daemon ── hold ─────▶ init       on its way while the journal is written
 //!        ── go ───────▶            it is: begin
 //!        ── withdraw ─▶            it is not to run
-//!        ── bind ─────▶            a slot becomes a kernel's worker; what follows waits for that
 //!        ◀── answer ──             runs │ over, with all that it wrote │ refused
 //! ```
 //! One message (`LaneCall`, `LaneAnswer` of schema/worker.capnp) is one packet, so nothing is to be cut or joined, and both ends read and
@@ -22,7 +21,6 @@ use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use crate::core::ids::ExecId;
 use crate::core::limits;
 use crate::sys::watched::{Watched, watch};
 
@@ -41,9 +39,6 @@ pub fn pair() -> io::Result<(Lane, OwnedFd)> {
     let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)?;
     Ok((Lane::new(ours)?, theirs))
 }
-
-/// The number under which a binding is answered: no execution has it.
-pub const BIND: ExecId = ExecId(0);
 
 thread_local! {
     /// Where a packet is read: one for all lanes of a thread, which reads one at a time.

@@ -9,7 +9,6 @@ use std::io;
 pub mod btrfs;
 pub mod caps;
 pub mod clock;
-pub mod code;
 pub mod fault;
 pub mod fs;
 pub mod inode;

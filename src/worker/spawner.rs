@@ -16,7 +16,6 @@ use super::engines::kaish;
 use super::init;
 use crate::catalog::EngineDb;
 use crate::sandbox;
-use crate::sys::code;
 use crate::sys::namespace::{Forked, fork};
 use crate::sys::pidfd;
 use crate::sys::process::{adopt, exit_now, forget_children, parent, place, set_name, share_heap};
@@ -49,10 +48,6 @@ fn serve() -> std::io::Result<()> {
     forget_children(true)?;
     // What workers allocate, on whichever of their threads, goes on where this process ends: no heap of each thread's own.
     share_heap();
-    // What runs first in a new kernel, on a processor that did something else meanwhile, is held up by what it has to look up.
-    if let Err(error) = code::on_huge_pages() {
-        eprintln!("ryokan-worker: code is on small pages, and kernels begin a little more slowly: {error}");
-    }
     // Nothing that draws random numbers for anybody: those would be the same in all of them. Those of a thread end with it.
     let prepared = std::thread::spawn(|| {
         sandbox::prepare();

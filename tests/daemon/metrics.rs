@@ -14,12 +14,6 @@ pub fn told(host: &Host) -> String {
     ask(UnixStream::connect(host.socket().with_file_name("metrics.sock")).expect("connected"), "GET /metrics")
 }
 
-/// How often a stage was gone through.
-pub fn stages(host: &Host, stage: &str, engine: &str) -> u64 {
-    let series = format!("ryokan_stage_seconds_count{{stage=\"{stage}\",engine=\"{engine}\"}} ");
-    told(host).lines().find_map(|line| line.strip_prefix(&series)?.parse().ok()).unwrap_or(0)
-}
-
 fn ask(mut stream: impl std::io::Read + std::io::Write, what: &str) -> String {
     write!(stream, "{what} HTTP/1.1\r\nHost: ryokan\r\nConnection: close\r\n\r\n").expect("written");
     let mut answer = String::new();

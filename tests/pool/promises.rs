@@ -13,7 +13,6 @@ use ryokan::core::exec::ExecRequest;
 
 use super::deaths::inits;
 use super::{READY, pool_of, pooled, pooled_with, ready, until, worker_of};
-use crate::daemon::metrics::stages;
 use crate::support::{Host, User, eventually, kernel, out, run, spec, users};
 
 /// The folders of kernels, those that are nobody's yet included, and the modes of the workspaces.
@@ -24,11 +23,6 @@ pub(super) fn folders(host: &Host) -> BTreeMap<String, u32> {
         (entry.file_name().to_string_lossy().into_owned(), mode)
     };
     folder.map(of).filter(|(name, _)| !name.starts_with('.')).collect()
-}
-
-/// So many workers know their kernels, whether anybody uses those or not.
-async fn is_bound(host: &Host, workers: u64) {
-    eventually("a worker knows its kernel", async || stages(host, "bind_worker", "kaish") >= workers).await;
 }
 
 /// The worker that stands on the folder of that kernel.
@@ -193,7 +187,6 @@ fn a_daemon_that_is_killed_before_a_kernels_first_use_leaves_the_kernel_and_no_w
             ready(&client, "kaish").await;
             ready(&client, "python").await;
             kernel(&client, "k", EngineName::Kaish).await;
-            is_bound(&host, 1).await;
             workers(&host)
         });
         host.kill();
@@ -248,7 +241,7 @@ fn kernels_whose_first_use_is_no_execution_are_as_any() {
 }
 
 #[test]
-fn a_worker_knows_its_kernel_before_that_is_used_and_gets_what_came_meanwhile() {
+fn mounts_before_first_use_are_kept() {
     for user in users() {
         let host = pooled(user);
         let given = host.given(user);
@@ -257,7 +250,6 @@ fn a_worker_knows_its_kernel_before_that_is_used_and_gets_what_came_meanwhile() 
             ready(&client, "python").await;
             let waiting = workers(&host);
             let k = kernel(&client, "k", EngineName::Kaish).await;
-            is_bound(&host, 1).await;
             let info = k.info().await.expect("told");
             assert_eq!((info.state.as_str(), info.memory_bytes), ("created", 0), "nobody has used it");
             host.ok(&["mount", "k", "/later", &given.display().to_string()]);
@@ -269,7 +261,6 @@ fn a_worker_knows_its_kernel_before_that_is_used_and_gets_what_came_meanwhile() 
             // Mounts below others are seen, whichever was given first.
             ready(&client, "kaish").await;
             let deep = kernel(&client, "deep", EngineName::Kaish).await;
-            is_bound(&host, 2).await;
             std::fs::create_dir(given.join("sub")).expect("made");
             host.ok(&["mount", "deep", "/given/sub", &given.display().to_string()]);
             host.ok(&["mount", "deep", "/given", &given.display().to_string()]);
@@ -277,7 +268,6 @@ fn a_worker_knows_its_kernel_before_that_is_used_and_gets_what_came_meanwhile() 
             // What cannot be mounted is said by a worker of the kernel's own.
             ready(&client, "kaish").await;
             let odd = kernel(&client, "odd", EngineName::Kaish).await;
-            is_bound(&host, 3).await;
             // Seen by its mounts, where those are the host's own.
             let promised = standing_on(&host, &odd.info().await.expect("told").id.to_string());
             assert!(promised.is_some() || user != User::Own);
@@ -358,16 +348,14 @@ fn a_kernel_and_its_first_result_are_asked_for_at_once() {
     }
 }
 
-/// Its worker knew it already when it was given something, and the daemon was killed then.
 #[test]
-fn a_daemon_that_is_killed_before_a_kernel_was_mounted_what_it_was_given_makes_up_for_it() {
+fn mounts_before_first_use_survive_the_daemon() {
     for user in users() {
         let mut host = pooled(user);
         let given = host.given(user);
         host.with(async |client| {
             ready(&client, "kaish").await;
             kernel(&client, "k", EngineName::Kaish).await;
-            is_bound(&host, 1).await;
         });
         host.ok(&["mount", "k", "/later", &given.display().to_string()]);
         host.kill();

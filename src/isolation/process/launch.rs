@@ -13,7 +13,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Interest, Lines};
@@ -69,12 +68,6 @@ impl WorkerProcess {
     pub fn kill(&self) {
         // An error means that it has ended.
         let _ = pidfd::signal(self.pidfd.as_fd(), Signal::SIGKILL);
-    }
-
-    /// Whether it has ended, as far as that can be seen without waiting.
-    pub fn has_ended(&self) -> bool {
-        let mut watched = [PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)];
-        poll(&mut watched, PollTimeout::ZERO).is_ok_and(|ended| ended > 0)
     }
 
     /// Waits for its end.

@@ -9,10 +9,9 @@ use capnp::message::Builder;
 use super::daemon::{write_chunks, write_end};
 use super::{Start, Started, read_start};
 use crate::core::error::Result;
-use crate::core::ids::{Epoch, ExecId};
+use crate::core::ids::ExecId;
 use crate::core::limits;
-use crate::link::binding::NewKernel;
-use crate::link::exec_channel::{BIND, Lane, Message};
+use crate::link::exec_channel::{Lane, Message};
 use crate::link::schema::worker_capnp::{lane_answer, lane_call};
 
 /// What the daemon says on the lane.
@@ -26,8 +25,6 @@ pub enum LaneCall {
     Go(ExecId),
     /// The one that is held is not to run.
     Withdraw(ExecId),
-    /// A slot is to become that kernel's worker. What follows waits for it.
-    Bind(Box<NewKernel>),
 }
 
 /// What an end beside its output may take of a message, bytes.
@@ -68,14 +65,6 @@ impl LaneService {
         err.len() + frame_json.len() <= END_BYTES
     }
 
-    /// Says that a slot is a kernel's worker now.
-    ///
-    /// # Errors
-    /// As [`Self::answer`].
-    pub fn bound(&self) -> io::Result<()> {
-        self.answer(BIND, &Ok(Started::Runs))
-    }
-
     /// Answers a start.
     ///
     /// # Errors
@@ -100,24 +89,11 @@ impl LaneService {
     }
 }
 
-fn parse<T: std::str::FromStr<Err: std::fmt::Display>>(text: capnp::text::Reader<'_>) -> capnp::Result<T> {
-    text.to_str()?.parse().map_err(|error| capnp::Error::failed(format!("{text:?}: {error}")))
-}
-
 fn read_call(message: &Message<'_>) -> capnp::Result<LaneCall> {
     Ok(match message.get_root::<lane_call::Reader<'_>>()?.which()? {
         lane_call::Start(exec) => LaneCall::Start(read_start(exec?)?),
         lane_call::Hold(exec) => LaneCall::Hold(read_start(exec?)?),
         lane_call::Go(exec) => LaneCall::Go(ExecId(exec)),
         lane_call::Withdraw(exec) => LaneCall::Withdraw(ExecId(exec)),
-        lane_call::Bind(kernel) => {
-            let kernel = kernel?;
-            LaneCall::Bind(Box::new(NewKernel {
-                kernel: parse(kernel.get_kernel_id()?)?,
-                epoch: Epoch(kernel.get_epoch()),
-                name: parse(kernel.get_name()?)?,
-                ephemeral: kernel.get_ephemeral(),
-            }))
-        }
     })
 }

@@ -25,7 +25,6 @@ use crate::link::handshake::{PROOF_BYTES, Role, WorkerIdentity};
 use crate::link::schema::worker_capnp::{exec, report, worker};
 use crate::link::types::StateChunk;
 
-pub use crate::link::exec_channel::BIND;
 pub use call::{Answer, Bind, Call, Chunks, Report, Revision, Start, Started, StatePiece, WorkerCall};
 pub use daemon::{Daemon, Delivered, Delivery, Finish, ToolAnswer};
 pub use exec_channel::{LaneCall, LaneService};

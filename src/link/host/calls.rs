@@ -44,15 +44,9 @@ impl WorkerLink {
     }
 
     fn start_by_call(&self, exec: &WorkerExec) -> impl Future<Output = Result<()>> + use<> {
-        // Whoever cannot hear on the lane whether it is bound must not have anything begun.
-        let sent = match self.is_binding() && !self.has_lane() {
-            true => Err(Error::lost("the worker's lane has closed")),
-            false => self.send_start(exec),
-        };
-        let (id, listener, binding) = (exec.exec, Rc::clone(&self.listener), Rc::clone(&self.binding));
+        let (id, sent, listener) = (exec.exec, self.send_start(exec), Rc::clone(&self.listener));
         async move {
             let answer = bounded(limits::WORKER_CALL, async { sent?.await.map_err(|e| from_capnp(&e)) }).await?;
-            binding.done();
             let answer = answer.get().map_err(|e| from_capnp(&e))?;
             if answer.get_ended() {
                 let parts = answer.get_end().and_then(|end| Ok((end, answer.get_output()?)));
@@ -269,11 +263,6 @@ impl WorkerLink {
     /// # Errors
     /// `Unavailable` or `Deadline` if the worker does not take it.
     pub async fn hand_over(&self, descriptor: OwnedFd) -> Result<u64> {
-        if self.is_binding() {
-            // It proves by an identity that the worker may not have yet: whatever it answers, it answers once it has.
-            self.usage().await?;
-            self.binding.done();
-        }
         self.pass_descriptor(descriptor).await
     }
 

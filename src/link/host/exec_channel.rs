@@ -2,7 +2,6 @@
 //!
 //! A worker of a former build has no lane; then, and for what is too large for a packet, a start is a call.
 
-use std::cell::RefCell;
 use std::future::poll_fn;
 use std::rc::Rc;
 
@@ -14,8 +13,7 @@ use crate::core::error::{Error, Result};
 use crate::core::exec::ExecRequest;
 use crate::core::ids::ExecId;
 use crate::core::limits;
-use crate::link::binding::NewKernel;
-use crate::link::exec_channel::{self, BIND, Lane, Message};
+use crate::link::exec_channel::{self, Lane, Message};
 use crate::link::host::callbacks::{self, Over};
 use crate::link::schema::worker_capnp::{exec, lane_answer, lane_call};
 use crate::link::types::from_capnp;
@@ -25,26 +23,6 @@ enum Said {
     Runs,
     Over(Over),
     Refused(String),
-}
-
-/// A binding that was asked for on the lane.
-#[derive(Default)]
-pub(crate) struct Binding {
-    on_bound: RefCell<Option<Box<dyn FnOnce()>>>,
-}
-
-impl Binding {
-    /// Whether it is not answered.
-    fn is_open(&self) -> bool {
-        self.on_bound.borrow().is_some()
-    }
-
-    /// The worker is the kernel's.
-    pub(crate) fn done(&self) {
-        if let Some(on_bound) = self.on_bound.take() {
-            on_bound();
-        }
-    }
 }
 
 impl WorkerLink {
@@ -66,11 +44,6 @@ impl WorkerLink {
         Ok(())
     }
 
-    /// Whether an execution can go on the lane: it fits a packet, and has no input.
-    pub fn fits_lane(request: &ExecRequest) -> bool {
-        !request.stdin_open && request.stdin.is_empty() && request.memory_bytes() <= limits::LANE_BYTES / 2
-    }
-
     /// Sends an execution ahead: it waits for [`Self::go`]. Whether it went.
     pub fn hold(&self, exec: ExecId, request: &ExecRequest, output_kept: u64) -> bool {
         self.say_exec(exec, request, output_kept, |call| call.init_hold()).is_some()
@@ -86,10 +59,10 @@ impl WorkerLink {
             Ok(())
         });
         self.let_it_run();
-        let (listener, binding) = (Rc::clone(&self.listener), Rc::clone(&self.binding));
+        let listener = Rc::clone(&self.listener);
         async move {
             match lane {
-                Some(lane) => bounded(limits::WORKER_CALL, heard(lane, exec, listener, binding)).await,
+                Some(lane) => bounded(limits::WORKER_CALL, heard(lane, exec, listener)).await,
                 None => {
                     // It waits for a word that it will not get.
                     listener.disconnected();
@@ -107,73 +80,11 @@ impl WorkerLink {
         });
     }
 
-    /// Has a slot become the worker of a kernel that takes over what it stands on: on its way when this returns. What is asked next waits for
-    /// that in the worker, which ends if it fails. `on_bound` is called when the worker's word for it is heard, whoever hears that.
-    ///
-    /// # Errors
-    /// `Lost` without a lane.
-    pub fn bind_ahead(&self, kernel: &NewKernel, on_bound: impl FnOnce() + 'static) -> Result<()> {
-        let said = self.say(|call| {
-            let mut bind = call.init_bind();
-            bind.set_kernel_id(kernel.kernel.to_string());
-            bind.set_epoch(kernel.epoch.0);
-            bind.set_name(kernel.name.as_str());
-            bind.set_ephemeral(kernel.ephemeral);
-            Ok(())
-        });
-        if said.is_none() {
-            return Err(Error::lost("the worker's lane has closed"));
-        }
-        self.identity.become_kernels(kernel.kernel, kernel.epoch);
-        *self.binding.on_bound.borrow_mut() = Some(Box::new(on_bound));
-        Ok(())
-    }
-
-    /// Waits until the worker is the kernel's. To be given up before anything is started on the lane.
-    ///
-    /// # Errors
-    /// Why it is not; it ends.
-    pub fn bound(&self) -> impl Future<Output = Result<()>> + use<> {
-        let (lane, binding) = (self.lane.borrow().clone(), Rc::clone(&self.binding));
-        async move {
-            let lane = lane.ok_or_else(|| Error::lost("the worker's lane has closed"))?;
-            let answer = poll_fn(|cx| lane.poll_message(cx, read_answer)).await;
-            match answer.map_err(|error| Error::lost(error.to_string()))? {
-                (BIND, Said::Runs) => {
-                    binding.done();
-                    Ok(())
-                }
-                (BIND, Said::Refused(text)) => Err(from_capnp(&capnp::Error::failed(text))),
-                _ => Err(Error::internal("the worker answers what was not asked")),
-            }
-        }
-    }
-
-    pub(crate) fn has_lane(&self) -> bool {
-        self.lane.borrow().is_some()
-    }
-
-    /// Whether it has not said yet that it is the kernel's.
-    pub fn is_binding(&self) -> bool {
-        self.binding.is_open()
-    }
-
-    /// Whether a worker that has ended never was the kernel's: then nothing that it was given has begun, for it says so first.
-    pub fn was_never_bound(&self) -> bool {
-        let last = self.lane.borrow().clone();
-        if let Some(lane) = last.filter(|_| self.binding.is_open())
-            && let Ok(Some((BIND, Said::Runs))) = lane.message_now(&read_answer)
-        {
-            self.binding.done();
-        }
-        self.binding.is_open()
-    }
-
     /// Starts an execution on the lane; `None`: it has to be a call.
     pub(crate) fn start_on_lane(&self, exec: &WorkerExec) -> Option<impl Future<Output = Result<()>> + use<>> {
         let lane = self.say_exec(exec.exec, &exec.request, exec.output_kept, |call| call.init_start())?;
         self.let_it_run();
-        let answer = heard(lane, exec.exec, Rc::clone(&self.listener), Rc::clone(&self.binding));
+        let answer = heard(lane, exec.exec, Rc::clone(&self.listener));
         Some(async move { bounded(limits::WORKER_CALL, answer).await })
     }
 
@@ -193,7 +104,8 @@ impl WorkerLink {
         output_kept: u64,
         place: impl FnOnce(lane_call::Builder<'_>) -> exec::Builder<'_>,
     ) -> Option<Rc<Lane>> {
-        if !Self::fits_lane(request) || self.lane.borrow().is_none() {
+        let input = request.stdin_open || !request.stdin.is_empty();
+        if input || request.memory_bytes() > limits::LANE_BYTES / 2 || self.lane.borrow().is_none() {
             return None;
         }
         let acknowledged = self.acknowledged.take();
@@ -221,7 +133,7 @@ impl WorkerLink {
 }
 
 /// Waits for the answer to a start and tells the listener of the end, if the answer is that.
-async fn heard(lane: Rc<Lane>, id: ExecId, listener: Rc<dyn WorkerListener>, binding: Rc<Binding>) -> Result<()> {
+async fn heard(lane: Rc<Lane>, id: ExecId, listener: Rc<dyn WorkerListener>) -> Result<()> {
     loop {
         let (exec, said) = match poll_fn(|cx| lane.poll_message(cx, read_answer)).await {
             Ok(answer) => answer,
@@ -233,7 +145,6 @@ async fn heard(lane: Rc<Lane>, id: ExecId, listener: Rc<dyn WorkerListener>, bin
             }
         };
         match said {
-            Said::Runs if exec == BIND => binding.done(),
             // The late answer to another.
             _ if exec != id => {}
             Said::Runs => return Ok(()),

@@ -55,8 +55,6 @@ pub struct WorkerLink {
     lane_asked: Cell<bool>,
     /// Whether it was told to begin something.
     has_begun: Cell<bool>,
-    /// It was told on the lane whose worker it is: what is done when it answers that.
-    binding: Rc<exec_channel::Binding>,
 }
 
 impl Drop for WorkerLink {
@@ -120,7 +118,6 @@ impl WorkerLink {
             lane: RefCell::default(),
             lane_asked: Cell::default(),
             has_begun: Cell::default(),
-            binding: Rc::default(),
         };
         let report = link.handshake(listener).await?;
         Ok((link, report))

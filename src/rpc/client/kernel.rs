@@ -52,7 +52,7 @@ impl KernelClient {
         Ok(KernelClient { cap, link })
     }
 
-    /// Starts an execution of code without more; it is in the journal when this returns (of a throw-away kernel: when that is read).
+    /// Starts an execution of code without more; it is in the journal when this returns.
     ///
     /// # Errors
     /// The daemon's.
@@ -63,8 +63,7 @@ impl KernelClient {
         Ok(ExecId(fields(response.get())?.get_exec_id()))
     }
 
-    /// Starts an execution; it is in the journal when this returns (of a throw-away kernel: when that is read), and goes on whatever becomes of
-    /// the client.
+    /// Starts an execution; it is in the journal when this returns, and goes on whatever becomes of the client.
     ///
     /// # Errors
     /// The daemon's; `invalidArgument` for a request that breaks a bound.

@@ -141,8 +141,6 @@ pub enum Command {
     LeaveQueue,
     /// Look whether something can be begun that could not: the workspace stands still no longer.
     Wake,
-    /// Journal what was told already.
-    Settle(Reply<()>),
     /// End the worker and the task; what is on disk is the caller's to delete.
     Remove(Change, Reply<()>),
 }

@@ -74,31 +74,14 @@ impl Execution {
         self.request.borrow_mut().take()
     }
 
-    /// Keeps the request for another worker, should the one that it was handed to never be the kernel's.
-    pub(crate) fn keep_request(&self, request: ExecRequest) {
-        *self.request.borrow_mut() = Some(request);
-    }
-
-    /// Nobody else gets it: it was interrupted.
-    pub(crate) fn forget_request(&self) {
-        self.request.borrow_mut().take();
-    }
-
-    /// It waits again; whether it was kept for that.
-    pub(crate) fn waits_again(&self) -> bool {
-        self.started.send_replace(false);
-        self.request.borrow().is_some()
-    }
-
     /// Waits until it was handed to the worker, or ended without.
     pub async fn started(&self) {
         // The sender is this execution's own: it cannot be gone.
         let _ = self.started.subscribe().wait_for(|started| *started).await;
     }
 
-    /// Makes the end known. To be called after it is in the journal, but for that of a throw-away kernel.
+    /// Makes the end known. To be called after it is in the journal.
     pub fn finish(&self, end: Result<ExecEnd>) {
-        self.forget_request();
         match &end {
             Ok(end) => self.output.close(end.clone()),
             Err(error) => self.output.close(ExecEnd::lost(error.message.clone())),

@@ -99,10 +99,6 @@ pub struct Kernel {
     pub(crate) thin_due_ms: Cell<i64>,
     /// Checkpoints that operations read now, and how many do.
     pub(crate) held: RefCell<BTreeMap<CheckpointId, u32>>,
-    /// Why it is gone, if nobody asked for that.
-    pub(crate) why_gone: RefCell<Option<Error>>,
-    /// Whether its task has told something that is not in the journal yet.
-    pub(crate) has_told: Cell<bool>,
     /// So that the host knows how many are in memory.
     pub(crate) _remembered: Rc<()>,
 }
@@ -181,18 +177,7 @@ impl Kernel {
     }
 
     fn gone(&self) -> Error {
-        let name = &self.spec.name;
-        match &*self.why_gone.borrow() {
-            Some(why) => {
-                Error { message: format!("kernel {name} could not be recorded: {}", why.message), ..why.clone() }
-            }
-            None => Error::not_found(format!("kernel {name} is no longer here")),
-        }
-    }
-
-    /// Whoever asks for something of it is told why it is gone.
-    pub(crate) fn set_why_gone(&self, why: Error) {
-        self.why_gone.replace(Some(why));
+        Error::not_found(format!("kernel {} is no longer here", self.spec.name))
     }
 
     /// Journals and queues an execution.
@@ -229,9 +214,6 @@ impl Kernel {
     /// # Errors
     /// Those of the database.
     pub async fn journal(&self, view: JournalView, after: u64, most: usize) -> Result<Vec<JournalEntry>> {
-        if self.has_told.get() {
-            self.ask_patiently(Command::Settle).await?;
-        }
         let mut page = self.records.journal(view, after, most).await?;
         let executions = self.executions.borrow();
         for entry in page.iter_mut().filter(|entry| entry.status == "running") {

@@ -167,15 +167,7 @@ impl Supervisor {
                 return done;
             }
         };
-        // Bound to a kernel that nobody has used: nothing has run in it, and the kernel is as it was made.
-        let is_new = |loaded: &Loaded| loaded.executions == 0 && loaded.version == Loaded::empty().version;
-        let is_unused = matches!(record.life.state, State::Created) && is_new(&loaded);
         let taken = match worker {
-            Some(worker) if is_unused => {
-                worker::end_orphan(host, &worker).await;
-                done.ended = 1;
-                None
-            }
             Some(worker) => match self.take_over(&row, &worker, &loaded, &records).await {
                 Ok(taken) => {
                     done.adopted = 1;

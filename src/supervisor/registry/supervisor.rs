@@ -210,7 +210,7 @@ impl Supervisor {
                 host,
                 spec.paths.iter().map(|allowed| &*allowed.path),
             );
-            let promise = can_come_later.then(|| Promise::make(host, shape, FIRST_EPOCH, &spec)).flatten();
+            let promise = can_come_later.then(|| Promise::make(host, shape, FIRST_EPOCH)).flatten();
             let Some(promise) = promise else {
                 let id = KernelId::from_bytes(host.random());
                 host.catalog.create_kernel_files(id).await?;
@@ -278,30 +278,10 @@ impl Supervisor {
         let noted = host.events.are_written().then(|| event.clone());
         let is_noted = noted.is_some();
         let notes = Notes { events: noted.into_iter().collect(), audit: vec![audit] };
-        // Nothing of one that goes with its client outlives the daemon: whoever made it does not wait for its record. But the audit log has it
-        // first where it does without a part of the sandbox.
-        let waits = !spec.ephemeral || key.is_some() || weaker;
         // In the catalog before anything is done in it, so that a daemon that is killed then leaves none behind that nobody knows.
         let worker = promise.map(Promise::row);
-        let inserted = host.catalog.insert_kernel_with(row.clone(), key, worker, notes, waits);
-        let tell = move |host: &Host| if is_noted { host.events.noted() } else { host.events.publish_event(event) };
-        if !waits {
-            // Whatever is told of it comes after that, also what becomes of its record.
-            if !is_noted {
-                tell(host);
-            }
-            let kernel = self.open(&row, record, Loaded::empty(), |_| None);
-            let (this, unknown, actor) = (self.clone(), Rc::clone(&kernel), actor.clone());
-            tokio::task::spawn_local(async move {
-                match inserted.await {
-                    Ok(_) if is_noted => this.host.events.noted(),
-                    Ok(_) => {}
-                    Err(error) => this.give_up_unrecorded(&unknown, actor, error.into()).await,
-                }
-            });
-            return Ok(kernel);
-        }
-        match inserted.await.map(|written| written.value) {
+        let inserted = host.catalog.insert_kernel_with(row.clone(), key, worker, notes).await;
+        match inserted.map(|written| written.value) {
             Ok(Created::New) => {}
             Ok(Created::Before(before)) => {
                 host.catalog.remove_kernel_files(id).await?;
@@ -315,27 +295,11 @@ impl Supervisor {
             }
         }
         let kernel = self.open(&row, record, Loaded::empty(), |_| None);
-        tell(host);
+        match is_noted {
+            true => host.events.noted(),
+            false => host.events.publish_event(event),
+        }
         Ok(kernel)
-    }
-
-    /// A throw-away kernel that could not be written down goes: its client is told by whatever it asks of it next.
-    async fn give_up_unrecorded(&self, kernel: &Rc<Kernel>, actor: Actor, error: Error) {
-        let name = kernel.spec.name.as_str();
-        tracing::error!(kernel = name, %error, "a throw-away kernel could not be recorded: it is removed");
-        let detail = serde_json::json!({ "error": error.message });
-        self.host.events.publish(&kernel.event_name, "kernel_not_recorded", detail);
-        self.host.audit_refusal(&actor, "kernel.create", None, &error).await;
-        kernel.set_why_gone(error);
-        self.let_go(kernel, actor).await;
-        if self.host.by_id.borrow().contains_key(&kernel.id) {
-            // It could not go now, as when the daemon stops: without a row the next one sweeps it away.
-            return;
-        }
-        // Its row is not there to lead to them.
-        if let Err(error) = self.host.catalog.remove_kernel_files(kernel.id).await {
-            tracing::warn!(%error, "its folder stays until the next start");
-        }
     }
 
     /// Makes a kernel known and starts its task.
@@ -387,8 +351,6 @@ impl Supervisor {
             retention: std::cell::Cell::new(row.spec.retention),
             thin_due_ms: std::cell::Cell::new(0),
             held: std::cell::RefCell::default(),
-            why_gone: std::cell::RefCell::default(),
-            has_told: std::cell::Cell::new(false),
             _remembered: Rc::clone(&host.remembered),
         });
         if let Some(owner) = owner {
@@ -412,23 +374,8 @@ impl Supervisor {
         tokio::task::spawn_local(task.run(adopted).instrument(span));
         host.by_id.borrow_mut().insert(row.id, Rc::clone(&kernel));
         host.by_name.borrow_mut().insert((row.uid, row.spec.name.clone()), row.id);
-        match row.spec.ephemeral {
-            false => host.knock(&kernel, true),
-            true => self.knock_later(&kernel),
-        }
+        host.knock(&kernel, true);
         kernel
-    }
-
-    /// Whoever makes a throw-away kernel has it already: the socket for others comes once that one has been answered.
-    fn knock_later(&self, kernel: &Rc<Kernel>) {
-        let (host, kernel) = (Rc::clone(&self.host), Rc::downgrade(kernel));
-        tokio::task::spawn_local(async move {
-            tokio::task::yield_now().await;
-            tokio::time::sleep(limits::EPHEMERAL_PUBLISHED).await;
-            if let Some(kernel) = kernel.upgrade().filter(|kernel| host.by_id.borrow().contains_key(&kernel.id)) {
-                host.knock(&kernel, true);
-            }
-        });
     }
 
     /// What a kernel does first whose restore a former daemon did not live to end.

@@ -1,12 +1,11 @@
 //! Promises: slots on whose folder a new kernel was made, and which wait for its first use.
 //!
 //! ```text
-//!  create ─▶ a slot is ready ─▶ its folder is the kernel's ─▶ told so ─▶ recorded, answered ─▶ first use: heard from then on
+//!  create ─▶ a slot is ready ─▶ its folder is the kernel's ─▶ recorded, answered ─▶ first use: bound, as any slot
 //!                                                                              └─ nobody uses the kernel, or others need the room: it ends
 //! ```
 //!
-//! It is bound before it is needed, and before anything is written: the client's next words find a worker that knows its kernel, or is about
-//! to. Nothing of the client's runs in it before, and until something does it ends with its daemon, as any slot.
+//! Until its kernel is used it is a slot: nothing of the client's runs in it, and it ends with its daemon.
 //!
 //! Nothing depends on one: a kernel without its promised slot gets a worker as any other does. A slot serves what its folder was when it
 //! started: so it is claimed by the first use of its kernel only, which everything that changes the kernel's state or files goes through.
@@ -16,18 +15,15 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::oneshot;
-use tokio::task::{AbortHandle, JoinHandle};
+use tokio::task::JoinHandle;
 
 use super::admission::Taken;
 use super::pool::Active;
-use super::start::mount_now;
 use super::worker::{Shape, Started};
 use crate::catalog::WorkerRow;
-use crate::core::error::{Error, Result};
+use crate::core::error::Result;
 use crate::core::ids::{Epoch, KernelId, WorkerId};
 use crate::core::limits;
-use crate::core::spec::KernelSpec;
 use crate::sandbox::plan::PlannedMount;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
@@ -40,20 +36,6 @@ pub(crate) struct Promise {
     shape: Shape,
     slot: Slot,
     active: Active,
-    /// Once it was told whose it is: whoever waits to hear how that went.
-    binding: Option<Binding>,
-}
-
-/// Waits for the answer of a slot that is being bound; not once something was started in it, after which other answers come.
-struct Binding {
-    hearing: AbortHandle,
-    outcome: oneshot::Receiver<Result<()>>,
-}
-
-impl Drop for Binding {
-    fn drop(&mut self) {
-        self.hearing.abort();
-    }
 }
 
 /// The promises of a host.
@@ -66,25 +48,11 @@ pub(crate) struct Promises {
 }
 
 impl Promise {
-    /// One for a kernel that is being made, if a slot of its shape is ready. What the kernel has from the beginning (`--path`) is given by
-    /// the binding itself: then that waits for the first use. Else the slot becomes the kernel's now, beside whatever its client does meanwhile.
-    pub(crate) fn make(host: &Rc<Host>, shape: Shape, epoch: Epoch, spec: &KernelSpec) -> Option<Promise> {
+    /// One for a kernel that is being made, if a slot of its shape is ready.
+    pub(crate) fn make(host: &Rc<Host>, shape: Shape, epoch: Epoch) -> Option<Promise> {
         let (mut slot, active) = host.pool.take_ahead(&shape)?;
-        let given = slot.give_home(epoch).and_then(|kernel| {
-            let bound = spec.paths.is_empty().then(|| slot.bind_ahead(host, spec)).transpose();
-            match bound {
-                Ok(bound) => Ok((kernel, bound)),
-                Err(error) => {
-                    slot.keep_home(kernel);
-                    Err(error)
-                }
-            }
-        });
-        match given {
-            Ok((kernel, bound)) => {
-                let binding = bound.map(|bound| hear(host, slot.id(), bound));
-                Some(Promise { kernel, shape, slot, active, binding })
-            }
+        match slot.give_home(epoch) {
+            Ok(kernel) => Some(Promise { kernel, shape, slot, active }),
             Err(error) => {
                 tracing::warn!(%error, "a slot cannot become a new kernel's");
                 let host = Rc::clone(host);
@@ -107,52 +75,18 @@ impl Promise {
         self.kernel
     }
 
-    /// The worker that it is already.
-    pub(crate) fn serve_now(self, kernel: &Kernel, listener: &Rc<Listener>) -> Started {
-        let Promise { slot, active, binding, .. } = self;
-        // From here on others wait for answers.
-        drop(binding);
-        slot.serve(listener, active, kernel.origin_now())
-    }
-
     /// Makes it the worker of its kernel, which is used now.
     ///
     /// # Errors
     /// As [`Slot::bind`]; it has ended then.
     pub(crate) async fn serve(
-        mut self,
+        self,
         host: &Rc<Host>,
         kernel: &Rc<Kernel>,
         mounts: &[PlannedMount],
         listener: &Rc<Listener>,
     ) -> Result<Started> {
-        let Some(binding) = &mut self.binding else {
-            return self.slot.bind(host, kernel, mounts, Rc::clone(listener), self.active).await;
-        };
-        let bound = tokio::time::timeout(limits::WORKER_START, &mut binding.outcome).await;
-        let bound = match bound {
-            Ok(Ok(bound)) => bound,
-            Ok(Err(_)) => Err(Error::lost("the worker that was promised has ended")),
-            Err(_) => Err(Error::deadline("the worker that was promised does not answer")),
-        };
-        // Its link may not have noticed yet.
-        let bound = bound.and_then(|()| match self.slot.is_alive() {
-            true => Ok(()),
-            false => Err(Error::lost("the worker that was promised has ended")),
-        });
-        if let Err(error) = bound {
-            self.slot.kill();
-            self.slot.end(host).await;
-            return Err(error);
-        }
-        let started = self.serve_now(kernel, listener);
-        match mount_now(host, kernel.uid, &started.link, mounts.to_vec()).await {
-            Ok(()) => Ok(started),
-            Err(error) => {
-                host.workers.end(started.process).await;
-                Err(error)
-            }
-        }
+        self.slot.bind(host, kernel, mounts, Rc::clone(listener), self.active).await
     }
 
     fn is_there(&self) -> bool {
@@ -164,10 +98,6 @@ impl Promise {
         let (host, worker) = (Rc::clone(host), self.worker());
         let leaving = Rc::clone(&host.promises.leaving);
         leaving.borrow_mut().push((worker, self.kernel, self.takes()));
-        if self.binding.is_some() {
-            // Nothing of it is to be kept.
-            self.slot.kill();
-        }
         // Asked for before the kernel's next worker is recorded: a daemon that is killed meanwhile leaves no two.
         let forgotten = host.catalog.remove_worker(worker);
         tokio::task::spawn_local(async move {
@@ -189,25 +119,6 @@ impl Promise {
     pub(crate) fn worker(&self) -> WorkerId {
         self.slot.id()
     }
-}
-
-/// Hears how the binding of a slot goes. One that fails ends by itself, which its promise notices.
-fn hear(host: &Rc<Host>, worker: WorkerId, bound: impl Future<Output = Result<()>> + 'static) -> Binding {
-    let (sender, outcome) = oneshot::channel();
-    let host = Rc::downgrade(host);
-    let hearing = tokio::task::spawn_local(async move {
-        let bound = bound.await;
-        let Some(host) = host.upgrade() else { return };
-        let failed = bound.as_ref().inspect_err(|error| {
-            tracing::warn!(%worker, %error, "a slot could not be bound to its new kernel");
-        });
-        let failed = failed.is_err();
-        // Whoever uses the kernel at this moment looks for another one; else nobody is to find this one.
-        if sender.send(bound).is_ok() && failed {
-            host.promises.died(&host, worker);
-        }
-    });
-    Binding { hearing: hearing.abort_handle(), outcome }
 }
 
 impl Promises {
@@ -244,13 +155,6 @@ impl Promises {
         }
         self.release(host, kernel).await;
         None
-    }
-
-    /// That of a kernel, if it knows it already and there is nothing else in the way.
-    pub(crate) fn claim_bound(&self, kernel: KernelId, shape: &Shape) -> Option<Promise> {
-        self.take(|kept| {
-            kept.kernel == kernel && kept.shape == *shape && kept.binding.is_some() && kept.slot.is_alive()
-        })
     }
 
     /// Ends a kernel's, and waits for the end of the slot, as long as for any worker's.

@@ -87,15 +87,6 @@ pub(crate) async fn start(
     Ok(started)
 }
 
-/// The worker that was promised to a kernel that was given nothing, if it knows that kernel already: then there is nothing to wait for.
-pub(crate) fn start_now(host: &Rc<Host>, kernel: &Rc<Kernel>, listener: &Rc<Listener>) -> Option<Started> {
-    let begun = Instant::now();
-    let shape = Shape::of(host, &kernel.spec, kernel.uid).ok()?;
-    let share = host.workers.admission.share(kernel.uid, Taken::one(shape.limits.memory_bytes)).ok()?;
-    let started = host.promises.claim_bound(kernel.id, &shape)?.serve_now(kernel, listener);
-    Some(taken(host, started, share, begun))
-}
-
 /// A slot is the kernel's worker.
 fn taken(host: &Host, started: Started, share: Share, begun: Instant) -> Started {
     if let Some(active) = &started.process.active {

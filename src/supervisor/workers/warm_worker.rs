@@ -19,9 +19,8 @@ use crate::core::ids::{Epoch, KernelId, WorkerId};
 use crate::core::limits;
 use crate::core::name::KernelName;
 use crate::core::origin::OriginKind;
-use crate::core::spec::KernelSpec;
-use crate::link::binding::{BoundFolder, BoundMount, BoundSource, KernelBinding, NewKernel};
-use crate::link::host::{Relay, WorkerIdentity, WorkerLink, WorkerReport};
+use crate::link::binding::{BoundFolder, BoundMount, BoundSource, KernelBinding};
+use crate::link::host::{Relay, WorkerIdentity, WorkerLink};
 use crate::sandbox::plan::{PlannedMount, RunAs};
 use crate::supervisor::host::Host;
 use crate::supervisor::host::metrics::Stage;
@@ -40,8 +39,6 @@ pub(crate) struct Slot {
     start_ticks: u64,
     identity: WorkerIdentity,
     there: Rc<Cell<bool>>,
-    /// What it said when it was attached.
-    report: WorkerReport,
     /// Its folder, by the id of the kernel that may take it over; none once one has.
     home: Option<KernelId>,
     /// The workspace in that.
@@ -108,7 +105,7 @@ impl Slot {
         let lane = tokio::time::timeout(limits::POOL_CREATION, link.open_lane()).await;
         let lane = lane.unwrap_or_else(|_| Err(Error::deadline("a slot opens no lane")));
         let start_ticks = process.start_ticks();
-        let slot = Slot { link, relay, process, start_ticks, identity, there, report, home: Some(home), workspace };
+        let slot = Slot { link, relay, process, start_ticks, identity, there, home: Some(home), workspace };
         match lane {
             Ok(()) => Ok(slot),
             Err(error) => {
@@ -145,55 +142,9 @@ impl Slot {
         Ok(home)
     }
 
-    /// No kernel takes the folder: it goes with the slot.
-    pub(crate) fn keep_home(&mut self, home: KernelId) {
-        self.home = Some(home);
-    }
-
     /// What the catalog is to know of it.
     pub(crate) fn row(&self) -> WorkerRow {
         worker::row(&self.identity, self.process.socket(), Some((self.process.pid(), self.start_ticks)))
-    }
-
-    /// Ends it at once, whoever waits for that later.
-    pub(crate) fn kill(&self) {
-        self.process.kill();
-    }
-
-    /// Has it become the worker of the kernel whose folder it stands on: on its way when this returns. Nobody hears it, and nothing may run in
-    /// it, until it is [`served`](Self::serve); until then it ends with this daemon. What is given comes when it is the kernel's. How long it
-    /// takes is measured.
-    ///
-    /// # Errors
-    /// `Lost` if it has ended.
-    pub(crate) fn bind_ahead(
-        &mut self,
-        host: &Rc<Host>,
-        spec: &KernelSpec,
-    ) -> Result<impl Future<Output = Result<()>> + use<>> {
-        let WorkerIdentity { kernel, epoch, .. } = self.identity;
-        let new = NewKernel { kernel, epoch, name: spec.name.clone(), ephemeral: spec.ephemeral };
-        let (host, engine, begun) = (Rc::downgrade(host), spec.engine, Instant::now());
-        self.link.bind_ahead(&new, move || {
-            if let Some(host) = host.upgrade() {
-                host.metrics.since(Stage::BindWorker, engine, begun);
-            }
-        })?;
-        self.report.not_restored.clear();
-        Ok(self.link.bound())
-    }
-
-    /// The worker that it was made ahead: heard by that listener from now on.
-    pub(crate) fn serve(self, listener: &Rc<Listener>, active: Active, origin: (OriginKind, u32)) -> Started {
-        let Slot { link, relay, mut process, report, .. } = self;
-        relay.set(Rc::<Listener>::clone(listener));
-        process.active = Some(active);
-        Started { link, report, process, told_origin: Some(origin) }
-    }
-
-    /// Whether its process is there and was never seen to go.
-    pub(crate) fn is_alive(&self) -> bool {
-        self.there.get() && !self.process.has_ended()
     }
 
     /// Makes it the kernel's worker. In the catalog before it knows: a daemon that is killed meanwhile leaves none behind.

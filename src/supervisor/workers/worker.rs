@@ -87,11 +87,6 @@ impl WorkerProcess {
         self.process.kill();
     }
 
-    /// Whether it is known to have ended.
-    pub(crate) fn has_ended(&self) -> bool {
-        self.process.has_ended()
-    }
-
     /// When it began, as /proc counts; 0: it has ended.
     pub(crate) fn start_ticks(&self) -> u64 {
         sys::process::start_ticks(self.process.pid).unwrap_or(0)

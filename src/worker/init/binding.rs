@@ -1,12 +1,11 @@
 //! A slot becomes a kernel's worker: once, at the daemon's word.
 //!
 //! ```text
-//!  Unbound ── bind (lane) ──▶ name ────────────────────▶ engine: bind ─────────────────────▶ Serving         a new kernel
-//!          └─ bindKernel ───▶ workspace, name, mounts ─▶ engine.db ─▶ engine: bind, load ─▶ Serving          one with a folder
+//!  Unbound ── bindKernel ──▶ name, mounts ─────────────▶ engine: bind ─────────────────────▶ Serving         a new kernel
+//!                       └──▶ workspace, name, mounts ──▶ engine.db ─▶ engine: bind, load ─▶ Serving         one with a folder
 //! ```
 //!
-//! A slot stands on a folder like a kernel's. A new kernel takes it over: then nothing has to be mounted or opened when it comes. One that
-//! is made with paths of its own comes by `bindKernel`, too.
+//! A slot stands on a folder like a kernel's. A new kernel takes it over: then its workspace need not be mounted, nor its database opened.
 //!
 //! What fails on the way ends the worker: half bound it is of no use to anybody.
 
@@ -26,14 +25,6 @@ use crate::link::binding::{BoundFolder, BoundSource, KernelBinding};
 use crate::link::guest::{Answer, Call, Report};
 use crate::link::types::WorkerCause;
 use crate::worker::engines;
-
-/// Where the answer to a binding goes.
-pub(super) enum BoundAnswer {
-    /// It came as a call.
-    Call(Answer<Report>),
-    /// It came on the lane, before anybody used the kernel.
-    Lane,
-}
 
 impl Worker {
     /// Has the engine load ahead what is to be loaded, and what its first execution takes.
@@ -86,7 +77,7 @@ impl Worker {
     /// What a slot does before it has a kernel.
     pub(super) fn on_unbound_call(&mut self, call: Call) {
         match call {
-            Call::BindKernel(binding, answer) => self.bind_kernel(*binding, BoundAnswer::Call(answer)),
+            Call::BindKernel(binding, answer) => self.bind_kernel(*binding, answer),
             Call::Lane(token, answer) => drop(answer.send(self.open_lane(token))),
             Call::Usage(answer) if self.enclosure.stands_still() => {
                 drop(answer.send(Err(Error::unavailable("something has stopped the engine"))));
@@ -102,12 +93,9 @@ impl Worker {
         self.status = Some(0);
     }
 
-    pub(super) fn bind_kernel(&mut self, binding: KernelBinding, answer: BoundAnswer) {
-        if !matches!(self.life, Life::Unbound) {
-            return self.tell_bound(answer, Err(Error::refused("this worker is a kernel's already").reason("bound")));
-        }
+    fn bind_kernel(&mut self, binding: KernelBinding, answer: Answer<Report>) {
         self.bound = Some(answer);
-        (self.unused, self.ephemeral) = (matches!(self.bound, Some(BoundAnswer::Lane)), binding.ephemeral);
+        self.ephemeral = binding.ephemeral;
         self.life = Life::Starting(Startup::binding(Instant::now() + limits::WORKER_BINDING));
         if let Err(error) = self.take_kernel(binding) {
             self.fail_start(error);
@@ -138,23 +126,9 @@ impl Worker {
         self.ask(frame.to_string().as_bytes(), By::Bind)
     }
 
-    /// Whoever bound it hears how that went.
-    pub(super) fn tell_bound(&mut self, answer: BoundAnswer, outcome: Result<()>) {
-        match answer {
-            // Whoever asked may have gone.
-            BoundAnswer::Call(answer) => drop(answer.send(outcome.map(|()| self.report()))),
-            BoundAnswer::Lane => self.answer_bound(outcome),
-        }
-    }
-
-    /// Something is done with its kernel: from now on it outlives its daemon.
-    pub(super) fn is_used(&mut self) {
-        self.unused = false;
-    }
-
-    /// Whether nobody misses it when its daemon goes: nothing has happened in it, or nothing of it is to stay.
+    /// Whether it ends with its daemon: it has no kernel, or an ephemeral one.
     pub(super) fn goes_with_daemon(&self) -> bool {
-        matches!(self.life, Life::Unbound) || self.unused || self.ephemeral
+        matches!(self.life, Life::Unbound) || self.ephemeral
     }
 
     fn source(&self, source: BoundSource) -> Result<MountSource> {

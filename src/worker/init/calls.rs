@@ -37,22 +37,13 @@ impl Worker {
             other if self.outbox.connection() != Some(connection) => {
                 other.refuse(Error::refused("another daemon has attached").reason("worker_replaced"));
             }
-            other => {
-                // Also of a slot: what was said there came first.
-                self.catch_up_with_lane();
-                match self.life {
-                    Life::Unbound => self.on_unbound_call(other),
-                    Life::Starting(_) => self.early.push_back(WorkerCall { connection, what: other }),
-                    Life::Serving | Life::Stopping(_) | Life::Leaving(_) => self.on_attached_call(other),
-                }
-            }
+            other if matches!(self.life, Life::Unbound) => self.on_unbound_call(other),
+            other => self.on_attached_call(other),
         }
     }
 
     fn on_attached_call(&mut self, call: Call) {
-        if !matches!(call, Call::Usage(_) | Call::Lane(..)) {
-            self.is_used();
-        }
+        self.catch_up_with_lane();
         match call {
             Call::Attach { .. } | Call::Gone => {}
             Call::BindKernel(_, answer) => {
@@ -91,10 +82,6 @@ impl Worker {
                 let stood = self.thaw();
                 let moved = || Error::conflict("a stop let the kernel's processes go on").reason("thawed");
                 reply(answer, if stood { Ok(()) } else { Err(moved()) });
-            }
-            // Whoever hears of it takes the worker for the kernel's.
-            Call::Usage(answer) if matches!(self.life, Life::Leaving(_)) => {
-                reply(answer, Err(Error::lost("the worker is ending")));
             }
             Call::Usage(answer) => reply(answer, Ok(self.enclosure.usage())),
             Call::Heads(answer) => reply(answer, self.heads()),

@@ -234,7 +234,7 @@ impl Worker {
     pub(super) fn fail_start(&mut self, why: Error) {
         self.enclosure.kill_all();
         if let Some(bound) = self.bound.take() {
-            self.tell_bound(bound, Err(why));
+            let _ = bound.send(Err(why));
             self.life = leaving(Instant::now(), STATUS_ENGINE_GONE);
             return;
         }

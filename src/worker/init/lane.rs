@@ -6,12 +6,10 @@ use std::io;
 use std::task::{Context, Poll};
 
 use super::Worker;
-use super::binding::BoundAnswer;
 use super::executions::StartAnswer;
 use crate::core::error::{Error, Result};
 use crate::core::ids::ExecId;
-use crate::link::binding::KernelBinding;
-use crate::link::guest::{BIND, LaneCall, LaneService, Start, Started};
+use crate::link::guest::{LaneCall, LaneService, Start, Started};
 
 /// The attached daemon's lane.
 pub(super) struct Lane {
@@ -44,8 +42,7 @@ impl Worker {
 
     /// Takes what was said on the lane before a call that came beside it.
     pub(super) fn catch_up_with_lane(&mut self) {
-        while self.takes_calls()
-            && let Some(lane) = &self.lane
+        while let Some(lane) = &self.lane
             && let Some(call) = lane.service.call_now().transpose()
         {
             self.on_lane(call);
@@ -54,10 +51,7 @@ impl Worker {
 
     fn on_lane(&mut self, call: io::Result<LaneCall>) {
         match call {
-            Ok(LaneCall::Start(start)) => {
-                self.is_used();
-                self.start(start, StartAnswer::Lane);
-            }
+            Ok(LaneCall::Start(start)) => self.start(start, StartAnswer::Lane),
             Ok(LaneCall::Hold(start)) => {
                 // Those are in the journal, whatever becomes of this one.
                 self.forget_acknowledged(&start);
@@ -66,17 +60,13 @@ impl Worker {
                 }
             }
             Ok(LaneCall::Go(exec)) => match self.take_held(exec) {
-                Some(start) => {
-                    self.is_used();
-                    self.start(start, StartAnswer::Lane);
-                }
+                Some(start) => self.start(start, StartAnswer::Lane),
                 None => {
                     let error = Error::internal(format!("execution {exec} is not held"));
                     self.answer_start(exec, StartAnswer::Lane, Err(error));
                 }
             },
             Ok(LaneCall::Withdraw(exec)) => drop(self.take_held(exec)),
-            Ok(LaneCall::Bind(kernel)) => self.bind_kernel(KernelBinding::from(*kernel), BoundAnswer::Lane),
             Err(error) => {
                 // The daemon sees its end of it close.
                 tracing::debug!(%error, "the lane ends");
@@ -87,21 +77,6 @@ impl Worker {
 
     fn take_held(&mut self, exec: ExecId) -> Option<Start> {
         self.lane.as_mut()?.held.take_if(|held| held.exec == exec)
-    }
-
-    /// Tells a daemon that bound this worker on the lane how that went.
-    pub(super) fn answer_bound(&mut self, outcome: Result<()>) {
-        if let Some(lane) = &self.lane {
-            let told = match outcome {
-                Ok(()) => lane.service.bound(),
-                Err(error) => lane.service.answer(BIND, &Err(error)),
-            };
-            if told.is_ok() {
-                return;
-            }
-        }
-        // Whoever has not heard it gives what waits here to another worker.
-        self.leave_unsaved();
     }
 
     /// Answers a start where it came from. Whoever asked may be gone: a daemon that comes back gets all from the ledger.

@@ -181,7 +181,7 @@ impl Worker {
             self.orphan_at = Some(Instant::now() + self.settings.orphan_grace);
         }
         if let Some(bound) = self.bound.take() {
-            self.tell_bound(bound, Ok(()));
+            let _ = bound.send(Ok(self.report()));
         }
         self.tell_ready();
     }

@@ -52,7 +52,6 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, Sleep};
 
-use self::binding::BoundAnswer;
 use self::control::Control;
 use self::copies::Copies;
 use self::enclosure::{Enclosure, EngineParts, Watch};
@@ -71,7 +70,7 @@ use crate::core::error::Error;
 use crate::core::info::MissedEntry;
 use crate::core::limits;
 use crate::link::bootstrap::Ready;
-use crate::link::guest::WorkerCall;
+use crate::link::guest::{Answer, Report, WorkerCall};
 use crate::link::handshake::SharedIdentity;
 use crate::link::types::WorkerCause;
 use crate::sys::watched::{Watched, watch};
@@ -147,14 +146,10 @@ pub struct Worker {
     restored_entries: u32,
     not_restored: Vec<MissedEntry>,
     on_ready: Option<OnReady>,
-    /// Who gave a slot its kernel, and is to hear once that kernel's state is there.
-    bound: Option<BoundAnswer>,
-    /// It knows its kernel, and nothing has been done with that yet.
-    unused: bool,
+    /// The daemon's call that gave a slot its kernel, until that kernel's state is there.
+    bound: Option<Answer<Report>>,
     /// Its kernel goes with its client.
     ephemeral: bool,
-    /// What came beside the lane before that was read: it waits as what comes later does.
-    early: VecDeque<WorkerCall>,
     /// That kernel's state has still to be given to the engine.
     state_to_load: bool,
     identity: SharedIdentity,
@@ -239,9 +234,7 @@ impl Worker {
             not_restored: Vec::new(),
             on_ready: Some(on_ready),
             bound: None,
-            unused: false,
             ephemeral: false,
-            early: VecDeque::new(),
             state_to_load: false,
             identity,
             orphan_at: None,
@@ -280,7 +273,7 @@ impl Worker {
         progressed |= self.poll_copies(cx);
         progressed |= self.poll_lane(cx);
         while self.takes_calls()
-            && let Some(call) = self.next_call(cx)
+            && let Poll::Ready(Some(call)) = self.calls.poll_recv(cx)
         {
             progressed = true;
             self.on_call(call);
@@ -303,16 +296,6 @@ impl Worker {
         }
         progressed |= self.poll_exits(cx);
         progressed
-    }
-
-    fn next_call(&mut self, cx: &mut Context<'_>) -> Option<WorkerCall> {
-        match self.early.pop_front() {
-            Some(call) => Some(call),
-            None => match self.calls.poll_recv(cx) {
-                Poll::Ready(call) => call,
-                Poll::Pending => None,
-            },
-        }
     }
 
     fn takes_output(&self) -> bool {

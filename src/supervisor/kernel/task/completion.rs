@@ -27,18 +27,8 @@ impl Task {
         }
     }
 
-    /// Makes an end known: once the journal has it, or of a throw-away kernel before. Says whether the journal has it.
+    /// Journals an end, then makes it known. Says whether the journal has it.
     pub(crate) async fn end(&mut self, execution: &Rc<Execution>, end: ExecEnd) -> bool {
-        if self.kernel.spec.ephemeral {
-            // Nobody hears of it after this daemon: whoever waits does not wait for the journal, too.
-            self.tell_end(execution, end);
-            return false;
-        }
-        self.journal_end(execution, end).await
-    }
-
-    /// Journals an end, then makes it known if it is not. Says whether the journal has it.
-    pub(crate) async fn journal_end(&mut self, execution: &Rc<Execution>, end: ExecEnd) -> bool {
         let mut outcome = Ok(());
         for attempt in 0..JOURNAL_TRIES {
             outcome = self.write_end(execution, &end).await;
@@ -55,7 +45,8 @@ impl Task {
                 true
             }
             Err(error) => {
-                self.journal_failed(execution.id, &error);
+                let detail = serde_json::json!({ "exec": execution.id.0, "error": error.message });
+                self.host.events.publish(&self.kernel.event_name, "journal_failed", detail);
                 match error.code {
                     // What may be otherwise later.
                     ErrorCode::Busy | ErrorCode::Unavailable | ErrorCode::Internal => {
@@ -66,11 +57,6 @@ impl Task {
                 false
             }
         }
-    }
-
-    pub(crate) fn journal_failed(&self, exec: ExecId, error: &Error) {
-        let detail = serde_json::json!({ "exec": exec.0, "error": error.message });
-        self.host.events.publish(&self.kernel.event_name, "journal_failed", detail);
     }
 
     async fn write_end(&self, execution: &Execution, end: &ExecEnd) -> Result<()> {

@@ -14,7 +14,7 @@ use crate::core::ids::ExecId;
 use crate::core::kernel::{CrashCause, Event, State, StopReason};
 use crate::core::limits;
 use crate::core::origin::Origin;
-use crate::link::host::{WorkerExec, WorkerLink};
+use crate::link::host::WorkerExec;
 use crate::supervisor::host::metrics::Stage;
 use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::{Actor, Operation, Trace, Turn, Waiting};
@@ -43,9 +43,6 @@ impl Task {
             };
         }
         self.admit(&actor, request.expected_version)?;
-        if let Some(error) = &self.early.no_more {
-            return Err(error.clone());
-        }
         self.whole()?;
         self.room_for_work()?;
         self.room_on_disk().await?;
@@ -53,22 +50,6 @@ impl Task {
             request.output_limit_bytes = self.host.config.defaults.output_kept;
         }
         let keep = request.output_limit_bytes.min(limits::OUTPUT_KEPT_MOST_BYTES);
-        if matches!(self.life.state, State::Created) && self.queue.is_empty() && WorkerLink::fits_lane(&request) {
-            // If its worker knows it already, or is about to, that is ready now.
-            self.starts_now = true;
-            self.step(Event::Used).await;
-            self.starts_now = false;
-            while let Ok(report) = self.reports.try_recv() {
-                self.take_report(*report).await;
-            }
-        }
-        if self.kernel.spec.ephemeral && request.key.is_empty() {
-            return self.begin_at_once(request, &actor, keep).await;
-        }
-        self.journal_told().await;
-        if let Some(error) = &self.early.no_more {
-            return Err(error.clone());
-        }
         let ahead = self.send_ahead(&request, keep);
         let (exec, journal) = match self.kernel.records.begin(&request, &actor, self.host.now_ms()).await? {
             Begun::New { exec, journal } => (exec, journal),
@@ -230,7 +211,7 @@ impl Task {
                 None
             }
             // They wait for room in the journal, which is tried again and again.
-            Item::Execution(_) if self.unjournalled.len() + self.early.count() >= limits::ENDS_UNJOURNALLED => None,
+            Item::Execution(_) if self.unjournalled.len() >= limits::ENDS_UNJOURNALLED => None,
             Item::Execution(_) => {
                 let permit = self.permit_to_run()?;
                 let Some(Item::Execution(execution)) = self.queue.pop_front() else { return None };
@@ -239,11 +220,6 @@ impl Task {
                 self.host.metrics.since(Stage::ExecutionQueued, self.kernel.spec.engine, execution.queued_at);
                 request.env.extend(self.untold_origin().into_iter().flatten());
                 let output_kept = request.output_limit_bytes.min(limits::OUTPUT_KEPT_MOST_BYTES);
-                if link.is_binding() {
-                    execution.keep_request(request.clone());
-                }
-                let process = self.current.as_ref().map(|current| Rc::clone(&current.process));
-                let told = Rc::clone(&link);
                 let starting = match self.ahead.take().filter(|ahead| ahead.exec == exec).and_then(Ahead::keep) {
                     Some(link) => Either::Left(link.go(exec)),
                     None => Either::Right(link.start(WorkerExec { exec, request, output_kept })),
@@ -251,26 +227,10 @@ impl Task {
                 self.running = Some((execution, Some(permit)));
                 let reporter = self.reporter.clone();
                 tokio::task::spawn_local(async move {
-                    let mut starting = std::pin::pin!(starting);
-                    let early = match told.is_binding() {
-                        true => tokio::time::timeout(limits::WORKER_START, &mut starting).await.ok(),
-                        false => None,
-                    };
-                    let outcome = match early {
-                        Some(outcome) => outcome,
-                        None if told.was_never_bound() => Err(Error::deadline("the promised worker does not answer")),
-                        None => starting.await,
-                    };
-                    let Err(error) = outcome else { return };
-                    if matches!(error.code, ErrorCode::Lost | ErrorCode::Deadline) && told.was_never_bound() {
-                        // Once it is gone, another one is handed the execution.
-                        if let Some(process) = process {
-                            process.kill();
-                        }
-                        return;
-                    }
                     // A worker that is gone is reported by its own end; any other refusal ends the execution here.
-                    if error.code != ErrorCode::Lost {
+                    if let Err(error) = starting.await
+                        && error.code != ErrorCode::Lost
+                    {
                         let end = ExecEnd { status: ExecStatus::Refused, ..ExecEnd::lost(error.message) };
                         let _ = reporter.send(Box::new(Report::Ended { exec, end }));
                     }
@@ -377,13 +337,6 @@ impl Task {
 
     pub(crate) fn interrupt_worker(&self, exec: ExecId) {
         let Some(link) = self.link() else { return };
-        if let (Some((execution, _)), Some(current)) = (&self.running, &self.current)
-            && link.was_never_bound()
-        {
-            // It has not begun, and does not go to another one.
-            execution.forget_request();
-            return current.process.kill();
-        }
         tokio::task::spawn_local(async move {
             if let Err(error) = link.interrupt(exec).await {
                 tracing::debug!(%exec, %error, "interrupt");
@@ -432,10 +385,6 @@ impl Task {
             // The worker is ending: nothing more is handed to it. Its own end, which is on its way, is the next step.
             self.link_lost(self.life.attempt);
             return;
-        }
-        if self.early.is_full() {
-            // The worker remembers few that the journal does not have.
-            self.journal_told().await;
         }
         self.step(Event::ExecutionEnded { exec }).await;
         self.rearm_idle();

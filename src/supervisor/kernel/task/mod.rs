@@ -7,14 +7,13 @@
 //! ```
 //!
 //! What is quick (a database commit) is awaited here; what is slow (starting a worker, an operation of the engine) runs beside it
-//! and reports back. Persisted before acted on, but for the executions of a throw-away kernel.
+//! and reports back. Persisted before acted on.
 
 mod archive;
 mod background;
 mod change;
 mod checkpoints;
 mod completion;
-mod ephemeral;
 mod executions;
 mod listener;
 mod records;
@@ -45,7 +44,6 @@ use crate::supervisor::kernel::Kernel;
 use crate::supervisor::workers::admission::Leave;
 use crate::supervisor::workers::worker::{Started, WorkerProcess};
 
-use ephemeral::Early;
 
 pub(crate) use listener::Listener;
 
@@ -109,9 +107,6 @@ pub(crate) struct Task {
     operating: Option<u64>,
     operations: u64,
     current: Option<Current>,
-    early: Early,
-    /// An execution is all that waits for the worker that is started now: it can go to one that is about to be the kernel's.
-    starts_now: bool,
     /// While the worker that is being started is wanted.
     wanted: Option<oneshot::Sender<()>>,
     idle_at: Option<Instant>,
@@ -212,8 +207,6 @@ impl Task {
             operating: None,
             operations: 0,
             current: None,
-            early: Early::default(),
-            starts_now: false,
             wanted: None,
             idle_at: None,
             backoff_at: None,
@@ -245,7 +238,6 @@ impl Task {
         }
         while !self.leaving {
             let clock = earliest(earliest(self.idle_at, self.backoff_at), earliest(self.retry_at, self.save_at));
-            let clock = earliest(clock, self.early.due);
             // Boxed: what a task may ever do would be room that each one holds while it waits.
             tokio::select! {
                 biased;
@@ -268,16 +260,10 @@ impl Task {
     }
 
     async fn take_command(&mut self, command: Command) {
-        let adds_to_told = matches!(command, Command::Run(..)) && !self.early.is_full();
-        // Whatever else is asked finds the journal as it was told. With its kernel it goes.
-        if !adds_to_told && !matches!(command, Command::Remove(..)) {
-            self.journal_told().await;
-        }
         // A reply that nobody awaits any more is no failure: the client left.
         match command {
             Command::Run(request, actor, reply) => {
                 let _ = reply.send(self.accept(*request, actor).await);
-                self.tell_first().await;
             }
             Command::Interrupt(exec, actor, reply) => {
                 let _ = reply.send(self.interrupt(exec, &actor).await);
@@ -351,9 +337,6 @@ impl Task {
                 let _ = reply.send(self.retain(change, retention).await);
             }
             Command::Wake => self.dispatch().await,
-            Command::Settle(reply) => {
-                let _ = reply.send(Ok(()));
-            }
             Command::Remove(change, reply) => self.remove(change, reply).await,
         }
     }
@@ -409,11 +392,6 @@ impl Task {
         }
         if self.save_at.is_some_and(|at| at <= now) {
             self.save_life().await;
-        }
-        if self.early.due.is_some_and(|at| at <= now) {
-            self.journal_told().await;
-            // What waits for room among those that the worker remembers.
-            self.dispatch().await;
         }
         if self.retry_at.is_some_and(|at| at <= now) {
             // What is refused still is offered again.

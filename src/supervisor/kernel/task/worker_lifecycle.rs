@@ -4,16 +4,15 @@ use std::rc::Rc;
 
 use tokio::sync::oneshot;
 
-use super::{Adopted, Current, Item, Listener, Report, Task};
+use super::{Adopted, Current, Listener, Report, Task};
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::ids::ExecId;
 use crate::core::kernel::{CrashCause, Event, State, StopReason};
 use crate::core::limits;
 use crate::supervisor::checkpoint;
 use crate::supervisor::host::Host;
-use crate::supervisor::kernel::handle::never_ran;
 use crate::supervisor::workers::admission::is_no_place;
-use crate::supervisor::workers::start::{given, mount_now, start, start_now};
+use crate::supervisor::workers::start::{given, mount_now, start};
 use crate::supervisor::workers::worker::Started;
 
 impl Task {
@@ -22,13 +21,6 @@ impl Task {
         let listener = Rc::new(Listener::new(attempt, &self.kernel, self.reporter.clone(), Rc::clone(&self.tools)));
         let (host, kernel, reporter) = (Rc::clone(&self.host), Rc::clone(&self.kernel), self.reporter.clone());
         let mounts = self.all_mounts();
-        if self.starts_now
-            && mounts.is_empty()
-            && let Some(started) = start_now(&host, &kernel, &listener)
-        {
-            let _ = reporter.send(Box::new(Report::Started { attempt, outcome: Box::new(Ok(started)) }));
-            return;
-        }
         // Dropped, it is not wanted any more.
         let (wanted, given_up) = oneshot::channel::<()>();
         self.wanted = Some(wanted);
@@ -157,7 +149,7 @@ impl Task {
         }
     }
 
-    /// Mounts what was recorded before the worker had it: what a kernel is given while its worker is only promised comes with its first use.
+    /// Mounts what was recorded while the worker was being started.
     async fn mount_missing(&self, mounted: &[String]) {
         let Some(link) = self.link() else { return };
         let mut missing = self.all_mounts();
@@ -238,30 +230,13 @@ impl Task {
         });
     }
 
-    /// A worker has ended that never was the kernel's: what it was given has not begun, and goes to another.
-    async fn begin_again(&mut self, attempt: u64) {
-        if let Some((execution, permit)) = self.running.take() {
-            drop(permit);
-            let why = match self.life.state {
-                State::Stopping { .. } => Some("its kernel was stopped before it ran"),
-                _ if execution.waits_again() => None,
-                _ => Some("interrupted before it ran"),
-            };
-            match why {
-                None => self.queue.push_front(Item::Execution(execution)),
-                Some(why) => drop(self.end(&execution, never_ran(why)).await),
-            }
-        }
-        self.step(Event::WorkerNotBound { attempt }).await;
-    }
-
     /// The worker's process has ended.
     pub(crate) async fn worker_gone(&mut self, attempt: u64) {
         if self.current.as_ref().is_none_or(|current| current.attempt != attempt) {
             return;
         }
         let Some(mut current) = self.current.take() else { return };
-        let link = self.kernel.link.borrow_mut().take();
+        self.kernel.link.borrow_mut().take();
         self.kernel.leave_files();
         // What the link delivered before it closed comes first: ends, and why.
         while let Ok(report) = self.reports.try_recv() {
@@ -301,13 +276,9 @@ impl Task {
             let detail = serde_json::json!({ "error": error.message });
             self.host.events.publish(&self.kernel.event_name, "state_not_saved", detail);
         }
-        match link.is_some_and(|link| link.was_never_bound()) {
-            true => self.begin_again(attempt).await,
-            false => self.step(Event::WorkerEnded { attempt, cause }).await,
-        }
+        self.step(Event::WorkerEnded { attempt, cause }).await;
         if matches!(self.life.state, State::Stopped { .. }) {
             // Nobody writes for a while: the log's room is given back, and with it the journal may have some.
-            self.journal_told().await;
             self.kernel.records.close().await;
             let _ = self.journal_ends().await;
         }
