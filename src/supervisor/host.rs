@@ -392,26 +392,6 @@ impl Host {
         }
         Ok(real)
     }
-}
-
-/// A connected client.
-pub struct ClientGuard {
-    host: Rc<Host>,
-    uid: u32,
-}
-
-impl Drop for ClientGuard {
-    fn drop(&mut self) {
-        let host = &self.host;
-        if let Entry::Occupied(mut own) = host.clients_of.borrow_mut().entry(self.uid) {
-            *own.get_mut() -= 1;
-            if *own.get() == 0 {
-                own.remove();
-            }
-        }
-        host.clients.set(host.clients.get() - 1);
-        host.used_at_ms.set(host.now_ms());
-    }
 
     /// Why a kernel of this user must not be given this host path, which is real (links resolved); `None` if it may.
     pub(super) fn path_refusal(&self, real: &Path, uid: u32) -> Option<String> {
@@ -433,6 +413,26 @@ impl Drop for ClientGuard {
             true => self.config.pool.of(engine),
             false => Rules { pool_size: 0, min_idle: 0, ..Rules::default() },
         }
+    }
+}
+
+/// A connected client.
+pub struct ClientGuard {
+    host: Rc<Host>,
+    uid: u32,
+}
+
+impl Drop for ClientGuard {
+    fn drop(&mut self) {
+        let host = &self.host;
+        if let Entry::Occupied(mut own) = host.clients_of.borrow_mut().entry(self.uid) {
+            *own.get_mut() -= 1;
+            if *own.get() == 0 {
+                own.remove();
+            }
+        }
+        host.clients.set(host.clients.get() - 1);
+        host.used_at_ms.set(host.now_ms());
     }
 }
 

@@ -302,7 +302,7 @@ pub(super) async fn manifest_of(host: &Host, checkpoint: &Checkpoint) -> Result<
     use crate::core::checkpoint::ManifestError as Wrong;
     let bytes = host.store.get(checkpoint.manifest, limits::MANIFEST_BYTES as u64).await?;
     Manifest::decode(&bytes).map_err(|error| match error {
-        Wrong::Newer(_) | Wrong::NewerWork(_) | Wrong::Kind(_) => {
+        Wrong::UnknownFormat(_) | Wrong::UnknownWorkFormat(_) | Wrong::Kind(_) => {
             Error::unsupported(error.to_string()).reason("manifest_format")
         }
         Wrong::Malformed(_) | Wrong::TooLarge { .. } => Error::corrupt(error.to_string()),
