@@ -2,7 +2,6 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io::Read as _;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 

@@ -53,14 +53,14 @@ impl Layout {
         let layout =
             Layout { packs: dir.join("packs"), index: dir.join("index"), dropped: dir.join("dropped"), _lock: lock };
         if !is_present {
-            layout.create(dir, &format)?;
+            layout.create(&format)?;
         }
         fs::sweep_temps(dir)?;
         fs::sweep_temps(&layout.index)?;
         Ok(layout)
     }
 
-    fn create(&self, dir: &Path, format: &Path) -> Result<()> {
+    fn create(&self, format: &Path) -> Result<()> {
         for dir in [&self.packs, &self.index] {
             fs::create_dir_durable(dir, DIR_MODE, "store.part.dir")?;
         }

@@ -232,9 +232,9 @@ impl Store {
     }
 
     /// Writes a chunk, or an object of one chunk.
-    pub(super) fn write(&self, Item { digest, plain, what }: &Item) -> Result<()> {
+    pub(super) fn write(&self, Item { digest, plain, kind }: &Item) -> Result<()> {
         let (digest, size) = (*digest, plain.len() as u64);
-        if *what == ItemKind::Part {
+        if *kind == ItemKind::Part {
             return self.add(Kind::Part, digest, size, plain);
         }
         self.add(Kind::Whole, digest, size, plain)?;

@@ -165,7 +165,7 @@ pub(super) struct WriterChecks {
     /// The mark that was put before a file was asked.
     after: HashMap<Place, u64>,
     /// Marks that were told.
-    told: u64,
+    marks_seen: u64,
 }
 
 impl WriterChecks {
@@ -176,7 +176,7 @@ impl WriterChecks {
 
     /// An opening that was told before its mark was over by then, or it was for reading: else that file would have said so.
     fn is_explained(&self, folder: FolderId, name: &Name) -> bool {
-        self.after.get(&(folder, name.clone())).is_some_and(|mark| self.all_reported < *mark)
+        self.after.get(&(folder, name.clone())).is_some_and(|mark| self.marks_seen < *mark)
     }
 }
 
@@ -195,7 +195,7 @@ pub(super) fn drain(
             Deed::Overflow => overflow = true,
             Deed::Mark => {
                 if let OpenEvents::Count(writer_checks) = &mut opens {
-                    writer_checks.told += 1;
+                    writer_checks.marks_seen += 1;
                 }
             }
             Deed::Ended => {

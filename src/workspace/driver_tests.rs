@@ -65,10 +65,10 @@ fn what_is_written_after_the_collection_is_not_captured() {
         std::fs::remove_file(world.path("gone")).expect("removed");
         File::options().write(true).open(world.path("large")).and_then(|f| f.set_len(10)).expect("cut");
         let captured = tracker.finish(collected).expect("finished");
-        let places = world.places_of("elsewhere");
-        std::fs::create_dir(&places.workspace).expect("made");
-        checkout(captured.tree, places.clone(), &world.store, Durability::Process).expect("checked out");
-        same(&observe(&places.workspace), &there);
+        let paths = world.places_of("elsewhere");
+        std::fs::create_dir(&paths.workspace).expect("made");
+        checkout(captured.tree, paths.clone(), &world.store, Durability::Process).expect("checked out");
+        same(&observe(&paths.workspace), &there);
         // What came later is in the next one.
         let next = tracker.capture(&world.store).expect("captured");
         assert_eq!(next.stats.full_scan, None);
@@ -99,10 +99,10 @@ fn what_a_mapping_writes_is_captured_by_each_driver() {
             mapping.write(b'?');
             let captured = tracker.finish(collected).expect("finished");
             assert_eq!((captured.stats.full_scan, captured.stats.read), (None, 1));
-            let places = world.places_of(&format!("as-of-{byte}"));
-            std::fs::create_dir(&places.workspace).expect("made");
-            checkout(captured.tree, places.clone(), &world.store, Durability::Process).expect("checked out");
-            assert_eq!(std::fs::read(places.workspace.join("f7")).expect("there")[0], byte.to_ascii_uppercase());
+            let paths = world.places_of(&format!("as-of-{byte}"));
+            std::fs::create_dir(&paths.workspace).expect("made");
+            checkout(captured.tree, paths.clone(), &world.store, Durability::Process).expect("checked out");
+            assert_eq!(std::fs::read(paths.workspace.join("f7")).expect("there")[0], byte.to_ascii_uppercase());
         }
         drop(mapping);
         tracker.capture(&world.store).expect("captured");
@@ -350,14 +350,14 @@ fn a_branch_is_the_tree_whatever_happens_to_the_live_workspace() {
             }
         });
         for n in 0..3 {
-            let places = world.another(&format!("child{n}"));
+            let paths = world.another(&format!("child{n}"));
             // Nobody asked what changed: everything is looked at.
-            let snapshot = donor.snapshot(&places).expect("taken");
+            let snapshot = donor.snapshot(&paths).expect("taken");
             let made =
-                branch(Some((&donor, snapshot)), captured.tree, places.clone(), &world.store, Durability::Process);
+                branch(Some((&donor, snapshot)), captured.tree, paths.clone(), &world.store, Durability::Process);
             let (_, restored, branched) = made.expect("branched");
             assert_eq!((restored.left, branched.snapshot), (Vec::new(), kind == DriverKind::Btrfs));
-            same(&observe(&places.workspace), &there);
+            same(&observe(&paths.workspace), &there);
         }
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
         writer.join().expect("ended");
@@ -383,27 +383,27 @@ fn a_branch_that_fails_names_what_failed() {
             DriverKind::Reflink | DriverKind::Tracked => &["workspace.checkout.sync=eio"],
         };
         for (n, fault) in faults.iter().enumerate() {
-            let places = world.another(&format!("failed{n}"));
+            let paths = world.another(&format!("failed{n}"));
             with_fault(fault, || {
-                let snapshot = donor.snapshot(&places);
+                let snapshot = donor.snapshot(&paths);
                 let made =
-                    snapshot.and_then(|s| branch(Some((&donor, s)), tree, places, &world.store, Durability::Power));
+                    snapshot.and_then(|s| branch(Some((&donor, s)), tree, paths, &world.store, Durability::Power));
                 made.expect_err("armed")
             });
         }
-        let places = world.another("child");
-        let snapshot = donor.snapshot(&places).expect("taken");
-        let made = branch(Some((&donor, snapshot)), tree, places, &world.store, Durability::Power).expect("branched").2;
+        let paths = world.another("child");
+        let snapshot = donor.snapshot(&paths).expect("taken");
+        let made = branch(Some((&donor, snapshot)), tree, paths, &world.store, Durability::Power).expect("branched").2;
         let (cloned, copied) = if kind == DriverKind::Tracked { (0, 1) } else { (1, 0) };
         if kind != DriverKind::Btrfs {
             assert_eq!((made.cloned, made.copied), (cloned, copied), "{kind:?}");
         }
         // Without a donor all comes from the store.
-        let places = world.another("from-store");
-        let made = branch(None, tree, places.clone(), &world.store, Durability::Process).expect("branched").2;
+        let paths = world.another("from-store");
+        let made = branch(None, tree, paths.clone(), &world.store, Durability::Process).expect("branched").2;
         assert_eq!((made.snapshot, made.cloned, made.copied), (false, 0, 0));
-        same(&observe(&places.workspace), &world.observe());
-        let again = branch(None, tree, places, &world.store, Durability::Process).expect_err("it is not empty");
+        same(&observe(&paths.workspace), &world.observe());
+        let again = branch(None, tree, paths, &world.store, Durability::Process).expect_err("it is not empty");
         assert!(matches!(again, WorkspaceError::NotEmpty { .. }));
     });
 }
@@ -450,37 +450,37 @@ fn a_snapshot_that_is_told_of_changes_looks_at_nothing_else() {
         // Not through a descriptor that may write, nor one time alone: that would be told as a write.
         let times = FileTimes::new().set_accessed(time).set_modified(time);
         File::open(world.path("later")).and_then(|file| file.set_times(times)).expect("set back");
-        let places = world.another("told");
-        let mut snapshot = donor.snapshot(&places).expect("taken").expect("there are such");
+        let paths = world.another("told");
+        let mut snapshot = donor.snapshot(&paths).expect("taken").expect("there are such");
         tracker.tell(&donor, &mut snapshot);
         let made =
-            branch(Some((&donor, Some(snapshot))), captured.tree, places.clone(), &world.store, Durability::Process);
+            branch(Some((&donor, Some(snapshot))), captured.tree, paths.clone(), &world.store, Durability::Process);
         let (mut child, restored, _) = made.expect("branched");
         assert_eq!((restored.left, restored.stats.full_scan), (Vec::new(), None));
         // In folders that are new anything may have been done to any file: all are looked at, and those read that are not as they were.
         assert!(restored.stats.read < 20, "{:?}", restored.stats);
-        same(&observe(&places.workspace), &there);
+        same(&observe(&paths.workspace), &there);
         assert_eq!(child.capture(&world.store).expect("captured").tree, captured.tree);
         // What was told before another pass is told no more.
         tracker.capture(&world.store).expect("captured");
-        let places = world.another("untold");
-        let mut snapshot = donor.snapshot(&places).expect("taken").expect("there are such");
+        let paths = world.another("untold");
+        let mut snapshot = donor.snapshot(&paths).expect("taken").expect("there are such");
         tracker.tell(&donor, &mut snapshot);
         let made =
-            branch(Some((&donor, Some(snapshot))), captured.tree, places.clone(), &world.store, Durability::Process);
+            branch(Some((&donor, Some(snapshot))), captured.tree, paths.clone(), &world.store, Durability::Process);
         assert_eq!(made.expect("branched").1.stats.full_scan, Some(super::FullScanReason::Reopened));
-        same(&observe(&places.workspace), &there);
+        same(&observe(&paths.workspace), &there);
         // Without such nothing else is looked at.
         drop((mapping, later));
         tracker.capture(&world.store).expect("captured");
         let captured = tracker.capture(&world.store).expect("captured");
         let donor = tracker.donor().expect("a donor").expect("sure");
         world.write("d5/f055", "less");
-        let places = world.another("quiet");
-        let mut snapshot = donor.snapshot(&places).expect("taken").expect("there are such");
+        let paths = world.another("quiet");
+        let mut snapshot = donor.snapshot(&paths).expect("taken").expect("there are such");
         tracker.tell(&donor, &mut snapshot);
         let made =
-            branch(Some((&donor, Some(snapshot))), captured.tree, places.clone(), &world.store, Durability::Process);
+            branch(Some((&donor, Some(snapshot))), captured.tree, paths.clone(), &world.store, Durability::Process);
         let restored = made.expect("branched").1;
         assert_eq!((restored.left, restored.stats.full_scan), (Vec::new(), None));
         assert!(restored.stats.examined < 20, "{:?}", restored.stats);
@@ -534,15 +534,15 @@ fn a_spare_becomes_the_tree_that_is_asked_for() {
             (eight, first, &at_first, false),
         ];
         for (n, (spare, tree, wanted, whole)) in spares.into_iter().enumerate() {
-            let places = world.another(&format!("of-{n}"));
-            let made = spare.become_workspace(tree, places.clone(), &world.store, Durability::Process);
+            let paths = world.another(&format!("of-{n}"));
+            let made = spare.become_workspace(tree, paths.clone(), &world.store, Durability::Process);
             let (mut child, restored) = made.expect("made");
             // Of one that is whole no entry is looked at; of others each, and none is read but what is not as it was.
             assert!(restored.left.is_empty() && restored.stats.read <= 2, "{kind:?}: {restored:?}");
             assert_eq!(restored.stats.full_scan.is_none(), whole, "{kind:?}: {restored:?}");
             assert!(!whole || restored.stats.examined <= 4, "{kind:?}: {restored:?}");
             assert_eq!(restored.changed == 0, whole, "{kind:?}: only what differs is touched");
-            same(&observe(&places.workspace), wanted);
+            same(&observe(&paths.workspace), wanted);
             let captured = child.capture(&world.store).expect("captured");
             assert_eq!((captured.tree, captured.stats.full_scan), (tree, None));
             world.nothing_is_staged();
@@ -561,10 +561,10 @@ fn a_spare_becomes_the_tree_that_is_asked_for() {
         with_fault("workspace.spare.make=enospc", || spare("four").expect_err("armed"));
         with_fault("workspace.checkout.file=enospc", || spare("four").expect_err("armed"));
         assert!(!world.dir.path().join("four").exists(), "nothing is left of one that could not be made");
-        let (five, places) = (spare("five").expect("made"), world.another("full"));
-        std::fs::write(places.workspace.join("there"), "x").expect("written");
-        let refused = five.become_workspace(first, places.clone(), &world.store, Durability::Process);
+        let (five, paths) = (spare("five").expect("made"), world.another("full"));
+        std::fs::write(paths.workspace.join("there"), "x").expect("written");
+        let refused = five.become_workspace(first, paths.clone(), &world.store, Durability::Process);
         assert!(matches!(refused, Err(WorkspaceError::Io { .. })), "{refused:?}");
-        assert!(places.workspace.join("there").exists());
+        assert!(paths.workspace.join("there").exists());
     });
 }

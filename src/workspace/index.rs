@@ -211,7 +211,7 @@ impl Index {
         match &known.what {
             NodeState::Missing(reason) => drop(self.missing.insert(place, *reason)),
             NodeState::File { .. } | NodeState::Folder(_) | NodeState::Symlink(_) | NodeState::Fifo => {
-                drop(self.missing.remove(&place))
+                self.missing.remove(&place);
             }
         }
         if had.is_none() {

@@ -123,7 +123,7 @@ pub(super) fn settle() {
 /// What is captured now is what somebody finds who knows nothing.
 pub(super) fn is_what_is_there(world: &World, tracker: &mut Tracker) {
     let captured = tracker.capture(&world.store).expect("captured");
-    let places = world.places_of("fresh");
+    let paths = world.places_of("fresh");
     let mut fresh = Tracker::open(WorkspacePaths { workspace: world.path(""), ..paths }).expect("opened");
     let walked = fresh.capture(&world.store).expect("captured");
     assert_eq!(changes(world, captured.tree, walked.tree), []);

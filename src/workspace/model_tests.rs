@@ -269,10 +269,10 @@ fn run(world: &World, ops: &[Op]) {
         let again = run.tracker().capture(&world.store).expect("captured");
         assert_eq!(again.tree, *tree, "what was restored is the same tree");
         if n % 3 == 0 {
-            let places = world.places_of(&format!("elsewhere{n}"));
-            std::fs::create_dir(&places.workspace).expect("made");
-            checkout(*tree, places.clone(), &world.store, Durability::Process).expect("checked out");
-            same(&observe(&places.workspace), wanted);
+            let paths = world.places_of(&format!("elsewhere{n}"));
+            std::fs::create_dir(&paths.workspace).expect("made");
+            checkout(*tree, paths.clone(), &world.store, Durability::Process).expect("checked out");
+            same(&observe(&paths.workspace), wanted);
         }
     }
     branches(world, &mut run, &trees);
@@ -293,20 +293,20 @@ fn branches(world: &World, run: &mut Run<'_>, trees: &[(TreeId, Observed)]) {
     let kind = run.tracker().driver().kind;
     let donor = run.tracker().donor().expect("a donor").expect("what is known is sure");
     for (n, (tree, wanted)) in [&trees[0], &trees[trees.len() - 1]].into_iter().enumerate() {
-        let places = world.another(&format!("branch{n}"));
-        let mut snapshot = donor.snapshot(&places).expect("taken");
+        let paths = world.another(&format!("branch{n}"));
+        let mut snapshot = donor.snapshot(&paths).expect("taken");
         if let Some(snapshot) = &mut snapshot {
             run.tracker().tell(&donor, snapshot);
         }
         let donor = Some((&donor, snapshot));
         let (mut child, restored, branched) =
-            branch(donor, *tree, places.clone(), &world.store, Durability::Process).expect("branched");
+            branch(donor, *tree, paths.clone(), &world.store, Durability::Process).expect("branched");
         assert_eq!((restored.left, branched.snapshot), (Vec::new(), kind == DriverKind::Btrfs));
-        same(&observe(&places.workspace), wanted);
+        same(&observe(&paths.workspace), wanted);
         // `observe` opened every file, so each is asked who may write to it, but none is read.
         let first = child.capture(&world.store).expect("captured");
         assert_eq!((first.tree, first.stats.full_scan, first.stats.read), (*tree, None, 0), "{:?}", first.stats);
-        std::fs::write(places.workspace.join("only here"), "x").expect("written");
+        std::fs::write(paths.workspace.join("only here"), "x").expect("written");
         assert_ne!(child.capture(&world.store).expect("captured").tree, *tree);
         assert!(!world.path("only here").exists());
     }

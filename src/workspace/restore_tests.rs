@@ -46,24 +46,24 @@ fn fill(root: &Path, second: bool) {
     }
 }
 
-fn places(dir: &Path) -> WorkspacePaths {
+fn paths(dir: &Path) -> WorkspacePaths {
     WorkspacePaths { workspace: dir.join("workspace"), staging: dir.join("staging"), index: dir.join("index") }
 }
 
 /// A folder with both trees in its store and the second one in its workspace.
 fn prepared(dir: &Path) -> [(TreeId, Observed); 2] {
-    let places = places(dir);
+    let paths = paths(dir);
     let store = Store::open(&dir.join("store")).expect("opened");
-    std::fs::create_dir(&places.workspace).expect("made");
-    fill(&places.workspace, false);
-    let mut tracker = Tracker::open(places.clone()).expect("opened");
-    let first = (tracker.capture(&store).expect("captured").tree, observe(&places.workspace));
-    mode(&places.workspace.join("was-folder/deep"), 0o755);
-    std::fs::remove_dir_all(&places.workspace).expect("removed");
-    std::fs::create_dir(&places.workspace).expect("made");
-    fill(&places.workspace, true);
-    let mut tracker = Tracker::open(places.clone()).expect("opened");
-    let second = (tracker.capture(&store).expect("captured").tree, observe(&places.workspace));
+    std::fs::create_dir(&paths.workspace).expect("made");
+    fill(&paths.workspace, false);
+    let mut tracker = Tracker::open(paths.clone()).expect("opened");
+    let first = (tracker.capture(&store).expect("captured").tree, observe(&paths.workspace));
+    mode(&paths.workspace.join("was-folder/deep"), 0o755);
+    std::fs::remove_dir_all(&paths.workspace).expect("removed");
+    std::fs::create_dir(&paths.workspace).expect("made");
+    fill(&paths.workspace, true);
+    let mut tracker = Tracker::open(paths.clone()).expect("opened");
+    let second = (tracker.capture(&store).expect("captured").tree, observe(&paths.workspace));
     tracker.save().expect("saved");
     [first, second]
 }
@@ -74,7 +74,7 @@ fn child() {
     let tree: TreeId = TreeId(std::env::var("RYOKAN_TREE").expect("set").parse().expect("an address"));
     println!();
     let store = Store::open(&Path::new(&dir).join("store")).expect("opened");
-    let mut tracker = Tracker::open(places(Path::new(&dir))).expect("opened");
+    let mut tracker = Tracker::open(paths(Path::new(&dir))).expect("opened");
     match tracker.restore(tree, &store, Durability::Power).and_then(|_| tracker.save()) {
         Ok(()) => println!("ack restored"),
         Err(error) => println!("fail {error}"),
@@ -95,14 +95,14 @@ fn a_restore_killed_anywhere_is_ended_by_the_next() {
             let hit = ran.killed || ran.failed.is_some();
             assert_eq!(ran.killed, hit && deed == "kill", "{fault}: {}", ran.all);
             passed += usize::from(hit);
-            let places = places(dir.path());
+            let paths = paths(dir.path());
             let store = Store::open(&dir.path().join("store")).expect("opened");
             // Forward to what was asked for, or back: whatever is asked for next.
             for (tree, wanted) in if pass == 2 { [&second, &first] } else { [&first, &second] } {
-                let mut tracker = Tracker::open(places.clone()).expect("opened");
+                let mut tracker = Tracker::open(paths.clone()).expect("opened");
                 tracker.restore(*tree, &store, Durability::Process).unwrap_or_else(|e| panic!("{fault}: {e}"));
-                same(&observe(&places.workspace), wanted);
-                becomes_empty(&places.staging);
+                same(&observe(&paths.workspace), wanted);
+                becomes_empty(&paths.staging);
                 tracker.save().expect("saved");
             }
         }
@@ -115,7 +115,7 @@ fn a_restore_that_fails_in_one_process_is_ended_by_the_next_in_it() {
     let dir = crash_dir();
     let [first, second] = prepared(dir.path());
     let store = Store::open(&dir.path().join("store")).expect("opened");
-    let mut tracker = Tracker::open(places(dir.path())).expect("opened");
+    let mut tracker = Tracker::open(paths(dir.path())).expect("opened");
     for label in ["place.rename", "place.remove", "place.folder", "staging.write", "place.folder_meta", "staging.clear"]
     {
         for (tree, wanted) in [&first, &second] {
@@ -221,11 +221,11 @@ fn owners_are_kept() {
     tracker.restore(tree, &world.store, Durability::Process).expect("restored");
     same(&world.observe(), &wanted);
     // The workspace's own user is not part of the tree: elsewhere it is another.
-    let places = world.places_of("elsewhere");
-    std::fs::create_dir(&places.workspace).expect("made");
-    super::checkout(tree, places.clone(), &world.store, Durability::Process).expect("checked out");
+    let paths = world.places_of("elsewhere");
+    std::fs::create_dir(&paths.workspace).expect("made");
+    super::checkout(tree, paths.clone(), &world.store, Durability::Process).expect("checked out");
     let owners: BTreeMap<PathBuf, u32> =
-        observe(&places.workspace).into_iter().map(|(path, seen)| (path, seen.owner.0)).collect();
+        observe(&paths.workspace).into_iter().map(|(path, seen)| (path, seen.owner.0)).collect();
     let expected = [("", 0), ("d", 1600), ("d/own", 0), ("link", 1600), ("other", 1600), ("own", 0)];
     assert_eq!(owners, expected.map(|(path, id)| (PathBuf::from(path), id)).into());
 }
@@ -319,13 +319,13 @@ fn what_is_needed_for_a_restore_is_read_and_nothing_else() {
 #[test]
 fn a_restore_looks_at_what_was_told_of_and_at_nothing_else() {
     let dir = tempfile::tempdir().expect("a temporary folder");
-    let (places, store) = (places(dir.path()), Store::open(&dir.path().join("store")).expect("opened"));
-    let file = |n: usize| places.workspace.join(format!("d/e{}/f{}", n / 50, n % 50));
+    let (paths, store) = (paths(dir.path()), Store::open(&dir.path().join("store")).expect("opened"));
+    let file = |n: usize| paths.workspace.join(format!("d/e{}/f{}", n / 50, n % 50));
     for n in 0..1000 {
         std::fs::create_dir_all(file(n).parent().expect("it has one")).expect("made");
         std::fs::write(file(n), format!("{n}")).expect("written");
     }
-    let mut tracker = Tracker::open(places.clone()).expect("opened");
+    let mut tracker = Tracker::open(paths.clone()).expect("opened");
     let first = tracker.capture(&store).expect("captured").tree;
     for round in 0..3 {
         for n in [1, 77, 500] {

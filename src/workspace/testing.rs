@@ -202,7 +202,7 @@ impl World {
         std::fs::write(self.path(name), bytes).expect("written");
     }
 
-    pub(crate) fn places(&self) -> WorkspacePaths {
+    pub(crate) fn paths(&self) -> WorkspacePaths {
         self.places_of("workspace")
     }
 
@@ -233,8 +233,8 @@ impl World {
         self.tracker_of(self.paths())
     }
 
-    pub(crate) fn tracker_of(&self, places: WorkspacePaths) -> Tracker {
-        let mut tracker = Tracker::open(places).expect("opened");
+    pub(crate) fn tracker_of(&self, paths: WorkspacePaths) -> Tracker {
+        let mut tracker = Tracker::open(paths).expect("opened");
         if let Some(clones) = self.hold_all {
             tracker.driver.hold_all(clones);
         }

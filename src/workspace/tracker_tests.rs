@@ -16,7 +16,7 @@ use crate::sys::inode::tests::Mapping;
 
 pub(super) fn changes(world: &World, a: super::TreeId, b: super::TreeId) -> Vec<(String, ChangeKind)> {
     let told = diff(&world.store, a, b).expect("compared");
-    told.map(|change| change.map(|Change { path, deed }| (path.display().to_string(), deed)).expect("compared"))
+    told.map(|change| change.map(|Change { path, kind }| (path.display().to_string(), kind)).expect("compared"))
         .collect()
 }
 
@@ -140,12 +140,11 @@ fn what_is_not_captured_is_named() {
     assert!(world.path("socket").exists());
     assert_eq!(world.path("set-id").metadata().expect("there").mode() & 0o7777, 0o755);
     // In an empty folder it cannot be made, and that is said.
-    let places = world.places_of("elsewhere");
-    std::fs::create_dir(&places.workspace).expect("made");
-    let (_, restored) =
-        checkout(captured.tree, places.clone(), &world.store, Durability::Process).expect("checked out");
+    let paths = world.places_of("elsewhere");
+    std::fs::create_dir(&paths.workspace).expect("made");
+    let (_, restored) = checkout(captured.tree, paths.clone(), &world.store, Durability::Process).expect("checked out");
     assert_eq!(restored.left, [PathBuf::from("socket")]);
-    let again = checkout(captured.tree, places, &world.store, Durability::Process).expect_err("it is not empty");
+    let again = checkout(captured.tree, paths, &world.store, Durability::Process).expect_err("it is not empty");
     assert!(matches!(again, WorkspaceError::NotEmpty { .. }));
 }
 
@@ -335,10 +334,10 @@ fn a_mapping_that_tells_nobody_is_seen() {
     for byte in [b'b', b'c', b'd'] {
         mapping.write(byte);
         let captured = tracker.capture(&world.store).expect("captured");
-        let places = world.places_of(&format!("as-of-{byte}"));
-        std::fs::create_dir(&places.workspace).expect("made");
-        checkout(captured.tree, places.clone(), &world.store, Durability::Process).expect("checked out");
-        assert_eq!(std::fs::read(places.workspace.join("f")).expect("there")[0], byte);
+        let paths = world.places_of(&format!("as-of-{byte}"));
+        std::fs::create_dir(&paths.workspace).expect("made");
+        checkout(captured.tree, paths.clone(), &world.store, Durability::Process).expect("checked out");
+        assert_eq!(std::fs::read(paths.workspace.join("f")).expect("there")[0], byte);
     }
     drop(mapping);
     tracker.capture(&world.store).expect("captured");
@@ -484,9 +483,9 @@ fn a_file_that_got_a_second_name_and_other_bytes_is_read_under_both() {
         file.set_modified(before).expect("set back");
         drop(file);
         let captured = tracker.capture(&world.store).expect("captured");
-        let places = world.places_of("elsewhere");
-        std::fs::create_dir(&places.workspace).expect("made");
-        checkout(captured.tree, places.clone(), &world.store, Durability::Process).expect("checked out");
-        same(&observe(&places.workspace), &world.observe());
+        let paths = world.places_of("elsewhere");
+        std::fs::create_dir(&paths.workspace).expect("made");
+        checkout(captured.tree, paths.clone(), &world.store, Durability::Process).expect("checked out");
+        same(&observe(&paths.workspace), &world.observe());
     }
 }

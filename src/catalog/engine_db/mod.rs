@@ -351,7 +351,7 @@ impl EngineDb {
     }
 
     /// Keeps the write-ahead log short. To be called between executions, when nobody waits.
-    pub fn tidy(&self) {
+    pub fn checkpoint_wal(&self) {
         self.db.checkpoint_wal(limits::WAL_BYTES);
     }
 

@@ -287,7 +287,7 @@ impl State {
     /// To be called when nobody waits. Free if nothing was stored since the last time.
     pub fn tidy(&mut self) {
         if std::mem::take(&mut self.stored) {
-            self.db.tidy();
+            self.db.checkpoint_wal();
         }
     }
 

@@ -44,7 +44,6 @@ use crate::supervisor::kernel::Kernel;
 use crate::supervisor::workers::admission::Leave;
 use crate::supervisor::workers::worker::{Started, WorkerProcess};
 
-
 pub(crate) use listener::Listener;
 
 /// What waits for its turn on the worker.
