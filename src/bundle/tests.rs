@@ -101,7 +101,7 @@ impl World {
 }
 
 #[test]
-fn a_file_holds_all_that_it_speaks_of() {
+fn bundle_holds_named_objects() {
     let world = World::new();
     let file = world.file();
     let elsewhere = world.elsewhere();
@@ -122,7 +122,7 @@ fn a_file_holds_all_that_it_speaks_of() {
 }
 
 #[test]
-fn no_part_of_a_file_may_be_missing_or_changed() {
+fn altered_bundle_is_refused() {
     let world = World::new();
     let file = world.file();
     let elsewhere = world.elsewhere();
@@ -146,7 +146,7 @@ fn no_part_of_a_file_may_be_missing_or_changed() {
 
 /// A file that is as a whole what it says, made by somebody who wants something that is not his.
 #[test]
-fn a_file_leads_to_nothing_that_it_does_not_hold() {
+fn outside_objects_are_refused() {
     let world = World::new();
     let secret = world.store.put(b"somebody else's").expect("stored");
     let with = |change: &dyn Fn(&mut Head)| {
@@ -177,7 +177,7 @@ fn a_file_leads_to_nothing_that_it_does_not_hold() {
 }
 
 #[test]
-fn heads_that_make_no_sense_are_refused() {
+fn invalid_bundle_head_is_refused() {
     let world = World::new();
     let refused = |change: &dyn Fn(&mut Head)| {
         let mut head = world.head.clone();
@@ -197,7 +197,7 @@ fn heads_that_make_no_sense_are_refused() {
 
 /// Objects and records that lie about themselves.
 #[test]
-fn records_that_lie_are_refused() {
+fn malformed_records_are_refused() {
     let world = World::new();
     let read_records = |records: &dyn Fn(&mut dyn std::io::Write)| {
         let mut file = Vec::new();

@@ -24,7 +24,7 @@ use crate::sys::fault::{Steps, points};
 
 const FIRST: KernelId = KernelId::from_bytes([1; 16]);
 const SECOND: KernelId = KernelId::from_bytes([2; 16]);
-const CHILD: &str = "catalog::crash_tests::child";
+const CHILD: &str = "catalog::crash_tests::catalog_script_child";
 
 pub(super) fn config(dir: &Path) -> CatalogConfig {
     let power = std::env::var_os("RYOKAN_CRASH_POWER").is_some();
@@ -346,7 +346,7 @@ fn expected() -> Vec<String> {
 }
 
 #[test]
-fn child() {
+fn catalog_script_child() {
     let Some(dir) = std::env::var_os("RYOKAN_CRASH_DIR") else { return };
     let catalog = match Catalog::open(&config(Path::new(&dir))) {
         Ok(catalog) => catalog,
@@ -397,7 +397,7 @@ fn check_after(fault: &str, label: &str, steps: Steps, seen: &[String]) {
 }
 
 #[test]
-fn nothing_acknowledged_is_lost_and_nothing_half_done_is_seen() {
+fn catalog_steps_are_atomic() {
     let seen = expected();
     for (label, point) in
         points().filter(|(label, _)| !["store.", "workspace.", "host."].iter().any(|of| label.name.starts_with(of)))

@@ -68,7 +68,7 @@ fn assert_corrupt(error: CatalogError, path: &Path, what: &str) {
 }
 
 #[test]
-fn every_damaged_page_is_found_and_others_are_unharmed() {
+fn damaged_page_is_detected() {
     let dir = dir();
     let paths = filled(dir.path());
     for path in &paths {
@@ -91,7 +91,7 @@ fn every_damaged_page_is_found_and_others_are_unharmed() {
 }
 
 #[test]
-fn cut_files_are_found() {
+fn truncated_database_is_detected() {
     let dir = dir();
     for path in filled(dir.path()) {
         let whole = std::fs::read(&path).expect("readable");
@@ -104,7 +104,7 @@ fn cut_files_are_found() {
 }
 
 #[test]
-fn a_damaged_kernel_harms_no_other() {
+fn kernel_damage_is_isolated() {
     let dir = dir();
     let paths = filled(dir.path());
     let file = std::fs::OpenOptions::new().write(true).open(&paths[1]).expect("opened");
@@ -141,7 +141,7 @@ fn foreign_and_newer_databases_are_refused() {
 }
 
 #[test]
-fn a_second_owner_is_refused() {
+fn engine_db_has_single_owner() {
     let dir = dir();
     let path = dir.path().join("engine.db");
     let first = EngineDb::open(&path, Durability::Process).expect("opened");
@@ -153,7 +153,7 @@ fn a_second_owner_is_refused() {
 }
 
 #[test]
-fn a_damaged_body_is_found_by_its_digest() {
+fn body_digest_detects_damage() {
     let dir = dir();
     let path = dir.path().join("engine.db");
     let db = EngineDb::open(&path, Durability::Process).expect("opened");
@@ -169,9 +169,9 @@ fn a_damaged_body_is_found_by_its_digest() {
     assert_eq!(db.entry("var/v0").expect("unharmed"), Some(entry(0)));
 }
 
-/// A child of [`without_rights`]: as nobody, it opens what it may through a descriptor and is refused the rest.
+/// A child of [`unprivileged_engine_db_open`]: as nobody, it opens what it may through a descriptor and is refused the rest.
 #[test]
-fn child() {
+fn unprivileged_open_child() {
     use std::os::fd::AsRawFd as _;
     let Some(dir) = std::env::var_os("RYOKAN_CRASH_DIR") else { return };
     let dir = Path::new(&dir);
@@ -195,7 +195,7 @@ fn child() {
 
 #[test]
 #[ignore = "needs root: becomes another user; run by hand and in CI"]
-fn without_rights() {
+fn unprivileged_engine_db_open() {
     let dir = dir();
     let chown = |path: &Path| std::os::unix::fs::chown(path, Some(65534), Some(65534)).expect("root may");
     for name in ["own", "locked"] {
@@ -211,14 +211,14 @@ fn without_rights() {
     };
     mode("locked/engine.db", 0o444);
     mode("locked", 0o555);
-    let ran = run_child("catalog::damage_tests::child", dir.path(), None, &[]);
+    let ran = run_child("catalog::damage_tests::unprivileged_open_child", dir.path(), None, &[]);
     assert_eq!(ran.acks, ["done"], "{}", ran.all);
     let db = EngineDb::open(&dir.path().join("own/engine.db"), Durability::Process).expect("opened");
     assert_eq!(db.heads().expect("readable").len(), 1);
 }
 
 #[test]
-fn through_a_descriptor() {
+fn open_by_descriptor_path() {
     use std::os::fd::AsRawFd as _;
     let dir = dir();
     let handle = std::fs::File::open(dir.path()).expect("opened");
@@ -232,7 +232,7 @@ fn through_a_descriptor() {
 
 #[test]
 #[ignore = "needs root: mounts a small tmpfs; run by hand and in CI"]
-fn a_full_device_is_told_and_harms_nothing() {
+fn full_device_error_is_recoverable() {
     use nix::mount::{MntFlags, MsFlags, mount, umount2};
     let dir = dir();
     mount(Some("tmpfs"), dir.path(), Some("tmpfs"), MsFlags::empty(), Some("size=1m")).expect("root may");
@@ -274,7 +274,7 @@ fn a_full_device_is_told_and_harms_nothing() {
 
 /// What is asked for from an offset costs what it is, not what the whole body is; a lost part is told.
 #[test]
-fn a_body_is_read_from_any_offset_and_a_lost_part_is_told() {
+fn body_reads_at_any_offset() {
     const PART: usize = crate::core::limits::FRAME_TAIL_BYTES;
     let dir = dir();
     let path = dir.path().join("engine.db");

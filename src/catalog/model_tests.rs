@@ -101,7 +101,7 @@ async fn perform(op: &Op, state: &StateHandle, model: &mut Model) -> Result<(), 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
     #[test]
-    fn the_journal_is_what_the_model_says(ops in prop::collection::vec(any_op(), 1..40)) {
+    fn journal_matches_model(ops in prop::collection::vec(any_op(), 1..40)) {
         with_catalog(async |handle, _| {
             handle.create_kernel_files(ID).await.expect("made");
             let state = handle.state(ID);
@@ -126,7 +126,7 @@ proptest! {
     }
 
     #[test]
-    fn engine_state_is_a_map(
+    fn engine_state_matches_model(
         runs in prop::collection::vec((prop::collection::vec((0u8..6, 0usize..4), 0..5), prop::collection::vec(0u8..6, 0..3)), 1..12),
     ) {
         let dir = crate::sys::fault::tests::crash_dir();
@@ -175,7 +175,7 @@ proptest! {
 }
 
 #[test]
-fn lists_of_engine_state_are_replaced_only_when_they_differ() {
+fn equal_lists_are_not_rewritten() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let db = EngineDb::open(&dir.path().join("engine.db"), Durability::Process).expect("made");
     let missed = |key: &str| MissedEntry { key: key.into(), type_name: "t".into(), reason: "r".into() };
@@ -191,7 +191,7 @@ fn lists_of_engine_state_are_replaced_only_when_they_differ() {
 }
 
 #[test]
-fn an_execution_comes_back_as_it_went() {
+fn execution_record_round_trips() {
     with_catalog(async |handle, _| {
         handle.create_kernel_files(ID).await.expect("made");
         let state = handle.state(ID);
@@ -253,7 +253,7 @@ fn an_execution_comes_back_as_it_went() {
 }
 
 #[test]
-fn requests_that_share_a_transaction_fail_alone() {
+fn batched_requests_fail_alone() {
     with_catalog(async |handle, _| {
         // Queued before the thread can have done the first: they share a transaction, or at least nothing breaks if not.
         let row = |n: u8| kernel(KernelId::from_bytes([n; 16]), &format!("k{}", n / 2));
@@ -271,7 +271,7 @@ fn requests_that_share_a_transaction_fail_alone() {
 }
 
 #[test]
-fn kernels_change_by_version_and_epoch() {
+fn stale_kernel_update_conflicts() {
     with_catalog(async |handle, _| {
         let key = |expires_at_ms| IdempotencyKey { scope: "s".into(), key: "k".into(), expires_at_ms };
         let made = handle.insert_kernel(kernel(ID, "a"), Some(key(1000)), Notes::default()).await.expect("inserted");
@@ -301,7 +301,7 @@ fn kernels_change_by_version_and_epoch() {
 }
 
 #[test]
-fn the_lease_has_one_holder() {
+fn lease_has_single_holder() {
     with_catalog(async |handle, _| {
         handle.create_kernel_files(ID).await.expect("made");
         let state = handle.state(ID);
@@ -320,7 +320,7 @@ fn the_lease_has_one_holder() {
 }
 
 #[test]
-fn events_are_pruned_and_the_gap_is_told() {
+fn pruned_events_report_gap() {
     with_catalog(async |handle, _| {
         let event = |_| NewEvent { at_ms: 1, kernel: String::new(), kind: "x".into(), detail_json: "{}".into() };
         let total = limits::EVENTS_KEPT + 512;
@@ -340,7 +340,7 @@ fn events_are_pruned_and_the_gap_is_told() {
 }
 
 #[test]
-fn tampering_with_the_audit_log_is_found_at_its_line() {
+fn tampered_audit_line_is_located() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a run time");
     let path = dir.path().join("catalog.db");
@@ -385,7 +385,7 @@ fn tampering_with_the_audit_log_is_found_at_its_line() {
 }
 
 #[test]
-fn stopped_kernels_cost_nothing_and_too_many_requests_are_busy() {
+fn open_files_and_queue_bounds() {
     with_catalog(async |handle, dir| {
         let open_files = || {
             std::fs::read_dir("/proc/self/fd")

@@ -25,7 +25,7 @@ fn with_state<T>(work: impl AsyncFnOnce(StateHandle, &std::path::Path) -> T) -> 
 
 /// POSIX locks go with any descriptor of the file that its process closes: those by which a new kernel's files are synced must not be of it.
 #[test]
-fn a_new_kernels_database_stays_locked_when_its_files_were_synced() {
+fn sync_keeps_database_lock() {
     use std::os::unix::fs::MetadataExt as _;
     with_state(async |state, path| {
         state.append_journal(vec![said("once")]).await.expect("written");
@@ -73,7 +73,7 @@ fn queued_writes_keep_their_order() {
 
 /// Whoever opens it ahead goes the way of an execution in it, of which nothing stays.
 #[test]
-fn a_database_that_was_opened_ahead_is_as_it_was() {
+fn preopened_database_is_unchanged() {
     with_state(async |state, path| {
         let before = std::fs::read(path).expect("readable");
         state.open_ahead().await.expect("opened");
@@ -89,7 +89,7 @@ fn a_database_that_was_opened_ahead_is_as_it_was() {
 
 /// So does whoever makes a slot, in the database that its kernel will have.
 #[test]
-fn an_engines_database_is_as_it_was_after_its_rehearsal() {
+fn rehearsal_changes_nothing() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("engine.db");
     let db = EngineDb::open(&path, Durability::Process).expect("opened");
@@ -149,7 +149,7 @@ async fn shown(state: &StateHandle) -> Vec<String> {
 }
 
 #[test]
-fn compacted_messages_come_back_into_view_when_their_checkpoint_goes() {
+fn removal_uncompacts_messages() {
     with_state(async |state, path| {
         for text in ["one", "two", "three"] {
             state.append_journal(vec![said(text)]).await.expect("said");
@@ -185,7 +185,7 @@ fn compacted_messages_come_back_into_view_when_their_checkpoint_goes() {
 }
 
 #[test]
-fn a_journal_of_many_compacted_messages_is_read_in_pages() {
+fn compacted_journal_is_paged() {
     with_state(async |state, _| {
         let many = 3 * limits::PAGE_ROWS as u64;
         state.append_journal((0..many).map(|n| said(&n.to_string())).collect()).await.expect("said");
@@ -203,7 +203,7 @@ fn a_journal_of_many_compacted_messages_is_read_in_pages() {
 }
 
 #[test]
-fn decisions_and_artifacts_are_never_deleted_and_keys_are_forgotten_in_time() {
+fn keys_expire_records_stay() {
     with_state(async |state, path| {
         let open = |at_ms: i64| {
             let (title, text) = ("t".to_owned(), String::new());
@@ -229,7 +229,7 @@ fn decisions_and_artifacts_are_never_deleted_and_keys_are_forgotten_in_time() {
 
 /// A decision that is opened while a checkpoint is being made is in the checkpoint or after it, never between the two.
 #[test]
-fn a_checkpoint_whose_work_was_changed_meanwhile_is_refused() {
+fn stale_work_refuses_checkpoint() {
     with_state(async |state, _| {
         let seen = state.workflow_part().await.expect("readable");
         let change = Change::OpenDecision { title: "t".into(), text: String::new() };
@@ -245,7 +245,7 @@ fn a_checkpoint_whose_work_was_changed_meanwhile_is_refused() {
 }
 
 #[test]
-fn every_view_of_the_journal_comes_in_pages_of_bounded_bytes() {
+fn journal_pages_are_byte_bounded() {
     with_state(async |state, _| {
         let long = "x".repeat(limits::JOURNAL_PAGE_BYTES / 2);
         state.append_journal((0..6).map(|_| said(&long)).collect()).await.expect("said");

@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn engines_are_found_in_names_and_first_lines() {
+    fn engine_by_name_or_shebang() {
         let (python, kaish) = (Language::Engine(EngineName::Python), Language::Engine(EngineName::Kaish));
         let (bash, node) = (Language::Engine(EngineName::Bash), Language::Engine(EngineName::Node));
         let foreign = |said: &str| Language::Foreign(said.into());

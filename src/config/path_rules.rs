@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_at_below_and_above_is_forbidden() {
+    fn deny_rule_covers_whole_path() {
         let rules = rules(&["~/.ssh", "/srv/*/secret?"]).expect("valid rules");
         let home = Some(Path::new("/home/amy"));
         for (path, rule) in [
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_says_what_lies_in_the_path() {
+    fn deny_refusal_names_rule() {
         let rules = rules(&["~/.ssh", "/srv/*/secret?"]).expect("valid rules");
         let refusal = |path: &str| rules.refusal(Path::new(path), Some(Path::new("/home/amy")));
         let (ssh, secret) = ("the rule \"~/.ssh\" of sandbox", "the rule \"/srv/*/secret?\" of sandbox");
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_rules_are_told_apart() {
+    fn invalid_deny_rules_are_refused() {
         for bad in ["", "~", "/", "~/", "ssh", "~amy/.ssh", "/a/../b", "/a/**/b"] {
             assert!(matches!(rules(&["/ok", bad]), Err((1, _))), "{bad:?}");
         }

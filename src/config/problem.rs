@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_misspelt_word_finds_its_neighbour() {
+    fn misspelt_key_gets_suggestion() {
         let keys = ["memory", "cpus", "pids", "open_files", "idle_timeout", "output_kept"];
         for (word, want) in [
             ("memroy", Some("memory")),

@@ -22,7 +22,7 @@ fn problems(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn no_file_an_empty_one_and_the_example_mean_the_defaults() {
+fn example_config_is_default() {
     let defaults = check::check(Config::default()).expect("the defaults pass their own check");
     assert_eq!(parse(""), Ok(defaults.clone()));
     assert_eq!(parse(EXAMPLE), Ok(defaults.clone()));
@@ -41,7 +41,7 @@ fn activated() -> String {
 }
 
 #[test]
-fn the_examples_values_are_the_defaults() {
+fn example_values_match_defaults() {
     let mut config = parse(&activated()).expect("every key of the example is right");
     let entry = |name: &str, transport, variable: &str| ServerEntry {
         name: name.into(),
@@ -80,7 +80,7 @@ fn keys(prefix: &str, table: &toml::Table, out: &mut BTreeSet<String>) {
 }
 
 #[test]
-fn the_example_has_every_key() {
+fn example_lists_every_key() {
     let table = |text: &str| text.parse::<toml::Table>().expect("valid TOML");
     let mut every = Config::default();
     let full = Server {
@@ -109,7 +109,7 @@ fn the_example_has_every_key() {
 }
 
 #[test]
-fn effective_values_can_be_read_back() {
+fn effective_config_round_trips() {
     for text in
         [EXAMPLE.to_owned(), activated(), "[defaults]\nmemory=33554433\ncpus=0.25\nidle_timeout=\"never\"".into()]
     {
@@ -119,7 +119,7 @@ fn effective_values_can_be_read_back() {
 }
 
 #[test]
-fn how_many_workers_wait_fits_what_is_said_of_it() {
+fn pool_sizes_adjust_together() {
     use crate::core::engine::EngineName::{Kaish, Python};
     // pool_size, max_pool_size and min_idle of kaish and of Python.
     for (text, kaish, python) in [
@@ -223,7 +223,7 @@ fn each_problem_names_line_key_and_remedy() {
 }
 
 #[test]
-fn servers_messages_stay_out_of_the_log_unless_asked_for() {
+fn rmcp_log_defaults_to_error() {
     for (level, filter) in [("info", "rmcp=error,info"), ("debug,rmcp=info", "debug,rmcp=info")] {
         let daemon = parse(&format!("[daemon]\nlog_level = \"{level}\"")).expect("valid").daemon;
         assert_eq!(daemon.log_filter(), filter);
@@ -232,7 +232,7 @@ fn servers_messages_stay_out_of_the_log_unless_asked_for() {
 }
 
 #[test]
-fn wrong_servers_are_refused() {
+fn invalid_mcp_servers_are_refused() {
     let server = |body: &str| problems(&format!("[mcp.servers.x]\n{body}"));
     for (body, want) in [
         ("", ":1: mcp.servers.x: a server needs either `command` or `url`"),
@@ -266,7 +266,7 @@ fn wrong_servers_are_refused() {
 }
 
 #[test]
-fn files_are_trusted_only_if_nobody_else_could_write_them() {
+fn writable_config_is_refused() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let file = dir.path().join("config.toml");
     let write = |text: &str, mode: u32| {
@@ -288,7 +288,7 @@ fn files_are_trusted_only_if_nobody_else_could_write_them() {
 }
 
 #[test]
-fn what_is_named_must_be_there() {
+fn missing_targets_are_reported() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let file = dir.path().join("config.toml");
     for (text, wanted) in [
@@ -309,14 +309,14 @@ fn what_is_named_must_be_there() {
 }
 
 #[test]
-fn log_levels_are_levels_or_modules_with_one() {
+fn log_level_directives_parse() {
     for level in ["off", "INFO", "info,ryokan::rpc=debug", "ryokan=trace", "warn,[span]=debug", "info,"] {
         assert!(parse(&format!("[daemon]\nlog_level = \"{level}\"")).is_ok(), "{level}");
     }
 }
 
 #[test]
-fn no_text_makes_it_panic() {
+fn config_parser_never_panics() {
     use proptest::prelude::*;
     let words = "(\\[|\\]|defaults|mcp\\.servers\\.|x|=| |\n|\"|5m|\\{|\\}|memory|command|,|-1|true|#|é){0,30}";
     proptest!(|(text in words)| {

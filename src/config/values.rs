@@ -257,7 +257,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_back(bytes in any::<u64>(), ms in 1..=1u64 << 50, milli in 1..=1_024_000u32) {
+        fn config_values_round_trip(bytes in any::<u64>(), ms in 1..=1u64 << 50, milli in 1..=1_024_000u32) {
             prop_assert_eq!(back(&Size(bytes)), Some(Size(bytes)));
             prop_assert_eq!(back(&Span(Duration::from_millis(ms))), Some(Span(Duration::from_millis(ms))));
             prop_assert_eq!(back(&Wait(Some(Duration::from_millis(ms)))), Some(Wait(Some(Duration::from_millis(ms)))));
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn people_write_and_read_the_short_form() {
+    fn config_values_use_short_form() {
         let size = |json: Json| serde_json::from_value::<Size>(json).ok().map(|size| size.to_string());
         assert_eq!(size(json!("512MiB")), Some("512M".into()));
         assert_eq!(size(json!(1025)), Some("1025".into()));

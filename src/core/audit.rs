@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn every_change_of_every_field_is_found_at_its_line() {
+    fn altered_field_breaks_chain() {
         let whole = chain(8);
         assert_eq!(walk(&whole, &[]).map(|head| head.sequence), Ok(8));
         assert_eq!(walk(&[], &[AuditHead::EMPTY]), Ok(AuditHead::EMPTY));
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_end_is_seen_by_whoever_kept_one() {
+    fn kept_head_reveals_truncation() {
         let whole = chain(8);
         let (seventh, last) = (head_of(&whole[6]), head_of(&whole[7]));
         assert_eq!(walk(&whole, &[last, seventh, seventh]), Ok(last));
@@ -312,7 +312,7 @@ mod tests {
 
     /// Format 1 is what earlier releases wrote: it must never change.
     #[test]
-    fn the_formats_are_what_they_were() {
+    fn audit_formats_are_stable() {
         let line = what(1);
         let hashes = [1, 2].map(|format| AuditHead::EMPTY.after(format, &line).expect("known").hash.to_string());
         assert_eq!(hashes.map(|hash| hash[..16].to_owned()), ["58ba194567d58c2c", "22e82e4d7211f9df"]);

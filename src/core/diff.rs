@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn state_differs_by_key() {
+    fn state_diff_is_by_key() {
         let before = StateParts { entries: vec![part("var/a", 1, "1"), part("var/b", 2, "2"), part("var/c", 3, "3")] };
         let after = StateParts { entries: vec![part("var/a", 1, "1"), part("var/b", 9, "9"), part("var/d", 4, "4")] };
         assert_eq!(
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mount_that_became_writable_is_changed() {
+    fn mount_mode_change_is_shown() {
         let given = |writable| GivenMount {
             mount: MountInfo { path: "/data".into(), source: "/srv".into(), writable },
             real: None,

@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn interpreters_that_are_too_old_are_known() {
+    fn outdated_engines_are_detected() {
         for (engine, said, old) in [
             (EngineName::Bash, "GNU bash, version 3.2.57(1)-release (arm64)", true),
             (EngineName::Bash, "4.3.48", true),

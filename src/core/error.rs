@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_line_survives_wrapping() {
+    fn error_line_survives_wrapping() {
         let error = Error::refused("no \"quotes\" lost\nnor lines").hint("try {this}").reason("rule");
         let line = error.to_line();
         assert!(!line.contains('\n'));
@@ -193,14 +193,14 @@ mod tests {
     }
 
     #[test]
-    fn foreign_text_is_no_error_of_ours() {
+    fn foreign_text_is_not_parsed() {
         for text in ["", "ryokan:", "ryokan:{}", "ryokan:{\"code\":\"nope\",\"message\":\"\"}", "other"] {
             assert_eq!(Error::from_line(text), None, "{text:?}");
         }
     }
 
     #[test]
-    fn every_code_has_its_name() {
+    fn error_code_names_round_trip() {
         for code in ErrorCode::ALL {
             assert_eq!(ErrorCode::from_name(code.name()), Some(code));
             assert_eq!(serde_json::to_string(&code).unwrap_or_default(), format!("\"{}\"", code.name()));

@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn statuses_have_names() {
+    fn exec_status_names_round_trip() {
         for status in ExecStatus::ALL {
             assert_eq!(ExecStatus::from_name(status.name()), Some(status));
         }

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn several_children_are_numbered() {
+    fn fork_children_are_numbered() {
         assert_eq!(Forking::of("a").names(), ["a"]);
         assert_eq!(Forking { count: 3, ..Forking::of("a") }.names(), ["a-1", "a-2", "a-3"]);
         for (count, fits) in [(0, false), (1, true), (limits::FORK_CHILDREN as u32, true), (u32::MAX, false)] {

@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_form_round_trips() {
+    fn id_text_round_trips() {
         for (text, is_one) in [
             ("0123456789", true),
             ("0123456789abcdef0123456789abcdef", true),
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_text_is_refused() {
+    fn malformed_id_is_refused() {
         for text in ["", "00", "zz", &"0".repeat(31), &"0".repeat(33), &"A".repeat(32), &"é".repeat(16)] {
             assert!(text.parse::<WorkerId>().is_err(), "{text:?}");
         }

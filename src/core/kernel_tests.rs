@@ -171,7 +171,7 @@ fn every_state_and_event() {
 }
 
 #[test]
-fn a_running_execution_never_ends_in_silence() {
+fn lost_execution_is_reported() {
     for state in [State::Busy { exec: EXEC }, State::Stopping { reason: StopReason::Asked, exec: Some(EXEC) }] {
         let (_, actions) = after(state, Event::WorkerEnded { attempt: 3, cause: CrashCause::OutOfMemory });
         assert!(actions.contains(&Action::EndAsLost { exec: EXEC, cause: CrashCause::OutOfMemory }));
@@ -179,7 +179,7 @@ fn a_running_execution_never_ends_in_silence() {
 }
 
 #[test]
-fn a_start_without_a_place_is_no_crash() {
+fn refused_start_is_no_crash() {
     let mut life = Life::default();
     for _ in 0..5 {
         let _ = life.step(Event::StartAsked, NOW);
@@ -190,7 +190,7 @@ fn a_start_without_a_place_is_no_crash() {
 }
 
 #[test]
-fn three_crashes_in_a_minute_open_the_breaker() {
+fn three_crashes_open_breaker() {
     let mut life = Life::default();
     let _ = life.step(Event::Used, NOW);
     for n in 0..3 {
@@ -210,7 +210,7 @@ fn three_crashes_in_a_minute_open_the_breaker() {
 }
 
 #[test]
-fn crashes_far_apart_only_back_off() {
+fn distant_crashes_only_back_off() {
     let mut life = Life::default();
     let _ = life.step(Event::Used, NOW);
     for n in 0..10 {
@@ -222,13 +222,13 @@ fn crashes_far_apart_only_back_off() {
 }
 
 #[test]
-fn backoff_doubles_up_to_its_bound() {
+fn backoff_doubles_to_limit() {
     let pauses: Vec<u64> = (1..=9).map(backoff_ms).collect();
     assert_eq!(pauses, [100, 200, 400, 800, 1600, 3200, 6400, 10_000, 10_000]);
 }
 
 #[test]
-fn work_queued_while_stopping_starts_the_next_worker() {
+fn worker_end_dispatches_queue() {
     let (_, actions) = after(
         State::Stopping { reason: StopReason::Idle, exec: None },
         Event::WorkerEnded { attempt: 3, cause: CrashCause::Exited(0) },
@@ -237,7 +237,7 @@ fn work_queued_while_stopping_starts_the_next_worker() {
 }
 
 #[test]
-fn a_daemon_that_starts_without_the_worker_says_so() {
+fn restart_clears_missing_worker() {
     for state in states() {
         let life = life(state).without_worker();
         assert!(!life.has_worker(), "{:?}", life.state);
@@ -291,7 +291,7 @@ proptest! {
     }
 
     #[test]
-    fn lives_survive_their_stored_form(events in prop::collection::vec(any_event(), 0..30)) {
+    fn life_round_trips(events in prop::collection::vec(any_event(), 0..30)) {
         let mut life = Life::default();
         for event in events {
             let _ = life.step(event, NOW);

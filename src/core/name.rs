@@ -69,14 +69,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn good_names() {
+    fn valid_kernel_names_parse() {
         for name in ["a", "demo", "project-x", "A.b_c-9", &"n".repeat(limits::NAME_BYTES)] {
             assert!(name.parse::<KernelName>().is_ok(), "{name}");
         }
     }
 
     #[test]
-    fn bad_names() {
+    fn invalid_names_are_refused() {
         for name in ["", ".", "..", "-rf", "_x", "a/b", "a\0b", "a b", "é", "../x", &"n".repeat(300)] {
             assert!(name.parse::<KernelName>().is_err(), "{name:?}");
         }

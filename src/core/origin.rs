@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_restore_and_fork_is_one_generation_and_the_fork_point_stays() {
+    fn origin_counts_generations() {
         let id = |n| CheckpointId::from_bytes([n; 16]);
         let from = ForkPoint { kernel: KernelId::from_bytes([1; 16]), name: "p".into(), checkpoint: id(2) };
         let child = Origin::of_fork(4, from.clone());

@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes() {
+    fn sizes_are_parsed() {
         for (text, bytes) in
             [("0", 0), ("512M", 512 << 20), ("1.5K", 1536), ("1GiB", 1 << 30), ("7 KB", 7168), ("3b", 3)]
         {
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn processors() {
+    fn cpu_counts_are_parsed() {
         assert_eq!(parse_cpu_milli("1"), Ok(1000));
         assert_eq!(parse_cpu_milli("0.25"), Ok(250));
         for text in ["0", "", "1s", "0.0001", "9999999999"] {
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn durations() {
+    fn durations_are_parsed() {
         for (text, ms) in
             [("0", 0), ("250ms", 250), ("1.5s", 1500), ("5m", 300_000), ("2h", 7_200_000), ("1d", 86_400_000)]
         {
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_for_people() {
+    fn sizes_are_formatted() {
         for (bytes, text) in [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (512 << 20, "512 MiB")]
         {
             assert_eq!(format_size(bytes), text);

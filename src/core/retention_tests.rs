@@ -51,7 +51,7 @@ fn kept(policy: &Retention, standing: &Standing, now_ms: i64) -> HashSet<Checkpo
 }
 
 #[test]
-fn the_newest_twenty_of_ninety_days_stay() {
+fn default_keeps_newest_twenty() {
     let policy = Retention::default();
     let all = line(50, CheckpointType::Auto);
     assert_eq!(kept(&policy, &all, NOW_MS), (31..=50).map(id).collect());
@@ -65,7 +65,7 @@ fn the_newest_twenty_of_ninety_days_stay() {
 }
 
 #[test]
-fn manual_ones_take_no_place() {
+fn manual_checkpoints_uncounted() {
     let mut all = line(60, CheckpointType::Auto);
     all.checkpoints.iter_mut().filter(|one| one.number % 2 == 0).for_each(|one| one.kind = CheckpointType::Manual);
     let stay = kept(&Retention::default(), &all, NOW_MS);
@@ -74,7 +74,7 @@ fn manual_ones_take_no_place() {
 }
 
 #[test]
-fn a_policy_without_bounds_keeps_everything() {
+fn unbounded_policy_keeps_all() {
     let policy = Retention { newest: None, keep_for_ms: None };
     assert_eq!(kept(&policy, &line(500, CheckpointType::Auto), i64::MAX).len(), 500);
     assert_eq!(policy.to_string(), "all, for ever");
@@ -85,7 +85,7 @@ fn a_policy_without_bounds_keeps_everything() {
 }
 
 #[test]
-fn where_ways_part_stays_between_them() {
+fn branch_point_is_kept() {
     // 1 ─ 2 ─ 3 ─ 4 (manual)
     //      └─ 5 ─ 6 (the kernel is here)
     let kind = |n| if n == 4 { CheckpointType::Manual } else { CheckpointType::Auto };
@@ -145,7 +145,7 @@ fn any_policy() -> impl Strategy<Value = Retention> {
 
 proptest! {
     #[test]
-    fn nothing_that_is_wanted_or_needed_ever_goes(policy in any_policy(), standing in any_standing(), late in -500..5000i64) {
+    fn protected_checkpoints_stay(policy in any_policy(), standing in any_standing(), late in -500..5000i64) {
         let fates = plan(&policy, &standing, NOW_MS + late * DAY_MS);
         prop_assert_eq!(fates.len(), standing.checkpoints.len());
         for ((id, fate), one) in fates.iter().zip(&standing.checkpoints) {
@@ -157,7 +157,7 @@ proptest! {
     }
 
     #[test]
-    fn what_stays_for_no_other_reason_is_new_and_young(policy in any_policy(), standing in any_standing()) {
+    fn newest_rule_keeps_only_recent(policy in any_policy(), standing in any_standing()) {
         let stay = kept(&policy, &standing, NOW_MS);
         let mut place = 0;
         for ((id, fate), one) in plan(&policy, &standing, NOW_MS).into_iter().zip(&standing.checkpoints) {
@@ -175,7 +175,7 @@ proptest! {
     }
 
     #[test]
-    fn a_clock_that_goes_backwards_lets_nothing_go(policy in any_policy(), standing in any_standing(), back in 0..2000i64) {
+    fn backward_clock_drops_nothing(policy in any_policy(), standing in any_standing(), back in 0..2000i64) {
         let (before, after) = (kept(&policy, &standing, NOW_MS), kept(&policy, &standing, NOW_MS - back * DAY_MS));
         let lost: Vec<_> = before.difference(&after).filter(|id| {
             // One that only marked a parting may be kept for another reason, never lost.
@@ -185,7 +185,7 @@ proptest! {
     }
 
     #[test]
-    fn the_tree_stays_a_tree_and_who_came_from_whom_stays_true(policy in any_policy(), standing in any_standing()) {
+    fn thinning_preserves_ancestry(policy in any_policy(), standing in any_standing()) {
         let stay = kept(&policy, &standing, NOW_MS);
         let before: HashMap<_, _> = standing.checkpoints.iter().map(|one| (one.id, one.parent)).collect();
         let after = thinned(&standing, &stay);
@@ -204,7 +204,7 @@ proptest! {
     }
 
     #[test]
-    fn once_is_enough(policy in any_policy(), standing in any_standing()) {
+    fn retention_plan_is_idempotent(policy in any_policy(), standing in any_standing()) {
         let stay = kept(&policy, &standing, NOW_MS);
         let parents = thinned(&standing, &stay);
         let left: Vec<Checkpoint> = standing.checkpoints.iter().filter(|one| stay.contains(&one.id)).cloned()

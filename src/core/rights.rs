@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn attenuation_only_takes_away() {
+    fn attenuation_only_shrinks() {
         for a in 0..=255u8 {
             for b in 0..=255u8 {
                 let both = Rights(a).and(Rights(b));
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn sets_hold_what_they_were_made_of() {
+    fn rights_set_holds_its_members() {
         let set: Rights = [Right::Read, Right::Admin].into_iter().collect();
         assert!(set.has(Right::Read) && set.has(Right::Admin) && !set.has(Right::Execute));
         assert_eq!(set.iter().collect::<Rights>(), set);

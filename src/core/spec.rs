@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_are_those_promised() {
+    fn spec_defaults_match_design() {
         let spec = spec();
         assert_eq!(spec.check(), Ok(()));
         assert_eq!(spec.limits.memory_bytes, 512 << 20);

@@ -269,7 +269,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn states_come_back(state in any_state()) {
+        fn engine_state_round_trips(state in any_state()) {
             let bytes = state.pack().map_err(|e| TestCaseError::fail(e.to_string()))?;
             prop_assert_eq!(EngineState::unpack(&bytes), Ok(state.clone()));
             let other = EngineState::unpack_of(&bytes, "other engine");
@@ -278,7 +278,7 @@ mod tests {
         }
 
         #[test]
-        fn any_other_byte_is_an_error(state in any_state(), at in any::<prop::sample::Index>(), flip in 1u8..) {
+        fn altered_state_is_refused(state in any_state(), at in any::<prop::sample::Index>(), flip in 1u8..) {
             let mut bytes = state.pack().map_err(|e| TestCaseError::fail(e.to_string()))?;
             let at = at.index(bytes.len());
             bytes[at] ^= flip;
@@ -291,7 +291,7 @@ mod tests {
 
         /// Behind a right checksum, too, garbage is refused and never panics nor takes memory beyond its own size.
         #[test]
-        fn sealed_garbage_is_refused(garbage in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn checksummed_garbage_is_refused(garbage in prop::collection::vec(any::<u8>(), 0..200)) {
             let mut bytes = MAGIC.to_vec();
             bytes.push(VERSION);
             bytes.extend(garbage);
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_beginnings_are_told_apart() {
+    fn state_errors_are_distinct() {
         assert_eq!(EngineState::unpack(b""), Err(StateError::Magic));
         assert_eq!(EngineState::unpack(b"PK\x03\x04...."), Err(StateError::Magic));
         assert_eq!(EngineState::unpack(b"RYKS"), Err(StateError::Magic));
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_read_is_not_written() {
+    fn oversized_state_is_not_packed() {
         let mut state = EngineState::default();
         state.entries.insert("k".repeat(TEXT_BYTES + 1), StateEntry::default());
         assert!(matches!(state.pack(), Err(StateError::TooLarge { .. })));

@@ -374,7 +374,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_type_is_lost(value in any_value()) {
+        fn value_json_round_trips(value in any_value()) {
             let text = value.to_json().to_string();
             let json = serde_json::from_str(&text).map_err(|e| TestCaseError::fail(e.to_string()))?;
             let back = Value::from_json(&json).map_err(|e| TestCaseError::fail(e.to_string()))?;
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_encodings_are_refused() {
+    fn invalid_value_json_is_refused() {
         for text in [
             "1",
             "1.5",
@@ -409,14 +409,14 @@ mod tests {
     }
 
     #[test]
-    fn depth_is_bounded() {
+    fn value_depth_is_bounded() {
         let nested = |n: usize| (0..n).fold(Json::Null, |inner, _| json!([inner]));
         assert!(Value::from_json(&nested(limits::VALUE_DEPTH - 1)).is_ok());
         assert_eq!(Value::from_json(&nested(limits::VALUE_DEPTH)), Err(DecodeValueError::TooDeep));
     }
 
     #[test]
-    fn integers_of_any_length_are_read_exactly() {
+    fn big_integers_parse_exactly() {
         let big = |digits: &str| Value::BigInt(digits.into());
         for (text, value) in [
             ("9007199254740993", Value::Int(9_007_199_254_740_993)),
@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_json_is_for_people() {
+    fn plain_json_decodes_to_values() {
         let typed: Json = serde_json::from_str(r#"{"a":[1,2.5,18446744073709551615,null,true,"s"]}"#).expect("valid");
         let value = Value::from_plain_json(&typed);
         assert_eq!(

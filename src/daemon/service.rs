@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_unit_is_the_last_service_in_the_path() {
+    fn systemd_unit_from_cgroup_path() {
         let of = |text: &str| unit_of(text);
         let user = "0::/user.slice/user-1000.slice/user@1000.service/app.slice/ryokand.service/daemon\n";
         assert_eq!(of(user).as_deref(), Some("ryokand.service"));

@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_document_is_read_to_its_last_byte_and_no_further() {
+    fn launch_document_is_read_exactly() {
         let bytes = [document().to_bytes().expect("encodes"), vec![0xa5; 32]].concat();
         let mut rest = &bytes[..];
         assert_eq!(LaunchDocument::<String>::read(&mut rest).expect("reads"), document());
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_document_of_another_build_is_refused() {
+    fn other_build_document_is_refused() {
         let other = LaunchDocument { build: "0.0.1+other".into(), ..document() };
         let bytes = other.to_bytes().expect("encodes");
         let error = LaunchDocument::<String>::read(&mut &bytes[..]).expect_err("refused");
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_are_one_line_each() {
+    fn launch_reports_are_single_lines() {
         let mut text = Vec::new();
         ReportLine::Pid(7).write(&mut text).expect("written");
         ReportLine::Failed(Error::unsupported("a\nb")).write(&mut text).expect("written");

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn messages_come_whole_and_in_order() {
+    async fn lane_messages_arrive_in_order() {
         let (here, there) = pair().expect("a lane");
         let there = Lane::new(there).expect("its other end");
         assert!(there.message_now(&number).expect("open").is_none());
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_message_or_too_large_is_refused() {
+    async fn invalid_lane_message_is_refused() {
         let (here, there) = pair().expect("a lane");
         let there = Lane::new(there).expect("its other end");
         let mut large = Builder::new_default();
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_peer_that_does_not_read_is_an_error_and_no_wait() {
+    async fn full_lane_never_blocks() {
         let (here, _there) = pair().expect("a lane");
         assert!((0..1_000_000).any(|exec| here.send(&go(exec)).is_err()));
     }

@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_enforced_before_memory_is_taken() {
+    fn frame_limit_precedes_allocation() {
         let mut decoder = Decoder::default();
         decoder.feed(&u32::MAX.to_le_bytes());
         decoder.feed(&0u32.to_le_bytes());
@@ -394,7 +394,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn frames_survive_any_cut(code in ".{0,200}", tail in prop::collection::vec(any::<u8>(), 0..200), cut in 1usize..50) {
+        fn frames_decode_at_any_split(code in ".{0,200}", tail in prop::collection::vec(any::<u8>(), 0..200), cut in 1usize..50) {
             let frames = [
                 Request::Exec { id: 1, exec: 2, code, env: vec![("A".into(), "b".into())], stdin: true },
                 Request::Shutdown,
@@ -416,7 +416,7 @@ mod tests {
         }
 
         #[test]
-        fn garbage_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+        fn frame_reader_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
             let mut decoder = Decoder::default();
             decoder.feed(&bytes);
             while let Ok(Some(_)) = decoder.frame::<Event>() {}

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_proof_is_of_one_exchange_only() {
+    fn proof_is_bound_to_exchange() {
         let proof = identity().proof(Role::Worker, b"ab", b"c");
         assert!(identity().verify(Role::Worker, b"ab", b"c", &proof));
         assert!(!identity().verify(Role::Daemon, b"ab", b"c", &proof));
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn the_secret_is_not_printed() {
+    fn debug_output_hides_secret() {
         assert!(!format!("{:?}", identity()).contains("secret"));
     }
 }

@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_comes_through_as_it_was() {
+    fn messages_pass_unchanged() {
         let large = DIRECT_BYTES / 8 + 1000;
         let stream =
             [message(&[1]), message(&[large]), message(&[0, 3, large, 7]), message(&[2, 2, 2]), message(&[0; 511])]
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_of_a_large_message_is_handed_out_before_its_end() {
+    fn large_message_is_buffered_whole() {
         struct Never<'a>(Dribble<'a>);
         impl AsyncRead for Never<'_> {
             fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, out: &mut [u8]) -> Poll<io::Result<usize>> {
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_beyond_the_present_limit_is_an_error_before_it_is_read() {
+    fn message_over_limit_fails_early() {
         let most = MostWords::new(10);
         let stream = [message(&[10]), message(&[4, 7]), message(&[1])].concat();
         let mut arrival = Arrival::new(Dribble(&stream, usize::MAX), most.clone());
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_reader_takes_passes_unread() {
+    fn invalid_table_passes_through() {
         for table in [[u32::MAX, 5], [600, 5], [0, u32::MAX]] {
             let mut bytes: Vec<u8> = table.iter().flat_map(|word| word.to_le_bytes()).collect();
             bytes.extend([9; 100]);

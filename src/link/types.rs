@@ -249,7 +249,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn causes_survive_the_wire() {
+    fn worker_cause_round_trips() {
         for cause in [
             WorkerCause::Exited(3),
             WorkerCause::Signalled(9),

@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn only_an_exact_match_is_admitted() {
+    fn admission_needs_exact_match() {
         let list = list();
         for (kernel, name, transport, entry) in [
             ("k", "files", stdio("", &[], &[]), "files"),
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn instances_are_counted_over_all_kernels() {
+    fn instances_count_per_host() {
         let list = list();
         let asked = stdio("", &[], &[]);
         let held =
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn names_cannot_blur_into_tool_names() {
+    fn server_names_are_checked() {
         for good in ["a", "my-server", "my_server", "S3"] {
             assert_eq!(check_server_name(good), Ok(()), "{good}");
         }
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_are_expanded_only_if_listed() {
+    fn only_listed_variables_expand() {
         let env = |name: &str| (name == "TOKEN").then(|| "s3cret ${OTHER}".to_owned());
         let pass = ["TOKEN".to_owned(), "UNSET".to_owned()];
         for (text, want) in [

@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_become_values_and_text() {
+    fn tool_answers_are_converted() {
         let text = |text: &str| json!({ "type": "text", "text": text });
         let image = json!({ "type": "image", "mimeType": "image/png", "data": "AAEC" });
         let one = answer(json!({ "content": [text("hi")] })).expect("valid");
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_large_or_too_deep_is_an_error() {
+    fn oversized_answer_is_error() {
         let deep = (0..limits::VALUE_DEPTH).fold(json!(1), |inner, _| json!([inner]));
         assert!(answer(json!({ "content": [], "structuredContent": deep })).is_err_and(|e| e.contains("deeper")));
         let large = "x".repeat(limits::VALUE_BYTES + 1);
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_are_named_and_finite() {
+    fn tool_arguments_are_finite() {
         let object = |value| Value::Object(vec![("a".into(), value)]);
         for (value, want) in [
             (Value::Int(-1), json!(-1)),
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_text_is_tamed() {
+    fn mcp_text_is_made_printable() {
         assert_eq!(printable("a\x1b[31m\nb", 100), "a [31m b");
         assert_eq!(printable(&"é".repeat(10), 5), "éé…");
     }

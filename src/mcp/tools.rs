@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn number_and_sizes_are_bounded() {
+    fn listed_tools_are_bounded() {
         let tool = |i: usize| json!({ "name": format!("t{i}"), "inputSchema": {}, "description": "d".repeat(10_000) });
         let list = collect((0..limits::TOOLS + 1).map(tool));
         assert_eq!(list.tools.len(), limits::TOOLS);

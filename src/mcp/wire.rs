@@ -229,7 +229,7 @@ mod tests {
     use tokio::io::AsyncReadExt;
 
     #[tokio::test]
-    async fn a_line_that_is_too_long_ends_the_stream() {
+    async fn overlong_line_ends_stream() {
         for (text, whole) in [
             ("0123456789\n0123456789\n", true),
             ("\n\n\n", true),

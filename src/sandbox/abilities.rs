@@ -265,7 +265,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_says_what_to_do() {
+    fn missing_ability_has_hint() {
         let interpreters = BTreeMap::from([(EngineName::Node, PathBuf::from("/usr/bin/no-such-node"))]);
         let found = abilities(Path::new("/nonexistent/worker"), &interpreters, &[]);
         let node = found.iter().find(|ability| ability.name == "node").expect("it is told");
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_is_not_there_is_no_sandbox() {
+    fn sandbox_needs_worker() {
         let ability = sandbox(Path::new("/nonexistent/worker"));
         assert!(!ability.present && ability.required);
     }

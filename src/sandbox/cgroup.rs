@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_written() {
+    fn cgroup_limits_are_written() {
         let base = fake("cpu memory pids");
         let limits = KernelLimits { memory_bytes: 1 << 29, cpu_milli: 1500, pids: 77, ..KernelLimits::default() };
         let cgroup = establish(&base.path().join("k"), &limits).expect("established");
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_controller_is_seen() {
+    fn missing_controller_is_reported() {
         let base = fake("pids");
         let cgroup = establish(&base.path().join("k"), &KernelLimits::default()).expect("established");
         assert!(!cgroup.memory && cgroup.pids && !cgroup.cpu);
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_is_no_cgroup_is_refused() {
+    fn plain_directory_is_no_cgroup() {
         let base = tempfile::tempdir().expect("temporary folder");
         assert!(establish(&base.path().join("k"), &KernelLimits::default()).is_err());
     }

@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_parent_is_read_whatever_the_name() {
+    fn parent_pid_parses_any_name() {
         assert_eq!(parent("42 (a) 7 b) (c) T 3 1"), Some(3));
         assert_eq!(parent("42 (x"), None);
     }

@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_is_found_only_where_kernels_see_it_and_what_it_leads_to() {
+    fn hidden_program_is_refused() {
         let folder = tempfile::tempdir().expect("a folder");
         let own = folder.path().join("own");
         fs::copy("/bin/true", &own).expect("copied");

@@ -110,14 +110,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_state_is_read_whatever_the_name() {
+    fn process_state_parses_any_name() {
         assert_eq!(state("42 (a) b) (c) T 1 1"), Some('T'));
         assert_eq!(state("42 (x"), None);
         assert_eq!(state("42 (x)"), None);
     }
 
     #[test]
-    fn a_running_process_is_not_taken_for_a_stopped_one() {
+    fn running_process_is_not_stopped() {
         let mut child = std::process::Command::new("sleep").arg("30").spawn().expect("started");
         let pid = child.id() as i32;
         assert!(!all_threads(pid, is_stopped));

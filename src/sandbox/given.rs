@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_link_is_followed_wherever_it_is() {
+    fn host_paths_follow_no_links() {
         let folder = tempfile::tempdir().expect("a folder");
         let root = folder.path().canonicalize().expect("it is there");
         std::fs::create_dir_all(root.join("real/below")).expect("made");

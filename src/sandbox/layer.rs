@@ -207,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_may_be_left_out_has_a_name_to_leave_it_out_by() {
+    fn only_degradable_layers_parse() {
         for layer in Layer::ALL {
             assert_eq!(layer.name().parse::<Layer>().is_ok(), layer.can_be_degraded(), "{layer}");
             assert!(!layer.hint().is_empty());
@@ -219,14 +219,14 @@ mod tests {
     }
 
     #[test]
-    fn names_are_the_serialised_form() {
+    fn layer_name_matches_serde() {
         for layer in Layer::ALL {
             assert_eq!(serde_json::to_string(layer).unwrap_or_default(), format!("\"{layer}\""));
         }
     }
 
     #[test]
-    fn a_report_reads_as_lines() {
+    fn sandbox_report_lines() {
         let mut report = SandboxReport::default();
         report.enforced(Layer::Landlock, "abi 7, scoped");
         report.note(Layer::Seccomp, LayerStatus::Degraded { why: "not built in".into() });

@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_made_goes_and_what_is_used_stays() {
+    fn clear_removes_created_only() {
         let folder = tempfile::tempdir().expect("a folder");
         let here = folder.path();
         let (at, inside) = (|name: &str| here.join(name), |name: &str| Path::new(WORKSPACE).join(name));
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn no_link_is_followed() {
+    fn mount_points_ignore_symlinks() {
         let (folder, outside) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
         std::fs::create_dir(outside.path().join("victim")).expect("made");
         std::os::unix::fs::symlink(outside.path(), folder.path().join("link")).expect("linked");

@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_default_plan_is_sound() {
+    fn default_sandbox_plan_is_valid() {
         let plan = SandboxPlan::new("/var/lib/ryokan/kernels/x");
         assert_eq!(plan.check(), Ok(()));
         let json = serde_json::to_string(&plan).unwrap_or_default();
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn unsound_plans_are_refused() {
+    fn invalid_sandbox_plans_are_refused() {
         let refused = |change: fn(&mut SandboxPlan)| {
             let mut plan = SandboxPlan::new("/k");
             change(&mut plan);
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nearest_mount_decides_what_is_writable() {
+    fn nearest_mount_wins() {
         let mut plan = SandboxPlan::new("/k");
         plan.mounts = vec![mount("/workspace/ro", false), mount("/data", true), mount("/data/ro", false)];
         for (path, writable) in [
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn processors_are_rounded_up() {
+    fn fractional_cpus_round_up() {
         for (milli, whole) in [(10, 1), (1000, 1), (1001, 2), (4000, 4)] {
             let mut plan = SandboxPlan::new("/k");
             plan.limits.cpu_milli = milli;

@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stat_file_is_read_whatever_the_name() {
+    fn process_stat_parses_any_name() {
         let stat =
             "42 (a) b) (c) S 1 1 1 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 3 0 99 1000 250 18446744073709551615 1 1 0 0";
         let process = Process::parse(42, stat, 4096);
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn one_sees_oneself() {
+    fn own_process_is_listed() {
         let own = i32::try_from(std::process::id()).unwrap_or(0);
         let found = processes();
         let this = found.iter().find(|process| process.pid == own).expect("the test's own process is listed");

@@ -216,12 +216,12 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_sandbox_passes() {
+    fn complete_sandbox_passes() {
         assert_eq!(verdict(|_| ()), None);
     }
 
     #[test]
-    fn every_gap_is_seen() {
+    fn missing_layers_are_detected() {
         let status = |from: &'static str, to: &'static str| move |s: &mut Seen| s.status = s.status.replace(from, to);
         let mounts =
             |from: &'static str, to: &'static str| move |s: &mut Seen| s.mounts = s.mounts.replacen(from, to, 1);
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_layer_that_was_waived_is_not_missed() {
+    fn waived_layer_passes() {
         let mut report = report();
         report.note(Layer::Seccomp, LayerStatus::Degraded { why: "asked for".into() });
         let status = STATUS.replace("Seccomp:\t2", "Seccomp:\t0");
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn octal_is_undone() {
+    fn mount_octal_escapes_decode() {
         assert_eq!(plain(r"/a\040b\134"), PathBuf::from(r"/a b\"));
         assert_eq!(plain(r"/a\09"), PathBuf::from(r"/a\09"));
     }

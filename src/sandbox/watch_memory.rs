@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_closer_the_limit_the_sooner_the_next_look() {
+    fn memory_poll_speeds_up() {
         let watch = MemoryWatch { limit_bytes: 1000 };
         assert_eq!(watch.judge(0), Verdict::Within { next_ms: SLOWEST_MS });
         assert_eq!(watch.judge(1000), Verdict::Within { next_ms: FASTEST_MS });

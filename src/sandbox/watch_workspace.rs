@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_is_counted_once_and_links_are_not_followed() {
+    fn size_counts_inodes_once() {
         let folder = tempfile::tempdir().expect("temporary folder");
         let outside = tempfile::tempdir().expect("temporary folder");
         std::fs::write(outside.path().join("big"), vec![1; 1 << 20]).expect("written");
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn too_much_is_seen() {
+    fn oversized_workspace_is_detected() {
         let folder = tempfile::tempdir().expect("temporary folder");
         std::fs::write(folder.path().join("x"), vec![1; 2 << 20]).expect("written");
         let found = whole_round(&mut watch(folder.path(), 1 << 20));

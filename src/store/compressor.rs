@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_put_is_there_in_the_end_and_only_then() {
+    fn batch_appears_at_commit() {
         let dir = crash_dir();
         let store = Store::open(&dir.path().join("store")).expect("opened");
         let lengths = [0, 100, 70_000, 600_000, limits::STORE_WHOLE_BYTES, 3_000_000];
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_is_the_batchs_and_nobody_elses() {
+    fn batch_error_is_isolated() {
         let dir = crash_dir();
         let store = Store::open(&dir.path().join("store")).expect("opened");
         let (batch, other) = (store.batch(), store.batch());
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_dropped_batch_was_given_has_no_address() {
+    fn dropped_batch_leaves_nothing() {
         let dir = crash_dir();
         let store = Store::open(&dir.path().join("store")).expect("opened");
         let batch = store.batch();

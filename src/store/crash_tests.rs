@@ -12,8 +12,8 @@ use crate::core::ids::Digest;
 use crate::sys::fault::points;
 use crate::sys::fault::tests::{crash_dir, run_child};
 
-const CHILD: &str = "store::crash_tests::child";
-const RANDOM_CHILD: &str = "store::crash_tests::random_child";
+const CHILD: &str = "store::crash_tests::store_script_child";
+const RANDOM_CHILD: &str = "store::crash_tests::store_random_work_child";
 
 fn gc(store: &Store, live: impl FnMut(Digest) -> bool) -> Result<(), StoreError> {
     let options = GcOptions { grace: Duration::ZERO, ..GcOptions::default() };
@@ -87,7 +87,7 @@ fn expected() -> Vec<BTreeSet<Digest>> {
 }
 
 #[test]
-fn child() {
+fn store_script_child() {
     let Some(dir) = std::env::var_os("RYOKAN_CRASH_DIR") else { return };
     println!();
     let mut store = None;
@@ -117,7 +117,7 @@ fn is_sound(root: &Path, fault: &str) -> (Store, BTreeSet<Digest>) {
 const SILENT: &[&str] = &["store.pack.seal", "store.index.write", "store.index.remove"];
 
 #[test]
-fn nothing_acknowledged_is_lost_and_nothing_is_left() {
+fn store_steps_are_atomic() {
     let seen = expected();
     for (label, point) in points().filter(|(label, _)| label.name.starts_with("store.")) {
         for (deed, passes) in [("kill", 1..=3), ("eio", 1..=1), ("enospc", 1..=1)] {
@@ -165,7 +165,7 @@ impl Random {
 
 /// Random work from a seed. What was acknowledged is told; before something is collected, that is told.
 #[test]
-fn random_child() {
+fn store_random_work_child() {
     let (Some(dir), Ok(seed)) = (std::env::var_os("RYOKAN_CRASH_DIR"), std::env::var("RYOKAN_CRASH_SEED")) else {
         return;
     };
@@ -210,7 +210,7 @@ fn random_child() {
 }
 
 #[test]
-fn random_work_killed_at_random_points_keeps_what_it_acknowledged() {
+fn random_kills_lose_nothing() {
     let mut random = Random(7);
     let often = ["store.dropped", "store.index", "store.pack"];
     let all = points().filter(|(label, _)| often.iter().any(|family| label.name.starts_with(family)));

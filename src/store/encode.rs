@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_become_smaller_stays_as_it_is() {
+    fn incompressible_data_stays_raw() {
         let mut noise = vec![0; 100_000];
         blake3::Hasher::new().finalize_xof().fill(&mut noise);
         for (plain, encoding) in [

@@ -389,7 +389,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(slots in prop::collection::vec(any_slot(), 0..20), key: [u8; 32], stored: Vec<u8>) {
+        fn store_formats_round_trip(slots in prop::collection::vec(any_slot(), 0..20), key: [u8; 32], stored: Vec<u8>) {
             let bytes = table(&slots, 64);
             let length = 64 + bytes.len() as u64;
             let trailer = array(&bytes, bytes.len() - TRAILER);
@@ -409,7 +409,7 @@ mod tests {
         }
 
         #[test]
-        fn foreign_bytes_are_refused_not_believed(bytes in prop::collection::vec(any::<u8>(), 0..300), magic: bool) {
+        fn foreign_store_bytes_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..300), magic: bool) {
             let mut bytes = bytes;
             if magic {
                 bytes.splice(0..0, ENTRY_MAGIC.iter().copied());
@@ -421,7 +421,7 @@ mod tests {
         }
 
         #[test]
-        fn one_flipped_bit_is_seen(stored in prop::collection::vec(any::<u8>(), 1..200), at: usize, bit in 0u8..8) {
+        fn flipped_entry_bit_is_detected(stored in prop::collection::vec(any::<u8>(), 1..200), at: usize, bit in 0u8..8) {
             let length = stored.len() as u32;
             let entry = Entry { kind: Kind::List, encoding: Encoding::Zstd, stored: length, plain: 7, size: 9, digest: digest_of(b"") };
             let key = [3; 32];

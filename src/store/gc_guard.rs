@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_touched_since_is_known_and_memory_is_bounded() {
+    fn touched_set_is_bounded() {
         let mut touched = RecentUse::default();
         touched.touch(digest(0));
         let between = Instant::now();
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_hold_counts() {
+    fn oldest_hold_sets_cutoff() {
         let mut touched = RecentUse::default();
         let early = Instant::now();
         touched.guards.insert(0, early);

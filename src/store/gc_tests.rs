@@ -26,7 +26,7 @@ fn disk_bytes(store: &Store) -> u64 {
 }
 
 #[test]
-fn room_is_given_back_and_what_lives_stays() {
+fn gc_frees_only_dead_space() {
     let (dir, store) = store();
     let mut model = fill(&store);
     let before = disk_bytes(&store);
@@ -58,7 +58,7 @@ fn room_is_given_back_and_what_lives_stays() {
 
 /// In a pack of which nothing lived when it was looked at there may be something by now.
 #[test]
-fn what_is_used_again_while_its_pack_is_found_to_be_dead_stays() {
+fn claim_in_dead_pack_stays() {
     let (_dir, store) = store();
     let again = store.put(b"used again").expect("stored");
     store.state().close_head();
@@ -81,7 +81,7 @@ fn what_is_used_again_while_its_pack_is_found_to_be_dead_stays() {
 
 /// Each life of a store whose pack cannot be written on leaves a small one.
 #[test]
-fn many_small_packs_become_few() {
+fn gc_merges_small_packs() {
     let (_dir, store) = store();
     let mut live = HashMap::new();
     for n in 0..12u64 {
@@ -100,7 +100,7 @@ fn many_small_packs_become_few() {
 }
 
 #[test]
-fn every_fate_has_its_reason() {
+fn gc_fates_have_reasons() {
     let (_dir, store) = store();
     let long = noise(1, 1_000_000);
     let list = store.put(&long).expect("stored");
@@ -135,7 +135,7 @@ fn every_fate_has_its_reason() {
 }
 
 #[test]
-fn what_a_writer_holds_stays_however_long_it_takes() {
+fn writer_hold_keeps_objects() {
     let (_dir, store) = store();
     let old = store.put(b"old").expect("stored");
     let long = noise(3, 2_000_000);
@@ -157,7 +157,7 @@ fn what_a_writer_holds_stays_however_long_it_takes() {
 }
 
 #[test]
-fn a_reader_goes_on_when_its_object_is_collected() {
+fn open_reader_survives_gc() {
     let (_dir, store) = store();
     let content = noise(5, 3_000_000);
     let digest = store.put(&content).expect("stored");
@@ -171,7 +171,7 @@ fn a_reader_goes_on_when_its_object_is_collected() {
 }
 
 #[test]
-fn collection_beside_writers_loses_nothing_that_is_named() {
+fn gc_beside_writers() {
     let (dir, store) = store();
     let named = std::sync::Mutex::new(HashSet::new());
     let done = AtomicBool::new(false);
@@ -222,7 +222,7 @@ fn collection_beside_writers_loses_nothing_that_is_named() {
 
 /// What becomes durable while its pack is looked through is no copy of anything.
 #[test]
-fn what_becomes_durable_while_its_pack_is_weighed_stays() {
+fn object_synced_during_gc_stays() {
     let (_dir, store) = store();
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -240,7 +240,7 @@ fn what_becomes_durable_while_its_pack_is_weighed_stays() {
 }
 
 #[test]
-fn a_collection_that_fails_keeps_everything_that_lives() {
+fn failed_gc_keeps_live_objects() {
     let labels = [
         "store.dropped.write.sync",
         "store.pack.write",
@@ -277,7 +277,7 @@ fn a_collection_that_fails_keeps_everything_that_lives() {
 
 /// Whoever stored it names it after the list was made, and lets go before the list is used.
 #[test]
-fn what_is_named_between_the_list_and_its_use_stays() {
+fn late_named_object_stays() {
     let (_dir, store) = store();
     let garbage = store.put(&noise(1, 1000)).expect("stored");
     let writer = store.guard();

@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_is_found_and_nothing_else() {
+    fn index_finds_exact_entries() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         for count in [0, 1, 15, 16, 1000, 5000] {
             let segment = segment(dir.path(), 0..count);
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn merged_sources_are_in_order() {
+    fn merged_index_is_sorted() {
         let part = |from: u32| {
             let mut slots: Vec<_> = (from..100).step_by(3).map(slot).collect();
             slots.sort();
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flipped_bit_or_a_lost_end_is_seen() {
+    fn damaged_index_is_detected() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let segment = segment(dir.path(), 0..500);
         let whole = std::fs::read(segment.path()).expect("read");

@@ -176,7 +176,7 @@ fn run(store: &mut Option<Store>, root: &Path, model: &mut Model, op: Op) -> Res
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
     #[test]
-    fn the_store_is_a_map(ops in prop::collection::vec(any_op(), 1..40)) {
+    fn store_matches_map_model(ops in prop::collection::vec(any_op(), 1..40)) {
         let (dir, store) = store();
         let mut model = Model::new();
         let mut store = Some(store);
@@ -204,7 +204,7 @@ proptest! {
 
 /// What is written for a content of 10 MB when it is there already but for one byte.
 #[test]
-fn an_inserted_byte_costs_a_few_chunks() {
+fn inserted_byte_adds_few_chunks() {
     let (_dir, store) = store();
     let mut content = noise(1, 20_000_000);
     store.put(&content).expect("stored");
@@ -223,7 +223,7 @@ fn an_inserted_byte_costs_a_few_chunks() {
 }
 
 #[test]
-fn damage_is_seen_before_the_last_byte_and_named() {
+fn damaged_object_is_healed() {
     let (_dir, store) = store();
     let good = store.put(b"good").expect("stored");
     for (content, want, at) in [
@@ -252,7 +252,7 @@ fn damage_is_seen_before_the_last_byte_and_named() {
 }
 
 #[test]
-fn a_damaged_chunk_concerns_the_objects_that_contain_it_and_no_other() {
+fn chunk_damage_is_contained() {
     let (dir, store) = store();
     let (mut first, other) = (noise(1, 4_000_000), noise(2, 4_000_000));
     let one = store.put(&first).expect("stored");
@@ -312,7 +312,7 @@ fn whole(store: &Store, model: &Model) -> usize {
 }
 
 #[test]
-fn a_cut_or_damaged_file_harms_nothing_else() {
+fn file_damage_is_contained() {
     let (dir, store) = store();
     let model = fill(&store);
     let root = dir.path().join("store");
@@ -360,7 +360,7 @@ fn a_cut_or_damaged_file_harms_nothing_else() {
 }
 
 #[test]
-fn damage_in_the_pack_that_was_being_written_is_named_after_the_next_opening() {
+fn reopened_pack_damage_is_reported() {
     let (dir, store) = store();
     let contents: Vec<Vec<u8>> = (0..5).map(|n| noise(n, 5000)).collect();
     let digests: Vec<_> = contents.iter().map(|content| store.put(content).expect("stored")).collect();
@@ -382,7 +382,7 @@ fn damage_in_the_pack_that_was_being_written_is_named_after_the_next_opening() {
 }
 
 #[test]
-fn a_failed_write_leaves_no_object_and_the_next_one_works() {
+fn failed_write_leaves_no_object() {
     let (_dir, store) = store();
     for label in ["store.pack.create", "store.pack.write", "store.pack.sync", "store.pack.sync_dir"] {
         for (deed, full) in [("enospc", true), ("eio", false)] {
@@ -397,7 +397,7 @@ fn a_failed_write_leaves_no_object_and_the_next_one_works() {
 }
 
 #[test]
-fn what_a_failed_sync_may_have_lost_is_not_counted_on_by_others() {
+fn failed_sync_fails_sharing_batches() {
     let (_dir, store) = store();
     let batch = store.batch();
     batch.put(b"shared").expect("written, not yet durable");
@@ -411,7 +411,7 @@ fn what_a_failed_sync_may_have_lost_is_not_counted_on_by_others() {
 }
 
 #[test]
-fn many_sources_are_stored_at_once_and_the_first_failure_ends_it() {
+fn parallel_put_stops_on_error() {
     let (_dir, store) = store();
     let contents: Vec<Vec<u8>> = (0..200).map(|n| noise(n % 150, 100 + n as usize % 150 * 300)).collect();
     type AnyError = Box<dyn std::error::Error + Send + Sync>;
@@ -436,7 +436,7 @@ fn many_sources_are_stored_at_once_and_the_first_failure_ends_it() {
 }
 
 #[test]
-fn limits_hold() {
+fn store_size_limits_hold() {
     let (_dir, store) = store();
     let mut writer = store.writer(10).expect("begun");
     writer.write(&[0; 10]).expect("fits");
@@ -465,7 +465,7 @@ fn unknown_format_is_refused() {
 }
 
 #[test]
-fn a_store_has_one_owner() {
+fn store_has_single_owner() {
     let (dir, store) = store();
     assert!(matches!(Store::open(&dir.path().join("store")), Err(StoreError::InUse { .. })));
     drop(store);

@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arguments_are_as_the_kernel_has_them() {
+    fn btrfs_ioctl_layout() {
         assert_eq!((size_of::<Named>(), size_of::<Snapshot>()), (4096, 4096));
         assert_eq!((CREATE, DESTROY, SNAPSHOT), (0x5000_940e, 0x5000_940f, 0x5000_9417));
         assert!(named::<8>("1234567").is_ok() && named::<8>("12345678").is_err() && named::<8>("a/b").is_err());

@@ -346,7 +346,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_table_and_the_source_agree() {
+    fn fault_labels_match_source() {
         let mut files = Vec::new();
         sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut files);
         let mut uses: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
@@ -378,7 +378,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_nth_pass_fails() {
+    fn fault_fires_at_nth_pass() {
         with_fault("store.pack.write:2=enospc", || {
             assert!(point("store.pack.write").is_ok());
             let error = point("store.pack.write").expect_err("armed");

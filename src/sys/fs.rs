@@ -233,7 +233,7 @@ mod tests {
     use crate::sys::fault::tests::with_fault;
 
     #[test]
-    fn a_failed_write_leaves_the_former_file_and_nothing_else() {
+    fn failed_replace_keeps_old_file() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let path = dir.path().join("format");
         write_new(&path, b"old", 0o600, "store.format.write").expect("written");
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn temps_are_swept() {
+    fn temporary_files_are_swept() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         std::fs::write(dir.path().join(format!("{TEMP_PREFIX}1-1")), "x").expect("written");
         std::fs::write(dir.path().join("kept"), "x").expect("written");

@@ -159,7 +159,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_writer_is_seen_even_if_it_only_has_a_mapping() {
+    fn mapping_counts_as_writer() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let path = dir.path().join("f");
         std::fs::write(&path, [0; 4096]).expect("written");
@@ -175,7 +175,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn whoever_opens_a_file_while_it_is_asked_after_does_not_end_this_process() {
+    fn lease_break_is_harmless() {
         use std::os::unix::fs::OpenOptionsExt as _;
         let dir = tempfile::tempdir().expect("a temporary directory");
         let path = dir.path().join("f");
@@ -189,7 +189,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn attributes_are_kept() {
+    fn xattrs_round_trip() {
         let dir = tempfile::tempdir_in(".").expect("a temporary directory");
         let file = std::fs::File::create(dir.path().join("f")).expect("created");
         if let Err(error) = set_attribute(file.as_fd(), b"user.a", b"1") {

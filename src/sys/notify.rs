@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_happens_in_a_directory_is_told() {
+    fn inotify_directory_events() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let mut notify = Notify::new().expect("a queue");
         let opened = std::fs::File::open(dir.path()).expect("opened");

@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_free_is_a_part_of_all() {
+    fn available_memory_is_parsed() {
         assert_eq!(part_of("MemTotal:       400 kB\nMemFree:  1 kB\nMemAvailable:    100 kB\n"), Some(0.25));
         assert_eq!(part_of("MemTotal:       400 kB\n"), None);
         let here = available().expect("known");
@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_a_psi_file_takes_a_trigger() {
+    fn psi_trigger_needs_psi_file() {
         let dir = tempfile::tempdir().expect("a folder");
         let (stall, window) = (Duration::from_millis(100), Duration::from_secs(2));
         let absent = trigger(&dir.path().join("memory"), stall, window).map_err(|error| error.kind());

@@ -34,7 +34,7 @@ fn in_each(check: impl Fn(&World, DriverKind)) {
 
 /// The tree is the moment of the collection, whatever is written, truncated, replaced or removed before its end.
 #[test]
-fn what_is_written_after_the_collection_is_not_captured() {
+fn later_writes_are_not_captured() {
     in_each(|world, kind| {
         let mut tracker = world.tracker();
         assert_eq!(tracker.driver().kind, kind);
@@ -83,7 +83,7 @@ fn what_is_written_after_the_collection_is_not_captured() {
 
 /// A mapping whose file is closed tells nobody, and is seen in each capture in every driver; the cost is that of one file.
 #[test]
-fn what_a_mapping_writes_is_captured_by_each_driver() {
+fn drivers_capture_mapped_writes() {
     in_each(|world, _| {
         for n in 0..100 {
             world.write(&format!("f{n}"), vec![b'a'; 300_000]);
@@ -112,7 +112,7 @@ fn what_a_mapping_writes_is_captured_by_each_driver() {
 
 /// Who is not frozen (another process with a writable mount of the folder) is caught, however files are held.
 #[test]
-fn a_writer_that_was_not_stopped_is_named_by_each_driver() {
+fn drivers_report_unstopped_writer() {
     in_each(|world, _| {
         world.write("f", vec![1; 1 << 20]);
         let path = world.path("f");
@@ -141,7 +141,7 @@ fn a_writer_that_was_not_stopped_is_named_by_each_driver() {
 }
 
 #[test]
-fn a_failed_clone_or_snapshot_fails_the_capture_and_the_next_is_whole() {
+fn capture_survives_clone_error() {
     let Some(mounted) = mounted("btrfs", "loop") else { return };
     let world = World::in_subvolume(&mounted.path()).holding_all(1);
     let mut tracker = world.tracker();
@@ -166,19 +166,19 @@ fn a_failed_clone_or_snapshot_fails_the_capture_and_the_next_is_whole() {
 
 /// What a killed process left of a snapshot goes with the next one that opens the workspace.
 #[test]
-fn a_snapshot_that_was_left_is_removed() {
+fn leftover_snapshot_is_removed() {
     for options in ["loop", "loop,user_subvol_rm_allowed"] {
         let Some(mounted) = mounted("btrfs", options) else { return };
         leave_and_open(&mounted.path());
         let theirs = mounted.path().join("theirs");
         std::fs::create_dir(&theirs).expect("made");
-        as_nobody("workspace::driver_tests::a_snapshot_that_was_left_by_anybody_is_removed", &theirs);
+        as_nobody("workspace::driver_tests::leftover_snapshot_as_user", &theirs);
     }
 }
 
 #[test]
 #[ignore = "run by a test that makes the file system"]
-fn a_snapshot_that_was_left_by_anybody_is_removed() {
+fn leftover_snapshot_as_user() {
     leave_and_open(&given_place());
 }
 
@@ -200,7 +200,7 @@ fn leave_and_open(place: &Path) {
 
 /// The file system decides, and says why it is no better.
 #[test]
-fn the_driver_is_what_the_file_system_can() {
+fn driver_matches_filesystem() {
     let of = |world: &World| world.tracker().driver().to_string();
     assert!(of(&World::at(Path::new("/dev/shm"))).starts_with("tracked (tmpfs shares no blocks"));
     if let Some(mounted) = mounted("xfs", "loop") {
@@ -215,13 +215,13 @@ fn the_driver_is_what_the_file_system_can() {
         assert_eq!(folder, "reflink (the workspace was made as a folder, not in a subvolume)");
         let theirs = mounted.path().join("theirs");
         std::fs::create_dir(&theirs).expect("made");
-        as_nobody("workspace::driver_tests::an_ordinary_user_is_told_why_only_clones", &theirs);
+        as_nobody("workspace::driver_tests::btrfs_clones_only_as_user", &theirs);
     }
 }
 
 #[test]
 #[ignore = "run by a test that makes the file system"]
-fn an_ordinary_user_is_told_why_only_clones() {
+fn btrfs_clones_only_as_user() {
     let world = World::in_subvolume(&given_place()).holding_all(0);
     let mut tracker = world.tracker();
     let said = tracker.driver().to_string();
@@ -234,7 +234,7 @@ fn an_ordinary_user_is_told_why_only_clones() {
 
 /// The pause is not for the size of a file: what is large is cloned, and what it takes to have it on its device is done before.
 #[test]
-fn the_pause_does_not_grow_with_a_file() {
+fn pause_ignores_file_size() {
     let pause = |world: &World, size: usize| {
         let file = File::create(world.path("f")).expect("made");
         file.write_all_at(&vec![7; size], 0).expect("written");
@@ -264,13 +264,13 @@ fn the_pause_does_not_grow_with_a_file() {
 
 /// Without watches everything is looked at each time, and each capture says so. In a user namespace, whose limits are its own.
 #[test]
-fn without_watches_everything_is_walked_and_that_is_said() {
+fn missing_watches_force_walk() {
     let limited = "echo 4 > /proc/sys/user/max_inotify_watches && exec \"$0\" \"$@\"";
     let mut command = std::process::Command::new("unshare");
     command
         .args(["--user", "--map-root-user", "sh", "-c", limited])
         .arg(std::env::current_exe().expect("this program"));
-    command.args(["workspace::driver_tests::a_workspace_of_more_folders_than_watches", "--exact", "--ignored"]);
+    command.args(["workspace::driver_tests::more_folders_than_watches", "--exact", "--ignored"]);
     let output = command.args(["--nocapture", "--test-threads", "1"]).output().expect("unshare runs");
     let said = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -282,7 +282,7 @@ fn without_watches_everything_is_walked_and_that_is_said() {
 
 #[test]
 #[ignore = "run by a test that lowers the limit"]
-fn a_workspace_of_more_folders_than_watches() {
+fn more_folders_than_watches() {
     use super::{FullScanReason, Unwatched};
     let world = World::new();
     for n in 0..10 {
@@ -307,7 +307,7 @@ fn a_workspace_of_more_folders_than_watches() {
 
 /// What changes in the live workspace while another is made from it is taken from the store: the new one is the tree.
 #[test]
-fn a_branch_is_the_tree_whatever_happens_to_the_live_workspace() {
+fn branch_is_immune_to_live_writes() {
     in_each(|world, kind| {
         for n in 0..200 {
             world.write(&format!("f{n:03}"), format!("{n}").repeat(9_000));
@@ -370,7 +370,7 @@ fn path_of(at: &Path, n: usize) -> std::path::PathBuf {
 
 /// A branch that fails says so, and what it shares with the live workspace is shared.
 #[test]
-fn a_branch_that_fails_names_what_failed() {
+fn failed_branch_is_reported() {
     in_each(|world, kind| {
         world.write("f", vec![5; 400_000]);
         std::fs::create_dir(world.path("d")).expect("made");
@@ -410,7 +410,7 @@ fn a_branch_that_fails_names_what_failed() {
 
 /// A snapshot that is told of what changed before it is looked at only there, and becomes the tree all the same.
 #[test]
-fn a_snapshot_that_is_told_of_changes_looks_at_nothing_else() {
+fn snapshot_examines_changes_only() {
     in_each(|world, kind| {
         if kind != DriverKind::Btrfs {
             return;
@@ -489,7 +489,7 @@ fn a_snapshot_that_is_told_of_changes_looks_at_nothing_else() {
 
 /// A spare becomes what is asked for: the tree it was made of, or another, whatever happened to the live workspace meanwhile.
 #[test]
-fn a_spare_becomes_the_tree_that_is_asked_for() {
+fn spare_becomes_requested_tree() {
     in_each(|world, kind| {
         if kind == DriverKind::Btrfs {
             return;

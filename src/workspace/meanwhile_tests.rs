@@ -130,7 +130,7 @@ pub(super) fn is_what_is_there(world: &World, tracker: &mut Tracker) {
 }
 
 #[test]
-fn who_opens_a_file_while_it_is_captured_and_writes_by_a_mapping_later_is_seen() {
+fn mapping_opened_during_pass() {
     let world = World::new();
     let mut tracker = world.tracker();
     for round in 0..4 {
@@ -153,7 +153,7 @@ fn who_opens_a_file_while_it_is_captured_and_writes_by_a_mapping_later_is_seen()
 }
 
 #[test]
-fn a_folder_that_takes_the_place_of_another_during_a_pass_is_not_taken_for_it() {
+fn folder_replaced_during_pass() {
     let world = World::new();
     std::fs::create_dir(world.path("d")).expect("made");
     let mut tracker = world.tracker();
@@ -176,7 +176,7 @@ fn a_folder_that_takes_the_place_of_another_during_a_pass_is_not_taken_for_it() 
 }
 
 #[test]
-fn what_is_done_by_a_passing_name_during_a_pass_is_seen() {
+fn transient_link_during_pass() {
     let world = World::new();
     (0..20).for_each(|n| world.write(&format!("f{n}"), [b'a'; 1000]));
     let mut tracker = world.tracker();
@@ -206,7 +206,7 @@ fn what_is_done_by_a_passing_name_during_a_pass_is_seen() {
 }
 
 #[test]
-fn a_folder_that_is_away_for_an_instant_of_a_pass_loses_nothing() {
+fn folder_absent_during_pass() {
     let world = World::new();
     std::fs::create_dir(world.path("d")).expect("made");
     let mut tracker = world.tracker();
@@ -225,7 +225,7 @@ fn a_folder_that_is_away_for_an_instant_of_a_pass_loses_nothing() {
 }
 
 #[test]
-fn what_is_done_to_a_file_by_a_name_that_came_and_went_is_seen() {
+fn transient_link_is_captured() {
     let world = World::new();
     (0..300).for_each(|n| world.write(&format!("f{n}"), [b'a'; 1000]));
     let mut tracker = world.tracker();
@@ -290,7 +290,7 @@ fn what_is_done_to_a_file_by_a_name_that_came_and_went_is_seen() {
 }
 
 #[test]
-fn a_pass_that_failed_hides_nothing_of_the_next() {
+fn failed_pass_hides_no_changes() {
     let world = World::new();
     (0..20).for_each(|n| world.write(&format!("f{n}"), [n; 1000]));
     let mut tracker = world.tracker();
@@ -317,7 +317,7 @@ fn a_pass_that_failed_hides_nothing_of_the_next() {
 }
 
 #[test]
-fn what_is_done_in_a_folder_that_is_renamed_is_seen() {
+fn write_in_renamed_folder() {
     let world = World::new();
     world.write("a", [b'a'; 1000]);
     std::fs::create_dir(world.path("d")).expect("made");
@@ -342,7 +342,7 @@ fn what_is_done_in_a_folder_that_is_renamed_is_seen() {
 }
 
 #[test]
-fn what_is_done_in_a_new_folder_that_is_renamed_before_its_turn_is_seen() {
+fn folder_renamed_before_scan() {
     let world = World::new();
     world.write("a", [b'a'; 1000]);
     // More than a pass holds open: the last one is opened by its name when its turn comes.
@@ -358,7 +358,7 @@ fn what_is_done_in_a_new_folder_that_is_renamed_before_its_turn_is_seen() {
 }
 
 #[test]
-fn a_name_that_came_before_a_pass_and_is_another_files_during_it_hides_nothing() {
+fn name_reused_during_pass() {
     let world = World::new();
     world.write("a", [b'a'; 1000]);
     let mut tracker = world.tracker();
@@ -383,7 +383,7 @@ fn a_name_that_came_before_a_pass_and_is_another_files_during_it_hides_nothing()
 }
 
 #[test]
-fn a_name_that_came_and_was_not_looked_at_hides_nothing() {
+fn unseen_name_hides_nothing() {
     const FOLDERS: usize = 6;
     let world = World::new();
     for n in 0..FOLDERS {
@@ -416,7 +416,7 @@ fn a_name_that_came_and_was_not_looked_at_hides_nothing() {
 }
 
 #[test]
-fn a_file_that_was_written_and_is_moved_during_a_pass_is_read() {
+fn file_moved_during_pass() {
     let world = World::new();
     let mut tracker = world.tracker();
     // Which of the names is looked at first is chance.
@@ -441,7 +441,7 @@ fn a_file_that_was_written_and_is_moved_during_a_pass_is_read() {
 }
 
 #[test]
-fn a_file_that_was_where_nobody_watches_is_read() {
+fn returning_file_is_reread() {
     let world = World::new();
     let outside = world.dir.path().join("outside");
     world.write("f", [b'a'; 1000]);
@@ -455,7 +455,7 @@ fn a_file_that_was_where_nobody_watches_is_read() {
 }
 
 #[test]
-fn what_is_done_by_a_name_outside_is_seen() {
+fn write_by_outside_link() {
     // What is mapped in memory changes without any time.
     for world in [World::new(), World::at(Path::new("/dev/shm"))] {
         let outside = world.dir.path().join("outside");
@@ -489,7 +489,7 @@ fn what_is_done_by_a_name_outside_is_seen() {
 
 /// It may have the number, the length and the times of the file that had this name before; of its bytes nobody told.
 #[test]
-fn a_file_that_had_no_name_is_read_when_it_gets_one() {
+fn linked_tmpfile_is_read() {
     use nix::fcntl::{AtFlags, OFlag};
     let world = World::new();
     world.write("a", [1; 1000]);

@@ -343,12 +343,12 @@ fn check((make, kind): Making<'_>, cases: u32) {
 }
 
 #[test]
-fn what_was_captured_comes_back() {
+fn tree_round_trips_on_disk() {
     check((&World::new, DriverKind::Tracked), 24);
 }
 
 #[test]
-fn what_was_captured_comes_back_in_memory() {
+fn tree_round_trips_on_tmpfs() {
     check((&|| World::at(Path::new("/dev/shm")), DriverKind::Tracked), 24);
 }
 
@@ -368,43 +368,43 @@ fn mounted(kind: &str, options: &str) -> Option<(Mounted, PathBuf)> {
 }
 
 #[test]
-fn what_was_captured_comes_back_by_clones_on_xfs() {
+fn clones_round_trip_on_xfs() {
     let Some((mounted, theirs)) = mounted("xfs", "loop") else { return };
     check((&|| World::at(&mounted.path()), DriverKind::Reflink), 6);
     check((&|| World::at(&mounted.path()).holding_all(0), DriverKind::Reflink), 8);
-    as_nobody("workspace::model_tests::by_clones_as_anybody", &theirs);
+    as_nobody("workspace::model_tests::clones_round_trip_as_user", &theirs);
 }
 
 #[test]
-fn what_was_captured_comes_back_by_clones_in_a_folder_of_btrfs() {
+fn clones_round_trip_on_btrfs() {
     let Some((mounted, theirs)) = mounted("btrfs", "loop") else { return };
     check((&|| World::at(&mounted.path()).holding_all(0), DriverKind::Reflink), 8);
-    as_nobody("workspace::model_tests::by_clones_as_anybody", &theirs);
+    as_nobody("workspace::model_tests::clones_round_trip_as_user", &theirs);
 }
 
 #[test]
-fn what_was_captured_comes_back_by_snapshots_on_btrfs() {
+fn snapshots_round_trip_on_btrfs() {
     let Some((mounted, theirs)) = mounted("btrfs", "loop,user_subvol_rm_allowed") else { return };
     check((&|| World::in_subvolume(&mounted.path()), DriverKind::Btrfs), 6);
     check((&|| World::in_subvolume(&mounted.path()).holding_all(1), DriverKind::Btrfs), 8);
-    as_nobody("workspace::model_tests::by_snapshots_as_anybody", &theirs);
+    as_nobody("workspace::model_tests::snapshots_round_trip_as_user", &theirs);
 }
 
 /// As an ordinary user, for whom Btrfs removes no snapshot at once.
 #[test]
-fn what_was_captured_comes_back_on_btrfs_where_nobody_may_remove_snapshots() {
+fn btrfs_without_removal_right() {
     let Some((_mounted, theirs)) = mounted("btrfs", "loop") else { return };
-    as_nobody("workspace::model_tests::by_snapshots_as_anybody", &theirs);
+    as_nobody("workspace::model_tests::snapshots_round_trip_as_user", &theirs);
 }
 
 #[test]
 #[ignore = "run by tests that make the file system"]
-fn by_clones_as_anybody() {
+fn clones_round_trip_as_user() {
     check((&|| World::at(&given_place()).holding_all(0), DriverKind::Reflink), 6);
 }
 
 #[test]
 #[ignore = "run by tests that make the file system"]
-fn by_snapshots_as_anybody() {
+fn snapshots_round_trip_as_user() {
     check((&|| World::in_subvolume(&given_place()).holding_all(1), DriverKind::Btrfs), 6);
 }

@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_in_the_workspace_is_read() {
+    fn read_file_stays_in_workspace() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let (root, store) = (dir.path().join("workspace"), dir.path().join("store"));
         std::fs::create_dir_all(root.join("d")).expect("made");

@@ -29,17 +29,17 @@ fn missing(captured: &Captured) -> Vec<(String, Reason)> {
 }
 
 #[test]
-fn what_was_done_in_a_folder_that_could_not_be_read_is_seen() {
-    unprivileged("in_a_folder_that_could_not_be_read", in_a_folder_that_could_not_be_read_of);
+fn reopened_folder_is_captured() {
+    unprivileged("reopened_folder_as_user", reopened_folder_in);
 }
 
 #[test]
 #[ignore = "run by a test as an ordinary user"]
-fn in_a_folder_that_could_not_be_read() {
-    in_a_folder_that_could_not_be_read_of(&World::at(&given_place()));
+fn reopened_folder_as_user() {
+    reopened_folder_in(&World::at(&given_place()));
 }
 
-fn in_a_folder_that_could_not_be_read_of(world: &World) {
+fn reopened_folder_in(world: &World) {
     world.write("a", [b'a'; 1000]);
     std::fs::create_dir_all(world.path("n/inner")).expect("made");
     let mut tracker = world.tracker();
@@ -69,17 +69,17 @@ fn in_a_folder_that_could_not_be_read_of(world: &World) {
 }
 
 #[test]
-fn what_was_done_in_a_folder_that_is_opened_during_a_pass_is_seen() {
-    unprivileged("in_a_folder_that_is_opened", in_a_folder_that_is_opened_of);
+fn opened_folder_is_captured() {
+    unprivileged("opened_folder_as_user", opened_folder_in);
 }
 
 #[test]
 #[ignore = "run by a test as an ordinary user"]
-fn in_a_folder_that_is_opened() {
-    in_a_folder_that_is_opened_of(&World::at(&given_place()));
+fn opened_folder_as_user() {
+    opened_folder_in(&World::at(&given_place()));
 }
 
-fn in_a_folder_that_is_opened_of(world: &World) {
+fn opened_folder_in(world: &World) {
     std::fs::create_dir_all(world.path("d0/n")).expect("made");
     std::fs::create_dir(world.path("h")).expect("made");
     world.write("a", [b'a'; 1000]);
@@ -105,17 +105,17 @@ fn in_a_folder_that_is_opened_of(world: &World) {
 }
 
 #[test]
-fn what_cannot_be_entered_any_more_is_named_and_comes_back() {
-    unprivileged("what_cannot_be_entered", what_cannot_be_entered_of);
+fn unsearchable_folder_is_reported() {
+    unprivileged("unsearchable_folder_as_user", unsearchable_folder_in);
 }
 
 #[test]
 #[ignore = "run by a test as an ordinary user"]
-fn what_cannot_be_entered() {
-    what_cannot_be_entered_of(&World::at(&given_place()));
+fn unsearchable_folder_as_user() {
+    unsearchable_folder_in(&World::at(&given_place()));
 }
 
-fn what_cannot_be_entered_of(world: &World) {
+fn unsearchable_folder_in(world: &World) {
     std::fs::create_dir_all(world.path("a/b/c/e")).expect("made");
     world.write("a/b/c/e/f", [0; 1000]);
     world.write("a/g", [0; 1000]);
@@ -161,17 +161,17 @@ fn what_cannot_be_entered_of(world: &World) {
 }
 
 #[test]
-fn a_file_that_cannot_be_read_costs_other_captures_nothing() {
-    unprivileged("what_cannot_be_read_costs_nothing", what_cannot_be_read_costs_nothing_of);
+fn unreadable_file_adds_no_cost() {
+    unprivileged("unreadable_file_as_user", unreadable_file_in);
 }
 
 #[test]
 #[ignore = "run by a test as an ordinary user"]
-fn what_cannot_be_read_costs_nothing() {
-    what_cannot_be_read_costs_nothing_of(&World::at(&given_place()));
+fn unreadable_file_as_user() {
+    unreadable_file_in(&World::at(&given_place()));
 }
 
-fn what_cannot_be_read_costs_nothing_of(world: &World) {
+fn unreadable_file_in(world: &World) {
     (0..50).for_each(|n| world.write(&format!("f{n}"), [b'a'; 1000]));
     mode(world, "f7", 0);
     settle();
@@ -184,18 +184,18 @@ fn what_cannot_be_read_costs_nothing_of(world: &World) {
 }
 
 #[test]
-fn a_file_that_is_written_by_a_name_in_a_folder_that_we_cannot_read_is_seen() {
-    unprivileged("a_name_in_a_folder_that_cannot_be_read", a_name_in_a_folder_that_cannot_be_read_of);
+fn hidden_link_is_captured() {
+    unprivileged("hidden_link_as_user", hidden_link_in);
 }
 
 #[test]
 #[ignore = "run by a test as an ordinary user"]
-fn a_name_in_a_folder_that_cannot_be_read() {
-    a_name_in_a_folder_that_cannot_be_read_of(&World::at(&given_place()));
+fn hidden_link_as_user() {
+    hidden_link_in(&World::at(&given_place()));
 }
 
 /// Who may enter a folder and write to it, and not read it, may give a known file a name in there: of that nobody tells, nor of what is done by it.
-fn a_name_in_a_folder_that_cannot_be_read_of(world: &World) {
+fn hidden_link_in(world: &World) {
     world.write("f", [b'a'; 1000]);
     std::fs::create_dir(world.path("n")).expect("made");
     mode(world, "n", 0o300);
@@ -212,17 +212,17 @@ fn a_name_in_a_folder_that_cannot_be_read_of(world: &World) {
 }
 
 #[test]
-fn a_folder_that_becomes_unreadable_as_it_is_listed_ends_no_notifications() {
-    unprivileged("a_folder_that_becomes_unreadable", a_folder_that_becomes_unreadable_of);
+fn unreadable_folder_keeps_watches() {
+    unprivileged("unreadable_folder_as_user", unreadable_folder_in);
 }
 
 #[test]
 #[ignore = "run by a test as an ordinary user"]
-fn a_folder_that_becomes_unreadable() {
-    a_folder_that_becomes_unreadable_of(&World::at(&given_place()));
+fn unreadable_folder_as_user() {
+    unreadable_folder_in(&World::at(&given_place()));
 }
 
-fn a_folder_that_becomes_unreadable_of(world: &World) {
+fn unreadable_folder_in(world: &World) {
     std::fs::create_dir(world.path("e")).expect("made");
     world.write("e/f", [b'a'; 1000]);
     let mut tracker = world.tracker();
@@ -260,7 +260,7 @@ impl Drop for Bound {
 }
 
 #[test]
-fn what_is_mounted_from_the_same_file_system_is_named() {
+fn bind_mounts_are_reported() {
     let world = World::new();
     let source = world.dir.path().join("source");
     for folder in [&source, &world.path("m"), &world.path("d")] {

@@ -69,7 +69,7 @@ fn prepared(dir: &Path) -> [(TreeId, Observed); 2] {
 }
 
 #[test]
-fn child() {
+fn restore_script_child() {
     let Some(dir) = std::env::var_os("RYOKAN_CRASH_DIR") else { return };
     let tree: TreeId = TreeId(std::env::var("RYOKAN_TREE").expect("set").parse().expect("an address"));
     println!();
@@ -82,7 +82,7 @@ fn child() {
 }
 
 #[test]
-fn a_restore_killed_anywhere_is_ended_by_the_next() {
+fn killed_restore_is_completed() {
     let mut passed = 0;
     let ours = |name: &str| name.starts_with("workspace.");
     for (_, point) in points().filter(|(label, _)| ours(label.name)) {
@@ -91,7 +91,12 @@ fn a_restore_killed_anywhere_is_ended_by_the_next() {
             let [first, second] = prepared(dir.path());
             let tree = first.0.to_string();
             let fault = format!("{point}:{pass}={deed}");
-            let ran = run_child("workspace::restore_tests::child", dir.path(), Some(&fault), &[("RYOKAN_TREE", &tree)]);
+            let ran = run_child(
+                "workspace::restore_tests::restore_script_child",
+                dir.path(),
+                Some(&fault),
+                &[("RYOKAN_TREE", &tree)],
+            );
             let hit = ran.killed || ran.failed.is_some();
             assert_eq!(ran.killed, hit && deed == "kill", "{fault}: {}", ran.all);
             passed += usize::from(hit);
@@ -111,7 +116,7 @@ fn a_restore_killed_anywhere_is_ended_by_the_next() {
 }
 
 #[test]
-fn a_restore_that_fails_in_one_process_is_ended_by_the_next_in_it() {
+fn failed_restore_is_completed() {
     let dir = crash_dir();
     let [first, second] = prepared(dir.path());
     let store = Store::open(&dir.path().join("store")).expect("opened");
@@ -133,7 +138,7 @@ fn a_restore_that_fails_in_one_process_is_ended_by_the_next_in_it() {
 
 /// Whoever owns the workspace puts links in the way while the daemon works in it. Nothing beyond may change.
 #[test]
-fn links_put_in_the_way_lead_nowhere() {
+fn restore_resists_symlink_attacks() {
     let world = World::new();
     let outside = world.dir.path().join("outside");
     let deep = outside.join("d0/d1/d2");
@@ -196,7 +201,7 @@ fn links_put_in_the_way_lead_nowhere() {
 }
 
 #[test]
-fn owners_are_kept() {
+fn restore_keeps_file_owners() {
     if !nix::unistd::Uid::effective().is_root() {
         return eprintln!("ignored, because only root has files of several owners");
     }
@@ -231,14 +236,14 @@ fn owners_are_kept() {
 }
 
 #[test]
-fn an_ordinary_user_can_do_all_of_it() {
+fn tests_pass_unprivileged() {
     if !nix::unistd::Uid::effective().is_root() {
         return eprintln!("ignored, because these tests are an ordinary user's already");
     }
     for test in [
-        "model_tests::what_was_captured_comes_back_in_memory",
-        "restore_tests::a_restore_that_fails_in_one_process_is_ended_by_the_next_in_it",
-        "restore_tests::unreadable_things_are_named",
+        "model_tests::tree_round_trips_on_tmpfs",
+        "restore_tests::failed_restore_is_completed",
+        "restore_tests::unreadable_entries_are_reported",
     ] {
         let mut command = std::process::Command::new("setpriv");
         command.args(["--reuid", "1500", "--regid", "1500", "--clear-groups", "--inh-caps=-all", "--"]);
@@ -255,7 +260,7 @@ fn an_ordinary_user_can_do_all_of_it() {
 }
 
 #[test]
-fn unreadable_things_are_named() {
+fn unreadable_entries_are_reported() {
     if nix::unistd::Uid::effective().is_root() {
         return eprintln!("ignored, because root reads everything; an ordinary user runs it too");
     }
@@ -279,7 +284,7 @@ fn unreadable_things_are_named() {
 }
 
 #[test]
-fn what_is_needed_for_a_restore_is_read_and_nothing_else() {
+fn restore_reads_needed_only() {
     let world = World::new();
     for folder in 0..20 {
         std::fs::create_dir(world.path(&format!("d{folder}"))).expect("made");
@@ -317,7 +322,7 @@ fn what_is_needed_for_a_restore_is_read_and_nothing_else() {
 }
 
 #[test]
-fn a_restore_looks_at_what_was_told_of_and_at_nothing_else() {
+fn restore_examines_changed_only() {
     let dir = tempfile::tempdir().expect("a temporary folder");
     let (paths, store) = (paths(dir.path()), Store::open(&dir.path().join("store")).expect("opened"));
     let file = |n: usize| paths.workspace.join(format!("d/e{}/f{}", n / 50, n % 50));

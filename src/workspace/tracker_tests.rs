@@ -21,7 +21,7 @@ pub(super) fn changes(world: &World, a: super::TreeId, b: super::TreeId) -> Vec<
 }
 
 #[test]
-fn the_cost_of_a_capture_grows_with_what_changed() {
+fn capture_cost_follows_changes() {
     let world = World::new();
     for folder in 0..30 {
         std::fs::create_dir(world.path(&format!("d{folder}"))).expect("made");
@@ -50,7 +50,7 @@ fn the_cost_of_a_capture_grows_with_what_changed() {
 }
 
 #[test]
-fn a_large_folder_is_kept_in_pages() {
+fn large_folder_is_paged() {
     let world = World::at(std::path::Path::new("/dev/shm"));
     for file in 0..100_000 {
         File::create(world.path(&format!("f{file:06}"))).expect("made");
@@ -87,7 +87,7 @@ fn a_large_folder_is_kept_in_pages() {
 }
 
 #[test]
-fn differences_have_their_kind() {
+fn tree_diff_reports_change_kinds() {
     let world = World::new();
     for name in ["content", "mode", "time", "kind", "gone", "moved", "same"] {
         world.write(name, name.repeat(200));
@@ -123,7 +123,7 @@ fn differences_have_their_kind() {
 }
 
 #[test]
-fn what_is_not_captured_is_named() {
+fn uncaptured_files_are_reported() {
     let world = World::new();
     let _socket = std::os::unix::net::UnixListener::bind(world.path("socket")).expect("bound");
     world.write("set-id", "x");
@@ -149,7 +149,7 @@ fn what_is_not_captured_is_named() {
 }
 
 #[test]
-fn a_change_within_the_clocks_grain_is_seen_by_a_walk() {
+fn walk_sees_same_tick_changes() {
     let world = World::new();
     for round in 0..20 {
         world.write("f", "one");
@@ -177,7 +177,7 @@ fn a_change_within_the_clocks_grain_is_seen_by_a_walk() {
 
 /// A child whose files were young when its parent last looked at them, and are not by now, waits for no clock.
 #[test]
-fn what_was_young_when_it_was_captured_is_known_by_its_stamp_when_it_is_handed_on() {
+fn saved_index_trusts_aged_stamps() {
     let world = World::new();
     for file in 0..20 {
         world.write(&format!("f{file}"), "x".repeat(5000));
@@ -191,7 +191,7 @@ fn what_was_young_when_it_was_captured_is_known_by_its_stamp_when_it_is_handed_o
 }
 
 #[test]
-fn what_is_known_survives_the_process_and_damage_costs_only_time() {
+fn tracker_index_survives_restart() {
     let world = World::new();
     for file in 0..50 {
         world.write(&format!("f{file}"), format!("{file}").repeat(1000));
@@ -243,7 +243,7 @@ fn storm(world: &World) -> usize {
 }
 
 #[test]
-fn a_folder_that_got_the_number_of_another_in_an_overflow_is_watched() {
+fn reused_inode_is_watched() {
     // Where nobody else takes the number.
     let mounted = match Mounted::new("ext4", &["-q"]) {
         Ok(mounted) => mounted,
@@ -268,7 +268,7 @@ fn a_folder_that_got_the_number_of_another_in_an_overflow_is_watched() {
 }
 
 #[test]
-fn the_look_at_all_files_costs_as_much_in_deep_folders_as_in_flat_ones() {
+fn stat_pass_cost_ignores_depth() {
     const FOLDERS: usize = 3000;
     let cost = |world: &World| {
         let mut tracker = world.tracker();
@@ -302,7 +302,7 @@ fn the_look_at_all_files_costs_as_much_in_deep_folders_as_in_flat_ones() {
 }
 
 #[test]
-fn an_overflow_of_notifications_is_a_walk_and_is_said() {
+fn overflow_forces_walk() {
     let world = World::new();
     world.write("kept", "x");
     let mut tracker = world.tracker();
@@ -325,7 +325,7 @@ fn an_overflow_of_notifications_is_a_walk_and_is_said() {
 }
 
 #[test]
-fn a_mapping_that_tells_nobody_is_seen() {
+fn silent_mapped_write_is_captured() {
     let world = World::new();
     world.write("f", [b'a'; 4096]);
     let mut tracker = world.tracker();
@@ -346,7 +346,7 @@ fn a_mapping_that_tells_nobody_is_seen() {
 }
 
 #[test]
-fn files_that_only_the_capture_itself_opened_are_not_looked_at_while_nobody_may_write() {
+fn own_opens_need_no_examination() {
     let world = World::new();
     (0..50).for_each(|n| std::fs::create_dir(world.path(&format!("d{n}"))).expect("made"));
     (0..2_500).for_each(|n| world.write(&format!("d{}/f{n}", n % 50), n.to_string()));
@@ -364,7 +364,7 @@ fn files_that_only_the_capture_itself_opened_are_not_looked_at_while_nobody_may_
 }
 
 #[test]
-fn a_file_that_changes_under_the_reader_is_named() {
+fn changing_file_is_reported() {
     let world = World::new();
     world.write("f", vec![1; 8 << 20]);
     let path = world.path("f");
@@ -395,7 +395,7 @@ fn a_file_that_changes_under_the_reader_is_named() {
 }
 
 #[test]
-fn a_failed_capture_is_made_good_by_the_next() {
+fn next_capture_is_whole() {
     let world = World::new();
     world.write("f", vec![1; 5000]);
     let mut tracker = world.tracker();
@@ -421,7 +421,7 @@ fn a_failed_capture_is_made_good_by_the_next() {
 }
 
 #[test]
-fn paths_may_be_longer_than_the_kernel_takes() {
+fn paths_beyond_path_max_work() {
     let world = World::new();
     let name = "d".repeat(200);
     let mut at = std::os::fd::OwnedFd::from(File::open(world.workspace()).expect("opened"));
@@ -447,7 +447,7 @@ fn paths_may_be_longer_than_the_kernel_takes() {
 }
 
 #[test]
-fn what_a_killed_process_left_where_files_are_prepared_goes_when_the_workspace_is_opened() {
+fn open_clears_stale_staging() {
     let world = World::new();
     world.write("kept", "here");
     let staging = world.paths().staging;
@@ -463,7 +463,7 @@ fn what_a_killed_process_left_where_files_are_prepared_goes_when_the_workspace_i
 /// Through whichever name, in the same length, and with the time set back: what is told of one name is true of the other, which
 /// nobody knew for one before.
 #[test]
-fn a_file_that_got_a_second_name_and_other_bytes_is_read_under_both() {
+fn second_name_write_is_captured() {
     for (written, settled, prepared) in [("a", true, false), ("b", true, false), ("a", false, true), ("b", false, true)]
     {
         let world = World::new();

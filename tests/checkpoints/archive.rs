@@ -25,7 +25,7 @@ fn code(host: &Host, args: &[&str]) -> Option<i32> {
 }
 
 #[test]
-fn an_archived_kernel_has_no_files_and_comes_back_as_it_was() {
+fn archive_round_trip() {
     for user in users() {
         for (engine, first, look) in [
             ("kaish", "x=41; mkdir -p d; echo one > d/f; chmod 600 d/f; ln -s d/f l", "echo $x $(cat l)"),
@@ -68,7 +68,7 @@ fn an_archived_kernel_has_no_files_and_comes_back_as_it_was() {
 }
 
 #[test]
-fn what_needs_no_worker_is_possible_and_what_would_lose_something_is_refused() {
+fn archive_preconditions() {
     let host = Host::start();
     host.with(async |client| {
         let k = kernel(&client, "k", EngineName::Kaish).await;
@@ -98,7 +98,7 @@ fn what_needs_no_worker_is_possible_and_what_would_lose_something_is_refused() {
 
 /// What no checkpoint holds would be gone: an ordinary user's daemon cannot read what its owner locked.
 #[test]
-fn a_file_that_cannot_be_kept_keeps_its_kernel_from_being_archived() {
+fn unreadable_file_blocks_archive() {
     for user in users() {
         let host = Host::start_as(user);
         host.ok(&["new", "k"]);
@@ -126,7 +126,7 @@ fn a_file_that_cannot_be_kept_keeps_its_kernel_from_being_archived() {
 
 /// Code that comes between is in the archive, or keeps the kernel from being archived: never neither.
 #[test]
-fn what_runs_while_a_kernel_is_archived_is_never_lost() {
+fn archive_races_with_execution() {
     let host = Host::start();
     host.with(async |client| {
         let k = kernel(&client, "k", EngineName::Kaish).await;
@@ -148,7 +148,7 @@ fn what_runs_while_a_kernel_is_archived_is_never_lost() {
 }
 
 #[test]
-fn a_daemon_killed_within_archiving_leaves_a_whole_kernel() {
+fn daemon_kill_during_archive() {
     let mut host = Host::prepare(User::Own);
     host.configure("[daemon]\ndurability = \"power\"\n");
     host.launch();

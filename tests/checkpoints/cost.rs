@@ -35,7 +35,7 @@ async fn details(client: &HostClient, kernel: &str, kind: &str) -> Vec<Value> {
 }
 
 #[test]
-fn the_cost_of_a_restore_grows_with_what_changed() {
+fn restore_cost_scales_with_changes() {
     for user in users() {
         let host = Host::start_as(user);
         host.with(async |client| {
@@ -94,7 +94,7 @@ fn flip(host: &Host, bytes: &[u8]) {
 }
 
 #[test]
-fn what_a_restore_needs_and_is_damaged_is_found_before_anything_is_touched() {
+fn restore_validates_first() {
     let host = Host::start();
     host.with(async |client| {
         let k = kernel(&client, "k", EngineName::Python).await;

@@ -86,7 +86,7 @@ b'more'
 not written yet 0123456789";
 
 #[test]
-fn everything_that_an_interpreter_holds_comes_back() {
+fn memory_restore_is_complete() {
     for user in users() {
         let host = Host::start_as(user);
         host.with(async |client| {
@@ -113,7 +113,7 @@ fn everything_that_an_interpreter_holds_comes_back() {
 }
 
 #[test]
-fn older_and_newer_ones_and_undo_come_from_memory_too() {
+fn memory_restore_of_older_checkpoint() {
     let host = Host::start();
     host.with(async |client| {
         let k = python(&client).await;
@@ -138,7 +138,7 @@ fn older_and_newer_ones_and_undo_come_from_memory_too() {
 }
 
 #[test]
-fn copies_are_of_the_newest_checkpoints_and_of_one_worker() {
+fn memory_copies_limited_per_worker() {
     let host = Host::start();
     host.with(async |client| {
         let k = python(&client).await;
@@ -164,7 +164,7 @@ fn copies_are_of_the_newest_checkpoints_and_of_one_worker() {
 }
 
 #[test]
-fn a_copy_holds_nothing_that_others_wait_for() {
+fn memory_copy_shares_no_resources() {
     let host = Host::start();
     host.with(async |client| {
         let k = python(&client).await;
@@ -216,7 +216,7 @@ print(os.write(writer, b'x'), os.read(reader, 1))
 }
 
 #[test]
-fn where_no_copy_can_be_kept_the_checkpoint_says_so() {
+fn missing_memory_copy_reported() {
     let host = Host::start();
     host.with(async |client| {
         let k = python(&client).await;
@@ -247,7 +247,7 @@ fn where_no_copy_can_be_kept_the_checkpoint_says_so() {
 }
 
 #[test]
-fn copies_give_way_when_memory_is_short_the_oldest_first() {
+fn memory_copies_evicted_oldest_first() {
     let mut host = Host::prepare(User::Own);
     host.configure("[engines.python]\nrollback_memory = \"40M\"\n");
     host.launch();
@@ -270,7 +270,7 @@ fn copies_give_way_when_memory_is_short_the_oldest_first() {
 }
 
 #[test]
-fn interrupts_input_and_streams_reach_the_woken_engine() {
+fn memory_restore_keeps_streams() {
     for user in users() {
         let host = Host::start_as(user);
         host.with(async |client| {
@@ -296,7 +296,7 @@ fn interrupts_input_and_streams_reach_the_woken_engine() {
 }
 
 #[test]
-fn a_hundred_rounds_leave_nothing_behind() {
+fn memory_restores_leak_nothing() {
     let host = Host::start();
     host.with(async |client| {
         let k = python(&client).await;

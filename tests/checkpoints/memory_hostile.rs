@@ -16,7 +16,7 @@ for p in os.listdir('/proc'):
 ";
 
 #[test]
-fn a_copy_that_was_killed_is_told_and_the_saved_state_used() {
+fn killed_memory_copy_falls_back() {
     for user in users() {
         let host = Host::start_as(user);
         host.with(async |client| {
@@ -36,7 +36,7 @@ fn a_copy_that_was_killed_is_told_and_the_saved_state_used() {
 }
 
 #[test]
-fn a_copy_that_lies_or_will_not_wake_is_none() {
+fn hostile_memory_copy_discarded() {
     let host = Host::start();
     host.with(async |client| {
         let k = python(&client).await;
@@ -103,7 +103,7 @@ x = 7"
 }
 
 #[test]
-fn a_copy_that_does_not_stand_still_is_none() {
+fn active_memory_copy_discarded() {
     let host = Host::start();
     host.with(async |client| {
         let k = python(&client).await;
@@ -124,7 +124,7 @@ wire.receive = receive; x = 1";
 }
 
 #[test]
-fn an_engine_killed_in_the_exchange_leaves_the_kernel_as_it_was() {
+fn engine_kill_during_memory_restore() {
     for user in users() {
         let host = Host::start_as(user);
         host.with(async |client| {
@@ -164,7 +164,7 @@ async fn state(client: &HostClient, what: &str) -> String {
 }
 
 #[test]
-fn a_daemon_killed_in_the_exchange_leaves_one_of_two_states() {
+fn daemon_kill_during_memory_restore() {
     let mut host = Host::prepare(User::Own);
     host.configure("[daemon]\ndurability = \"power\"\n");
     host.launch();

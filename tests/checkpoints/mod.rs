@@ -1,17 +1,17 @@
 //! Checkpoints as their users meet them: taken, listed, restored, undone; and what happens when something comes in between.
 
 mod archive;
-mod broken;
-mod comparing;
+mod concurrency;
 mod cost;
+mod crash_safety;
+mod diff;
 mod drivers;
-mod going_back;
-mod many;
 mod memory;
 mod memory_hostile;
 mod model;
+mod ordering;
 mod references;
-mod turns;
+mod restore;
 
 use serde_json::Value;
 

@@ -255,11 +255,11 @@ fn check(engine: EngineName) {
 }
 
 #[test]
-fn whatever_was_done_comes_back_with_python() {
+fn restore_matches_model_with_python() {
     check(EngineName::Python);
 }
 
 #[test]
-fn whatever_was_done_comes_back_with_kaish() {
+fn restore_matches_model_with_kaish() {
     check(EngineName::Kaish);
 }

@@ -9,7 +9,7 @@ fn code(host: &Host, args: &[&str]) -> (Option<i32>, String) {
 }
 
 #[test]
-fn a_reference_is_found_or_refused_with_what_it_could_be() {
+fn ambiguous_reference_refused() {
     let host = Host::start();
     for kernel in ["k", "other"] {
         host.ok(&["new", kernel]);
@@ -52,7 +52,7 @@ fn a_reference_is_found_or_refused_with_what_it_could_be() {
 }
 
 #[test]
-fn the_log_is_a_tree() {
+fn checkpoint_log_is_a_tree() {
     let host = Host::start();
     host.ok(&["new", "k"]);
     let first = checkpoint(&host, "k", "first");

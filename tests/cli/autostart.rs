@@ -50,7 +50,7 @@ impl Installed {
 }
 
 #[test]
-fn command_lines_at_the_same_time_start_one_daemon() {
+fn concurrent_autostart() {
     let fake = Fake::start();
     let script =
         "echo started $1 >> \"$COUNT\"\nsleep 0.3\nln -s \"$FAKE\" \"$XDG_RUNTIME_DIR/ryokan/ryokand.sock\"\nsleep 1";
@@ -64,7 +64,7 @@ fn command_lines_at_the_same_time_start_one_daemon() {
 }
 
 #[test]
-fn a_socket_that_a_dead_daemon_left_is_no_daemon() {
+fn stale_socket_starts_daemon() {
     let fake = Fake::start();
     let installed = Installed::new("ln -sf \"$FAKE\" \"$XDG_RUNTIME_DIR/ryokan/ryokand.sock\"\nsleep 1");
     let folder = installed.socket().parent().unwrap().to_owned();
@@ -76,7 +76,7 @@ fn a_socket_that_a_dead_daemon_left_is_no_daemon() {
 }
 
 #[test]
-fn a_daemon_that_does_not_start_shows_the_end_of_its_log() {
+fn failed_start_shows_log_tail() {
     let installed = Installed::new("echo 'an old line' >&2; echo 'config.toml:3: no such key' >&2; exit 3");
     let (exit, _, stderr) = parts(installed.command(&["ls"]).output().unwrap());
     assert_eq!(exit, 69);
@@ -92,7 +92,7 @@ fn a_daemon_that_does_not_start_shows_the_end_of_its_log() {
 }
 
 #[test]
-fn no_daemon_is_started_unasked() {
+fn autostart_can_be_disabled() {
     let installed = Installed::new("echo started >> \"$COUNT\"");
     let socket = installed.path().join("elsewhere.sock");
     for args in [vec!["ls", "--no-autostart"], vec!["ls", "--socket", socket.to_str().unwrap()]] {
@@ -102,7 +102,7 @@ fn no_daemon_is_started_unasked() {
 }
 
 #[test]
-fn the_doctor_looks_also_where_no_daemon_starts() {
+fn doctor_works_without_daemon() {
     let script = "[ \"$1\" = --abilities ] || exit 1
 echo '[{\"name\":\"landlock\",\"present\":false,\"required\":true,\"detail\":\"none\",\"hint\":\"a newer kernel\"}]'";
     let installed = Installed::new(script);
@@ -112,7 +112,7 @@ echo '[{\"name\":\"landlock\",\"present\":false,\"required\":true,\"detail\":\"n
 }
 
 #[test]
-fn the_configuration_is_checked_by_the_daemons_own_program() {
+fn config_uses_daemon_binary() {
     let installed = Installed::new("echo \"$@\"; [ \"$1\" = --show-config ] || exit 1");
     let run = |args: &[&str]| parts(installed.command(args).output().unwrap());
     assert_eq!(run(&["config", "check"]), (1, "--check-config\n".into(), String::new()));
@@ -124,7 +124,7 @@ fn the_configuration_is_checked_by_the_daemons_own_program() {
 
 /// One that is about to end holds its data and listens no more: the command line waits for it.
 #[test]
-fn a_daemon_that_finds_another_one_with_its_data_is_started_again() {
+fn autostart_retries_on_lock() {
     let fake = Fake::start();
     let script = "echo started >> \"$COUNT\"\n[ $(wc -l < \"$COUNT\") -ge 3 ] || exit 75\n\
         ln -s \"$FAKE\" \"$XDG_RUNTIME_DIR/ryokan/ryokand.sock\"\nsleep 1";

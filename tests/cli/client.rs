@@ -29,7 +29,7 @@ fn with_kernel(body: impl AsyncFnOnce(KernelClient, &Fake)) {
 }
 
 #[test]
-fn kernels_are_made_listed_opened_and_removed() {
+fn kernel_create_list_open_remove() {
     with_host(async |host, fake| {
         assert_eq!(host.info().name, "fake");
         assert!(fake.log.has("hello test 1"));
@@ -60,7 +60,7 @@ fn values_pass_unchanged() {
 }
 
 #[test]
-fn output_comes_in_order_and_then_the_result() {
+fn output_precedes_result() {
     with_kernel(async |kernel, _| {
         let execution = kernel.run(&ExecRequest::code("both")).await.unwrap();
         let mut events = Vec::new();
@@ -77,7 +77,7 @@ fn output_comes_in_order_and_then_the_result() {
 }
 
 #[test]
-fn a_slow_taker_slows_the_daemon() {
+fn slow_client_back_pressure() {
     with_kernel(async |kernel, fake| {
         let execution = kernel.run(&ExecRequest::code("flood")).await.unwrap();
         let exec = execution.exec();
@@ -117,7 +117,7 @@ impl OutputSink for Sink {
 }
 
 #[test]
-fn a_sink_that_fails_detaches_and_the_execution_goes_on() {
+fn failed_sink_detaches_from_execution() {
     with_kernel(async |kernel, _| {
         for (most, seen) in [(9, 4), (1, 1)] {
             let sink = Sink { seen: RefCell::default(), most };
@@ -128,7 +128,7 @@ fn a_sink_that_fails_detaches_and_the_execution_goes_on() {
 }
 
 #[test]
-fn input_is_fed_in_order() {
+fn stdin_is_sent_in_order() {
     with_kernel(async |kernel, _| {
         let request = ExecRequest { stdin: b"a".to_vec(), stdin_open: true, ..ExecRequest::code("cat") };
         let execution = kernel.run(&request).await.unwrap();
@@ -148,7 +148,7 @@ fn input_is_fed_in_order() {
 }
 
 #[test]
-fn a_lost_connection_is_unavailable_for_every_call() {
+fn lost_connection_fails_every_call() {
     with_kernel(async |kernel, _| {
         let waiting = kernel.run(&ExecRequest::code("wait")).await.unwrap();
         let mut events = kernel.events(3).await.unwrap();
@@ -163,7 +163,7 @@ fn a_lost_connection_is_unavailable_for_every_call() {
 }
 
 #[test]
-fn events_come_one_by_one_and_end_when_dropped() {
+fn dropping_events_unsubscribes() {
     with_host(async |host, fake| {
         let mut events = host.events(1).await.unwrap();
         for sequence in 2..5 {
@@ -180,7 +180,7 @@ fn events_come_one_by_one_and_end_when_dropped() {
 }
 
 #[test]
-fn blobs_stream() {
+fn blob_streaming_round_trip() {
     with_kernel(async |kernel, _| {
         let data: Vec<u8> = (0..5 << 20).map(|i| (i / 7) as u8).collect();
         let hash = kernel.write_blob(&data).await.unwrap();
@@ -190,7 +190,7 @@ fn blobs_stream() {
 }
 
 #[test]
-fn sockets_with_long_paths_are_reached() {
+fn client_connects_to_long_path() {
     let folder = tempfile::tempdir().unwrap();
     let deep = folder.path().join("d".repeat(120));
     std::fs::create_dir(&deep).unwrap();
@@ -200,7 +200,7 @@ fn sockets_with_long_paths_are_reached() {
 }
 
 #[test]
-fn where_nobody_listens_is_unavailable_soon() {
+fn unreachable_daemon_is_unavailable() {
     let folder = tempfile::tempdir().unwrap();
     let silent = std::os::unix::net::UnixListener::bind(folder.path().join("silent")).unwrap();
     for (name, deadline) in [("none", Duration::from_secs(5)), ("silent", Duration::from_millis(100))] {

@@ -31,7 +31,7 @@ fn run_with_input(fake: &Fake, args: &[&str], input: &[u8]) -> (i32, String, Str
 }
 
 #[test]
-fn output_goes_where_it_belongs_and_the_code_is_the_codes_own() {
+fn exec_output_and_exit_code() {
     let fake = Fake::start();
     for (code, exit, stdout, stderr) in [
         ("say hello", 0, "hello\n", ""),
@@ -55,7 +55,7 @@ fn output_goes_where_it_belongs_and_the_code_is_the_codes_own() {
 }
 
 #[test]
-fn the_daemons_program_takes_a_reader_that_left_for_no_failure() {
+fn daemon_ignores_closed_stdout() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("config.toml");
     std::fs::write(&file, "").unwrap();
@@ -73,7 +73,7 @@ fn the_daemons_program_takes_a_reader_that_left_for_no_failure() {
 }
 
 #[test]
-fn verbosely_it_says_what_it_does_and_how_long_that_takes() {
+fn verbose_logs_durations() {
     let fake = Fake::start();
     let (exit, stdout, stderr) = run(&fake, &["-v", "exec", "demo", "say hi"]);
     assert_eq!((exit, stdout.as_str()), (0, "hi\n"));
@@ -86,7 +86,7 @@ fn verbosely_it_says_what_it_does_and_how_long_that_takes() {
 }
 
 #[test]
-fn json_is_one_object() {
+fn exec_json_is_one_object() {
     let fake = Fake::start();
     let (exit, stdout, _) = run(&fake, &["exec", "demo", "value", "--json"]);
     let json: serde_json::Value = serde_json::from_str(&stdout).unwrap();
@@ -97,7 +97,7 @@ fn json_is_one_object() {
 }
 
 #[test]
-fn code_comes_from_arguments_files_and_standard_input() {
+fn code_from_argument_file_or_stdin() {
     let fake = Fake::start();
     let file = fake.socket.with_file_name("code.py");
     std::fs::write(&file, "say from a file\n").unwrap();
@@ -121,7 +121,7 @@ fn code_comes_from_arguments_files_and_standard_input() {
 }
 
 #[test]
-fn a_file_that_is_not_there_is_not_found_whatever_it_was_for() {
+fn missing_file_exit_code() {
     let fake = Fake::start();
     for args in [
         vec!["exec", "demo", "-f", "/nowhere/x"],
@@ -141,7 +141,7 @@ fn a_file_that_is_not_there_is_not_found_whatever_it_was_for() {
 }
 
 #[test]
-fn code_of_another_language_is_not_given_to_some_engine() {
+fn unknown_language_refused() {
     let fake = Fake::start();
     let file = |name: &str, text: &str| {
         let file = fake.socket.with_file_name(name);
@@ -161,7 +161,7 @@ fn code_of_another_language_is_not_given_to_some_engine() {
 }
 
 #[test]
-fn lists_say_whether_nothing_is_there_or_nothing_matches() {
+fn empty_list_messages() {
     let fake = Fake::start();
     for filter in [&["zzz"][..], &["--state", "crashed"], &["--label", "a=b"]] {
         assert_eq!(run(&fake, &[&["ls"], filter].concat()), (0, "no kernel matches\n".into(), String::new()));
@@ -177,7 +177,7 @@ fn lists_say_whether_nothing_is_there_or_nothing_matches() {
 }
 
 #[test]
-fn integers_of_any_length_arrive_as_they_were_typed() {
+fn big_integers_round_trip() {
     let fake = Fake::start();
     for digits in ["9007199254740993", "-9223372036854775809", "123456789012345678901234567890"] {
         assert_eq!(run(&fake, &["set", "demo", "n", digits]).0, 0, "{digits}");
@@ -190,7 +190,7 @@ fn integers_of_any_length_arrive_as_they_were_typed() {
 }
 
 #[test]
-fn a_lost_connection_says_how_to_see_the_execution_again() {
+fn lost_connection_hint() {
     let fake = Fake::start();
     let (exit, _, stderr) = run(&fake, &["exec", "demo", "hang up later"]);
     assert_eq!(exit, 69);
@@ -206,7 +206,7 @@ fn a_lost_connection_says_how_to_see_the_execution_again() {
 }
 
 #[test]
-fn errors_have_their_exit_codes_and_hints() {
+fn errors_have_exit_codes_and_hints() {
     let fake = Fake::start();
     assert_eq!(
         run(&fake, &["exec", "none", "say x"]),
@@ -223,7 +223,7 @@ fn errors_have_their_exit_codes_and_hints() {
 }
 
 #[test]
-fn removal_asks_or_needs_yes() {
+fn removal_needs_confirmation() {
     let fake = Fake::start();
     let (exit, _, stderr) = run(&fake, &["rm", "demo"]);
     assert_eq!(exit, 2);
@@ -234,7 +234,7 @@ fn removal_asks_or_needs_yes() {
 }
 
 #[test]
-fn a_throw_away_kernel_is_removed_however_it_ends() {
+fn run_removes_ephemeral_kernel() {
     let fake = Fake::start();
     let file = fake.socket.with_file_name("code.py");
     std::fs::write(&file, "value").unwrap();
@@ -249,7 +249,7 @@ fn a_throw_away_kernel_is_removed_however_it_ends() {
 }
 
 #[test]
-fn state_is_listed_and_changed() {
+fn variable_and_mount_commands() {
     let fake = Fake::start();
     assert_eq!(run(&fake, &["set", "demo", "x", "{\"a\": [1, 2.5]}"]).0, 0);
     assert_eq!(run(&fake, &["set", "demo", "x", "not json"]).0, 2);
@@ -274,7 +274,7 @@ fn state_is_listed_and_changed() {
 }
 
 #[test]
-fn blobs_go_in_and_out() {
+fn blob_put_and_get() {
     let fake = Fake::start();
     let file = fake.socket.with_file_name("in");
     let data: Vec<u8> = (0..3 << 20).map(|i| (i / 3) as u8).collect();
@@ -289,7 +289,7 @@ fn blobs_go_in_and_out() {
 }
 
 #[test]
-fn the_doctor_fails_where_kernels_cannot_run() {
+fn doctor_fails_on_missing_ability() {
     let fake = Fake::start();
     let (exit, stdout, _) = run(&fake, &["doctor"]);
     assert_eq!(exit, 5);
@@ -307,7 +307,7 @@ fn completions_are_made_for_every_shell() {
 }
 
 #[test]
-fn completions_know_the_kernels() {
+fn kernel_name_completion() {
     let fake = Fake::start();
     run(&fake, &["new", "other"]);
     let complete = |words: &str| {

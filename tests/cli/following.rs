@@ -47,7 +47,7 @@ fn events_are_followed_until_ctrl_c() {
 }
 
 #[test]
-fn the_journal_is_shown_and_followed() {
+fn journal_follow_shows_new_entries() {
     let fake = Fake::start();
     parts(ryokan(&fake, &["exec", "demo", "say one"]).output().unwrap());
     let entries = lines(&fake, &["journal", "demo", "--json"]);

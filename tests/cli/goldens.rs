@@ -45,7 +45,7 @@ fn sorted(json: &serde_json::Value) -> String {
 }
 
 #[test]
-fn help() {
+fn golden_help_pages() {
     let mut cli = Cli::command();
     cli.build();
     let mut pages = vec![cli];
@@ -93,7 +93,7 @@ fn busy_kernel() -> KernelInfo {
 }
 
 #[test]
-fn kernels() {
+fn golden_kernel_views() {
     let mut crashed = kernel("odd");
     crashed.state = "crashed".into();
     crashed.state_reason = "killed by signal 9\u{1b}[31m".into();
@@ -108,7 +108,7 @@ fn kernels() {
 }
 
 #[test]
-fn lists() {
+fn golden_lists() {
     let var = |name: &str, type_name: &str, summary: &str| VarInfo {
         name: name.into(),
         type_name: type_name.into(),
@@ -140,7 +140,7 @@ fn lists() {
 }
 
 #[test]
-fn abilities() {
+fn golden_abilities() {
     let ability = |name: &str, present, required, detail: &str, hint: &str| Ability {
         name: name.into(),
         present,
@@ -157,7 +157,7 @@ fn abilities() {
 }
 
 #[test]
-fn journals_and_events() {
+fn golden_journal_and_events() {
     let entry = |sequence, kind: &str, exec, status: &str, code, err: &str, text: &str| JournalEntry {
         sequence,
         at_ms: NOW_MS,
@@ -194,7 +194,7 @@ fn journals_and_events() {
 }
 
 #[test]
-fn results() {
+fn golden_results() {
     let result = |value: Option<Value>| ExecResult {
         exec: ExecId(7),
         end: ExecEnd { status: ExecStatus::Done, code: 0, err: String::new(), value, output: None, duration_us: 1234 },
@@ -217,7 +217,7 @@ fn results() {
 }
 
 #[test]
-fn errors() {
+fn golden_errors() {
     let refused = Error::refused("kernel demo may not have /etc").hint("mount a copy").reason("reserved path");
     golden("error.txt", &failure::render(&refused, Paint::OFF));
     golden("error-painted.txt", &failure::render(&refused, Paint::ON));

@@ -8,12 +8,12 @@ use ryokan::cli::spec::{parse_allowed, parse_pair};
 use ryokan::core::error::{Error, ErrorCode};
 
 #[test]
-fn the_grammar_is_sound() {
+fn clap_definition_is_valid() {
     Cli::command().debug_assert();
 }
 
 #[test]
-fn every_line_of_the_design_is_accepted() {
+fn documented_commands_parse() {
     for line in [
         "run 1+1",
         "run -f a.py --engine python --isolation process",
@@ -99,7 +99,7 @@ fn every_line_of_the_design_is_accepted() {
 }
 
 #[test]
-fn what_cannot_be_right_is_refused() {
+fn invalid_arguments_rejected() {
     for line in [
         "",
         "nonsense",
@@ -142,7 +142,7 @@ fn what_cannot_be_right_is_refused() {
 }
 
 #[test]
-fn allowed_paths_are_split_at_the_last_colon() {
+fn allowed_path_parsing() {
     for (text, path, writable) in [
         ("/a", "/a", false),
         ("/a:ro", "/a", false),
@@ -161,7 +161,7 @@ fn allowed_paths_are_split_at_the_last_colon() {
 }
 
 #[test]
-fn labels_and_limits_arrive_in_the_request() {
+fn labels_and_limits_reach_request() {
     let line = "new n --memory 1.5G --cpus 0.5 --idle-timeout 0 --label a=b --label c=d --allow-path src:rw";
     let cli = Cli::try_parse_from(["ryokan"].into_iter().chain(line.split(' '))).unwrap();
     let Command::New(args) = cli.command else { panic!("new is new") };
@@ -197,7 +197,7 @@ fn every_error_has_an_exit_code() {
 }
 
 #[test]
-fn an_executions_code_is_never_0_for_a_failure() {
+fn failure_exit_code_nonzero() {
     for (code, exit) in [(0, 0), (1, 1), (255, 255), (256, 1), (257, 1), (-1, 255), (i32::MIN, 1), (137, 137)] {
         assert_eq!(exit::of_execution(code), exit, "{code}");
     }

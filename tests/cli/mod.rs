@@ -8,6 +8,6 @@ mod fake;
 mod following;
 mod goldens;
 mod grammar;
-mod interruption;
 mod repl;
+mod signals;
 mod top;

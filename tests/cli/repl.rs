@@ -13,14 +13,14 @@ fn repl(fake: &Fake, input: &str) -> (i32, String, String) {
 }
 
 #[test]
-fn lines_are_executed_one_by_one() {
+fn repl_executes_each_line() {
     let fake = Fake::start();
     assert_eq!(repl(&fake, "say one\n\nvalue\nsay last"), (0, "one\n42\nlast\n".into(), String::new()));
     assert!(fake.log.has("exec say one") && fake.log.has("exec say last"));
 }
 
 #[test]
-fn programs_of_several_lines_are_one_execution() {
+fn multi_line_code_runs_once() {
     let fake = Fake::start();
     repl(&fake, "say a\\\nb\n");
     assert!(fake.log.has("exec say a\\\nb"), "{:?}", fake.log.lines());
@@ -29,7 +29,7 @@ fn programs_of_several_lines_are_one_execution() {
 }
 
 #[test]
-fn commands_are_not_code() {
+fn repl_commands_not_executed() {
     let fake = Fake::start();
     let (exit, stdout, stderr) = repl(&fake, ":help\n:vars\n:nonsense\n:restart\nsay on\n:quit\nsay never\n");
     assert!(stdout.contains(":restart") && stdout.contains("no variables") && stdout.ends_with("on\n"), "{stdout}");
@@ -39,7 +39,7 @@ fn commands_are_not_code() {
 }
 
 #[test]
-fn the_last_codes_status_is_ours() {
+fn repl_exits_with_last_status() {
     let fake = Fake::start();
     assert_eq!(repl(&fake, "say ok\nfail 4\n").0, 4);
     assert_eq!(repl(&fake, "fail 4\nsay ok\n").0, 0);
@@ -47,7 +47,7 @@ fn the_last_codes_status_is_ours() {
 }
 
 #[test]
-fn a_lost_connection_is_made_again() {
+fn repl_reconnects() {
     let fake = Fake::start();
     let (exit, stdout, stderr) = repl(&fake, "hang up\nsay again\n");
     assert!(stderr.contains("connected again"), "{stderr}");

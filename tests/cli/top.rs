@@ -4,7 +4,7 @@ use super::command_line::{parts, ryokan};
 use super::fake::Fake;
 
 #[test]
-fn without_a_terminal_it_says_what_to_use() {
+fn top_requires_terminal() {
     let fake = Fake::start();
     let (exit, stdout, stderr) = parts(ryokan(&fake, &["top"]).output().unwrap());
     assert_eq!((exit, stdout.as_str()), (2, ""));
@@ -16,7 +16,7 @@ fn without_a_terminal_it_says_what_to_use() {
 }
 
 #[test]
-fn one_snapshot_as_text() {
+fn top_once_prints_text() {
     let fake = Fake::start();
     let (exit, stdout, stderr) = parts(ryokan(&fake, &["top", "--once"]).output().unwrap());
     assert_eq!((exit, stderr.as_str()), (0, ""));
@@ -29,7 +29,7 @@ fn one_snapshot_as_text() {
 }
 
 #[test]
-fn one_snapshot_as_json() {
+fn top_once_prints_json() {
     let fake = Fake::start();
     for args in [&["top", "--json"][..], &["top", "--once", "--json"]] {
         let (exit, stdout, _) = parts(ryokan(&fake, args).output().unwrap());
@@ -48,7 +48,7 @@ fn one_snapshot_as_json() {
 }
 
 #[test]
-fn a_daemon_that_is_not_there_is_named() {
+fn top_without_daemon_fails() {
     let fake = Fake::start();
     let mut command = ryokan(&fake, &["top", "--once"]);
     command.env("RYOKAN_SOCKET", fake.socket.with_file_name("nobody.sock"));

@@ -20,7 +20,7 @@ fn spawn(host: &Host, args: &[&str]) -> Child {
 }
 
 #[test]
-fn a_list_shows_what_live_workers_use() {
+fn list_shows_worker_memory() {
     for user in users() {
         let host = Host::start_as(user);
         host.ok(&["new", "live", "--engine", "python"]);
@@ -36,7 +36,7 @@ fn a_list_shows_what_live_workers_use() {
 }
 
 #[test]
-fn whoever_waits_for_an_execution_is_told_that_its_kernel_was_removed() {
+fn removal_reported_to_waiters() {
     let host = Host::start();
     host.ok(&["new", "k"]);
     let running = spawn(&host, &["exec", "k", "sleep 60"]);
@@ -54,7 +54,7 @@ fn whoever_waits_for_an_execution_is_told_that_its_kernel_was_removed() {
 }
 
 #[test]
-fn a_throw_away_kernel_goes_with_a_client_that_is_killed() {
+fn ephemeral_removed_with_client() {
     for user in users() {
         let host = Host::start_as(user);
         host.ok(&["new", "mine"]);
@@ -72,7 +72,7 @@ fn a_throw_away_kernel_goes_with_a_client_that_is_killed() {
 }
 
 #[test]
-fn a_throw_away_kernel_does_not_outlive_the_daemon_that_was_killed_with_its_client() {
+fn ephemeral_removed_on_restart() {
     let mut host = Host::start();
     host.ok(&["new", "mine"]);
     let mut run = spawn(&host, &["run", "sleep 60"]);
@@ -89,7 +89,7 @@ fn a_throw_away_kernel_does_not_outlive_the_daemon_that_was_killed_with_its_clie
 }
 
 #[test]
-fn an_ephemeral_kernel_lives_as_long_as_its_connection() {
+fn ephemeral_ends_with_connection() {
     let host = Host::start();
     host.with(async |watcher| {
         let brief = async |client: HostClient| {
@@ -108,7 +108,7 @@ fn an_ephemeral_kernel_lives_as_long_as_its_connection() {
 }
 
 #[test]
-fn the_newest_entries_of_a_journal() {
+fn journal_tail() {
     let host = Host::start();
     host.ok(&["new", "k"]);
     for number in 1..=5 {
@@ -128,7 +128,7 @@ fn the_newest_entries_of_a_journal() {
 }
 
 #[test]
-fn show_names_what_a_ready_kernel_would_not_keep() {
+fn show_lists_unsaved_state() {
     let host = Host::start();
     host.ok(&["new", "k", "--engine", "python"]);
     host.ok(&["exec", "k", "x = 1"]);
@@ -139,7 +139,7 @@ fn show_names_what_a_ready_kernel_would_not_keep() {
 }
 
 #[test]
-fn a_mounts_place_in_the_workspace_goes_with_it() {
+fn unmount_removes_mount_point() {
     for user in users() {
         let mut host = Host::start_as(user);
         let given = host.path("given");

@@ -1,11 +1,11 @@
 //! The command line with a real daemon and real kernels: what its users meet.
 
-mod documents;
+mod doc_examples;
 mod kernels;
-mod left_out;
+mod output_errors;
 mod pool;
 mod terminal;
 mod top;
-mod unwritten;
+mod uncaptured_files;
 mod values;
-mod waiting;
+mod wait_notice;

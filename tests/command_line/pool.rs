@@ -26,7 +26,7 @@ fn told(host: &Host) -> Vec<serde_json::Value> {
 }
 
 #[test]
-fn what_programs_are_told_of_pools_is_what_the_daemon_says() {
+fn pool_json_matches_daemon() {
     let host = pooled();
     host.with(async |client| {
         let settled = async || {
@@ -63,7 +63,7 @@ fn what_programs_are_told_of_pools_is_what_the_daemon_says() {
 }
 
 #[test]
-fn whoever_watches_sees_what_comes_until_ctrl_c() {
+fn pool_watch_updates_until_ctrl_c() {
     let host = pooled();
     let mut terminal = Terminal::start(&host, &["pool", "--watch"]);
     terminal.wait_for("ENGINE");

@@ -15,7 +15,7 @@ fn newest(host: &Host, kernel: &str) -> String {
 }
 
 #[test]
-fn what_is_typed_is_what_runs() {
+fn repl_runs_typed_input() {
     let host = Host::start();
     host.ok(&["new", "k"]);
     let mut terminal = Terminal::start(&host, &["repl", "k"]);
@@ -34,7 +34,7 @@ fn what_is_typed_is_what_runs() {
 }
 
 #[test]
-fn blocks_are_indented_and_texts_are_not() {
+fn repl_indents_only_blocks() {
     let host = Host::start();
     host.ok(&["new", "p", "--engine", "python"]);
     let mut terminal = Terminal::start(&host, &["repl", "p"]);
@@ -53,7 +53,7 @@ fn blocks_are_indented_and_texts_are_not() {
 }
 
 #[test]
-fn the_history_is_there_again_the_next_time() {
+fn repl_history_persists() {
     let host = Host::start();
     host.ok(&["new", "k"]);
     let mut terminal = Terminal::start(&host, &["repl", "k"]);
@@ -70,7 +70,7 @@ fn the_history_is_there_again_the_next_time() {
 }
 
 #[test]
-fn ctrl_c_clears_a_line_and_interrupts_what_runs() {
+fn repl_ctrl_c() {
     let host = Host::start();
     host.ok(&["new", "k"]);
     let mut terminal = Terminal::start(&host, &["repl", "k"]);

@@ -33,7 +33,7 @@ fn until(what: &str, is_so: impl Fn() -> bool) {
 }
 
 #[test]
-fn a_kernel_appears_is_stopped_and_the_terminal_is_as_before() {
+fn top_stop_restores_terminal() {
     let host = Host::start();
     let mut terminal = Terminal::start(&host, &["top"]);
     terminal.wait_for("kernels;");
@@ -63,7 +63,7 @@ fn a_kernel_appears_is_stopped_and_the_terminal_is_as_before() {
 }
 
 #[test]
-fn a_daemon_that_goes_is_waited_for() {
+fn top_waits_for_daemon_restart() {
     let mut host = Host::start();
     host.ok(&["new", "plum"]);
     let mut terminal = Terminal::start(&host, &["top"]);
@@ -79,7 +79,7 @@ fn a_daemon_that_goes_is_waited_for() {
 }
 
 #[test]
-fn signals_give_the_terminal_back() {
+fn top_restores_terminal_on_signal() {
     let host = Host::start();
     for signal in [Signal::SIGTERM, Signal::SIGHUP, Signal::SIGINT] {
         let mut terminal = Terminal::start(&host, &["top"]);

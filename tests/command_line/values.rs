@@ -3,7 +3,7 @@
 use crate::support::{Host, User};
 
 #[test]
-fn big_integers_reach_the_engine_exactly_or_are_refused() {
+fn exact_big_integers() {
     let host = Host::start();
     host.ok(&["new", "p", "--engine", "python"]);
     for digits in ["9007199254740993", "18446744073709551616", "-123456789012345678901234567890"] {
@@ -24,7 +24,7 @@ fn big_integers_reach_the_engine_exactly_or_are_refused() {
 }
 
 #[test]
-fn a_host_without_a_configuration_has_the_defaults() {
+fn missing_config_uses_defaults() {
     let host = Host::prepare(User::Own);
     let file = host.path("config").join("ryokan/config.toml").display().to_string();
     std::fs::remove_file(&file).unwrap();
@@ -63,7 +63,7 @@ fn a_host_without_a_configuration_has_the_defaults() {
 }
 
 #[test]
-fn limits_are_refused_in_the_units_of_people() {
+fn limit_errors_use_readable_units() {
     let host = Host::start();
     let refused = host.cli(&["new", "k", "--memory", "10M"]);
     assert_eq!(refused.status.code(), Some(2));
@@ -77,7 +77,7 @@ fn limits_are_refused_in_the_units_of_people() {
 
 /// The tour prints what it does so that it can be typed again.
 #[test]
-fn the_tours_commands_can_be_pasted() {
+fn tour_commands_shell_quoted() {
     let tour = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/tour");
     let words = ["ryokan", "exec", "it's \"$x\" `y`", "", "two\nlines", "a\\b", "*", "--flag=a/b"];
     let script = format!("source <(sed -n '/^quoted()/,/^}}/p' {tour}); eval \"printf '<%s>' $(quoted \"$@\")\"");

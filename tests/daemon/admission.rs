@@ -9,7 +9,7 @@ use ryokan::core::engine::EngineName;
 use ryokan::core::error::ErrorCode;
 use ryokan::core::exec::{ExecRequest, ExecStatus};
 
-use super::system::SystemWide;
+use super::system_wide::SystemWide;
 use crate::support::{Host, UNPRIVILEGED, User, eventually, kernel, out, until};
 
 const ONE: u32 = UNPRIVILEGED;
@@ -18,7 +18,7 @@ const OTHER: u32 = UNPRIVILEGED + 1;
 const REFUSED: Option<i32> = Some(4);
 
 #[test]
-fn a_full_queue_is_told_at_once_and_whoever_waits_in_it_still_has_his_turn() {
+fn full_queue_rejects_executions() {
     const QUEUE: usize = 3;
     for engine in [EngineName::Kaish, EngineName::Python] {
         let mut host = Host::prepare(User::Own);
@@ -111,7 +111,7 @@ fn shown(system: &SystemWide, uid: u32, kernel: &str, field: &str) -> serde_json
 }
 
 #[test]
-fn a_user_has_no_more_kernels_than_his_share_and_leaves_the_others_theirs() {
+fn per_user_kernel_quota() {
     let Some(system) = system("kernels_per_user = 2") else { return };
     for name in ["a", "b"] {
         ok(&system, ONE, &["new", name]);
@@ -132,7 +132,7 @@ fn a_user_has_no_more_kernels_than_his_share_and_leaves_the_others_theirs() {
 }
 
 #[test]
-fn a_user_is_promised_no_more_memory_than_his_share_and_leaves_the_others_theirs() {
+fn per_user_memory_quota() {
     let Some(system) = system("memory_per_user = \"700M\"") else { return };
     for uid in [ONE, OTHER] {
         for (name, memory) in [("a", "300M"), ("b", "300M"), ("c", "300M"), ("small", "100M"), ("large", "800M")] {
@@ -159,7 +159,7 @@ fn a_user_is_promised_no_more_memory_than_his_share_and_leaves_the_others_theirs
 }
 
 #[test]
-fn a_user_has_no_more_workers_than_his_share_and_leaves_the_others_theirs() {
+fn per_user_worker_quota() {
     let Some(system) = system("workers_per_user = 1") else { return };
     for uid in [ONE, OTHER] {
         for name in ["a", "b"] {
@@ -176,7 +176,7 @@ fn a_user_has_no_more_workers_than_his_share_and_leaves_the_others_theirs() {
 }
 
 #[test]
-fn a_user_who_runs_as_much_as_he_may_waits_for_himself_and_nobody_for_him() {
+fn per_user_execution_quota() {
     let Some(system) = system("executions_in_flight_per_user = 1") else { return };
     for (uid, name) in [(ONE, "a"), (ONE, "b"), (OTHER, "c")] {
         ok(&system, uid, &["new", name]);

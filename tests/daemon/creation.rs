@@ -8,7 +8,7 @@ use ryokan::rpc::client::Forks;
 use crate::support::{Host, User, kernel, out, spec, users};
 
 #[test]
-fn a_key_that_comes_again_while_its_kernel_is_being_made_gives_that_kernel() {
+fn creation_key_is_idempotent() {
     for user in users() {
         let host = Host::start_as(user);
         let given = host.given(user);
@@ -44,7 +44,7 @@ fn a_key_that_comes_again_while_its_kernel_is_being_made_gives_that_kernel() {
 }
 
 #[test]
-fn whoever_has_a_daemon_for_himself_may_make_as_many_kernels_as_the_host() {
+fn single_user_daemon_has_no_quota() {
     let mut host = Host::prepare(User::Own);
     host.configure("[limits]\nkernels = 3\nkernels_per_user = 1\n");
     host.launch();
@@ -61,7 +61,7 @@ fn whoever_has_a_daemon_for_himself_may_make_as_many_kernels_as_the_host() {
 }
 
 #[test]
-fn a_part_of_a_processor_is_had_where_the_host_can_give_it_and_refused_elsewhere() {
+fn cpu_fraction_requires_cgroup() {
     for user in users() {
         let host = Host::start_as(user);
         host.with(async |client| {

@@ -29,7 +29,7 @@ fn value(text: &str, series: &str) -> f64 {
 }
 
 #[test]
-fn metrics_tell_what_happened_and_name_nobody() {
+fn metrics_are_anonymous() {
     let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port").port();
     let mut host = Host::prepare(User::Own);
     host.configure(&format!("[daemon]\nmetrics_address = \"127.0.0.1:{port}\"\n[pool]\npool_size = 1\nmin_idle = 1\n"));
@@ -94,7 +94,7 @@ fn metrics_tell_what_happened_and_name_nobody() {
 }
 
 #[test]
-fn an_address_that_others_could_reach_is_refused() {
+fn public_metrics_address_refused() {
     let host = Host::prepare(User::Own);
     for (address, says) in [("0.0.0.0:9464", "no address of the loopback"), ("9464", "no address with a port")] {
         host.configure(&format!("[daemon]\nmetrics_address = {address:?}\n"));
@@ -105,7 +105,7 @@ fn an_address_that_others_could_reach_is_refused() {
 }
 
 #[test]
-fn what_happened_in_a_pool_that_is_no_more_still_counts() {
+fn ended_pool_metrics_persist() {
     let mut host = Host::prepare(User::Own);
     host.configure("[pool]\npool_size = 1\nmin_idle = 1\nmax_idle_time = \"1s\"\nmaintenance_interval = \"1s\"\n");
     host.launch();
@@ -125,7 +125,7 @@ fn what_happened_in_a_pool_that_is_no_more_still_counts() {
 }
 
 #[test]
-fn a_client_that_stays_for_thousands_of_kernels_lives_costs_nothing_for_those_that_are_over() {
+fn removed_kernels_free_memory() {
     let host = Host::start();
     let remembered = || value(&told(&host), "ryokan_kernels_remembered");
     host.with(async |client| {

@@ -1,13 +1,13 @@
 //! The daemon as its clients see it: kernels that keep their state, whoever dies.
 
 mod admission;
+mod background_processes;
+mod capacity;
 mod creation;
-mod ends;
-mod given;
-mod left_behind;
+mod host_paths;
 pub mod metrics;
-mod places;
-mod system;
+mod shutdown;
+mod system_wide;
 mod upgrade;
 
 use std::time::Duration;
@@ -24,7 +24,7 @@ use crate::session_suite;
 use crate::support::{Host, User, eventually, kernel, out, run, spec, users};
 
 #[test]
-fn sessions_keep_their_state() {
+fn kernel_state_survives_stop() {
     for user in users() {
         let host = Host::start_as(user);
         host.with(async |client| {
@@ -46,7 +46,7 @@ fn sessions_keep_their_state() {
 }
 
 #[test]
-fn a_socket_client_is_a_session() {
+fn socket_session_suite() {
     let host = Host::start();
     host.with(async |client| {
         let shared = host.path("shared");
@@ -63,7 +63,7 @@ fn a_socket_client_is_a_session() {
 }
 
 #[test]
-fn a_killed_daemon_loses_nothing() {
+fn daemon_kill_loses_nothing() {
     for user in users() {
         let mut host = Host::without_pool(user);
         let (exec, pid) = host.with(async |client| {
@@ -89,7 +89,7 @@ fn a_killed_daemon_loses_nothing() {
 }
 
 #[test]
-fn a_killed_worker_is_told_and_replaced() {
+fn killed_worker_replaced() {
     let host = Host::start();
     host.with(async |client| {
         let shell = kernel(&client, "k", EngineName::Kaish).await;
@@ -106,7 +106,7 @@ fn a_killed_worker_is_told_and_replaced() {
 }
 
 #[test]
-fn a_stopped_daemon_ends_its_workers_and_comes_back() {
+fn stopped_daemon_ends_workers() {
     let mut host = Host::start();
     host.with(async |client| {
         let shell = kernel(&client, "k", EngineName::Kaish).await;
@@ -125,7 +125,7 @@ fn a_stopped_daemon_ends_its_workers_and_comes_back() {
 }
 
 #[test]
-fn a_hangup_leaves_workers_to_the_next_daemon() {
+fn sighup_keeps_workers() {
     let mut host = Host::without_pool(User::Own);
     host.with(async |client| {
         let shell = kernel(&client, "k", EngineName::Kaish).await;
@@ -144,7 +144,7 @@ fn a_hangup_leaves_workers_to_the_next_daemon() {
 }
 
 #[test]
-fn idle_kernels_are_stopped_and_started_again() {
+fn idle_kernel_stops_and_restarts() {
     let host = Host::without_pool(User::Own);
     host.with(async |client| {
         let mut wanted = spec("k", EngineName::Kaish);
@@ -158,7 +158,7 @@ fn idle_kernels_are_stopped_and_started_again() {
 }
 
 #[test]
-fn three_crashes_open_the_breaker_and_start_closes_it() {
+fn crash_breaker_opens_and_closes() {
     let host = Host::start();
     host.with(async |client| {
         let python = kernel(&client, "p", EngineName::Python).await;
@@ -201,7 +201,7 @@ fn rights_only_shrink() {
 }
 
 #[test]
-fn stale_versions_conflict_and_keys_are_idempotent() {
+fn versions_and_idempotency_keys() {
     let host = Host::start();
     host.with(async |client| {
         let (first, _) = client.create_kernel(&spec("k", EngineName::Kaish), "key").await.expect("made");
@@ -237,7 +237,7 @@ fn stale_versions_conflict_and_keys_are_idempotent() {
 }
 
 #[test]
-fn a_lease_keeps_others_out() {
+fn lease_excludes_other_clients() {
     let mut host = Host::start();
     let token = host.with(async |client| {
         let shell = kernel(&client, "k", EngineName::Kaish).await;
@@ -260,7 +260,7 @@ fn a_lease_keeps_others_out() {
 }
 
 #[test]
-fn output_is_live_and_replays() {
+fn output_streams_and_replays() {
     let host = Host::start();
     host.with(async |client| {
         let shell = kernel(&client, "k", EngineName::Kaish).await;
@@ -297,7 +297,7 @@ fn output_is_live_and_replays() {
 }
 
 #[test]
-fn a_stop_waits_for_what_was_asked_before_it_unless_forced() {
+fn stop_waits_for_earlier_executions() {
     let host = Host::start();
     host.with(async |client| {
         let shell = kernel(&client, "k", EngineName::Kaish).await;
@@ -331,7 +331,7 @@ fn a_stop_waits_for_what_was_asked_before_it_unless_forced() {
 }
 
 #[test]
-fn what_waits_behind_code_that_must_be_killed_runs_on_the_next_worker() {
+fn queue_moves_to_next_worker() {
     let host = Host::start();
     host.with(async |client| {
         let python = kernel(&client, "p", EngineName::Python).await;
@@ -351,7 +351,7 @@ fn what_waits_behind_code_that_must_be_killed_runs_on_the_next_worker() {
 }
 
 #[test]
-fn a_mount_can_be_taken_away_however_it_came() {
+fn unmount_works_for_every_mount() {
     for user in users() {
         let mut host = Host::start_as(user);
         let given = host.path("given");
@@ -389,7 +389,7 @@ fn a_mount_can_be_taken_away_however_it_came() {
 }
 
 #[test]
-fn a_journal_of_large_entries_is_read_to_its_end() {
+fn large_journal_is_read_completely() {
     let host = Host::start();
     host.with(async |client| {
         let python = kernel(&client, "p", EngineName::Python).await;
@@ -409,7 +409,7 @@ fn a_journal_of_large_entries_is_read_to_its_end() {
 }
 
 #[test]
-fn a_permit_to_run_does_not_stay_with_a_kernel_that_has_nothing_to_run() {
+fn idle_kernel_releases_permit() {
     let mut host = Host::prepare(crate::support::User::Own);
     host.configure("[limits]\nexecutions_in_flight = 1\n");
     host.launch();
@@ -430,7 +430,7 @@ fn a_permit_to_run_does_not_stay_with_a_kernel_that_has_nothing_to_run() {
 }
 
 #[test]
-fn a_creation_that_is_refused_leaves_no_folder_and_no_name_is_taken_twice() {
+fn failed_creation_leaves_no_directory() {
     // Workers that wait have folders of their own.
     let host = Host::without_pool(User::Own);
     host.with(async |client| {
@@ -448,7 +448,7 @@ fn a_creation_that_is_refused_leaves_no_folder_and_no_name_is_taken_twice() {
 }
 
 #[test]
-fn removal_leaves_nothing() {
+fn removal_leaves_no_files() {
     let host = Host::without_pool(User::Own);
     host.with(async |client| {
         let shell = kernel(&client, "gone", EngineName::Kaish).await;
@@ -464,7 +464,7 @@ fn removal_leaves_nothing() {
 }
 
 #[test]
-fn the_command_line_speaks_to_the_daemon() {
+fn cli_end_to_end() {
     for user in users() {
         let host = Host::start_as(user);
         host.ok(&["new", "demo"]);
@@ -483,7 +483,7 @@ fn the_command_line_speaks_to_the_daemon() {
 }
 
 #[test]
-fn a_wrong_configuration_is_refused_by_name() {
+fn unknown_config_key_refused() {
     let mut host = Host::prepare(crate::support::User::Own);
     host.configure("[defaults]\nmemroy = \"1G\"\n");
     host.env("RYOKAN_LOG", "warn");
@@ -495,7 +495,7 @@ fn a_wrong_configuration_is_refused_by_name() {
 
 /// The log of events is everybody's: a job that writes without end has a place in it once a second, with the number of bytes.
 #[test]
-fn a_noisy_job_takes_little_of_the_log_of_events() {
+fn noisy_job_events_rate_limited() {
     let host = Host::start();
     host.with(async |client| {
         let python = kernel(&client, "p", EngineName::Python).await;
@@ -522,7 +522,7 @@ fn a_noisy_job_takes_little_of_the_log_of_events() {
 
 /// Whoever starts the daemon may block the signals that end it, and hand that on.
 #[test]
-fn a_daemon_that_was_started_with_signals_blocked_ends_when_it_is_told() {
+fn daemon_unblocks_inherited_signals() {
     use nix::sys::signal::{SigSet, Signal};
     let mut host = Host::prepare(crate::support::User::Own);
     let mut signals = SigSet::empty();
@@ -536,7 +536,7 @@ fn a_daemon_that_was_started_with_signals_blocked_ends_when_it_is_told() {
 
 /// The command line knows it by that: there is one, which answers or is about to end.
 #[test]
-fn a_second_daemon_with_the_same_data_says_so_by_its_status() {
+fn second_daemon_exit_status() {
     let host = Host::start();
     let second = host.command("ryokand").output().unwrap();
     assert_eq!(second.status.code(), Some(75), "{second:?}");
@@ -549,7 +549,7 @@ fn a_second_daemon_with_the_same_data_says_so_by_its_status() {
 
 /// What a killed daemon was about to start holds its lock until that has begun.
 #[test]
-fn a_daemon_waits_a_moment_for_the_lock_of_one_that_was_killed() {
+fn daemon_start_waits_for_lock() {
     let mut host = Host::start();
     host.kill();
     let lock = std::fs::File::open(host.data().join("lock")).expect("there");
@@ -562,7 +562,7 @@ fn a_daemon_waits_a_moment_for_the_lock_of_one_that_was_killed() {
 
 /// A file that grows beyond what is allowed is an error of whoever writes it, and does not end the engine.
 #[test]
-fn a_file_that_grows_too_large_costs_no_more_than_the_command() {
+fn file_size_limit() {
     let host = Host::start();
     for (engine, writes, look) in [
         ("kaish", "x=kept; head -c 5000000 /dev/zero > f || echo refused", "echo $x"),

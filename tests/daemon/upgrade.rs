@@ -7,7 +7,7 @@ use ryokan::core::engine::EngineName;
 use crate::support::{Host, kernel, out, users};
 
 #[test]
-fn a_replaced_worker_program_is_used_by_the_next_daemon_only() {
+fn replaced_worker_binary() {
     for user in users() {
         let host = Host::start_as(user);
         let (program, aside) = (host.path("bin/ryokan-worker"), host.path("bin/next"));

@@ -158,7 +158,7 @@ fn keys(events: &[Event]) -> Vec<String> {
 }
 
 #[test]
-fn ends_tell_how_it_went() {
+fn end_frames_report_status() {
     let mut engine = Engine::start();
     for (code, status, number) in [
         ("echo hi", EndStatus::Done, 0),
@@ -179,7 +179,7 @@ fn ends_tell_how_it_went() {
 }
 
 #[test]
-fn only_what_changed_is_sent() {
+fn only_changed_state_sent() {
     let mut engine = Engine::start();
     assert_eq!(keys(&engine.run("echo hi")), [""; 0]);
     assert_eq!(keys(&engine.run("x=1; y=2")), ["+var/x", "+var/y"]);
@@ -206,7 +206,7 @@ fn only_what_changed_is_sent() {
 }
 
 #[test]
-fn the_last_status_survives_being_looked_at() {
+fn last_status_survives_state_save() {
     let mut engine = Engine::start();
     engine.run("/bin/false | true | /bin/sh -c 'exit 3'");
     engine.run("true | false | true; alias q=r; false | true");
@@ -226,7 +226,7 @@ fn the_last_status_survives_being_looked_at() {
 }
 
 #[test]
-fn functions_that_cannot_be_known_are_missed_and_sourced_ones_are_kept() {
+fn ambiguous_functions_missed() {
     let mut engine = Engine::start();
     let events = engine.run("f() { echo 1; }\nif [[ -e /etc ]]; then f() { echo 2; }; fi");
     let missed = events.iter().find_map(|event| match event {
@@ -247,7 +247,7 @@ fn functions_that_cannot_be_known_are_missed_and_sourced_ones_are_kept() {
 }
 
 #[test]
-fn state_goes_over_frames() {
+fn state_save_and_load_frames() {
     let mut engine = Engine::start();
     engine.run("big=$(seq 1 400000); f() { echo $1; }; n=[1 {a: null}]");
     let id = engine.id();
@@ -293,7 +293,7 @@ fn state_goes_over_frames() {
 }
 
 #[test]
-fn tool_calls_go_out_and_are_awaited() {
+fn kaish_awaits_tool_calls() {
     let mut engine = Engine::start();
     let schema = json!({ "type": "object", "properties": { "city": { "type": "string" }, "days": { "type": "integer" } }, "required": ["city"] });
     let tool = json!({ "name": "weather__forecast", "description": "tells", "schema": schema });
@@ -331,7 +331,7 @@ fn tool_calls_go_out_and_are_awaited() {
 }
 
 #[test]
-fn jobs_are_told_when_they_begin_and_end() {
+fn job_start_and_end_frames() {
     let mut engine = Engine::start();
     let events = engine.run("/bin/sleep 0.4 &");
     let jobs: Vec<_> = events
@@ -355,7 +355,7 @@ fn jobs_are_told_when_they_begin_and_end() {
 }
 
 #[test]
-fn standard_input_comes_as_a_descriptor() {
+fn stdin_is_passed_as_descriptor() {
     let mut engine = Engine::start();
     let (reader, mut writer) = std::io::pipe().expect("a pipe");
     let mut bytes = Vec::new();
@@ -376,7 +376,7 @@ fn standard_input_comes_as_a_descriptor() {
 }
 
 #[test]
-fn external_commands_inherit_nothing_else() {
+fn commands_inherit_no_descriptors() {
     let mut engine = Engine::start();
     // The test's own process may have been started with descriptors of others; none of ours is passed on.
     for fds in
@@ -425,7 +425,7 @@ fn slow_reader(code: &str, expected: u64) {
 }
 
 #[test]
-fn a_slow_reader_loses_nothing() {
+fn slow_reader_loses_no_output() {
     let file = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(file.path(), vec![b'x'; 40 << 20]).expect("writes");
     let path = file.path().display();
@@ -439,7 +439,7 @@ fn a_slow_reader_loses_nothing() {
 }
 
 #[test]
-fn captured_output_is_whole_or_an_error() {
+fn captured_output_complete_or_error() {
     let mut engine = Engine::start();
     let folder = tempfile::tempdir().expect("a directory");
     let file = folder.path().join("out");
@@ -458,7 +458,7 @@ fn captured_output_is_whole_or_an_error() {
 }
 
 #[test]
-fn external_commands_get_the_words_as_written() {
+fn command_arguments_verbatim() {
     let mut engine = Engine::start();
     let words = "-la --foo=bar --k v a=b 1.50 007 -0 -- -x '*' \"a b\" -DX=1 --json $HOME $((1 + 2)) $(echo s u b)";
     engine.run(&format!("/usr/bin/printf '%s|' {words}"));
@@ -481,7 +481,7 @@ fn external_commands_get_the_words_as_written() {
 }
 
 #[test]
-fn exec_ends_the_program_and_not_the_engine() {
+fn exec_builtin_keeps_engine_running() {
     let mut engine = Engine::start();
     let events = engine.run("exec /bin/sh -c 'echo ran; exit 5'; echo not reached");
     assert!(matches!(events.last(), Some(Event::End { code: 5, .. })), "{events:?}");
@@ -491,7 +491,7 @@ fn exec_ends_the_program_and_not_the_engine() {
 }
 
 #[test]
-fn calls_have_input_and_environment_too() {
+fn calls_accept_stdin_and_environment() {
     let mut engine = Engine::start();
     let env = vec![("ONCE".to_owned(), "yes".to_owned())];
     engine.run("f() { echo \"$1 $ONCE\"; }");
@@ -514,7 +514,7 @@ fn calls_have_input_and_environment_too() {
 }
 
 #[test]
-fn the_end_comes_in_the_right_way() {
+fn engine_shutdown_exit_codes() {
     let mut engine = Engine::start();
     engine.send(&Request::Shutdown, &[]);
     assert_eq!(engine.exit(), 0);
@@ -542,7 +542,7 @@ fn the_end_comes_in_the_right_way() {
 }
 
 #[test]
-fn recursion_is_an_error_of_the_code() {
+fn infinite_recursion_fails_execution() {
     let mut engine = Engine::start();
     let events = engine.run("f() { f; }; f");
     assert!(matches!(events.last(), Some(Event::End { status: EndStatus::Failed, .. })), "{events:?}");
@@ -551,7 +551,7 @@ fn recursion_is_an_error_of_the_code() {
 }
 
 #[test]
-fn completion_and_checks_answer() {
+fn completion_and_check_requests() {
     let mut engine = Engine::start();
     engine.run("my_function() { true; }; my_variable=1");
     let id = engine.id();

@@ -14,7 +14,7 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
 }
 
 #[test]
-fn an_embedded_kernel_is_a_session() {
+fn embedded_session_suite() {
     let root = tempfile::tempdir().expect("a directory");
     let root = root.path().canonicalize().expect("a path");
     block_on(async {

@@ -3,7 +3,7 @@
 //! An engine whose interpreter this host lacks fails here: `scripts/check` installs what is needed.
 
 mod dialect;
-mod left;
+mod unsaved_state;
 
 use std::time::{Duration, Instant};
 
@@ -40,7 +40,7 @@ fn each(name: &str, test: impl AsyncFn(&Host, &HostClient, &KernelClient, &Diale
 }
 
 #[test]
-fn executions_end_as_their_code_does() {
+fn execution_status_matches_code() {
     each("ends", async |_, _, k, d| {
         assert_eq!(out(k, d.hi).await, "hi", "{}", d.engine);
         let failed = run(k, d.fails).await;
@@ -61,7 +61,7 @@ fn executions_end_as_their_code_does() {
 }
 
 #[test]
-fn output_comes_while_code_runs() {
+fn output_streams_during_execution() {
     each("streams", async |_, _, k, d| {
         let events = Events::default();
         let begun = Instant::now();
@@ -75,7 +75,7 @@ fn output_comes_while_code_runs() {
 }
 
 #[test]
-fn whatever_runs_can_be_interrupted_and_the_session_goes_on() {
+fn interrupt_keeps_session_usable() {
     each("interrupts", async |_, _, k, d| {
         run(k, d.set).await;
         for code in [d.sleeps, d.loops] {
@@ -98,7 +98,7 @@ fn whatever_runs_can_be_interrupted_and_the_session_goes_on() {
 }
 
 #[test]
-fn input_and_environment_are_one_executions() {
+fn stdin_and_environment_scope() {
     each("inputs", async |_, _, k, d| {
         let given = ExecRequest { stdin: b"one\ntwo\n".to_vec(), ..ExecRequest::code(d.reads) };
         let read = k.run_to_end(&given).await.expect("runs");
@@ -115,7 +115,7 @@ fn input_and_environment_are_one_executions() {
 }
 
 #[test]
-fn values_go_in_and_come_out() {
+fn variables_round_trip() {
     each("values", async |_, _, k, d| {
         run(k, d.set).await;
         let x = k.get_var("x").await.expect("there");
@@ -133,7 +133,7 @@ fn values_go_in_and_come_out() {
 }
 
 #[test]
-fn state_survives_stops_kills_restores_and_comes_with_forks() {
+fn engine_state_survives_restarts() {
     each("state", async |host, client, k, d| {
         run(k, d.set).await;
         run(k, d.function).await;
@@ -166,7 +166,7 @@ fn state_survives_stops_kills_restores_and_comes_with_forks() {
 
 /// Node would take its bound from the memory of the host.
 #[test]
-fn nodes_heap_fits_into_the_kernels_memory() {
+fn node_heap_fits_memory_limit() {
     for user in users() {
         let host = Host::start_as(user);
         host.with(async |client| {
@@ -181,7 +181,7 @@ fn nodes_heap_fits_into_the_kernels_memory() {
 
 /// Each of the others goes on; what lacks is said when it is asked for, and what to do.
 #[test]
-fn an_engine_whose_interpreter_is_not_there_says_so() {
+fn missing_interpreter_reported() {
     for engine in [EngineName::Python, EngineName::Bash, EngineName::Node] {
         let mut host = Host::prepare(crate::support::User::Own);
         host.configure(&format!("[engines.{engine}]\ncommand = \"/usr/bin/no-such-{engine}\"\n"));
@@ -202,7 +202,7 @@ fn an_engine_whose_interpreter_is_not_there_says_so() {
 
 /// Of a kernel that is given its folder it is the interpreter; nobody else sees it.
 #[test]
-fn an_interpreter_elsewhere_is_for_kernels_that_see_it() {
+fn custom_interpreter_visibility() {
     for user in crate::support::users() {
         let mut host = Host::prepare(user);
         let folder = host.given(user);
@@ -223,7 +223,7 @@ fn an_interpreter_elsewhere_is_for_kernels_that_see_it() {
 }
 
 #[test]
-fn code_is_judged_and_completed_before_it_runs() {
+fn code_check_and_completion() {
     each("edits", async |_, _, k, d| {
         run(k, d.set).await;
         run(k, d.long_name).await;

@@ -29,7 +29,7 @@ fn the_neighbour_is_well(host: &Host, workers: &[u32]) {
 }
 
 #[test]
-fn a_daemon_killed_at_rest_or_as_it_starts_a_worker() {
+fn daemon_kill_during_worker_start() {
     for user in users() {
         let (mut host, neighbour) = host(user);
         let bystander = Bystander::new();
@@ -61,7 +61,7 @@ fn a_daemon_killed_at_rest_or_as_it_starts_a_worker() {
 }
 
 #[test]
-fn a_daemon_killed_at_work_or_before_a_reader() {
+fn daemon_kill_during_execution() {
     for user in users() {
         let (mut host, neighbour) = host(user);
         let bystander = Bystander::new();
@@ -124,7 +124,7 @@ fn a_daemon_killed_at_work_or_before_a_reader() {
 }
 
 #[test]
-fn a_daemon_killed_as_it_creates_or_removes() {
+fn daemon_kill_during_create_or_remove() {
     let (mut host, neighbour) = host(User::Own);
     let bystander = Bystander::new();
     // Something to copy, and to delete, for a while.
@@ -213,7 +213,7 @@ fn a_daemon_killed_as_it_creates_or_removes() {
 }
 
 #[test]
-fn a_daemon_killed_over_and_over_never_loses_the_last_word() {
+fn repeated_daemon_kills_lose_nothing() {
     let mut host = Host::start();
     for round in 0..5 {
         host.with(async |client| {
@@ -248,7 +248,7 @@ fn a_daemon_killed_over_and_over_never_loses_the_last_word() {
 
 /// A daemon may die between the end of an execution in its journal and its word to the worker, any number of times.
 #[test]
-fn a_worker_taken_over_again_and_again_goes_on() {
+fn worker_survives_repeated_adoption() {
     let mut host = Host::start();
     host.with(async |client| out(&kernel(&client, "k", EngineName::Kaish).await, "n=0").await);
     let worker = host.workers();

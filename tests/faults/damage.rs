@@ -48,7 +48,7 @@ fn stopped(user: crate::support::User) -> (Host, PathBuf, PathBuf) {
 }
 
 #[test]
-fn a_damaged_catalog_stops_the_start_and_is_named() {
+fn damaged_catalog_stops_daemon() {
     for user in users() {
         let (mut host, bad, _) = stopped(user);
         let catalog = host.data().join("catalog.db");
@@ -75,7 +75,7 @@ fn a_damaged_catalog_stops_the_start_and_is_named() {
 }
 
 #[test]
-fn a_damaged_journal_concerns_one_kernel() {
+fn damaged_journal_affects_one_kernel() {
     let (mut host, bad, _) = stopped(crate::support::User::Own);
     let damaged = damage(&bad.join("state.db"));
     for _ in 0..2 {
@@ -110,7 +110,7 @@ fn a_damaged_journal_concerns_one_kernel() {
 }
 
 #[test]
-fn damaged_engine_state_fails_the_start_and_is_named() {
+fn damaged_engine_db_reported() {
     for user in users() {
         let (mut host, bad, _) = stopped(user);
         let damaged = damage(&bad.join("engine.db"));

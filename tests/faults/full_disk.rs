@@ -86,7 +86,7 @@ async fn opened(client: &HostClient, name: &str) -> KernelClient {
 }
 
 #[test]
-fn on_a_full_disk_ends_are_written_with_what_was_kept_back_or_later() {
+fn full_disk_records_ends() {
     if !nix::unistd::geteuid().is_root() {
         return;
     }
@@ -146,7 +146,7 @@ fn on_a_full_disk_ends_are_written_with_what_was_kept_back_or_later() {
 }
 
 #[test]
-fn what_nobody_runs_any_more_is_lost_and_not_running_on_a_full_disk_too() {
+fn full_disk_records_lost_execution() {
     if !nix::unistd::geteuid().is_root() {
         return;
     }
@@ -186,7 +186,7 @@ fn what_nobody_runs_any_more_is_lost_and_not_running_on_a_full_disk_too() {
 
 /// The worker has nowhere to save: whoever stops it hears that, and so does the log of events.
 #[test]
-fn a_stop_that_cannot_save_says_what_is_lost() {
+fn stop_reports_unsaved_state() {
     if !nix::unistd::geteuid().is_root() {
         return;
     }
@@ -222,7 +222,7 @@ fn a_stop_that_cannot_save_says_what_is_lost() {
 
 /// On a disk that is full to the last byte, reserve and all, a kernel can be removed, and with it there is room again.
 #[test]
-fn a_kernel_can_be_removed_from_a_disk_that_is_full_to_the_last_byte() {
+fn full_disk_allows_kernel_removal() {
     if !nix::unistd::geteuid().is_root() {
         return;
     }
@@ -251,7 +251,7 @@ fn a_kernel_can_be_removed_from_a_disk_that_is_full_to_the_last_byte() {
 
 /// A copy that was made for a fork that may never come goes before what is kept back is touched.
 #[test]
-fn on_a_full_disk_the_copy_for_the_next_fork_goes_first() {
+fn full_disk_drops_spares_first() {
     if !nix::unistd::geteuid().is_root() {
         return;
     }

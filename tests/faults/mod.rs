@@ -1,18 +1,18 @@
 //! What happens when something dies, fills up, is damaged or misbehaves: nothing acknowledged is lost, nothing is left
 //! behind, and nobody else is touched.
 
-mod ahead;
-mod clients;
 mod daemon_killed;
 mod damage;
+mod disk_errors;
+mod fault_points;
 mod full_disk;
-mod garbage;
-mod labels;
-mod many;
-mod names;
+mod invalid_names;
+mod load;
+mod malformed_messages;
 mod orphans;
 mod recovery;
-mod refusing_disk;
+mod speculative_start;
+mod stalled_clients;
 mod workers_killed;
 
 use std::collections::BTreeMap;

@@ -119,7 +119,7 @@ fn kill_reaps_whole_process_tree() {
 }
 
 #[test]
-fn restart_leaves_no_orphans_and_registry_stays_honest() {
+fn restart_leaves_no_orphans() {
     let mut host = Host::start_as(User::Unprivileged);
     let bystander = Bystander::new();
     let names = ["idle", "struck", "stopped"];
@@ -193,7 +193,7 @@ fn background_job_survives_client_disconnect() {
 }
 
 #[test]
-fn a_kernel_removed_or_stopped_as_it_starts_leaves_no_worker() {
+fn stop_during_start_leaves_no_worker() {
     let host = Host::start();
     let bystander = Bystander::new();
     for force in [true, false] {

@@ -12,7 +12,7 @@ use crate::support::{Host, kernel, out, spec, users};
 const MANY: usize = 200;
 
 #[test]
-fn more_kernels_than_are_brought_back_at_once_all_come_back() {
+fn recovery_spans_several_batches() {
     let mut host = Host::start();
     let name = |number: usize| format!("k{number:03}");
     host.with(async |client| {
@@ -67,7 +67,7 @@ fn with_catalog<T>(host: &Host, work: impl AsyncFnOnce(ryokan::catalog::CatalogH
 }
 
 #[test]
-fn records_of_workers_that_are_none_are_removed_and_nobody_is_killed_for_them() {
+fn stale_worker_records_removed() {
     for user in users() {
         let mut host = Host::start_as(user);
         let bystander = Bystander::new();

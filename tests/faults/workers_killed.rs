@@ -16,7 +16,7 @@ enum Moment {
 }
 
 #[test]
-fn a_killed_init_or_engine_costs_only_what_runs() {
+fn worker_kill_keeps_state() {
     for user in users() {
         let host = Host::start_as(user);
         let bystander = Bystander::new();
@@ -117,7 +117,7 @@ fn a_killed_init_or_engine_costs_only_what_runs() {
 
 /// Killed again and again between executions, a kernel loses nothing that was acknowledged.
 #[test]
-fn acknowledged_variables_outlive_any_number_of_workers() {
+fn variables_survive_worker_kills() {
     let host = Host::start();
     host.with(async |client| {
         let shell = kernel(&client, "k", EngineName::Kaish).await;

@@ -15,7 +15,7 @@ fn allow_server(host: &Host) {
 }
 
 #[test]
-fn a_client_of_another_language_drives_every_method() {
+fn foreign_client_covers_schema() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let python = root.join("target/python/bin/python");
     assert!(python.exists(), "{} is missing: scripts/check makes it, with pycapnp in it", python.display());
@@ -41,7 +41,7 @@ fn a_client_of_another_language_drives_every_method() {
 
 /// As the configuration's example says: a kernel asks for a server by its name alone.
 #[test]
-fn a_server_is_asked_for_by_its_name() {
+fn mcp_server_added_by_name() {
     let mut host = Host::prepare(crate::support::User::Own);
     allow_server(&host);
     host.launch();
@@ -57,7 +57,7 @@ fn a_server_is_asked_for_by_its_name() {
 
 /// What `listTools` names, `callTool` calls, with the types that the caller gave, whatever the engine.
 #[test]
-fn a_tool_of_a_server_gets_its_numbers_as_numbers() {
+fn tool_arguments_keep_number_types() {
     let mut host = Host::prepare(crate::support::User::Own);
     allow_server(&host);
     host.launch();

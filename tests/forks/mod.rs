@@ -1,9 +1,9 @@
 //! Kernels made from kernels, as their users meet them: forks and threads, and what happens when something comes in between.
 
-mod broken;
-mod forking;
-mod knowing;
-mod portable;
+mod crash_safety;
+mod export;
+mod fork;
+mod origin;
 mod spares;
 mod threads;
 

@@ -32,7 +32,7 @@ fn spares(host: &Host) -> usize {
 }
 
 #[test]
-fn the_next_fork_takes_the_copy_that_was_made_ahead() {
+fn next_fork_uses_spare() {
     for user in users() {
         let host = Host::start_as(user);
         host.ok(&["new", "k", "--engine", "python"]);
@@ -62,7 +62,7 @@ fn the_next_fork_takes_the_copy_that_was_made_ahead() {
 }
 
 #[test]
-fn no_copy_is_made_where_none_is_wanted_or_worth_its_room() {
+fn no_spare_when_disabled_or_small() {
     let host = Host::prepare(User::Own);
     host.configure("[upkeep]\nspares = 0\n");
     let mut host = host;
@@ -90,7 +90,7 @@ fn no_copy_is_made_where_none_is_wanted_or_worth_its_room() {
 
 /// Who makes room on the disk by hand costs a fork nothing but time.
 #[test]
-fn a_copy_that_somebody_removed_is_not_missed() {
+fn removed_spare_falls_back_to_copy() {
     for user in users() {
         let host = Host::start_as(user);
         host.ok(&["new", "k", "--engine", "python"]);
@@ -122,7 +122,7 @@ fn a_copy_that_somebody_removed_is_not_missed() {
 
 /// A snapshot is asked what was changed before it was taken: also while code writes, a child is its tree, and not everything is looked at.
 #[test]
-fn on_btrfs_a_child_of_a_kernel_that_writes_is_its_tree() {
+fn btrfs_fork_of_writing_kernel() {
     let Some((_mounted, mut host)) = Host::prepare_on("btrfs", User::Own) else { return };
     host.launch();
     host.ok(&["new", "k", "--engine", "python"]);
@@ -144,7 +144,7 @@ fn on_btrfs_a_child_of_a_kernel_that_writes_is_its_tree() {
 }
 
 #[test]
-fn a_daemon_killed_with_a_copy_or_within_one_leaves_nothing_of_it() {
+fn daemon_kill_leaves_no_spare() {
     let mut host = Host::prepare(User::Own);
     host.launch();
     host.ok(&["new", "k", "--engine", "python"]);

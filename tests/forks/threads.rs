@@ -21,7 +21,7 @@ async fn thread(kernel: &KernelClient, name: &str, engine: Option<EngineName>) -
 }
 
 #[test]
-fn a_thread_has_its_own_state_and_the_files_and_mounts_of_another() {
+fn thread_shares_files_and_mounts() {
     for user in users() {
         let mut host = Host::start_as(user);
         std::fs::create_dir(host.path("given")).unwrap();
@@ -60,7 +60,7 @@ fn a_thread_has_its_own_state_and_the_files_and_mounts_of_another() {
 }
 
 #[test]
-fn whose_workspace_it_is_is_not_removed_unnoticed() {
+fn owner_removal_needs_flag() {
     for user in users() {
         let host = Host::start_as(user);
         host.ok(&["new", "k"]);
@@ -91,7 +91,7 @@ fn whose_workspace_it_is_is_not_removed_unnoticed() {
 }
 
 #[test]
-fn nothing_of_any_session_writes_while_files_are_taken() {
+fn threads_quiesced_during_capture() {
     for user in users() {
         let host = Host::start_as(user);
         host.with(async |client| {
@@ -130,7 +130,7 @@ fn nothing_of_any_session_writes_while_files_are_taken() {
 }
 
 #[test]
-fn a_thread_goes_back_alone_and_leaves_the_files() {
+fn thread_restore_keeps_files() {
     let host = Host::start();
     host.with(async |client| {
         let k = kernel(&client, "k", EngineName::Kaish).await;
@@ -176,7 +176,7 @@ fn a_thread_goes_back_alone_and_leaves_the_files() {
 }
 
 #[test]
-fn no_session_works_between_two_states_of_its_files() {
+fn interrupted_restore_blocks_thread() {
     let mut host = Host::prepare(User::Own);
     host.launch();
     host.with(async |client| {
@@ -205,7 +205,7 @@ fn no_session_works_between_two_states_of_its_files() {
 }
 
 #[test]
-fn threads_are_made_once_for_a_key_and_not_of_what_goes() {
+fn thread_creation_key_is_idempotent() {
     let host = Host::start();
     host.with(async |client| {
         let k = kernel(&client, "k", EngineName::Kaish).await;
@@ -226,7 +226,7 @@ fn threads_are_made_once_for_a_key_and_not_of_what_goes() {
 }
 
 #[test]
-fn a_lease_keeps_away_who_would_fork_thread_pin_or_remove() {
+fn lease_blocks_mutations() {
     let host = Host::start();
     host.with(async |client| {
         let k = kernel(&client, "k", EngineName::Kaish).await;

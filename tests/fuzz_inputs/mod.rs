@@ -75,7 +75,7 @@ fn damaged(bytes: &[u8]) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn every_target_takes_its_first_inputs_and_damaged_ones() {
+fn fuzz_targets_run_seed_inputs() {
     let seeds = seeds::all();
     for (target, name, bytes) in &seeds {
         println!("{target}: {name}");
@@ -92,7 +92,7 @@ fn every_target_takes_its_first_inputs_and_damaged_ones() {
 }
 
 #[test]
-fn every_target_is_one_here_and_there() {
+fn fuzz_targets_match_fuzz_crate() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz");
     for (folder, also) in [("fuzz_targets", ""), ("inputs", "seeds")] {
         let files = std::fs::read_dir(root.join(folder)).unwrap().map(|entry| entry.unwrap().path());

@@ -90,7 +90,7 @@ fn packages() -> Vec<Package> {
 }
 
 #[test]
-fn every_package_has_a_licence_of_the_list_and_comes_from_the_registry() {
+fn package_licences_and_sources() {
     let allowed = allowed();
     let packages = packages();
     let registry = packages
@@ -119,7 +119,7 @@ fn every_package_has_a_licence_of_the_list_and_comes_from_the_registry() {
 
 /// What is no longer needed leaves the list: it would let in what nobody looked at.
 #[test]
-fn every_licence_of_the_list_is_needed() {
+fn allowed_licences_all_used() {
     let allowed = allowed();
     let packages = packages();
     for licence in &allowed {
@@ -132,7 +132,7 @@ fn every_licence_of_the_list_is_needed() {
 }
 
 #[test]
-fn expressions_are_understood() {
+fn licence_expressions_parse() {
     let allowed: BTreeSet<String> = ["MIT", "X", "Apache-2.0 WITH LLVM-exception"].map(str::to_owned).into();
     for (expression, met) in [
         ("MIT", true),

@@ -11,7 +11,7 @@ use ryokan::core::value::Value;
 use ryokan::mcp::allow::ServerEntry;
 use ryokan::mcp::{CallError, Launch, McpServers};
 
-use super::kit::{args, by_name, entry, info, launch, program, run, servers, words};
+use super::fixture::{args, by_name, entry, info, launch, program, run, servers, words};
 
 /// A running `http_server.py`; killed when dropped.
 struct Http {
@@ -61,7 +61,7 @@ async fn error(servers: &McpServers, tool: &str, args: &Value) -> Error {
 }
 
 #[test]
-fn register_list_and_call() {
+fn http_register_list_and_call() {
     let dir = tempfile::tempdir().expect("a directory");
     run(async {
         let http = Http::start(dir.path()).await;
@@ -83,7 +83,7 @@ fn register_list_and_call() {
 }
 
 #[test]
-fn one_calls_failure_leaves_the_others() {
+fn failed_http_call_isolated() {
     let dir = tempfile::tempdir().expect("a directory");
     run(async {
         let http = Http::start(dir.path()).await;
@@ -103,7 +103,7 @@ fn one_calls_failure_leaves_the_others() {
 }
 
 #[test]
-fn a_call_has_its_time() {
+fn http_call_times_out() {
     let dir = tempfile::tempdir().expect("a directory");
     run(async {
         let http = Http::start(dir.path()).await;
@@ -129,7 +129,7 @@ fn redirects_stay_at_the_allowed_host() {
 }
 
 #[test]
-fn a_server_that_is_not_there_says_so_and_may_come_back() {
+fn unreachable_http_server_reported() {
     let dir = tempfile::tempdir().expect("a directory");
     run(async {
         let http = Http::start(dir.path()).await;
@@ -142,7 +142,7 @@ fn a_server_that_is_not_there_says_so_and_may_come_back() {
         let refused = servers.register("s", &by_name()).await.expect_err("nobody listens");
         assert!(refused.message.contains("did not start"), "{refused}");
         let unset = Launch { env: std::rc::Rc::new(|_| None), ..launch() };
-        let servers = super::kit::servers([allowed("http://127.0.0.1:1/mcp")], unset);
+        let servers = super::fixture::servers([allowed("http://127.0.0.1:1/mcp")], unset);
         let unset = servers.register("s", &by_name()).await.expect_err("no token");
         assert!(unset.message.contains("no variable TOKEN"), "{unset}");
     });

@@ -1,6 +1,6 @@
 //! MCP servers, real ones: small Python programs that are honest, slow, broken and hostile in turn.
 
+mod fixture;
 mod http;
-mod kit;
-mod life;
+mod lifecycle;
 mod stdio;

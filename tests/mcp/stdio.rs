@@ -8,7 +8,7 @@ use ryokan::core::limits;
 use ryokan::core::value::Value;
 use ryokan::mcp::{CallError, Launch, McpServers, ToolOutput};
 
-use super::kit::{args, by_name, entry, info, launch, registered, run, servers, until};
+use super::fixture::{args, by_name, entry, info, launch, registered, run, servers, until};
 
 fn error(result: Result<ToolOutput, CallError>) -> Error {
     match result {
@@ -52,7 +52,7 @@ fn register_list_call_unregister() {
 }
 
 #[test]
-fn a_tools_failure_is_its_own() {
+fn tool_error_affects_one_call() {
     run(async {
         let servers = registered(&["ok"]).await;
         match servers.call("s__fail", &Value::Null).await {
@@ -72,7 +72,7 @@ fn a_tools_failure_is_its_own() {
 }
 
 #[test]
-fn what_the_allow_list_does_not_hold_is_refused() {
+fn unlisted_server_refused() {
     run(async {
         let servers = servers([entry("s", &["ok"])], launch());
         let shell =
@@ -87,7 +87,7 @@ fn what_the_allow_list_does_not_hold_is_refused() {
 }
 
 #[test]
-fn a_call_has_its_time_and_is_cancelled_at_the_server() {
+fn call_timeout_cancels_at_server() {
     run(async {
         let short = Duration::from_millis(1500);
         let servers = servers([ryokan::mcp::allow::ServerEntry { timeout: short, ..entry("s", &["ok"]) }], launch());
@@ -111,7 +111,7 @@ fn a_call_has_its_time_and_is_cancelled_at_the_server() {
 }
 
 #[test]
-fn calls_run_side_by_side() {
+fn calls_run_concurrently() {
     run(async {
         let servers = registered(&["ok"]).await;
         let start = Instant::now();
@@ -146,7 +146,7 @@ fn large_answers_are_bounded() {
 }
 
 #[test]
-fn dense_answers_are_bounded_too() {
+fn dense_answers_bounded() {
     run(async {
         let servers = registered(&["ok"]).await;
         // 8 MB of text that fit, but 2.7 million values.
@@ -157,7 +157,7 @@ fn dense_answers_are_bounded_too() {
 }
 
 #[test]
-fn a_server_that_does_not_read_is_started_again() {
+fn non_reading_server_restarted() {
     run(async {
         let short = Duration::from_millis(200);
         let servers = servers([ryokan::mcp::allow::ServerEntry { timeout: short, ..entry("s", &["deaf"]) }], launch());
@@ -172,7 +172,7 @@ fn a_server_that_does_not_read_is_started_again() {
 }
 
 #[test]
-fn noise_on_either_stream_harms_nothing() {
+fn server_noise_is_ignored() {
     run(async {
         for mode in ["garbage", "flood", "pings"] {
             let servers = registered(&[mode]).await;
@@ -185,7 +185,7 @@ fn noise_on_either_stream_harms_nothing() {
 }
 
 #[test]
-fn a_servers_own_requests_are_declined() {
+fn server_requests_declined() {
     run(async {
         let servers = registered(&["ok"]).await;
         assert_eq!(servers.call("s__ask", &Value::Null).await.map(|out| out.text), Ok("asked".into()));
@@ -194,7 +194,7 @@ fn a_servers_own_requests_are_declined() {
 }
 
 #[test]
-fn a_changed_list_of_tools_is_read_again() {
+fn changed_tool_list_reloaded() {
     run(async {
         let servers = registered(&["ok"]).await;
         let before = servers.tools().len();
@@ -210,7 +210,7 @@ fn a_changed_list_of_tools_is_read_again() {
 }
 
 #[test]
-fn lists_of_tools_are_bounded() {
+fn oversized_tool_list_bounded() {
     run(async {
         let servers = registered(&["pages"]).await;
         let pages = info(&servers);
@@ -222,7 +222,7 @@ fn lists_of_tools_are_bounded() {
 }
 
 #[test]
-fn a_server_sees_only_its_own_environment() {
+fn server_environment_restricted() {
     run(async {
         let mut entry = entry("s", &["ok"]);
         entry.pass_env = vec!["SECRET".into()];

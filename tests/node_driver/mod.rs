@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 #[test]
-fn the_node_driver_keeps_the_contract() {
+fn node_driver_contract() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/node_driver");
     let output = Command::new("/usr/bin/python3")
         .args(["-B", "-m", "unittest", "discover", "--start-directory"])

@@ -58,28 +58,28 @@ class Own(unittest.TestCase):
 
 
 class Start(Own):
-    def test_ready_comes_first_and_names_the_version(self):
+    def test_ready_frame_has_node_version(self):
         version = subprocess.run([NODE, "--version"], capture_output=True, text=True, check=True).stdout.strip()[1:]
         self.assertEqual(self.engine.ready, {"ev": "ready", "engine": "node", "version": version, "interrupt": "frame"})
 
-    def test_nothing_is_the_users_at_first(self):
+    def test_namespace_starts_empty(self):
         self.assertEqual(self.engine.ask("vars")["vars"], [])
         self.assertEqual(self.run_ok("1").keys, [])
         self.assertEqual(self.engine.missed, [])
 
-    def test_the_bootstrap_fits_an_argument(self):
+    def test_bootstrap_fits_argument_limit(self):
         self.assertLess(len(bootstrap().encode()), 128 << 10)
 
-    def test_reserved_bytes_before_the_sources_are_skipped(self):
+    def test_reserved_image_bytes_skipped(self):
         with Engine(image=driver_image(b"some cache" * 100)) as engine:
             self.assertEqual(engine.run("2 + 2").value, 4)
 
-    def test_only_the_contracts_descriptors_reach_children(self):
+    def test_child_descriptors(self):
         out = self.run_ok("require('child_process').execSync('ls /proc/self/fd', {stdio: ['inherit', 'inherit', 'inherit']});").out
         self.assertEqual(sorted(out.split()), [b"0", b"1", b"2", b"3"])  # 3 is the listing's own
         self.assertIs(self.value_of("require('fs').readdirSync('/proc/self/fd').some((fd) => { try { return /memfd/.test(require('fs').readlinkSync('/proc/self/fd/' + fd)) } catch { return false } })"), False)
 
-    def test_process_says_nothing_of_the_driver(self):
+    def test_process_hides_driver(self):
         self.assertEqual(self.value_of("process.execArgv"), [])
         self.engine.write("child.js", "console.log('forked', process.argv.length)")
         self.run_ok("const {once} = require('events'); const kid = require('child_process').fork('child.js', {stdio: 'inherit'}); await once(kid, 'exit')", timeout=20)
@@ -89,7 +89,7 @@ class Start(Own):
         self.engine.sock.shutdown(2)
         self.assertEqual(self.engine.wait(), 0)
 
-    def test_shutdown_ends_jobs_and_exits_with_0(self):
+    def test_shutdown_ignores_exit_handlers(self):
         pid = self.value_of("const p = require('child_process').spawn('sleep', ['100']); p.pid")
         self.run_ok("process.on('exit', () => { for (;;); }); setInterval(() => {}, 1000); process.on('SIGTERM', () => {}); 0")
         begun = time.monotonic()
@@ -101,7 +101,7 @@ class Start(Own):
         self.engine.drain(result)
         self.assertEqual(result.err, b"")
 
-    def test_shutdown_ends_jobs_that_do_not_want_to(self):
+    def test_shutdown_kills_stubborn_jobs(self):
         code = "const q = require('child_process').spawn('sh', ['-c', \"trap '' TERM; echo on; sleep 100\"]); await require('events').once(q.stdout, 'data'); q.pid"
         pid = self.value_of(code)
         begun = time.monotonic()
@@ -126,7 +126,7 @@ class Start(Own):
         self.assertEqual(self.engine.wait(), 0)
         self.assertLess(time.monotonic() - begun, 2)
 
-    def test_malformed_frames_end_with_70_and_a_message(self):
+    def test_malformed_frames_exit_with_70(self):
         for name, data in {
             "lengths": struct.pack("<II", 1 << 31, 0),
             "tail": struct.pack("<II", 2, 2 << 20) + b"{}",
@@ -150,7 +150,7 @@ class Start(Own):
         self.engine.sock.shutdown(1)
         self.assertEqual(self.engine.wait(), 70)
 
-    def test_frames_in_pieces_and_in_a_heap(self):
+    def test_split_and_batched_frames(self):
         frames = []
         for number in (1, 2, 3):
             code = "await new Promise((r) => setTimeout(r, 30)), 2" if number == 1 else f"{number} + 1"
@@ -162,7 +162,7 @@ class Start(Own):
         self.engine.sock.sendall(b"".join(frames))
         self.assertEqual([self.engine.finish().value for _ in frames], [2, 3, 4])
 
-    def test_bind_enters_the_workspace_anew(self):
+    def test_bind_reenters_workspace(self):
         with Engine(env={"RYOKAN_KERNEL": "", "RYOKAN_ORIGIN": ""}) as engine:
             os.rename(engine.cwd, engine.cwd + "-old")
             os.mkdir(engine.cwd)
@@ -174,13 +174,13 @@ class Start(Own):
             self.assertEqual(engine.saved, {}, "what bind brought is how the engine started")
             os.rmdir(engine.cwd + "-old")
 
-    def test_bind_that_fails_says_so(self):
+    def test_failed_bind_reported(self):
         with Engine() as engine:
             os.rename(engine.cwd, engine.cwd + "-gone")
             self.assertIs(engine.ask("bind", env=[])["ok"], False)
             os.rename(engine.cwd + "-gone", engine.cwd)
 
-    def test_requests_of_other_engines_are_answered(self):
+    def test_unsupported_requests(self):
         for op in ("keep", "wake"):
             self.assertEqual(self.engine.ask(op)["code"], "unsupported")
         self.assertEqual(self.value_of("1 + 1"), 2)
@@ -204,7 +204,7 @@ class Execution(Case):
         node = result.end["output"]["root"][0]
         self.assertEqual(node, {"name": "", "type": "text", "text": "6", "cells": [], "children": []})
 
-    def test_undefined_gives_neither(self):
+    def test_undefined_has_no_value(self):
         for code in ("let x_1 = 1", "undefined", "", "// nothing", "function f_0() {}", "var v_0 = 5", "void 5"):
             with self.subTest(code):
                 end = self.run_ok(code).end
@@ -212,7 +212,7 @@ class Execution(Case):
                 self.assertNotIn("output", end)
         self.assertIsNone(self.run_ok("null").end["value"])
 
-    def test_history(self):
+    def test_underscore_holds_last_results(self):
         with Engine() as engine:
             for code in ("'one'", "'two'", "'three'"):
                 engine.run(code)
@@ -223,7 +223,7 @@ class Execution(Case):
             self.assertEqual(engine.run("_").value, "mine")
             self.assertIn("var/_", engine.saved)
 
-    def test_declarations_stay_and_may_be_repeated(self):
+    def test_declarations_can_be_repeated(self):
         for code in ("let d_1 = 1", "let d_1 = 2", "const d_2 = 1", "const d_2 = [2]", "class D_3 { v() { return 1 } }", "class D_3 { v() { return 3 } }",
                      "var d_4 = 1", "var d_4 = 4", "function d_5() { return 1 }", "function d_5() { return 5 }", "const {d_6, ...d_7} = {d_6: 6, x: 7}",
                      "const [d_8 = 8] = []"):
@@ -235,7 +235,7 @@ class Execution(Case):
         self.assertEqual(self.engine.run("let d_10 = missing_1").end["status"], "failed")
         self.assertEqual(self.value_of("let d_10 = 10; d_10"), 10)
 
-    def test_another_kind_of_declaration_is_refused_with_a_hint(self):
+    def test_changed_declaration_kind_refused(self):
         self.run_ok("let k_1 = 1; var k_2 = 2")
         for code in ("const k_1 = 2", "let k_2 = 1", "var k_1"):
             result = self.engine.run(code)
@@ -262,15 +262,15 @@ class Execution(Case):
                 self.assertEqual(as_value(end["value"]) if "value" in end else None, value)
         self.assertEqual(self.value_of("w_2"), 4)
 
-    def test_a_promise_is_not_awaited_by_itself(self):
+    def test_promise_is_not_awaited_implicitly(self):
         self.assertEqual(self.run_ok("new Promise(() => {})").text, "Promise { <pending> }")
 
-    def test_an_object_literal_is_an_object(self):
+    def test_braces_parse_as_object_literal(self):
         self.assertEqual(self.value_of("{a: 1, b: [2]}"), {"a": 1, "b": [2]})
         self.assertEqual(self.value_of("{ let z = 4; z * 2 }"), 8)
         self.assertEqual(self.value_of("{}"), {})
 
-    def test_failure(self):
+    def test_uncaught_error_reports_stack(self):
         result = self.engine.run("function f_1() {\n  throw new RangeError('no\\nway')\n}\nf_1()")
         self.assertEqual((result.end["status"], result.end["code"]), ("failed", 1))
         self.assertEqual(result.end["err"], "RangeError: no way")
@@ -280,20 +280,20 @@ class Execution(Case):
         for hidden in ("ryokan:", "node:internal", "node:inspector", "async_hooks"):
             self.assertNotIn(hidden, text)
 
-    def test_failure_after_an_await_and_with_a_cause(self):
+    def test_error_cause_after_await(self):
         text = self.engine.run("await 1;\nthrow new Error('outer', {cause: new TypeError('inner')})").err.decode()
         self.assertIn("[cause]: TypeError: inner", text)
         self.assertIn(":2:7", text)
         self.assertNotIn("ryokan:", text)
 
-    def test_what_is_thrown_need_not_be_an_error(self):
+    def test_thrown_non_errors(self):
         for code, err in (("throw 5", "5"), ("throw null", "null"), ("throw 'text'", "'text'"), ("throw undefined", "undefined"), ("throw {a: 1}", "{ a: 1 }"), ("throw Symbol('s')", "Symbol(s)")):
             with self.subTest(code):
                 result = self.engine.run(code)
                 self.assertEqual((result.end["status"], result.end["err"]), ("failed", err))
                 self.assertIn(err.encode(), result.err)
 
-    def test_errors_that_cannot_be_shown(self):
+    def test_unprintable_errors(self):
         for code in (
             "throw {get stack() { throw 1 }, toString() { throw 2 }, [Symbol.for('nodejs.util.inspect.custom')]() { throw 3 }}",
             "throw new Proxy({}, {get() { throw 1 }, getPrototypeOf() { throw 2 }, ownKeys() { throw 3 }})",
@@ -316,15 +316,15 @@ class Execution(Case):
                 self.assertRegex(result.end["err"], "^SyntaxError: ")
         self.assertEqual(self.engine.ask("get", name="ran_1")["code"], "notFound")
 
-    def test_a_syntax_error_shows_its_place(self):
+    def test_syntax_error_shows_position(self):
         text = self.engine.run("let ok = 1\nlet bad = 1 +* 2").err.decode()
         self.assertRegex(text, r"<exec:\d+>:2\nlet bad = 1 \+\* 2\n {13}\^\nSyntaxError: Unexpected token '\*'")
 
-    def test_a_syntax_error_at_run_time_is_a_failure(self):
+    def test_runtime_syntax_error_fails(self):
         for code in ("JSON.parse('{')", "new Function('x =')", "eval('x =')"):
             self.assertEqual(self.engine.run(code).end["status"], "failed", code)
 
-    def test_process_exit_ends_the_execution_only(self):
+    def test_process_exit_ends_only_execution(self):
         for code, status, number in (
             ("process.exit()", "done", 0),
             ("process.exit(0)", "done", 0),
@@ -342,12 +342,12 @@ class Execution(Case):
                 self.assertEqual((result.end["status"], result.end["code"]), (status, number))
         self.assertEqual(self.value_of("typeof after_1"), "undefined")
 
-    def test_a_late_process_exit_ends_nothing(self):
+    def test_late_process_exit_ignored(self):
         self.run_ok("setTimeout(() => { process.exit(3) }, 30); 0")
         time.sleep(0.2)
         self.assertEqual(self.value_of("1 + 1"), 2)
 
-    def test_uncaught_things_are_told_and_survived(self):
+    def test_uncaught_async_errors(self):
         result = self.run_ok("setTimeout(() => { throw new Error('in a timer') }, 5); await new Promise((r) => setTimeout(r, 50)); 'on'")
         self.assertEqual(result.value, "on")
         self.assertIn(b"Uncaught", result.err)
@@ -361,7 +361,7 @@ class Execution(Case):
         for text in (b"between", b"micro", b"tick"):
             self.assertIn(text, err)
 
-    def test_the_codes_own_handlers_are_asked_first(self):
+    def test_user_error_handlers_run_first(self):
         with Engine() as engine:
             engine.run("const seen = []; process.on('uncaughtException', (e) => seen.push(e.message)); setTimeout(() => { throw new Error('mine') }, 5); await new Promise((r) => setTimeout(r, 30))")
             result = engine.run("seen")
@@ -371,7 +371,7 @@ class Execution(Case):
             engine.run("process.removeAllListeners(); process.setUncaughtExceptionCaptureCallback(null); setTimeout(() => { throw new Error('later') }, 5); await new Promise((r) => setTimeout(r, 30))")
             self.assertEqual(engine.run("1 + 1").value, 2)
 
-    def test_require(self):
+    def test_require_resolves_modules(self):
         self.assertEqual(self.value_of("require('pkg').answer"), 42)
         self.assertEqual(self.value_of("const {helper} = require('pkg'); helper(1)"), 43)
         self.assertEqual(self.value_of("require('./data.json').k + require('node:path').sep"), "1/")
@@ -405,13 +405,13 @@ class Execution(Case):
         result = self.engine.run("import {\n  named\n} from 'esm'\nthrow new Error('line')")
         self.assertIn(b":4:7", result.err)
 
-    def test_what_only_modules_may_say_is_refused_with_a_hint(self):
+    def test_module_only_syntax_refused(self):
         for code, hint in (("export const x_12 = 1", b"leave out `export`"), ("import.meta.url", b"require.resolve()")):
             result = self.engine.run(code)
             self.assertEqual(result.end["status"], "refused")
             self.assertIn(hint, result.err)
 
-    def test_environment_of_an_execution(self):
+    def test_node_execution_environment(self):
         self.run_ok("process.env.KEEP_1 = 'old'")
         code = "process.env.A_1 + process.env.KEEP_1 + require('child_process').execSync('echo $A_1')"
         self.assertEqual(self.value_of(code, env=[("A_1", "x"), ("KEEP_1", "new")]), "xnewx\n")
@@ -439,12 +439,12 @@ class Execution(Case):
         self.assertLess(len(result.err), 70000)
         self.assertEqual(self.value_of("1 + 1"), 2)
 
-    def test_strict_and_sloppy(self):
+    def test_strict_and_sloppy_mode(self):
         self.assertEqual(self.engine.run("'use strict'; undeclared_3 = 1").end["status"], "failed")
         self.assertEqual(self.value_of("undeclared_4 = 1; undeclared_4"), 1)
         self.assertIs(self.value_of("this === globalThis"), True)
 
-    def test_timers_and_intervals_go_on_between_executions(self):
+    def test_timers_run_between_executions(self):
         self.run_ok("let ticks_1 = 0; const timer_1 = setInterval(() => { ticks_1++ }, 10); 0")
         before = self.value_of("ticks_1")
         time.sleep(0.3)
@@ -453,12 +453,12 @@ class Execution(Case):
 
 
 class Streams(Case):
-    def test_output_and_its_order(self):
+    def test_output_order_across_streams(self):
         code = "console.log('a'); process.stderr.write('e'); require('fs').writeSync(1, 'b'); process.stdout.write(Buffer.from('c')); console.log('%s-%d', 'd', 5); console.error('f'); process.stdout.write('é', 'latin1')"
         result = self.run_ok(code)
         self.assertEqual((result.out, result.err), (b"a\nbcd-5\n\xe9", b"ef\n"))
 
-    def test_children_write_in_order_too(self):
+    def test_child_output_keeps_order(self):
         result = self.run_ok("console.log(1); require('child_process').execSync('echo 2', {stdio: 'inherit'}); console.log(3)")
         self.assertEqual(result.out, b"1\n2\n3\n")
 
@@ -471,10 +471,10 @@ class Streams(Case):
         self.assertEqual(result.out, b"now")
         self.engine.finish(result)
 
-    def test_odd_text_never_fails(self):
+    def test_lone_surrogates_printed(self):
         self.assertEqual(self.run_ok("console.log('\\ud800é\\0')").out, "\ufffdé\0\n".encode())
 
-    def test_closed_and_replaced_streams_come_back(self):
+    def test_closed_streams_restored(self):
         for code in (
             "process.stdout.end()", "process.stdout.destroy()", "process.stdout.end('x'); process.stderr.end()", "console = null", "delete globalThis.console",
             "Object.defineProperty(process, 'stdout', {value: null, configurable: true})", "delete process.stdout; delete process.stdin",
@@ -490,7 +490,7 @@ class Streams(Case):
         result = self.run_ok(code)
         self.assertEqual((result.out, result.value), (b"wpq", [1, 2, True, True]))
 
-    def test_large_output_is_quick_and_whole(self):
+    def test_large_output_is_complete(self):
         self.engine.begin("process.stdout.write('x'.repeat(64 << 20) + 'end'); 0")
         begun = time.monotonic()
         out = self.engine.finish(timeout=60).out
@@ -502,12 +502,12 @@ class Streams(Case):
         out = self.run_ok("for (let i = 0; i < 50000; i++) console.log(i)", timeout=60).out
         self.assertEqual(out, b"".join(b"%d\n" % i for i in range(50000)))
 
-    def test_a_pipe_that_does_not_wait(self):
+    def test_nonblocking_output_pipe(self):
         """A child may make the pipe one that answers EAGAIN: nothing is lost."""
         code = "const s_9 = new (require('net').Socket)({fd: 1, readable: false}); process.stdout.write('y'.repeat(5_000_000)); 0"
         self.assertEqual(len(self.run_ok(code, timeout=60).out), 5_000_000)
 
-    def test_a_slow_reader_slows_the_code(self):
+    def test_slow_reader_back_pressure(self):
         self.engine.begin("process.stdout.write('z'.repeat(10_000_000)); 0")
         time.sleep(0.5)
         self.assertEqual(self.engine.sock.recv(1, 0x40 | 0x2) if self._has_frame() else b"", b"")
@@ -523,23 +523,23 @@ class Input(Case):
     def fds(self):
         return self.value_of("require('fs').readdirSync('/proc/self/fd').length")
 
-    def test_without_stdin_it_ends_at_once(self):
+    def test_missing_stdin_is_empty(self):
         self.assertEqual(self.value_of("require('fs').readFileSync(0, 'utf8')"), "")
         self.assertEqual(self.value_of("let t_1 = ''; for await (const c of process.stdin) t_1 += c; t_1"), "")
         self.assertEqual(self.run_ok("require('child_process').execSync('cat', {stdio: 'inherit'}); 0").out, b"")
         self.assertEqual(self.value_of("require('fs').readlinkSync('/proc/self/fd/0')"), "/dev/null")
 
-    def test_read_by_descriptor(self):
+    def test_stdin_by_descriptor(self):
         self.assertEqual(self.value_of("require('fs').readFileSync(0, 'utf8')", stdin="één\ntwo\n".encode()), "één\ntwo\n")
         self.assertEqual(self.value_of("require('fs').readFileSync('/dev/stdin', 'utf8')", stdin=b"by path"), "by path")
 
-    def test_read_by_stream(self):
+    def test_stdin_by_stream(self):
         self.assertEqual(self.value_of("let t_2 = ''; process.stdin.setEncoding('utf8'); for await (const c of process.stdin) t_2 += c; t_2", stdin="één".encode()), "één")
         code = "const rl_1 = require('readline').createInterface({input: process.stdin}); const lines_1 = []; for await (const l of rl_1) lines_1.push(l); lines_1"
         self.assertEqual(self.value_of(code, stdin=b"a\nb\nc"), ["a", "b", "c"])
         self.assertEqual(self.value_of("let n_3 = 0; for await (const c of process.stdin) n_3 += c.length; n_3", stdin=b"x" * 3_000_000), 3_000_000)
 
-    def test_each_execution_has_its_own(self):
+    def test_stdin_is_per_execution(self):
         for text in ("first", "second"):
             self.assertEqual(self.value_of("let t_4 = ''; for await (const c of process.stdin) t_4 += c; t_4", stdin=text.encode()), text)
         self.assertEqual(self.value_of("let t_5 = ''; for await (const c of process.stdin) t_5 += c; t_5"), "")
@@ -547,14 +547,14 @@ class Input(Case):
     def test_empty_input(self):
         self.assertEqual(self.value_of("require('fs').readFileSync(0, 'utf8')", stdin=b""), "")
 
-    def test_children_inherit_it(self):
+    def test_children_inherit_stdin(self):
         self.assertEqual(self.run_ok("require('child_process').execSync('cat', {stdio: 'inherit'}); 0", stdin=b"through").out, b"through")
 
-    def test_a_call_may_have_it(self):
+    def test_call_with_stdin(self):
         self.run_ok("function reads_1() { return require('fs').readFileSync(0, 'utf8') }")
         self.assertEqual(self.engine.call("reads_1", [], stdin=b"called").value, "called")
 
-    def test_dev_null_and_no_leak_afterwards(self):
+    def test_stdin_descriptors_do_not_leak(self):
         self.run_ok("process.stdin; 0", stdin=b"x")
         before = self.fds()
         for _ in range(10):
@@ -566,7 +566,7 @@ class Input(Case):
         self.assertEqual(self.fds(), before)
         self.assertEqual(self.value_of("require('fs').readlinkSync('/proc/self/fd/0')"), "/dev/null")
 
-    def test_interrupted_while_it_waits_for_input(self):
+    def test_interrupt_while_reading_stdin(self):
         read, write = os.pipe()
         self.engine.begin("for await (const c of process.stdin);", stdin=read)
         self.engine.interrupt()
@@ -574,7 +574,7 @@ class Input(Case):
         os.close(write)
         self.assertEqual(self.value_of("require('fs').readlinkSync('/proc/self/fd/0')"), "/dev/null")
 
-    def test_unasked_descriptors_are_closed(self):
+    def test_unexpected_descriptors_closed(self):
         before = self.fds()
         read, write = os.pipe()
         self.engine.number += 1
@@ -598,7 +598,7 @@ class Interrupts(Case):
         self.assertLess(time.monotonic() - begun, within_s)
         return result
 
-    def test_each_kind_of_running_and_waiting(self):
+    def test_interrupt_running_or_waiting(self):
         self.run_ok("let kept_1 = {still: 'here'}")
         for code in (
             "while (true);",
@@ -631,11 +631,11 @@ class Interrupts(Case):
                 self.interrupted(code, 1.5 if "trap" in code else 1.0)
                 self.assertEqual(self.value_of("kept_1.still"), "here")
 
-    def test_what_an_interrupted_execution_did_is_saved(self):
+    def test_interrupted_changes_saved(self):
         self.assertIn("var/did_1", self.interrupted("let did_1 = [1]; while (true);").keys)
         self.assertIn("var/did_2", self.interrupted("let did_2 = [1]; await new Promise(() => {})").keys)
 
-    def test_an_interrupted_loop_does_not_go_on_behind(self):
+    def test_interrupted_loop_stops(self):
         self.interrupted("let turns_1 = 0; for (;;) { await new Promise((r) => setTimeout(r, 10)); turns_1++ }")
         before = self.value_of("turns_1")
         self.assertGreater(before, 3)
@@ -646,7 +646,7 @@ class Interrupts(Case):
         time.sleep(0.3)
         self.assertEqual(self.value_of("turns_2"), before)
 
-    def test_what_runs_beside_it_goes_on(self):
+    def test_interrupt_spares_background_code(self):
         self.run_ok("let beside_1 = 0; const other_1 = (async () => { for (;;) { await new Promise((r) => setTimeout(r, 10)); beside_1++ } })(); 0")
         self.interrupted("await new Promise(() => {})")
         self.interrupted("for (;;);")
@@ -654,21 +654,21 @@ class Interrupts(Case):
         time.sleep(0.3)
         self.assertGreater(self.value_of("beside_1"), before + 3)
 
-    def test_a_server_that_it_started_stays_one(self):
+    def test_interrupt_keeps_started_server(self):
         code = "const server_1 = require('http').createServer(async (q, s) => { await new Promise((r) => setTimeout(r, 5)); s.end('served') }).listen(0, '127.0.0.1'); await require('events').once(server_1, 'listening'); await new Promise(() => {})"
         self.interrupted(code)
         got = "await new Promise((done) => require('http').get({port: server_1.address().port, host: '127.0.0.1'}, (r) => { let t = ''; r.on('data', (c) => t += c).on('end', () => done(t)) }))"
         self.assertEqual(self.value_of(got), "served")
         self.run_ok("server_1.close(); server_1.closeAllConnections?.(); 0")
 
-    def test_many_in_a_row(self):
+    def test_repeated_interrupts(self):
         for at in range(15):
             self.engine.begin("await 0; while (true);" if at % 2 else "while (true);")
             self.engine.interrupt(0.02)
             self.assertEqual(self.engine.finish().end["status"], "interrupted")
             self.assertEqual(self.value_of(f"{at} + 1"), at + 1)
 
-    def test_what_was_interrupted_may_be_collected(self):
+    def test_interrupted_code_collected(self):
         with Engine(flags=[*FLAGS, "--expose-gc"]) as engine:
             for code in ("await new Promise(() => {})", "await 1; for (;;);", "for (;;);", "for (;;) await new Promise((r) => setTimeout(r, 5))", "setTimeout(gc, 10); await new Promise(() => {})"):
                 for _ in range(2):
@@ -677,21 +677,21 @@ class Interrupts(Case):
                     self.assertEqual(engine.finish().end["status"], "interrupted")
                     self.assertEqual(engine.run("gc(); await new Promise((r) => setTimeout(r, 5)); gc(); 1").value, 1)
 
-    def test_code_that_keeps_contexts_of_its_own(self):
+    def test_interrupt_in_async_storage(self):
         self.run_ok("const als_1 = new (require('async_hooks').AsyncLocalStorage)()")
         for code in ("als_1.run(1, async () => { await 1; for (;;); }); await new Promise(() => {})", "await als_1.run(1, async () => { await 1; for (;;); })", "await als_1.run(1, async () => { for (;;) await new Promise((r) => setTimeout(r, 5)) })"):
             self.interrupted(code)
             self.assertEqual(self.value_of("await als_1.run(5, async () => { await 1; return als_1.getStore() })"), 5)
         self.run_ok("als_1.disable()")
 
-    def test_twice_for_the_same(self):
+    def test_duplicate_interrupts(self):
         self.engine.begin("while (true);")
         for _ in range(3):
             self.engine.interrupt(0.02)
         self.assertEqual(self.engine.finish().end["status"], "interrupted")
         self.assertEqual(self.value_of("2 + 2"), 4)
 
-    def test_ignored_between_executions_and_for_others(self):
+    def test_interrupt_ignored_when_not_running(self):
         for number in (self.engine.number, 10 ** 6, self.engine.number + 1):
             self.engine.send({"op": "interrupt", "exec": number})
         time.sleep(0.5)
@@ -700,7 +700,7 @@ class Interrupts(Case):
         self.engine.interrupt(0.1, exec_id=self.engine.number - 1)
         self.assertEqual(self.engine.finish().value, "whole")
 
-    def test_background_code_that_hangs_is_ended_for_the_next_execution(self):
+    def test_interrupt_hanging_background(self):
         self.run_ok("setTimeout(() => { for (;;); }, 10); 0")
         time.sleep(0.1)
         self.engine.begin("'never begins'")
@@ -708,7 +708,7 @@ class Interrupts(Case):
         self.assertEqual(self.engine.finish().end["status"], "interrupted")
         self.assertEqual(self.value_of("2 + 2"), 4)
 
-    def test_a_storm_never_breaks_a_frame(self):
+    def test_interrupt_storm_keeps_frames_whole(self):
         """Interrupts at any moment: every execution ends exactly once, every frame is whole."""
         code = "for (let i = 0; i < 40; i++) display('text/html', 'h'.repeat(50000)); let z_1 = Array(2000).fill(1); await 0; for (let i = 0; i < 2e8; i++); z_1.length"
         seen = set()
@@ -725,7 +725,7 @@ class Interrupts(Case):
         self.assertIn("interrupted", seen)
         self.assertEqual(self.value_of("3 + 3"), 6)
 
-    def test_jobs_live_on(self):
+    def test_interrupt_keeps_jobs_running(self):
         pid = self.value_of("const job_1 = require('child_process').spawn('sleep', ['60']); job_1.pid")
         self.interrupted("require('child_process').execSync('sleep 30')")
         os.kill(pid, 0)
@@ -752,7 +752,7 @@ class Robustness(Own):
         "Object.freeze(globalThis.Object); delete globalThis.display; delete globalThis.tools",
     )
 
-    def test_each_does_not_break_the_driver(self):
+    def test_driver_survives_hostile_code(self):
         for code in self.HOSTILE:
             with self.subTest(code), Engine() as engine:
                 engine.run("let kept = {a: [1, 2]}; function f(x) { return x }; class K { v = 1 }; let k = new K()")
@@ -773,7 +773,7 @@ class Robustness(Own):
                 with engine.reload() as other:
                     self.assertEqual(other.run("[kept.a[0], f(2), k.v, more[0].b]").value, [1, 2, 1, 2])
 
-    def test_getters_and_proxies_are_not_asked(self):
+    def test_getters_and_proxies_not_invoked(self):
         code = (
             "let ran = 0; const trap = new Proxy({}, new Proxy({}, {get() { ran++ }}));\n"
             "const holder = {get x() { ran++; return 1 }, trap}; Object.defineProperty(globalThis, 'watched', {get() { ran++ }, enumerable: true, configurable: true});\n"
@@ -791,7 +791,7 @@ class Robustness(Own):
         self.assertEqual(self.value_of("ran"), 0)
         self.assertEqual(sorted(each["key"] for each in self.engine.missed), ["var/holder", "var/inherits", "var/list", "var/trap", "var/watched"])
 
-    def test_memory_that_cannot_be_had(self):
+    def test_failed_allocation(self):
         self.assertEqual(self.engine.run("'x'.repeat(2 ** 30)").end["status"], "failed")
         self.assertEqual(self.engine.run("new ArrayBuffer(2 ** 52)").end["status"], "failed")
         self.assertEqual(self.value_of("1 + 1"), 2)

@@ -38,13 +38,13 @@ class Values(Case):
         ("new Float32Array([1, 2.5])", [{"i": "1"}, {"f": "2.5"}]),
     )
 
-    def test_table(self):
+    def test_get_encodes_values(self):
         for code, form in self.TABLE:
             with self.subTest(code):
                 self.run_ok(f"var v_1 = {code}")
                 self.assertEqual(self.engine.ask("get", name="v_1")["value"], form)
 
-    def test_round_trip(self):
+    def test_value_round_trip(self):
         for code, form in self.TABLE:
             with self.subTest(code):
                 self.assertTrue(self.engine.ask("set", name="v_2", value=form)["ok"])
@@ -55,7 +55,7 @@ class Values(Case):
         code = "[typeof v_3.i, typeof v_3.n, v_3.f, Buffer.isBuffer(v_3.x), v_3.l instanceof Array, v_3 instanceof Object, Object.keys(v_3).includes('__proto__')]"
         self.assertEqual(self.value_of(code), ["number", "bigint", 1.5, True, True, True, True])
 
-    def test_opaque(self):
+    def test_opaque_values(self):
         for code, type_name, text in (
             ("undefined", "undefined", "undefined"),
             ("new Map([[1, 2]])", "Map", "Map(1) {1 => 2}"),
@@ -80,7 +80,7 @@ class Values(Case):
         self.run_ok("var v_5 = {get x() { throw 1 }, y: 1}")
         self.assertEqual(self.engine.ask("get", name="v_5")["value"], {"o": [["x", {"O": {"type": "getter", "repr": "[Getter]"}}], ["y", {"i": "1"}]]})
 
-    def test_cycles_and_depth_are_opaque_at_their_place(self):
+    def test_cycles_and_depth_become_opaque(self):
         self.run_ok("var v_6 = [1]; v_6.push(v_6)")
         value = self.engine.ask("get", name="v_6")["value"]
         self.assertEqual((value[0], value[1]["O"]["type"]), ({"i": "1"}, "Array"))
@@ -92,7 +92,7 @@ class Values(Case):
         self.run_ok("var v_8 = [0], v_9 = [v_8, v_8]")
         self.assertEqual(as_value(self.engine.ask("get", name="v_9")["value"]), [[0], [0]])
 
-    def test_too_large(self):
+    def test_too_large_value_refused(self):
         self.run_ok("var v_10 = 'x'.repeat(9 << 20)")
         reply = self.engine.ask("get", name="v_10")
         self.assertEqual((reply["ok"], reply["code"]), (False, "invalidArgument"))
@@ -107,7 +107,7 @@ class Values(Case):
         for name in ("1x", "for", "a.b", "", "await", "undefined", "x; process.exit()"):
             self.assertEqual(self.engine.ask("set", name=name, value=None)["code"], "invalidArgument", name)
 
-    def test_set_declares_assigns_and_is_saved_before_the_answer(self):
+    def test_set_is_saved_before_reply(self):
         self.engine.ask("set", name="v_12", value={"i": "5"})
         self.assertEqual([frame["key"] for frame, _ in self.engine.before.of("put")], ["var/v_12"])
         self.run_ok("v_12 += 1; let v_13 = 1; const v_14 = 2; var v_15 = 3; globalThis.v_16 = 4")
@@ -116,7 +116,7 @@ class Values(Case):
         self.assertEqual(self.value_of("[v_12, v_13, v_14, v_15, v_16]"), [12, 13, 14, 15, 16])
         self.assertEqual(self.engine.run("v_14 = 0").end["status"], "failed")
 
-    def test_blob_references_and_opaque_ones_come_back(self):
+    def test_blob_and_opaque_round_trip(self):
         blob = {"b": {"id": "d", "size": "3", "contentType": "text/plain", "hash": "0" * 64}}
         for form in (blob, {"O": {"type": "t", "repr": "r"}}):
             self.engine.ask("set", name="v_17", value=form)
@@ -124,7 +124,7 @@ class Values(Case):
             with self.engine.reload() as other:
                 self.assertEqual(other.ask("get", name="v_17")["value"], form)
 
-    def test_vars(self):
+    def test_vars_lists_user_variables(self):
         with Engine() as engine:
             engine.run("const fs = require('fs'); let a = [1], b = 'x'.repeat(1000); function f() {} class K {} const k = new K(); var v; 5")
             listed = {each["name"]: each for each in engine.ask("vars")["vars"]}
@@ -135,7 +135,7 @@ class Values(Case):
 
 
 class Calls(Case):
-    def test_named_and_positional(self):
+    def test_named_and_positional_arguments(self):
         self.run_ok("function add_1(a, b = 10) { console.log('adding'); return a + b }")
         result = self.engine.call("add_1", {"o": [["b", {"i": "2"}], ["a", {"i": "1"}]]})
         self.assertEqual((result.end["status"], result.value, result.out), ("done", 3, b"adding\n"))
@@ -143,7 +143,7 @@ class Calls(Case):
         self.assertEqual(self.engine.call("add_1", [{"i": "5"}]).value, 15)
         self.assertEqual(self.engine.call("add_1", {"o": [["a", {"i": "5"}]]}).value, 15)
 
-    def test_an_object_for_a_function_that_takes_one(self):
+    def test_object_argument(self):
         self.run_ok("const opts_1 = ({a, b: {c} = {c: 5}}) => [a, c]; function one_1(options) { return options.x } const none_1 = () => 'none'; function rest_1(...all) { return all.length }")
         self.assertEqual(self.engine.call("opts_1", {"o": [["a", {"i": "1"}]]}).value, [1, 5])
         self.assertEqual(self.engine.call("one_1", {"o": [["x", "y"]]}).value, "y")
@@ -156,7 +156,7 @@ class Calls(Case):
         self.assertEqual(result.end["status"], "refused")
         self.assertIn("two_1 has no parameter c; it has: a, b", result.end["err"])
 
-    def test_nothing_is_null_in_a_call(self):
+    def test_undefined_result_is_null(self):
         self.run_ok("function nothing_1() {}")
         self.assertIsNone(self.engine.call("nothing_1", None).end["value"])
 
@@ -167,7 +167,7 @@ class Calls(Case):
         self.assertEqual(self.engine.call("obj_1.m", []).value, 5)
         self.assertEqual(self.engine.call("later_1", ["v"]).value, "v")
 
-    def test_unknown_and_failing(self):
+    def test_unknown_and_failing_calls(self):
         self.run_ok("class Cls_1 {} let not_1 = 5; const rej_1 = async () => { throw new TypeError('rejected') }; function thr_1() { throw new Error('thrown') }; function ex_1() { process.exit(7) }")
         for name in ("nowhere_1", "nowhere_1.f", "Math.nothing", "", "not_1", "Cls_1", "__proto__", "not_1.x.y"):
             self.assertEqual(self.engine.call(name, None).end["status"], "refused", name)
@@ -179,7 +179,7 @@ class Calls(Case):
             self.assertNotIn(b"ryokan:", result.err)
         self.assertEqual(self.engine.call("ex_1", []).end["code"], 7)
 
-    def test_a_call_can_be_interrupted(self):
+    def test_call_can_be_interrupted(self):
         self.run_ok("function spin_1() { for (;;); } const wait_1 = async () => { await new Promise(() => {}) }")
         for name in ("spin_1", "wait_1"):
             self.engine.begin(None, op="call", name=name, args=[])
@@ -187,7 +187,7 @@ class Calls(Case):
             self.assertEqual(self.engine.finish().end["status"], "interrupted")
         self.assertEqual(self.value_of("1 + 1"), 2)
 
-    def test_a_call_saves_what_it_changed(self):
+    def test_call_saves_changes(self):
         self.run_ok("const kept_1 = []; function grow_1() { kept_1.push(kept_1.length) }")
         self.assertIn("var/kept_1", self.engine.call("grow_1", []).keys)
 
@@ -218,7 +218,7 @@ class DynamicTools(Own):
         listed = [{"name": "fs__read", "description": "Reads.", "schema": {"type": "object"}}, {"name": "web__get", "description": "", "schema": None}, {"name": "plain", "description": "", "schema": None}]
         self.engine.send({"op": "dynamic_tools", "tools": listed})
 
-    def test_call_and_answer(self):
+    def test_tool_call_and_result(self):
         def answer(frame):
             self.assertEqual((frame["name"], frame["args"], frame["exec"]), ("fs__read", {"o": [["path", "a"], ["n", {"i": "2"}]]}, self.engine.number))
             return {"ok": True, "value": {"o": [["size", {"i": "3"}]]}, "text": "three"}
@@ -228,12 +228,12 @@ class DynamicTools(Own):
         self.assertEqual(self.engine.run("await tools['web__get']()", on_tool=text_only).value, "just text")
         self.assertEqual(self.engine.run("await tools.plain({})", on_tool=text_only).value, "just text")
 
-    def test_by_call(self):
+    def test_tool_by_call_request(self):
         answer = lambda frame: {"ok": True, "value": frame["args"]}  # noqa: E731
         self.engine.begin(None, op="call", name="fs__read", args={"o": [["path", "p"]]})
         self.assertEqual(self.engine.finish(on_tool=answer).value, {"path": "p"})
 
-    def test_list_and_unknown_ones(self):
+    def test_tool_list_and_unknown_tools(self):
         self.assertEqual(self.value_of("tools.list().map((t) => t.name)"), ["fs__read", "web__get", "plain"])
         self.assertEqual(self.value_of("[Object.keys(tools), 'fs' in tools, Object.keys(tools.fs), 'write' in tools.fs]"), [["fs", "web", "list"], True, ["read"], False])
         for code, text in (("tools.nowhere", "there is no nowhere in tools"), ("tools.fs.write", "there are: read"), ("await tools.fs.read(1)", "named arguments"), ("await tools.fs.read({}, {})", "named arguments")):
@@ -244,17 +244,17 @@ class DynamicTools(Own):
         self.assertEqual(self.run_ok("tools").end["status"], "done")
         self.assertEqual(self.run_ok("const mine = tools, read = tools.fs.read").end["status"], "done")
 
-    def test_failure_is_a_tool_error(self):
+    def test_failure_is_tool_error(self):
         fail = lambda frame: {"ok": False, "message": "no such file"}  # noqa: E731
         result = self.engine.run("try { await tools.fs.read() } catch (e) { [e instanceof ToolError, e instanceof Error, e.message] }", on_tool=fail)
         self.assertEqual(result.value, [True, True, "no such file"])
         self.assertEqual(self.engine.run("await tools.fs.read()", on_tool=fail).end["err"], "ToolError: no such file")
 
-    def test_many_at_once(self):
+    def test_concurrent_tool_calls(self):
         echo = lambda frame: {"ok": True, "value": frame["args"]["o"][0][1]}  # noqa: E731
         self.assertEqual(self.engine.run("await Promise.all(Array.from({length: 12}, (_, n) => tools.fs.read({n})))", on_tool=echo).value, list(range(12)))
 
-    def test_interrupt_while_waiting_and_late_result(self):
+    def test_late_tool_result_after_interrupt(self):
         self.engine.begin("await tools.fs.read()")
         frame, _ = self.engine.frame(Result())
         self.assertEqual(frame["ev"], "tool_call")
@@ -264,26 +264,26 @@ class DynamicTools(Own):
         right = lambda frame: {"ok": True, "value": "right"}  # noqa: E731
         self.assertEqual(self.engine.run("await tools.fs.read()", on_tool=right).value, "right")
 
-    def test_a_call_without_answer_ends_with_the_execution(self):
+    def test_unanswered_tool_call(self):
         self.engine.run("var said = tools.fs.read().catch((e) => e.message); 0")
         self.assertIn("ended before", self.value_of("await said"))
         self.engine.run("var later = new Promise((r) => setTimeout(() => tools.fs.read().catch((e) => r(e.message)), 30)); 0")
         time.sleep(0.15)
         self.assertIn("only while an execution runs", self.value_of("await later"))
 
-    def test_tools_that_come_and_go(self):
+    def test_tool_list_changes(self):
         self.engine.send({"op": "dynamic_tools", "tools": [{"name": "new__one", "description": "", "schema": None}]})
         self.assertEqual(self.value_of("Object.keys(tools)"), ["new", "list"])
         self.assertEqual(self.engine.run("tools.fs").end["status"], "failed")
 
 
 class Rich(Case):
-    def test_display_of_a_form(self):
+    def test_display_by_mime_type(self):
         result = self.run_ok("display('text/html', '<b>'); display('image/png', Buffer.from([1, 2])); display('application/json', {a: [1]}); display('image/jpeg', '/9g='); console.log('o')")
         self.assertEqual([(frame["mime"], frame["exec"], tail) for frame, tail in result.of("display")], [
             ("text/html", self.engine.number, b"<b>"), ("image/png", self.engine.number, b"\x01\x02"), ("application/json", self.engine.number, b'{"a":[1]}'), ("image/jpeg", self.engine.number, b"\xff\xd8")])
 
-    def test_each_method(self):
+    def test_repr_methods(self):
         for method, mime, made, data in (
             ("_repr_html_", "text/html", "'<b>'", b"<b>"),
             ("_repr_markdown_", "text/markdown", "'*'", b"*"),
@@ -305,13 +305,13 @@ class Rich(Case):
         self.assertEqual([frame["mime"] for frame, _ in result.of("display")], ["text/html"])
         self.assertEqual(result.out, b"5\ntext\n")
 
-    def test_bad_ones(self):
+    def test_failing_repr_methods(self):
         result = self.run_ok("({_repr_html_() { null.x }, _repr_png_() { return 5 }, _repr_svg_() { return 's'.repeat(2 << 20) }, _repr_latex_() { return null }, _repr_markdown_() { return 'ok' }})")
         self.assertEqual([tail for _, tail in result.of("display")], [b"ok"])
         self.assertIn(b"TypeError", result.err)
         self.assertIn(b"2097152 bytes left out", result.err)
 
-    def test_outside_of_an_execution(self):
+    def test_display_outside_execution(self):
         self.run_ok("setTimeout(() => display('text/html', 'late'), 20); 0")
         time.sleep(0.1)
         self.assertIn(b"no execution runs", self.run_ok("0").err)
@@ -325,7 +325,7 @@ class Complete(Case):
         self.assertTrue(reply["ok"], reply)
         return reply["start"], reply["matches"]
 
-    def test_names(self):
+    def test_complete_names(self):
         self.run_ok("let alpha_one = 1; const alpha_two = 2; var _alpha = 3")
         self.assertEqual(self.matches("x = alpha_"), (4, ["alpha_one", "alpha_two"]))
         self.assertEqual(self.matches("é = alpha_o\nmore", 12), (5, ["alpha_one"]))
@@ -335,7 +335,7 @@ class Complete(Case):
         self.assertLessEqual(len(self.matches("")[1]), 200)
         self.assertNotIn("$mport", self.matches("$")[1])
 
-    def test_members_without_getters(self):
+    def test_complete_skips_getters(self):
         self.run_ok("let ran = 0; class P { inner = [1]; get prop() { ran++; return 'text' } method() {} static make() {} } const p = new P(); const txt = 'x'; const trap = new Proxy({}, {get() { ran++ }, ownKeys() { ran++; return [] }})")
         self.assertEqual(self.matches("p.inn"), (2, ["inner"]))
         self.assertEqual(self.matches("p.me"), (2, ["method"]))
@@ -353,12 +353,12 @@ class Complete(Case):
         self.assertIn("env", self.matches("process.en")[1])
         self.assertEqual(self.value_of("ran"), 0)
 
-    def test_modules(self):
+    def test_complete_module_names(self):
         self.assertEqual(self.matches("require('child"), (9, ["child_process"]))
         self.assertEqual(self.matches("import x from \"leftp"), (15, ["leftpad"]))
         self.assertIn("fs/promises", self.matches("await import('fs/")[1])
 
-    def test_check(self):
+    def test_check_completeness(self):
         for code, status, indent in (
             ("x = 1", "complete", None),
             ("", "complete", None),
@@ -392,7 +392,7 @@ class Jobs(Own):
         frames = result.of("jobs")
         return frames[-1][0]["jobs"] if frames else None
 
-    def test_processes(self):
+    def test_child_processes_are_jobs(self):
         result = self.run_ok("const p = require('child_process').spawn('sleep', ['100'])")
         (job,) = self.jobs(result)
         self.assertEqual((job["id"], job["command"]), (str(self.value_of("p.pid")), "sleep 100"))
@@ -401,12 +401,12 @@ class Jobs(Own):
         self.assertIsNone(self.jobs(self.run_ok("1 + 1")))
         self.assertEqual(self.jobs(self.run_ok("p.kill(); await require('events').once(p, 'exit'); 0")), [])
 
-    def test_an_end_between_executions_is_told(self):
+    def test_job_end_between_executions(self):
         self.run_ok("const p = require('child_process').exec('sleep 0.5', () => {}); 0")
         frame, _ = self.engine.frame(Result(), 10)
         self.assertEqual(frame, {"ev": "jobs", "jobs": []})
 
-    def test_nothing_without_jobs(self):
+    def test_no_jobs_frame_without_jobs(self):
         self.assertIsNone(self.jobs(self.run_ok("require('child_process').execSync('true'); 0")))
         self.assertIsNone(self.jobs(self.run_ok("await new Promise((r) => require('child_process').exec('true', r))")))
 

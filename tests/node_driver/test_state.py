@@ -17,26 +17,26 @@ class Saving(Own):
     def missed(self):
         return {each["key"]: each for each in self.engine.missed}
 
-    def test_only_what_changed_is_sent(self):
+    def test_only_changed_values_sent(self):
         self.assertEqual(self.run_ok("let a = 1, b = [1]; const s = 'text'").keys, ["var/a", "var/b", "var/s"])
         for code in ("1 + 1", "b", "a", "b.push(2); b.pop()", "for (const _i of []);", "(() => { let x = a })()", "a += 0", "b = [1]"):
             self.assertEqual(self.run_ok(code).keys, [], code)
         self.assertEqual(self.run_ok("b.push(3)").keys, ["var/b"])
         self.assertEqual(self.run_ok("a += 1").keys, ["var/a"])
 
-    def test_kinds_of_entries(self):
+    def test_entry_kinds(self):
         self.run_ok("let v = 1; function f() {} const g = () => 1; class C {} const fs = require('fs'); const {join} = require('path'); process.chdir('/')")
         self.assertEqual(sorted(set(self.engine.saved) - {"var/ballast"}), ["class/C", "cwd", "fn/f", "fn/g", "import/fs", "import/join", "var/v"])
         self.assertEqual(self.engine.saved["fn/f"][0]["type"], "function")
         self.assertEqual(self.engine.saved["class/C"][0]["type"], "class")
 
-    def test_deleted_and_changed_kinds_are_told(self):
+    def test_deleted_and_changed_kinds(self):
         self.run_ok("globalThis.a = 1; let b = {}")
         result = self.run_ok("delete globalThis.a; b = () => 1")
         self.assertEqual(sorted(frame["key"] for frame, _ in result.of("del")), ["var/a", "var/b"])
         self.assertEqual(result.keys, ["fn/b"])
 
-    def test_each_way_to_change_a_value_is_seen(self):
+    def test_every_mutation_detected(self):
         self.run_ok("let d; const big = Array.from({length: 50000}, (_, i) => i); const al = big; function touch() { big.push(1) } class K { go() { d.in[0].push(1) } } const k = new K()")
         for code, key in (
             ("touch()", "var/al"),
@@ -62,7 +62,7 @@ class Saving(Own):
                 self.run_ok("d = {in: [[]]}; var bound = d.in[0].push.bind(d.in[0]); var d2 = {x: 1}; var m = new Map([[1, 2]]); var re = /a/g; var ta = new Uint8Array(3); var date = new Date(5); function fn() {} class Kl { static s = 1 }")
                 self.assertIn(key, self.run_ok(code).keys)
 
-    def test_an_alias_inside_other_things_is_seen(self):
+    def test_mutation_through_alias(self):
         for made, change in (
             ("var p = (v) => x.push(v)", "p(1)"),
             ("class H { static held = x }", "H.held.push(1)"),
@@ -83,12 +83,12 @@ class Saving(Own):
                 with self.engine.reload() as other:
                     self.assertEqual(other.run("x").value, [1, 2, 1])
 
-    def test_what_timers_change_between_executions_is_sent_with_the_next(self):
+    def test_timer_changes_are_sent_next(self):
         self.run_ok("const log = []; setTimeout(() => log.push('late'), 20); 0")
         time.sleep(0.15)
         self.assertIn("var/log", self.run_ok("1").keys)
 
-    def test_missed_ones_are_named(self):
+    def test_unsavable_values_listed(self):
         table = (
             ("new Promise(() => {})", "Promise", "Promise"),
             ("(function* () {})()", "Generator", "enerator"),
@@ -130,7 +130,7 @@ class Saving(Own):
         result = self.run_ok("m_0 = [1]")
         self.assertEqual((len(self.engine.missed), result.keys), (count - 1, ["var/m_0"]))
 
-    def test_what_waits_in_the_event_loop_is_named(self):
+    def test_pending_event_loop_missed(self):
         self.run_ok("setInterval(() => {}, 60000); setTimeout(() => {}, 60000); 0")
         self.assertIn("2 timers", self.missed()["timers/pending"]["reason"])
         self.run_ok("globalThis.server = require('net').createServer().listen(0, '127.0.0.1'); 0")
@@ -141,42 +141,42 @@ class Saving(Own):
         self.run_ok("await new Promise((done) => setTimeout(done, 20)); 0")
         self.assertEqual(sorted(self.missed()), ["timers/pending"])
 
-    def test_what_keeps_the_loop_alive_is_a_job_until_it_has_gone(self):
+    def test_live_event_loop_is_job(self):
         (told, _), = self.run_ok("setTimeout(() => {}, 700); 0").of("jobs")
         self.assertEqual(told["jobs"], [{"id": "loop", "command": "1 timer"}])
         self.assertEqual(self.run_ok("1").of("jobs"), [], "nothing new")
         told, _ = self.engine.frame(Result())
         self.assertEqual((told["ev"], told["jobs"]), ("jobs", []))
 
-    def test_nothing_waits_in_a_new_engine(self):
+    def test_new_engine_has_no_pending_work(self):
         self.run_ok("await new Promise((done) => setTimeout(done, 5)); 1")
         self.assertEqual(self.missed(), {})
 
-    def test_private_members_are_not_lost_silently(self):
+    def test_private_members_missed(self):
         self.run_ok("class P { #v = 1; get() { return this.#v } } const p = new P(); class S { static #n = 1; static n() { return S.#n } } class Q { hash() { return '#notprivate' } } const q = new Q()")
         self.assertEqual(sorted(self.missed()), ["class/S", "var/p"])
         self.assertIn("private", self.missed()["var/p"]["reason"])
         self.assertIn("var/q", self.engine.saved)
 
-    def test_a_saved_value_that_becomes_unsavable_is_deleted(self):
+    def test_unsavable_value_deleted(self):
         self.run_ok("const c = [1]")
         result = self.run_ok("c.push(Promise.resolve())")
         self.assertEqual([frame["key"] for frame, _ in result.of("del")], ["var/c"])
         self.assertEqual(list(self.missed()), ["var/c"])
 
-    def test_what_needs_a_missed_function_is_missed_with_it(self):
+    def test_dependents_of_missed_functions(self):
         self.run_ok("const f = ((n) => () => n)(1); const holder = {f}; class A extends ((x) => class { m() { return x } })(1) {} const a = new A(); const g = f")
         self.assertEqual(sorted(self.missed()), ["fn/f", "fn/g", "var/holder"])
         self.assertIn("needs f", self.missed()["var/holder"]["reason"])
 
-    def test_an_old_instance_of_a_class_that_was_declared_again(self):
+    def test_instance_of_redeclared_class(self):
         self.run_ok("class A { v() { return 1 } } const old = new A()")
         self.run_ok("class A { v() { return 2 } } const now = new A()")
         self.assertEqual(list(self.missed()), ["var/old"])
         with self.engine.reload() as other:
             self.assertEqual(other.run("now.v()").value, 2)
 
-    def test_meta(self):
+    def test_entry_metadata(self):
         self.run_ok("const a = [1, 2], s = 'x'.repeat(1000), m = new Map([[1, {a: 2}]]), o = {a: {b: [1n]}}; class P { x = 1 } const p = new P()")
         meta = {key: each[0] for key, each in self.engine.saved.items()}
         self.assertEqual(meta["var/a"], {"type": "Array", "summary": "[1, 2]"})
@@ -203,7 +203,7 @@ class Saving(Own):
         self.assertTrue(self.engine.ask("save", changed=True)["ok"])
         self.assertEqual(self.engine.before.of("put"), [])
 
-    def test_failing_and_interrupted_executions_are_saved_too(self):
+    def test_failed_executions_saved(self):
         self.assertEqual(self.engine.run("let a = 1\nthrow 1").keys, ["var/a"])
         self.engine.begin("let b = 1\nwhile (true);")
         self.engine.interrupt()
@@ -211,7 +211,7 @@ class Saving(Own):
         self.assertEqual(self.engine.run("let c = 1; process.exit(3)").keys, ["var/c"])
         self.assertEqual(self.engine.run("let d = 1 +").keys, [])
 
-    def test_odd_names(self):
+    def test_unusual_variable_names(self):
         self.run_ok("globalThis['not an identifier'] = 1; globalThis['\\ud800'] = 2; globalThis[Symbol('s')] = 3; globalThis['x'.repeat(500)] = 4; let ok = 5, ünï = 6, $ = 7")
         self.assertLessEqual({"var/not an identifier", "var/ok", "var/ünï", "var/$"}, set(self.engine.saved))
         self.assertEqual(len(self.engine.missed), 3)
@@ -244,7 +244,7 @@ class SavingMuch(Saving):
         self.assertNotIn("var/ballast", result.keys)
         return result
 
-    def test_what_is_not_touched_costs_nothing(self):
+    def test_untouched_values_are_free(self):
         self.run_ok("const much = Array.from({length: 300000}, (_, i) => i); const few = [1]; function f(x) { return few.push(x) } class K { constructor() { this.x = 1 } m() { return this.x } } const k = new K(); const fs = require('fs')", timeout=60)
         self.run_ok("1")
         for code in ("1 + 1", "let y = 2", "f(1)", "k.m()", "fs.readFileSync('/dev/null').length", "[1, 2].map((x) => x * 2)", "few.push(1)", "for (let i = 0; i < 3; i++) few.push(i)"):
@@ -258,7 +258,7 @@ class SavingMuch(Saving):
         self.assertEqual(self.run_ok("much[5] = 1").keys, ["var/much"])
         self.assertGreater(time.perf_counter() - begun, 0.01)
 
-    def test_ways_that_words_do_not_tell(self):
+    def test_indirect_mutation_detected(self):
         self.run_ok("let d = {n: 0}; var holder = {d: {n: 0}}; let g = {n: 0}")
         for code, key in (
             ("eval('d' + '.n++')", "var/d"),
@@ -310,7 +310,7 @@ class Loading(Own):
             " bn === -5n, max === 2 ** 53, tiny === 5e-324, s === 'é\\ud800', w === '日本', e === '', long === 'ab'.repeat(1000), nul === '\\0']"
         )
 
-    def test_how_each_was_declared(self):
+    def test_declaration_kinds_restored(self):
         self.restored("let l = 1; const c = {a: 1}; var v = 2; globalThis.p = 3; Object.defineProperty(globalThis, 'ro', {value: 4, enumerable: false, configurable: true}); function fn() {} class K {}; let declared")
         self.check(
             "[Object.getOwnPropertyDescriptor(globalThis, 'l') === undefined, Object.getOwnPropertyDescriptor(globalThis, 'c') === undefined,"
@@ -321,7 +321,7 @@ class Loading(Own):
         self.run_ok("l = 2; let l = 3; const c = 4; var v = 5; function fn() { return 6 } class K { k = 7 }")
         self.assertEqual(self.value_of("[l, c, v, fn(), new K().k]"), [3, 4, 5, 6, 7])
 
-    def test_objects(self):
+    def test_builtin_objects_restored(self):
         self.restored(
             "const d = new Date(5), bad = new Date(NaN), r = /a(b)+\\//giy; r.lastIndex = 3; const m = new Map([[1, {a: 1}], ['k', new Set([1, 2])], [NaN, 0]]), ar = [1, , 'x']; ar.extra = 1\n"
             "const er = new TypeError('bad', {cause: 1}); er.code = 'E'; const stk = er.stack; const ag = new AggregateError([new RangeError('r')], 'ag')\n"
@@ -340,7 +340,7 @@ class Loading(Own):
             " from.hi() === 'hi1', Object.getPrototypeOf(from) === base, Object.keys(proto)[0] === '__proto__', proto.__proto__ === 5, Object.keys(numbered).join() === '1,2,b,a', long.length === 3000, long[2999] === 2999, long.tag === 1, sparse.length === 1000001, sparse[1e6] === 1, Object.keys(sparse).length === 1, neg[-1] === 1]"
         )
 
-    def test_bytes(self):
+    def test_binary_buffers_restored(self):
         self.restored(
             "const ta = new Float64Array([1.5, 2]), ab = new ArrayBuffer(8), v1 = new Uint8Array(ab, 2, 4), v2 = new Int16Array(ab), dv = new DataView(ab, 1), small = Buffer.from('hello'), large = Buffer.alloc(20000, 7)\n"
             "const b64 = new BigInt64Array([5n]), cl = Uint8ClampedArray.of(300), empty = new Uint8Array(0), shared = new SharedArrayBuffer(4); new Uint8Array(shared)[0] = 9; const extra = new Uint8Array(3); extra.tag = 'x'; const part = large.subarray(5, 10); v1[0] = 5\n"
@@ -352,7 +352,7 @@ class Loading(Own):
             " !grows || grow.resizable && grow.maxByteLength === 16]"
         )
 
-    def test_sharing(self):
+    def test_shared_references_restored(self):
         self.restored("let a = [1], b = a; const c = {a}, d = [a, a], e = [2]; const cyc = {n: 1}; cyc.self = cyc; const m = new Map([[cyc, cyc]]); const key = Symbol('k'); const by = {[key]: 1}")
         self.check("[a === b, c.a === a, d[0] === a, d[1] === a, cyc.self === cyc, m.get(cyc) === cyc, by[key] === 1]")
         result = self.run_ok("b.push(5); d")
@@ -374,7 +374,7 @@ class Loading(Own):
         self.assertEqual(sorted(each["key"] for each in self.engine.missed), ["var/one", "var/part"])
         self.assertIn("shares its bytes", self.engine.missed[0]["reason"])
 
-    def test_functions(self):
+    def test_js_functions_restored(self):
         self.restored(
             "let base = 10; function plain(a, b = 2, ...c) { return a + b + base } plain.mark = {x: 1}",
             "const fact = (n) => n < 2 ? 1 : n * fact(n - 1); const named = function inner(n) { return n ? inner(n - 1) : 'end' }",
@@ -397,7 +397,7 @@ class Loading(Own):
         with self.engine.reload() as again:
             self.assertEqual(again.load_reply["missed"], [])
 
-    def test_classes(self):
+    def test_js_classes_restored(self):
         self.restored(
             "class Base { static count = 0; static names = []; x; constructor(x) { this.x = x; Base.count++ } get double() { return this.x * 2 } static make() { return new this(1) } }",
             "class Sub extends Base { y = 3; m() { return super.double + this.y } } const inst = new Sub(4); Base.names.push('n'); Base.later = 'added'; Base.prototype.patched = function () { return 'patched' }",
@@ -411,7 +411,7 @@ class Loading(Own):
             " m2 instanceof M2, m2.get(1) === 2, b2 instanceof B2, b2[1] === 2, me instanceof MyErr, me instanceof Error, me.name === 'MyErr', me.message === 'x', me.extra[0] === 1, new Expr().self() === Expr, Alias === Base, box.K === Base, box.made instanceof Sub, WithBlock.ready === 'yes', new Mixed().mixed() === 'm']"
         )
 
-    def test_modules(self):
+    def test_modules_are_restored(self):
         files = {
             "node_modules/pkg/index.js": "exports.answer = 42; let n = 0; exports.count = () => ++n; exports.K = class K {}",
             "node_modules/esm/package.json": '{"name": "esm", "type": "module", "exports": "./index.mjs"}',
@@ -445,14 +445,14 @@ class Loading(Own):
         self.run_ok("process.chdir('/'); process.env.USER = 'guest'")
         self.assertNotIn("env/USER", self.engine.saved)
 
-    def test_nothing_is_sent_again_after_a_load(self):
+    def test_loaded_state_is_not_resent(self):
         self.restored(
             "let a = [1, {k: [1, 2]}], b = 'text'; const c = 5; const fs = require('fs'); /** Doc. */ function f(x = [1]) { return x } const g = () => f; class C { static n = 1; m() { return this } } const o = new C(), o2 = [o]; var v = a; const buf = Buffer.from('x'); function P() {} P.prototype.q = 1"
         )
         for code in ("1 + 1", "a, b, c, f, g, C, o", "let q = 1"):
             self.assertEqual([key for key in self.run_ok(code).keys if key != "var/q"], [], code)
 
-    def test_load_forgets_what_was(self):
+    def test_load_clears_previous_state(self):
         self.run_ok("let old = 1; const gone = 2; var v = 3; function f() {} class K {} globalThis.p = 4; process.env.OLD = '1'; process.chdir('/tmp'); 5")
         self.engine.load({})
         self.assertEqual(self.engine.ask("vars")["vars"], [])
@@ -462,14 +462,14 @@ class Loading(Own):
         self.assertEqual(self.run_ok("old = 7; v = 8").keys, ["var/old", "var/v"])
         self.assertEqual(self.run_ok("const gone = 9; class K {}").keys, ["class/K", "var/gone"])
 
-    def test_a_state_over_another(self):
+    def test_load_over_existing_state(self):
         self.run_ok("let a = 1; const c = {n: 1}; var v = 'v'; function f() { return 1 }")
         saved = dict(self.engine.saved)
         self.run_ok("a = 2; const c = 5; v = 'w'; function f() { return 2 } let more = 1")
         self.assertEqual(self.engine.load(saved)["missed"], [])
         self.assertEqual(self.value_of("[a, c.n, v, f(), typeof more]"), [1, 1, "v", 1, "undefined"])
 
-    def test_one_bad_entry_does_not_prevent_the_others(self):
+    def test_bad_entry_affects_only_itself(self):
         self.run_ok("const good = [1]; function f() { return good } class C {} const c = new C()")
         saved = dict(self.engine.saved)
         bad = {
@@ -492,7 +492,7 @@ class Loading(Own):
             self.assertEqual(other.run("[f() === good, c instanceof C]").value, [True, True])
             self.assertEqual(other.run("console.log('out')").out, b"out\n")
 
-    def test_changes_after_a_load_are_saved(self):
+    def test_changes_after_load_saved(self):
         self.restored("class A { static n = 1 } const a = new A(); function f() { return A.n } const l = [1]; function g() { l.push(2) }")
         self.assertIn("class/A", self.run_ok("A.n = 2").keys)
         self.assertIn("var/l", self.run_ok("g(); 0").keys)

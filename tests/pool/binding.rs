@@ -11,7 +11,7 @@ use super::{READY, pooled, pooled_with, ready, worker_of};
 use crate::support::{kernel, out, run, spec, users};
 
 #[test]
-fn a_kernel_takes_a_worker_that_was_ready_and_is_alone_with_it() {
+fn kernel_takes_warm_worker() {
     for user in users() {
         let host = pooled(user);
         host.with(async |client| {
@@ -51,7 +51,7 @@ fn a_kernel_takes_a_worker_that_was_ready_and_is_alone_with_it() {
 }
 
 #[test]
-fn state_mounts_and_threads_come_to_a_worker_that_was_ready() {
+fn warm_worker_receives_state() {
     for user in users() {
         let host = pooled_with(user, "[pool.engines.bash]\n[pool.engines.node]\n");
         let given = host.given(user);
@@ -120,7 +120,7 @@ fn state_mounts_and_threads_come_to_a_worker_that_was_ready() {
 }
 
 #[test]
-fn a_kernel_that_is_unlike_the_others_gets_a_worker_of_its_own_kind() {
+fn uncommon_kernel_gets_own_pool() {
     let host = pooled_with(crate::support::User::Own, "");
     host.with(async |client| {
         ready(&client, "kaish").await;
@@ -149,7 +149,7 @@ fn a_kernel_that_is_unlike_the_others_gets_a_worker_of_its_own_kind() {
 
 /// Every descriptor that a kernel of root's brings is held until all are there.
 #[test]
-fn a_kernel_with_as_many_mounts_as_may_be_takes_a_worker_that_was_ready() {
+fn warm_worker_binds_maximum_mounts() {
     for user in users() {
         let host = pooled(user);
         let paths: Vec<_> = (0..limits::MOUNTS).map(|n| host.path("home").join(format!("given{n}"))).collect();
@@ -173,7 +173,7 @@ fn a_kernel_with_as_many_mounts_as_may_be_takes_a_worker_that_was_ready() {
 
 /// A slot has it already: what comes later would lie on top.
 #[test]
-fn what_every_kernel_has_read_only_is_never_hidden_by_what_one_was_given() {
+fn mounts_never_hide_system_paths() {
     for user in users() {
         let mut host = crate::support::Host::prepare(user);
         let above = host.path("home").join("above");
@@ -208,7 +208,7 @@ fn what_every_kernel_has_read_only_is_never_hidden_by_what_one_was_given() {
 }
 
 #[test]
-fn modules_are_loaded_before_anybody_comes_and_in_no_namespace() {
+fn preloaded_modules_hidden() {
     let host = pooled_with(
         crate::support::User::Own,
         "[engines.python]\npreload = [\"wave\", \"xml.dom.minidom\", \"there_is_no_such_module\"]\n",
@@ -231,7 +231,7 @@ fn modules_are_loaded_before_anybody_comes_and_in_no_namespace() {
 
 /// What a worker did while it waited leaves nothing behind: byte for byte the state of one that did not wait.
 #[test]
-fn what_was_rehearsed_before_anybody_came_leaves_no_trace() {
+fn worker_rehearsal_leaves_no_trace() {
     use ryokan::session::Session as _;
     let host = pooled_with(crate::support::User::Own, "[pool.engines.bash]\n[pool.engines.node]\n");
     host.with(async |client| {

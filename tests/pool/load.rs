@@ -34,7 +34,7 @@ impl Holdings {
     pub(super) fn of(host: &Host) -> Holdings {
         let count = |path: std::path::PathBuf| path.read_dir().map_or(0, Iterator::count);
         Holdings {
-            workers: super::deaths::inits(host).len(),
+            workers: super::worker_failures::inits(host).len(),
             descriptors: count(format!("/proc/{}/fd", host.pid()).into()),
             folders: count(host.data().join("kernels")),
             mounts: std::fs::read_to_string("/proc/self/mountinfo").expect("read").lines().count(),
@@ -54,7 +54,7 @@ fn open(host: &Host) -> std::collections::BTreeMap<String, usize> {
 }
 
 #[test]
-fn a_thousand_kernels_for_thirty_two_clients_get_what_each_asked_for_and_leave_nothing() {
+fn thousand_kernels() {
     let host = pooled(User::Own);
     let settled = async |client: &HostClient| {
         // The pool shrinks back after a burst: how large it was is no concern here.
@@ -125,7 +125,7 @@ const MANY: usize = 50;
 const BESIDE_A_BOMB: Duration = Duration::from_secs(10);
 
 #[test]
-fn while_one_kernel_is_a_fork_bomb_others_are_made_and_answer() {
+fn fork_bomb_does_not_block_others() {
     let host = pooled(User::Own);
     host.with(async |client| {
         ready(&client, "kaish").await;
@@ -164,7 +164,7 @@ fn while_one_kernel_is_a_fork_bomb_others_are_made_and_answer() {
 }
 
 #[test]
-fn who_finds_no_worker_ready_waits_for_his_turn_or_for_the_next_that_is() {
+fn start_queue_serves_kernels() {
     let mut host = Host::prepare(User::Own);
     host.configure("[limits]\nworker_starts = 1\n[pool]\npool_size = 1\nmin_idle = 1\nmax_pool_size = 6\n");
     host.launch();
@@ -187,7 +187,7 @@ fn who_finds_no_worker_ready_waits_for_his_turn_or_for_the_next_that_is() {
 }
 
 #[test]
-fn whose_turn_does_not_come_is_told_so_and_tries_again() {
+fn start_queue_timeout_reported() {
     let mut host = Host::without_pool(User::Own);
     host.kill();
     host.configure(
@@ -217,7 +217,7 @@ fn whose_turn_does_not_come_is_told_so_and_tries_again() {
 }
 
 #[test]
-fn a_kernel_that_waits_for_its_turn_is_stopped_and_removed_at_once() {
+fn queued_kernel_can_be_removed() {
     let mut host = Host::without_pool(User::Own);
     host.kill();
     host.configure("[limits]\nworker_starts = 1\n[pool]\npool_size = 0\nmin_idle = 0\nmax_pool_size = 0\n");

@@ -1,13 +1,13 @@
 //! The warm pool, for real: daemons with workers that are ready before anybody comes.
 
 mod binding;
-mod deaths;
+mod ephemeral;
+mod kernel_isolation;
 mod load;
 mod pressure;
-mod promises;
-mod secrets;
-mod throw_away;
-mod time;
+mod recycling;
+mod reserved_workers;
+mod worker_failures;
 
 use std::time::{Duration, Instant};
 

@@ -57,7 +57,7 @@ impl Drop for Short {
 }
 
 #[test]
-fn while_memory_is_short_the_pool_goes_first_then_what_nobody_uses_and_never_what_runs() {
+fn memory_pressure_eviction_order() {
     let mut short = Short::new();
     let file = short.folder.join("cpu.pressure");
     let host = pooled_with(User::Own, &format!("[daemon]\npressure_file = \"{}\"\n", file.display()));

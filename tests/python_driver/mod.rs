@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 #[test]
-fn the_python_driver_keeps_the_contract() {
+fn python_driver_contract() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python_driver");
     let output = Command::new("/usr/bin/python3")
         .args(["-B", "-m", "unittest", "discover", "--start-directory"])

@@ -46,7 +46,7 @@ def value(engine, code):
 
 
 class Copies(unittest.TestCase):
-    def test_a_copy_is_as_the_engine_was(self):
+    def test_copy_matches_engine(self):
         for prepare in ("", NOT_AS_SIBLING):
             self.copies_are_as_the_engine_was(prepare)
 
@@ -64,7 +64,7 @@ class Copies(unittest.TestCase):
             self.assertLessEqual({missed["type"] for missed in woken["missed"]}, {"pipe"})
             self.assertEqual(value(copy, "(len(l), next(g), round(random.random(), 6), os.getpid() == pid)"), [1, 1, 0.622902, False])
 
-    def test_an_account_with_many_pipes_has_copies_too(self):
+    def test_copy_without_pipe_resize(self):
         with Engine() as engine:
             engine.run(
                 "import fcntl, os, types\n"
@@ -86,7 +86,7 @@ class Copies(unittest.TestCase):
             self.assertNotIn(f"descriptor/{as_is}", missed)
             self.assertEqual(value(copy, "os.read(r, 9) == b'few'"), True)
 
-    def test_a_pair_of_sockets_is_made_so_that_the_next_copy_knows_it(self):
+    def test_copied_socket_pair_recognised(self):
         with Engine() as engine:
             engine.run(
                 "import socket, types, _socket\n"
@@ -105,7 +105,7 @@ class Copies(unittest.TestCase):
             self.assertLessEqual({missed["type"] for missed in woken["missed"]}, {"pipe"}, woken)
             self.assertEqual(value(copy, "(other.recv(9) == b'waits', one.send(b'more'), other.recv(9) == b'more')"), [True, 4, True])
 
-    def test_no_wait_of_the_codes_meets_a_copy(self):
+    def test_code_cannot_wait_for_copy(self):
         for prepare in ("", NOT_AS_SIBLING):
             self.no_wait_meets_a_copy(prepare)
 
@@ -121,7 +121,7 @@ class Copies(unittest.TestCase):
             self.assertEqual(value(engine, "p.poll() is None"), True)
             engine.run("p.kill(); p.wait()")
 
-    def test_threads_and_handlers_are_told_and_harm_nothing(self):
+    def test_threads_and_handlers_during_copy(self):
         with Engine() as engine:
             engine.run("import threading; e = threading.Event(); t = threading.Thread(target=e.wait); t.start()")
             reply, copy = keep(engine)
@@ -137,7 +137,7 @@ class Copies(unittest.TestCase):
             self.assertTrue(copy.wake()["ok"])
             self.assertEqual(value(copy, "1 + 1"), 2)
 
-    def test_hooks_of_the_codes_run_and_cannot_speak(self):
+    def test_fork_hooks_send_no_frames(self):
         with Engine() as engine:
             engine.run("import os\nos.register_at_fork(after_in_child=lambda: 1 / 0, before=lambda: [].x)")
             reply, copy = keep(engine)
@@ -148,7 +148,7 @@ class Copies(unittest.TestCase):
             # A child that the code itself forks is still none that speaks.
             self.assertEqual(value(engine, "os.waitpid(os.fork() or os._exit(7), 0)[1] >> 8"), 7)
 
-    def test_a_copy_ends_with_its_socket_and_ignores_signals(self):
+    def test_copy_ends_with_socket(self):
         with Engine() as engine:
             engine.run("import os")
             _, copy = keep(engine)

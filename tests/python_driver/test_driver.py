@@ -56,17 +56,17 @@ class Own(unittest.TestCase):
 
 
 class Start(Own):
-    def test_ready_comes_first_and_names_the_version(self):
+    def test_ready_frame_has_python_version(self):
         version = self.value_of("import sys; '%d.%d.%d' % sys.version_info[:3]")
         self.assertEqual(
             self.engine.ready, {"ev": "ready", "engine": "python", "version": version, "interrupt": "signal"}
         )
 
-    def test_namespace_is_clean_and_real(self):
+    def test_namespace_is_main_module(self):
         self.assertEqual(self.engine.ask("vars")["vars"], [])
         self.assertIs(self.value_of("import sys; __name__ == '__main__' and sys.modules['__main__'].__dict__ is globals()"), True)
 
-    def test_no_descriptor_but_the_contracts(self):
+    def test_only_contract_descriptors_are_open(self):
         fds = self.value_of("import os; sorted(int(f) for f in os.listdir('/proc/self/fd'))")
         self.assertEqual(fds[:3], [0, 1, 2])
         self.assertTrue(all(fd >= 100 for fd in fds[3:-1]) or all(fd >= 100 for fd in fds[4:]), fds)
@@ -79,14 +79,14 @@ class Start(Own):
             file.write("answer = 42\n")
         self.assertEqual(self.value_of("import mine; mine.answer"), 42)
 
-    def test_without_a_compiled_driver_it_starts_from_the_sources(self):
+    def test_driver_starts_from_sources(self):
         compiled = compiled_driver()
         for useless in (b"", b"other" + compiled, compiled[:-100]):
             with Engine(image=driver_image(useless)) as engine:
                 self.assertEqual(engine.run("2 + 2").value, 4)
                 self.assertIn(b"ZeroDivisionError", engine.run("1 / 0").err)
 
-    def test_modules_of_the_workspace_do_not_replace_the_drivers(self):
+    def test_modules_cannot_shadow_driver(self):
         for name in ("traceback", "linecache", "tokenize", "select", "json"):
             with open(os.path.join(self.engine.cwd, name + ".py"), "w") as file:
                 file.write("raise SystemExit(9)\n")
@@ -98,7 +98,7 @@ class Start(Own):
         self.engine.sock.shutdown(2)
         self.assertEqual(self.engine.wait(), 0)
 
-    def test_shutdown_ends_jobs_and_exits_with_0(self):
+    def test_shutdown_ends_jobs_and_threads(self):
         pid = self.value_of("import subprocess; p = subprocess.Popen(['sleep', '100']); p.pid")
         self.run_ok("import atexit, threading, time\natexit.register(lambda: time.sleep(60))\nthreading.Thread(target=lambda: time.sleep(60)).start()")
         begun = time.monotonic()
@@ -108,7 +108,7 @@ class Start(Own):
         with self.assertRaises(ProcessLookupError):
             os.kill(pid, 0)
 
-    def test_malformed_frames_end_with_70_and_a_message(self):
+    def test_malformed_frames_exit_with_message(self):
         for name, data in {
             "lengths": struct.pack("<II", 1 << 31, 0),
             "tail": struct.pack("<II", 2, 2 << 20) + b"{}",
@@ -130,7 +130,7 @@ class Start(Own):
         self.engine.sock.shutdown(1)
         self.assertEqual(self.engine.wait(), 70)
 
-    def test_frames_in_pieces_and_in_a_heap(self):
+    def test_fragmented_and_batched_frames(self):
         frames = []
         for number in (1, 2):
             body = json.dumps({"op": "exec", "id": number, "exec": number, "code": f"{number} + 1", "env": [], "stdin": False})
@@ -150,7 +150,7 @@ class Execution(Case):
         node = result.end["output"]["root"][0]
         self.assertEqual(node, {"name": "", "type": "text", "text": "6", "cells": [], "children": []})
 
-    def test_statement_none_and_semicolon_give_neither(self):
+    def test_statements_have_no_value(self):
         for code in ("x_1 = 1", "None", "5;", "5 ; # five", "", "# nothing", "x_1 = 2\nx_1;"):
             with self.subTest(code):
                 end = self.run_ok(code).end
@@ -159,13 +159,13 @@ class Execution(Case):
         self.assertEqual(self.value_of("'a;'"), "a;")
         self.assertEqual(self.value_of("(1,\n 2) # a;"), [1, 2])
 
-    def test_history(self):
+    def test_underscore_result_history(self):
         self.run_ok("'one'")
         self.run_ok("'two'")
         self.run_ok("'three'")
         self.assertEqual(self.value_of("[_, __, ___]"), ["three", "two", "one"])
 
-    def test_an_underscore_of_the_codes_own_is_left_alone(self):
+    def test_user_underscore_kept(self):
         with Engine() as engine:
             engine.run("_ = 'mine'")
             engine.run("5")
@@ -179,11 +179,11 @@ class Execution(Case):
                 self.assertTrue(text.endswith(("…", "]", "}")))
                 self.assertGreater(len(text.encode()), 50000)
 
-    def test_repr_of_builtins_is_pythons(self):
+    def test_builtin_repr_matches_python(self):
         for code in ("[1, 'a', (2,), {}, {1: [2, {3}]}, set(), frozenset({1}), (), b'x', 1.5, None]", "{'a': {'b': ()}}"):
             self.assertEqual(self.run_ok(code).text, repr(eval(code)))
 
-    def test_failure(self):
+    def test_exception_reports_traceback(self):
         result = self.engine.run("def f_1():\n    raise ValueError('no\\nway')\nf_1()")
         self.assertEqual((result.end["status"], result.end["code"]), ("failed", 1))
         self.assertEqual(result.end["err"], "ValueError: no way")
@@ -192,11 +192,11 @@ class Execution(Case):
         self.assertRegex(text, r'File "<exec \d+>", line 3, in <module>')
         self.assertNotIn("ryokan/", text)
 
-    def test_a_function_of_an_earlier_execution_shows_its_source(self):
+    def test_traceback_shows_earlier_source(self):
         self.run_ok("def f_2():\n    return 1 / 0  # here")
         self.assertIn("1 / 0  # here", self.engine.run("f_2()").err.decode())
 
-    def test_chained_exceptions_lose_driver_frames_too(self):
+    def test_chained_exception_frames(self):
         code = "try:\n    int('x')\nexcept ValueError as e:\n    raise KeyError('k') from e"
         text = self.engine.run(code).err.decode()
         self.assertIn("direct cause", text)
@@ -212,7 +212,7 @@ class Execution(Case):
                 self.assertTrue(result.err)
         self.assertEqual(self.engine.ask("get", name="ran_1")["code"], "notFound")
 
-    def test_a_syntax_error_at_run_time_is_a_failure(self):
+    def test_syntax_error_in_exec_fails(self):
         self.assertEqual(self.engine.run("exec('x =')").end["status"], "failed")
 
     def test_system_exit(self):
@@ -242,7 +242,7 @@ class Execution(Case):
         self.assertTrue(self.engine.run("'x' * (1 << 62)").end["err"].startswith("MemoryError"))
         self.assertEqual(self.value_of("1 + 1"), 2)
 
-    def test_exceptions_that_cannot_be_shown(self):
+    def test_unprintable_exceptions(self):
         code = "class E_1(Exception):\n    def __str__(self): raise ZeroDivisionError\n    __repr__ = __str__\nraise E_1"
         result = self.engine.run(code)
         self.assertEqual(result.end["status"], "failed")
@@ -298,7 +298,7 @@ class Execution(Case):
         self.run_ok("def src_1(a):\n    return a  # inner")
         self.assertIn("# inner", self.value_of("import inspect; inspect.getsource(src_1)"))
 
-    def test_environment_of_an_execution(self):
+    def test_python_execution_environment(self):
         self.run_ok("import os; os.environ['KEEP_1'] = 'old'")
         code = "os.environ['A_1'] + os.environ['KEEP_1'] + os.popen('echo $A_1').read()"
         self.assertEqual(self.value_of(code, env=[("A_1", "x"), ("KEEP_1", "new")]), "xnewx\n")
@@ -306,7 +306,7 @@ class Execution(Case):
         self.run_ok("os.environ['A_2'] = 'by code'", env=[("A_2", "given")])
         self.assertEqual(self.value_of("os.environ['A_2']"), "by code")
 
-    def test_signals_of_the_codes_own_last_for_the_execution_only(self):
+    def test_signal_handlers_reset(self):
         self.run_ok("import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)")
         self.engine.begin("import time; time.sleep(30)")
         self.engine.interrupt()
@@ -314,7 +314,7 @@ class Execution(Case):
 
 
 class Streams(Case):
-    def test_output_and_its_order(self):
+    def test_output_keeps_order(self):
         result = self.run_ok("import sys, os\nprint('a')\nsys.stderr.write('e')\nos.write(1, b'b')\nsys.stdout.buffer.write(b'c')\nprint('d', end='');")
         self.assertEqual((result.out, result.err), (b"a\nbcd", b"e"))
 
@@ -328,10 +328,10 @@ class Streams(Case):
             self.assertEqual(result.out.strip(), b"now")
             self.engine.finish(result)
 
-    def test_odd_text_never_fails(self):
+    def test_unencodable_text_escaped(self):
         self.assertEqual(self.run_ok("print('\\ud800é\\0')").out, "\\ud800é\0\n".encode())
 
-    def test_closed_and_replaced_streams_come_back(self):
+    def test_replaced_streams_restored(self):
         for code in (
             "import sys; sys.stdout.close()",
             "import sys; sys.stdout = None",
@@ -348,7 +348,7 @@ class Streams(Case):
                 self.assertEqual(self.run_ok("print('here')").out, b"here\n")
                 self.assertEqual(self.engine.run("1/0").end["status"], "failed")
 
-    def test_large_output_is_quick_and_whole(self):
+    def test_large_output_complete_and_fast(self):
         self.engine.begin("import sys; sys.stdout.write('x' * (64 << 20) + 'end');")
         begun = time.monotonic()
         out = self.engine.finish().out
@@ -360,7 +360,7 @@ class Streams(Case):
         out = self.run_ok("for i in range(100000): print(i)").out
         self.assertEqual(out, b"".join(b"%d\n" % i for i in range(100000)))
 
-    def test_a_signal_does_not_lose_output(self):
+    def test_signal_does_not_lose_output(self):
         code = (
             "import signal, sys\nsignal.signal(signal.SIGALRM, lambda *_: None)\n"
             "signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)\n"
@@ -368,7 +368,7 @@ class Streams(Case):
         )
         self.assertEqual(len(self.run_ok(code).out), 20_000_000)
 
-    def test_threads_go_on_between_executions(self):
+    def test_threads_run_between_executions(self):
         self.run_ok(
             "import threading, time\nlog_1 = []\ndef work_1():\n    for i in range(100):\n        log_1.append(i)\n        time.sleep(0.01)\n"
             "threading.Thread(target=work_1, daemon=True).start()"
@@ -382,7 +382,7 @@ class Input(Case):
     def fds(self):
         return self.value_of("import os; len(os.listdir('/proc/self/fd'))")
 
-    def test_input_without_stdin_says_what_to_do(self):
+    def test_input_without_stdin_has_hint(self):
         for code in ("input()", "input('name? ')", "import sys; sys.stdin.readline()", "import sys\nfor line in sys.stdin: pass"):
             result = self.engine.run(code)
             self.assertEqual(result.end["status"], "failed")
@@ -399,11 +399,11 @@ class Input(Case):
         self.assertEqual(self.value_of("import sys; sys.stdin.read()", stdin=b"all of it"), "all of it")
         self.assertEqual(self.value_of("import sys; len(sys.stdin.buffer.read())", stdin=b"x" * 3_000_000), 3_000_000)
 
-    def test_children_inherit_it(self):
+    def test_subprocess_inherits_stdin(self):
         self.assertEqual(self.run_ok("import subprocess; subprocess.run(['cat']);", stdin=b"through").out, b"through")
         self.assertEqual(self.run_ok("import subprocess; subprocess.run(['cat']);").out, b"")
 
-    def test_dev_null_and_no_leak_afterwards(self):
+    def test_stdin_reset_to_dev_null(self):
         before = self.fds()
         for _ in range(20):
             self.engine.run("input()", stdin=b"line\nmore")
@@ -412,7 +412,7 @@ class Input(Case):
         self.assertEqual(self.fds(), before)
         self.assertEqual(self.value_of("import os; os.readlink('/proc/self/fd/0')"), "/dev/null")
 
-    def test_unasked_descriptors_are_closed(self):
+    def test_unrequested_descriptors_closed(self):
         before = self.fds()
         read, write = os.pipe()
         self.engine.number += 1
@@ -436,7 +436,7 @@ class Interrupts(Case):
         self.assertLess(time.monotonic() - begun, within_s)
         return result
 
-    def test_each_kind_of_waiting(self):
+    def test_interrupt_of_blocking_calls(self):
         for code in (
             "while True: pass",
             "import time; time.sleep(60)",
@@ -454,37 +454,37 @@ class Interrupts(Case):
                 self.interrupted(code)
         self.assertEqual(self.value_of("1 + 1"), 2)
 
-    def test_finalizers_do_not_swallow_it(self):
+    def test_interrupt_with_finalizers(self):
         code = "class D:\n    def __del__(self):\n        for i in range(100000): pass\nwhile True: D()"
         for _ in range(5):
             self.interrupted(code)
         self.assertIs(self.value_of("import sys; sys.gettrace() is None"), True)
 
-    def test_traceback_shows_where(self):
+    def test_interrupt_traceback(self):
         result = self.interrupted("import time\ndef nap():\n    time.sleep(60)\nnap()")
         self.assertIn(b"in nap", result.err)
         self.assertEqual(result.end["err"], "KeyboardInterrupt")
 
-    def test_awaiting_code_runs_its_finally(self):
+    def test_interrupted_await_runs_finally(self):
         result = self.interrupted(
             "import asyncio\nasync def f():\n    try:\n        await asyncio.sleep(60)\n    finally:\n        print('cleaned')\nawait f()"
         )
         self.assertEqual(result.out, b"cleaned\n")
 
-    def test_ignored_between_executions(self):
+    def test_interrupt_ignored_between_executions(self):
         for _ in range(20):
             os.kill(self.engine.pid, signal.SIGINT)
         time.sleep(0.1)
         self.assertEqual(self.value_of("2 + 2"), 4)
 
-    def test_an_interrupt_while_the_code_is_compiled_is_not_lost(self):
+    def test_interrupt_during_compilation(self):
         code = "x = [" + "1 + 2j * 3," * 200000 + "]\nimport time; time.sleep(60)"
         self.engine.begin(code)
         time.sleep(0.3)
         os.kill(self.engine.pid, signal.SIGINT)
         self.assertEqual(self.engine.finish(timeout=40).end["status"], "interrupted")
 
-    def test_an_interrupt_before_the_code_is_read_is_for_it(self):
+    def test_interrupt_before_code_is_read(self):
         for _ in range(5):
             os.kill(self.engine.pid, signal.SIGSTOP)
             self.engine.begin("import time; time.sleep(60)")
@@ -493,12 +493,12 @@ class Interrupts(Case):
             self.assertEqual(self.engine.finish(timeout=20).end["status"], "interrupted")
             self.assertEqual(self.value_of("2 + 2"), 4)
 
-    def test_code_may_catch_it(self):
+    def test_code_can_catch_interrupt(self):
         self.engine.begin("import time\ntry:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    caught = 'yes'\ncaught")
         self.engine.interrupt()
         self.assertEqual(self.engine.finish().value, "yes")
 
-    def test_a_storm_never_breaks_a_frame(self):
+    def test_signal_storm_keeps_frames_whole(self):
         """Interrupts at any moment: every execution ends exactly once, every frame is whole."""
         stop = threading.Event()
 
@@ -527,7 +527,7 @@ class Interrupts(Case):
         self.assertIn(self.engine.run("1 + 1").end["status"], {"done", "interrupted"})
         self.assertEqual(self.value_of("3 + 3"), 6)
 
-    def test_a_saving_that_hangs(self):
+    def test_interrupt_of_hanging_save(self):
         self.engine.begin("import time\nclass Slow:\n    def __reduce__(self): time.sleep(60)\nslow = Slow()")
         self.engine.interrupt(0.6)
         result = self.engine.finish()
@@ -560,13 +560,13 @@ class Values(Case):
         ("__import__('collections').OrderedDict(a=1)", {"o": [["a", {"i": "1"}]]}),
     )
 
-    def test_table(self):
+    def test_get_encodes_python_values(self):
         for code, form in self.TABLE:
             with self.subTest(code):
                 self.run_ok(f"v_1 = {code}")
                 self.assertEqual(self.engine.ask("get", name="v_1")["value"], form)
 
-    def test_round_trip(self):
+    def test_python_value_round_trip(self):
         for code, form in self.TABLE:
             with self.subTest(code):
                 self.assertTrue(self.engine.ask("set", name="v_2", value=form)["ok"])
@@ -576,7 +576,7 @@ class Values(Case):
         self.engine.ask("set", name="v_3", value={"o": [["i", {"i": "1"}], ["f", {"f": "1"}], ["x", {"x": "aGk="}]]})
         self.assertEqual(self.value_of("[type(v).__name__ for v in v_3.values()]"), ["int", "float", "bytes"])
 
-    def test_opaque(self):
+    def test_opaque_python_values(self):
         for code, type_name in (
             ("object()", "object"),
             ("{1: 2}", "dict"),
@@ -593,7 +593,7 @@ class Values(Case):
                 self.assertEqual(value["O"]["type"], type_name)
                 self.assertLessEqual(len(value["O"]["repr"].encode()), 4096)
 
-    def test_cycles_and_depth_are_opaque_at_their_place(self):
+    def test_cyclic_values_are_opaque(self):
         self.run_ok("v_5 = [1]; v_5.append(v_5)")
         value = self.engine.ask("get", name="v_5")["value"]
         self.assertEqual(value[0], {"i": "1"})
@@ -607,7 +607,7 @@ class Values(Case):
         self.run_ok("v_7 = [0]; v_8 = [v_7, v_7]")
         self.assertEqual(as_value(self.engine.ask("get", name="v_8")["value"]), [[0], [0]])
 
-    def test_too_large(self):
+    def test_oversized_value_refused(self):
         self.run_ok("v_9 = 'x' * (9 << 20)")
         reply = self.engine.ask("get", name="v_9")
         self.assertEqual((reply["ok"], reply["code"]), (False, "invalidArgument"))
@@ -625,18 +625,18 @@ class Values(Case):
         for name in ("1x", "for", "__name__", "a.b", ""):
             self.assertEqual(self.engine.ask("set", name=name, value=None)["code"], "invalidArgument", name)
 
-    def test_set_is_saved_before_the_answer(self):
+    def test_set_is_saved_before_answer(self):
         self.engine.ask("set", name="v_11", value={"i": "5"})
         self.assertEqual([frame["key"] for frame, _ in self.engine.before.of("put")], ["var/v_11"])
 
-    def test_blob_references_and_opaque_ones_come_back(self):
+    def test_blob_references_round_trip(self):
         blob = {"b": {"id": "d", "size": "3", "contentType": "text/plain", "hash": "0" * 64}}
         for form in (blob, {"O": {"type": "t", "repr": "r"}}):
             self.engine.ask("set", name="v_12", value=form)
             self.assertEqual(self.engine.ask("get", name="v_12")["value"], form)
             self.assertIn("var/v_12", self.engine.saved)
 
-    def test_vars(self):
+    def test_vars_omits_modules(self):
         with Engine() as engine:
             engine.run("import math\nfrom os import path\na = [1]\nb = 'x' * 1000\ndef f(): pass\n5")
             listed = {each["name"]: each for each in engine.ask("vars")["vars"]}
@@ -644,19 +644,19 @@ class Values(Case):
             self.assertEqual((listed["a"]["type"], listed["a"]["summary"]), ("list", "[1]"))
             self.assertLessEqual(len(listed["b"]["summary"]), 200)
 
-    def test_vars_survive_a_bad_repr(self):
+    def test_vars_survive_bad_repr(self):
         self.run_ok("class V_1:\n    def __repr__(self): raise SystemExit\nv_13 = V_1()")
         self.assertTrue(self.engine.ask("vars")["ok"])
 
 
 class Calls(Case):
-    def test_named_and_positional(self):
+    def test_call_by_name_or_position(self):
         self.run_ok("def add_1(a, b=10):\n    'Adds.'\n    print('adding')\n    return a + b")
         result = self.engine.call("add_1", {"o": [["a", {"i": "1"}], ["b", {"i": "2"}]]})
         self.assertEqual((result.end["status"], result.value, result.out), ("done", 3, b"adding\n"))
         self.assertEqual(self.engine.call("add_1", [{"i": "5"}]).value, 15)
 
-    def test_none_is_a_value_of_a_call(self):
+    def test_none_is_call_result(self):
         self.run_ok("def nothing_1(): pass")
         self.assertIsNone(self.engine.call("nothing_1", None).end["value"])
 
@@ -666,13 +666,13 @@ class Calls(Case):
         self.run_ok("import asyncio\nasync def later_1(x):\n    await asyncio.sleep(0)\n    return x")
         self.assertEqual(self.engine.call("later_1", ["v"]).value, "v")
 
-    def test_unknown_and_failing(self):
+    def test_unknown_or_failing_function(self):
         for name in ("nowhere_1", "nowhere_1.f", "math.nothing", "", "__name__"):
             self.assertEqual(self.engine.call(name, None).end["status"], "refused", name)
         self.assertEqual(self.engine.call("math.sqrt", ["x"]).end["status"], "failed")
         self.assertEqual(self.engine.call("math.sqrt", "x").end["status"], "refused")
 
-    def test_a_call_saves_what_it_changed(self):
+    def test_call_saves_changed_values(self):
         self.run_ok("kept_1 = []\ndef grow_1(): kept_1.append(len(kept_1))")
         result = self.engine.call("grow_1", [])
         self.assertIn("var/kept_1", result.keys)
@@ -702,7 +702,7 @@ class DynamicTools(Own):
         listed = [{"name": "fs__read", "description": "Reads.", "schema": {"type": "object"}}, {"name": "web__get", "description": "", "schema": None}]
         self.engine.send({"op": "dynamic_tools", "tools": listed})
 
-    def test_call_and_answer(self):
+    def test_tool_call_round_trip(self):
         def answer(frame):
             self.assertEqual((frame["name"], frame["args"]), ("fs__read", {"o": [["path", "a"], ["n", {"i": "2"}]]}))
             return {"ok": True, "value": {"o": [["size", {"i": "3"}]]}, "text": "three"}
@@ -711,7 +711,7 @@ class DynamicTools(Own):
         text_only = lambda frame: {"ok": True, "value": None, "text": "just text"}
         self.assertEqual(self.engine.run("tools['web__get']()", on_tool=text_only).value, "just text")
 
-    def test_list_and_unknown_ones(self):
+    def test_listed_and_unknown_tools(self):
         self.assertEqual(self.value_of("[t['name'] for t in tools.list()]"), ["fs__read", "web__get"])
         self.assertEqual(self.value_of("dir(tools)"), ["fs", "list", "web"])
         for code in ("tools.nowhere", "tools.fs.write", "tools['x']", "tools.fs.read(1)"):
@@ -725,7 +725,7 @@ class DynamicTools(Own):
         self.assertEqual(result.value, "no such file")
         self.assertEqual(self.engine.run("tools.fs.read()", on_tool=fail).end["err"], "ToolError: no such file")
 
-    def test_interrupt_while_waiting_and_late_result(self):
+    def test_interrupted_tool_call_late_result(self):
         self.engine.begin("tools.fs.read()")
         frame, _ = self.engine.frame(Result())
         self.assertEqual(frame["ev"], "tool_call")
@@ -735,7 +735,7 @@ class DynamicTools(Own):
         right = lambda frame: {"ok": True, "value": "right"}
         self.assertEqual(self.engine.run("tools.fs.read()", on_tool=right).value, "right")
 
-    def test_late_result_during_the_next_wait(self):
+    def test_late_tool_result_during_next_wait(self):
         self.engine.begin("tools.fs.read()")
         first, _ = self.engine.frame(Result())
         self.engine.interrupt()
@@ -747,7 +747,7 @@ class DynamicTools(Own):
 
         self.assertEqual(self.engine.run("tools.fs.read()", on_tool=answer).value, "right")
 
-    def test_from_threads(self):
+    def test_tool_calls_from_threads(self):
         code = (
             "from concurrent.futures import ThreadPoolExecutor\n"
             "with ThreadPoolExecutor(4) as pool:\n    got = list(pool.map(lambda n: tools.fs.read(n=n), range(12)))\ngot"
@@ -755,7 +755,7 @@ class DynamicTools(Own):
         echo = lambda frame: {"ok": True, "value": frame["args"]["o"][0][1]}
         self.assertEqual(self.engine.run(code, on_tool=echo).value, list(range(12)))
 
-    def test_a_thread_that_outlives_the_execution(self):
+    def test_thread_outlives_execution(self):
         self.engine.run(
             "import threading\nsaid = []\ndef work():\n    try:\n        tools.fs.read()\n    except ToolError as e:\n        said.append(str(e))\n"
             "t = threading.Thread(target=work); t.start()\nimport time; time.sleep(0.2)"
@@ -764,7 +764,7 @@ class DynamicTools(Own):
 
 
 class Rich(Case):
-    def test_each_form(self):
+    def test_repr_method_mime_types(self):
         for method, mime, made, data in (
             ("_repr_html_", "text/html", "'<b>'", b"<b>"),
             ("_repr_markdown_", "text/markdown", "'*'", b"*"),
@@ -779,26 +779,26 @@ class Rich(Case):
                 self.assertEqual([(f["mime"], f["exec"], tail) for f, tail in result.of("display")], [(mime, self.engine.number, data)])
                 self.assertIn("D object", result.text)
 
-    def test_mimebundle(self):
+    def test_mimebundle_display(self):
         result = self.run_ok("class D:\n    def _repr_mimebundle_(self, include=None, exclude=None): return {'text/html': 'h', 'text/plain': 'p', 'x/y': 'z'}, {}\nD()")
         self.assertEqual({f["mime"]: tail for f, tail in result.of("display")}, {"text/html": b"h", "x/y": b"z"})
 
-    def test_display(self):
+    def test_display_multiple_values(self):
         result = self.run_ok("class D:\n    def _repr_html_(self): return 'h'\ndisplay(D(), 5, 'text')")
         self.assertEqual([f["mime"] for f, _ in result.of("display")], ["text/html", "text/plain"])
         self.assertEqual(result.out, b"5\ntext\n")
 
-    def test_bad_ones(self):
+    def test_invalid_repr_results(self):
         result = self.run_ok("class D:\n    def _repr_html_(self): 1/0\n    def _repr_png_(self): return 5\n    def _repr_svg_(self): return 's' * (2 << 20)\n    def _repr_latex_(self): return None\n    def _repr_markdown_(self): return 'ok'\nD()")
         self.assertEqual([tail for _, tail in result.of("display")], [b"ok"])
         self.assertIn(b"ZeroDivisionError", result.err)
         self.assertIn(b"2097152 bytes left out", result.err)
 
-    def test_a_class_is_no_instance(self):
+    def test_class_object_not_displayed(self):
         result = self.run_ok("class D:\n    def _repr_html_(self): return 'h'\nD")
         self.assertEqual(result.of("display"), [])
 
-    def test_backend(self):
+    def test_matplotlib_backend(self):
         self.assertEqual(self.value_of("import os; os.environ['MPLBACKEND']"), "agg")
 
 
@@ -808,7 +808,7 @@ class Complete(Case):
         self.assertTrue(reply["ok"], reply)
         return reply["start"], reply["matches"]
 
-    def test_names(self):
+    def test_complete_python_names(self):
         self.run_ok("alpha_one = 1; alpha_two = 2; _alpha = 3")
         self.assertEqual(self.matches("x = alpha_"), (4, ["alpha_one", "alpha_two"]))
         self.assertEqual(self.matches("é = alpha_o\nmore", 12), (5, ["alpha_one"]))
@@ -817,7 +817,7 @@ class Complete(Case):
         self.assertIn("_alpha", self.matches("_al")[1])
         self.assertLessEqual(len(self.matches("")[1]), 200)
 
-    def test_attributes_without_properties(self):
+    def test_complete_skips_properties(self):
         self.run_ok(
             "class P:\n    def __init__(self): self.inner = [1]\n    @property\n    def prop(self): ran.append(1); return 'text'\n"
             "    def __getattr__(self, name): name.startswith('__') or ran.append(2); raise AttributeError(name)\nran = []\np = P()"
@@ -832,7 +832,7 @@ class Complete(Case):
         self.run_ok("import os")
         self.assertIn("join", self.matches("os.path.jo")[1])
 
-    def test_imports(self):
+    def test_complete_imports(self):
         self.assertEqual(self.matches("import jso"), (7, ["json"]))
         self.assertIn("decoder", self.matches("import json.dec")[1])
         self.assertIn("decoder", self.matches("from json import dec")[1])
@@ -841,7 +841,7 @@ class Complete(Case):
         self.matches("from wave import op")
         self.assertIs(self.value_of("'wave' in sys.modules"), False)
 
-    def test_check(self):
+    def test_check_code_completeness(self):
         for code, status, indent in (
             ("x = 1", "complete", None),
             ("", "complete", None),
@@ -870,43 +870,43 @@ class Jobs(Own):
         frames = result.of("jobs")
         return frames[-1][0]["jobs"] if frames else None
 
-    def test_processes(self):
+    def test_subprocesses_are_jobs(self):
         result = self.run_ok("import subprocess; p = subprocess.Popen(['sleep', '100'])")
         (job,) = self.jobs(result)
         self.assertEqual((job["id"], job["command"]), (str(self.value_of("p.pid")), "sleep 100"))
         self.assertIsNone(self.jobs(self.run_ok("y = 5")))
         self.assertEqual(self.jobs(self.run_ok("p.kill(); p.wait()")), [])
 
-    def test_an_end_between_executions_is_told(self):
+    def test_idle_job_end_reported(self):
         self.run_ok("import subprocess; p = subprocess.Popen(['sleep', '0.5'])")
         frame, _ = self.engine.frame(Result(), 10)
         if frame.get("jobs"):  # where the execution took long, its beginning is told late
             frame, _ = self.engine.frame(Result(), 10)
         self.assertEqual(frame, {"ev": "jobs", "jobs": []})
 
-    def test_threads(self):
+    def test_threads_are_jobs(self):
         code = "import threading; e = threading.Event(); t = threading.Thread(target=e.wait, name='mine'); t.start()"
         (job,) = self.jobs(self.run_ok(code))
         self.assertEqual(job["command"], "thread mine")
         self.assertIsNone(self.jobs(self.run_ok("d = threading.Thread(target=e.wait, daemon=True); d.start()")))
         self.assertEqual(self.jobs(self.run_ok("e.set(); t.join()")), [])
 
-    def test_nothing_without_jobs(self):
+    def test_finished_processes_are_not_jobs(self):
         self.assertIsNone(self.jobs(self.run_ok("import os; os.system('true')")))
 
 
 class Forks(Own):
-    def test_a_child_never_returns_to_the_loop(self):
+    def test_forked_child_leaves_driver_loop(self):
         result = self.run_ok("import os\nst = 0\npid = os.fork()\nif pid == 0:\n    print('child')\nelse:\n    st = os.waitpid(pid, 0)[1]\n    print('parent', st)\nst")
         self.assertEqual(sorted(result.out.split(b"\n")), [b"", b"child", b"parent 0"])
         self.assertEqual(self.value_of("1 + 1"), 2)
 
-    def test_a_failing_child_exits_with_1(self):
+    def test_failing_child_exits_with_1(self):
         code = "import os\npid = os.fork()\nif pid == 0:\n    {}\nos.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])"
         self.assertEqual(self.value_of(code.format("1/0")), 1)
         self.assertEqual(self.value_of(code.format("raise SystemExit(7)")), 7)
 
-    def test_a_child_that_uses_the_builtins_stays_silent(self):
+    def test_forked_child_sends_no_frames(self):
         self.engine.send({"op": "dynamic_tools", "tools": [{"name": "a__b", "description": "", "schema": None}]})
         code = (
             "import os\nclass D:\n    def _repr_html_(self): return 'h'\npid = os.fork()\nif pid == 0:\n    display(D())\n"
@@ -915,11 +915,11 @@ class Forks(Own):
         result = self.run_ok(code)
         self.assertEqual((result.value, result.of("display"), result.of("tool_call")), (5, [], []))
 
-    def test_the_socket_is_closed_in_the_child(self):
+    def test_forked_child_closes_socket(self):
         code = "import os\npid = os.fork()\nif pid == 0:\n    socks = [f for f in os.listdir('/proc/self/fd') if 'socket' in os.readlink('/proc/self/fd/' + f)] if True else 0\n    os._exit(len(socks))\nos.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])"
         self.assertEqual(self.value_of(code.replace("for f in os.listdir('/proc/self/fd') if", "for f in os.listdir('/proc/self/fd') if os.path.exists('/proc/self/fd/' + f) and")), 0)
 
-    def test_multiprocessing(self):
+    def test_multiprocessing_pool(self):
         code = "import multiprocessing as m\ndef sq(x): return x * x\nwith m.get_context('fork').Pool(2) as pool:\n    got = pool.map(sq, [1, 2, 3])\ngot"
         self.assertEqual(self.value_of(code), [1, 4, 9])
 

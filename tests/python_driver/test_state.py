@@ -24,7 +24,7 @@ class Saving(Own):
     def missed(self):
         return {each["key"]: each for each in self.engine.missed}
 
-    def test_only_what_changed_is_sent(self):
+    def test_only_changed_variables_sent(self):
         self.assertEqual(self.run_ok("a = 1; b = [1]; s = 'text'").keys, ["var/a", "var/b", "var/s"])
         for code in ("1 + 1", "b", "a", "c = None; del c", "b.append(2); b.pop();", "for _i in (): pass", "x = a\ndel x"):
             self.assertEqual(self.run_ok(code).keys, [], code)
@@ -32,13 +32,13 @@ class Saving(Own):
         self.assertEqual(self.run_ok("a += 1").keys, ["var/a"])
         self.assertEqual(self.run_ok("a += 0").keys, [])
 
-    def test_deleted_ones_are_told(self):
+    def test_deleted_variables_sent(self):
         self.run_ok("a = 1; b = {}")
         result = self.run_ok("del a; b = len")
         self.assertEqual(sorted(frame["key"] for frame, _ in result.of("del")), ["var/a", "var/b"])
         self.assertEqual(result.keys, ["import/b"])
 
-    def test_each_way_to_change_a_value_is_seen(self):
+    def test_every_python_mutation_detected(self):
         self.run_ok(
             "big = list(range(100000)); al = big\ndef touch(): big.append(1)\n"
             "class K:\n    def go(self): d['in'][0].append(1)\nk = K()"
@@ -61,13 +61,13 @@ class Saving(Own):
                     self.run_ok("d = {'in': [[]]}; bound = d['in'].append")
                 self.assertIn(key, self.run_ok(code).keys)
 
-    def test_a_view_of_a_bytearray_is_seen(self):
+    def test_bytearray_view_mutation(self):
         self.run_ok("data = bytearray(10); view = memoryview(data)")
         self.assertIn("var/view", self.missed())
         self.run_ok("x = 1")
         self.assertEqual(self.run_ok("view[3] = 7").keys, ["var/data"])
 
-    def test_an_alias_inside_hidden_things_is_seen(self):
+    def test_mutation_through_hidden_alias(self):
         for made, change in (
             ("it = iter(x)", "it.__reduce__()[1][0].append(1)"),
             ("import functools; p = functools.partial(list.append, x)", "p(1)"),
@@ -89,7 +89,7 @@ class Saving(Own):
                     self.assertEqual(other.run("x").value, [1, 2, 1])
                 self.run_ok("x = p = g = it = H = h = y = f = None")
 
-    def test_threads_change_values_too(self):
+    def test_thread_mutation_detected(self):
         self.run_ok(
             "import threading, time\nlog = []\ndef work():\n    for i in range(50):\n        log.append(i); time.sleep(0.02)\n"
             "threading.Thread(target=work, daemon=True).start()"
@@ -97,7 +97,7 @@ class Saving(Own):
         time.sleep(0.2)
         self.assertIn("var/log", self.run_ok("1 + 1").keys)
 
-    def test_missed_ones_are_named(self):
+    def test_missed_values_listed(self):
         result = self.run_ok(
             "g = (i for i in ()); import threading; l = threading.Lock(); c = [1, l]; f = open('/dev/null')"
         )
@@ -111,13 +111,13 @@ class Saving(Own):
         self.assertEqual([each["key"] for each in result.of("missed")[-1][0]["entries"]], ["var/f"])
         self.assertEqual(result.keys, ["var/c"])
 
-    def test_a_saved_value_that_becomes_unsavable_is_deleted(self):
+    def test_newly_unsavable_value_deleted(self):
         self.run_ok("c = [1]")
         result = self.run_ok("c.append((i for i in ()))")
         self.assertEqual([frame["key"] for frame, _ in result.of("del")], ["var/c"])
         self.assertEqual(list(self.missed()), ["var/c"])
 
-    def test_reduce_that_misbehaves(self):
+    def test_misbehaving_reduce(self):
         for what, said in (
             ("raise ZeroDivisionError('oops')", "ZeroDivisionError: oops"),
             ("raise SystemExit(3)", "SystemExit"),
@@ -134,7 +134,7 @@ class Saving(Own):
         result = self.run_ok("class R:\n    def __reduce__(self):\n        print('noise'); return (int, ())\nr = R()")
         self.assertEqual((result.out, self.engine.missed), (b"", []))
 
-    def test_meta(self):
+    def test_variable_metadata(self):
         self.run_ok("a = [1, 2]; s = 'x' * 1000")
         self.assertEqual(self.engine.saved["var/a"][0], {"type": "list", "summary": "[1, 2]"})
         self.assertLessEqual(len(self.engine.saved["var/s"][0]["summary"]), 200)
@@ -169,13 +169,13 @@ class Saving(Own):
                 times.append(time.perf_counter() - begun)
             self.assertLess(min(times), 0.02, code)
 
-    def test_failing_and_interrupted_executions_are_saved_too(self):
+    def test_failed_and_interrupted_saved(self):
         self.assertEqual(self.engine.run("a = 1\n1/0").keys, ["var/a"])
         self.engine.begin("b = 1\nwhile True: pass")
         self.engine.interrupt()
         self.assertEqual(self.engine.finish().keys, ["var/b"])
 
-    def test_odd_names(self):
+    def test_non_identifier_names(self):
         self.run_ok("globals()['not an identifier'] = 1; globals()['\\ud800'] = 2; globals()[5] = 3; globals()['x' * 500] = 4; ok = 5")
         self.assertIn("var/not an identifier", self.engine.saved)
         self.assertIn("var/ok", self.engine.saved)
@@ -197,7 +197,7 @@ class Loading(Own):
         )
         self.assertIs(self.value_of(check), True)
 
-    def test_nothing_is_sent_again_after_a_load(self):
+    def test_load_is_not_sent_back(self):
         self.restored(
             "a = [1, {'k': (1, 2)}]; b = 'text'; c = 5; import os, json\ndef f(x=[1]): return x\ng = lambda: f\n"
             "class C:\n    n = 1\n    def m(self): return self.n\no = C(); o2 = [o]; from math import sqrt"
@@ -205,13 +205,13 @@ class Loading(Own):
         for code in ("1 + 1", "z0 = 1; del z0", "a, b, c, f, g, C, o;", "import sys"):
             self.assertEqual([key for key in self.run_ok(code).keys if key != "import/sys"], [], code)
 
-    def test_load_forgets_what_was(self):
+    def test_load_replaces_previous_state(self):
         self.run_ok("old = 1; import os; os.environ['OLD'] = '1'; os.chdir('/tmp')")
         self.engine.load({})
         self.assertEqual(self.engine.ask("vars")["vars"], [])
         self.assertIs(self.value_of("import os; 'OLD' in os.environ or os.getcwd() == '/tmp'"), False)
 
-    def test_functions(self):
+    def test_python_functions_restored(self):
         self.restored(
             "import functools\nbase = 10\ndef plain(a, b=2, *c, d=[4], **e) -> int:\n    'Doc.'\n    return a + b + base\nplain.mark = {'x': 1}",
             "fact = lambda n: 1 if n < 2 else n * fact(n - 1)",
@@ -248,11 +248,11 @@ class Loading(Own):
         )
         self.assertEqual(self.value_of("inc(); inc(); get()"), 3)
 
-    def test_restored_functions_show_their_source(self):
+    def test_restored_functions_show_source(self):
         self.restored("# first\ndef broken():\n    return 1 / 0  # the line\n")
         self.assertIn("1 / 0  # the line", self.engine.run("broken()").err.decode())
 
-    def test_functions_of_another_version_come_from_source(self):
+    def test_other_version_uses_source(self):
         self.run_ok("k = 3\ndef mul(x):\n    def inner(y): return x * y * k\n    return inner\nthrice = mul(3); sq = lambda v: v * v")
         saved = of_another_version(self.engine.saved)
         self.assertNotEqual(saved, self.engine.saved)
@@ -260,14 +260,14 @@ class Loading(Own):
             self.assertEqual(other.load_reply["missed"], [])
             self.assertEqual(other.run("[mul(2)(5), thrice(4), sq(7)]").value, [30, 36, 49])
 
-    def test_another_version_without_source_is_missed_with_the_reason(self):
+    def test_other_version_without_source(self):
         self.run_ok("exec('def blind(): return 1')")
         with Engine(state=of_another_version(self.engine.saved)) as other:
             (missed,) = other.load_reply["missed"]
             self.assertEqual(missed["key"], "fn/blind")
             self.assertIn("another Python version", missed["reason"])
 
-    def test_classes(self):
+    def test_python_classes_restored(self):
         self.restored(
             "import abc, dataclasses, enum, typing, collections",
             "class Base(abc.ABC):\n    count = 0\n    names = []\n    @abc.abstractmethod\n    def area(self): ...\n",
@@ -303,7 +303,7 @@ class Loading(Own):
             with self.subTest(code):
                 self.assertEqual(self.value_of(code), expected)
 
-    def test_a_redefined_class(self):
+    def test_redefined_class_instance(self):
         self.run_ok("class A:\n    def v(self): return 1\nold = A()")
         self.run_ok("class A:\n    def v(self): return 2\nnew = A()")
         self.assertEqual([each["key"] for each in self.engine.missed], ["var/old"])
@@ -311,12 +311,12 @@ class Loading(Own):
         with self.engine.reload() as other:
             self.assertEqual(other.run("new.v()").value, 2)
 
-    def test_local_classes_are_missed_with_the_reason(self):
+    def test_local_classes_missed(self):
         self.run_ok("def f():\n    class L: pass\n    return L\nL = f(); l = L()")
         self.assertEqual({each["key"] for each in self.engine.missed}, {"var/L", "var/l"})
         self.assertIn("inside a function", self.engine.missed[0]["reason"])
 
-    def test_sharing(self):
+    def test_shared_objects_restored(self):
         self.restored("a = [1]; b = a; c = {'a': a}; d = (a, a); e = [2]")
         self.assertEqual(self.value_of("[a is b, c['a'] is a, d[0] is a]"), [True] * 3)
         result = self.run_ok("b.append(5); d")
@@ -334,13 +334,13 @@ class Loading(Own):
         with self.engine.reload() as other:
             self.assertEqual((other.load_reply["missed"], other.run("[b, c, d, e]").value), ([], [2, 3, 3, [2]]))
 
-    def test_sharing_between_instances_functions_and_class_attributes(self):
+    def test_sharing_across_instances(self):
         self.restored(
             "store = []\nclass K:\n    pool = store\n    def __init__(self): self.mine = store\nk = K()\ndef f(s=store): return s"
         )
         self.assertEqual(self.value_of("[k.mine is store, K.pool is store, f() is store]"), [True] * 3)
 
-    def test_imports(self):
+    def test_imports_are_restored(self):
         self.restored(
             "import math, os.path as osp, xml.dom.minidom, json as j\nfrom collections import OrderedDict as OD\n"
             "from math import sqrt\nfrom os.path import join"
@@ -350,7 +350,7 @@ class Loading(Own):
         names = ("math", "osp", "xml", "j", "OD", "sqrt", "join")
         self.assertEqual({key for key in self.engine.saved if key.startswith("import/")}, {"import/" + n for n in names})
 
-    def test_modules_of_the_workspace_that_are_gone(self):
+    def test_missing_workspace_modules(self):
         with open(os.path.join(self.engine.cwd, "own_mod.py"), "w") as file:
             file.write("class Thing:\n    pass\ndef act(): return 'acted'\n")
         self.run_ok("import own_mod; t = own_mod.Thing(); from own_mod import act; kept = 1")
@@ -379,7 +379,7 @@ class Loading(Own):
         self.restored("from __future__ import annotations")
         self.assertEqual(self.value_of("def f(a: nowhere): pass\nf.__annotations__['a']"), "nowhere")
 
-    def test_one_bad_entry_does_not_prevent_the_others(self):
+    def test_bad_entry_keeps_others(self):
         self.run_ok("good = [1]\ndef f(): return good\nclass C: pass\nc = C()")
         saved = dict(self.engine.saved)
         bad_class = b'{"sequence":9,"file":"<exec 1>","first":1,"indented":false,"text":"class Bad(nowhere): pass","flags":0}'
@@ -403,7 +403,7 @@ class Loading(Own):
             self.assertEqual(other.run("[f(), type(c) is C]").value, [[1], True])
             self.assertEqual(other.run("print('out')").out, b"out\n")
 
-    def test_classes_and_values_may_need_each_other(self):
+    def test_mutual_class_dependencies(self):
         self.restored(
             "limit = [3]\ndef deco(c): return c",
             "class First: pass\nfirst = First()",
@@ -412,7 +412,7 @@ class Loading(Own):
         )
         self.assertEqual(self.value_of("[a_second.peer is first, Second.size, isinstance(a_second, First)]"), [True, 3, True])
 
-    def test_changes_after_a_load_are_saved(self):
+    def test_changes_to_loaded_values_saved(self):
         self.restored("class A:\n    n = 1\na = A()\ndef f(): return A.n\nl = [1]\ndef g(): l.append(2)")
         self.run_ok("A.n = 2")
         self.assertIn("var/l", self.run_ok("g()").keys)

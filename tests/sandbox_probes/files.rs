@@ -169,12 +169,12 @@ const PAIRS: &[Pair] = &[
 ];
 
 #[test]
-fn the_tree_has_no_way_out() {
+fn tree_has_no_escape() {
     run_pairs(PAIRS, |starter, script| starter.shell(script));
 }
 
 #[test]
-fn the_controls_work_outside() {
+fn controls_succeed_outside_sandbox() {
     // The same malicious actions, without the sandbox: they must not fail for reasons of their own.
     for script in ["ls /home", "cat /etc/fstab", "ls /sys/kernel", "ls /proc/1"] {
         let done = std::process::Command::new("/bin/sh").args(["-c", script]).output().expect("sh runs");
@@ -183,7 +183,7 @@ fn the_controls_work_outside() {
 }
 
 #[test]
-fn descriptors_are_those_of_the_contract() {
+fn sandbox_descriptors() {
     for starter in Starter::all() {
         // The fourth is the listing's own.
         starter.python("print(*sorted(int(f) for f in os.listdir('/proc/self/fd')))").prints("0 1 2 3 4");
@@ -192,7 +192,7 @@ fn descriptors_are_those_of_the_contract() {
 }
 
 #[test]
-fn databases_and_other_kernels_are_out_of_reach() {
+fn other_kernels_unreachable() {
     for starter in Starter::all() {
         let home = starter.home();
         home.shell(json!({}), "cat /workspace/note").prints("note of mine");
@@ -217,7 +217,7 @@ fn databases_and_other_kernels_are_out_of_reach() {
 }
 
 #[test]
-fn given_paths_are_as_writable_as_the_plan_says() {
+fn mounts_honour_write_access() {
     for starter in Starter::all() {
         let home = starter.home();
         let given = home.path("given");
@@ -250,7 +250,7 @@ fn given_paths_are_as_writable_as_the_plan_says() {
 }
 
 #[test]
-fn links_in_the_workspace_lead_no_mount_astray() {
+fn links_cannot_redirect_mounts() {
     for starter in Starter::all() {
         let home = starter.home();
         // An earlier run of the kernel's code leaves a link where a mount point is to be made.
@@ -265,7 +265,7 @@ fn links_in_the_workspace_lead_no_mount_astray() {
 }
 
 #[test]
-fn paths_of_others_stay_closed_without_root() {
+fn mounts_respect_permissions() {
     let starter = Starter::Ordinary;
     if !Starter::all().contains(&starter) {
         return;
@@ -285,7 +285,7 @@ fn paths_of_others_stay_closed_without_root() {
 /// The swap comes between the judgement, which is before the start, and the use: whoever wins, what the link leads to is never
 /// seen.
 #[test]
-fn a_given_path_that_becomes_a_link_is_never_followed() {
+fn swapped_source_not_followed() {
     for starter in Starter::all() {
         let home = starter.home();
         std::fs::create_dir_all(home.path("secret/sub")).expect("made");

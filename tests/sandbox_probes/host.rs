@@ -124,12 +124,12 @@ const PAIRS: &[Pair] = &[
 ];
 
 #[test]
-fn the_host_is_out_of_reach() {
+fn host_is_unreachable() {
     run_pairs(PAIRS, |starter, script| starter.python(script));
 }
 
 #[test]
-fn sockets_of_the_host_are_out_of_reach() {
+fn host_sockets_are_unreachable() {
     use std::os::linux::net::SocketAddrExt;
     use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
     let name = format!("ryokan-test-{}", std::process::id());
@@ -151,7 +151,7 @@ fn sockets_of_the_host_are_out_of_reach() {
 }
 
 #[test]
-fn the_host_network_is_there_when_asked_for_and_only_then() {
+fn host_network_requires_request() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("bound");
     let port = listener.local_addr().expect("bound").port();
     let script = format!("/usr/bin/python3 -c \"import socket as s; s.create_connection(('127.0.0.1', {port}), 3)\"");
@@ -165,7 +165,7 @@ fn the_host_network_is_there_when_asked_for_and_only_then() {
 }
 
 #[test]
-fn signals_do_not_reach_the_host() {
+fn signals_do_not_reach_host() {
     let mut victim = std::process::Command::new("sleep").arg("30").spawn().expect("started");
     let script = format!("os.kill({}, 9)", victim.id());
     for starter in Starter::all() {
@@ -177,7 +177,7 @@ fn signals_do_not_reach_the_host() {
 }
 
 #[test]
-fn two_kernels_do_not_see_each_other() {
+fn kernels_cannot_see_each_other() {
     for starter in Starter::all() {
         let home = starter.home();
         let plan = home.plan(json!({}));

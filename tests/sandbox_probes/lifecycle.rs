@@ -27,7 +27,7 @@ fn every_layer_is_reported_and_enforced() {
 }
 
 #[test]
-fn statuses_are_passed_on() {
+fn exit_statuses_forwarded() {
     for starter in Starter::fresh() {
         for status in [0, 1, 42, 255] {
             assert_eq!(starter.shell(&format!("exit {status}")).code(), status);
@@ -42,7 +42,7 @@ fn statuses_are_passed_on() {
 }
 
 #[test]
-fn root_is_never_what_runs() {
+fn kernels_never_run_as_root() {
     if !nix::unistd::Uid::effective().is_root() {
         return;
     }
@@ -58,7 +58,7 @@ fn root_is_never_what_runs() {
 }
 
 #[test]
-fn what_a_kernel_of_root_writes_belongs_to_the_folder_s_owner() {
+fn root_kernel_file_ownership() {
     use std::os::unix::fs::MetadataExt;
     if !nix::unistd::Uid::effective().is_root() {
         return;
@@ -75,7 +75,7 @@ fn what_a_kernel_of_root_writes_belongs_to_the_folder_s_owner() {
 }
 
 #[test]
-fn without_root_s_word_paths_are_opened_as_the_kernel_s_user() {
+fn paths_opened_as_kernel_user() {
     if !nix::unistd::Uid::effective().is_root() {
         return;
     }
@@ -93,7 +93,7 @@ fn without_root_s_word_paths_are_opened_as_the_kernel_s_user() {
 }
 
 #[test]
-fn a_file_system_that_cannot_map_owners_is_refused() {
+fn unmappable_file_system_refused() {
     if !nix::unistd::Uid::effective().is_root() {
         return;
     }
@@ -116,7 +116,7 @@ fn a_file_system_that_cannot_map_owners_is_refused() {
 }
 
 #[test]
-fn a_layer_that_the_host_lacks_is_a_refusal_unless_agreed_to() {
+fn missing_layer_refused() {
     for starter in Starter::fresh() {
         let home = starter.home();
         // A host that allows fewer open files, or processes, than the kernel is promised.
@@ -148,7 +148,7 @@ fn a_layer_that_the_host_lacks_is_a_refusal_unless_agreed_to() {
 }
 
 #[test]
-fn a_sandbox_cannot_hold_another_and_says_why() {
+fn nested_sandbox_refused() {
     // Inside, namespaces are refused: the error is that of a host that forbids them.
     let target = worker().parent().expect("a folder").to_owned();
     for starter in Starter::fresh() {
@@ -161,7 +161,7 @@ fn a_sandbox_cannot_hold_another_and_says_why() {
 }
 
 #[test]
-fn missing_sources_are_named() {
+fn missing_sources_reported() {
     for starter in Starter::fresh() {
         let home = starter.home();
         let none = home.path("none");
@@ -172,7 +172,7 @@ fn missing_sources_are_named() {
 }
 
 #[test]
-fn init_can_do_what_it_has_to() {
+fn init_privileged_operations_work() {
     for starter in Starter::fresh() {
         let home = starter.home();
         if starter == Starter::Own {
@@ -189,7 +189,7 @@ fn init_can_do_what_it_has_to() {
 }
 
 #[test]
-fn live_mounts_hide_what_is_protected() {
+fn live_mounts_hide_protected_paths() {
     for starter in Starter::fresh() {
         let home = starter.home();
         let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
@@ -207,7 +207,7 @@ fn live_mounts_hide_what_is_protected() {
 }
 
 #[test]
-fn a_cgroup_holds_the_engine_and_is_killed_as_one() {
+fn cgroup_holds_and_kills_engine() {
     if !nix::unistd::Uid::effective().is_root() {
         return;
     }
@@ -241,7 +241,7 @@ fn a_cgroup_holds_the_engine_and_is_killed_as_one() {
 }
 
 #[test]
-fn a_cgroup_that_is_not_ours_shows_in_the_report() {
+fn unavailable_cgroup_reported() {
     for starter in Starter::fresh() {
         let home = starter.home();
         let plan = home.plan(json!({"cgroup": home.path("none").join("worker-x")}));
@@ -253,7 +253,7 @@ fn a_cgroup_that_is_not_ours_shows_in_the_report() {
 }
 
 #[test]
-fn a_probe_leaves_nothing_where_it_ran() {
+fn probe_leaves_no_files() {
     for starter in Starter::fresh() {
         let home = starter.home();
         let temporary = home.path("tmp");

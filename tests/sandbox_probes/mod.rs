@@ -6,10 +6,10 @@
 //! without the sandbox, so that the test can fail.
 
 mod files;
-mod floods;
 mod host;
 mod lifecycle;
 mod programs;
+mod resource_limits;
 mod syscalls;
 
 use std::path::{Path, PathBuf};

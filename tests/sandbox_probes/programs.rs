@@ -10,7 +10,7 @@ fn works(script: &str, prints: &str) {
 }
 
 #[test]
-fn shells() {
+fn shells_work_in_sandbox() {
     works("bash -c 'cat <(echo a) && (echo b & wait) && echo ${BASH_VERSION:0:1}'", "a\nb\n5");
     works("seq 1000 | sort -rn | head -1; find /usr/bin -name env; awk 'BEGIN{print 6*7}'", "1000\n/usr/bin/env\n42");
     works("echo $HOME $USER $TMPDIR $(whoami) $(hostname) $(pwd)", "/workspace guest /tmp guest kernel /workspace");
@@ -25,7 +25,7 @@ fn shells() {
 }
 
 #[test]
-fn git() {
+fn git_works_in_sandbox() {
     works(
         "git init -q r && cd r && git config user.name x && git config user.email x@y && echo a > f && git add f \
          && git commit -qm one && git branch b && git log --format=%s && git clone -q . ../c && ls ../c",
@@ -34,7 +34,7 @@ fn git() {
 }
 
 #[test]
-fn compilers() {
+fn compilers_work_in_sandbox() {
     works(
         "printf '#include <stdio.h>\\n#include <pthread.h>\\nvoid*f(void*x){return x;}int main(){pthread_t t;pthread_create(&t,0,f,0);\
          pthread_join(t,0);puts(\"built\");}' > a.c && gcc -O1 -o a a.c -lpthread && ./a",
@@ -43,7 +43,7 @@ fn compilers() {
 }
 
 #[test]
-fn python() {
+fn python_works_in_sandbox() {
     let script = "
 import asyncio, json, sqlite3, subprocess, tempfile, threading, time, ctypes, select, pwd
 import multiprocessing as m, concurrent.futures as c
@@ -70,7 +70,7 @@ if __name__ == '__main__':
 }
 
 #[test]
-fn node() {
+fn node_works_in_sandbox() {
     if !std::path::Path::new("/usr/bin/node").exists() {
         return;
     }
@@ -85,7 +85,7 @@ fn node() {
 }
 
 #[test]
-fn network_on_the_loopback() {
+fn loopback_network_works() {
     works(
         "echo hi > f && (python3 -m http.server 8123 > /dev/null 2>&1 &) ; \
          for i in 1 2 3 4 5 6 7 8 9; do curl -sf http://localhost:8123/f && break; sleep 0.3; done",
@@ -94,7 +94,7 @@ fn network_on_the_loopback() {
 }
 
 #[test]
-fn sqlite() {
+fn sqlite_works_in_sandbox() {
     works(
         "sqlite3 a.db 'pragma journal_mode=wal; create table t(a); insert into t values(42); select a from t'",
         "wal\n42",
@@ -102,7 +102,7 @@ fn sqlite() {
 }
 
 #[test]
-fn terminals_of_one_s_own() {
+fn private_pseudo_terminals() {
     for starter in Starter::all() {
         starter
             .python("import pty; sys.exit(os.waitstatus_to_exitcode(pty.spawn(['/bin/sh', '-c', 'tty'])))")

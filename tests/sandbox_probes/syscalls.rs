@@ -145,7 +145,7 @@ fn script(calls: impl Iterator<Item = &'static Call>) -> String {
 }
 
 #[test]
-fn dangerous_calls_are_refused_and_their_neighbours_are_not() {
+fn dangerous_calls_refused() {
     for starter in Starter::all() {
         let ran = starter.python(&script(ROWS.iter().map(|row| &row.harmless)));
         let harmless = outcome(&ran);
@@ -163,7 +163,7 @@ fn dangerous_calls_are_refused_and_their_neighbours_are_not() {
 }
 
 #[test]
-fn the_same_calls_come_further_outside() {
+fn control_calls_outside_sandbox() {
     if !Starter::all().contains(&Starter::Ordinary) {
         return;
     }
@@ -178,7 +178,7 @@ fn the_same_calls_come_further_outside() {
 }
 
 #[test]
-fn foreign_interfaces_end_the_process() {
+fn foreign_syscall_abi_is_fatal() {
     for starter in Starter::all() {
         // getpid by way of x32: a number of our own tables with bit 30 set.
         let ran = starter.python("print(sys_(0x40000000 + 39))");
@@ -188,7 +188,7 @@ fn foreign_interfaces_end_the_process() {
 }
 
 #[test]
-fn every_layer_shows_in_the_process_itself() {
+fn process_status_shows_every_layer() {
     let script = "
 import re
 s = dict(l.split(':', 1) for l in open('/proc/self/status').read().splitlines() if ':' in l)

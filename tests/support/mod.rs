@@ -1,6 +1,6 @@
 //! A daemon of its own for a test: temporary XDG folders, its own processes, everything gone at the end.
 
-mod mounted;
+mod filesystems;
 mod terminal;
 
 use std::fs;
@@ -14,7 +14,7 @@ use ryokan::core::exec::{ExecRequest, ExecResult};
 use ryokan::rpc::client::{HostClient, KernelClient, run_local};
 use ryokan::rpc::convert::spec::SpecRequest;
 
-pub use mounted::Mounted;
+pub use filesystems::Mounted;
 pub use terminal::Terminal;
 
 /// Somebody without any right; no such account needs to exist.

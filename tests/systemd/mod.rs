@@ -66,7 +66,7 @@ fn staged(kind: &str, folder: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn systemd_understands_the_units() {
+fn systemd_accepts_units() {
     for (kind, _, _) in KINDS {
         let folder = tempfile::tempdir().unwrap();
         let units = staged(kind, folder.path());
@@ -80,7 +80,7 @@ fn systemd_understands_the_units() {
 }
 
 #[test]
-fn exposure_has_a_bound() {
+fn systemd_exposure_bounded() {
     for (kind, _, tenths) in KINDS {
         let folder = tempfile::tempdir().unwrap();
         let service = staged(kind, folder.path()).split_off(1);
@@ -93,7 +93,7 @@ fn exposure_has_a_bound() {
 }
 
 #[test]
-fn the_units_agree_with_the_daemon() {
+fn units_match_daemon_settings() {
     for (kind, command, _) in KINDS {
         let (service, socket) = (unit(kind, "ryokand.service"), unit(kind, "ryokand.socket"));
         assert_eq!(value(&service, "ExecStart"), command);
@@ -124,7 +124,7 @@ fn the_units_agree_with_the_daemon() {
 
 /// What a worker needs for its sandbox, or what its code may do, must not be taken away by the daemon's unit.
 #[test]
-fn no_option_takes_a_layer_away() {
+fn unit_options_keep_sandbox_layers() {
     let anywhere = [
         "RestrictNamespaces",
         "PrivateUsers",

@@ -125,7 +125,7 @@ fn layers_point_downwards() {
 }
 
 #[test]
-fn special_code_stays_in_its_place() {
+fn restricted_apis_stay_in_modules() {
     let rules: &[(&[&str], &[&str], &str)] = &[
         (&["unsafe {", "unsafe fn", "unsafe impl", "unsafe extern"], &["src/sys/"], "unsafe code"),
         (&["capnp::", "capnp_rpc::", "_capnp::"], &["src/rpc/"], "Cap'n Proto"),
@@ -199,7 +199,7 @@ fn every_test_folder_runs() {
 }
 
 #[test]
-fn documents_name_tests_that_exist() {
+fn documented_tests_exist() {
     let mut names = BTreeSet::new();
     for path in ["src", "tests"].iter().flat_map(|folder| files(folder, "rs")) {
         let text = fs::read_to_string(&path).unwrap();
@@ -220,7 +220,7 @@ fn documents_name_tests_that_exist() {
 }
 
 #[test]
-fn nothing_is_left_undone() {
+fn no_unfinished_code() {
     for path in ["src", "tests"].iter().flat_map(|folder| files(folder, "rs")).filter(|path| !is_generated(path)) {
         if path.ends_with("tidy/mod.rs") {
             continue;

@@ -19,7 +19,7 @@ async fn lines(client: &HostClient, kernel: &str) -> Vec<AuditLine> {
 }
 
 #[test]
-fn whatever_changes_a_kernel_leaves_a_line_and_so_does_a_refusal() {
+fn kernel_changes_audited() {
     for user in users() {
         let host = host(user);
         std::fs::create_dir(host.path("given")).unwrap();
@@ -124,7 +124,7 @@ fn broken_at(host: &mut Host, sql: &str, args: &[&str]) -> Option<u64> {
 }
 
 #[test]
-fn a_changed_missing_or_moved_line_is_named() {
+fn audit_tampering_located() {
     for (sql, line) in [
         ("UPDATE audit SET outcome = 'refused' WHERE sequence = 3", 3),
         ("UPDATE audit SET manifest = zeroblob(32) WHERE sequence = 4", 4),
@@ -140,7 +140,7 @@ fn a_changed_missing_or_moved_line_is_named() {
 }
 
 #[test]
-fn a_cut_end_is_known_to_checkpoints_to_the_file_and_to_whoever_kept_it() {
+fn audit_truncation_detected() {
     // The newest checkpoint knows all but the line about itself.
     let (mut host, head) = history();
     let _ = std::fs::remove_file(host.data().join("audit.head"));

@@ -1,10 +1,10 @@
 //! What is old or unneeded goes, what is needed stays, what is damaged is found, and what was done is written down.
 
 mod auditing;
-mod collecting;
-mod killed;
-mod resting;
+mod crash_safety;
+mod garbage_collection;
 mod retention;
+mod stop_checkpoints;
 mod verifying;
 
 use std::path::{Path, PathBuf};

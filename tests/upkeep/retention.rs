@@ -11,7 +11,7 @@ use crate::support::{User, eventually, kernel, out, users};
 const DAY_MS: i64 = 86_400_000;
 
 #[test]
-fn retention_keeps_the_newest_twenty_and_ninety_days() {
+fn default_retention_policy() {
     for user in users() {
         let mut host = host(user);
         host.with(async |client| {
@@ -57,7 +57,7 @@ fn retention_keeps_the_newest_twenty_and_ninety_days() {
 }
 
 #[test]
-fn the_safety_checkpoint_survives_retention() {
+fn safety_checkpoint_retained() {
     let host = host(User::Own);
     host.with(async |client| {
         let k = kernel(&client, "k", EngineName::Kaish).await;
@@ -90,7 +90,7 @@ fn the_safety_checkpoint_survives_retention() {
 }
 
 #[test]
-fn a_clock_that_went_backwards_lets_nothing_go() {
+fn backward_clock_removes_nothing() {
     let mut host = host(User::Own);
     host.with(async |client| {
         let k = kernel(&client, "k", EngineName::Kaish).await;
@@ -116,7 +116,7 @@ fn a_clock_that_went_backwards_lets_nothing_go() {
 }
 
 #[test]
-fn how_long_is_said_at_creation_and_changed_later() {
+fn retention_settings() {
     let mut host = host(User::Own);
     host.ok(&["new", "k", "--keep", "3", "--keep-for", "7d"]);
     assert!(host.ok(&["show", "k"]).contains("keeps newest 3, for 7d"), "{}", host.ok(&["show", "k"]));
@@ -146,7 +146,7 @@ fn how_long_is_said_at_creation_and_changed_later() {
 }
 
 #[test]
-fn a_checkpoint_is_removed_by_name_and_pinned_ones_can_be_let_go() {
+fn checkpoint_removal_and_unpinning() {
     let host = host(User::Own);
     host.with(async |client| {
         let k = kernel(&client, "k", EngineName::Kaish).await;

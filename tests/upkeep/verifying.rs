@@ -47,7 +47,7 @@ fn affects(told: &[Value], what: &str) -> Vec<(String, String)> {
 }
 
 #[test]
-fn a_flipped_bit_is_found_named_and_others_are_unharmed() {
+fn verify_finds_flipped_bit() {
     for user in users() {
         let mut host = prepared(user);
         flip(&host, b"first of all");
@@ -75,7 +75,7 @@ fn a_flipped_bit_is_found_named_and_others_are_unharmed() {
 }
 
 #[test]
-fn a_damaged_manifest_or_blob_is_named_for_what_it_is() {
+fn verify_names_damaged_blob() {
     let mut host = prepared(User::Own);
     flip(&host, b"a blob to be found");
     host.launch();
@@ -86,7 +86,7 @@ fn a_damaged_manifest_or_blob_is_named_for_what_it_is() {
 }
 
 #[test]
-fn a_truncated_pack_is_found_and_what_it_does_not_hold_is_unharmed() {
+fn verify_finds_truncated_pack() {
     let mut host = prepared(User::Own);
     let mut all = packs(&host);
     all.sort();
@@ -116,7 +116,7 @@ fn a_truncated_pack_is_found_and_what_it_does_not_hold_is_unharmed() {
 }
 
 #[test]
-fn a_damaged_database_is_named_while_others_are_used() {
+fn verify_names_damaged_database() {
     let mut host = prepared(User::Own);
     host.launch();
     host.ok(&["stop", "k"]);
@@ -139,7 +139,7 @@ fn a_damaged_database_is_named_while_others_are_used() {
 }
 
 #[test]
-fn verification_beside_work_finds_nothing_wrong() {
+fn verify_during_work_finds_nothing() {
     let host = host(User::Own);
     host.with(async |client| {
         let k = kernel(&client, "k", EngineName::Python).await;
@@ -183,7 +183,7 @@ fn panic_on_damage(told: ryokan::core::upkeep::VerifyTold) -> ryokan::core::erro
 
 /// What was put away has no database of its engine: that is no damage.
 #[test]
-fn a_kernel_that_was_put_away_is_sound() {
+fn archived_kernel_verifies() {
     for user in users() {
         let host = host(user);
         for engine in ["kaish", "python"] {

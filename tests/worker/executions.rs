@@ -14,7 +14,7 @@ use super::fake::{Fake, Plan};
 use super::listener::{Recorder, local};
 
 #[test]
-fn output_comes_in_order_and_before_the_end() {
+fn output_precedes_end() {
     local(async {
         let fake = Fake::start().await;
         let seen = Recorder::new();
@@ -32,7 +32,7 @@ fn output_comes_in_order_and_before_the_end() {
 }
 
 #[test]
-fn what_is_over_at_once_comes_with_the_answer_and_nothing_else_does() {
+fn short_execution_in_reply() {
     local(async {
         let fake = Fake::start().await;
         let seen = Recorder::new();
@@ -57,7 +57,7 @@ fn what_is_over_at_once_comes_with_the_answer_and_nothing_else_does() {
 }
 
 #[test]
-fn what_an_engine_shows_stays_between_its_output() {
+fn displays_keep_order_with_output() {
     local(async {
         let fake = Fake::start().await;
         let seen = Recorder::new();
@@ -80,7 +80,7 @@ raise ValueError("no")
 }
 
 #[test]
-fn a_tool_of_the_engine_is_called_by_name() {
+fn engine_tool_called_by_name() {
     local(async {
         let fake = Fake::start().await;
         let seen = Recorder::new();
@@ -94,7 +94,7 @@ fn a_tool_of_the_engine_is_called_by_name() {
 }
 
 #[test]
-fn a_slow_reader_slows_the_code() {
+fn slow_reader_blocks_code() {
     local(async {
         let fake = Fake::start().await;
         let seen = Recorder::new();
@@ -141,7 +141,7 @@ fn one_execution_runs_at_a_time() {
 }
 
 #[test]
-fn an_interrupt_stops_the_code_and_not_the_engine() {
+fn interrupt_keeps_engine_alive() {
     local(async {
         let fake = Fake::start().await;
         let seen = Recorder::new();
@@ -161,7 +161,7 @@ fn an_interrupt_stops_the_code_and_not_the_engine() {
 }
 
 #[test]
-fn time_runs_out() {
+fn execution_times_out() {
     local(async {
         let fake = Fake::start().await;
         let seen = Recorder::new();
@@ -179,7 +179,7 @@ fn time_runs_out() {
 }
 
 #[test]
-fn code_that_will_not_stop_takes_its_engine_with_it() {
+fn unresponsive_engine_killed() {
     local(async {
         let mut fake = Fake::start().await;
         let seen = Recorder::new();
@@ -198,7 +198,7 @@ fn code_that_will_not_stop_takes_its_engine_with_it() {
 }
 
 #[test]
-fn a_killed_engine_loses_the_execution_and_says_so() {
+fn killed_engine_loses_execution() {
     local(async {
         let mut fake = Fake::start().await;
         let seen = Recorder::new();
@@ -216,7 +216,7 @@ fn a_killed_engine_loses_the_execution_and_says_so() {
 }
 
 #[test]
-fn an_engine_that_exits_after_its_end_has_ended_the_execution() {
+fn engine_exit_after_end_frame() {
     local(async {
         let mut fake = Fake::start().await;
         let seen = Recorder::new();
@@ -231,7 +231,7 @@ fn an_engine_that_exits_after_its_end_has_ended_the_execution() {
 }
 
 #[test]
-fn a_broken_limit_ends_the_engine() {
+fn exceeded_limit_ends_engine() {
     local(async {
         let fake = Fake::start().await;
         let seen = Recorder::new();
@@ -246,7 +246,7 @@ fn a_broken_limit_ends_the_engine() {
 }
 
 #[test]
-fn what_runs_on_after_an_execution_is_watched_too() {
+fn background_work_limited() {
     local(async {
         let fake = Fake::start().await;
         let seen = Recorder::new();
@@ -262,7 +262,7 @@ fn what_runs_on_after_an_execution_is_watched_too() {
 }
 
 #[test]
-fn standard_input_is_the_executions_own() {
+fn execution_owns_stdin() {
     local(async {
         let fake = Fake::start().await;
         let seen = Recorder::new();
@@ -300,7 +300,7 @@ fn standard_input_is_the_executions_own() {
 }
 
 #[test]
-fn the_engine_calls_tools_of_the_daemon() {
+fn engine_calls_daemon_tools() {
     local(async {
         let fake = Fake::start().await;
         let seen = Recorder::new();
@@ -318,7 +318,7 @@ out(json.dumps([good["ok"], good["value"], good["text"], bad["ok"], bad["message
 }
 
 #[test]
-fn an_interrupt_cancels_tool_calls() {
+fn interrupt_cancels_tool_calls() {
     local(async {
         let fake = Fake::start().await;
         let seen = Recorder::new();
@@ -344,7 +344,7 @@ out(json.dumps(answer['message']).encode())
 }
 
 #[test]
-fn what_jobs_write_between_executions_is_background() {
+fn background_job_output_is_separate() {
     local(async {
         let fake = Fake::with(Plan { prelude: "import threading".into(), ..Plan::default() }).await;
         let seen = Recorder::new();

@@ -44,7 +44,7 @@ fn breaks_the_contract(program: &str) -> String {
 }
 
 #[test]
-fn broken_frames_end_the_worker() {
+fn broken_frames_end_worker() {
     for program in [
         "raw(b'\\xff' * 100)\ntime.sleep(30)",
         "raw(struct.pack('<II', 17 << 20, 0))\ntime.sleep(30)",
@@ -67,13 +67,13 @@ fn broken_frames_end_the_worker() {
 }
 
 #[test]
-fn a_closed_control_socket_ends_the_worker() {
+fn closed_control_socket_ends_worker() {
     let why = breaks_the_contract("ctl.close(); os.closerange(3, 64); time.sleep(30)");
     assert!(why.contains("closed its control socket"), "{why}");
 }
 
 #[test]
-fn closed_output_pipes_are_the_codes_own_business() {
+fn closed_output_pipes_allowed() {
     local(async {
         let fake = Fake::start().await;
         let seen = Recorder::new();
@@ -87,7 +87,7 @@ fn closed_output_pipes_are_the_codes_own_business() {
 }
 
 #[test]
-fn a_flood_of_tool_calls_ends_the_worker() {
+fn tool_call_flood_ends_worker() {
     let _turn = alone();
     let program = "for i in range(1000): send({'ev': 'tool_call', 'call': i, 'exec': 1, 'name': 'x', 'args': None})\ntime.sleep(30)";
     local(async move {
@@ -102,7 +102,7 @@ fn a_flood_of_tool_calls_ends_the_worker() {
 }
 
 #[test]
-fn a_flood_of_lists_is_merged() {
+fn list_flood_is_merged() {
     let _turn = alone();
     local(async {
         let fake = Fake::start().await;
@@ -121,7 +121,7 @@ fn a_flood_of_lists_is_merged() {
 }
 
 #[test]
-fn a_flood_of_displays_waits_for_its_reader() {
+fn display_flood_waits_for_reader() {
     let _turn = alone();
     local(async {
         let fake = Fake::start().await;
@@ -141,7 +141,7 @@ fn a_flood_of_displays_waits_for_its_reader() {
 }
 
 #[test]
-fn a_flood_of_state_is_held_within_bounds() {
+fn state_flood_is_bounded() {
     let _turn = alone();
     local(async {
         let mut fake = Fake::start().await;
@@ -170,13 +170,13 @@ for i in range(700): send({'ev': 'put', 'key': 'var/huge', 'meta': {}, 'more': i
 }
 
 #[test]
-fn more_entries_than_a_kernel_may_have_end_the_worker() {
+fn excess_state_entries_end_worker() {
     let why = breaks_the_contract("for i in range(101_000): send({'ev': 'put', 'key': str(i)})\ntime.sleep(30)");
     assert!(why.contains("state entries"), "{why}");
 }
 
 #[test]
-fn an_engine_that_does_not_read_is_bounded() {
+fn non_reading_engine_bounded() {
     local(async {
         let fake = Fake::start().await;
         let seen = Recorder::new();
@@ -196,7 +196,7 @@ fn an_engine_that_does_not_read_is_bounded() {
 }
 
 #[test]
-fn a_value_of_any_depth_is_only_that_value() {
+fn deeply_nested_value_contained() {
     local(async {
         let fake = Fake::start().await;
         let seen = Recorder::new();
@@ -216,7 +216,7 @@ raise Silent
 }
 
 #[test]
-fn an_engine_that_cannot_start_says_why() {
+fn engine_start_failure_reason() {
     for (prelude, expected) in [
         ("err(b'no such module: spam'); os._exit(3)", "exited with status 3"),
         ("raw(b'\\xff' * 100); time.sleep(30)", "broke its contract"),

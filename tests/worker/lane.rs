@@ -26,7 +26,7 @@ async fn with_lane(fake: &Fake, seen: &Rc<Recorder>, first: u64) -> Rc<WorkerLin
 }
 
 #[test]
-fn what_is_sent_ahead_begins_at_go_and_not_before() {
+fn held_start_waits_for_go() {
     local(async {
         let fake = Fake::start().await;
         let seen = Recorder::new();
@@ -55,7 +55,7 @@ fn what_is_sent_ahead_begins_at_go_and_not_before() {
 }
 
 #[test]
-fn what_is_held_goes_with_its_daemon() {
+fn held_start_dropped_with_daemon() {
     local(async {
         let fake = Fake::start().await;
         let mark = fake.folder.path().join("mark");
@@ -80,7 +80,7 @@ fn what_is_held_goes_with_its_daemon() {
 }
 
 #[test]
-fn starts_on_the_lane_are_as_starts_by_call() {
+fn lane_start_equals_call_start() {
     local(async {
         let fake = Fake::start().await;
         let seen = Recorder::new();

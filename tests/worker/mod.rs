@@ -5,8 +5,8 @@ mod fake;
 mod hostile;
 mod lane;
 mod listener;
-mod real;
 mod reattach;
+mod sandboxed;
 mod speed;
 mod state;
 

@@ -19,7 +19,7 @@ use super::fake::{Fake, Plan, identity};
 use super::listener::{Recorder, local};
 
 #[test]
-fn a_daemon_that_comes_back_gets_everything_again() {
+fn reattach_replays_output() {
     local(async {
         let fake = Fake::start().await;
         let first = Recorder::new();
@@ -54,7 +54,7 @@ fn a_daemon_that_comes_back_gets_everything_again() {
 }
 
 #[test]
-fn an_end_that_its_daemon_did_not_live_to_hear_is_told_to_the_next() {
+fn unreceived_end_redelivered() {
     local(async {
         let fake = Fake::start().await;
         // Replaced at every moment around the answer.
@@ -81,7 +81,7 @@ fn an_end_that_its_daemon_did_not_live_to_hear_is_told_to_the_next() {
 }
 
 #[test]
-fn without_a_daemon_the_code_waits_and_nothing_is_lost() {
+fn detached_output_waits() {
     local(async {
         let fake = Fake::with(Plan { output_buffer_bytes: 1 << 20, ..Plan::default() }).await;
         let first = Recorder::new();
@@ -107,7 +107,7 @@ fn without_a_daemon_the_code_waits_and_nothing_is_lost() {
 }
 
 #[test]
-fn an_orphan_saves_and_ends() {
+fn orphan_saves_and_exits() {
     local(async {
         let mut fake = Fake::with(Plan { orphan_grace: Duration::from_millis(300), ..Plan::default() }).await;
         let seen = Recorder::new();
@@ -122,7 +122,7 @@ fn an_orphan_saves_and_ends() {
 }
 
 #[test]
-fn a_worker_that_nobody_ever_attached_to_is_an_orphan_too() {
+fn never_attached_worker_is_orphan() {
     local(async {
         let mut fake = Fake::with(Plan { orphan_grace: Duration::from_millis(100), ..Plan::default() }).await;
         assert_eq!(fake.status().await, 0);
@@ -130,7 +130,7 @@ fn a_worker_that_nobody_ever_attached_to_is_an_orphan_too() {
 }
 
 #[test]
-fn only_the_daemon_that_knows_the_secret_is_served() {
+fn attach_requires_secret() {
     local(async {
         let fake = Fake::start().await;
         let good = Recorder::new();
@@ -163,7 +163,7 @@ async fn raw_client(fake: &Fake) -> worker::Client {
 }
 
 #[test]
-fn nothing_answers_before_the_proof() {
+fn calls_require_proof_first() {
     local(async {
         let fake = Fake::start().await;
         let client: worker::Client = raw_client(&fake).await;
@@ -191,7 +191,7 @@ fn nothing_answers_before_the_proof() {
 }
 
 #[test]
-fn another_user_is_turned_away() {
+fn other_user_is_rejected() {
     local(async {
         let stranger = Uid::effective().as_raw().wrapping_add(1);
         let fake = Fake::with(Plan { daemon_uid: stranger, ..Plan::default() }).await;
@@ -201,7 +201,7 @@ fn another_user_is_turned_away() {
 }
 
 #[test]
-fn garbage_on_the_private_socket_disturbs_nobody() {
+fn worker_socket_ignores_garbage() {
     local(async {
         use tokio::io::AsyncWriteExt;
         let fake = Fake::start().await;
@@ -220,7 +220,7 @@ fn garbage_on_the_private_socket_disturbs_nobody() {
 }
 
 #[test]
-fn output_beyond_what_is_kept_is_counted() {
+fn discarded_output_counted() {
     local(async {
         let fake = Fake::start().await;
         let first = Recorder::new();

@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 
 use super::code;
 use super::listener::local;
-use super::real::Kernel;
+use super::sandboxed::Kernel;
 
 /// Does nothing but count and tell of ends.
 #[derive(Default)]
@@ -70,7 +70,7 @@ fn print(what: &str, mut all: Vec<Duration>) {
 
 #[test]
 #[ignore = "a measurement, not a test"]
-fn measure() {
+fn worker_round_trip_latency() {
     local(async {
         let mut launches = Vec::new();
         for _ in 0..20 {

@@ -19,7 +19,7 @@ fn chunk(key: &str, data: &[u8]) -> StateChunk {
 }
 
 #[test]
-fn state_survives_a_kill_right_after_the_end() {
+fn state_survives_kill_after_end() {
     local(async {
         let mut fake = Fake::start().await;
         let seen = Recorder::new();
@@ -54,7 +54,7 @@ fn state_survives_a_kill_right_after_the_end() {
 }
 
 #[test]
-fn what_cannot_be_restored_is_named() {
+fn unrestorable_entries_reported() {
     local(async {
         let folder = Rc::new(tempfile::tempdir().unwrap());
         let db = EngineDb::open(&folder.path().join("engine.db"), Durability::Process).unwrap();
@@ -74,7 +74,7 @@ fn what_cannot_be_restored_is_named() {
 }
 
 #[test]
-fn damaged_state_starts_no_engine() {
+fn damaged_state_stops_engine() {
     local(async {
         let folder = Rc::new(tempfile::tempdir().unwrap());
         std::fs::write(folder.path().join("engine.db"), vec![7; 8192]).unwrap();
@@ -97,7 +97,7 @@ fn state_of_another_engine_is_refused() {
 }
 
 #[test]
-fn requests_pass_through_and_changes_are_stored_before_the_answer() {
+fn changes_stored_before_reply() {
     local(async {
         let mut fake = Fake::start().await;
         let seen = Recorder::new();
@@ -124,7 +124,7 @@ fn requests_pass_through_and_changes_are_stored_before_the_answer() {
 }
 
 #[test]
-fn a_stop_saves_first() {
+fn stop_saves_state_first() {
     local(async {
         let mut fake = Fake::start().await;
         let seen = Recorder::new();
@@ -145,7 +145,7 @@ fn a_stop_saves_first() {
 }
 
 #[test]
-fn a_load_replaces_everything() {
+fn load_replaces_state() {
     local(async {
         let mut fake = Fake::start().await;
         let seen = Recorder::new();
@@ -175,7 +175,7 @@ fn a_load_replaces_everything() {
 }
 
 #[test]
-fn a_load_that_fails_leaves_the_state_as_it_was() {
+fn failed_load_keeps_state() {
     let attempts: [(&str, Vec<Result<StateChunk, Error>>); 4] = [
         ("corrupt", vec![Ok(chunk("var/new", b"n")), Ok(chunk("var/poison", b"p"))]),
         ("lost", vec![Ok(chunk("var/new", b"n")), Ok(chunk("var/deadly", b"d"))]),
@@ -201,7 +201,7 @@ fn a_load_that_fails_leaves_the_state_as_it_was() {
 }
 
 #[test]
-fn mounts_come_by_path_or_by_descriptor() {
+fn mounts_by_path_or_descriptor() {
     local(async {
         use std::io::{Seek, Write};
         let fake = Fake::start().await;

@@ -24,7 +24,7 @@ fn compacting(name: &str, summary: &str, spans: &[(u64, u64)]) -> Taking {
 }
 
 #[test]
-fn compacted_messages_are_shown_as_their_summary_and_never_lost() {
+fn compacted_messages_show_summary() {
     let host = Host::start();
     host.with(async |client| {
         let k = kernel(&client, "k", EngineName::Kaish).await;

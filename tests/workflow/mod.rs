@@ -1,11 +1,11 @@
 //! The work in a kernel: steps, hand-overs, decisions, artifacts; what restores bring back of it, and what they never touch.
 
-mod broken;
 mod compaction;
-mod guarantees;
+mod crash_safety;
 mod records;
+mod restore_guarantees;
 mod speed;
-mod texts;
+mod unified_diff;
 
 use ryokan::core::checkpoint::{Checkpoint, CheckpointType, Taking};
 use ryokan::core::workflow::{Artifact, Decision, DecisionState};

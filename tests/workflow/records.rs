@@ -11,7 +11,7 @@ use super::{artifacts, checkpoints, content, decisions, named, put, states};
 use crate::support::{Host, kernel, out, users};
 
 #[test]
-fn a_checkpoint_is_taken_at_each_boundary_of_the_work_and_never_for_chatter() {
+fn workflow_checkpoints() {
     let host = Host::start();
     host.with(async |client| {
         let k = kernel(&client, "k", EngineName::Kaish).await;
@@ -51,7 +51,7 @@ fn a_checkpoint_is_taken_at_each_boundary_of_the_work_and_never_for_chatter() {
 }
 
 #[test]
-fn every_change_of_the_work_is_a_version_and_a_line_of_the_journal() {
+fn workflow_changes_bump_version() {
     for user in users() {
         let host = Host::start_as(user);
         host.with(async |client| {
@@ -132,7 +132,7 @@ fn artifacts_have_versions_by_content() {
 }
 
 #[test]
-fn records_need_their_right() {
+fn workflow_records_require_right() {
     let host = Host::start();
     host.with(async |client| {
         let k = kernel(&client, "k", EngineName::Kaish).await;
@@ -166,7 +166,7 @@ fn records_need_their_right() {
 }
 
 #[test]
-fn the_command_line_tells_of_the_work() {
+fn cli_workflow_commands() {
     let host = Host::start();
     host.ok(&["new", "k"]);
     assert!(host.ok(&["step", "begin", "k", "gather"]).contains("step 1 gather current"));

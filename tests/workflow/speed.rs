@@ -12,7 +12,7 @@ const MOST: Duration = Duration::from_millis(50);
 
 #[test]
 #[ignore = "it measures: for a release build on a quiet machine"]
-fn log_and_diff_over_a_thousand_checkpoints() {
+fn log_and_diff_speed() {
     let host = Host::start();
     host.with(async |client| {
         let k = kernel(&client, "k", EngineName::Kaish).await;

@@ -24,7 +24,7 @@ fn rows(path: &Path) -> (String, i64) {
 }
 
 #[test]
-fn a_live_database_with_a_log_is_captured_as_of_one_moment() {
+fn live_wal_capture_consistent() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(&dir.path().join("store")).unwrap();
     let places_here = places(dir.path(), "workspace");

@@ -25,7 +25,7 @@ struct Writer(Child);
 impl Writer {
     fn start(database: &Path) -> Writer {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["workspace::sqlite::commits_all_the_time", "--exact", "--ignored", "--nocapture"]);
+        command.args(["workspace::sqlite::database_writer_process", "--exact", "--ignored", "--nocapture"]);
         Writer(command.env(DATABASE, database).stdout(Stdio::null()).spawn().unwrap())
     }
 
@@ -65,7 +65,7 @@ fn count(path: &Path) -> i64 {
 
 #[test]
 #[ignore = "the process of other tests here, which name the database"]
-fn commits_all_the_time() {
+fn database_writer_process() {
     let path = PathBuf::from(std::env::var_os(DATABASE).expect("run by another test"));
     let told = std::fs::File::create(acknowledged(&path)).unwrap();
     let database = rusqlite::Connection::open(&path).unwrap();
@@ -136,18 +136,18 @@ fn on(kind: &str, check: impl FnOnce(&Path)) {
 }
 
 #[test]
-fn a_database_under_load_is_captured_with_all_that_was_acknowledged() {
+fn capture_has_acknowledged_commits() {
     let dir = tempfile::tempdir().unwrap();
     each_capture_has_what_was_acknowledged(dir.path(), DriverKind::Tracked);
 }
 
 #[test]
-fn a_database_under_load_is_captured_by_clones() {
+fn database_captured_by_reflink() {
     on("xfs", |at| each_capture_has_what_was_acknowledged(at, DriverKind::Reflink));
 }
 
 #[test]
-fn a_database_under_load_is_captured_in_a_subvolume() {
+fn database_captured_in_subvolume() {
     on("btrfs", |at| {
         let opened = std::fs::File::open(at).unwrap();
         btrfs::create(std::os::fd::AsFd::as_fd(&opened), "files").unwrap();

@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sound_and_what_is_damaged_is_told_apart_with_and_without_a_log() {
+    fn closed_db_damage_is_detected() {
         let folder = tempfile::tempdir().expect("a folder");
         let odd = folder.path().join("a ?#%b");
         std::fs::create_dir(&odd).expect("made");

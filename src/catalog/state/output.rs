@@ -172,7 +172,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn the_usual_case_is_one_number() {
+    fn single_stream_is_one_number() {
         let mut runs = Runs::default();
         for _ in 0..100 {
             runs.push(Stream::Stdout, 1);
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_order_is_refused() {
+    fn invalid_run_encoding_is_refused() {
         for bytes in [&[0u8][..], &[0, 0], &[1, 0], &[0x80], &[0xff; 10], &[1, 0x80]] {
             assert_eq!(Runs::from_bytes(bytes), None, "{bytes:?}");
         }
@@ -189,7 +189,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_order_is_kept(chunks in prop::collection::vec((any::<bool>(), prop_oneof![0u64..300, any::<u32>().prop_map(u64::from)]), 0..60)) {
+        fn stream_order_round_trips(chunks in prop::collection::vec((any::<bool>(), prop_oneof![0u64..300, any::<u32>().prop_map(u64::from)]), 0..60)) {
             let mut runs = Runs::default();
             let mut model: Vec<(Stream, u64)> = Vec::new();
             for (err, length) in chunks {
@@ -207,7 +207,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
+        fn run_decoder_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
             if let Some(runs) = Runs::from_bytes(&bytes) {
                 let _ = runs.bytes_of(Stream::Stdout);
             }

@@ -84,7 +84,7 @@ mod tests {
 
     /// A column of addresses that nobody lists would lose its objects.
     #[test]
-    fn every_address_in_the_schema_is_a_root() {
+    fn every_digest_column_is_root() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join(Kind::State.file_name());
         let db = Db::open_or_create(Kind::State, &path, Durability::Process).expect("a database");

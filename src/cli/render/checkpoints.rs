@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_restore_did_not_bring_back_is_named_with_the_reason() {
+    fn restore_lists_missed_entries() {
         let missed = |n: usize| MissedEntry {
             key: format!("var/v{n}"),
             type_name: "socket".into(),
@@ -283,26 +283,26 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_a_line() {
+    fn linear_log_has_one_column() {
         let all = [one(3, Some(2)), one(2, Some(1)), one(1, None)];
         assert_eq!(marks(&all), ["* c3", "* c2", "* c1"]);
     }
 
     #[test]
-    fn branches_are_seen_to_come_from_one() {
+    fn branches_join_at_parent() {
         // 2, 3 and 4 came from 1; 5 from 3.
         let all = [one(5, Some(3)), one(4, Some(1)), one(3, Some(1)), one(2, Some(1)), one(1, None)];
         assert_eq!(marks(&all), ["* c5", "| * c4", "* | c3", "| | * c2", "| |/", "|/", "* c1"]);
     }
 
     #[test]
-    fn a_parent_that_is_gone_is_no_harm() {
+    fn missing_parent_is_tolerated() {
         let all = [one(5, Some(4)), one(3, Some(2))];
         assert_eq!(marks(&all), ["* c5", "| * c3"]);
     }
 
     #[test]
-    fn forks_are_seen_where_they_leave_and_come_from() {
+    fn log_marks_fork_points() {
         use crate::core::ids::KernelId;
         let all = [one(3, Some(2)), one(2, Some(1)), one(1, Some(9))];
         let id = |n: u8| CheckpointId::from_bytes([n; 16]);

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_of_a_file_reaches_a_terminal_raw() {
+    fn patch_escapes_control_bytes() {
         let of = |path: &[u8], text: &[u8]| {
             let (path, text, before, note) = (path.to_vec(), text.to_vec(), Vec::new(), String::new());
             patch(&Patch { path, deed: Deed::Changed, before, note, text, more: false }, Paint::OFF)

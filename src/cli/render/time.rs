@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_for_people() {
+    fn human_readable_times() {
         assert_eq!(stamp(0), "");
         assert_eq!(stamp(-1), "");
         assert_eq!(stamp(i64::MAX), "");

@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_end_with_an_empty_line() {
+    fn empty_line_closes_block() {
         let open = |code: &str, line: &str| block_is_open(code, line, EngineName::Python);
         assert!(open("if x:\n  y\n", "  y"));
         assert!(!open("if x:\n  y\n\n", ""));
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_are_a_colon_and_a_word() {
+    fn repl_command_is_recognized() {
         assert!(is_command("vars") && is_command("?"));
         assert!(!is_command("=3") && !is_command("") && !is_command(" x"));
     }

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_understood() {
+    fn key_events_map_to_inputs() {
         let press = |code, modifiers| input_of(Event::Key(KeyEvent::new(code, modifiers)));
         for (code, modifiers, key) in [
             (KeyCode::Char('x'), KeyModifiers::NONE, Some(Key::Char('x'))),

@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_screen_is_filled_and_shows_a_kernel() {
+    fn layout_fills_every_screen() {
         for lines in 0..200 {
             for pools in [0, 1, 2, 5, 100_000] {
                 let Layout { title, summary, pools, headings, body, footer } = Layout::of(lines, pools);

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn filters_are_words() {
+    fn filter_matches_all_words() {
         let mut kernels = [of("web-1", "ready"), of("web-2", "stopped"), of("data", "ready")];
         kernels[2].info.spec.labels = vec![("project".into(), "Web".into())];
         let mut list = List::default();
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_goes_leaves_the_selection_to_its_line() {
+    fn selection_moves_to_same_line() {
         let mut kernels: Vec<Kernel> = ["a", "b", "c"].map(|name| of(name, "ready")).into();
         let mut list = List::default();
         list.arrange(kernels.iter(), 10);
@@ -262,7 +262,7 @@ mod tests {
         /// Whatever comes, goes, moves and is resized: the selection is a kernel that is shown and on the screen, and stays on
         /// its kernel while that is shown.
         #[test]
-        fn the_selection_stays(
+        fn selection_follows_kernel(
             steps in prop::collection::vec((prop::collection::btree_set(0u8..30, 0..30), -40isize..40, 0usize..12, 0usize..8, any::<bool>()), 1..30)
         ) {
             let mut list = List::default();

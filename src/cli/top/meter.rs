@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_are_between_two_samples() {
+    fn rate_from_two_samples() {
         for (first, last, rate) in [
             ((0, 0), (1000, 5), Some(5.0)),
             ((0, 10), (2000, 11), Some(0.5)),
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn old_samples_go_and_two_stay() {
+    fn old_samples_are_dropped() {
         let mut meter = Meter::default();
         assert_eq!(meter.per_second(), None);
         for second in 0..100 {

@@ -45,7 +45,7 @@ fn selected(model: &Model) -> String {
 }
 
 #[test]
-fn a_tick_asks_for_what_is_due_and_not_under_way() {
+fn tick_requests_due_data_once() {
     let mut model = model();
     assert_eq!(model.step(NOW_MS, Input::Ticked), [Action::List, Action::Pools]);
     assert_eq!(model.step(NOW_MS + 1000, Input::Ticked), [], "both are under way");
@@ -61,7 +61,7 @@ fn a_tick_asks_for_what_is_due_and_not_under_way() {
 }
 
 #[test]
-fn a_thousand_kernels_are_asked_for_rarely_and_looked_at_by_the_screen() {
+fn large_hosts_poll_rarely() {
     let infos: Vec<KernelInfo> = (0..1000).map(|n| kernel(&format!("k{n:04}"), "ready")).collect();
     let mut model = knowing(&infos);
     assert_eq!(model.list_interval_ms(), 20_000);
@@ -94,7 +94,7 @@ fn a_thousand_kernels_are_asked_for_rarely_and_looked_at_by_the_screen() {
 }
 
 #[test]
-fn events_change_states_at_once_and_are_followed_by_a_look() {
+fn events_update_then_refresh() {
     let mut model = knowing(&few());
     let id = kernel("a", "").id;
     let entered = |sequence, kernel: &str, kind: &str, state: &str| Input::Happened {
@@ -124,7 +124,7 @@ fn events_change_states_at_once_and_are_followed_by_a_look() {
 }
 
 #[test]
-fn a_look_without_usage_keeps_the_memory_that_is_known() {
+fn refresh_keeps_known_memory() {
     let mut known = kernel("a", "ready");
     known.memory_bytes = 7 << 20;
     let mut model = knowing(&[known]);
@@ -145,7 +145,7 @@ fn a_look_without_usage_keeps_the_memory_that_is_known() {
 }
 
 #[test]
-fn rates_count_what_was_executed_meanwhile() {
+fn rates_count_new_executions() {
     let with =
         |name: &str, executions, created_at_ms| KernelInfo { executions, created_at_ms, ..kernel(name, "ready") };
     let mut model = knowing(&[with("old", 100, 0)]);
@@ -166,7 +166,7 @@ fn rates_count_what_was_executed_meanwhile() {
 }
 
 #[test]
-fn stopping_asks_and_is_begun_once() {
+fn stop_is_confirmed_once() {
     let (id, stop) = (kernel("b", "").id, Deed::Stop { force: false });
     let mut model = knowing(&few());
     press(&mut model, Key::Down);
@@ -194,7 +194,7 @@ fn stopping_asks_and_is_begun_once() {
 }
 
 #[test]
-fn a_question_is_about_the_kernel_that_was_selected_then() {
+fn confirmation_keeps_its_kernel() {
     let mut model = knowing(&few());
     press(&mut model, Key::Char('i'));
     let mut infos = few();
@@ -206,7 +206,7 @@ fn a_question_is_about_the_kernel_that_was_selected_then() {
 }
 
 #[test]
-fn with_yes_nothing_is_asked() {
+fn assume_yes_skips_confirmation() {
     let mut model = knowing(&few());
     model.assume_yes = true;
     let id = kernel("a", "").id;
@@ -216,7 +216,7 @@ fn with_yes_nothing_is_asked() {
 }
 
 #[test]
-fn checkpoints_have_names() {
+fn checkpoint_prompt_takes_name() {
     let id = kernel("a", "").id;
     let mut model = knowing(&few());
     press(&mut model, Key::Char('c'));
@@ -230,7 +230,7 @@ fn checkpoints_have_names() {
 }
 
 #[test]
-fn what_is_pasted_is_no_keys() {
+fn pasted_text_triggers_no_keys() {
     let mut model = knowing(&few());
     for mode in ["", "x", "?"] {
         mode.chars().for_each(|key| drop(press(&mut model, Key::Char(key))));
@@ -242,7 +242,7 @@ fn what_is_pasted_is_no_keys() {
 }
 
 #[test]
-fn filters_are_seen_while_they_are_typed() {
+fn filter_applies_while_typing() {
     let mut model = knowing(&few());
     press(&mut model, Key::Char('/'));
     type_in(&mut model, "busy");
@@ -258,7 +258,7 @@ fn filters_are_seen_while_they_are_typed() {
 }
 
 #[test]
-fn columns_and_order_have_keys() {
+fn sort_keys_change_order() {
     let mut model = knowing(&few());
     press(&mut model, Key::Right);
     press(&mut model, Key::Char('>'));
@@ -275,7 +275,7 @@ fn columns_and_order_have_keys() {
 }
 
 #[test]
-fn one_kernel_is_inspected_once_a_second() {
+fn inspection_once_per_second() {
     let id = kernel("a", "").id;
     let mut model = knowing(&few());
     assert_eq!(press(&mut model, Key::Enter), [Action::Inspect(id)]);
@@ -298,7 +298,7 @@ fn one_kernel_is_inspected_once_a_second() {
 }
 
 #[test]
-fn a_daemon_that_goes_is_waited_for() {
+fn lost_daemon_is_reconnected() {
     let mut model = knowing(&few());
     press(&mut model, Key::Char('s'));
     assert_eq!(model.step(NOW_MS + 1000, Input::Lost("gone".into())), [], "not at once: it may be leaving");
@@ -316,7 +316,7 @@ fn a_daemon_that_goes_is_waited_for() {
 }
 
 #[test]
-fn another_hosts_events_begin_at_their_beginning() {
+fn new_host_resets_event_cursor() {
     let mut model = knowing(&few());
     model.step(NOW_MS, Input::Happened { event: event(9, "a", "kernel_ready", "{}"), past: true });
     assert_eq!(model.events_known_of(&host()), 9);
@@ -326,7 +326,7 @@ fn another_hosts_events_begin_at_their_beginning() {
 }
 
 #[test]
-fn a_question_that_fails_is_asked_again_with_the_clock() {
+fn failed_request_retries_on_tick() {
     let mut model = model();
     model.step(NOW_MS, Input::Ticked);
     for question in [Question::Pools, Question::List, Question::Look] {
@@ -336,7 +336,7 @@ fn a_question_that_fails_is_asked_again_with_the_clock() {
 }
 
 #[test]
-fn terminals_have_keys_of_their_own() {
+fn control_keys_always_work() {
     let mut model = knowing(&few());
     for before in ["", "/", "c", "x", "?"] {
         before.chars().for_each(|key| drop(press(&mut model, Key::Char(key))));
@@ -400,7 +400,7 @@ proptest! {
 
     /// Whatever happens in whatever order: never two requests of a kind under way, and the screen can be drawn.
     #[test]
-    fn never_two_of_a_kind(
+    fn one_pending_request_per_kind(
         steps in prop::collection::vec((0u8..10, 0u8..40, any::<u8>(), 0i64..1500), 1..120)
     ) {
         let keys = "jkgG<>r/?hxyfsciq\u{1b}nz ";

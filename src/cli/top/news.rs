@@ -138,7 +138,7 @@ mod tests {
     use crate::cli::top::fixtures::{NOW_MS, event, kernel};
 
     #[test]
-    fn states_are_dated_by_the_event_that_began_them() {
+    fn state_since_follows_events() {
         let mut news = News::default();
         let mut info = kernel("a", "ready");
         assert_eq!(news.since_ms(&info), None);
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_happens_now_is_counted() {
+    fn past_events_are_not_counted() {
         let mut news = News::default();
         for (kind, past) in [
             ("kernel_created", true),
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_system_wide_daemons_kernels_have_their_owner_before_them() {
+    fn event_names_have_owner() {
         let mut news = News::default();
         let info = kernel("a", "ready");
         news.take(event(1, "7/a", "kernel_ready", r#"{"state":"ready"}"#), true);
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_bounded() {
+    fn event_history_is_bounded() {
         let mut news = News::default();
         for sequence in 0..100 {
             news.take(event(sequence, "a", "output", "not even JSON"), false);

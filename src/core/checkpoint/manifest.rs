@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_manifest_survives_and_others_are_refused() {
+    fn manifest_format_is_checked() {
         let whole = manifest();
         let bytes = whole.encode().expect("encodes");
         assert_eq!(Manifest::decode(&bytes).expect("decodes"), whole);
@@ -313,7 +313,7 @@ mod tests {
 
     /// An address that is not told would lose its object to garbage collection.
     #[test]
-    fn every_address_in_a_manifest_is_told() {
+    fn manifest_names_every_digest() {
         fn addresses(json: &serde_json::Value, found: &mut Vec<String>) {
             match json {
                 serde_json::Value::String(text) if text.parse::<Digest>().is_ok() => found.push(text.clone()),
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn state_is_listed_in_order() {
+    fn state_parts_must_be_sorted() {
         let part = |key: &str| StatePart {
             key: key.into(),
             meta: serde_json::json!({}),

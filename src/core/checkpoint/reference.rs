@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn each_form_finds_its_checkpoint() {
+    fn checkpoint_references_resolve() {
         for (text, at) in [
             ("latest", 4),
             ("~0", 4),
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_none_or_several_is_told() {
+    fn unresolved_reference_fails() {
         assert_eq!(find("~5"), Err(RefError::TooFar { there: 5, back: 5 }));
         assert_eq!(find("nothing"), Err(RefError::Unknown("nothing".into())));
         for text in ["", "  ", "~99999999999999999999999"] {

@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_takes_little_memory_whatever_comes() {
+    fn demand_memory_is_bounded() {
         let most = limits::POOL_SLOTS as usize;
         let mut storm = Demand::new(0);
         (0..10_000).for_each(|_| storm.came(5));

@@ -16,7 +16,7 @@ fn creates(plan: &Plan) -> usize {
 
 /// Theirs refilled with a context that was already cancelled.
 #[test]
-fn a_pool_that_stops_is_not_refilled() {
+fn paused_pool_is_not_refilled() {
     let mut world = World::full(Rules::default(), NOW_MS);
     (0..5).for_each(|_| _ = world.come());
     assert_eq!(creates(&world.step()), 4);
@@ -41,7 +41,7 @@ fn a_pool_that_stops_is_not_refilled() {
 
 /// Theirs panicked when it was closed twice.
 #[test]
-fn a_pool_that_is_stopped_twice_does_nothing_more() {
+fn second_pool_stop_is_noop() {
     let mut world = World::full(Rules::default(), NOW_MS);
     world.paused = true;
     assert_eq!(world.step().actions.len(), 3);
@@ -81,7 +81,7 @@ fn min_idle_counts_idle_slots_only() {
 
 /// Theirs raced over the maximum: what was being created did not count.
 #[test]
-fn slots_in_creation_count_toward_the_maximum() {
+fn creating_slots_count_to_max() {
     let mut world = World::full(Rules::default(), NOW_MS);
     (0..50).for_each(|_| _ = world.come());
     let mut most = 0;
@@ -100,7 +100,7 @@ fn slots_in_creation_count_toward_the_maximum() {
 
 /// Theirs only ever grew.
 #[test]
-fn totals_fall_when_slots_go() {
+fn pool_totals_can_fall() {
     let mut world = World::full(Rules::default(), NOW_MS);
     let seen = |world: &World| (world.stats().total, world.stats().idle, world.stats().active);
     assert_eq!(seen(&world), (3, 3, 0));
@@ -120,7 +120,7 @@ fn totals_fall_when_slots_go() {
 
 /// Theirs put a VM back whose reset had failed. Ours puts none back: each is given once, and then it is in no view any more.
 #[test]
-fn a_slot_is_given_once_and_never_again() {
+fn slot_is_assigned_once() {
     let mut world = World::full(Rules::default(), NOW_MS);
     let mut given: Vec<SlotId> = Vec::new();
     for n in 0..500 {
@@ -137,7 +137,7 @@ fn a_slot_is_given_once_and_never_again() {
 
 /// Their wait for health fell through as healthy when it had waited long enough.
 #[test]
-fn a_slot_that_never_becomes_ready_is_given_up_and_not_given() {
+fn stuck_slot_is_abandoned() {
     let mut world = World::new(Rules::default(), NOW_MS);
     assert!(!world.come());
     let plan = world.step();
@@ -157,7 +157,7 @@ fn a_slot_that_never_becomes_ready_is_given_up_and_not_given() {
 
 /// An image that fails is tried less and less often, whoever waits.
 #[test]
-fn a_failing_image_is_not_tried_in_a_loop() {
+fn failing_image_backs_off() {
     let mut world = World::new(Rules::default(), NOW_MS);
     world.come();
     while world.now_ms < NOW_MS + 60 * MINUTE_MS {
@@ -178,7 +178,7 @@ fn a_failing_image_is_not_tried_in_a_loop() {
 
 /// Theirs, and rightly, gave up at the start only if every warm VM failed.
 #[test]
-fn one_failure_at_the_start_does_not_keep_the_others_back() {
+fn one_failure_spares_others() {
     let mut world = World::new(Rules::default(), NOW_MS);
     world.step();
     let first = world.creating().next().expect("three are");
@@ -189,7 +189,7 @@ fn one_failure_at_the_start_does_not_keep_the_others_back() {
 
 /// The seed itself names it as a risk.
 #[test]
-fn bursts_do_not_make_it_thrash() {
+fn bursts_do_not_thrash_pool() {
     let mut world = World::full(Rules::default(), NOW_MS);
     // Six at once, every four minutes, for a day.
     for _ in 0..360 {
@@ -207,7 +207,7 @@ fn bursts_do_not_make_it_thrash() {
 
 /// Theirs counted dead idle slots as idle ones. A view has none, so the next plan replaces each.
 #[test]
-fn a_dead_slot_is_replaced_at_once() {
+fn dead_slot_is_replaced() {
     let mut world = World::full(Rules::default(), NOW_MS);
     let first = world.idle().next().expect("three are");
     world.die(first);

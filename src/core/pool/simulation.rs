@@ -332,12 +332,12 @@ fn hold(rules: Rules, seeds: [u64; 2], found_least: u64, created_most: u64, whys
 }
 
 #[test]
-fn days_with_the_default_rules() {
+fn days_with_default_rules() {
     hold(Rules::default(), [1, 2], 960, 1_100, &[Why::Old, Why::Unused]);
 }
 
 #[test]
-fn days_of_a_small_pool_that_wears_out() {
+fn days_with_worn_slots() {
     let rules = Rules { min_idle: 0, pool_size: 1, max_pool_size: 4, max_exec_count: 4, ..Rules::default() };
     hold(rules, [3, 4], 820, 1_100, &[Why::Worn]);
 }

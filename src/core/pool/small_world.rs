@@ -120,7 +120,7 @@ fn every_plan(keeps_to: impl Fn(&View<'_>, u64, &Plan)) {
 }
 
 #[test]
-fn no_slot_in_creation_or_given_is_destroyed_but_what_is_stuck() {
+fn busy_slots_are_never_destroyed() {
     every_plan(world::only_idle_or_stuck_slots_are_destroyed);
 }
 
@@ -140,18 +140,18 @@ fn every_reason_is_true() {
 }
 
 #[test]
-fn the_breaker_is_heeded() {
-    every_plan(world::the_breaker_is_heeded);
+fn open_breaker_blocks_creation() {
+    every_plan(world::open_breaker_blocks_creation);
 }
 
 #[test]
-fn whatever_can_be_created_is_not_waited_for() {
-    every_plan(world::whatever_can_be_created_is_not_waited_for);
+fn creatable_slots_are_not_deferred() {
+    every_plan(world::creatable_slots_are_not_deferred);
 }
 
 #[test]
-fn it_looks_again_later_and_in_time() {
-    every_plan(world::it_looks_again_later_and_in_time);
+fn next_check_is_due_in_time() {
+    every_plan(world::next_check_is_due_in_time);
 }
 
 /// What can happen between two plans.
@@ -257,7 +257,7 @@ fn every_world(rules: Rules, depth: usize, mut with: impl FnMut(&World)) {
 }
 
 #[test]
-fn every_sequence_of_events_keeps_to_all_of_it() {
+fn event_sequences_keep_rules() {
     // Each plan on the way is checked.
     let mut worlds = 0;
     all_rules().into_iter().for_each(|rules| every_world(rules, 3, |_| worlds += 1));
@@ -269,14 +269,14 @@ fn every_sequence_of_events_keeps_to_all_of_it() {
 }
 
 #[test]
-fn a_second_plan_of_the_same_moment_has_nothing_to_do() {
+fn pool_plan_is_idempotent() {
     for rules in all_rules() {
         every_world(rules, 3, |world| assert_eq!(world.clone().step().actions, [], "{world:#?}"));
     }
 }
 
 #[test]
-fn nothing_is_due_before_it_is_to_be_looked_at_again() {
+fn nothing_due_before_next_check() {
     for mut rules in all_rules() {
         // So that looking now and then does not hide that something was forgotten.
         rules.maintenance_interval_ms = 10 * STUCK_MS;
@@ -325,7 +325,7 @@ fn is_as_it_should_be(world: &World) {
 }
 
 #[test]
-fn it_converges_from_whatever_happened() {
+fn pool_converges_after_events() {
     for rules in all_rules() {
         every_world(rules, 3, |world| {
             let mut world = world.clone();
@@ -344,7 +344,7 @@ fn it_converges_from_whatever_happened() {
 }
 
 #[test]
-fn it_converges_from_every_state() {
+fn pool_converges_from_any_state() {
     let mut at = 0u32;
     every_state(3, |view| {
         // Each seventh: together they meet everything with everything.
@@ -360,7 +360,7 @@ fn it_converges_from_every_state() {
 }
 
 #[test]
-fn no_oscillation() {
+fn idle_pool_does_not_oscillate() {
     for rules in all_rules() {
         every_world(rules, 2, |world| {
             let mut world = world.clone();

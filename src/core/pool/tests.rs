@@ -40,7 +40,7 @@ fn planned(world: &World) -> (usize, Vec<(u64, Why)>) {
 }
 
 #[test]
-fn default_rules_are_those_of_the_design_and_wrong_ones_are_refused() {
+fn pool_rules_are_validated() {
     let rules = Rules::default();
     assert_eq!((rules.pool_size, rules.max_pool_size, rules.min_idle, rules.max_exec_count), (3, 10, 2, 100));
     let times_ms = (rules.max_idle_time_ms, rules.max_uptime_ms, rules.maintenance_interval_ms);
@@ -72,7 +72,7 @@ fn default_rules_are_those_of_the_design_and_wrong_ones_are_refused() {
 }
 
 #[test]
-fn the_target_follows_demand() {
+fn pool_target_follows_demand() {
     let rules = Rules::default();
     let came = |many: u32| {
         let mut demand = Demand::new(0);
@@ -92,7 +92,7 @@ fn the_target_follows_demand() {
 }
 
 #[test]
-fn the_oldest_that_is_not_to_be_replaced_is_given_first() {
+fn oldest_fresh_slot_is_chosen() {
     let leaving = Slot { state: SlotState::Leaving, ..idle(9, 9_000) };
     let old_ms = 30 * MINUTE_MS;
     let table: &[(&[Slot], Option<u64>)] = &[
@@ -113,7 +113,7 @@ fn the_oldest_that_is_not_to_be_replaced_is_given_first() {
 type Case = (&'static str, World, usize, Vec<(u64, Why)>);
 
 #[test]
-fn a_plan_for_every_case() {
+fn pool_plan_table() {
     let full = [idle(1, 3_000), idle(2, 2_000), idle(3, 1_000)];
     let minutes = |age| age * MINUTE_MS;
     let mut burst = Demand::new(NOW_MS);
@@ -178,7 +178,7 @@ fn a_plan_for_every_case() {
 }
 
 #[test]
-fn where_a_replacement_has_no_place_beside_it_the_old_one_goes_first() {
+fn full_pool_drops_old_first() {
     let old_ms = 30 * MINUTE_MS;
     let old = [idle(1, old_ms + 2), idle(2, old_ms + 1), idle(3, old_ms)];
     let at_most = |max_pool_size, min_idle, room| {
@@ -203,7 +203,7 @@ fn where_a_replacement_has_no_place_beside_it_the_old_one_goes_first() {
 }
 
 #[test]
-fn a_burst_finds_as_many_the_next_time() {
+fn burst_size_is_remembered() {
     let mut world = World::full(Rules::default(), NOW_MS);
     let burst = |world: &mut World| (0..8).filter(|_| world.come()).count();
     assert_eq!(burst(&mut world), 3);
@@ -230,7 +230,7 @@ fn peak_of(times_ms: &[u64], now_ms: u64, within_ms: u64) -> u32 {
 
 proptest! {
     #[test]
-    fn demand_agrees_with_the_simple_model(
+    fn demand_matches_model(
         gaps_ms in prop::collection::vec(prop_oneof![Just(0), 0..600u64, 1_990..2_010u64, 0..20_000u64], 0..60),
         later_ms in 0..12_000u64,
         within_ms in 1_000..15_000u64,
@@ -254,7 +254,7 @@ proptest! {
     }
 
     #[test]
-    fn a_breaker_opens_after_three_failures_in_a_row_and_never_for_long(
+    fn three_failures_open_breaker(
         steps in prop::collection::vec((0..3u8, 0..70_000u64), 0..60),
     ) {
         let (mut now_ms, mut breaker, mut in_a_row) = (NOW_MS, Breaker::default(), 0u32);
@@ -286,7 +286,7 @@ proptest! {
 }
 
 #[test]
-fn the_pauses_of_a_breaker_double_up_to_a_minute() {
+fn breaker_pause_doubles() {
     let (mut breaker, mut now_ms, mut pauses_ms) = (Breaker::default(), NOW_MS, Vec::new());
     for _ in 0..13 {
         breaker.failed("broken", now_ms);
@@ -305,7 +305,7 @@ fn the_pauses_of_a_breaker_double_up_to_a_minute() {
 }
 
 #[test]
-fn failures_that_come_late_do_not_lengthen_the_pause() {
+fn late_failures_keep_pause() {
     let mut breaker = Breaker::default();
     // Four were begun at once; the fourth fails when the breaker is open.
     for (reason, after_ms) in [("one", 0), ("two", 1), ("three", 2), ("four", 50)] {
@@ -315,7 +315,7 @@ fn failures_that_come_late_do_not_lengthen_the_pause() {
 }
 
 #[test]
-fn a_reason_is_cut_between_characters() {
+fn breaker_reason_is_truncated() {
     for (reason, length) in
         [("x".repeat(500), 500), ("x".repeat(501), 500), ("€".repeat(1000), 498), (String::new(), 0)]
     {
@@ -327,7 +327,7 @@ fn a_reason_is_cut_between_characters() {
 }
 
 #[test]
-fn slots_that_die_as_soon_as_they_are_ready_open_the_breaker() {
+fn early_deaths_open_breaker() {
     let mut world = World::new(Rules::default(), NOW_MS);
     let mut created = 0;
     let until_ms = NOW_MS + 10 * MINUTE_MS;
@@ -359,7 +359,7 @@ fn slots_that_die_as_soon_as_they_are_ready_open_the_breaker() {
 }
 
 #[test]
-fn what_happened_is_counted_and_never_overflows() {
+fn pool_counters_saturate() {
     let mut counters = Counters { taken: u64::MAX, ..Counters::default() };
     for event in [Event::Created, Event::CreationFailed, Event::Destroyed, Event::Executed] {
         counters.apply(event);
@@ -380,7 +380,7 @@ fn what_happened_is_counted_and_never_overflows() {
 }
 
 #[test]
-fn a_pool_that_somebody_came_to_lately_makes_no_room_for_another() {
+fn recent_pool_is_not_evicted() {
     let stays_ms = crate::core::limits::POOL_STAYS.as_millis() as u64;
     let now_ms = NOW_MS + stays_ms;
     for (came, goes) in [

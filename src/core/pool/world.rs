@@ -8,9 +8,9 @@ pub(super) fn check(view: &View<'_>, now_ms: u64, plan: &Plan) {
     never_below_min_idle_by_recycling(view, now_ms, plan);
     never_above_max(view, now_ms, plan);
     every_reason_is_true(view, now_ms, plan);
-    the_breaker_is_heeded(view, now_ms, plan);
-    whatever_can_be_created_is_not_waited_for(view, now_ms, plan);
-    it_looks_again_later_and_in_time(view, now_ms, plan);
+    open_breaker_blocks_creation(view, now_ms, plan);
+    creatable_slots_are_not_deferred(view, now_ms, plan);
+    next_check_is_due_in_time(view, now_ms, plan);
 }
 
 /// What a plan leaves.
@@ -123,7 +123,7 @@ pub(super) fn every_reason_is_true(view: &View<'_>, now_ms: u64, plan: &Plan) {
     }
 }
 
-pub(super) fn the_breaker_is_heeded(view: &View<'_>, now_ms: u64, plan: &Plan) {
+pub(super) fn open_breaker_blocks_creation(view: &View<'_>, now_ms: u64, plan: &Plan) {
     let left = left(view, now_ms, plan);
     let most = match view.breaker.gate(now_ms) {
         Gate::Free => u32::MAX,
@@ -136,7 +136,7 @@ pub(super) fn the_breaker_is_heeded(view: &View<'_>, now_ms: u64, plan: &Plan) {
 
 /// Nobody waits for what is not on its way unless a bound forbids it, and the pool is as full as it should be with slots that
 /// are not to be replaced; and never is more created than that.
-pub(super) fn whatever_can_be_created_is_not_waited_for(view: &View<'_>, now_ms: u64, plan: &Plan) {
+pub(super) fn creatable_slots_are_not_deferred(view: &View<'_>, now_ms: u64, plan: &Plan) {
     let (rules, left) = (view.rules, left(view, now_ms, plan));
     let coming = left.creating + left.created;
     let all = left.idle.len() as u32 + coming;
@@ -159,7 +159,7 @@ pub(super) fn whatever_can_be_created_is_not_waited_for(view: &View<'_>, now_ms:
     assert!(good >= want || forbidden, "{good} of {want} in {view:#?}");
 }
 
-pub(super) fn it_looks_again_later_and_in_time(view: &View<'_>, now_ms: u64, plan: &Plan) {
+pub(super) fn next_check_is_due_in_time(view: &View<'_>, now_ms: u64, plan: &Plan) {
     match plan.look_again_at_ms {
         Some(at_ms) => {
             assert!(now_ms < at_ms && at_ms <= now_ms + view.rules.maintenance_interval_ms, "{at_ms} for {view:#?}");

@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_recorded_is_refused() {
+    fn invalid_change_is_refused() {
         let long = "x".repeat(limits::RECORD_NAME_BYTES + 1);
         for name in ["", "  ", "two\nlines", "\u{1b}[31mred", &long] {
             assert!(Change::BeginStep { name: name.into() }.check().is_err(), "{name:?}");

@@ -101,7 +101,7 @@ mod tests {
     proptest! {
         /// Without an undo, a decision only goes forwards, each way once, and a refusal changes nothing.
         #[test]
-        fn decisions_only_go_forwards(events in proptest::collection::vec(any::<bool>(), 0..20)) {
+        fn decision_states_only_advance(events in proptest::collection::vec(any::<bool>(), 0..20)) {
             let mut state = DecisionState::Open;
             let mut taken = Vec::new();
             for lock in events {

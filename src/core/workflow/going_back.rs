@@ -183,7 +183,7 @@ mod tests {
         /// A restore does what it was asked and no more; an undo brings back exactly what was; a second one goes forwards
         /// again; and no version is ever lost.
         #[test]
-        fn an_undo_brings_decisions_and_artifacts_back_as_they_were(
+        fn undo_restores_records(
             before in deeds(), after in deeds(), supersede_decisions: bool, with_artifacts: bool,
         ) {
             let options = Options { supersede_decisions, with_artifacts };

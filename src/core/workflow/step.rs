@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_step_at_a_time() {
+    fn steps_never_overlap() {
         let first = begin(None, "one", "a", 1).expect("the first");
         assert_eq!((first.index, first.agent.as_str()), (1, "a"));
         assert_eq!(begin(Some(&first), "two", "a", 2).expect_err("one is open").reason, "step_open");

@@ -15,7 +15,7 @@ fn message(result: Result<Paths, PathsError>) -> String {
 }
 
 #[test]
-fn user_defaults() {
+fn user_default_paths() {
     let paths = resolve(&[("HOME", "/home/amy")], Mode::User, &[("/run/user/1000", OURS)]).expect("valid");
     let kernel = KernelId::from_bytes([7; 16]);
     let name: KernelName = "demo".parse().expect("valid name");
@@ -38,7 +38,7 @@ fn user_defaults() {
 }
 
 #[test]
-fn xdg_variables_are_followed_when_absolute_and_ignored_otherwise() {
+fn relative_xdg_paths_ignored() {
     let env = [
         ("HOME", "/home/amy"),
         ("XDG_RUNTIME_DIR", "/x/run"),
@@ -68,7 +68,7 @@ fn home_is_needed_only_for_defaults() {
 }
 
 #[test]
-fn a_runtime_directory_that_others_control_is_refused() {
+fn foreign_runtime_dir_is_refused() {
     let home = ("HOME", "/home/amy");
     let named = [home, ("XDG_RUNTIME_DIR", "/x")];
     for (found, why) in [
@@ -102,7 +102,7 @@ fn system_mode_needs_no_environment() {
 }
 
 #[test]
-fn sockets_must_be_addressable() {
+fn socket_paths_are_bounded() {
     let with = |length: usize| {
         let run = format!("/{}", "r".repeat(length - 1));
         resolve(&[("HOME", "/h"), ("XDG_RUNTIME_DIR", &run)], Mode::User, &[(&run, OURS)])
@@ -113,7 +113,7 @@ fn sockets_must_be_addressable() {
 }
 
 #[test]
-fn prepare_makes_private_directories_and_refuses_foreign_ones() {
+fn prepare_makes_private_dirs() {
     let base = tempfile::tempdir().expect("a temporary directory");
     let dir = base.path().join("r");
     let uid = nix::unistd::geteuid().as_raw();

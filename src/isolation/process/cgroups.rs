@@ -51,7 +51,7 @@ mod tests {
 
     /// Plain folders do here: they are known by name.
     #[test]
-    fn only_its_own_cgroups_of_unknown_workers_are_stale() {
+    fn known_cgroups_are_not_stale() {
         let base = tempfile::tempdir().expect("a folder");
         let of = |host: &str| Cgroups { base: base.path().to_owned(), prefix: format!("worker-{host}-") };
         let (own, other) = (of("aa"), of("bb"));

@@ -91,7 +91,7 @@ mod tests {
     use futures::{AsyncReadExt as _, AsyncWriteExt as _};
 
     #[tokio::test]
-    async fn what_does_not_fit_waits_for_room() -> io::Result<()> {
+    async fn full_socket_defers_writes() -> io::Result<()> {
         let (one, other) = tokio::net::UnixStream::pair()?;
         let (mut read, _its_writing) = halves(one)?;
         let (its_reading, mut write) = halves(other)?;
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_reader_is_woken_by_each_arrival_and_by_the_end() -> io::Result<()> {
+    async fn reader_wakes_on_data_and_close() -> io::Result<()> {
         let (one, other) = tokio::net::UnixStream::pair()?;
         let (mut read, _its_writing) = halves(one)?;
         let (its_reading, mut write) = halves(other)?;

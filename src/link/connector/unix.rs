@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn long_paths_work() -> io::Result<()> {
+    async fn long_paths_are_reachable() -> io::Result<()> {
         let folder = tempfile::tempdir()?;
         let deep = folder.path().join("d".repeat(120));
         std::fs::create_dir(&deep)?;

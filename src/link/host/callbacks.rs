@@ -312,7 +312,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_are_counted_outside_of_texts_only() {
+    fn frame_parts_skip_strings() {
         let rows = |n: usize| format!("{{\"output\":{{\"root\":[{}]}}}}", vec!["{}"; n].join(","));
         assert!(check_parts(rows(1000).as_bytes()).is_ok());
         assert!(check_parts(rows(limits::FRAME_PARTS).as_bytes()).is_err());
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hostile_value_costs_the_value_only() {
+    fn hostile_value_is_dropped() {
         for (frame, value) in [
             (r#"{"ev":"end","value":null}"#.to_owned(), Some(Value::Null)),
             (r#"{"ev":"end"}"#.to_owned(), None),
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn depth_counts_what_the_encoding_adds() {
+    fn value_depth_includes_encoding() {
         let nest = |n: usize| (0..n).fold(Value::Null, |v, _| Value::Object(vec![("k".into(), v)]));
         assert!(encode_value(&nest(39)).is_ok());
         assert!(encode_value(&nest(40)).is_err());
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_decode_or_are_empty() {
+    fn invalid_lists_decode_to_empty() {
         assert_eq!(decode_jobs(b"").len(), 0);
         assert_eq!(decode_jobs(br#"{"ev":"jobs","jobs":[{"id":"1","command":"sleep"}]}"#).len(), 1);
         assert_eq!(decode_missed(br#"{"entries":[{"key":"var/x"}]}"#)[0].key, "var/x");

@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_code_survives() {
+    fn capnp_error_round_trips() {
         for code in ErrorCode::ALL {
             let error = Error::new(code, "what \"it\" was\n{odd}").hint("do this").reason("rule");
             let mut exception = to_capnp(error.clone());
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_exceptions_get_the_code_of_their_kind() {
+    fn exception_kinds_map_to_codes() {
         for (exception, code) in [
             (capnp::Error::disconnected("Peer disconnected".into()), ErrorCode::Unavailable),
             (capnp::Error::from_kind(ErrorKind::PrematureEndOfFile), ErrorCode::Unavailable),
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_connection_says_what_to_do() {
+    fn lost_connection_has_hint() {
         assert!(!from_capnp(capnp::Error::disconnected(String::new())).hint.is_empty());
     }
 }

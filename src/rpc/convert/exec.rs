@@ -185,27 +185,27 @@ mod tests {
 
     proptest! {
         #[test]
-        fn requests_survive(request in any_request()) {
+        fn exec_request_round_trips(request in any_request()) {
             check_round_trip_with::<wire::exec_request::Owned, _>(
                 &request, write_exec_request, read_exec_request, |a, b| format!("{a:?}") == format!("{b:?}"))?;
         }
 
         #[test]
-        fn results_survive(result in any_result()) {
+        fn exec_result_round_trips(result in any_result()) {
             check_round_trip_with::<wire::exec_result::Owned, _>(
                 &result, write_exec_result, read_exec_result, same_result)?;
         }
     }
 
     #[test]
-    fn an_empty_request_is_its_default() {
+    fn empty_exec_request_is_default() {
         let request = ExecRequest::default();
         check_round_trip::<wire::exec_request::Owned, _>(&request, write_exec_request, read_exec_request)
             .expect("it survives");
     }
 
     #[test]
-    fn wrong_requests_are_refused() {
+    fn invalid_exec_request_is_refused() {
         let refused = |fill: fn(wire::exec_request::Builder<'_>)| {
             let mut message = capnp::message::Builder::new_default();
             let mut request = message.init_root::<wire::exec_request::Builder<'_>>();
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn statuses_keep_their_meaning() {
+    fn wire_exec_status_round_trips() {
         for status in ExecStatus::ALL {
             assert_eq!(status_from_wire(status_to_wire(status)), status);
         }

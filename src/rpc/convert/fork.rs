@@ -71,7 +71,7 @@ mod tests {
     use crate::rpc::convert::testing::{check_round_trip, infallible};
 
     #[test]
-    fn requests_and_errors_survive() {
+    fn fork_request_round_trips() {
         let forking = Forking {
             from: "~2".into(),
             count: 7,

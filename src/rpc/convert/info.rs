@@ -260,36 +260,36 @@ mod tests {
 
     proptest! {
         #[test]
-        fn kernels_survive(info in any_info()) {
+        fn kernel_info_round_trips(info in any_info()) {
             let write = |b: wire::kernel_info::Builder<'_>, (i, r): &(KernelInfo, Rights)| write_kernel_info(b, i, *r);
             check_round_trip::<wire::kernel_info::Owned, _>(&info, write, read_kernel_info)?;
         }
 
         #[test]
-        fn filters_survive(filter in any_filter()) {
+        fn kernel_filter_round_trips(filter in any_filter()) {
             check_round_trip::<wire::kernel_filter::Owned, _>(
                 &filter, |b, f| infallible(write_kernel_filter(b, f)), read_kernel_filter)?;
         }
 
         #[test]
-        fn hosts_survive(host in any_host()) {
+        fn host_info_round_trips(host in any_host()) {
             check_round_trip::<wire::host_info::Owned, _>(
                 &host, |b, h| infallible(write_host_info(b, h)), read_host_info)?;
         }
 
         #[test]
-        fn abilities_survive(ability in any_ability()) {
+        fn ability_round_trips(ability in any_ability()) {
             check_round_trip::<wire::ability::Owned, _>(
                 &ability, |b, a| infallible(write_ability(b, a)), read_ability)?;
         }
 
         #[test]
-        fn events_survive(event in any_event_entry()) {
+        fn host_event_round_trips(event in any_event_entry()) {
             check_round_trip::<wire::event::Owned, _>(&event, |b, e| infallible(write_event(b, e)), read_event)?;
         }
 
         #[test]
-        fn journals_survive(entry in any_journal_entry()) {
+        fn journal_entry_round_trips(entry in any_journal_entry()) {
             check_round_trip::<wire::journal_entry::Owned, _>(
                 &entry, |b, e| infallible(write_journal_entry(b, e)), read_journal_entry)?;
         }

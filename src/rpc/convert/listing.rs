@@ -128,32 +128,32 @@ mod tests {
 
     proptest! {
         #[test]
-        fn mounts_survive((path, source, writable) in (NAME, NAME, any::<bool>())) {
+        fn mount_info_round_trips((path, source, writable) in (NAME, NAME, any::<bool>())) {
             let mount = MountInfo { path, source, writable };
             check_round_trip::<wire::mount_info::Owned, _>(&mount, |b, m| infallible(write_mount(b, m)), read_mount)?;
         }
 
         #[test]
-        fn tools_survive((name, description, source, schema_json) in (NAME, ".*", NAME, ".*")) {
+        fn tool_info_round_trips((name, description, source, schema_json) in (NAME, ".*", NAME, ".*")) {
             let tool = ToolInfo { name, description, source, schema_json };
             check_round_trip::<wire::tool_info::Owned, _>(&tool, |b, t| infallible(write_tool(b, t)), read_tool)?;
         }
 
         #[test]
-        fn variables_survive((name, type_name, summary) in (NAME, ".*", ".*")) {
+        fn variable_info_round_trips((name, type_name, summary) in (NAME, ".*", ".*")) {
             let var = VarInfo { name, type_name, summary };
             check_round_trip::<wire::var_info::Owned, _>(&var, |b, v| infallible(write_var(b, v)), read_var)?;
         }
 
         #[test]
-        fn missed_entries_survive((key, type_name, reason) in (".*", ".*", ".*")) {
+        fn missed_entry_round_trips((key, type_name, reason) in (".*", ".*", ".*")) {
             let missed = MissedEntry { key, type_name, reason };
             check_round_trip::<wire::missed_entry::Owned, _>(
                 &missed, |b, m| infallible(write_missed_entry(b, m)), read_missed_entry)?;
         }
 
         #[test]
-        fn jobs_survive((id, command) in (".*", ".*")) {
+        fn job_info_round_trips((id, command) in (".*", ".*")) {
             let job = Job { id, command };
             check_round_trip::<wire::job::Owned, _>(&job, |b, j| infallible(write_job(b, j)), read_job)?;
         }

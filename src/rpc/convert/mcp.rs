@@ -106,13 +106,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn transports_survive(transport in any_transport()) {
+        fn mcp_transport_round_trips(transport in any_transport()) {
             check_round_trip::<wire::mcp_transport::Owned, _>(
                 &transport, |b, t| infallible(write_mcp_transport(b, t)), read_mcp_transport)?;
         }
 
         #[test]
-        fn servers_survive((name, state, tools, error) in ("[^\0]{0,20}", "[a-z]{0,9}", any::<u32>(), ".*")) {
+        fn mcp_info_round_trips((name, state, tools, error) in ("[^\0]{0,20}", "[a-z]{0,9}", any::<u32>(), ".*")) {
             let server = McpInfo { name, state, tools, error };
             check_round_trip::<wire::mcp_info::Owned, _>(
                 &server, |b, s| infallible(write_mcp_info(b, s)), read_mcp_info)?;
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn transports_to_nowhere_are_refused() {
+    fn empty_mcp_url_is_refused() {
         let mut message = capnp::message::Builder::new_default();
         let mut transport = message.init_root::<wire::mcp_transport::Builder<'_>>();
         transport.reborrow().init_stdio();

@@ -120,7 +120,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn events_survive(event in any_event()) {
+        fn output_event_round_trips(event in any_event()) {
             check_round_trip::<wire::output_event::Owned, _>(&event, write_output_event, read_output_event)?;
         }
     }

@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_set_survives() {
+    fn every_rights_set_round_trips() {
         for bits in 0..=255u8 {
             let rights: Rights =
                 Right::ALL.into_iter().enumerate().filter(|(i, _)| bits & (1 << i) != 0).map(|(_, r)| r).collect();

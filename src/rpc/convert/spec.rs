@@ -295,24 +295,24 @@ mod tests {
 
     proptest! {
         #[test]
-        fn requests_survive(request in any_spec_request()) {
+        fn spec_request_round_trips(request in any_spec_request()) {
             check_round_trip::<wire::kernel_spec::Owned, _>(&request, write_spec_request, read_spec_request)?;
         }
 
         #[test]
-        fn specifications_survive(spec in any_spec()) {
+        fn kernel_spec_round_trips(spec in any_spec()) {
             check_round_trip::<wire::kernel_spec::Owned, _>(&spec, write_spec, read_spec)?;
         }
 
         #[test]
-        fn an_exact_request_ignores_the_defaults(spec in any_spec(), other in any_spec()) {
+        fn exact_spec_ignores_defaults(spec in any_spec(), other in any_spec()) {
             let defaults = KernelSpec { image: String::new(), ..other };
             prop_assert_eq!(SpecRequest::exactly(&spec).fill(&defaults), spec);
         }
     }
 
     #[test]
-    fn an_empty_request_is_all_defaults() {
+    fn empty_spec_uses_defaults() {
         let defaults =
             KernelSpec { idle_timeout_ms: 7, ..KernelSpec::new("d".parse().expect("name"), EngineName::Python) };
         let request = SpecRequest::new("k".parse().expect("name"));
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_specifications_are_refused() {
+    fn invalid_spec_request_is_refused() {
         let refused = |fill: fn(&mut wire::kernel_spec::Builder<'_>)| {
             let mut message = capnp::message::Builder::new_default();
             let mut spec = message.init_root::<wire::kernel_spec::Builder<'_>>();

@@ -189,7 +189,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn items_survive(bytes in any::<u64>(), digest in any::<[u8; 32]>(), stays in any::<bool>(), why in ".{0,20}") {
+        fn gc_item_round_trips(bytes in any::<u64>(), digest in any::<[u8; 32]>(), stays in any::<bool>(), why in ".{0,20}") {
             let thing = GcThing::Object { digest: Digest::from_bytes(digest), bytes };
             let item = GcItem { thing, stays, why };
             let write = |builder: wire::gc_item::Builder<'_>, item: &GcItem| { write_gc_item(builder, item); Ok(()) };
@@ -197,7 +197,7 @@ mod tests {
         }
 
         #[test]
-        fn damage_survives(texts in prop::array::uniform3(".{0,20}"), affects in prop::collection::vec(prop::array::uniform3(".{0,9}"), 0..5)) {
+        fn damage_report_round_trips(texts in prop::array::uniform3(".{0,20}"), affects in prop::collection::vec(prop::array::uniform3(".{0,9}"), 0..5)) {
             let [what, name, why] = texts;
             let affects = affects.into_iter().map(|[kernel, what, name]| Affected { kernel, what, name }).collect();
             let damage = Damage { what, name, why, affects };
@@ -206,7 +206,7 @@ mod tests {
         }
 
         #[test]
-        fn lines_survive(
+        fn audit_line_round_trips(
             numbers in any::<(u64, i64, u32)>(), texts in prop::array::uniform5(".{0,20}"),
             versions in (prop::option::of(1..u64::MAX), prop::option::of(1..u64::MAX)),
             digests in (any::<[u8; 32]>(), prop::option::of(any::<[u8; 32]>())),

@@ -138,13 +138,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_type_is_lost(value in any_value()) {
+        fn capnp_value_round_trips(value in any_value()) {
             let back = there_and_back(&value).map_err(|e| TestCaseError::fail(e.to_string()))?;
             prop_assert!(same(&value, &back), "{value:?} came back as {back:?}");
         }
 
         #[test]
-        fn garbage_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+        fn value_reader_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
             if let Ok(message) = capnp::serialize::read_message(&mut bytes.as_slice(), reader_options())
                 && let Ok(value) = message.get_root::<wire::value::Reader<'_>>() {
                 let _ = read_value(value);
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn depth_is_bounded_on_both_sides() {
+    fn capnp_value_depth_is_bounded() {
         for wrap in [|v| Value::Array(vec![v]), |v| Value::Object(vec![("k".into(), v)])] {
             let nested = |n: usize| (0..n).fold(Value::Null, |inner, _| wrap(inner));
             let deepest = nested(limits::VALUE_DEPTH - 1);
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_values_are_refused() {
+    fn invalid_capnp_value_is_refused() {
         for digits in ["", "-", "1a", "+1", "１"] {
             assert!(there_and_back(&Value::BigInt(digits.into())).is_err(), "{digits:?}");
         }

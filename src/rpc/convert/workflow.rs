@@ -207,7 +207,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn records_survive(
+        fn workflow_records_round_trip(
             steps in proptest::collection::vec(any_step(), 0..4), agent: String, decision in any_decision(),
             artifact in any_artifact(),
         ) {

@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_has_gone_is_forgotten_and_what_is_there_is_not() {
+    fn dropped_handles_are_forgotten() {
         let actor = || Actor { uid: 0, client: String::new(), lease: Vec::new() };
         let (stays, mut held) = (Rc::new(7), Held::new());
         held.add(&stays, actor());

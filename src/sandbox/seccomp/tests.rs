@@ -41,7 +41,7 @@ fn interesting(decision: &Decision, found: &mut Vec<(usize, u64)>) {
 }
 
 #[test]
-fn the_program_decides_as_the_table_says() {
+fn seccomp_program_matches_table() {
     for conditions in CONDITIONS {
         let (table, program) = (rules(conditions), program(conditions));
         for rule in &table {
@@ -62,7 +62,7 @@ fn the_program_decides_as_the_table_says() {
 }
 
 #[test]
-fn what_the_table_does_not_name_does_not_exist() {
+fn unlisted_calls_give_enosys() {
     let (table, program) = (rules(HERE), program(HERE));
     let edges = [1 << 16, 0x3fff_ffff, 0x8000_0000, 0xbfff_ffff, 0xffff_ffff];
     for number in (0..2000).chain(edges) {
@@ -76,7 +76,7 @@ fn what_the_table_does_not_name_does_not_exist() {
 }
 
 #[test]
-fn foreign_interfaces_end_the_process() {
+fn foreign_abi_kills_process() {
     let program = program(HERE);
     let decide = |arch, number| run(program, &Call { arch, number, arguments: [0; 6] }).0;
     // i386, arm, and nothing at all.
@@ -91,7 +91,7 @@ fn foreign_interfaces_end_the_process() {
 }
 
 #[test]
-fn every_rule_is_there_once_and_has_a_reason() {
+fn seccomp_rules_are_unique() {
     for conditions in CONDITIONS {
         let mut table = rules(conditions);
         table.sort_by_key(|rule| rule.number);
@@ -108,7 +108,7 @@ fn decision(name: &str, conditions: Conditions) -> Decision {
 }
 
 #[test]
-fn what_is_dangerous_is_refused() {
+fn dangerous_syscalls_are_refused() {
     for name in [
         "SYS_mount",
         "SYS_umount2",
@@ -162,7 +162,7 @@ fn what_is_dangerous_is_refused() {
 }
 
 #[test]
-fn memory_that_nothing_counts_is_closed() {
+fn uncounted_memory_is_blocked() {
     for name in ["SYS_memfd_create", "SYS_shmget", "SYS_semget", "SYS_msgget"] {
         assert_eq!(decision(name, CONDITIONS[0]), Decision::Fail(libc::ENOSYS), "{name}");
         assert_eq!(decision(name, CONDITIONS[2]), Decision::Allow, "{name}");
@@ -171,7 +171,7 @@ fn memory_that_nothing_counts_is_closed() {
 }
 
 #[test]
-fn the_program_is_small() {
+fn seccomp_program_is_small() {
     let table = rules(HERE);
     let size = program(HERE).len();
     assert!(size < 500, "{size} instructions for {} rules in {} ranges", table.len(), ranges(&table).len());

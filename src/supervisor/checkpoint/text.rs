@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn contents_of_every_kind_are_compared_or_named() {
+    fn text_diff_or_named_reason() {
         let shown = |a: &[u8], b: &[u8]| unified(a, b).map(|text| String::from_utf8_lossy(&text).into_owned());
         assert_eq!(shown(b"a\nb\n", b"a\nc\n").expect("text"), "@@ -1,2 +1,2 @@\n a\n-b\n+c\n");
         assert_eq!(shown(b"", b"new\n").expect("text"), "@@ -0,0 +1 @@\n+new\n");
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_hard_to_compare_takes_no_longer() {
+    fn text_diff_time_is_bounded() {
         let lines = |seed: u64| {
             let mut state = seed;
             let mut line = || {
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_difference_comes_in_parts_that_are_whole_lines() {
+    fn long_diff_splits_at_lines() {
         let whole = Patch {
             path: b"f".to_vec(),
             deed: Deed::Changed,
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_are_compared_by_their_parts() {
+    fn diff_paths_match_by_component() {
         let asked = |path: &str, by: &str| is_asked_for(path.as_bytes(), &[by.as_bytes().to_vec()]);
         assert!(asked("src/a", "src") && asked("src/a", "src/") && asked("src", "src") && asked("src/a", "./src/a"));
         assert!(asked("x", ".") && asked("x", "/workspace/x") && is_asked_for(b"any", &[]));

@@ -242,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refusals_are_written_up_to_a_limit_and_the_rest_is_counted() {
+    fn refusal_audit_is_limited() {
         let auditing = Auditing::default();
         let asked = |now_ms| auditing.refused(7, now_ms);
         assert!((0..limits::AUDIT_REFUSALS).all(|_| asked(5) == Some(0)));
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kept_end_never_goes_backwards() {
+    fn audit_head_never_regresses() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("audit.head");
         let head = |sequence| AuditHead { sequence, hash: Digest::from_bytes([sequence as u8; 32]) };

@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reserve_is_held_let_go_once_and_taken_back() {
+    fn reserve_release_and_refill() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("reserve");
         let reserve = Reserve::new(path.clone());

@@ -55,7 +55,7 @@ mod tests {
     use crate::core::error::ErrorCode;
 
     #[test]
-    fn only_the_holder_passes_while_it_lasts() {
+    fn lease_admits_only_holder() {
         let lease = Lease { holder: "a".into(), token_hash: Lease::hash(b"secret"), expires_at_ms: 100 };
         assert!(admit(None, b"", 0).is_ok());
         assert!(admit(Some(&lease), b"secret", 99).is_ok());

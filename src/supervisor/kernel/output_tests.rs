@@ -31,7 +31,7 @@ async fn read_all(mut reader: Reader) -> (Vec<u8>, u64, Option<i32>) {
 }
 
 #[test]
-fn readers_see_everything_in_order_whenever_they_come() {
+fn readers_replay_output_in_order() {
     run(async {
         let output = Output::new(1 << 20);
         let early = tokio::task::spawn_local(read_all(output.reader(0)));
@@ -49,7 +49,7 @@ fn readers_see_everything_in_order_whenever_they_come() {
 }
 
 #[test]
-fn a_repeated_beginning_is_taken_once() {
+fn repeated_output_is_deduplicated() {
     run(async {
         let output = Output::new(1 << 20);
         output.push(0, Stream::Stdout, b"abcdef".to_vec()).await;
@@ -61,7 +61,7 @@ fn a_repeated_beginning_is_taken_once() {
 }
 
 #[test]
-fn a_slow_reader_slows_the_writer_and_memory_is_bounded() {
+fn slow_reader_slows_writer() {
     run(async {
         let output = Output::new(10);
         let mut slow = output.reader(0);
@@ -88,7 +88,7 @@ fn a_slow_reader_slows_the_writer_and_memory_is_bounded() {
 }
 
 #[test]
-fn a_reader_that_leaves_frees_the_writer() {
+fn dropped_reader_unblocks_writer() {
     run(async {
         let output = Output::new(0);
         let reader = output.reader(0);
@@ -107,7 +107,7 @@ fn a_reader_that_leaves_frees_the_writer() {
 }
 
 #[test]
-fn without_readers_the_rest_is_counted() {
+fn unread_output_is_counted() {
     run(async {
         let output = Output::new(5);
         output.push(0, Stream::Stdout, b"12345678".to_vec()).await;
@@ -158,7 +158,7 @@ proptest! {
 
 /// Untrusted code names the type of what it displays, and how many rows it has: none of that is free.
 #[test]
-fn rich_output_without_bytes_is_bounded_too() {
+fn empty_rich_output_is_bounded() {
     use crate::core::exec::{OutputData, OutputNode};
     run(async {
         let output = Output::new(1 << 20);
@@ -177,7 +177,7 @@ fn rich_output_without_bytes_is_bounded_too() {
 
 /// What a worker dropped while no daemon was there is no part of what is kept, nor is what came after it.
 #[test]
-fn nothing_is_kept_behind_a_gap() {
+fn output_after_gap_is_dropped() {
     run(async {
         let output = Output::new(1 << 20);
         output.push(0, Stream::Stdout, b"before".to_vec()).await;

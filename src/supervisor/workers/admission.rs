@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn one_user_leaves_the_others_their_share() {
+    fn per_user_shares_are_enforced() {
         let admission = Admission::new(bounds(4, Some(1000 * MIB)), bounds(2, Some(500 * MIB)));
         let one = Taken::one(100 * MIB);
         // Both at once, before any of them has a worker.
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_counts_as_nobodys_until_it_is_bound_and_can_give_way() {
+    fn unbound_slot_has_no_owner() {
         let admission = Admission::new(bounds(2, Some(1000 * MIB)), bounds(2, None));
         let mut slot = admission.place(800 * MIB);
         assert_eq!(admission.admit(7, Taken::one(800 * MIB)), Ok(()));
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn leave_to_run_is_given_in_the_order_of_asking_and_never_beyond_a_share() {
+    async fn execution_permits_are_fifo() {
         let host = Bounds { executions: 2, ..bounds(9, None) };
         let admission = Admission::new(host, bounds(9, None));
         let first = admission.leave_now(7).expect("there is");

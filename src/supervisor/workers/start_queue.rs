@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_holds_his_share_keeps_nobody_else_from_a_turn() {
+    fn full_share_blocks_no_other() {
         let turns = Turns::new(3, 2, Duration::ZERO);
         let held: Vec<_> = (0..2).map(|_| turns.now(1).expect("his share")).collect();
         assert!(turns.now(1).is_none(), "one place is free, and not his");
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_that_nobody_has_a_part_of_are_forgotten() {
+    fn unused_start_shares_are_dropped() {
         let turns = Turns::new(1000, 2, Duration::ZERO);
         let held = turns.now(0).expect("a turn");
         (1..1000).for_each(|uid| drop(turns.now(uid).expect("a turn")));

@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_driver_is_whole() {
+    fn node_driver_has_main_module() {
         let modules: serde_json::Map<String, serde_json::Value> = serde_json::from_str(DRIVER).expect("one object");
         assert!(modules.contains_key("main") && !modules.contains_key("bootstrap"));
     }

@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_driver_is_whole_and_read_from_its_beginning() {
+    fn driver_file_reads_from_start() {
         let mut bytes = Vec::new();
         let mut file = File::from(held(b"code", "{}").expect("a file"));
         std::io::Read::read_to_end(&mut file, &mut bytes).expect("readable");

@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_request_gets_its_number() {
+    async fn request_id_is_inserted() {
         let (mut control, mut engine) = pair();
         control.request(7, br#"{"op":"vars"}"#, None).expect("sent");
         let mut bytes = [0; 64];
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_speaks_first_is_the_host_kernels_word() {
+    async fn sender_pid_is_authentic() {
         let (ours, mut theirs) = UnixStream::pair().expect("a socket pair");
         let mut control = Control::noting_sender(ours).expect("a control socket");
         assert_eq!(control.sender(), None);
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_engine_that_does_not_read_is_bounded() {
+    async fn unread_control_queue_is_bounded() {
         let (mut control, _engine) = pair();
         let json = vec![b'x'; limits::FRAME_JSON_BYTES];
         let sent = (0..8).take_while(|_| control.send(&json, &[], None).is_ok()).count();
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn frames_come_out_whole() {
+    async fn control_frames_are_reassembled() {
         let (mut control, mut engine) = pair();
         let mut bytes = Vec::new();
         frames::encode_raw(br#"{"ev":"reply","id":1,"ok":true}"#, b"tail", &mut bytes).expect("encodes");

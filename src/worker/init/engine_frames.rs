@@ -212,7 +212,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn frames_of_the_contract_are_read() {
+    fn contract_frames_are_parsed() {
         let deep = format!(
             r#"{{"ev":"end","id":1,"exec":7,"status":"done","code":0,"value":{}{}}}"#,
             "[".repeat(100_000),
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn others_are_not() {
+    fn invalid_engine_frames_are_refused() {
         let long = format!(r#"{{"ev":"del","key":"{}"}}"#, "k".repeat(2000));
         for json in [
             "",
@@ -270,7 +270,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn garbage_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn wire_garbage_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             let _ = read(&bytes);
         }
     }

@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_bytes_come_again_the_others_do_not() {
+    fn rewind_resends_kept_prefix() {
         let mut ledger = Ledger::default();
         let exec = ExecId(1);
         ledger.begin(exec, 4);
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_small_and_over_goes_whole_and_comes_again() {
+    fn small_execution_sent_whole() {
         let mut ledger = Ledger::default();
         ledger.begin(ExecId(1), 3);
         ledger.output(ExecId(1), Stream::Stdout, b"ab");
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_large_shown_or_sent_in_part_goes_its_own_way() {
+    fn large_execution_sent_in_parts() {
         let mut ledger = Ledger::default();
         for exec in 1..=3 {
             ledger.begin(ExecId(exec), 1 << 20);
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_running_execution_is_not_forgotten() {
+    fn running_execution_is_kept() {
         let mut ledger = Ledger::default();
         ledger.begin(ExecId(1), 4);
         assert!(!ledger.acknowledge(ExecId(1)));
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn small_writes_cost_little() {
+    fn small_writes_are_merged() {
         let mut ledger = Ledger::default();
         ledger.begin(ExecId(1), 1 << 20);
         for _ in 0..100_000 {
@@ -376,7 +376,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_byte_is_sent_once_in_order(
+        fn ledger_sends_bytes_in_order(
             writes in prop::collection::vec((any::<bool>(), prop::collection::vec(any::<u8>(), 0..40), 0usize..4), 0..60),
             kept in 0usize..500,
         ) {

@@ -332,7 +332,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bodies_are_cut_to_fit() {
+    fn state_bodies_are_split() {
         let cut = |n: usize| pieces(&vec![0; n]).map(|(piece, more)| (piece.len(), more)).collect::<Vec<_>>();
         let full = limits::FRAME_TAIL_BYTES;
         assert_eq!(cut(0), [(0, false)]);

@@ -129,7 +129,7 @@ mod tests {
     use std::io::Write;
 
     #[tokio::test]
-    async fn draining_takes_what_is_there_and_no_more() {
+    async fn drain_reads_available_only() {
         let (out, mut out_end) = std::io::pipe().expect("a pipe");
         let (err, mut err_end) = std::io::pipe().expect("a pipe");
         let mut pipes = Pipes::new(out.into(), err.into()).expect("pipes");

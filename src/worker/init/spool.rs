@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_come_back_whole() {
+    fn spool_entries_round_trip() {
         let folder = tempfile::tempdir().expect("a folder");
         let mut spool = Spool::create(folder.path()).expect("a spool");
         for part in [chunk("a", b"1", false), chunk("b", b"2", true), chunk("b", b"3", false), chunk("c", b"", false)] {
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_spool_leaves_the_state_as_it_was() {
+    fn broken_spool_keeps_old_state() {
         let folder = tempfile::tempdir().expect("a folder");
         let db = EngineDb::open(&folder.path().join("engine.db"), Durability::Process).expect("a database");
         let info = EngineInfo { name: "kaish".into(), version: "1".into(), format: 1 };

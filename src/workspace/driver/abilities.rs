@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_file_system_lacks_is_said_with_what_to_do() {
+    fn filesystem_abilities_have_hints() {
         let dir = tempfile::tempdir().expect("a folder");
         for ability in doctor(dir.path()) {
             assert!(!ability.detail.is_empty(), "{}", ability.name);

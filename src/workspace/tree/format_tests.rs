@@ -80,7 +80,7 @@ proptest! {
 
     /// Whatever is understood is written in exactly the same way.
     #[test]
-    fn one_content_has_one_encoding(entries in entries(), at in any::<prop::sample::Index>(), byte in any::<u8>()) {
+    fn tree_encoding_is_canonical(entries in entries(), at in any::<prop::sample::Index>(), byte in any::<u8>()) {
         let mut bytes = page(&entries);
         let at = at.index(bytes.len());
         bytes[at] = byte;
@@ -90,7 +90,7 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_bytes_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn tree_garbage_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         for shape in [b'R', b'P', b'I', b'M'] {
             let bytes = [b"ryt\x01", [shape].as_slice(), &bytes].concat();
             let _ = (decode_folder(&bytes), decode_root(&bytes), decode_map(&bytes));
@@ -99,7 +99,7 @@ proptest! {
 }
 
 #[test]
-fn names_that_lead_elsewhere_are_refused() {
+fn unsafe_entry_names_are_refused() {
     for name in [b"".as_slice(), b".", b"..", b"a/b", b"/", b"a\0b", &[b'x'; 256]] {
         let entry = Entry { name: name.into(), meta: Meta::default(), node: Node::Fifo };
         assert!(decode_folder(&page(&[entry])).is_err(), "{name:?}");
@@ -110,7 +110,7 @@ fn names_that_lead_elsewhere_are_refused() {
 }
 
 #[test]
-fn maps_round_trip_and_stay_within_their_file() {
+fn file_maps_round_trip() {
     let piece = |offset, length| Piece { offset, length, digest: Digest::from_bytes([7; 32]) };
     let map = Map { size: 10_000, pieces: vec![piece(0, 10), piece(10, 90), piece(5000, 5000)] };
     assert_eq!(decode_map(&encode_map(&map)), Ok(map));
@@ -119,7 +119,7 @@ fn maps_round_trip_and_stay_within_their_file() {
 }
 
 #[test]
-fn a_newer_format_is_named() {
+fn newer_tree_format_is_reported() {
     let mut bytes = page(&[]);
     bytes[3] = 2;
     assert_eq!(decode_folder(&bytes), Err(FormatError::Version(2)));

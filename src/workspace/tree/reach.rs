@@ -108,7 +108,7 @@ mod tests {
 
     /// Whoever writes into a file what a folder's object has must not lead a collection of garbage past that folder.
     #[test]
-    fn a_folder_whose_object_was_met_as_a_file_is_looked_into() {
+    fn aliased_folder_is_followed() {
         let world = World::new();
         std::fs::create_dir(world.path("b")).expect("made");
         for file in 0..3_000 {

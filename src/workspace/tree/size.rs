@@ -133,7 +133,7 @@ mod tests {
     use crate::workspace::testing::World;
 
     #[test]
-    fn what_is_the_same_twice_counts_twice_and_holes_do_not() {
+    fn tree_size_skips_holes() {
         let world = World::new();
         for folder in ["a/in", "b/in"] {
             std::fs::create_dir_all(world.path(folder)).expect("made");

@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_fit_whatever_the_width() {
+    fn columns_fit_any_width() {
         for width in 0..300 {
             for longest in [0, 5, 20, 64, 1000] {
                 let Columns { columns, rest } = Columns::of(width, longest);

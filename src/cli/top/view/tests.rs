@@ -52,7 +52,7 @@ fn press(model: &mut Model, keys: &str) {
 }
 
 #[test]
-fn a_usual_screen() {
+fn typical_screen_text() {
     assert_eq!(
         screen(&model(110, 12)),
         [
@@ -95,7 +95,7 @@ fn small_screens_show_kernels_first() {
 }
 
 #[test]
-fn no_size_is_too_small_or_too_large() {
+fn any_screen_size_renders() {
     for (columns, lines) in [(0, 0), (1, 1), (0, 5), (5, 0), (1, 40), (300, 2), (500, 200), (2, 2), (80, 3)] {
         for keys in ["", "/abc", "?", "\r", "x", "i", "cname", "\rcname"] {
             let mut model = model(columns, lines);
@@ -106,7 +106,7 @@ fn no_size_is_too_small_or_too_large() {
 }
 
 #[test]
-fn questions_stand_in_the_last_line() {
+fn prompts_use_last_line() {
     for (keys, line) in [
         ("x", "stop data? y: after what runs, f: interrupt what runs, any other key: no"),
         ("i", "interrupt what runs in data? y: yes, any other key: no"),
@@ -131,7 +131,7 @@ fn questions_stand_in_the_last_line() {
 }
 
 #[test]
-fn details_hold_facts_events_and_journal() {
+fn details_screen_contents() {
     let mut model = model(120, 60);
     press(&mut model, "j\r");
     let id = kernel("odd", "").id;
@@ -173,7 +173,7 @@ fn details_hold_facts_events_and_journal() {
 }
 
 #[test]
-fn a_lost_daemon_is_said_to_be() {
+fn lost_daemon_is_shown() {
     let mut model = model(80, 10);
     model.step(model.now_ms, Input::Lost("the connection\u{1b}c was lost".into()));
     model.step(model.now_ms + 65_000, Input::Ticked);
@@ -186,7 +186,7 @@ fn a_lost_daemon_is_said_to_be() {
 }
 
 #[test]
-fn an_empty_host_says_what_to_do() {
+fn empty_host_shows_hint() {
     let mut model = Model::new(NOW_MS, Size { columns: 80, lines: 8 }, host(), false);
     assert!(screen(&model).join("\n").contains("asking for kernels"));
     model.step(NOW_MS, Input::Listed(vec![]));
@@ -194,7 +194,7 @@ fn an_empty_host_says_what_to_do() {
 }
 
 #[test]
-fn without_colours_no_cell_has_one() {
+fn colours_can_be_disabled() {
     for colours in [false, true] {
         let backend = backend(&model(110, 12), Theme { colours });
         let coloured = backend.buffer().content().iter().filter(|cell| cell.fg != Color::Reset).count();
@@ -203,7 +203,7 @@ fn without_colours_no_cell_has_one() {
 }
 
 #[test]
-fn no_control_character_reaches_a_cell() {
+fn cells_have_no_control_chars() {
     let all: String = (0..0x300).chain(0x2000..0x2100).filter_map(char::from_u32).collect();
     assert!(!shown(&all).chars().any(|c| c.is_control() || ('\u{202a}'..='\u{202e}').contains(&c)));
     let mut model = model(200, 20);
@@ -213,7 +213,7 @@ fn no_control_character_reaches_a_cell() {
 }
 
 #[test]
-fn spans_are_short() {
+fn time_spans_use_one_unit() {
     for (ms, text) in [(-5, "0s"), (59_999, "59s"), (60_000, "1m"), (7_200_000, "2h"), (172_800_000, "2d")] {
         assert_eq!(span(ms), text);
     }

@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_first_is_told_at_once_and_the_rest_together_later() {
+    async fn job_output_is_coalesced() {
         let writing = async {
             let (background, told) = telling(Duration::from_secs(600));
             background.wrote(Stream::Stdout, b"first");
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_came_too_soon_is_told_though_nothing_follows() {
+    async fn deferred_job_output_is_flushed() {
         let writing = async {
             let (background, told) = telling(Duration::from_millis(20));
             background.wrote(Stream::Stdout, b"first");
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_cannot_be_told_yet_waits() {
+    async fn unpublished_job_output_is_kept() {
         let writing = async {
             let (known, told) = (Rc::new(std::cell::Cell::new(false)), Told::default());
             let (is_known, kept) = (Rc::clone(&known), Rc::clone(&told));
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_not_shown_is_counted() {
+    async fn omitted_job_output_is_counted() {
         let (most, data) = (limits::BACKGROUND_SHOWN_BYTES, vec![b'n'; 3000]);
         let writing = async {
             let (background, told) = telling(Duration::from_secs(600));

@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_and_what_they_may_become() {
+    fn bash_completion_word_kinds() {
         use Kind::{Command, Path, Variable};
         for (code, start, word, kind) in [
             ("", 0, "", Command),

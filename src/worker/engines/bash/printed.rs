@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn variables_of_each_kind() {
+    fn bash_declarations_parse() {
         let printed =
             b"declare -- x=\"1\"\ndeclare -ir n=\"4\"\ndeclare -a e=()\ndeclare -a s=([0]=\"a b\" [7]=$'c\\n')\n\
             declare -A m=([$'k\\n]\"']=\"1\" [\"b c\"]=\"2\" )\ndeclare -n r=\"x\"\ndeclare -x u\n";
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_with_their_commands() {
+    fn bash_job_listing_parses() {
         let printed = b"[1]   4242 Running                 sleep 60 &\n[2]-  4243 Exit 3                  false\n\
             [3]+  4250 Done                    echo a\n      4251 Running                 | sleep 5 &\n";
         assert_eq!(

@@ -183,7 +183,7 @@ mod tests {
     use std::process::Command;
 
     #[test]
-    fn each_form_that_bash_prints_is_read() {
+    fn printed_bash_quotes_parse() {
         for (printed, meant) in [
             (&b"\"a\\\"b\\\\\\$x\\`y\"\n"[..], &b"a\"b\\$x`y"[..]),
             (b"$'a\\n\\001\\377\\'\\\\z'\n", b"a\n\x01\xff'\\z"),
@@ -203,7 +203,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(24))]
         /// The real bash reads what is quoted here, and prints what is read here.
         #[test]
-        fn any_bytes_go_to_bash_and_come_back(texts in prop::collection::vec(prop::collection::vec(1u8..=255, 0..40), 1..30)) {
+        fn bash_quoting_round_trips(texts in prop::collection::vec(prop::collection::vec(1u8..=255, 0..40), 1..30)) {
             let mut script = Vec::new();
             for (i, text) in texts.iter().enumerate() {
                 script.extend(format!("v{i}=").into_bytes());

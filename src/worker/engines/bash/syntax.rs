@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_bash_says_what_a_text_is() {
+    fn bash_classifies_syntax() {
         for whole in ["", "# nothing", "echo hi", "f() { echo; }", "case x in a) ;; esac", "cat <<E\nx\nE\n", "ls !(a)"]
         {
             assert_eq!(asked(whole), Syntax::Whole, "{whole:?}");
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_words_are_programs() {
+    fn plain_commands_are_recognized() {
         for plain in ["", ":", "echo hi", "x=1 y=2 make -j4 all", "cd /tmp\nls"] {
             assert!(is_plain(plain), "{plain:?}");
             assert_eq!(asked(plain), Syntax::Whole);
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_leave_the_function_is_not_asked_of_the_shell() {
+    fn function_escapes_not_probed() {
         assert!(may_ask("f() { echo; }; if a; then b; fi"));
         assert!(!may_ask("} ;; esac; then :; fi; do :; done; }; evil; x() { until if case x in x) {"));
         assert!(!may_ask("} ;; es\\\nac; then :; fi; do :; done; }"));

@@ -175,7 +175,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn arguments_are_json_or_names_with_values() {
+    fn tool_arguments_are_parsed() {
         let schema = json!({ "properties": { "n": { "type": "integer" }, "on": { "type": "boolean" }, "s": { "type": "string" } } });
         let read = |words: &[&str]| {
             arguments(&schema, &words.iter().map(|word| word.as_bytes().to_vec()).collect::<Vec<_>>())

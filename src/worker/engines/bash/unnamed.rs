@@ -35,7 +35,7 @@ mod tests {
 
     /// As bash does it: opened again by its number.
     #[test]
-    fn without_memory_files_one_in_a_folder_does_as_well() {
+    fn unnamed_file_fallback() {
         for made in [unnamed(b"text"), in_folder("/tmp").and_then(|mut file| file.write_all(b"text").map(|()| file))] {
             let file = made.expect("made");
             let mut again = String::new();

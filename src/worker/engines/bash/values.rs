@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_bash_cannot_hold_is_refused() {
+    fn unsupported_bash_values_fail() {
         let nested = Value::Array(vec![Value::Array(vec![])]);
         for (name, value) in
             [("x", nested), ("1x", Value::Null), ("x", Value::String("a\0".into())), ("__ryokan_x", Value::Null)]

@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_and_what_they_may_become() {
+    fn kaish_completion_word_kinds() {
         use Kind::{Command, Path, Variable};
         for (code, start, text, kind) in [
             ("", 0, "", Command),
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn any_cursor_is_taken() {
+    fn completion_accepts_any_cursor() {
         for cursor in 0..20 {
             let word = word_at("echo é $x/ü", cursor);
             assert!(word.start <= 14);

@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_found_everywhere() {
+    fn command_names_are_collected() {
         let found = found(
             "a1 | a2 && a3 || a4\nif a5; then a6; else a7; fi\nfor i in $(a8); do a9; done\nwhile b1; do b2; done\n\
              case x in y) b3 ;; esac\nf() { b4; }\nx=\"$(b5)\"\n! b6\ntimeout 5 b7 -x\nFOO=1 b8\n{ b9; } > out\nc1 &",
@@ -385,14 +385,14 @@ mod tests {
     }
 
     #[test]
-    fn conditions_are_noticed() {
+    fn conditional_functions_flagged() {
         let found = found("f() { true; }\nif true; then g() { true; }; fi\ntrue && h() { true; }");
         let flags: Vec<_> = found.definitions.iter().map(|d| (d.def.name.as_str(), d.unconditional)).collect();
         assert_eq!(flags, [("f", true), ("g", false), ("h", false)]);
     }
 
     #[test]
-    fn redirects_of_standard_error_are_told_apart() {
+    fn stderr_redirects_are_classified() {
         assert!(found("a 2>&1").merges_stderr);
         assert!(!found("a 2>&1").redirects_stderr);
         assert!(found("a 2> f").redirects_stderr);

@@ -459,7 +459,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn state_encoding_loses_nothing(value in any_kaish()) {
+        fn kaish_state_round_trips(value in any_kaish()) {
             let bytes = encode(&value);
             let back = decode(&bytes).map_err(|e| TestCaseError::fail(e.to_string()))?;
             // Bit by bit, which equality of NaN would not show.
@@ -468,7 +468,7 @@ mod tests {
         }
 
         #[test]
-        fn collections_and_scalars_come_back(json in any_json()) {
+        fn kaish_collections_round_trip(json in any_json()) {
             let value = Kv::Json(json);
             prop_assume!(matches!(value, Kv::Json(Json::Array(_) | Json::Object(_))));
             let back = to_kaish(&from_kaish(&value)).map_err(|e| TestCaseError::fail(e.to_string()))?;
@@ -476,7 +476,7 @@ mod tests {
         }
 
         #[test]
-        fn garbage_is_an_error_or_a_value_and_never_a_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..60)) {
+        fn kaish_decoder_never_panics(mut bytes in prop::collection::vec(any::<u8>(), 0..60)) {
             if let Some(first) = bytes.first_mut() {
                 *first = FORMAT;
             }
@@ -487,7 +487,7 @@ mod tests {
         }
 
         #[test]
-        fn cut_bytes_are_refused(json in any_json(), cut in 1usize..20) {
+        fn truncated_value_is_refused(json in any_json(), cut in 1usize..20) {
             let bytes = encode(&Kv::Json(json));
             prop_assume!(cut < bytes.len());
             prop_assert!(decode(&bytes[..bytes.len() - cut]).is_err());
@@ -495,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn what_kaish_lacks_is_refused() {
+    fn unsupported_kaish_values_fail() {
         for value in [
             Value::BigInt("18446744073709551616".into()),
             Value::Opaque { type_name: "socket".into(), repr: "<socket>".into() },

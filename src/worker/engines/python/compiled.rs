@@ -129,7 +129,7 @@ mod tests {
     const PYTHON: &str = "/usr/bin/python3";
 
     #[test]
-    fn it_is_compiled_once_and_again_when_it_is_gone() {
+    fn python_driver_compiles_once() {
         let folder = tempfile::tempdir().expect("a folder");
         let cache = folder.path().join("cache");
         let path = compiled(&cache, Path::new(PYTHON)).expect("compiled");
@@ -146,7 +146,7 @@ mod tests {
 
     /// It would run outside of the sandbox: what a kernel may have written must not.
     #[test]
-    fn an_interpreter_that_others_can_change_is_never_run() {
+    fn writable_interpreter_is_never_run() {
         use std::os::unix::fs::PermissionsExt as _;
         let folder = tempfile::tempdir().expect("a folder");
         let (program, ran) = (folder.path().join("python3"), folder.path().join("ran"));
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_python_gives_an_error() {
+    fn non_python_program_is_error() {
         let folder = tempfile::tempdir().expect("a folder");
         assert!(compiled(folder.path(), Path::new("/bin/false")).is_err());
         assert!(compiled(folder.path(), Path::new("/nowhere/python3")).is_err());

@@ -10,7 +10,7 @@ use crate::link::frames::{DynamicTool, EndStatus, Event, Request};
 use crate::worker::engines::bash::{EXIT_PROTOCOL, EXIT_SETUP, Setup, serve};
 
 #[test]
-fn values_go_in_and_come_out() {
+fn bash_set_keeps_types() {
     let mut engine = Engine::start();
     engine.out("export kept=1");
     for (name, value, shown) in [
@@ -101,7 +101,7 @@ fn completion_knows_commands_variables_and_files() {
 }
 
 #[test]
-fn programs_are_checked() {
+fn bash_check_statuses() {
     let mut engine = Engine::start();
     for (code, status) in [
         ("echo hi", "complete"),
@@ -122,7 +122,7 @@ fn programs_are_checked() {
 }
 
 #[test]
-fn calls_are_literal() {
+fn call_arguments_are_literal() {
     let mut engine = Engine::start();
     engine.out("show() { printf '<%s>' \"$@\"; x=set; }; alias show='echo alias'; ok() { return 3; }");
     let ran = engine.call("show", json!(["a b", "$HOME `id` \"q\" 'p'", "", "*", { "i": "4" }, true]));
@@ -217,7 +217,7 @@ fn mcp_tools_are_functions() {
 }
 
 #[test]
-fn an_engine_is_bound_to_its_kernel_once() {
+fn bind_sets_kernel_environment() {
     let dir = tempfile::tempdir().expect("a folder");
     let mut begun = setup(&dir);
     begun.vars.retain(|(name, _)| name != "RYOKAN_KERNEL");
@@ -236,7 +236,7 @@ fn an_engine_is_bound_to_its_kernel_once() {
 }
 
 #[test]
-fn it_ends_as_it_should() {
+fn bash_engine_exit_codes() {
     let engine = Engine::start();
     assert_eq!(engine.exit(), 0);
     let mut engine = Engine::start();
@@ -270,7 +270,7 @@ fn it_ends_as_it_should() {
 }
 
 #[test]
-fn without_a_bash_it_does_not_begin() {
+fn missing_bash_fails_setup() {
     for argv in [vec![], vec!["/nosuch/bash".to_owned()], vec!["/bin/true".to_owned()]] {
         let (_ours, theirs) = std::os::unix::net::UnixStream::pair().expect("a pair");
         let null = || std::fs::File::open("/dev/null").expect("opens").into();
@@ -280,7 +280,7 @@ fn without_a_bash_it_does_not_begin() {
 }
 
 #[test]
-fn requests_in_a_heap_are_served_in_order() {
+fn pipelined_requests_in_order() {
     let mut engine = Engine::start();
     let ids: Vec<u64> = (0..50).map(|i| engine.begin(&format!("x=$((x+1)); echo {i}"))).collect();
     for (i, id) in ids.into_iter().enumerate() {

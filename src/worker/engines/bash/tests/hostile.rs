@@ -7,7 +7,7 @@ use crate::link::frames::EndStatus;
 
 /// Each of these leaves a session that keeps its state and sees nothing of the machinery.
 #[test]
-fn the_machinery_goes_on() {
+fn hostile_code_keeps_session() {
     for code in [
         "declare() { echo hijacked; }; printf() { echo hijacked; }; eval() { echo hijacked; }; read() { :; }",
         "unset() { echo hijacked; }; set() { echo hijacked; }; trap() { echo hijacked; }; source() { echo hijacked; }",
@@ -67,7 +67,7 @@ fn the_machinery_goes_on() {
 
 /// What breaks it for good is noticed; the session goes on from where it was.
 #[test]
-fn what_breaks_it_is_noticed_and_said() {
+fn broken_shell_is_replaced() {
     for code in [
         "builtin() { :; }",
         "enable -n builtin",
@@ -99,7 +99,7 @@ fn what_breaks_it_is_noticed_and_said() {
 }
 
 #[test]
-fn garbage_in_the_report_is_passed_over() {
+fn report_garbage_is_ignored() {
     let mut engine = Engine::start();
     engine.out("kept=1");
     for code in [
@@ -115,7 +115,7 @@ fn garbage_in_the_report_is_passed_over() {
 }
 
 #[test]
-fn a_flood_into_the_report_is_bounded() {
+fn report_flood_is_bounded() {
     let mut engine = Engine::start();
     engine.out("kept=1");
     let ran = engine.run(
@@ -127,7 +127,7 @@ fn a_flood_into_the_report_is_bounded() {
 }
 
 #[test]
-fn a_shell_that_ends_between_executions_is_started_anew() {
+fn dead_idle_shell_restarts() {
     let mut engine = Engine::start();
     engine.out("kept=1");
     engine.run("(sleep 0.2; kill -9 $$) &");
@@ -136,7 +136,7 @@ fn a_shell_that_ends_between_executions_is_started_anew() {
 }
 
 #[test]
-fn traps_of_the_codes_own_work_as_in_bash() {
+fn user_traps_run_as_in_bash() {
     let mut engine = Engine::start();
     let ran = engine.run("trap 'echo \"D:$BASH_COMMAND\"' DEBUG\necho one");
     assert!(ran.out.starts_with("D:echo one\none\n"), "{ran:?}");

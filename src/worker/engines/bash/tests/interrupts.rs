@@ -21,7 +21,7 @@ fn interrupted(engine: &mut Engine, code: &str) {
 }
 
 #[test]
-fn each_kind_of_waiting_ends() {
+fn interrupt_ends_every_wait() {
     let mut engine = Engine::start();
     engine.out("kept=1; k() { echo k; }; mkfifo fifo; readonly ro=3");
     for (number, code) in [
@@ -52,7 +52,7 @@ fn each_kind_of_waiting_ends() {
 }
 
 #[test]
-fn the_status_after_an_interrupt_is_that_of_an_interrupt() {
+fn interrupt_sets_status_130() {
     let mut engine = Engine::start();
     interrupted(&mut engine, "echo begun; sleep 30");
     assert_eq!(engine.out("echo $?"), "130\n");
@@ -60,14 +60,14 @@ fn the_status_after_an_interrupt_is_that_of_an_interrupt() {
 }
 
 #[test]
-fn the_state_at_an_interrupt_is_kept() {
+fn interrupt_keeps_state() {
     let mut engine = Engine::start();
     interrupted(&mut engine, "x=new; a=(1 2); cd /; echo begun; sleep 30; x=never");
     assert_eq!(engine.out("echo $x ${a[1]} $PWD"), "new 2 /\n");
 }
 
 #[test]
-fn what_was_redirected_when_it_came_is_so_no_longer() {
+fn interrupt_undoes_redirections() {
     let mut engine = Engine::start();
     for code in [
         "echo begun; { sleep 30; } >file 2>&1",
@@ -89,7 +89,7 @@ fn what_was_redirected_when_it_came_is_so_no_longer() {
 }
 
 #[test]
-fn an_interrupt_of_nothing_is_ignored() {
+fn stray_interrupt_is_ignored() {
     let mut engine = Engine::start();
     engine.interrupt(77);
     assert_eq!(engine.out("echo on"), "on\n");
@@ -111,7 +111,7 @@ fn an_interrupt_of_nothing_is_ignored() {
 }
 
 #[test]
-fn limits_that_code_sets_are_named() {
+fn changed_ulimits_are_reported() {
     let mut engine = Engine::start();
     engine.run("x=1");
     assert!(engine.missed.is_empty(), "{:?}", engine.missed);
@@ -120,7 +120,7 @@ fn limits_that_code_sets_are_named() {
 }
 
 #[test]
-fn background_jobs_are_told_and_outlive_executions_and_interrupts() {
+fn jobs_outlive_interrupts() {
     let mut engine = Engine::start();
     let ran = engine.run("sleep 31 & sleep 0.4 & echo $!");
     let jobs = ran.jobs.expect("told");
@@ -144,7 +144,7 @@ fn background_jobs_are_told_and_outlive_executions_and_interrupts() {
 }
 
 #[test]
-fn jobs_are_the_shells_own_between_executions() {
+fn jobs_persist_in_shell() {
     let mut engine = Engine::start();
     engine.out("(sleep 0.2; exit 6) & p=$!");
     assert_eq!(engine.out("wait $p; echo $?"), "6\n");
@@ -171,7 +171,7 @@ fn shutdown_ends_jobs_within_two_seconds() {
 }
 
 #[test]
-fn shutdown_while_code_runs_ends_it() {
+fn shutdown_interrupts_code() {
     let mut engine = Engine::start();
     let id = engine.begin("echo begun; sleep 35");
     engine.until_out("begun");

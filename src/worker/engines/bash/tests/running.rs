@@ -7,7 +7,7 @@ use super::kit::Engine;
 use crate::link::frames::{EndStatus, Request};
 
 #[test]
-fn everything_persists() {
+fn bash_state_outlives_execution() {
     let mut engine = Engine::start();
     let code = "x=1; declare -i n=4; a=(p 'q r'); declare -A m=([k]=v); f() { echo \"f:$x\"; }; alias hi='echo alias'\n\
                 set -o pipefail; shopt -s extglob; umask 027; set -- one 'two three'; mkdir -p d; pushd d >/dev/null";
@@ -19,7 +19,7 @@ fn everything_persists() {
 }
 
 #[test]
-fn programs_of_every_form_run_as_typed() {
+fn bash_runs_every_program_form() {
     let mut engine = Engine::start();
     for (code, out) in [
         ("cat <<E\na $((1+1))\nE", "a 2\n"),
@@ -43,7 +43,7 @@ fn programs_of_every_form_run_as_typed() {
 }
 
 #[test]
-fn status_and_last_argument_reach_the_next_execution() {
+fn status_and_last_argument_persist() {
     let mut engine = Engine::start();
     let ran = engine.run("(exit 7)");
     assert_eq!((ran.status, ran.code), (Some(EndStatus::Failed), 7));
@@ -53,7 +53,7 @@ fn status_and_last_argument_reach_the_next_execution() {
 }
 
 #[test]
-fn lines_are_counted_and_errors_are_bashs_own() {
+fn errors_keep_bash_line_numbers() {
     let mut engine = Engine::start();
     for _ in 0..3 {
         let ran = engine.run("\n\nnosuch_program; echo $LINENO");
@@ -66,7 +66,7 @@ fn lines_are_counted_and_errors_are_bashs_own() {
 }
 
 #[test]
-fn what_is_no_program_is_refused_and_nothing_of_it_runs() {
+fn invalid_program_runs_nothing() {
     let mut engine = Engine::start();
     engine.out("x=1");
     for code in [
@@ -95,7 +95,7 @@ fn what_is_no_program_is_refused_and_nothing_of_it_runs() {
 }
 
 #[test]
-fn exit_ends_the_execution_and_not_the_session() {
+fn exit_keeps_session() {
     let mut engine = Engine::start();
     engine.out("kept=1; g() { echo g; }");
     let ran = engine.run("new=2; a=(x y); cd /; set -o noglob; exit 3; echo never");
@@ -117,7 +117,7 @@ fn exit_ends_the_execution_and_not_the_session() {
 }
 
 #[test]
-fn each_way_to_end_the_shell_leaves_a_session() {
+fn shell_end_leaves_session() {
     let mut engine = Engine::start();
     engine.out("x=before; readonly r=1");
     for (code, status, code_of, x) in [
@@ -138,7 +138,7 @@ fn each_way_to_end_the_shell_leaves_a_session() {
 }
 
 #[test]
-fn a_trap_on_exit_of_the_codes_own_runs_and_the_state_is_kept() {
+fn user_exit_trap_keeps_state() {
     let mut engine = Engine::start();
     let ran = engine.run("trap 'echo bye $? $x' EXIT; x=1; exit 5");
     assert_eq!((ran.code, ran.out.as_str(), ran.stderr.as_str()), (5, "bye 5 1\n", ""));
@@ -156,7 +156,7 @@ fn a_trap_on_exit_of_the_codes_own_runs_and_the_state_is_kept() {
 }
 
 #[test]
-fn output_may_be_redirected_for_good() {
+fn exec_redirection_persists() {
     let mut engine = Engine::start();
     engine.out("exec 5>side; echo five >&5");
     assert!(engine.has_missed("descriptor/5"), "{:?}", engine.missed);
@@ -173,7 +173,7 @@ fn output_may_be_redirected_for_good() {
 }
 
 #[test]
-fn programs_find_the_contracts_descriptors_only() {
+fn programs_inherit_no_extra_fds() {
     let mut engine = Engine::start();
     for code in
         ["ls /proc/self/fd", "sh -c 'ls /proc/self/fd'", "exit 1", "ls /proc/self/fd", "f() { ls /proc/self/fd; }; f"]
@@ -188,7 +188,7 @@ fn programs_find_the_contracts_descriptors_only() {
 }
 
 #[test]
-fn standard_input_is_the_executions_own() {
+fn bash_stdin_is_per_execution() {
     let mut engine = Engine::start();
     let feed = |bytes: &[u8]| {
         let (reader, mut writer) = std::io::pipe().expect("a pipe");
@@ -221,7 +221,7 @@ fn standard_input_is_the_executions_own() {
 }
 
 #[test]
-fn the_environment_of_an_execution_lasts_as_long_as_it() {
+fn execution_env_is_temporary() {
     let mut engine = Engine::start();
     engine.out("A=own; export B=exported; C=(1 2)");
     let id = engine.begin_with(
@@ -239,7 +239,7 @@ fn the_environment_of_an_execution_lasts_as_long_as_it() {
 }
 
 #[test]
-fn output_streams_and_large_output_is_whole() {
+fn bash_output_streams_completely() {
     let mut engine = Engine::start();
     let id = engine.begin("echo early; read x < fifo; echo late");
     engine.until_out("early");
@@ -255,7 +255,7 @@ fn output_streams_and_large_output_is_whole() {
 }
 
 #[test]
-fn nothing_of_the_machinery_shows() {
+fn engine_internals_stay_hidden() {
     let mut engine = Engine::start();
     assert_eq!(
         engine.out(

@@ -5,7 +5,7 @@ use crate::link::frames::EndStatus;
 use proptest::prelude::*;
 
 #[test]
-fn only_what_changed_is_sent() {
+fn only_changed_state_is_sent() {
     let mut engine = Engine::start();
     let mut sent = |code: &str| {
         let ran = engine.run(code);
@@ -55,7 +55,7 @@ const EVERYTHING: &str = r#"declare -p | grep -vE '^declare -[a-zA-Z-]+ (_|BASH.
 declare -f; declare -F; alias -p; shopt -p; set +o; trap -p | grep -v -e ryokan -e builtin -e '^$'; umask; dirs -lp; printf '<%s>' "$@"; echo; enable -n; hash -t dog; complete -p; echo "$OLDPWD $PWD""#;
 
 #[test]
-fn a_restored_session_is_as_it_was() {
+fn bash_session_round_trips() {
     let mut engine = Engine::start();
     let code = r#"
 s=$'tab\t nl\n quote\' back\\ "double" $dollar `tick` é \001 \177 \377 \303\050'
@@ -108,7 +108,7 @@ complete -W 'one two' dog; enable -n kill printf; (exit 3)"#;
 }
 
 #[test]
-fn a_load_forgets_what_was_readonly_ones_included() {
+fn load_replaces_readonly() {
     let mut engine = Engine::start();
     engine.out("readonly x=1; y=2; f() { :; }; cd /");
     let saved = engine.save();
@@ -121,7 +121,7 @@ fn a_load_forgets_what_was_readonly_ones_included() {
 }
 
 #[test]
-fn broken_entries_keep_no_others_out() {
+fn broken_state_entries_are_skipped() {
     let mut engine = Engine::start();
     engine.out("x=1; f() { echo f; }; a=(1 2)");
     let mut saved = engine.save();
@@ -153,7 +153,7 @@ fn broken_entries_keep_no_others_out() {
 }
 
 #[test]
-fn large_values_come_in_chunks_and_whole() {
+fn large_state_values_are_chunked() {
     let mut engine = Engine::start();
     engine.out("x=$(head -c 3000000 /dev/zero | tr '\\0' é)");
     let length = engine.entries["var/x"].1.len();
@@ -166,7 +166,7 @@ fn large_values_come_in_chunks_and_whole() {
 }
 
 #[test]
-fn what_cannot_be_captured_is_named() {
+fn uncaptured_state_is_reported() {
     let mut engine = Engine::start();
     engine.out("exec 7</etc/passwd; coproc cat; sleep 40 & exec 8< <(sleep 41)");
     for kind in ["descriptor/7", "descriptor/8"] {
@@ -177,7 +177,7 @@ fn what_cannot_be_captured_is_named() {
 }
 
 #[test]
-fn meta_is_for_people() {
+fn state_metadata_is_readable() {
     let mut engine = Engine::start();
     engine.out("declare -ir n=5; long=$(printf 'x%.0s' {1..1000}); a=(1 2 3); f() { echo hi; }; ctl=$'a\\nb\\033c'");
     let meta = |key: &str| engine.entries[key].0.clone();
@@ -189,7 +189,7 @@ fn meta_is_for_people() {
 }
 
 #[test]
-fn functions_whose_texts_look_like_others_are_told_apart() {
+fn heredoc_function_round_trips() {
     let mut engine = Engine::start();
     engine.out("a() { cat <<'E'\n}\nb () \n{ \n    echo not b\n}\nE\n}\nb() { echo real b; }");
     let (mut other, missed) = engine.restored();
@@ -201,7 +201,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
     /// Any bytes, in each kind of variable, through bash, entries and another bash.
     #[test]
-    fn any_bytes_survive(texts in prop::collection::vec(prop::collection::vec(1u8..=255, 0..30), 1..12)) {
+    fn bash_state_bytes_round_trip(texts in prop::collection::vec(prop::collection::vec(1u8..=255, 0..30), 1..12)) {
         let mut engine = Engine::start();
         let mut code = String::from("a=() ; declare -A m=()\n");
         for (i, text) in texts.iter().enumerate() {

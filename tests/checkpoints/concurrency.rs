@@ -1,0 +1,89 @@
+//! Checkpoints beside everything else: executions that stream, other kernels.
+
+use std::time::{Duration, Instant};
+
+use ryokan::core::checkpoint::{CheckpointType, Taking};
+use ryokan::core::engine::EngineName;
+use ryokan::core::error::ErrorCode;
+use ryokan::core::exec::{ExecRequest, ExecStatus};
+
+use super::log;
+use crate::support::{Host, kernel, out, users};
+
+fn named(name: &str) -> Taking {
+    Taking::by_us(CheckpointType::Manual, name)
+}
+
+#[test]
+fn fifty_concurrent_checkpoints() {
+    const KERNELS: usize = 50;
+    let host = Host::start();
+    host.with(async |client| {
+        let mut kernels = Vec::new();
+        for n in 0..KERNELS {
+            let engine = if n % 10 == 0 { EngineName::Python } else { EngineName::Kaish };
+            let k = kernel(&client, &format!("k{n}"), engine).await;
+            match engine {
+                EngineName::Python => out(&k, &format!("x = {n}; size = open('f', 'w').write('{n} ' * 1000)")).await,
+                _ => out(&k, &format!("x={n}; printf '%s' 'text of {n}' > f")).await,
+            };
+            kernels.push((k, engine));
+        }
+        let all = kernels.iter().map(|(k, _)| async {
+            let begun = Instant::now();
+            k.checkpoint(&named("one")).await.expect("taken");
+            begun.elapsed()
+        });
+        let took = futures::future::join_all(all).await;
+        assert!(took.iter().all(|took| *took < Duration::from_secs(30)), "{took:?}");
+        let changed = kernels.iter().map(|(k, engine)| async {
+            match engine {
+                EngineName::Python => out(k, "x = 'changed'; size = open('f', 'w').write('changed')").await,
+                _ => out(k, "x=changed; echo changed > f").await,
+            };
+        });
+        futures::future::join_all(changed).await;
+        let back = futures::future::join_all(kernels.iter().map(|(k, _)| k.restore_checkpoint("one", 0))).await;
+        back.into_iter().for_each(|done| drop(done.expect("restored")));
+        for (n, (k, engine)) in kernels.iter().enumerate() {
+            let (show, expected) = match engine {
+                EngineName::Python => {
+                    ("print(x, open('f').read())", format!("{n} {}", format!("{n} ").repeat(1000).trim_end()))
+                }
+                _ => ("echo $x $(cat f)", format!("{n} text of {n}")),
+            };
+            assert_eq!(out(k, show).await, expected, "k{n}");
+        }
+    });
+}
+
+#[test]
+fn checkpoint_waits_for_stream() {
+    for user in users() {
+        let host = Host::start_as(user);
+        host.with(async |client| {
+            let k = kernel(&client, "k", EngineName::Python).await;
+            let code = "import time\nfor n in range(40):\n    print('line', n, flush=True); time.sleep(0.025)\nopen('done', 'w').write('yes'); x = 'done'";
+            let running = k.run(&ExecRequest::code(code)).await.unwrap();
+            let impatient = Taking { wait: Duration::from_millis(100), ..named("impatient") };
+            assert_eq!(k.checkpoint(&impatient).await.unwrap_err().code, ErrorCode::Deadline, "{user:?}");
+            let (patient, first) = (named("patient"), named("first"));
+            let (taken, result) = futures::join!(k.checkpoint(&patient), running.result());
+            let (taken, result) = (taken.expect("taken when its turn came"), result.unwrap());
+            assert_eq!(result.end.status, ExecStatus::Done, "{user:?}");
+            assert_eq!(String::from_utf8_lossy(&result.stdout).lines().count(), 40, "{user:?}: nothing of the stream is lost");
+            assert_eq!(log(&host, "k").len(), 1, "{user:?}");
+            out(&k, "import os; os.remove('done'); x = None").await;
+            k.restore_checkpoint(&taken.id.to_string(), 0).await.unwrap();
+            assert_eq!(out(&k, "print(x, open('done').read())").await, "done yes", "{user:?}: it is of after the execution");
+            // An execution asked for meanwhile waits behind it.
+            let behind = async {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                out(&k, "print('behind')").await
+            };
+            let (taken, behind) = futures::join!(k.checkpoint(&first), behind);
+            taken.unwrap();
+            assert_eq!(behind, "behind", "{user:?}");
+        });
+    }
+}

@@ -1,0 +1,68 @@
+//! What `diff` tells, between two checkpoints and between one and now.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use super::checkpoint;
+use crate::support::{Host, users};
+
+fn differences(host: &Host, args: &[&str]) -> BTreeSet<(String, String, String)> {
+    let text = host.ok(&[&["diff", "--json", "k"], args].concat());
+    let of = |line: &str| {
+        let one: Value = serde_json::from_str(line).unwrap();
+        let field = |name: &str| one[name].as_str().unwrap().to_owned();
+        (field("area"), field("deed"), field("name"))
+    };
+    text.lines().map(of).collect()
+}
+
+fn told(area: &str, deed: &str, name: &str) -> (String, String, String) {
+    (area.into(), deed.into(), name.into())
+}
+
+#[test]
+fn diff_reports_each_kind_of_change() {
+    for user in users() {
+        let host = Host::start_as(user);
+        std::fs::create_dir(host.path("given")).unwrap();
+        host.ok(&["new", "k", "--engine", "python"]);
+        let body = "unlike any other ".repeat(50);
+        host.ok(&["exec", "k", "import os\nsame = 1; changed = 1; gone = 1\ndef f(): return 1"]);
+        host.ok(&["exec", "k", &format!("for n in ['same', 'changed', 'gone', 'mode']: open(n, 'w').write(n)\nopen('old name', 'w').write({body:?})")]);
+        checkpoint(&host, "k", "a");
+        assert!(differences(&host, &["a", "a"]).is_empty());
+        host.ok(&["exec", "k", "changed = 2; new = 3; del gone\ndef f(): return 2"]);
+        host.ok(&["exec", "k", "open('changed', 'w').write('other'); os.remove('gone'); open('new', 'w').write('new')\nos.rename('old name', 'new name'); os.chmod('mode', 0o700); None"]);
+        host.ok(&["mount", "k", "/given", host.path("given").to_str().unwrap()]);
+        let now = differences(&host, &["a"]);
+        for expected in [
+            told("state", "changed", "var/changed"),
+            told("state", "added", "var/new"),
+            told("state", "removed", "var/gone"),
+            told("file", "changed", "changed"),
+            told("file", "changed", "mode"),
+            told("file", "removed", "gone"),
+            told("file", "added", "new"),
+            told("file", "renamed", "new name"),
+            told("mount", "added", "/given"),
+            told("journal", "added", "journal"),
+        ] {
+            assert!(now.contains(&expected), "{user:?}: {expected:?} is not in {now:?}");
+        }
+        for same in [told("state", "changed", "var/same"), told("file", "changed", "same")] {
+            assert!(!now.contains(&same), "{user:?}: {same:?}");
+        }
+        checkpoint(&host, "k", "b");
+        assert_eq!(differences(&host, &["a", "b"]), now, "{user:?}: to a checkpoint as to now");
+        let back = differences(&host, &["b", "a"]);
+        assert!(back.contains(&told("state", "removed", "var/new")), "{user:?}: {back:?}");
+        assert!(back.contains(&told("file", "renamed", "old name")), "{user:?}: {back:?}");
+        let text = host.ok(&["diff", "k", "a", "b"]);
+        assert!(text.contains("~ var/changed  int 1 → int 2") && text.contains("~ old name → new name"), "{text}");
+        let stat: Value = serde_json::from_str(&host.ok(&["diff", "k", "a", "b", "--stat", "--json"])).unwrap();
+        assert_eq!((stat["file"]["renamed"].as_u64(), stat["mount"]["added"].as_u64()), (Some(1), Some(1)), "{stat}");
+        assert!(host.ok(&["diff", "k", "b", "b", "--stat"]).contains("nothing differs"));
+        assert_eq!(host.cli(&["diff", "k", "nothing"]).status.code(), Some(3));
+    }
+}

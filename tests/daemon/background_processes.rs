@@ -1,0 +1,72 @@
+//! What code leaves running behind its execution, and no engine tells of, is held to the kernel's limits too.
+
+use std::time::Duration;
+
+use ryokan::core::engine::EngineName;
+
+use crate::pool::worker_of;
+use crate::support::{Host, User, eventually, kernel, run, users};
+
+#[test]
+fn background_process_limits() {
+    for user in users() {
+        let mut host = Host::prepare(user);
+        host.configure("[defaults]\nworkspace_size = \"32M\"\n");
+        host.launch();
+        host.with(async |client| {
+            let k = kernel(&client, "k", EngineName::Bash).await;
+            // No child of the shell by the time its execution ends, and nothing of it for a while.
+            let flood =
+                "n=0; sleep 3; while [ $n -lt 200 ]; do head -c 4M /dev/zero > flood.$n; n=$((n + 1)); sleep 0.1; done";
+            run(&k, &format!("kept=1; (setsid sh -c '{flood}' >/dev/null 2>&1 &)")).await;
+            let info = k.info().await.expect("info");
+            assert!(info.state == "ready", "{}", info.state);
+            let crashed = async || k.info().await.expect("info").state.starts_with("crashed");
+            eventually("its limit holds", crashed).await;
+            let events = host.ok(&["events", "--json"]);
+            assert!(events.contains("workspace size"), "{user:?}: {events}");
+            let size = std::process::Command::new("du").arg("-sm").arg(host.data().join("kernels")).output();
+            let size = String::from_utf8(size.expect("du runs").stdout).expect("text");
+            let mib: u64 = size.split_whitespace().next().and_then(|mib| mib.parse().ok()).expect("a number");
+            assert!(mib < 600, "{user:?}: {mib} MiB");
+            // Once there is room again, what it had is there.
+            for entry in std::fs::read_dir(host.data().join("kernels")).expect("kernels").flatten() {
+                let files = std::fs::read_dir(entry.path().join("workspace")).into_iter().flatten().flatten();
+                for file in files.filter(|file| file.file_name().to_string_lossy().starts_with("flood")) {
+                    std::fs::remove_file(file.path()).expect("removed");
+                }
+            }
+            let again = run(&k, "echo $kept").await;
+            assert_eq!(String::from_utf8_lossy(&again.stdout), "1\n", "{again:?}");
+        });
+    }
+}
+
+/// A worker in which something runs is looked at twice a second or so; one in which nothing does every ten. Now and then the daemon asks, too.
+#[test]
+fn idle_worker_sleeps() {
+    let host = Host::without_pool(User::Own);
+    host.with(async |client| {
+        let mut inits = Vec::new();
+        for engine in EngineName::ALL {
+            let k = kernel(&client, engine.name(), engine).await;
+            run(&k, "x=1").await;
+            inits.push((engine, worker_of(&host, engine.name())));
+        }
+        // What was written is counted until it is known to be all.
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        let before: Vec<u64> = inits.iter().map(|(_, init)| wakes(*init)).collect();
+        tokio::time::sleep(Duration::from_secs(11)).await;
+        for ((engine, init), before) in inits.into_iter().zip(before) {
+            let woken = wakes(init) - before;
+            assert!((1..=12).contains(&woken), "the init of {engine} woke {woken} times in 11 s");
+        }
+    });
+}
+
+/// How often a process has slept.
+fn wakes(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it is there");
+    let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    line.and_then(|count| count.trim().parse().ok()).expect("a number")
+}

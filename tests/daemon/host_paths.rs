@@ -1,0 +1,190 @@
+//! Paths of the host that kernels are given, and what others put in their place.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+
+use ryokan::core::engine::EngineName;
+use ryokan::core::exec::ExecStatus;
+use ryokan::core::spec::AllowedPath;
+
+use crate::support::{Host, UNPRIVILEGED, User, kernel, out, run, spec, users};
+
+#[test]
+fn mount_source_rechecked() {
+    let mut host = Host::prepare(crate::support::User::Own);
+    let denied = host.path("denied");
+    host.configure(&format!("[sandbox]\ndeny_paths = [{:?}]\n", denied.display().to_string()));
+    host.launch();
+    let given = host.path("given");
+    for folder in [&given, &denied] {
+        std::fs::create_dir(folder).unwrap();
+        std::fs::write(folder.join("seen"), "seen").unwrap();
+    }
+    host.with(async |client| {
+        let shell = kernel(&client, "k", EngineName::Kaish).await;
+        shell.mount_at("/data", &given.display().to_string(), false, 0).await.expect("mounted");
+        assert_eq!(out(&shell, "cat /data/seen").await, "seen");
+        let attempt = async |what: &str| {
+            shell.stop(false).await.expect("stops");
+            let result = run(&shell, "cat /data/seen").await;
+            assert_eq!(result.end.status, ExecStatus::Refused, "{what}: {result:?}");
+            result.end.err
+        };
+        std::fs::rename(&given, host.path("aside")).unwrap();
+        // However often: nothing is wrong with the kernel.
+        for _ in 0..8 {
+            let gone = attempt("gone").await;
+            assert!(gone.contains("there is no") && gone.contains("ryokan unmount k /data"), "{gone}");
+        }
+        std::os::unix::fs::symlink(&denied, &given).unwrap();
+        shell.start().await.ok();
+        let forbidden = attempt("denied").await;
+        assert!(forbidden.contains("may not be given"), "{forbidden}");
+        std::fs::remove_file(&given).unwrap();
+        std::fs::rename(host.path("aside"), &given).unwrap();
+        assert_eq!(out(&shell, "cat /data/seen").await, "seen", "it is back");
+        // What no kernel is given is refused at once, whether there is a worker or not.
+        for _ in 0..2 {
+            let refused = shell.mount_at("/host", "/proc", false, 0).await.expect_err("refused");
+            assert_eq!(refused.reason, "own_folder", "{refused:?}");
+            shell.stop(false).await.expect("stops");
+        }
+    });
+}
+
+/// A folder that the host's user owns and that others may enter.
+fn folder(user: User, path: &Path, seen: &str) {
+    std::fs::create_dir_all(path).unwrap();
+    std::fs::write(path.join("seen"), seen).unwrap();
+    for made in [path, &path.join("seen")] {
+        std::fs::set_permissions(made, std::fs::Permissions::from_mode(0o755)).unwrap();
+        if user == User::Unprivileged {
+            std::os::unix::fs::chown(made, Some(UNPRIVILEGED), Some(UNPRIVILEGED)).unwrap();
+        }
+    }
+}
+
+/// Code that may write to the folder above a path that another kernel was given puts a link there.
+#[test]
+fn symlinked_mount_source_refused() {
+    for user in users() {
+        let host = Host::start_as(user);
+        let [parent, secret, free] = ["parent", "secret", "free"].map(|name| host.path(name));
+        for (path, seen) in [(&parent, ""), (&parent.join("mid"), ""), (&parent.join("mid/sub"), "given")] {
+            folder(user, path, seen);
+        }
+        for (path, seen) in [(&secret, "secret"), (&secret.join("sub"), "secret"), (&free, "free")] {
+            folder(user, path, seen);
+        }
+        let source = parent.join("mid/sub").display().to_string();
+        let secret = secret.display();
+        host.with(async |client| {
+            let evil = kernel(&client, "evil", EngineName::Kaish).await;
+            evil.mount_at("/parent", &parent.display().to_string(), true, 0).await.expect("mounted");
+            let does = async |script: String| drop(out(&evil, &format!("/bin/sh -ec \"cd /parent; {script}\"")).await);
+            let neighbour = kernel(&client, "neighbour", EngineName::Kaish).await;
+            neighbour.mount_at("/free", &free.display().to_string(), false, 0).await.expect("mounted");
+            let live = kernel(&client, "mounted", EngineName::Kaish).await;
+            live.mount_at("/data", &source, false, 0).await.expect("mounted");
+            let mut wanted = spec("born", EngineName::Kaish);
+            wanted.paths = vec![AllowedPath::new(&source, false)];
+            let (born, _) = client.create_kernel(&wanted, "").await.expect("made");
+            for (victim, at) in [(&live, "/data"), (&born, source.as_str())] {
+                let look = format!("cat {at}/seen");
+                for (away, back) in [
+                    (format!("mv mid/sub aside; ln -s {secret}/sub mid/sub"), "rm mid/sub; mv aside mid/sub"),
+                    (format!("mv mid aside; ln -s {secret} mid"), "rm mid; mv aside mid"),
+                ] {
+                    for running in [false, true] {
+                        let what = format!("{user:?} {at} {away} {running}");
+                        victim.start().await.expect("starts");
+                        assert_eq!(out(victim, &format!("x=kept; {look}")).await, "given", "{what}");
+                        if !running {
+                            victim.stop(false).await.expect("stops");
+                        }
+                        does(away.clone()).await;
+                        if running {
+                            assert_eq!(out(victim, &look).await, "given", "{what}: what is mounted stays");
+                            victim.stop(false).await.expect("stops");
+                        }
+                        let refused = run(victim, &look).await;
+                        assert_eq!(refused.end.status, ExecStatus::Refused, "{what}: {refused:?}");
+                        assert!(refused.end.err.contains("leads elsewhere"), "{what}: {}", refused.end.err);
+                        neighbour.stop(false).await.expect("stops");
+                        assert_eq!(out(&neighbour, "cat /free/seen").await, "free", "{what}: others go on");
+                        does(back.into()).await;
+                        victim.start().await.expect("starts again");
+                        assert_eq!(out(victim, &format!("echo $x; {look}")).await, "kept\ngiven", "{what}");
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// A link that is the owner's own is followed once, when the path is given; what it led to is what is mounted from then on.
+#[test]
+fn symlink_resolved_once_at_mount() {
+    for user in users() {
+        let mut host = Host::start_as(user);
+        let [one, two, link] = ["one", "two", "link"].map(|name| host.path(name));
+        folder(user, &one, "one");
+        folder(user, &two, "two");
+        std::os::unix::fs::symlink(&one, &link).unwrap();
+        let source = link.display().to_string();
+        for way in ["stopped", "live"] {
+            host.with(async |client| {
+                let shell = kernel(&client, way, EngineName::Kaish).await;
+                if way == "live" {
+                    shell.start().await.expect("starts");
+                }
+                shell.mount_at("/data", &source, false, 0).await.expect("mounted");
+                assert_eq!(shell.mounts().await.expect("mounts")[0].source, source, "shown as it was given");
+                assert_eq!(out(&shell, "cat /data/seen").await, "one");
+            });
+        }
+        host.restart();
+        std::fs::remove_file(&link).unwrap();
+        std::os::unix::fs::symlink(&two, &link).unwrap();
+        host.with(async |client| {
+            let (shell, _) = client.open_kernel("live").await.expect("there");
+            assert_eq!(out(&shell, "cat /data/seen").await, "one", "what is mounted stays");
+            shell.stop(false).await.expect("stops");
+            let refused = run(&shell, "cat /data/seen").await;
+            assert!(refused.end.err.contains("leads elsewhere"), "{}", refused.end.err);
+            shell.unmount_at("/data", 0).await.expect("unmounted");
+            shell.mount_at("/data", &source, false, 0).await.expect("given anew");
+            shell.start().await.expect("starts");
+            assert_eq!(out(&shell, "cat /data/seen").await, "two");
+        });
+    }
+}
+
+#[test]
+fn system_path_kept_while_running() {
+    for user in users() {
+        let mut host = Host::prepare(user);
+        let system = host.path("system");
+        folder(user, &system, "system");
+        host.configure(&format!("[sandbox]\nsystem_paths = [{:?}]\n", system.display().to_string()));
+        host.launch();
+        let look = format!("cat {}/seen", system.display());
+        host.with(async |client| {
+            let shell = kernel(&client, "k", EngineName::Kaish).await;
+            assert_eq!(out(&shell, &look).await, "system");
+            let taken = shell.mount_at(&system.display().to_string(), "/usr", false, 0).await;
+            assert!(taken.is_err(), "its place is taken");
+            assert!(shell.mounts().await.expect("mounts").is_empty(), "nobody gave it to this kernel");
+        });
+        host.kill();
+        host.configure("");
+        host.launch();
+        host.with(async |client| {
+            let (shell, info) = client.open_kernel("k").await.expect("there");
+            assert_eq!(info.state, "ready", "it was taken over");
+            assert_eq!(out(&shell, &look).await, "system", "what it was started with");
+            shell.stop(false).await.expect("stops");
+            assert_ne!(run(&shell, &look).await.end.code, 0, "no longer of the configuration");
+        });
+    }
+}

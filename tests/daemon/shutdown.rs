@@ -1,0 +1,65 @@
+//! The ends of kernels' work: by a stop, or with the daemon.
+
+use nix::sys::signal::Signal;
+use ryokan::core::engine::EngineName;
+use ryokan::core::exec::ExecRequest;
+
+use crate::support::{Host, eventually, kernel, out};
+
+#[test]
+fn daemon_stop_interrupts_executions() {
+    let mut host = Host::start();
+    host.with(async |client| {
+        let long = [("k", EngineName::Kaish, "sleep 60"), ("p", EngineName::Python, "import time; time.sleep(60)")];
+        for (name, engine, code) in long {
+            let made = kernel(&client, name, engine).await;
+            made.run(&ExecRequest::code(code)).await.expect("accepted");
+            eventually("it runs", async || made.info().await.expect("info").state == "busy").await;
+        }
+    });
+    host.signal(Signal::SIGTERM);
+    assert!(host.ends(), "it goes on");
+    host.launch();
+    for name in ["k", "p"] {
+        let journal = host.ok(&["journal", name, "--json"]);
+        assert!(
+            journal.contains("interrupted") && journal.contains("its kernel was stopped (daemon stopped)"),
+            "{journal}"
+        );
+    }
+}
+
+/// Whatever was told to a client is in the events, though the daemon ends at once.
+#[test]
+fn last_events_survive_daemon_stop() {
+    let mut host = Host::start();
+    for round in 0..5 {
+        let name = format!("k{round}");
+        host.with(async |client| drop(kernel(&client, &name, EngineName::Kaish).await));
+        host.signal(Signal::SIGTERM);
+        host.wait();
+        host.launch();
+        assert!(host.ok(&["events", &name]).contains("kernel_created"), "{name}");
+    }
+}
+
+/// Whoever asked for it has left before its turn came.
+#[test]
+fn queued_stop_cancelled_with_client() {
+    let host = Host::start();
+    host.with(async |client| {
+        let k = kernel(&client, "k", EngineName::Kaish).await;
+        let running = k.run(&ExecRequest::code("x=1; sleep 2")).await.expect("accepted");
+        eventually("it runs", async || k.info().await.expect("info").state == "busy").await;
+        let queued = k.run(&ExecRequest::code("x=2")).await.expect("accepted");
+        let mut stop = host.command("ryokan").args(["stop", "k"]).spawn().expect("spawned");
+        tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+        assert!(stop.try_wait().expect("waited").is_none(), "it waits for its turn");
+        stop.kill().expect("killed");
+        stop.wait().expect("ended");
+        running.result().await.expect("a result");
+        queued.result().await.expect("a result");
+        assert_eq!(out(&k, "echo $x").await, "2");
+    });
+    assert!(!host.ok(&["events", "k"]).contains("kernel_stopping"));
+}

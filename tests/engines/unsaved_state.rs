@@ -1,0 +1,77 @@
+//! What an execution leaves that ends with its worker: jobs, and state that cannot be saved. Neither goes in silence.
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use ryokan::rpc::client::KernelClient;
+
+use super::dialect::Dialect;
+use super::each;
+use crate::pool::worker_of;
+use crate::support::{Host, eventually, out, run};
+
+/// What the job of every dialect runs.
+const JOB: [&str; 2] = ["/bin/sleep", "86421"];
+
+/// Processes of the host that run it.
+fn running() -> usize {
+    let is_job = |entry: &std::fs::DirEntry| {
+        let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        line.strip_suffix(b"\0").is_some_and(|line| line.split(|byte| *byte == 0).eq(JOB.map(str::as_bytes)))
+    };
+    std::fs::read_dir("/proc").expect("readable").flatten().filter(is_job).count()
+}
+
+/// What of a kind was told of a kernel, each as its details.
+fn told(host: &Host, kernel: &str, kind: &str) -> Vec<String> {
+    let events = host.ok(&["events", kernel, "--json"]);
+    let all = events.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("an event"));
+    all.filter(|event| event["kind"] == kind).map(|event| event["detail"].to_string()).collect()
+}
+
+/// Leaves both behind; they are told while they are there.
+async fn leave(k: &KernelClient, d: &Dialect) {
+    for code in [d.job, d.unsaved] {
+        out(k, code).await;
+    }
+    let jobs = k.jobs().await.expect("jobs");
+    assert!(jobs.len() == 1 && jobs[0].command.contains(&JOB.join(" ")), "{}: {jobs:?}", d.engine);
+    assert_eq!(running(), 1, "{}", d.engine);
+    let missed = k.missed().await.expect("told");
+    let named = missed.iter().find(|entry| entry.key == d.unsaved_key);
+    assert!(named.is_some_and(|entry| !entry.reason.is_empty()), "{}: {missed:?}", d.engine);
+    assert!(missed.iter().all(|entry| entry.key != "var/x"), "{}: what is saved is not named: {missed:?}", d.engine);
+}
+
+#[test]
+fn jobs_and_unsaved_state_reported() {
+    each("left", async |host, _, k, d| {
+        let name = k.info().await.expect("told").spec.name.to_string();
+        let both = || ["state_not_captured", "jobs_killed"].map(|kind| told(host, &name, kind));
+        run(k, d.set).await;
+        assert_eq!(
+            (k.jobs().await.expect("jobs").len(), k.missed().await.expect("told").len()),
+            (0, 0),
+            "{}",
+            d.engine
+        );
+        k.stop(false).await.expect("stopped");
+        assert_eq!(both(), [const { Vec::<String>::new() }; 2], "{}: where all is saved nothing is told", d.engine);
+        for (times, killed) in [(1, false), (2, true)] {
+            leave(k, d).await;
+            let worker = worker_of(host, &name);
+            match killed {
+                false => k.stop(false).await.expect("stopped"),
+                true => kill(Pid::from_raw(worker as i32), Signal::SIGKILL).expect("there"),
+            }
+            eventually("both are told", async || both().iter().all(|told| told.len() == times)).await;
+            let [state, jobs] = both();
+            assert!(state[times - 1].contains(d.unsaved_key), "{} {killed}: {state:?}", d.engine);
+            assert!(jobs[times - 1].contains(&JOB.join(" ")), "{} {killed}: {jobs:?}", d.engine);
+            eventually("its job has ended", async || running() == 0).await;
+            // What is saved comes back, and what ended does not.
+            assert_eq!(out(k, d.show).await, "41", "{} {killed}", d.engine);
+            assert!(k.jobs().await.expect("jobs").is_empty(), "{} {killed}", d.engine);
+        }
+        assert_eq!(both().map(|told| told.len()), [2, 2], "{}: once each", d.engine);
+    });
+}

@@ -1,0 +1,283 @@
+//! The daemon is killed at each labelled step of a durable operation; the next one has what was acknowledged, and of the
+//! rest all or nothing.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use ryokan::core::engine::EngineName;
+use ryokan::core::error::Result;
+use ryokan::core::exec::{ExecRequest, ExecStatus};
+use ryokan::core::ids::Digest;
+use ryokan::core::value::Value;
+use ryokan::rpc::client::{HostClient, KernelClient, run_local};
+use ryokan::sys::fault::{self, LABELS};
+
+use super::{remove_all, until};
+use crate::support::{Host, User, kernel, out, spec};
+
+/// Labels that this script does not pass, and why.
+const ELSEWHERE: &[(&str, &str)] = &[
+    ("engine.info.set", "the worker's"),
+    ("engine.state.apply", "the worker's"),
+    ("engine.state.replace", "the worker's"),
+    ("kernel.files.clear", "tests/checkpoints"),
+    ("catalog.keys.forget", "not called yet"),
+    ("catalog.keys.remember", "creation remembers its key in the kernel's own commit"),
+    ("catalog.kernel.touch", "once in a while"),
+    ("catalog.schema.migrate", "new databases are born in the present format"),
+    ("state.checkpoints.add", "tests/checkpoints"),
+    ("state.checkpoints.pin", "one row of one table, as a consent"),
+    ("state.checkpoints.remove", "tests/upkeep"),
+    ("state.checkpoints.prune", "tests/upkeep"),
+    ("host.audit.head", "tests/upkeep"),
+    ("state.restore.begin", "tests/checkpoints"),
+    ("state.restore.finish", "tests/checkpoints"),
+    ("state.consent.add", "nothing asks for consent yet"),
+    ("state.kernel.begin", "tests/forks"),
+    ("state.mcp.put", "needs a server; tests/mcp"),
+    ("state.mcp.remove", "needs a server; tests/mcp"),
+    ("store.dropped.write", "tests/upkeep, and the store's own tests"),
+    ("store.index.remove", "tests/upkeep, and the store's own tests"),
+    ("store.index.write", "needs a large store"),
+    ("store.pack.create", "the first write only"),
+    ("store.pack.remove", "tests/upkeep, and the store's own tests"),
+    ("store.pack.seal", "needs a full pack"),
+    ("store.pack.sync_dir", "the first write, and each start after one"),
+    ("store.pack.trim", "only where a writer died"),
+];
+
+/// What only a first start passes.
+const FIRST: &[&str] = &[
+    "catalog.data.dir",
+    "catalog.database.create",
+    "catalog.host.first",
+    "store.format.write",
+    "store.layout.dir",
+    "store.part.dir",
+];
+
+/// How long a lease lasts that nobody releases.
+const LEASE: Duration = Duration::from_millis(300);
+
+/// What was acknowledged before the daemon died.
+#[derive(Default, Debug)]
+struct Acknowledged {
+    set: bool,
+    mounted: bool,
+    unmounted: bool,
+    said: bool,
+    said_once: bool,
+    decided: bool,
+    blob: Option<Digest>,
+    large: Option<ryokan::core::ids::ExecId>,
+    created: bool,
+    removed: bool,
+}
+
+fn blob(round: usize) -> Vec<u8> {
+    format!("blob of round {round} ").repeat(2000).into_bytes()
+}
+
+async fn script(
+    client: &HostClient,
+    host: &Host,
+    round: usize,
+    with_worker: bool,
+    behind: bool,
+    done: &mut Acknowledged,
+) -> Result<()> {
+    let k = client.open_kernel("k").await?.0;
+    let result = k.run(&ExecRequest::code(format!("x={round}"))).await?.result().await?;
+    done.set = result.end.status == ExecStatus::Done;
+    k.mount_at("/given", host.path("given").to_str().unwrap(), false, 0).await?;
+    done.mounted = true;
+    k.unmount_at("/given", 0).await?;
+    done.unmounted = true;
+    k.message("user", &format!("round {round}")).await?;
+    done.said = true;
+    k.message_once("user", &format!("once in round {round}"), &format!("said {round}"), 0).await?;
+    done.said_once = true;
+    k.open_decision(&format!("decision of round {round}"), "", &format!("decided {round}"), 0).await?;
+    done.decided = true;
+    let lease = k.lease("me", LEASE, &[]).await?;
+    // It may have run out by itself.
+    let _ = lease.release().await;
+    done.blob = Some(k.put_blob(&blob(round)).await?);
+    let large = k.run(&ExecRequest::code(format!("for i in $(seq 1 3000); do echo {round} $i; done"))).await?;
+    large.result().await?;
+    done.large = Some(large.exec());
+    let new = client.create_kernel(&spec("new", EngineName::Kaish), "").await?.0;
+    done.created = true;
+    if with_worker {
+        new.start().await?;
+        new.stop(true).await?;
+    }
+    client.remove_kernel("new", 0).await?;
+    done.removed = true;
+    // Events are written behind: wait for the daemon's death, if it is to come.
+    let late = Instant::now() + Duration::from_millis(if behind { 2000 } else { 0 });
+    while Instant::now() < late {
+        client.ping().await?;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    Ok(())
+}
+
+async fn check(client: &HostClient, host: &Host, what: &str, round: usize, done: &Acknowledged) {
+    let what = format!("{what}: {done:?}");
+    let k: KernelClient = client.open_kernel("k").await.expect("k was acknowledged").0;
+    let x = match k.var("x").await.expect("readable") {
+        Value::Int(x) => x,
+        other => panic!("{what}: {other:?}"),
+    };
+    assert!(x == round as i64 || (!done.set && x == round as i64 - 1), "{what}: x is {x}");
+    let mounts = k.mounts().await.expect("mounts");
+    assert!(mounts.is_empty() || !done.unmounted, "{what}: {mounts:?}");
+    if !mounts.is_empty() {
+        assert_eq!(out(&k, "cat /given/seen").await, "seen", "{what}: a mount that is told works");
+        k.unmount_at("/given", 0).await.expect("unmounted");
+    }
+    let (mut last, mut unfinished, mut said) = (0, Vec::new(), Vec::new());
+    k.each_journal_entry(0, 0, async |entry| {
+        assert_eq!(entry.sequence, last + 1, "{what}: the journal has no hole");
+        last = entry.sequence;
+        if entry.status == "running" {
+            unfinished.push(entry.exec);
+        }
+        if entry.kind == "message" {
+            said.push(entry.text);
+        }
+        Ok(())
+    })
+    .await
+    .expect("the journal is readable");
+    assert!(unfinished.is_empty(), "{what}: {unfinished:?} have no end");
+    assert!(said.contains(&format!("user: round {round}")) || !done.said, "{what}");
+    // Asked again, a key gives what was acknowledged, or it is done now: once in any case.
+    let once = format!("once in round {round}");
+    let there = said.iter().filter(|text| text.ends_with(&once)).count();
+    assert!(there == 1 || (there == 0 && !done.said_once), "{what}: said {there} times");
+    let (title, key) = (format!("decision of round {round}"), format!("decided {round}"));
+    let opened = k.open_decision(&title, "", &key, 0).await.expect("opened now or before").id;
+    let mut decisions = 0;
+    k.decisions(async |decision| {
+        decisions += usize::from(decision.title == title);
+        Ok(())
+    })
+    .await
+    .expect("decisions");
+    assert_eq!(decisions, 1, "{what}: decision {opened}");
+    if let Some(digest) = done.blob {
+        assert_eq!(k.blob(digest).await.expect("an acknowledged blob is there"), blob(round), "{what}");
+    }
+    if let Some(exec) = done.large {
+        let result = k.execution(exec).await.expect("known").result().await.expect("a result");
+        assert_eq!(result.stdout.iter().filter(|byte| **byte == b'\n').count(), 3000, "{what}: {:?}", result.end);
+    }
+    match client.open_kernel("new").await {
+        Ok((new, _)) => {
+            assert!(!done.removed, "{what}: a removed kernel is there");
+            assert_eq!(out(&new, "echo whole").await, "whole", "{what}");
+            client.remove_kernel("new", 0).await.expect("removed");
+        }
+        // Acknowledged, it may be away only if its removal had begun: that is what follows in the script.
+        Err(error) => assert_eq!(error.code, ryokan::core::error::ErrorCode::NotFound, "{what}"),
+    }
+    let folders = std::fs::read_dir(host.data().join("kernels")).unwrap().count();
+    assert_eq!(folders, 1, "{what}: something is left of `new`\n{}", host.log());
+    assert_eq!(client.list_kernels(&Default::default()).await.expect("a list").len(), 1, "{what}");
+    assert_eq!(out(&k, &format!("x={round}; echo $x")).await, round.to_string(), "{what}");
+    if round.is_multiple_of(4) {
+        // What a worker remembers of many daemons is the matter of another test.
+        k.stop(true).await.expect("stops");
+    }
+}
+
+/// A host that passes every point: without a promise for a loss of power, fewer things are synced.
+fn durable() -> Host {
+    let host = Host::prepare(User::Own);
+    host.configure("[daemon]\ndurability = \"power\"\n");
+    host
+}
+
+/// Whether the daemon ended by itself.
+fn has_died(host: &Host) -> bool {
+    !Host::is_alive(host.pid() as u32)
+}
+
+#[test]
+fn daemon_kill_at_every_fault_point() {
+    let began = Instant::now();
+    let mut host = durable();
+    host.launch();
+    std::fs::create_dir(host.path("given")).unwrap();
+    std::fs::write(host.path("given").join("seen"), "seen").unwrap();
+    host.with(async |client| {
+        out(&kernel(&client, "k", EngineName::Kaish).await, "x=0").await;
+    });
+    let (mut passed, mut missed) = (BTreeSet::new(), BTreeSet::new());
+    let points = fault::points().filter(|(label, _)| {
+        !FIRST.contains(&label.name)
+            && !label.name.starts_with("workspace.")
+            && !ELSEWHERE.iter().any(|(name, _)| *name == label.name)
+    });
+    for (round, (label, point)) in (1..).zip(points) {
+        host.kill();
+        host.env(fault::VARIABLE, &format!("{point}=kill"));
+        let mut done = Acknowledged::default();
+        host.spawn();
+        until("the daemon serves or is dead", || {
+            has_died(&host) || std::os::unix::net::UnixStream::connect(host.socket()).is_ok()
+        });
+        let with_worker = label.name.starts_with("catalog.worker") || label.name == "catalog.kernel.update";
+        let behind = label.name.starts_with("catalog.events") || label.name.starts_with("catalog.audit");
+        if label.name.starts_with("state.lease") {
+            std::thread::sleep(LEASE);
+        }
+        let outcome = run_local(async {
+            let client = HostClient::connect(&host.socket(), "test").await?;
+            script(&client, &host, round, with_worker, behind, &mut done).await
+        })
+        .unwrap();
+        if outcome.is_ok() && !has_died(&host) {
+            missed.insert(point.clone());
+        } else {
+            until(&format!("death at {point} after {outcome:?}"), || has_died(&host));
+            passed.insert(label.name);
+        }
+        host.kill();
+        host.env(fault::VARIABLE, "");
+        host.launch();
+        if label.name.starts_with("state.lease") {
+            std::thread::sleep(LEASE);
+        }
+        host.with(async |client| check(&client, &host, &format!("{point} ({outcome:?})"), round, &done).await);
+    }
+    eprintln!("killed at {} labels in {:?}; never came to {missed:?}", passed.len(), began.elapsed());
+    for label in LABELS {
+        // The workspace's own tests and those of checkpoints kill at each of these.
+        let elsewhere = label.name.starts_with("workspace.")
+            || FIRST.contains(&label.name)
+            || ELSEWHERE.iter().any(|(name, _)| *name == label.name);
+        assert!(elsewhere || passed.contains(label.name), "nothing came to {}", label.name);
+    }
+    remove_all(&host);
+}
+
+#[test]
+fn daemon_kill_during_first_start() {
+    for (label, point) in fault::points().filter(|(label, _)| FIRST.contains(&label.name)) {
+        let mut host = durable();
+        host.env(fault::VARIABLE, &format!("{point}=kill"));
+        host.spawn();
+        until("its death", || has_died(&host) || std::os::unix::net::UnixStream::connect(host.socket()).is_ok());
+        assert!(has_died(&host), "nothing came to {point}");
+        host.wait();
+        host.env(fault::VARIABLE, "");
+        host.launch();
+        host.with(async |client| {
+            kernel(&client, "k", EngineName::Kaish).await;
+            assert_eq!(client.list_kernels(&Default::default()).await.expect("a list").len(), 1, "{}", label.name);
+        });
+    }
+}

@@ -1,0 +1,143 @@
+//! A kernel as a file: written here, read elsewhere.
+
+use std::io::Write as _;
+use std::process::Stdio;
+
+use super::{folders, log, show};
+use crate::support::{Host, users};
+
+fn names(host: &Host, kernel: &str) -> Vec<String> {
+    log(host, kernel).iter().map(|one| one["name"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn export_import_keeps_checkpoints() {
+    for user in users() {
+        let (here, there) = (Host::start_as(user), Host::start_as(user));
+        for (engine, set_up, change, view) in [
+            ("kaish", "x=1; mkdir -p d/e; echo one > d/e/f; ln -s d/e/f l", "x=2; echo two > d/e/f", "echo $x; cat l"),
+            (
+                "python",
+                "import os\nx = 1; os.makedirs('d/e'); open('d/e/f', 'w').write('one\\n'); os.symlink('d/e/f', 'l')",
+                "x = 2; open('d/e/f', 'w').write('two\\n')",
+                "print(x); print(open('l').read(), end='')",
+            ),
+        ] {
+            let file = here.path("home").join(format!("{engine}.ryokan"));
+            let file = file.to_str().unwrap();
+            here.ok(&["new", engine, "--engine", engine, "--memory", "300M"]);
+            here.ok(&["exec", engine, set_up]);
+            here.ok(&["checkpoint", engine, "-m", "one", "--description", "first"]);
+            here.ok(&["exec", engine, change]);
+            here.ok(&["export", engine, file]);
+            let refused = here.cli(&["export", engine, file]);
+            assert_eq!(refused.status.code(), Some(2), "{user:?}: it is there already: {refused:?}");
+            let bytes = std::fs::read(file).unwrap();
+            let brought = there.path("home").join(format!("{engine}.ryokan"));
+            std::fs::write(&brought, &bytes).unwrap();
+            std::fs::set_permissions(&brought, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
+            let brought = brought.to_str().unwrap();
+            there.ok(&["import", brought]);
+            assert_eq!(there.ok(&["exec", engine, view]), "2\ntwo\n", "{user:?}");
+            assert_eq!(names(&there, engine), ["export", "one"], "{user:?}");
+            let told = show(&there, engine);
+            assert_eq!(told["limits"]["memory_bytes"], 300 << 20, "{user:?}: {told}");
+            assert_eq!(told["origin"]["kind"], "restored", "{user:?}: {told}");
+            assert_eq!(told["origin"]["from"]["kernel"], show(&here, engine)["id"], "{user:?}");
+            assert_ne!(told["id"], show(&here, engine)["id"], "{user:?}: another kernel");
+            there.ok(&["restore", engine, "one", "--yes"]);
+            assert_eq!(there.ok(&["exec", engine, view]), "1\none\n", "{user:?}");
+            there.ok(&["undo", engine, "--yes"]);
+            assert_eq!(there.ok(&["exec", engine, view]), "2\ntwo\n", "{user:?}");
+            // Again, under another name, and only one of them.
+            let taken = there.cli(&["import", brought]);
+            assert_eq!(taken.status.code(), Some(4), "{user:?}: its name is taken");
+            assert!(String::from_utf8_lossy(&taken.stderr).contains("--as NAME"), "{user:?}: {taken:?}");
+            there.ok(&["import", brought, "--as", "again"]);
+            assert_eq!(there.ok(&["exec", "again", view]), "2\ntwo\n", "{user:?}");
+            there.ok(&["rm", "again", "--yes"]);
+            let piped = here.cli(&["export", engine, "-", "--checkpoint", "one"]);
+            assert!(piped.status.success() && piped.stdout.len() < bytes.len(), "{user:?}");
+            let mut importing = there.command("ryokan");
+            let importing = importing.args(["--no-autostart", "import", "-", "--as", "piped"]);
+            let mut importing = importing.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+            importing.stdin.take().unwrap().write_all(&piped.stdout).unwrap();
+            assert!(importing.wait().unwrap().success(), "{user:?}");
+            assert_eq!(names(&there, "piped"), ["one"], "{user:?}");
+            assert_eq!(there.ok(&["exec", "piped", view]), "1\none\n", "{user:?}");
+            there.ok(&["rm", "piped", "--yes"]);
+        }
+    }
+}
+
+#[test]
+fn truncated_import_leaves_nothing() {
+    let (here, there) = (Host::start(), Host::start());
+    here.ok(&["new", "k"]);
+    here.ok(&["exec", "k", "x=1; echo one > f"]);
+    let file = here.cli(&["export", "k", "-"]).stdout;
+    let at = there.path("home").join("file");
+    let import = |bytes: &[u8]| {
+        std::fs::write(&at, bytes).unwrap();
+        let refused = there.cli(&["import", at.to_str().unwrap()]);
+        assert!(!refused.status.success(), "it was taken");
+        assert_eq!((folders(&there), there.ok(&["ls", "--quiet"])), (0, String::new()), "something is left");
+        String::from_utf8_lossy(&refused.stderr).into_owned()
+    };
+    assert!(import(&file[..file.len() / 2]).contains("not whole"));
+    assert!(import(&file[..file.len() - 1]).contains("not whole"));
+    assert!(import(b"").contains("not whole"));
+    assert!(import(b"something else altogether").contains("no file of a kernel"));
+    let mut flipped = file.clone();
+    flipped[file.len() / 2] ^= 0x10;
+    let said = import(&flipped);
+    assert!(said.contains("damaged") || said.contains("not whole"), "{said}");
+    std::fs::write(&at, &file).unwrap();
+    there.ok(&["import", at.to_str().unwrap()]);
+    assert_eq!(there.ok(&["exec", "k", "cat f"]), "one\n");
+}
+
+/// What the host gave is judged where it is read, and can be left out.
+#[test]
+fn import_checks_host_paths() {
+    let (here, there) = (Host::start(), Host::start());
+    let given = here.path("given");
+    std::fs::create_dir(&given).unwrap();
+    here.ok(&["new", "k"]);
+    here.ok(&["mount", "k", "/given", given.to_str().unwrap()]);
+    let at = there.path("home").join("file");
+    std::fs::write(&at, here.cli(&["export", "k", "-"]).stdout).unwrap();
+    std::fs::remove_dir(&given).unwrap();
+    let refused = there.cli(&["import", at.to_str().unwrap()]);
+    assert_eq!(refused.status.code(), Some(3), "{refused:?}");
+    assert_eq!(folders(&there), 0);
+    there.ok(&["import", at.to_str().unwrap(), "--without-host"]);
+    assert_eq!(there.ok(&["mounts", "k", "--json"]).trim(), "[]");
+    there.ok(&["restore", "k", "latest", "--yes"]);
+    assert_eq!(there.ok(&["mounts", "k", "--json"]).trim(), "[]", "no checkpoint of it has the mount");
+}
+
+/// Ctrl-C in the middle of an export leaves no file, nor half of one.
+#[test]
+fn interrupted_export_leaves_no_file() {
+    let host = Host::start();
+    let folder = host.path("home");
+    host.ok(&["new", "k"]);
+    host.ok(&["exec", "k", "/usr/bin/dd if=/dev/urandom of=large bs=1M count=80"]);
+    host.ok(&["checkpoint", "k", "-m", "large"]);
+    let files = || folder.read_dir().unwrap().flatten().map(|file| file.file_name()).collect::<Vec<_>>();
+    let before = files();
+    let file = folder.join("k.ryokan");
+    let mut command = host.command("ryokan");
+    let mut child = command.args(["--no-autostart", "export", "k"]).arg(&file).stdin(Stdio::null()).spawn().unwrap();
+    let is_begun =
+        || files().iter().any(|name| !before.contains(name) && folder.join(name).metadata().unwrap().len() > 0);
+    while !is_begun() {
+        assert!(child.try_wait().unwrap().is_none(), "it was faster");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(child.id() as i32), nix::sys::signal::Signal::SIGINT).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert_eq!(files(), before);
+    host.ok(&["export", "k", file.to_str().unwrap()]);
+}

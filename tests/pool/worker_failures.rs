@@ -1,0 +1,317 @@
+//! What dies: a worker that is ready, one that is being bound, the daemon, an engine again and again.
+
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use ryokan::core::engine::EngineName;
+use ryokan::core::exec::{ExecRequest, ExecStatus};
+use ryokan::core::info::PoolInfo;
+
+use super::{READY, pool_of, pooled, pooled_with, ready, until, worker_of};
+use crate::support::{Host, User, kernel, out, spec, users};
+
+fn send(signal: Signal, to: &[u32]) {
+    to.iter().for_each(|pid| kill(Pid::from_raw(*pid as i32), signal).expect("it is there"));
+}
+
+/// The inits among a host's processes: children of its spawner.
+pub(super) fn inits(host: &Host) -> Vec<u32> {
+    children(host.spawner().expect("a spawner"))
+}
+
+fn children(of: u32) -> Vec<u32> {
+    let told = std::fs::read_to_string(format!("/proc/{of}/task/{of}/children")).unwrap_or_default();
+    told.split_whitespace().map(|pid| pid.parse().expect("a process")).collect()
+}
+
+fn wait_for(what: &str, is_so: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !is_so() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Whatever stopped them: nobody is to wait for one of them.
+#[test]
+fn stopped_warm_workers_replaced() {
+    for user in users() {
+        let host = pooled_with(user, "maintenance_interval = \"1s\"\n[pool.engines.python]\npool_size = 0\n");
+        host.with(async |client| {
+            ready(&client, "kaish").await;
+            let stopped = inits(&host);
+            assert_eq!(stopped.len() as u32, READY);
+            // One by its init, the other by its engine.
+            send(Signal::SIGSTOP, &[stopped[0], children(stopped[1])[0]]);
+            let is_well = |pool: &PoolInfo| pool.total_destroyed == u64::from(READY) && pool.idle == READY;
+            until(&client, "kaish", is_well).await;
+            assert!(inits(&host).iter().all(|pid| !stopped.contains(pid)));
+            let begun = Instant::now();
+            assert_eq!(out(&kernel(&client, "k", EngineName::Kaish).await, "echo well").await, "well");
+            assert!(begun.elapsed() < Duration::from_secs(5), "it waited for one that stands still");
+            // Those that are well are left alone.
+            tokio::time::sleep(Duration::from_secs(3)).await;
+            let pool = pool_of(&client, "kaish").await;
+            assert_eq!((pool.total_destroyed, pool.trouble.as_str()), (u64::from(READY), ""), "{pool:?}");
+        });
+    }
+}
+
+#[test]
+fn killed_warm_workers_replaced() {
+    let host = pooled(User::Own);
+    host.with(async |client| {
+        ready(&client, "kaish").await;
+        ready(&client, "python").await;
+        let killed = inits(&host);
+        assert_eq!(killed.len() as u32, 2 * READY);
+        send(Signal::SIGKILL, &killed);
+        let pool = until(&client, "kaish", |pool| pool.total_destroyed == u64::from(READY) && pool.idle == READY).await;
+        assert_eq!(pool.creation_errors, 0, "{pool:?}");
+        ready(&client, "python").await;
+        assert!(inits(&host).iter().all(|pid| !killed.contains(pid)));
+        assert_eq!(out(&kernel(&client, "k", EngineName::Kaish).await, "echo well").await, "well");
+    });
+}
+
+#[test]
+fn killed_spawner_replaced() {
+    for user in users() {
+        let mut host = pooled(user);
+        let (spawner, before) = host.with(async |client| {
+            ready(&client, "kaish").await;
+            ready(&client, "python").await;
+            let k = kernel(&client, "k", EngineName::Kaish).await;
+            assert_eq!(out(&k, "x=41; echo well").await, "well");
+            ready(&client, "kaish").await;
+            let (spawner, before) = (host.spawner().expect("a spawner"), worker_of(&host, "k"));
+            send(Signal::SIGKILL, &[spawner]);
+            assert_eq!(out(&k, "echo $x").await, "41");
+            // More than were ready: some are made by another one.
+            for n in 0..2 * READY {
+                let name = format!("after{n}");
+                assert_eq!(out(&kernel(&client, &name, EngineName::Kaish).await, "echo well").await, "well");
+            }
+            let pool = ready(&client, "kaish").await;
+            assert_eq!((pool.creation_errors, pool.trouble.as_str()), (0, ""), "{pool:?}");
+            assert_eq!(worker_of(&host, "k"), before);
+            (spawner, before)
+        });
+        let next = host.spawner().expect("another one");
+        assert_ne!(next, spawner);
+        // It is the daemon's, and ends with it; the workers wait for the next daemon.
+        host.kill();
+        wait_for("the spawner stays", || !Host::is_alive(next));
+        assert!(Host::is_alive(before));
+        host.launch();
+        assert_eq!(host.ok(&["exec", "k", "echo $x"]), "41\n");
+    }
+}
+
+#[test]
+fn hanging_spawner_replaced() {
+    let host = pooled(User::Own);
+    host.with(async |client| {
+        ready(&client, "kaish").await;
+        ready(&client, "python").await;
+        let spawner = host.spawner().expect("a spawner");
+        send(Signal::SIGSTOP, &[spawner]);
+        // None is ready of its kind.
+        let mut odd = spec("odd", EngineName::Kaish);
+        odd.memory_bytes = Some(290 << 20);
+        let odd = client.create_kernel(&odd, "").await.expect("made").0;
+        assert_eq!(out(&odd, "echo well").await, "well");
+        assert_ne!(host.spawner(), Some(spawner));
+    });
+}
+
+#[test]
+fn worker_kill_during_binding() {
+    let host = pooled(User::Own);
+    host.with(async |client| {
+        ready(&client, "kaish").await;
+        ready(&client, "python").await;
+        let waiting = inits(&host);
+        // They take no call any more, so the kernel's start hangs in the middle.
+        send(Signal::SIGSTOP, &waiting);
+        let first = kernel(&client, "k", EngineName::Kaish).await;
+        let (said, ()) = tokio::join!(out(&first, "echo well"), async {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            assert_eq!(pool_of(&client, "kaish").await.active, 1);
+            send(Signal::SIGKILL, &waiting);
+        });
+        assert_eq!(said, "well");
+        assert!(!waiting.contains(&worker_of(&host, "k")));
+        let after = until(&client, "kaish", |pool| pool.active == 0 && pool.idle == READY).await;
+        assert_eq!((after.taken, after.missed), (0, 1), "{after:?}");
+        let info = first.info().await.expect("told");
+        assert_eq!((info.executions, info.state.as_str()), (1, "ready"));
+        // No crash: nobody is told of one.
+        assert!(!host.ok(&["events", "k", "--json"]).contains("crash"));
+    });
+}
+
+fn kill_those_left(pids: &[u32]) {
+    for pid in pids {
+        let _ = kill(Pid::from_raw(*pid as i32), Signal::SIGKILL);
+    }
+}
+
+/// The execution waits for a worker that is being bound, and never will be.
+#[test]
+fn interrupted_before_binding_never_runs() {
+    let host = pooled(User::Own);
+    host.with(async |client| {
+        ready(&client, "kaish").await;
+        ready(&client, "python").await;
+        let waiting = inits(&host);
+        send(Signal::SIGSTOP, &waiting);
+        let k = kernel(&client, "k", EngineName::Kaish).await;
+        let asked = k.run(&ExecRequest::code("echo ran > f; echo ran")).await.expect("accepted");
+        k.interrupt_execution(asked.exec()).await.expect("asked");
+        kill_those_left(&waiting);
+        let ended = asked.result().await.expect("a result");
+        assert_eq!((ended.end.status, ended.stdout.len()), (ExecStatus::Interrupted, 0), "{:?}", ended.end);
+        assert_eq!(out(&k, "test -e f || echo nothing").await, "nothing");
+        // The same where its kernel is stopped.
+        ready(&client, "kaish").await;
+        let waiting = inits(&host);
+        send(Signal::SIGSTOP, &waiting);
+        let k = kernel(&client, "stopped", EngineName::Kaish).await;
+        let asked = k.run(&ExecRequest::code("echo ran > f; echo ran")).await.expect("accepted");
+        let (stopped, ()) = tokio::join!(k.stop(true), async {
+            let ended = asked.result().await.expect("a result").end;
+            let never_ran = (ExecStatus::Interrupted, "the kernel was stopped before it ran");
+            assert_eq!((ended.status, ended.err.as_str()), never_ran);
+            kill_those_left(&waiting);
+        });
+        stopped.expect("stopped");
+        assert_eq!(out(&k, "test -e f || echo nothing").await, "nothing");
+    });
+}
+
+#[test]
+fn dead_warm_engine_replaced() {
+    for (signal, engine, code) in
+        [(Signal::SIGKILL, EngineName::Kaish, "echo well"), (Signal::SIGSTOP, EngineName::Python, "print('well')")]
+    {
+        let host = pooled(User::Own);
+        host.with(async |client| {
+            ready(&client, "kaish").await;
+            ready(&client, "python").await;
+            let inits = inits(&host);
+            let engines: Vec<u32> = inits.iter().flat_map(|init| children(*init)).collect();
+            assert_eq!(engines.len() as u32, 2 * READY, "each has one");
+            send(signal, &engines);
+            // At once, and whatever the daemon knows of it by then.
+            assert_eq!(out(&kernel(&client, "k", engine).await, code).await, "well");
+            let worker = worker_of(&host, "k");
+            assert!(!inits.contains(&worker), "{worker} of {inits:?}");
+            until(&client, engine.name(), |pool| pool.idle == pool.target && pool.creating == 0).await;
+        });
+    }
+}
+
+#[test]
+fn daemon_kill_during_binding() {
+    for user in users() {
+        let mut host = pooled(user);
+        host.with(async |client| {
+            ready(&client, "kaish").await;
+            ready(&client, "python").await;
+            let k = kernel(&client, "k", EngineName::Kaish).await;
+            out(&k, "x=41").await;
+            k.stop(true).await.expect("stopped");
+            ready(&client, "kaish").await;
+        });
+        let waiting = inits(&host);
+        // The word reaches the worker's socket; it is read when the daemon is gone.
+        send(Signal::SIGSTOP, &waiting);
+        let mut asks = host.command("ryokan").args(["exec", "k", "echo $x"]).spawn().expect("runs");
+        host.with(async |client| {
+            until(&client, "kaish", |pool| pool.active == 1).await;
+        });
+        std::thread::sleep(Duration::from_millis(200));
+        host.kill();
+        send(Signal::SIGCONT, &waiting);
+        assert!(!asks.wait().expect("ended").success());
+        host.launch();
+        host.with(async |client| {
+            ready(&client, "kaish").await;
+            let k = client.open_kernel("k").await.expect("there").0;
+            assert_eq!(out(&k, "echo $x").await, "41");
+        });
+        // One of them is the kernel's by now, or none: it ends with the kernel.
+        let left = || waiting.iter().filter(|pid| Host::is_alive(**pid)).count();
+        wait_for("workers of the former pool are left", || left() <= 1);
+        host.ok(&["stop", "k"]);
+        wait_for("a worker has no kernel and stays", || left() == 0);
+    }
+}
+
+#[test]
+fn daemon_kill_with_full_pool() {
+    for user in users() {
+        let mut host = pooled(user);
+        host.with(async |client| {
+            ready(&client, "kaish").await;
+            ready(&client, "python").await;
+            out(&kernel(&client, "k", EngineName::Kaish).await, "x=1").await;
+        });
+        let before = host.workers();
+        let kept = worker_of(&host, "k");
+        host.kill();
+        // The kernel's worker waits for the next daemon; who has no kernel waits for nobody.
+        wait_for("workers without a kernel outlive their daemon", || {
+            let alive = host.workers();
+            alive.contains(&kept) && alive.len() <= 2
+        });
+        host.launch();
+        host.with(async |client| {
+            ready(&client, "kaish").await;
+            let k = client.open_kernel("k").await.expect("there").0;
+            assert_eq!(out(&k, "echo $x").await, "1");
+        });
+        assert_eq!(worker_of(&host, "k"), kept);
+        assert!(before.contains(&kept));
+        host.signal(Signal::SIGTERM);
+        host.wait();
+        wait_for("workers outlive a daemon that was stopped", || host.workers().is_empty());
+        let sockets = std::fs::read_dir(host.path("run").join("ryokan/workers")).expect("readable").count();
+        assert_eq!(sockets, 0, "sockets are left");
+    }
+}
+
+#[test]
+fn failing_engine_starts_back_off() {
+    let host = pooled_with(User::Own, "[engines.python]\ncommand = \"/usr/bin/false\"\n");
+    host.with(async |client| {
+        ready(&client, "kaish").await;
+        let failing = until(&client, "python", |pool| pool.creation_errors >= 3).await;
+        assert!(failing.trouble.contains("the engine did not start"), "{failing:?}");
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        // Without a pause it would be some dozens.
+        let later = pool_of(&client, "python").await;
+        assert!(later.creation_errors < 15 && later.idle == 0, "{later:?}");
+        let shown = host.ok(&["pool"]);
+        assert!(shown.contains("trouble python") && shown.contains("the engine did not start"), "{shown}");
+        assert_eq!(out(&kernel(&client, "k", EngineName::Kaish).await, "echo well").await, "well");
+    });
+}
+
+#[test]
+fn idle_exit_with_warm_workers() {
+    let host = Host::prepare(User::Own);
+    host.configure("[daemon]\nidle_exit = \"1s\"\n[pool]\npool_size = 2\n");
+    let mut daemon =
+        host.command("ryokand").arg("--on-demand").stderr(std::process::Stdio::null()).spawn().expect("runs");
+    wait_for("the daemon does not serve", || std::os::unix::net::UnixStream::connect(host.socket()).is_ok());
+    host.with(async |client| {
+        ready(&client, "kaish").await;
+        client.remove_kernel("none", 0).await.expect_err("there is none");
+    });
+    wait_for("the daemon does not end", || !Host::is_alive(daemon.id()));
+    assert!(daemon.wait().expect("ended").success());
+    wait_for("workers outlive it", || host.workers().is_empty());
+}
