@@ -81,9 +81,8 @@ fn worker() -> WorkerRow {
         epoch: Epoch(1),
         build: "test".into(),
         secret: vec![1, 2, 3],
-        pid: 42,
-        start_ticks: 7,
-        socket: "/run/x".into(),
+        isolation: crate::core::spec::Isolation::Process,
+        record: "{}".into(),
     }
 }
 

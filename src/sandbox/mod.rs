@@ -44,7 +44,6 @@ pub use given::open_given;
 pub use init::{BindSource, EngineProcess, EngineProgram, ExitCause, Init};
 pub use layer::{Layer, LayerReport, LayerStatus, SandboxError, SandboxReport};
 pub use plan::{PlannedMount, RunAs, SandboxPlan};
-pub use protect::NEVER_GIVEN;
 pub use seccomp::prepare;
 pub use slot::{KernelEntry, KernelFolder};
 pub use staging::Owners;

@@ -13,7 +13,7 @@ pub const GUEST_ID: u32 = 1000;
 /// The name of both.
 pub const GUEST_NAME: &str = "guest";
 /// Where every kernel has its workspace.
-pub const WORKSPACE: &str = "/workspace";
+pub use crate::core::spec::WORKSPACE;
 /// Share of a kernel's memory that its `/tmp` and `/dev/shm` may fill together, as a divisor.
 const SCRATCH_SHARE: u64 = 2;
 /// Files that `/tmp` and `/dev/shm` may hold for each MiB of their size.

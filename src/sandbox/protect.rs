@@ -3,9 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::layer::{Layer, SandboxError};
-
-/// Never part of a kernel's tree from outside: the host's view of processes, devices and itself.
-pub const NEVER_GIVEN: [&str; 3] = ["/proc", "/sys", "/dev"];
+use crate::core::spec::NEVER_SHOWN;
 
 /// The places inside that have to be covered when `source` (without symbolic links) appears at `inside`.
 ///
@@ -13,7 +11,7 @@ pub const NEVER_GIVEN: [&str; 3] = ["/proc", "/sys", "/dev"];
 /// If the source itself lies in a protected folder.
 pub(super) fn covers(inside: &Path, source: &Path, protected: &[PathBuf]) -> Result<Vec<PathBuf>, SandboxError> {
     let mut covers = Vec::new();
-    for folder in protected.iter().map(PathBuf::as_path).chain(NEVER_GIVEN.iter().map(Path::new)) {
+    for folder in protected.iter().map(PathBuf::as_path).chain(NEVER_SHOWN.iter().map(Path::new)) {
         if source.starts_with(folder) {
             return Err(SandboxError::new(
                 Layer::PivotRoot,

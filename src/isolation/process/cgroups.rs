@@ -11,18 +11,18 @@ const CGROUP_PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
 
 /// Where a daemon's workers have their cgroups. Two daemons may share the folder: what a name begins with says whose it is.
 #[derive(Debug)]
-pub(crate) struct Cgroups {
+pub(super) struct Cgroups {
     pub base: PathBuf,
     pub prefix: String,
 }
 
 impl Cgroups {
-    pub(crate) fn of(&self, worker: WorkerId) -> PathBuf {
+    pub(super) fn of(&self, worker: WorkerId) -> PathBuf {
         self.base.join(format!("{}{worker}", self.prefix))
     }
 
     /// Those of this daemon's workers but for the known ones.
-    pub(crate) fn stale(&self, known: &[WorkerId]) -> Vec<PathBuf> {
+    pub(super) fn stale(&self, known: &[WorkerId]) -> Vec<PathBuf> {
         let entries = std::fs::read_dir(&self.base).into_iter().flatten().flatten();
         let is_stale = |entry: &std::fs::DirEntry| {
             let name = entry.file_name().to_string_lossy().into_owned();
@@ -34,7 +34,7 @@ impl Cgroups {
 }
 
 /// The host kernel may need a moment to let go of the last process.
-pub(crate) async fn remove_cgroup(path: &Path) {
+pub(super) async fn remove_cgroup(path: &Path) {
     for _ in 0..CGROUP_TRIES {
         match crate::sandbox::cgroup::remove(path) {
             Ok(()) => return,

@@ -87,7 +87,7 @@ async fn put_away(host: &Rc<Host>, kernel: &Rc<Kernel>, change: Change) -> Resul
     kernel.goes(false)?;
     let archived = kernel.archive(actor.clone(), id).await;
     kernel.stays();
-    host.spares.discard_of(kernel.id).await;
+    host.prepared.discard_of(kernel.id).await;
     Ok((checkpoint, archived?))
 }
 

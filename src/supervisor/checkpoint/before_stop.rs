@@ -3,6 +3,9 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use futures::FutureExt as _;
+use futures::future::LocalBoxFuture;
+
 use super::capture;
 use crate::core::checkpoint::{Checkpoint, CheckpointType, Taking};
 use crate::core::error::{Error, Result};
@@ -11,42 +14,62 @@ use crate::core::limits;
 use crate::link::host::WorkerLink;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
+use crate::supervisor::kernel::services::BeforeStop;
 
-/// Takes a checkpoint of type `auto` if something changed since the kernel came to its head. The caller holds the worker, and
-/// nothing is handed to it meanwhile. A failure is told by an event.
-pub(crate) async fn before_stop(host: &Rc<Host>, kernel: &Rc<Kernel>, link: &Rc<WorkerLink>, reason: StopReason) {
-    match rest(host, kernel, link, reason).await {
-        Ok(_) => {}
-        Err(error) => {
-            tracing::warn!(kernel = %kernel.spec.name, %error, "no checkpoint was taken before the stop");
-            told(host, kernel, &error.message);
+/// Takes a checkpoint of type `auto` before a stop, if something changed since the kernel came to its head.
+pub(crate) struct StopCheckpoint {
+    host: Rc<Host>,
+}
+
+impl StopCheckpoint {
+    /// For the kernels of that host.
+    pub(crate) fn new(host: &Rc<Host>) -> StopCheckpoint {
+        StopCheckpoint { host: Rc::clone(host) }
+    }
+}
+
+impl BeforeStop for StopCheckpoint {
+    fn keep(&self, kernel: &Rc<Kernel>, link: &Rc<WorkerLink>, reason: StopReason) -> LocalBoxFuture<'static, ()> {
+        let (host, kernel, link) = (Rc::clone(&self.host), Rc::clone(kernel), Rc::clone(link));
+        async move {
+            if let Err(error) = take(&host, &kernel, &link, reason).await {
+                tracing::warn!(kernel = %kernel.spec.name, %error, "no checkpoint was taken before the stop");
+                publish_failure(&host, &kernel, &error.message);
+            }
+        }
+        .boxed_local()
+    }
+
+    fn skip(&self, kernel: &Rc<Kernel>) -> LocalBoxFuture<'static, ()> {
+        let (host, kernel) = (Rc::clone(&self.host), Rc::clone(kernel));
+        async move {
+            if !kernel.spec.ephemeral && kernel.records.changed_since_head().await.unwrap_or(true) {
+                publish_failure(&host, &kernel, "something else was being done with the kernel");
+            }
+        }
+        .boxed_local()
+    }
+
+    fn timed_out(&self, kernel: &Kernel) {
+        publish_failure(&self.host, kernel, "it took too long");
+    }
+
+    fn wait(&self, reason: Option<StopReason>, is_forced: bool) -> Duration {
+        match (reason, is_forced) {
+            (Some(StopReason::Daemon), _) => limits::REST_CHECKPOINT_DAEMON.min(self.host.config.daemon.drain / 2),
+            (_, true) => limits::REST_CHECKPOINT_FORCED,
+            (_, false) => limits::REST_CHECKPOINT,
         }
     }
 }
 
-/// The same where an operation is under way that the stop does not wait for: nothing can be captured beside it.
-pub(crate) async fn left_out(host: &Host, kernel: &Kernel) {
-    if !kernel.spec.ephemeral && kernel.records.changed_since_head().await.unwrap_or(true) {
-        told(host, kernel, "something else was being done with the kernel");
-    }
-}
-
-/// Says that a kernel stops without the checkpoint that was due.
-pub(crate) fn told(host: &Host, kernel: &Kernel, why: &str) {
+/// Publishes that a kernel stops without the checkpoint that was due.
+fn publish_failure(host: &Host, kernel: &Kernel, why: &str) {
     let detail = serde_json::json!({ "error": why });
     host.events.publish(&kernel.event_name, "rest_checkpoint_failed", detail);
 }
 
-/// How long a stop waits for it.
-pub(crate) fn wait(host: &Host, reason: Option<StopReason>, is_forced: bool) -> Duration {
-    match (reason, is_forced) {
-        (Some(StopReason::Daemon), _) => limits::REST_CHECKPOINT_DAEMON.min(host.config.daemon.drain / 2),
-        (_, true) => limits::REST_CHECKPOINT_FORCED,
-        (_, false) => limits::REST_CHECKPOINT,
-    }
-}
-
-async fn rest(
+async fn take(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
     link: &Rc<WorkerLink>,

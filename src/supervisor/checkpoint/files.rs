@@ -215,7 +215,7 @@ pub(crate) async fn fill(
     giving: Option<&Giving>,
 ) -> Result<Filled> {
     let (places, durability) = (places(host, kernel), host.config.daemon.durability);
-    if let Some(spare) = like.and_then(|like| host.spares.take(like)) {
+    if let Some(spare) = like.and_then(|like| host.prepared.take(like)) {
         let to = places.clone();
         let filled = host.store.run_beside(move |store| {
             let made = spare.become_workspace(TreeId(tree), to, store, durability);

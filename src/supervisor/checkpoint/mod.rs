@@ -15,7 +15,6 @@ mod compare;
 mod files;
 mod gather;
 mod memory;
-pub(crate) mod prepared_copies;
 mod pruning;
 mod queue_ticket;
 mod quiesce;
@@ -47,7 +46,7 @@ use crate::supervisor::kernel::journal::version_after;
 
 pub(super) use archive::used;
 pub use archive::{archive, unarchive};
-pub(super) use before_stop::{before_stop, left_out, told as rest_failed, wait as rest_wait};
+pub(crate) use before_stop::StopCheckpoint;
 pub use compare::diff;
 use files::{CapturedFiles, Files};
 pub(crate) use files::{Giving, donor, fill};
@@ -299,7 +298,7 @@ pub(super) async fn contents(host: &Host, checkpoint: &Checkpoint) -> Result<(Ma
 ///
 /// # Errors
 /// `corrupt`, `unsupported` for one of a later release.
-pub(super) async fn manifest_of(host: &Host, checkpoint: &Checkpoint) -> Result<Manifest> {
+pub(crate) async fn manifest_of(host: &Host, checkpoint: &Checkpoint) -> Result<Manifest> {
     use crate::core::checkpoint::ManifestError as Wrong;
     let bytes = host.store.get(checkpoint.manifest, limits::MANIFEST_BYTES as u64).await?;
     Manifest::decode(&bytes).map_err(|error| match error {

@@ -5,15 +5,15 @@
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::path::Path;
+use std::rc::Rc;
 
 use crate::catalog::AuditFilter;
-use crate::core::audit::{AuditBreak, AuditHead, AuditLine, NewAudit};
+use crate::core::audit::{AuditHead, AuditLine, NewAudit};
 use crate::core::error::{Error, Result};
-use crate::core::ids::Digest;
+use crate::core::ids::{Digest, KernelId};
 use crate::core::limits;
 use crate::supervisor::host::Host;
-use crate::supervisor::kernel::Kernel;
-use crate::supervisor::kernel::command::Actor;
+use crate::supervisor::host::actor::Actor;
 use crate::sys::fs;
 
 /// How long a refusal counts against its user, milliseconds.
@@ -39,16 +39,40 @@ pub(crate) fn bounded(text: impl Into<String>) -> String {
     }
 }
 
+/// A kernel as the audit log sees it.
+pub trait Audited {
+    /// Its id.
+    fn id(&self) -> KernelId;
+    /// Whose it is.
+    fn uid(&self) -> u32;
+    /// Its version now.
+    fn version(&self) -> u64;
+}
+
+impl<T: Audited + ?Sized> Audited for Rc<T> {
+    fn id(&self) -> KernelId {
+        (**self).id()
+    }
+
+    fn uid(&self) -> u32 {
+        (**self).uid()
+    }
+
+    fn version(&self) -> u64 {
+        (**self).version()
+    }
+}
+
 impl Host {
     /// A line that somebody did something now, and that it is done.
-    pub fn line(&self, actor: &Actor, action: &str, kernel: Option<&Kernel>) -> NewAudit {
+    pub fn line(&self, actor: &Actor, action: &str, kernel: Option<&dyn Audited>) -> NewAudit {
         NewAudit {
             at_ms: self.now_ms(),
             uid: actor.uid,
             client: actor.client.clone(),
             action: action.to_owned(),
-            kernel: kernel.map(|kernel| kernel.id.to_string()).unwrap_or_default(),
-            owner: kernel.map(|kernel| kernel.uid),
+            kernel: kernel.map(|kernel| kernel.id().to_string()).unwrap_or_default(),
+            owner: kernel.map(|kernel| kernel.uid()),
             outcome: "done".into(),
             ..NewAudit::default()
         }
@@ -68,7 +92,7 @@ impl Host {
         &self,
         actor: &Actor,
         action: &str,
-        kernel: &Kernel,
+        kernel: &dyn Audited,
         (version_before, version_after): (Option<u64>, Option<u64>),
         detail: impl Into<String>,
     ) {
@@ -81,7 +105,7 @@ impl Host {
         &self,
         actor: &Actor,
         action: &str,
-        kernel: &Kernel,
+        kernel: &dyn Audited,
         versions: (u64, u64),
         manifest: Digest,
         detail: String,
@@ -94,7 +118,7 @@ impl Host {
 
     /// Writes down that something was refused or failed. Of one user, at most so many in a minute; the rest is counted in the next
     /// that is written, so that nobody fills the log by asking for what he may not have.
-    pub async fn audit_refusal(&self, actor: &Actor, action: &str, kernel: Option<&Kernel>, error: &Error) {
+    pub async fn audit_refusal(&self, actor: &Actor, action: &str, kernel: Option<&dyn Audited>, error: &Error) {
         let line = self.line(actor, action, kernel);
         let Some(unwritten) = self.auditing.refused(actor.uid, line.at_ms) else { return };
         let mut detail = if error.reason.is_empty() { String::new() } else { format!("{}: ", error.reason) };
@@ -102,7 +126,7 @@ impl Host {
         if unwritten > 0 {
             detail = format!("{unwritten} refusals before this one were not written down; {detail}");
         }
-        let version = kernel.map(|kernel| kernel.view().version);
+        let version = kernel.map(|kernel| kernel.version());
         let (version_before, version_after) = (version, version);
         let (outcome, detail) = (error.code.name().to_owned(), bounded(detail));
         self.write_audit(NewAudit { version_before, version_after, outcome, detail, ..line }).await;
@@ -122,35 +146,6 @@ impl Host {
     ) -> Result<Vec<AuditLine>> {
         let filter = AuditFilter { kernel, seen_by: self.environment.system_wide.then_some(uid) };
         Ok(self.catalog.audit_after(after, filter, most).await?)
-    }
-
-    /// Proves the audit log's chain: against the ends that the caller knows, that the file beside it keeps, and that the manifests
-    /// of checkpoints hold. The inner error names the first line that does not fit.
-    ///
-    /// # Errors
-    /// The catalog's; `corrupt` if the file cannot be understood.
-    pub async fn verify_audit(&self, known: Option<AuditHead>) -> Result<std::result::Result<AuditHead, AuditBreak>> {
-        let mut ends: Vec<(AuditHead, String)> = known.map(|head| (head, "the caller".into())).into_iter().collect();
-        let path = self.environment.data.join("audit.head");
-        ends.extend(read_head(&path)?.map(|head| (head, path.display().to_string())));
-        for kernel in self.kernels() {
-            ends.extend(self.sealed_heads(&kernel).await);
-        }
-        Ok(self.catalog.verify_audit(ends).await?)
-    }
-
-    /// The ends that a kernel's checkpoints sealed. One that cannot be read seals nothing: `verify` names it.
-    async fn sealed_heads(&self, kernel: &Kernel) -> Vec<(AuditHead, String)> {
-        let mut heads = Vec::new();
-        for checkpoint in kernel.records.all_checkpoints().await.unwrap_or_default() {
-            if let Ok(manifest) = crate::supervisor::checkpoint::manifest_of(self, &checkpoint).await
-                && manifest.host == self.id()
-                && let Some(head) = manifest.audit
-            {
-                heads.push((head, format!("checkpoint {} of kernel {}", checkpoint.short_id(), kernel.spec.name)));
-            }
-        }
-        heads
     }
 
     /// Keeps the end of the log in its file, if it has grown.
@@ -216,7 +211,7 @@ impl Auditing {
     }
 }
 
-fn read_head(path: &Path) -> Result<Option<AuditHead>> {
+pub(crate) fn read_head(path: &Path) -> Result<Option<AuditHead>> {
     match std::fs::read_to_string(path) {
         Ok(text) => match text.parse() {
             Ok(head) => Ok(Some(head)),

@@ -15,7 +15,8 @@ use prometheus_client::registry::{Registry, Unit};
 
 use crate::core::engine::EngineName;
 use crate::core::exec::ExecEnd;
-use crate::supervisor::host::Host;
+use crate::core::info::PoolInfo;
+use crate::core::pool::Counters;
 
 /// One label and its value.
 type Label = (&'static str, String);
@@ -160,37 +161,36 @@ impl Metrics {
         self.executing.get_or_create(&[of(engine)]).observe(end.duration_us as f64 / 1e6);
     }
 
-    /// All of it as OpenMetrics text.
-    pub fn text(&self, host: &Host) -> String {
-        self.look(host);
+    /// All of it as OpenMetrics text, with gauges as they are now.
+    pub(crate) fn text(&self, now: &Gauges) -> String {
+        self.set(now);
         let mut text = String::new();
-        // To a string nothing fails.
+        // Writing to a string cannot fail.
         let _ = encode(&mut text, &self.registry.borrow());
         text
     }
 
-    /// What there is is looked at when it is asked for, never counted up and down.
-    fn look(&self, host: &Host) {
+    fn set(&self, now: &Gauges) {
         self.kernels.clear();
-        for kernel in host.kernels() {
-            let state = kernel.view().state.name().to_owned();
-            self.kernels.get_or_create(&[of(kernel.spec.engine), ("state", state)]).inc();
+        for (engine, state) in &now.kernels {
+            self.kernels.get_or_create(&[of(*engine), ("state", state.clone())]).inc();
         }
-        self.remembered.set(i64::try_from(host.remembered()).unwrap_or(i64::MAX));
-        self.workers.set(i64::try_from(host.workers.live()).unwrap_or(i64::MAX));
-        self.clients.set(i64::try_from(host.clients()).unwrap_or(i64::MAX));
-        self.memory_short.set(host.pressure.is_on().into());
+        let count = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        self.remembered.set(count(now.remembered));
+        self.workers.set(count(now.workers));
+        self.clients.set(count(now.clients));
+        self.memory_short.set(now.is_memory_short.into());
         self.slots.clear();
         self.pool_trouble.clear();
         self.pool_events.clear();
-        for pool in host.pool.infos(host.pressure.is_on()) {
+        for pool in &now.pools {
             let engine = || ("engine", pool.engine.clone());
             for (state, count) in [("idle", pool.idle), ("creating", pool.creating), ("wanted", pool.target)] {
                 self.slots.get_or_create(&[engine(), ("state", state.to_owned())]).inc_by(count.into());
             }
             self.pool_trouble.get_or_create(&[engine()]).inc_by((!pool.trouble.is_empty()).into());
         }
-        for (engine, total) in host.pool.totals() {
+        for (engine, total) in &now.pool_totals {
             let events = [
                 ("created", total.total_created),
                 ("destroyed", total.total_destroyed),
@@ -200,10 +200,23 @@ impl Metrics {
                 ("refused", total.refused),
             ];
             for (event, count) in events {
-                self.pool_events.get_or_create(&[of(engine), ("event", event.to_owned())]).inc_by(count);
+                self.pool_events.get_or_create(&[of(*engine), ("event", event.to_owned())]).inc_by(count);
             }
         }
     }
+}
+
+/// What is looked at when metrics are requested, never counted up and down.
+pub(crate) struct Gauges {
+    /// Engine and state of each kernel.
+    pub kernels: Vec<(EngineName, String)>,
+    /// Kernels in memory.
+    pub remembered: usize,
+    pub workers: usize,
+    pub clients: usize,
+    pub is_memory_short: bool,
+    pub pools: Vec<PoolInfo>,
+    pub pool_totals: Vec<(EngineName, Counters)>,
 }
 
 impl Stage {

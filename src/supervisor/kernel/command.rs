@@ -16,23 +16,7 @@ use crate::core::info::{GivenMount, McpInfo, McpTransport, MountInfo, ToolInfo};
 use crate::core::retention::Retention;
 use crate::core::workflow::{self, Outcome};
 use crate::link::host::WorkerLink;
-
-/// On whose behalf something is asked.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Actor {
-    /// The peer's uid.
-    pub uid: u32,
-    /// What the client calls itself, or the label of an attenuated capability.
-    pub client: String,
-    /// Token of the lease that the capability carries; empty: none.
-    pub lease: Vec<u8>,
-}
-
-impl std::fmt::Display for Actor {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} (uid {})", if self.client.is_empty() { "client" } else { &self.client }, self.uid)
-    }
-}
+pub use crate::supervisor::host::actor::Actor;
 
 /// What runs on a worker between executions. The closure answers the caller itself; with an error, if there is no worker.
 pub type Operation = Box<dyn FnOnce(Result<Rc<WorkerLink>>) -> LocalBoxFuture<'static, ()>>;
@@ -128,7 +112,7 @@ pub enum Command {
     /// Remove a checkpoint; gives the version.
     ForgetCheckpoint(Change, Box<Checkpoint>, Reply<u64>),
     /// Checkpoint it and end its worker, if nobody uses it: memory is short. Whether that began.
-    Rest(Reply<bool>),
+    StopIfIdle(Reply<bool>),
     /// Put the kernel away, if it is what this checkpoint holds; gives the version.
     Archive(Actor, CheckpointId, Reply<u64>),
     /// Its files and its state are in their places again; gives the version.

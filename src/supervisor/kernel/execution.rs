@@ -11,6 +11,9 @@ use crate::core::error::{Error, Result};
 use crate::core::exec::{ExecEnd, ExecRequest, ExecResult, Stream};
 use crate::core::ids::ExecId;
 
+/// How an execution ended whose worker ended unseen.
+pub(crate) const NO_DAEMON: &str = "the worker ended while no daemon was there";
+
 /// One execution. Shared by the kernel's task and by whoever watches.
 #[derive(Debug)]
 pub struct Execution {

@@ -27,8 +27,10 @@ use crate::core::retention::Retention;
 use crate::core::spec::KernelSpec;
 use crate::core::workflow::{self, Outcome};
 use crate::link::host::{Job, WorkerLink};
+use crate::supervisor::host::audit::Audited;
 use crate::supervisor::kernel::journal::{Found, Records};
 use crate::supervisor::kernel::sharing::Sessions;
+use crate::supervisor::workers::worker::KernelStart;
 
 /// What everybody may see of a kernel; written by its task only.
 #[derive(Debug, Clone)]
@@ -178,6 +180,20 @@ impl Kernel {
 
     fn gone(&self) -> Error {
         Error::not_found(format!("kernel {} is no longer here", self.spec.name))
+    }
+
+    /// What its worker needs to know of it.
+    ///
+    /// # Errors
+    /// `corrupt` if the kernel in whose workspace it works is gone.
+    pub(crate) fn start_request(&self) -> Result<KernelStart<'_>> {
+        let (id, epoch, uid, origin) = (self.id, self.epoch, self.uid, self.origin_now());
+        if let Some(owner) = self.thread_of
+            && self.files().id != owner
+        {
+            return Err(Error::corrupt(format!("kernel {owner}, in whose workspace it works, is gone")));
+        }
+        Ok(KernelStart { id, epoch, uid, spec: &self.spec, origin, workspace_of: self.thread_of })
     }
 
     /// Journals and queues an execution.
@@ -525,8 +541,8 @@ impl Kernel {
     ///
     /// # Errors
     /// If the kernel is gone.
-    pub(crate) async fn rest_now(&self) -> Result<bool> {
-        self.ask(Command::Rest).await
+    pub(crate) async fn stop_if_idle(&self) -> Result<bool> {
+        self.ask(Command::StopIfIdle).await
     }
 
     /// Whether somebody may change the kernel now: for changes that are made elsewhere.
@@ -556,5 +572,19 @@ pub(crate) fn never_ran(why: &str) -> ExecEnd {
         value: None,
         output: None,
         duration_us: 0,
+    }
+}
+
+impl Audited for Kernel {
+    fn id(&self) -> KernelId {
+        self.id
+    }
+
+    fn uid(&self) -> u32 {
+        self.uid
+    }
+
+    fn version(&self) -> u64 {
+        self.view.borrow().version
     }
 }

@@ -7,6 +7,7 @@ pub mod handle;
 pub mod journal;
 pub mod lease;
 pub mod output;
+pub mod services;
 pub(crate) mod sharing;
 pub(crate) mod task;
 pub mod tools;

@@ -85,7 +85,7 @@ impl Kernel {
     }
 
     /// Whether its task has ended.
-    fn is_gone(&self) -> bool {
+    pub(crate) fn is_gone(&self) -> bool {
         self.commands.is_closed()
     }
 

@@ -1,7 +1,6 @@
 //! The collection of garbage: retention first, then what no row leads to.
 
 use std::collections::HashSet;
-use std::rc::Rc;
 
 use tokio::sync::mpsc;
 
@@ -19,6 +18,7 @@ use crate::store::{self, Fate, GcOptions, Store, StoreError};
 use crate::supervisor::checkpoint;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::command::Actor;
+use crate::supervisor::registry::Supervisor;
 
 /// What is asked of a collection.
 #[derive(Debug, Clone, Copy)]
@@ -38,18 +38,19 @@ pub struct GcAsked {
 /// `busy` if one goes on already; what keeps anything from being known that is needed: then nothing is removed; `take`'s, which
 /// end the telling only.
 pub async fn collect(
-    host: &Rc<Host>,
+    supervisor: &Supervisor,
     asked: GcAsked,
     actor: &Actor,
     take: impl AsyncFnMut(GcItem) -> Result<()>,
 ) -> Result<GcReport> {
+    let host = supervisor.host();
     let (tell, told) = mpsc::channel(limits::UPKEEP_BEHIND);
-    let (of, who) = (Rc::clone(host), actor.clone());
+    let (of, who) = (supervisor.clone(), actor.clone());
     let running = Running::begin(host)?;
     let work = tokio::task::spawn_local(async move {
         let _running = running;
         let done = perform(&of, asked, tell).await;
-        note(&of, asked, &who, &done).await;
+        note(of.host(), asked, &who, &done).await;
         done
     });
     relay(told, take, work).await
@@ -78,14 +79,15 @@ async fn note(host: &Host, asked: GcAsked, actor: &Actor, done: &Result<GcReport
     }
 }
 
-async fn perform(host: &Rc<Host>, asked: GcAsked, tell: mpsc::Sender<GcItem>) -> Result<GcReport> {
+async fn perform(supervisor: &Supervisor, asked: GcAsked, tell: mpsc::Sender<GcItem>) -> Result<GcReport> {
+    let host = supervisor.host();
     // From here on the store keeps whatever is stored or used again, and what others have stored and not yet named: they name it
     // after the rows were listed, and are done with it before the list is used.
     let grace = host.config.upkeep.grace;
     let held = host.store.run_beside(move |store| Ok(store.guard_before_all(grace))).await?;
     let mut done = GcReport { dry_run: asked.dry_run, ..GcReport::default() };
-    let doomed = retain(host, asked.dry_run, &tell, &mut done).await?;
-    let mut listed = roots::list(host).await?;
+    let doomed = retain(supervisor, asked.dry_run, &tell, &mut done).await?;
+    let mut listed = roots::list(supervisor).await?;
     // What only they need is what would go with them.
     listed.retain(|root| match root.named {
         Named::Row(RootKind::Checkpoint { number }) => !doomed.contains(&(root.kernel, number)),
@@ -125,14 +127,15 @@ async fn perform(host: &Rc<Host>, asked: GcAsked, tell: mpsc::Sender<GcItem>) ->
 
 /// Retention of every kernel; in a dry run gives the checkpoints that would go.
 async fn retain(
-    host: &Rc<Host>,
+    supervisor: &Supervisor,
     dry_run: bool,
     tell: &mpsc::Sender<GcItem>,
     done: &mut GcReport,
 ) -> Result<HashSet<(KernelId, u64)>> {
+    let host = supervisor.host();
     let mut doomed = HashSet::new();
     // One whose database cannot be read has none that are known; what it needs is asked for below.
-    for kernel in host.kernels().into_iter().filter(|kernel| kernel.view().checkpoints > 0) {
+    for kernel in supervisor.kernels().into_iter().filter(|kernel| kernel.view().checkpoints > 0) {
         let fates = kernel.fates(host.now_ms()).await?;
         let gone: HashSet<u64> = match dry_run {
             true => fates.iter().filter(|(_, fate)| !fate.stays()).map(|(one, _)| one.number).collect(),

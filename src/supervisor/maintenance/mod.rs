@@ -8,15 +8,15 @@
 //! Both run beside writers. While roots are listed, no row that names something goes away (`names`): so whatever is copied from one
 //! row to another meanwhile is found in one of them. What is stored or used again from then on is kept by the store itself.
 
+mod audit;
 mod gc;
 mod marks;
 mod roots;
 mod verify;
 
-use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use tokio::sync::{RwLock, Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use super::checkpoint;
@@ -24,41 +24,10 @@ use super::host::Host;
 use crate::core::error::{Error, Result};
 use crate::core::kernel::State;
 use crate::core::limits;
+use crate::supervisor::registry::Supervisor;
 
 pub use gc::{GcAsked, collect};
 pub use verify::verify;
-
-/// What upkeep needs of the host.
-#[derive(Debug)]
-pub struct Upkeep {
-    /// Taken to read by whoever makes a row go that names an object, or copies what one names into another; to write by whoever
-    /// lists them all.
-    pub names: RwLock<()>,
-    /// Places for checkpoints before a stop.
-    pub(super) rests: Semaphore,
-    running: Cell<bool>,
-    /// Turns that were left out because code ran.
-    put_off: Cell<u32>,
-    /// What the store had done when a turn found nothing left to do.
-    at_rest: Cell<Option<(u64, u64)>>,
-    /// Rows that named something and went.
-    pub(super) gone: Cell<u64>,
-    failed: RefCell<String>,
-}
-
-impl Default for Upkeep {
-    fn default() -> Self {
-        Upkeep {
-            names: RwLock::default(),
-            rests: Semaphore::new(limits::REST_CHECKPOINTS),
-            running: Cell::default(),
-            put_off: Cell::default(),
-            at_rest: Cell::default(),
-            gone: Cell::default(),
-            failed: RefCell::default(),
-        }
-    }
-}
 
 /// Counts as the one that runs.
 struct Running(Rc<Host>);
@@ -102,26 +71,28 @@ async fn relay<I, T>(
 }
 
 /// Begins background upkeep; it ends with the host.
-pub(super) fn run(host: &Rc<Host>) {
+pub fn run(supervisor: &Supervisor) {
+    let host = supervisor.host();
     let Some(interval) = host.config.upkeep.interval else { return };
-    let kept = Rc::downgrade(host);
+    let kept = supervisor.downgrade();
     tokio::task::spawn_local(async move {
         loop {
             tokio::time::sleep(interval).await;
-            let Some(host) = kept.upgrade() else { return };
-            if host.is_stopping() {
+            let Some(supervisor) = kept.upgrade() else { return };
+            if supervisor.host().is_stopping() {
                 return;
             }
-            thin_due(&host).await;
-            collect_in_turn(&host).await;
+            thin_due(&supervisor).await;
+            collect_in_turn(&supervisor).await;
         }
     });
 }
 
 /// Removes what became too old.
-async fn thin_due(host: &Rc<Host>) {
+async fn thin_due(supervisor: &Supervisor) {
+    let host = supervisor.host();
     let now_ms = host.now_ms();
-    for kernel in host.kernels().iter().filter(|kernel| kernel.thin_due_ms.get() <= now_ms) {
+    for kernel in supervisor.kernels().iter().filter(|kernel| kernel.thin_due_ms.get() <= now_ms) {
         if let Err(error) = checkpoint::thin(host, kernel).await {
             tracing::warn!(kernel = %kernel.spec.name, %error, "old checkpoints could not be removed");
         }
@@ -129,7 +100,8 @@ async fn thin_due(host: &Rc<Host>) {
 }
 
 /// One turn of collection, within its budget; left out a few times while code runs, and when there is nothing new.
-async fn collect_in_turn(host: &Rc<Host>) {
+async fn collect_in_turn(supervisor: &Supervisor) {
+    let host = supervisor.host();
     let upkeep = &host.upkeep;
     let work = match host.store.run_beside(|store| Ok(store.use_count())).await {
         Ok(work) => (work, upkeep.gone.get()),
@@ -138,13 +110,13 @@ async fn collect_in_turn(host: &Rc<Host>) {
     if upkeep.at_rest.get() == Some(work) {
         return;
     }
-    let is_busy = host.kernels().iter().any(|kernel| matches!(kernel.view().state, State::Busy { .. }));
+    let is_busy = supervisor.kernels().iter().any(|kernel| matches!(kernel.view().state, State::Busy { .. }));
     if is_busy && upkeep.put_off.get() < limits::UPKEEP_PUT_OFF {
         return upkeep.put_off.set(upkeep.put_off.get() + 1);
     }
     upkeep.put_off.set(0);
     let asked = GcAsked { dry_run: false, copy_most: host.config.upkeep.copied, in_background: true };
-    match collect(host, asked, &host.own_actor(), async |_| Ok(())).await {
+    match collect(supervisor, asked, &host.own_actor(), async |_| Ok(())).await {
         Ok(done) => {
             upkeep.failed.borrow_mut().clear();
             let is_done = done.objects_recent == 0 && done.objects_removed == 0 && done.packs_removed == 0;

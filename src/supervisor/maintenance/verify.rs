@@ -1,7 +1,6 @@
 //! Verification: everything is read, what is damaged is named, and with it what cannot be had any more because of it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::rc::Rc;
 
 use tokio::sync::mpsc;
 
@@ -20,6 +19,7 @@ use crate::store::{Store, StoreError};
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::Actor;
+use crate::supervisor::registry::Supervisor;
 use crate::workspace::Seen;
 
 /// How often a database that is opened while it is looked at is looked at again.
@@ -30,19 +30,20 @@ const LOOKS: u32 = 5;
 /// # Errors
 /// `busy` if one goes on already; what cannot be read at all; `take`'s.
 pub async fn verify(
-    host: &Rc<Host>,
+    supervisor: &Supervisor,
     actor: &Actor,
     take: impl AsyncFnMut(VerifyTold) -> Result<()>,
 ) -> Result<VerifyReport> {
+    let host = supervisor.host();
     let (tell, told) = mpsc::channel(limits::UPKEEP_BEHIND);
-    let (of, who) = (Rc::clone(host), actor.clone());
+    let (of, who) = (supervisor.clone(), actor.clone());
     let running = Running::begin(host)?;
     let work = tokio::task::spawn_local(async move {
         let _running = running;
         let done = perform(&of, &tell).await;
         if let Ok(done) = &done {
             let detail = format!("{} objects, {} damaged", done.objects, done.damaged);
-            of.write_audit(NewAudit { detail, ..of.line(&who, "host.verify", None) }).await;
+            of.host().write_audit(NewAudit { detail, ..of.host().line(&who, "host.verify", None) }).await;
         }
         done
     });
@@ -65,10 +66,11 @@ impl Told<'_> {
     }
 }
 
-async fn perform(host: &Rc<Host>, tell: &mpsc::Sender<VerifyTold>) -> Result<VerifyReport> {
+async fn perform(supervisor: &Supervisor, tell: &mpsc::Sender<VerifyTold>) -> Result<VerifyReport> {
+    let host = supervisor.host();
     let mut told = Told { tell, damaged: 0 };
     let mut done = VerifyReport::default();
-    databases(host, &mut told, &mut done).await?;
+    databases(supervisor, &mut told, &mut done).await?;
     let heard = tell.clone();
     let verified = host.store.run_beside(move |store| {
         store.verify(|progress| {
@@ -80,33 +82,34 @@ async fn perform(host: &Rc<Host>, tell: &mpsc::Sender<VerifyTold>) -> Result<Ver
     });
     let verified = verified.await?;
     (done.objects, done.bytes) = (verified.good, verified.bytes);
-    references(host, verified.damaged, &mut told, &mut done).await?;
+    references(supervisor, verified.damaged, &mut told, &mut done).await?;
     Ok(VerifyReport { damaged: told.damaged, ..done })
 }
 
-async fn databases(host: &Rc<Host>, told: &mut Told<'_>, done: &mut VerifyReport) -> Result<()> {
+async fn databases(supervisor: &Supervisor, told: &mut Told<'_>, done: &mut VerifyReport) -> Result<()> {
+    let host = supervisor.host();
     if let Err(error) = host.catalog.check().await {
         let everything = vec![Affected { kernel: String::new(), what: "all".into(), name: String::new() }];
         told.damage("database", "catalog.db".into(), error.to_string(), everything).await;
     }
-    match host.verify_audit(None).await {
+    match supervisor.verify_audit(None).await {
         Ok(Ok(_)) => {}
         Ok(Err(broken)) => told.damage("audit log", format!("line {}", broken.sequence), broken.why, Vec::new()).await,
         Err(error) => told.damage("audit log", "audit.head".into(), error.message, Vec::new()).await,
     }
-    for kernel in host.kernels() {
+    for kernel in supervisor.kernels() {
         let all = || vec![Affected { kernel: kernel.event_name.clone(), what: "all".into(), name: String::new() }];
         let files = host.catalog.kernel_files(kernel.id);
         match host.catalog.state(kernel.id).check().await {
             Ok(()) => {}
-            Err(_) if is_gone(host, kernel.id) => continue,
+            Err(_) if is_gone(supervisor, kernel.id) => continue,
             Err(error) => told.damage("database", files.state_db.display().to_string(), error.to_string(), all()).await,
         }
         match engine_db(host, &kernel).await {
             Ok(()) => done.kernels += 1,
             // What was put away has none: its state is in the checkpoint.
             Err(_) if kernel.archived_in().is_some() => done.kernels += 1,
-            Err(_) if is_gone(host, kernel.id) => {}
+            Err(_) if is_gone(supervisor, kernel.id) => {}
             Err(error) => {
                 told.damage("database", files.engine_db.display().to_string(), error.message, all()).await;
             }
@@ -115,8 +118,8 @@ async fn databases(host: &Rc<Host>, told: &mut Told<'_>, done: &mut VerifyReport
     Ok(())
 }
 
-fn is_gone(host: &Host, kernel: KernelId) -> bool {
-    !host.by_id.borrow().contains_key(&kernel)
+fn is_gone(supervisor: &Supervisor, kernel: KernelId) -> bool {
+    supervisor.get(kernel).is_none()
 }
 
 /// Looks through a kernel's engine state: by way of the worker that has it open, or at rest.
@@ -181,11 +184,12 @@ async fn through(link: &crate::link::host::WorkerLink) -> Result<()> {
 
 /// Looks for everything that rows name, and says who needs what is damaged or missing.
 async fn references(
-    host: &Rc<Host>,
+    supervisor: &Supervisor,
     damaged: Vec<StoreError>,
     told: &mut Told<'_>,
     done: &mut VerifyReport,
 ) -> Result<()> {
+    let host = supervisor.host();
     let mut whys: BTreeMap<Digest, String> = BTreeMap::new();
     for error in damaged {
         match error.digest() {
@@ -193,7 +197,7 @@ async fn references(
             None => told.damage("pack", pack_of(&error), error.to_string(), Vec::new()).await,
         }
     }
-    let roots: Vec<(KernelId, String, Named, Digest)> = listed(host, told)
+    let roots: Vec<(KernelId, String, Named, Digest)> = listed(supervisor, told)
         .await
         .into_iter()
         .map(|root| (root.kernel, root.name.to_string(), root.named, root.digest))
@@ -204,7 +208,7 @@ async fn references(
     done.checkpoints = whole;
     // What went away by rights meanwhile is no damage.
     let still: HashSet<(KernelId, Named, Digest)> =
-        listed(host, told).await.into_iter().map(|root| (root.kernel, root.named, root.digest)).collect();
+        listed(supervisor, told).await.into_iter().map(|root| (root.kernel, root.named, root.digest)).collect();
     let mut affects: HashMap<Digest, BTreeSet<Affected>> = HashMap::new();
     for hit in hits.into_iter().filter(|hit| still.contains(&(hit.kernel, hit.named, hit.root))) {
         whys.entry(hit.object).or_insert(hit.why);
@@ -218,8 +222,8 @@ async fn references(
 }
 
 /// The roots of every kernel whose rows can be read; damage to the others was told.
-async fn listed(host: &Rc<Host>, told: &mut Told<'_>) -> Vec<Root> {
-    match roots::list_readable(host).await {
+async fn listed(supervisor: &Supervisor, told: &mut Told<'_>) -> Vec<Root> {
+    match roots::list_readable(supervisor).await {
         Ok(roots) => roots,
         Err(error) => {
             told.damage("database", "catalog.db".into(), error.message, Vec::new()).await;

@@ -34,8 +34,14 @@ pub struct Export {
 ///
 /// # Errors
 /// `notFound`, `conflict` (ambiguous), `busy` (exports), and what keeps the checkpoint from being taken.
-pub async fn export(host: &Rc<Host>, kernel: &Rc<Kernel>, references: &[String], actor: &Actor) -> Result<Export> {
-    let place = place(host)?;
+pub async fn export(
+    supervisor: &Supervisor,
+    kernel: &Rc<Kernel>,
+    references: &[String],
+    actor: &Actor,
+) -> Result<Export> {
+    let host = supervisor.host();
+    let place = place(supervisor)?;
     let source = kernel.lend()?;
     let (chosen, held) = choose(host, kernel, references, actor).await?;
     let newest = chosen.last().ok_or_else(|| Error::not_found("the kernel has no checkpoints"))?;
@@ -131,8 +137,8 @@ fn packed(checkpoint: &Checkpoint) -> Packed {
 }
 
 /// One of the places for files that are being written or read.
-fn place(host: &Host) -> Result<OwnedSemaphorePermit> {
-    let places = std::sync::Arc::clone(&host.bundles);
+fn place(supervisor: &Supervisor) -> Result<OwnedSemaphorePermit> {
+    let places = std::sync::Arc::clone(&supervisor.registry().bundles);
     places.try_acquire_owned().map_err(|_| {
         Error::busy(format!("{} exports and imports are under way already", limits::BUNDLES_AT_ONCE))
             .reason("bundles")
@@ -181,8 +187,8 @@ impl Import {
     ///
     /// # Errors
     /// `busy` (imports).
-    pub async fn begin(host: &Host) -> Result<Import> {
-        let place = place(host)?;
+    pub async fn begin(supervisor: &Supervisor) -> Result<Import> {
+        let (host, place) = (supervisor.host(), place(supervisor)?);
         // Until the new kernel's rows name what is stored, nothing else does.
         let held = host.store.run(|store| Ok(store.guard())).await?;
         let (to, pieces) = mpsc::channel(limits::BUNDLE_PIECES_WAITING);

@@ -11,7 +11,7 @@ use std::cell::RefCell;
 use std::path::Path;
 use std::rc::Rc;
 
-use super::supervisor::Reserved;
+use super::supervisor::ReservedName;
 use crate::bundle::Packed;
 use crate::catalog::state::{Beginning, EntryKind, FirstCheckpoint, NewCheckpoint, NewEntry};
 use crate::catalog::{Created, EngineDb, EngineInfo, Entry, IdempotencyKey, KernelRow, NewAudit, Notes};
@@ -120,7 +120,7 @@ impl Supervisor {
         let host = self.host();
         // What goes with a connection goes with that one's.
         spec.ephemeral = false;
-        self.check_spec(&spec)?;
+        self.check_spec(&spec, actor.uid)?;
         for allowed in &mut spec.paths {
             allowed.real = Some(host.check_given(actor.uid, &allowed.path, allowed.real.as_deref())?);
         }
@@ -145,7 +145,7 @@ impl Supervisor {
     /// Those of [`Self::judge`], of the store and of the databases; nothing is left then.
     pub(crate) async fn begin_from(
         &self,
-        reserved: &Reserved,
+        reserved: &ReservedName,
         seed: &Seed,
         key: Option<(String, String)>,
         words: Words<'_>,
@@ -174,7 +174,7 @@ impl Supervisor {
     /// As [`Self::begin_from`].
     pub(crate) async fn begin_imported(
         &self,
-        reserved: &Reserved,
+        reserved: &ReservedName,
         seed: &Seed,
         checkpoints: Vec<(Packed, Manifest)>,
         words: Words<'_>,
@@ -224,7 +224,7 @@ impl Supervisor {
     }
 
     /// Judges what a checkpoint says that its kernel has.
-    fn judge_seed(&self, reserved: &Reserved, seed: &Seed, actor: &Actor) -> Result<Judged> {
+    fn judge_seed(&self, reserved: &ReservedName, seed: &Seed, actor: &Actor) -> Result<Judged> {
         let Manifest { spec, mounts, mcp, .. } = &seed.manifest;
         let spec = KernelSpec { name: reserved.name().clone(), ..spec.clone() };
         let mcp = mcp.iter().map(|part| (part.name.clone(), part.transport.clone())).collect();

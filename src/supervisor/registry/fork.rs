@@ -12,15 +12,15 @@ use std::time::Instant;
 
 use futures::StreamExt as _;
 
-use super::supervisor::Reserved;
+use super::supervisor::ReservedName;
 use crate::core::checkpoint::{Checkpoint, CheckpointType, Taking};
 use crate::core::error::{Error, Result};
 use crate::core::fork::Forking;
 use crate::core::limits;
 use crate::core::origin::{ForkPoint, Origin};
 use crate::supervisor::checkpoint;
-use crate::supervisor::checkpoint::prepared_copies;
 use crate::supervisor::host::metrics::Stage;
+use crate::supervisor::host::prepared_copies;
 use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::Actor;
 use crate::supervisor::registry::Supervisor;
@@ -40,7 +40,7 @@ enum Child {
     /// It is settled: there since an earlier call with the same key, or it cannot be.
     Settled(Result<Rc<Kernel>>),
     /// It is to be made, and the key to remember it by.
-    Due(Reserved, Option<KeyTurn>),
+    Due(ReservedName, Option<KeyTurn>),
 }
 
 /// Makes kernels that begin as this one. What fails of one child is that child's result.
@@ -100,7 +100,12 @@ async fn perform(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: &Forking,
     });
     let children: Vec<_> = futures::stream::iter(making).buffered(limits::FORKS_AT_ONCE).collect().await;
     if let Some(files) = seed.made.take() {
-        prepared_copies::prepare(host, kernel.files().id, files, seed.manifest.workspace.tree);
+        let owner = Rc::downgrade(&kernel.files_owner());
+        let has_use = move || {
+            let owner = owner.upgrade().filter(|owner| !owner.is_gone() && owner.archived_in().is_none())?;
+            Some(owner.event_name.clone())
+        };
+        prepared_copies::prepare(host, kernel.files().id, files, seed.manifest.workspace.tree, has_use);
     }
     if let Err(error) = tell(supervisor, kernel, &point, &children, (version, actor)).await {
         // The children are there, and say themselves where they come from.

@@ -62,11 +62,11 @@ impl Supervisor {
     /// The catalog's.
     pub(crate) async fn recall(&self, scope: String, key: &str) -> Result<(Option<Rc<Kernel>>, KeyTurn)> {
         let host = self.host();
-        let turn = host.keys.turn(scope, key).await;
+        let turn = self.registry.keys.turn(scope, key).await;
         let (scope, key) = turn.parts();
         let known = host.catalog.recall_key(scope, key, host.now_ms()).await?;
         let id = known.and_then(|id| id.parse::<KernelId>().ok());
-        Ok((id.and_then(|id| host.by_id.borrow().get(&id).cloned()), turn))
+        Ok((id.and_then(|id| self.get(id)), turn))
     }
 }
 

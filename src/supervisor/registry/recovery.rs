@@ -22,19 +22,15 @@ use crate::core::kernel::{CrashCause, Restart, State};
 use crate::core::limits;
 use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::Actor;
-use crate::supervisor::kernel::execution::Execution;
+use crate::supervisor::kernel::execution::{Execution, NO_DAEMON};
 use crate::supervisor::kernel::journal::{Loaded, Records, StateRecord};
 use crate::supervisor::kernel::output::Kept;
 use crate::supervisor::kernel::task::{Adopted, Listener};
 use crate::supervisor::registry::Supervisor;
-use crate::supervisor::workers::admission::Taken;
-use crate::supervisor::workers::worker;
+use crate::supervisor::workers::admission::ResourceUse;
 
 /// Kernels that are brought back at the same time.
 const RECOVERED_AT_ONCE: usize = 64;
-
-/// How an execution ended whose worker ended unseen.
-pub(crate) const NO_DAEMON: &str = "the worker ended while no daemon was there";
 
 /// What start-up did, for the log and for `ryokan events`.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, serde::Serialize)]
@@ -64,15 +60,14 @@ impl Supervisor {
         let mut workers: HashMap<KernelId, WorkerRow> = HashMap::new();
         let mut recorded = host.catalog.workers().await?;
         // Before any kernel has a new one.
-        host.workers
-            .sweep(&host.environment.worker_sockets, &recorded.iter().map(|worker| worker.id).collect::<Vec<_>>());
+        self.workers.sweep(&recorded.iter().map(|worker| worker.id).collect::<Vec<_>>());
         // One that was recorded before it had a process never came to serve; it must not stand in the way of one that did.
-        recorded.sort_by_key(|worker| worker.pid == 0);
+        recorded.sort_by_key(|worker| !self.workers.existed(worker));
         for worker in recorded {
             if known.contains(&worker.kernel) && !workers.contains_key(&worker.kernel) {
                 workers.insert(worker.kernel, worker);
             } else {
-                worker::end_orphan(host, &worker).await;
+                self.workers.end_orphan(&worker).await;
                 done.ended += 1;
             }
         }
@@ -97,9 +92,9 @@ impl Supervisor {
         }
         self.let_go_of_ephemeral().await;
         self.sweep(&known).await;
-        host.spares.sweep();
-        crate::supervisor::workers::pool::run(host);
-        crate::supervisor::workers::memory_pressure::run(host);
+        host.prepared.sweep();
+        crate::supervisor::workers::pool::run(&self.workers);
+        crate::supervisor::workers::memory_pressure::run(&self.workers);
         host.events.publish("", "host_started", serde_json::json!(done));
         Ok(done)
     }
@@ -143,7 +138,7 @@ impl Supervisor {
         let records = Records::new(row.id, row.epoch, &host.catalog, &host.store);
         // A kernel that was at rest has nothing open: its database stays closed until somebody uses it.
         let at_rest = worker.is_none() && !record.life.has_worker();
-        let homeless = row.thread_of.filter(|owner| !host.by_id.borrow().contains_key(owner));
+        let homeless = row.thread_of.filter(|owner| !self.get(*owner).is_some());
         let loaded = match homeless {
             Some(owner) => Err(Error::corrupt(format!("kernel {owner}, in whose workspace it works, is gone"))),
             None => load(&records).await,
@@ -159,7 +154,7 @@ impl Supervisor {
                 );
                 done.damaged = 1;
                 if let Some(worker) = worker {
-                    worker::end_orphan(host, &worker).await;
+                    self.workers.end_orphan(&worker).await;
                     done.ended = 1;
                 }
                 record.life.state = damaged(&error);
@@ -175,7 +170,7 @@ impl Supervisor {
                 }
                 Err(error) => {
                     tracing::info!(kernel = %row.spec.name, %error, "its worker was not adopted");
-                    worker::end_orphan(host, &worker).await;
+                    self.workers.end_orphan(&worker).await;
                     done.ended = 1;
                     None
                 }
@@ -228,10 +223,10 @@ impl Supervisor {
         // The attempt that the task will give it: the one after the last.
         let record: StateRecord = serde_json::from_str(&row.state_json).unwrap_or_default();
         let listener = Rc::new(Listener::before_kernel(record.life.attempt + 1, reporter.clone(), Rc::clone(&tools)));
-        let (admission, memory) = (&self.host().workers.admission, row.spec.limits.memory_bytes);
+        let (admission, memory) = (&self.workers.admission, row.spec.limits.memory_bytes);
         let mut place = admission.place(memory);
-        place.belongs(admission.share_anyway(row.uid, Taken::one(memory)));
-        let started = worker::adopt(place, worker, Rc::clone(&listener)).await?;
+        place.belongs(admission.share_anyway(row.uid, ResourceUse::one(memory)));
+        let started = self.workers.adopt(place, worker, Rc::clone(&listener) as _).await?;
         let mut executions = Vec::new();
         for (exec, runs) in &started.report.executions {
             let asked = records.output_limit(*exec).await.unwrap_or(0);

@@ -78,7 +78,7 @@ async fn make(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: Threading, a
         detail: serde_json::json!({ "thread_of": owner.id, "name": name }),
     };
     // It may write into the owner's workspace before the owner is used.
-    host.promises.release(host, owner.id).await;
+    supervisor.workers().reserved.release(supervisor.workers(), owner.id).await;
     let key = turn.as_ref().map(KeyTurn::parts);
     let thread = supervisor.begin_thread(&owner, judged, key, words, actor).await?;
     let before = owner.view().version;

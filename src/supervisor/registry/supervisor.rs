@@ -1,49 +1,60 @@
 //! The set of kernels: made, found, listed, removed; taken over from a former daemon; let go at the end.
 
 use std::path::Path;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::time::Instant;
 
 use tokio::sync::mpsc;
 use tracing::Instrument as _;
 
+use super::kernels::{Registry, SocketPublisher};
 use crate::catalog::{CatalogHandle, Created, IdempotencyKey, KernelRow, NewAudit, Notes};
 use crate::config::Config;
 use crate::core::error::{DISK_FULL, Error, ErrorCode, Result};
 use crate::core::ids::{Epoch, KernelId};
 use crate::core::limits;
 use crate::core::name::KernelName;
-use crate::core::spec::{Isolation, KernelSpec, Net};
+use crate::core::spec::{KernelSpec, Net};
+use crate::isolation::Drivers;
 use crate::store::StoreHandle;
 use crate::supervisor::checkpoint;
+use crate::supervisor::host::Host;
 use crate::supervisor::host::audit::bounded;
 use crate::supervisor::host::environment::Environment;
 use crate::supervisor::host::events::Events;
 use crate::supervisor::host::metrics::Stage;
-use crate::supervisor::host::{DoorKeeper, Host};
 use crate::supervisor::kernel::command::{Actor, Change, Operation, StopMode};
 use crate::supervisor::kernel::journal::{Loaded, Records, StateRecord};
+use crate::supervisor::kernel::services::KernelServices;
 use crate::supervisor::kernel::sharing::Sessions;
 use crate::supervisor::kernel::task::{Adopted, Beginning, Report, Task};
 use crate::supervisor::kernel::tools::Tools;
 use crate::supervisor::kernel::{Kernel, View};
-use crate::supervisor::maintenance;
 use crate::supervisor::registry::idempotency::{KeyTurn, made_as};
-use crate::supervisor::workers::reserved::Promise;
-use crate::supervisor::workers::worker::{self, Shape};
+use crate::supervisor::workers::Workers;
+use crate::supervisor::workers::reserved::ReservedWorker;
 
 /// The ownership under which a kernel begins.
 const FIRST_EPOCH: Epoch = Epoch(1);
 
-/// The door to all kernels of a daemon.
+/// All kernels of a daemon.
 #[derive(Clone)]
 pub struct Supervisor {
-    host: Rc<Host>,
+    pub(super) host: Rc<Host>,
+    pub(super) workers: Rc<Workers>,
+    pub(super) registry: Rc<Registry>,
+    pub(super) services: Rc<KernelServices>,
 }
 
 impl Supervisor {
     /// A supervisor without kernels; [`Supervisor::recover`] brings those that the catalog knows. Must run inside a `LocalSet`.
-    pub fn new(config: Config, environment: Environment, catalog: CatalogHandle, store: StoreHandle) -> Self {
+    pub fn new(
+        config: Config,
+        environment: Environment,
+        drivers: Drivers,
+        catalog: CatalogHandle,
+        store: StoreHandle,
+    ) -> Self {
         let events = Events::start(catalog.clone(), crate::sys::clock::now_ms);
         let host = Host::new(config, environment, catalog, store, events);
         let kept = Rc::downgrade(&host);
@@ -55,23 +66,37 @@ impl Supervisor {
                 host.keep_audit_head().await;
             }
         });
-        maintenance::run(&host);
-        Supervisor { host }
+        let workers = Workers::new(&host, drivers);
+        let before_stop = Rc::new(checkpoint::StopCheckpoint::new(&host));
+        let services = KernelServices { host: Rc::clone(&host), workers: Rc::clone(&workers), before_stop };
+        let supervisor = Supervisor { host, workers, registry: Rc::default(), services: Rc::new(services) };
+        let weak = supervisor.downgrade();
+        supervisor.workers.pressure.on_relief(move || {
+            if let Some(supervisor) = weak.upgrade() {
+                supervisor.stop_idle_kernels();
+            }
+        });
+        supervisor
     }
 
-    /// What the kernels share.
+    /// What the rooms share.
     pub fn host(&self) -> &Rc<Host> {
         &self.host
     }
 
-    /// Every kernel.
-    pub fn kernels(&self) -> Vec<Rc<Kernel>> {
-        self.host.by_id.borrow().values().cloned().collect()
+    /// The workers.
+    pub fn workers(&self) -> &Rc<Workers> {
+        &self.workers
     }
 
-    /// Who serves the kernels' own sockets.
-    pub fn set_door_keeper(&self, keeper: DoorKeeper) {
-        *self.host.doors.borrow_mut() = Some(keeper);
+    /// The names and kernels.
+    pub(crate) fn registry(&self) -> &Rc<Registry> {
+        &self.registry
+    }
+
+    /// Says how the kernels' own sockets are published.
+    pub fn set_socket_publisher(&self, publisher: SocketPublisher) {
+        *self.registry.sockets.borrow_mut() = Some(publisher);
     }
 
     /// Makes a kernel. With a key that was used before: gives the kernel of that time.
@@ -116,74 +141,56 @@ impl Supervisor {
     ///
     /// # Errors
     /// `busy` if there are as many as may be, `alreadyExists`.
-    pub(crate) fn reserve(&self, uid: u32, name: KernelName) -> Result<Reserved> {
+    pub(crate) fn reserve(&self, uid: u32, name: KernelName) -> Result<ReservedName> {
         let config = &self.host.config.limits;
         {
-            let creating = self.host.creating.borrow();
-            let all = self.host.by_id.borrow().len() + creating.len();
+            let creating = self.registry.creating.borrow();
+            let all = self.registry.by_id.borrow().len() + creating.len();
             if all >= config.kernels {
                 return Err(Error::busy(format!("there are {all} kernels already"))
                     .reason("kernels")
                     .hint("remove some, or raise limits.kernels"));
             }
-            let own = self.host.visible(uid).len() + creating.keys().filter(|(owner, _)| *owner == uid).count();
+            let own = self.visible(uid).len() + creating.keys().filter(|(owner, _)| *owner == uid).count();
             if own >= config.kernels_per_user {
                 return Err(Error::busy(format!("you have {own} kernels already"))
                     .reason("kernels_per_user")
                     .hint("remove some, or have limits.kernels_per_user raised"));
             }
         }
-        if self.host.published.borrow().contains(&(uid, name.to_string())) {
+        if self.registry.published.borrow().contains(&(uid, name.to_string())) {
             return Err(Error::already_exists(format!("a kernel is published as {name} already"))
                 .hint("take another name: both would have the same socket"));
         }
         let name = (uid, name);
-        if self.host.by_name.borrow().contains_key(&name) || self.host.creating.borrow().contains_key(&name) {
+        if self.registry.by_name.borrow().contains_key(&name) || self.registry.creating.borrow().contains_key(&name) {
             return Err(Error::already_exists(format!("there is a kernel {} already", name.1))
                 .hint("take another name, or open that kernel"));
         }
-        self.host.creating.borrow_mut().insert(name.clone(), ());
-        Ok(Reserved { host: Rc::clone(&self.host), name })
+        self.registry.creating.borrow_mut().insert(name.clone(), ());
+        Ok(ReservedName { registry: Rc::clone(&self.registry), name })
     }
 
     /// Checks what is asked for; gives it with where its paths lead.
     fn checked(&self, mut spec: KernelSpec, actor: &Actor) -> Result<KernelSpec> {
-        self.check_spec(&spec)?;
+        self.check_spec(&spec, actor.uid)?;
         for allowed in &mut spec.paths {
             allowed.real = Some(self.host.check_source(actor.uid, &allowed.path)?);
         }
         Ok(spec)
     }
 
-    pub(crate) fn check_spec(&self, spec: &KernelSpec) -> Result<()> {
+    pub(crate) fn check_spec(&self, spec: &KernelSpec, uid: u32) -> Result<()> {
         let config = &self.host.config.sandbox;
         spec.check().map_err(|error| Error::invalid(error.to_string()))?;
         if self.host.is_stopping() {
             return Err(Error::unavailable("the daemon is stopping"));
         }
-        match spec.isolation {
-            Isolation::Process => {}
-            Isolation::Microvm => {
-                return Err(Error::unsupported("this build runs kernels as processes only")
-                    .reason("isolation")
-                    .hint("use --isolation process"));
-            }
-        }
-        worker::interpreter(&self.host, spec.engine, spec.paths.iter().map(|allowed| &*allowed.path))?;
-        if !spec.image.is_empty() {
-            return Err(Error::unsupported("images belong to the microvm isolation").reason("image"));
-        }
+        self.workers.shape(spec, uid)?;
         if spec.net == Net::Host && !config.net_host_allowed {
             return Err(Error::refused("the host's network is not given to kernels here")
                 .reason("net_host_allowed")
                 .hint("set sandbox.net_host_allowed in the configuration"));
-        }
-        let whole = spec.limits.cpu_milli.is_multiple_of(1000) || spec.degraded.iter().any(|layer| layer == "cpu");
-        if !whole && !crate::sandbox::divides_processors(self.host.environment.cgroup_base.as_deref()) {
-            let asked = f64::from(spec.limits.cpu_milli) / 1000.0;
-            return Err(Error::unsupported(format!("{asked} processors cannot be had here: without the cpu controller of cgroup v2 a kernel has whole ones"))
-                .reason("sandbox-cpu")
-                .hint("ask for a whole number, or run ryokand under systemd with Delegate=yes (`ryokan doctor` tells what it has)"));
         }
         for layer in &spec.degraded {
             if !config.allow_degraded.contains(layer) {
@@ -205,40 +212,41 @@ impl Supervisor {
         let host = &self.host;
         let Some(from) = from_dir else {
             // What a slot stands on becomes the kernel's, if one is ready.
-            let shape = Shape::of(host, &spec, actor.uid)?;
+            let shape = self.workers.shape(&spec, actor.uid)?;
             let can_come_later = !crate::supervisor::workers::start::hides_system_path(
                 host,
                 spec.paths.iter().map(|allowed| &*allowed.path),
             );
-            let promise = can_come_later.then(|| Promise::make(host, shape, FIRST_EPOCH)).flatten();
-            let Some(promise) = promise else {
+            let reserved = can_come_later.then(|| ReservedWorker::make(&self.workers, shape, FIRST_EPOCH)).flatten();
+            let Some(reserved) = reserved else {
                 let id = KernelId::from_bytes(host.random());
                 host.catalog.create_kernel_files(id).await?;
                 return self.show(id, None, spec, key, actor).await;
             };
-            let id = promise.kernel();
-            let made = self.show(id, Some(&promise), spec, key, actor).await;
+            let id = reserved.kernel();
+            let made = self.show(id, Some(&reserved), spec, key, actor).await;
             match &made {
-                Ok(kernel) if kernel.id == id => host.promises.keep(host, promise),
-                Ok(_) | Err(_) => drop(promise.end(host)),
+                Ok(kernel) if kernel.id == id => self.workers.reserved.keep(&self.workers, reserved),
+                Ok(_) | Err(_) => drop(reserved.end(&self.workers)),
             }
             return made;
         };
         let from = host.check_source(actor.uid, from)?;
         let id = KernelId::from_bytes(host.random());
         let files = host.catalog.create_kernel_files(id).await?;
-        if let Err(error) = super::from_dir::copy(from, files.workspace, actor.uid, spec.limits.workspace_bytes).await {
+        let (driver, most) = (self.workers.driver(spec.isolation)?, spec.limits.workspace_bytes);
+        if let Err(error) = driver.fill_workspace(&files.workspace, &from, actor.uid, most).await {
             host.catalog.remove_kernel_files(id).await?;
             return Err(error);
         }
         self.show(id, None, spec, key, actor).await
     }
 
-    /// Makes a kernel known whose files are there; they go if it cannot be. With a promise: its slot is written down as the kernel's worker.
+    /// Makes a kernel known whose files are there; they go if it cannot be. A reserved worker is recorded as the kernel's.
     async fn show(
         &self,
         id: KernelId,
-        promise: Option<&Promise>,
+        reserved: Option<&ReservedWorker>,
         spec: KernelSpec,
         key: Option<(String, String)>,
         actor: &Actor,
@@ -279,13 +287,13 @@ impl Supervisor {
         let is_noted = noted.is_some();
         let notes = Notes { events: noted.into_iter().collect(), audit: vec![audit] };
         // In the catalog before anything is done in it, so that a daemon that is killed then leaves none behind that nobody knows.
-        let worker = promise.map(Promise::row);
+        let worker = reserved.map(ReservedWorker::row);
         let inserted = host.catalog.insert_kernel_with(row.clone(), key, worker, notes).await;
         match inserted.map(|written| written.value) {
             Ok(Created::New) => {}
             Ok(Created::Before(before)) => {
                 host.catalog.remove_kernel_files(id).await?;
-                let kernel = host.by_id.borrow().get(&before).cloned();
+                let kernel = self.registry.by_id.borrow().get(&before).cloned();
                 let kernel = kernel.ok_or_else(|| Error::not_found("the kernel that this key made was removed"))?;
                 return made_as(kernel, spec.name.as_str(), spec.engine);
             }
@@ -313,7 +321,7 @@ impl Supervisor {
         let host = &self.host;
         let (commands, waiting) = mpsc::channel(limits::KERNEL_REQUESTS);
         let version = loaded.version.max(record.version);
-        let owner = row.thread_of.and_then(|owner| host.by_id.borrow().get(&owner).cloned());
+        let owner = row.thread_of.and_then(|owner| self.registry.by_id.borrow().get(&owner).cloned());
         let kernel = Rc::new(Kernel {
             id: row.id,
             uid: row.uid,
@@ -368,13 +376,13 @@ impl Supervisor {
         let first = loaded.restoring.then(|| self.end_restore(&kernel));
         let (lease, mounts, unclosed) = (loaded.lease, loaded.mounts, loaded.running);
         let beginning = Beginning { life: record.life, lease, mounts, tools, first, unclosed };
-        let task = Task::new(Rc::clone(host), Rc::clone(&kernel), waiting, channel, beginning);
+        let task = Task::new(&self.services, Rc::clone(&kernel), waiting, channel, beginning);
         // Each line that its task logs says whose it is, whatever the level.
         let span = tracing::error_span!("kernel", id = %row.id, name = %kernel.event_name);
         tokio::task::spawn_local(task.run(adopted).instrument(span));
-        host.by_id.borrow_mut().insert(row.id, Rc::clone(&kernel));
-        host.by_name.borrow_mut().insert((row.uid, row.spec.name.clone()), row.id);
-        host.knock(&kernel, true);
+        self.registry.by_id.borrow_mut().insert(row.id, Rc::clone(&kernel));
+        self.registry.by_name.borrow_mut().insert((row.uid, row.spec.name.clone()), row.id);
+        self.publish_socket(&kernel, true);
         kernel
     }
 
@@ -464,11 +472,11 @@ impl Supervisor {
         let host = &self.host;
         let (actor, version) = (change.actor.clone(), kernel.view().version);
         kernel.remove(change).await?;
-        host.promises.release(host, kernel.id).await;
-        host.spares.discard_of(kernel.id).await;
-        host.knock(kernel, false);
-        host.by_id.borrow_mut().remove(&kernel.id);
-        host.by_name.borrow_mut().remove(&(kernel.uid, kernel.spec.name.clone()));
+        self.workers.reserved.release(&self.workers, kernel.id).await;
+        host.prepared.discard_of(kernel.id).await;
+        self.publish_socket(kernel, false);
+        self.registry.by_id.borrow_mut().remove(&kernel.id);
+        self.registry.by_name.borrow_mut().remove(&(kernel.uid, kernel.spec.name.clone()));
         let line = host.line(&actor, "kernel.remove", Some(kernel));
         let detail = bounded(kernel.spec.name.to_string());
         let audit = NewAudit { version_before: Some(version), detail, ..line };
@@ -502,13 +510,14 @@ impl Supervisor {
     /// Ends the daemon's part: workers are ended after they saved, or, with `keep_workers`, let go for the next daemon.
     pub async fn shut_down(&self, keep_workers: bool) {
         self.host.set_stopping();
+        self.workers.start_queue.close();
         let mode = if keep_workers { StopMode::Release } else { StopMode::Daemon };
         let actor = Actor { uid: nix::unistd::geteuid().as_raw(), client: "ryokand".into(), lease: Vec::new() };
         let kernels = self.kernels();
         let stops = kernels.iter().map(|kernel| kernel.stop(actor.clone(), mode));
         futures::future::join_all(stops).await;
-        self.host.pool.close(&self.host).await;
-        self.host.spares.discard_all().await;
+        self.workers.pool.close(&self.workers).await;
+        self.host.prepared.discard_all().await;
         self.host.keep_audit_head().await;
         // On a full disk they are not, however long one waits.
         let _ = tokio::time::timeout(limits::EVENTS_WRITTEN, self.host.events.written()).await;
@@ -522,21 +531,53 @@ pub(crate) struct Channel {
     pub reports: mpsc::UnboundedReceiver<Box<Report>>,
 }
 
-/// A name that is kept for a kernel while it is being made.
-pub(crate) struct Reserved {
-    host: Rc<Host>,
+/// A name that is reserved for a kernel while it is created.
+pub(crate) struct ReservedName {
+    registry: Rc<Registry>,
     name: (u32, KernelName),
 }
 
-impl Reserved {
+impl ReservedName {
     /// The name.
     pub fn name(&self) -> &KernelName {
         &self.name.1
     }
 }
 
-impl Drop for Reserved {
+impl Drop for ReservedName {
     fn drop(&mut self) {
-        self.host.creating.borrow_mut().remove(&self.name);
+        self.registry.creating.borrow_mut().remove(&self.name);
+    }
+}
+
+/// A supervisor that something inside it refers to.
+pub(crate) struct WeakSupervisor {
+    host: Weak<Host>,
+    workers: Weak<Workers>,
+    registry: Weak<Registry>,
+    services: Weak<KernelServices>,
+}
+
+impl WeakSupervisor {
+    /// The supervisor, while it is there.
+    pub(crate) fn upgrade(&self) -> Option<Supervisor> {
+        Some(Supervisor {
+            host: self.host.upgrade()?,
+            workers: self.workers.upgrade()?,
+            registry: self.registry.upgrade()?,
+            services: self.services.upgrade()?,
+        })
+    }
+}
+
+impl Supervisor {
+    /// A reference that does not keep it.
+    pub(crate) fn downgrade(&self) -> WeakSupervisor {
+        WeakSupervisor {
+            host: Rc::downgrade(&self.host),
+            workers: Rc::downgrade(&self.workers),
+            registry: Rc::downgrade(&self.registry),
+            services: Rc::downgrade(&self.services),
+        }
     }
 }

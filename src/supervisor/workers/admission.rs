@@ -28,7 +28,7 @@ pub(crate) fn is_no_place(error: &Error) -> bool {
 }
 
 /// A worker that is more than all that may be had.
-fn too_large(one: Taken, bounds: &Bounds, key: &str) -> Error {
+fn too_large(one: ResourceUse, bounds: &Bounds, key: &str) -> Error {
     let most = quantity::format_size(bounds.memory_bytes.unwrap_or(u64::MAX));
     Error::refused(format!(
         "a kernel with {} of memory is more than {most}, which is all there may be",
@@ -67,26 +67,26 @@ impl Bounds {
 
 /// What is taken, or would be.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Taken {
+pub(crate) struct ResourceUse {
     pub workers: usize,
     pub memory_bytes: u64,
 }
 
-impl Taken {
+impl ResourceUse {
     /// One worker with that limit.
-    pub(crate) fn one(memory_bytes: u64) -> Taken {
-        Taken { workers: 1, memory_bytes }
+    pub(crate) fn one(memory_bytes: u64) -> ResourceUse {
+        ResourceUse { workers: 1, memory_bytes }
     }
 
-    pub(crate) fn and(self, more: Taken) -> Taken {
-        Taken {
+    pub(crate) fn and(self, more: ResourceUse) -> ResourceUse {
+        ResourceUse {
             workers: self.workers.saturating_add(more.workers),
             memory_bytes: self.memory_bytes.saturating_add(more.memory_bytes),
         }
     }
 
-    fn without(self, less: Taken) -> Taken {
-        Taken {
+    fn without(self, less: ResourceUse) -> ResourceUse {
+        ResourceUse {
             workers: self.workers.saturating_sub(less.workers),
             memory_bytes: self.memory_bytes.saturating_sub(less.memory_bytes),
         }
@@ -97,8 +97,8 @@ impl Taken {
     }
 }
 
-/// Leave to run one execution, given back when dropped: of the user's share and of the host's.
-pub type Leave = (OwnedSemaphorePermit, OwnedSemaphorePermit);
+/// ExecPermit to run one execution, given back when dropped: of the user's share and of the host's.
+pub type ExecPermit = (OwnedSemaphorePermit, OwnedSemaphorePermit);
 
 /// Users whose executions are counted although none runs.
 const USERS_KEPT: usize = 64;
@@ -107,8 +107,8 @@ const USERS_KEPT: usize = 64;
 pub struct Admission {
     host: Bounds,
     user: Bounds,
-    all: Cell<Taken>,
-    of: RefCell<HashMap<u32, Taken>>,
+    all: Cell<ResourceUse>,
+    of: RefCell<HashMap<u32, ResourceUse>>,
     running: Arc<Semaphore>,
     running_of: RefCell<HashMap<u32, Arc<Semaphore>>>,
 }
@@ -131,31 +131,31 @@ impl Admission {
     }
 
     /// Takes a place, whether there is one or not: nobody's until a share is given with it.
-    pub(crate) fn place(self: &Rc<Self>, memory_bytes: u64) -> Place {
-        let taken = Taken::one(memory_bytes);
+    pub(crate) fn place(self: &Rc<Self>, memory_bytes: u64) -> WorkerPermit {
+        let taken = ResourceUse::one(memory_bytes);
         self.all.set(self.all.get().and(taken));
-        Place { admission: Rc::clone(self), taken, share: None }
+        WorkerPermit { admission: Rc::clone(self), taken, share: None }
     }
 
     /// Takes a user's share of one worker: judged and taken at once, so that no two who come together both find the last one.
     ///
     /// # Errors
     /// `busy`, `refused`, as [`Self::admit`].
-    pub(crate) fn share(self: &Rc<Self>, uid: u32, one: Taken) -> Result<Share> {
+    pub(crate) fn share(self: &Rc<Self>, uid: u32, one: ResourceUse) -> Result<UserQuota> {
         self.admit(uid, one)?;
         Ok(self.share_anyway(uid, one))
     }
 
     /// The same for a worker that is there already.
-    pub(crate) fn share_anyway(self: &Rc<Self>, uid: u32, one: Taken) -> Share {
+    pub(crate) fn share_anyway(self: &Rc<Self>, uid: u32, one: ResourceUse) -> UserQuota {
         let mut of = self.of.borrow_mut();
         let own = of.entry(uid).or_default();
         *own = own.and(one);
-        Share { admission: Rc::clone(self), uid, taken: one }
+        UserQuota { admission: Rc::clone(self), uid, taken: one }
     }
 
     /// Whether one more fits when `gone` is.
-    pub(crate) fn fits(&self, one: Taken, gone: Taken) -> bool {
+    pub(crate) fn fits(&self, one: ResourceUse, gone: ResourceUse) -> bool {
         self.all.get().without(gone).and(one).is_within(&self.host)
     }
 
@@ -173,7 +173,7 @@ impl Admission {
     ///
     /// # Errors
     /// `busy`: what to wait for. `refused` for one that no waiting makes room for.
-    pub(crate) fn admit(&self, uid: u32, one: Taken) -> Result<()> {
+    pub(crate) fn admit(&self, uid: u32, one: ResourceUse) -> Result<()> {
         let own = self.of.borrow().get(&uid).copied().unwrap_or_default();
         if own.and(one).is_within(&self.user) {
             return Ok(());
@@ -195,7 +195,7 @@ impl Admission {
     }
 
     /// What is said where the host has no room for one more.
-    pub(crate) fn no_room(&self, one: Taken) -> Error {
+    pub(crate) fn no_room(&self, one: ResourceUse) -> Error {
         if !one.is_within(&self.host) {
             return too_large(one, &self.host, "limits.memory");
         }
@@ -213,14 +213,14 @@ impl Admission {
         .reason(HOSTS_PLACES)
     }
 
-    /// Leave to run one execution, if there is any now.
-    pub(crate) fn leave_now(&self, uid: u32) -> Option<Leave> {
+    /// ExecPermit to run one execution, if there is any now.
+    pub(crate) fn try_acquire_exec(&self, uid: u32) -> Option<ExecPermit> {
         let own = self.executions_of(uid).try_acquire_owned().ok()?;
         Some((own, Arc::clone(&self.running).try_acquire_owned().ok()?))
     }
 
-    /// Leave to run one execution, when there is: who came first of a user's kernels goes first, and of all users' firsts.
-    pub(crate) fn leave(&self, uid: u32) -> impl Future<Output = Option<Leave>> + 'static {
+    /// ExecPermit to run one execution, when there is: who came first of a user's kernels goes first, and of all users' firsts.
+    pub(crate) fn acquire_exec(&self, uid: u32) -> impl Future<Output = Option<ExecPermit>> + 'static {
         let (share, running) = (self.executions_of(uid), Arc::clone(&self.running));
         async move {
             let own = share.acquire_owned().await.ok()?;
@@ -239,38 +239,38 @@ impl Admission {
 }
 
 /// A worker's place on the host; taken before anything is waited for, given back when dropped.
-pub(crate) struct Place {
+pub(crate) struct WorkerPermit {
     admission: Rc<Admission>,
-    taken: Taken,
-    share: Option<Share>,
+    taken: ResourceUse,
+    share: Option<UserQuota>,
 }
 
-impl Place {
+impl WorkerPermit {
     /// It is that user's from now on.
-    pub(crate) fn belongs(&mut self, share: Share) {
+    pub(crate) fn belongs(&mut self, share: UserQuota) {
         self.share = Some(share);
     }
 }
 
-impl Drop for Place {
+impl Drop for WorkerPermit {
     fn drop(&mut self) {
         self.admission.all.set(self.admission.all.get().without(self.taken));
     }
 }
 
 /// What one worker takes of what its user may have; given back when dropped.
-pub(crate) struct Share {
+pub(crate) struct UserQuota {
     admission: Rc<Admission>,
     uid: u32,
-    taken: Taken,
+    taken: ResourceUse,
 }
 
-impl Drop for Share {
+impl Drop for UserQuota {
     fn drop(&mut self) {
         let mut of = self.admission.of.borrow_mut();
         if let Some(own) = of.get_mut(&self.uid) {
             *own = own.without(self.taken);
-            if *own == Taken::default() {
+            if *own == ResourceUse::default() {
                 of.remove(&self.uid);
             }
         }
@@ -290,45 +290,45 @@ mod tests {
     #[test]
     fn per_user_shares_are_enforced() {
         let admission = Admission::new(bounds(4, Some(1000 * MIB)), bounds(2, Some(500 * MIB)));
-        let one = Taken::one(100 * MIB);
+        let one = ResourceUse::one(100 * MIB);
         // Both at once, before any of them has a worker.
         let shares = [admission.share(7, one).expect("free"), admission.share(7, one).expect("free")];
         assert_eq!(admission.admit(7, one).map_err(|error| error.reason), Err("workers_per_user".into()));
         assert_eq!(admission.admit(8, one), Ok(()));
-        let most = admission.share(8, Taken::one(450 * MIB)).expect("free");
+        let most = admission.share(8, ResourceUse::one(450 * MIB)).expect("free");
         let refused = admission.admit(8, one).expect_err("he has his share");
         assert!(refused.reason == "memory_per_user" && is_no_place(&refused), "{refused}");
-        let never = admission.admit(8, Taken::one(600 * MIB)).expect_err("more than he may have at all");
+        let never = admission.admit(8, ResourceUse::one(600 * MIB)).expect_err("more than he may have at all");
         assert!(never.code == ErrorCode::Refused && !is_no_place(&never), "{never}");
         drop((shares, most));
         assert_eq!(admission.admit(7, one), Ok(()));
-        assert!(admission.of.borrow().is_empty() && admission.all.get() == Taken::default());
+        assert!(admission.of.borrow().is_empty() && admission.all.get() == ResourceUse::default());
     }
 
     #[test]
     fn unbound_slot_has_no_owner() {
         let admission = Admission::new(bounds(2, Some(1000 * MIB)), bounds(2, None));
         let mut slot = admission.place(800 * MIB);
-        assert_eq!(admission.admit(7, Taken::one(800 * MIB)), Ok(()));
+        assert_eq!(admission.admit(7, ResourceUse::one(800 * MIB)), Ok(()));
         assert_eq!((admission.room(100 * MIB), admission.room(300 * MIB)), (1, 0), "by places, and by memory");
-        let one = Taken::one(300 * MIB);
-        assert!(!admission.fits(one, Taken::default()) && admission.fits(one, Taken::one(800 * MIB)));
+        let one = ResourceUse::one(300 * MIB);
+        assert!(!admission.fits(one, ResourceUse::default()) && admission.fits(one, ResourceUse::one(800 * MIB)));
         assert!(admission.no_room(one).message.contains("memory"));
-        slot.belongs(admission.share(7, Taken::one(800 * MIB)).expect("free"));
+        slot.belongs(admission.share(7, ResourceUse::one(800 * MIB)).expect("free"));
         let mut other = admission.place(100 * MIB);
-        other.belongs(admission.share(7, Taken::one(100 * MIB)).expect("free"));
+        other.belongs(admission.share(7, ResourceUse::one(100 * MIB)).expect("free"));
         assert!(admission.admit(7, one).is_err() && admission.no_room(one).message.contains("2 workers"));
-        assert_eq!(admission.no_room(Taken::one(2000 * MIB)).code, ErrorCode::Refused);
+        assert_eq!(admission.no_room(ResourceUse::one(2000 * MIB)).code, ErrorCode::Refused);
     }
 
     #[tokio::test]
     async fn execution_permits_are_fifo() {
         let host = Bounds { executions: 2, ..bounds(9, None) };
         let admission = Admission::new(host, bounds(9, None));
-        let first = admission.leave_now(7).expect("there is");
-        assert!(admission.leave_now(7).is_none(), "his share is one");
-        let other = admission.leave_now(8).expect("there is");
-        let (mut own, mut third) = (Box::pin(admission.leave(7)), Box::pin(admission.leave(9)));
+        let first = admission.try_acquire_exec(7).expect("there is");
+        assert!(admission.try_acquire_exec(7).is_none(), "his share is one");
+        let other = admission.try_acquire_exec(8).expect("there is");
+        let (mut own, mut third) = (Box::pin(admission.acquire_exec(7)), Box::pin(admission.acquire_exec(9)));
         assert!(futures::poll!(&mut own).is_pending() && futures::poll!(&mut third).is_pending());
         drop(first);
         // It came before; the place of the host that became free is the one that 9 asked for first.

@@ -1,4 +1,10 @@
 //! Workers: warm, reserved, started, admitted.
+//!
+//! ```text
+//!  a kernel's task ── start ─▶ reserved worker of this kernel ─▶ warm worker of its shape ─▶ start queue ─▶ isolation driver
+//! ```
+//!
+//! Knows shapes, places and shares; never which kernels there are.
 
 pub mod admission;
 pub(crate) mod memory_pressure;
@@ -8,3 +14,115 @@ pub(crate) mod start;
 pub(crate) mod start_queue;
 pub(crate) mod warm_worker;
 pub mod worker;
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use self::admission::{Admission, Bounds, ResourceUse};
+use self::memory_pressure::MemoryPressure;
+use self::pool::Pool;
+use self::reserved::ReservedWorkers;
+use self::start_queue::StartQueue;
+use crate::core::error::{Error, Result};
+use crate::core::ids::KernelId;
+use crate::core::spec::{Isolation, KernelSpec};
+use crate::isolation::{Drivers, IsolationDriver, Probe, Shape};
+use crate::supervisor::host::Host;
+
+/// The workers of a host.
+pub struct Workers {
+    /// The host.
+    pub(crate) host: Rc<Host>,
+    drivers: Drivers,
+    /// Who may have how much.
+    pub(crate) admission: Rc<Admission>,
+    /// Workers that are ready before a kernel needs them.
+    pub pool: Pool,
+    pub(crate) reserved: ReservedWorkers,
+    pub(crate) start_queue: StartQueue,
+    /// Whether memory is short.
+    pub pressure: MemoryPressure,
+    errors: RefCell<HashMap<KernelId, Error>>,
+}
+
+impl Workers {
+    pub(crate) fn new(host: &Rc<Host>, drivers: Drivers) -> Rc<Self> {
+        let limits = &host.config.limits;
+        // A daemon that serves one user lets that user have all.
+        let share = match host.environment.system_wide {
+            true => limits.worker_starts.div_ceil(2),
+            false => limits.worker_starts,
+        };
+        Rc::new(Workers {
+            admission: Admission::new(Bounds::of_host(limits), Bounds::of_user(limits)),
+            pool: Pool::new(),
+            reserved: ReservedWorkers::default(),
+            start_queue: StartQueue::new(limits.worker_starts, share, limits.worker_wait),
+            pressure: MemoryPressure::default(),
+            errors: RefCell::default(),
+            drivers,
+            host: Rc::clone(host),
+        })
+    }
+
+    /// What a worker of such a kernel must be like.
+    ///
+    /// # Errors
+    /// `unsupported` with a hint if this host cannot run it, `invalidArgument`.
+    pub(crate) fn shape(&self, spec: &KernelSpec, uid: u32) -> Result<Shape> {
+        self.drivers.of(spec.isolation)?.check(spec, uid)
+    }
+
+    /// The driver of an isolation.
+    ///
+    /// # Errors
+    /// `unsupported` if this build or host has none.
+    pub(crate) fn driver(&self, isolation: Isolation) -> Result<&Rc<dyn IsolationDriver>> {
+        self.drivers.of(isolation)
+    }
+
+    /// Finds out what the drivers can do on this host; each function blocks.
+    pub(crate) fn probes(&self) -> Vec<Probe> {
+        self.drivers.all().map(|driver| driver.probe()).collect()
+    }
+
+    /// Whether one more kernel may have a worker: warm workers are evicted for it.
+    ///
+    /// # Errors
+    /// `busy`: what to wait for. `unsupported` if this host cannot run it any more.
+    pub(crate) fn admit(&self, spec: &KernelSpec, uid: u32) -> Result<()> {
+        let one = ResourceUse::one(spec.limits.memory_bytes);
+        self.shape(spec, uid)?;
+        self.admission.admit(uid, one)?;
+        match self.admission.fits(one, self.reclaimable()) {
+            true => Ok(()),
+            false => Err(self.admission.no_room(one)),
+        }
+    }
+
+    /// What warm and reserved workers take: they are evicted when a kernel needs the room.
+    pub(crate) fn reclaimable(&self) -> ResourceUse {
+        self.pool.taken().and(self.reserved.taken())
+    }
+
+    /// How many there are now.
+    pub fn live(&self) -> usize {
+        self.admission.workers()
+    }
+
+    /// How many no kernel uses yet.
+    pub fn unused(&self) -> usize {
+        self.pool.own() + self.reserved.count()
+    }
+
+    /// Keeps why a kernel's last worker could not be started.
+    pub(crate) fn remember_error(&self, kernel: KernelId, error: &Error) {
+        self.errors.borrow_mut().insert(kernel, error.clone());
+    }
+
+    /// Why a kernel's last worker could not be started.
+    pub fn last_error(&self, kernel: KernelId) -> Option<Error> {
+        self.errors.borrow().get(&kernel).cloned()
+    }
+}

@@ -1,4 +1,4 @@
-//! Turns: only so many workers are started at once, for more would only make each other slow. Who comes beyond that waits, first come first
+//! StartQueue: only so many workers are started at once, for more would only make each other slow. Who comes beyond that waits, first come first
 //! served, until it is his turn, or until a slot of the shape that he wants is ready; and not for ever.
 
 use std::cell::RefCell;
@@ -11,10 +11,10 @@ use futures::FutureExt as _;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::pool::Active;
-use super::worker::Shape;
 use crate::core::error::{Error, Result};
-use crate::supervisor::host::Host;
-use crate::supervisor::workers::warm_worker::Slot;
+use crate::isolation::Shape;
+use crate::supervisor::workers::Workers;
+use crate::supervisor::workers::warm_worker::WarmWorker;
 
 /// The reason of an error where it was not anybody's turn in time.
 pub(crate) const STARTS: &str = "worker_starts";
@@ -24,7 +24,7 @@ const SHARES_KEPT: usize = 64;
 
 /// Whose turn it is to start a worker.
 #[derive(Debug)]
-pub(crate) struct Turns {
+pub(crate) struct StartQueue {
     places: Arc<Semaphore>,
     at_once: usize,
     /// Each user's share: workers that hang in their start keep nobody else's from it.
@@ -34,17 +34,17 @@ pub(crate) struct Turns {
 }
 
 /// What became of waiting.
-pub(crate) enum Turn {
+pub(crate) enum StartGrant {
     /// A slot is ready.
-    Slot(Box<(Slot, Active)>),
+    Warm(Box<(WarmWorker, Active)>),
     /// A worker may be started, while these are held.
     Start([OwnedSemaphorePermit; 2]),
 }
 
-impl Turns {
+impl StartQueue {
     /// So many at once, of each user `share`; who waits longer is refused.
-    pub(crate) fn new(at_once: usize, share: usize, wait: Duration) -> Turns {
-        Turns { places: Arc::new(Semaphore::new(at_once)), at_once, shares: RefCell::default(), share, wait }
+    pub(crate) fn new(at_once: usize, share: usize, wait: Duration) -> StartQueue {
+        StartQueue { places: Arc::new(Semaphore::new(at_once)), at_once, shares: RefCell::default(), share, wait }
     }
 
     /// Nobody's turn comes any more.
@@ -72,25 +72,25 @@ impl Turns {
     /// `busy` if neither comes in time, `unavailable` if the daemon stops or nobody wants it any more.
     pub(crate) async fn next(
         &self,
-        host: &Host,
+        workers: &Workers,
         uid: u32,
         shape: Option<&Shape>,
         given_up: &mut (impl Future + Unpin),
-    ) -> Result<Turn> {
+    ) -> Result<StartGrant> {
         let unwanted = || Error::unavailable("the kernel was stopped while it waited for a worker");
         if (&mut *given_up).now_or_never().is_some() {
             return Err(unwanted());
         }
         if let Some(turn) = self.now(uid) {
-            return Ok(Turn::Start(turn));
+            return Ok(StartGrant::Start(turn));
         }
         let (share, places) = (self.share_of(uid), Arc::clone(&self.places));
         let stopping = |_| Error::unavailable("the daemon is stopping");
         let turn = async {
             let share = share.acquire_owned().await.map_err(stopping)?;
-            Ok(Turn::Start([share, places.acquire_owned().await.map_err(stopping)?]))
+            Ok(StartGrant::Start([share, places.acquire_owned().await.map_err(stopping)?]))
         };
-        let waiting = shape.and_then(|shape| host.pool.wait(shape));
+        let waiting = shape.and_then(|shape| workers.pool.wait(shape));
         let slot = async {
             match waiting {
                 // Its pool has ended: then it is never ready.
@@ -104,7 +104,7 @@ impl Turns {
         tokio::select! {
             biased;
             // First: who is given one in the same moment must not lose it.
-            slot = slot => Ok(Turn::Slot(Box::new(slot))),
+            slot = slot => Ok(StartGrant::Warm(Box::new(slot))),
             _ = given_up => Err(unwanted()),
             turn = turn => turn,
             () = tokio::time::sleep(self.wait) => Err(self.refusal()),
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn full_share_blocks_no_other() {
-        let turns = Turns::new(3, 2, Duration::ZERO);
+        let turns = StartQueue::new(3, 2, Duration::ZERO);
         let held: Vec<_> = (0..2).map(|_| turns.now(1).expect("his share")).collect();
         assert!(turns.now(1).is_none(), "one place is free, and not his");
         let other = turns.now(2).expect("another's");
@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn unused_start_shares_are_dropped() {
-        let turns = Turns::new(1000, 2, Duration::ZERO);
+        let turns = StartQueue::new(1000, 2, Duration::ZERO);
         let held = turns.now(0).expect("a turn");
         (1..1000).for_each(|uid| drop(turns.now(uid).expect("a turn")));
         assert!(turns.shares.borrow().len() <= SHARES_KEPT + 1);

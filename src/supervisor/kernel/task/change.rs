@@ -1,6 +1,7 @@
 //! Changes from outside other than executions and records: mounts, MCP servers, leases.
 
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use super::Task;
 use crate::core::audit::NewAudit;
@@ -8,7 +9,7 @@ use crate::core::error::{Error, Result};
 use crate::core::info::{GivenMount, McpTransport, MountInfo};
 use crate::core::limits;
 use crate::core::spec::check_inside_path;
-use crate::sandbox::place;
+use crate::isolation::HostMount;
 use crate::supervisor::host::audit::bounded;
 use crate::supervisor::kernel::command::{Actor, Change};
 use crate::supervisor::kernel::lease::{self, Lease};
@@ -40,12 +41,13 @@ impl Task {
         }
         // Looked at before it is made: what was there already stays when the mount goes.
         let (workspace, inside) = (self.workspace(), Path::new(&mount.path));
-        let made = place::missing(&workspace, inside);
-        if let Some(link) = self.link() {
-            // What was judged, and not whatever the given path leads to by now.
-            let detached = self.host.workers.detach(&self.host, self.kernel.uid, &real)?;
-            if let Err(error) = link.bind(inside, &real, mount.writable, detached).await {
-                place::clear(&workspace, inside, made);
+        let driver = Rc::clone(self.workers.driver(self.kernel.spec.isolation)?);
+        let made = driver.missing_components(&workspace, inside);
+        if let (Some(link), Some(current)) = (self.link(), &self.current) {
+            // The path that was checked, whatever the requested one leads to by now.
+            let attached = HostMount { inside: inside.to_owned(), source: real.clone(), writable: mount.writable };
+            if let Err(error) = current.worker.handle().attach_mount(&link, &attached).await {
+                driver.remove_components(&workspace, inside, made);
                 return Err(error);
             }
         }
@@ -62,7 +64,7 @@ impl Task {
                 {
                     tracing::warn!(path = mount.path, error = %stuck, "a mount that was not recorded stays until the worker ends");
                 } else {
-                    place::clear(&workspace, inside, made);
+                    driver.remove_components(&workspace, inside, made);
                 }
                 return Err(error);
             }
@@ -96,7 +98,8 @@ impl Task {
         }
         // Where others work too, one of them may have mounted something at the same place.
         if self.kernel.others().is_empty() {
-            place::clear(&self.workspace(), Path::new(path), made);
+            let driver = self.workers.driver(self.kernel.spec.isolation)?;
+            driver.remove_components(&self.workspace(), Path::new(path), made);
         }
         Ok(())
     }

@@ -13,7 +13,6 @@ use crate::core::kernel::StopReason;
 use crate::core::retention::Retention;
 use crate::core::spec::KernelSpec;
 use crate::link::host::WorkerLink;
-use crate::supervisor::checkpoint;
 use crate::supervisor::kernel::command::Change;
 
 impl Task {
@@ -57,14 +56,14 @@ impl Task {
     /// The checkpoint before a stop, as an operation of its own, so that no next worker starts before it is over. The stop waits for
     /// what is given, and no longer than it has time.
     pub(crate) fn rest(&mut self, link: &Rc<WorkerLink>, reason: StopReason) -> Option<oneshot::Receiver<()>> {
-        let (host, kernel, link) = (Rc::clone(&self.host), Rc::clone(&self.kernel), Rc::clone(link));
         if self.operating.is_some() {
-            tokio::task::spawn_local(async move { checkpoint::left_out(&host, &kernel).await });
+            tokio::task::spawn_local(self.before_stop.skip(&self.kernel));
             return None;
         }
         let (told, heard) = oneshot::channel();
+        let keeping = self.before_stop.keep(&self.kernel, link, reason);
         self.begin_operation(async move {
-            checkpoint::before_stop(&host, &kernel, &link, reason).await;
+            keeping.await;
             // The stop may have gone on without it.
             let _ = told.send(());
         });

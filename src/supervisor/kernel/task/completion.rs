@@ -11,7 +11,7 @@ use crate::core::ids::ExecId;
 use crate::core::limits;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::execution::Execution;
-use crate::supervisor::registry::recovery::NO_DAEMON;
+use crate::supervisor::kernel::execution::NO_DAEMON;
 
 /// How often the end of an execution is offered to a journal that refuses it, before whoever waits is told.
 const JOURNAL_TRIES: u32 = 3;

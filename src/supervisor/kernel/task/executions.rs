@@ -21,7 +21,7 @@ use crate::supervisor::kernel::command::{Actor, Operation, Trace, Turn, Waiting}
 use crate::supervisor::kernel::execution::Execution;
 use crate::supervisor::kernel::handle::never_ran;
 use crate::supervisor::kernel::journal::version_after;
-use crate::supervisor::workers::admission::Leave;
+use crate::supervisor::workers::admission::ExecPermit;
 
 impl Task {
     /// Journals and queues an execution.
@@ -114,7 +114,7 @@ impl Task {
             return Err(Error::unavailable("the daemon is stopping").hint("try again when it is back"));
         }
         self.kernel.at_hand()?;
-        if self.life.has_worker() { Ok(()) } else { self.host.admit_worker(&self.kernel) }
+        if self.life.has_worker() { Ok(()) } else { self.workers.admit(&self.kernel.spec, self.kernel.uid) }
     }
 
     fn breaker_error(&self) -> Error {
@@ -286,7 +286,7 @@ impl Task {
     }
 
     /// The host-wide permit to run; if there is none now, it is asked for and work goes on when it comes.
-    fn permit_to_run(&mut self) -> Option<Leave> {
+    fn permit_to_run(&mut self) -> Option<ExecPermit> {
         match std::mem::replace(&mut self.permit, Permit::None) {
             Permit::Held(permit) => return Some(permit),
             Permit::Asked(asking) => {
@@ -295,15 +295,15 @@ impl Task {
             }
             Permit::None => {}
         }
-        let (admission, uid) = (&self.host.workers.admission, self.kernel.uid);
-        if let Some(permit) = admission.leave_now(uid) {
+        let (admission, uid) = (&self.workers.admission, self.kernel.uid);
+        if let Some(permit) = admission.try_acquire_exec(uid) {
             return Some(permit);
         }
-        let leave = admission.leave(uid);
+        let leave = admission.acquire_exec(uid);
         let reporter = self.reporter.clone();
         let asking = tokio::task::spawn_local(async move {
             if let Some(permit) = leave.await {
-                let _ = reporter.send(Box::new(Report::MayRun(permit)));
+                let _ = reporter.send(Box::new(Report::PermitGranted(permit)));
             }
         });
         self.permit = Permit::Asked(Asking(asking.abort_handle()));
@@ -372,7 +372,7 @@ impl Task {
         if let Some(output) = &end.output {
             execution.output.push_event(OutputEvent::Structured(output.clone())).await;
         }
-        if let Some(active) = self.current.as_ref().and_then(|current| current.process.active.as_ref()) {
+        if let Some(active) = self.current.as_ref().and_then(|current| current.worker.active.as_ref()) {
             active.executed();
         }
         if self.end(&execution, end).await {
@@ -422,7 +422,7 @@ impl Task {
     pub(crate) async fn fail_queued(&mut self, cause: &CrashCause) {
         let error = match cause {
             CrashCause::NotStarted(_) => {
-                self.host.workers.last_error(self.kernel.id).unwrap_or_else(|| self.breaker_error())
+                self.workers.last_error(self.kernel.id).unwrap_or_else(|| self.breaker_error())
             }
             _ => self.breaker_error(),
         };

@@ -41,8 +41,10 @@ use crate::core::limits;
 use crate::link::host::WorkerLink;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
-use crate::supervisor::workers::admission::Leave;
-use crate::supervisor::workers::worker::{Started, WorkerProcess};
+use crate::supervisor::kernel::services::{BeforeStop, KernelServices};
+use crate::supervisor::workers::Workers;
+use crate::supervisor::workers::admission::ExecPermit;
+use crate::supervisor::workers::worker::{LiveWorker, Started};
 
 pub(crate) use listener::Listener;
 
@@ -76,13 +78,13 @@ pub(crate) enum Report {
     /// The operation is over.
     OperationDone { number: u64 },
     /// A permit to run one more execution came.
-    MayRun(Leave),
+    PermitGranted(ExecPermit),
 }
 
 /// The worker that the kernel has now.
 struct Current {
     attempt: u64,
-    process: Rc<WorkerProcess>,
+    worker: Rc<LiveWorker>,
     cause: Option<CrashCause>,
     not_saved: Option<Error>,
     /// Its engine is gone: what is queued waits for the next worker.
@@ -92,6 +94,8 @@ struct Current {
 /// One kernel's task.
 pub(crate) struct Task {
     host: Rc<Host>,
+    workers: Rc<Workers>,
+    before_stop: Rc<dyn BeforeStop>,
     kernel: Rc<Kernel>,
     life: Life,
     // Boxed: a channel makes room for dozens at once, and there may be thousands of kernels in which nothing happens.
@@ -99,7 +103,7 @@ pub(crate) struct Task {
     reports: mpsc::UnboundedReceiver<Box<Report>>,
     reporter: mpsc::UnboundedSender<Box<Report>>,
     queue: VecDeque<Item>,
-    running: Option<(Rc<Execution>, Option<Leave>)>,
+    running: Option<(Rc<Execution>, Option<ExecPermit>)>,
     ahead: Option<Ahead>,
     permit: Permit,
     /// The operation that goes on now, by number.
@@ -152,7 +156,7 @@ impl Drop for Ahead {
 enum Permit {
     None,
     Asked(Asking),
-    Held(Leave),
+    Held(ExecPermit),
 }
 
 /// A place among those who wait for a permit; dropped, it is given up.
@@ -184,7 +188,7 @@ pub(crate) struct Adopted {
 
 impl Task {
     pub(crate) fn new(
-        host: Rc<Host>,
+        services: &KernelServices,
         kernel: Rc<Kernel>,
         commands: mpsc::Receiver<Box<Command>>,
         channel: (mpsc::UnboundedSender<Box<Report>>, mpsc::UnboundedReceiver<Box<Report>>),
@@ -193,7 +197,9 @@ impl Task {
         let (reporter, reports) = channel;
         *kernel.tools.borrow_mut() = Rc::downgrade(&beginning.tools);
         let mut task = Task {
-            host,
+            host: Rc::clone(&services.host),
+            workers: Rc::clone(&services.workers),
+            before_stop: Rc::clone(&services.before_stop),
             kernel,
             life: beginning.life,
             commands,
@@ -315,7 +321,7 @@ impl Task {
             Command::ForgetCheckpoint(change, checkpoint, reply) => {
                 let _ = reply.send(self.forget_checkpoint(change, &checkpoint).await);
             }
-            Command::Rest(reply) => {
+            Command::StopIfIdle(reply) => {
                 let rests = matches!(self.life.state, State::Ready) && !self.is_in_use();
                 if rests {
                     self.is_forced = false;
@@ -372,7 +378,7 @@ impl Task {
                     self.rearm_idle();
                 }
             }
-            Report::MayRun(permit) => {
+            Report::PermitGranted(permit) => {
                 self.permit = Permit::Held(permit);
                 self.dispatch().await;
                 // What it was asked for may be gone: others wait for it.

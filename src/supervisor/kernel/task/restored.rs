@@ -6,6 +6,7 @@ use super::Task;
 use crate::catalog::state::{Finished, Restored};
 use crate::core::error::Result;
 use crate::core::info::GivenMount;
+use crate::isolation::HostMount;
 use crate::supervisor::kernel::journal::version_after;
 
 impl Task {
@@ -65,14 +66,14 @@ impl Task {
     /// Takes mounts away from the live worker and gives it others. What is as wanted already is left.
     async fn exchange(&self, gone: &[GivenMount], new: &[GivenMount]) -> Result<()> {
         use crate::core::error::ErrorCode;
-        let Some(link) = self.link() else { return Ok(()) };
+        let (Some(link), Some(current)) = (self.link(), &self.current) else { return Ok(()) };
         // What stands on another goes before that, and comes after it.
         let (mut gone, mut new): (Vec<_>, Vec<_>) = (gone.iter().collect(), new.iter().collect());
         let depth = |given: &&GivenMount| Path::new(&given.mount.path).components().count();
         gone.sort_by_key(|given| std::cmp::Reverse(depth(given)));
         new.sort_by_key(depth);
         for given in gone {
-            match link.unbind(Path::new(&given.mount.path)).await {
+            match current.worker.handle().detach_mount(&link, Path::new(&given.mount.path)).await {
                 Err(error) if error.code != ErrorCode::NotFound => return Err(error),
                 Ok(()) | Err(_) => {}
             }
@@ -80,8 +81,8 @@ impl Task {
         for GivenMount { mount, real } in new {
             let given = Path::new(&mount.source);
             let source = self.host.check_given(self.kernel.uid, given, real.as_deref().map(Path::new))?;
-            let detached = self.host.workers.detach(&self.host, self.kernel.uid, &source)?;
-            match link.bind(Path::new(&mount.path), &source, mount.writable, detached).await {
+            let attached = HostMount { inside: mount.path.clone().into(), source, writable: mount.writable };
+            match current.worker.handle().attach_mount(&link, &attached).await {
                 Err(error) if error.code != ErrorCode::AlreadyExists => return Err(error),
                 Ok(()) | Err(_) => {}
             }

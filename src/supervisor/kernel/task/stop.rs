@@ -65,9 +65,9 @@ impl Task {
         }
         self.fail_all_queued(&removed).await;
         if let Some(current) = &self.current {
-            current.process.kill();
-            let _ = tokio::time::timeout(limits::WORKER_STOP, current.process.ended()).await;
-            self.host.workers.forget(current.process.id, current.process.socket()).await;
+            current.worker.kill();
+            let _ = tokio::time::timeout(limits::WORKER_STOP, current.worker.exited()).await;
+            self.workers.forget(&current.worker).await;
         }
         self.kernel.link.borrow_mut().take();
         if let Some((execution, _)) = self.running.take() {

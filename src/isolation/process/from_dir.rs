@@ -16,13 +16,13 @@ use crate::core::quantity::format_size;
 /// # Errors
 /// `invalidArgument` if it is no folder, `unsupported` in a system-wide daemon for another user (whose rights a copy by the
 /// daemon would ignore), `refused` if it is larger than the workspace may be, `unavailable` with `cp`'s words.
-pub(crate) async fn copy(from: PathBuf, workspace: PathBuf, uid: u32, most_bytes: u64) -> Result<()> {
+pub(super) async fn copy(from: &Path, workspace: &Path, uid: u32, most_bytes: u64) -> Result<()> {
     if uid != nix::unistd::geteuid().as_raw() {
         return Err(Error::unsupported("the system-wide daemon does not copy other users' folders")
             .hint("give the folder with --allow-path and copy it inside the kernel"));
     }
     // Opened by the name that was judged, through no link; what is copied is this folder, whatever its name leads to later.
-    let opened = crate::sandbox::open_given(&from)
+    let opened = crate::sandbox::open_given(from)
         .map_err(|error| Error::refused(format!("{}: {error}", from.display())).reason("source"))?;
     let folder = PathBuf::from(format!("/proc/self/fd/{}", opened.as_raw_fd()));
     if !folder.is_dir() {
@@ -41,8 +41,8 @@ pub(crate) async fn copy(from: PathBuf, workspace: PathBuf, uid: u32, most_bytes
             .reason("workspace_size")
             .hint("copy less of it, or make the kernel with a larger workspace"));
     }
-    run(within("cp").args(["-a", "--reflink=auto", "--", "."]).arg(&workspace)).await?;
-    restore_mode(&workspace)
+    run(within("cp").args(["-a", "--reflink=auto", "--", "."]).arg(workspace)).await?;
+    restore_mode(workspace)
 }
 
 /// `cp -a` gave the workspace the folder's own mode; it is the kernel's alone.

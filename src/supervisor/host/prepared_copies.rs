@@ -1,4 +1,4 @@
-//! Spares: copies of kernels' files that are made ahead. A kernel that was forked is likely to be forked again, and where files
+//! PreparedCopies: copies of kernels' files that are made ahead. A kernel that was forked is likely to be forked again, and where files
 //! share no blocks with others, to copy them is what a fork costs.
 //!
 //! ```text
@@ -20,11 +20,10 @@ use crate::core::error::{Error, Result};
 use crate::core::ids::{Digest, KernelId};
 use crate::core::limits;
 use crate::supervisor::host::Host;
-use crate::supervisor::kernel::Kernel;
 use crate::workspace::{Donor, PreparedWorkspace, TreeId};
 
 /// The spares of a host.
-pub(crate) struct Spares {
+pub(crate) struct PreparedCopies {
     folder: PathBuf,
     kept: RefCell<VecDeque<Kept>>,
     /// What one is being made from.
@@ -41,11 +40,11 @@ struct Kept {
     made: Instant,
 }
 
-impl Spares {
+impl PreparedCopies {
     /// Keeps them in that folder, which need not be there.
-    pub fn new(folder: PathBuf) -> Spares {
+    pub fn new(folder: PathBuf) -> PreparedCopies {
         let (kept, making, discarding) = Default::default();
-        Spares { folder, kept, making, discarding, failed: Cell::new(None) }
+        PreparedCopies { folder, kept, making, discarding, failed: Cell::new(None) }
     }
 
     /// The one of that kernel's files, if there is one.
@@ -115,8 +114,15 @@ async fn discard(spare: PreparedWorkspace) {
 }
 
 /// Makes one for the next fork of a kernel, in the background, if it is worth its room: from the files of a child.
-pub(crate) fn prepare(host: &Rc<Host>, kernel: KernelId, donor: Donor, tree: Digest) {
-    let spares = &host.spares;
+/// `has_use`: the kernel's name in events, as long as the kernel can be forked.
+pub(crate) fn prepare(
+    host: &Rc<Host>,
+    kernel: KernelId,
+    donor: Donor,
+    tree: Digest,
+    has_use: impl Fn() -> Option<String> + 'static,
+) {
+    let spares = &host.prepared;
     if host.config.upkeep.spares == 0 || host.is_stopping() || !donor.copies() || spares.has(kernel) {
         return;
     }
@@ -129,22 +135,22 @@ pub(crate) fn prepare(host: &Rc<Host>, kernel: KernelId, donor: Donor, tree: Dig
         return;
     }
     let (host, donor) = (Rc::clone(host), Arc::new(donor));
-    host.spares.making.replace(Some(Arc::clone(&donor)));
+    host.prepared.making.replace(Some(Arc::clone(&donor)));
     tokio::task::spawn_local(async move {
         let made = async {
             // Until it is made, what it is made from must be there.
             let _held = host.store.run(|store| Ok(store.guard())).await?;
-            let place = host.spares.place(&host, kernel)?;
+            let place = host.prepared.place(&host, kernel)?;
             let made =
                 host.store.run_beside(move |store| Ok(PreparedWorkspace::make(&place, &donor, TreeId(tree), store)));
             Ok::<_, Error>(made.await??)
         };
         let made = made.await;
-        host.spares.making.replace(None);
+        host.prepared.making.replace(None);
         match made {
-            Ok(spare) => keep(&host, kernel, spare, entries).await,
+            Ok(spare) => keep(&host, kernel, spare, entries, has_use).await,
             Err(error) => {
-                host.spares.failed.set(Some(Instant::now()));
+                host.prepared.failed.set(Some(Instant::now()));
                 tracing::info!(%kernel, %error, "the next fork copies: no spare workspace was made");
             }
         }
@@ -159,19 +165,21 @@ fn has_room(host: &Host, bytes: u64, entries: u64, times: u64) -> bool {
 }
 
 /// Keeps one until it is taken, or has no place here any more.
-async fn keep(host: &Rc<Host>, kernel: KernelId, spare: PreparedWorkspace, entries: u64) {
+async fn keep(
+    host: &Rc<Host>,
+    kernel: KernelId,
+    spare: PreparedWorkspace,
+    entries: u64,
+    has_use: impl Fn() -> Option<String>,
+) {
     let (made, bytes) = (Instant::now(), spare.bytes());
-    let has_place = |of: &Rc<Kernel>| of.archived_in().is_none() && !host.is_stopping();
-    let of = host.by_id.borrow().get(&kernel).cloned().filter(has_place);
-    let Some(of) = of.filter(|_| has_room(host, bytes, entries, limits::SPARE_ROOM_LEAST)) else {
-        return discard(spare).await;
-    };
-    host.events.publish(&of.event_name, "spare_made", serde_json::json!({ "bytes": bytes }));
-    drop(of);
-    host.spares.kept.borrow_mut().push_back(Kept { kernel, spare, made });
-    let surplus = host.spares.kept.borrow().len().saturating_sub(host.config.upkeep.spares);
+    let of = has_use().filter(|_| !host.is_stopping() && has_room(host, bytes, entries, limits::SPARE_ROOM_LEAST));
+    let Some(event_name) = of else { return discard(spare).await };
+    host.events.publish(&event_name, "spare_made", serde_json::json!({ "bytes": bytes }));
+    host.prepared.kept.borrow_mut().push_back(Kept { kernel, spare, made });
+    let surplus = host.prepared.kept.borrow().len().saturating_sub(host.config.upkeep.spares);
     for _ in 0..surplus {
-        let oldest = host.spares.kept.borrow_mut().pop_front();
+        let oldest = host.prepared.kept.borrow_mut().pop_front();
         if let Some(oldest) = oldest {
             discard(oldest.spare).await;
         }
@@ -182,11 +190,11 @@ async fn keep(host: &Rc<Host>, kernel: KernelId, spare: PreparedWorkspace, entri
         tokio::time::sleep(limits::SPARE_LOOK).await;
         let Some(host) = host.upgrade() else { return };
         let is_this = |kept: &Kept| kept.kernel == kernel && kept.made == made;
-        if !host.spares.kept.borrow().iter().any(is_this) {
+        if !host.prepared.kept.borrow().iter().any(is_this) {
             return;
         }
         if Instant::now() >= until || !has_room(&host, bytes, entries, limits::SPARE_ROOM_LEAST) {
-            if let Some(kept) = host.spares.take_if(is_this) {
+            if let Some(kept) = host.prepared.take_if(is_this) {
                 discard(kept.spare).await;
             }
             return;
