@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use futures::future::LocalBoxFuture;
 
+use crate::catalog::{EngineInfo, Entry, Inspected};
 use crate::core::engine::EngineName;
 use crate::core::error::{Error, Result};
 use crate::core::ids::WorkerId;
@@ -27,6 +28,7 @@ use crate::link::binding::{BoundFolder, BoundMount};
 use crate::link::connector::Connector;
 use crate::link::handshake::WorkerIdentity;
 use crate::link::host::WorkerLink;
+use crate::workspace::{Workspace, WorkspacePaths};
 
 /// What a worker must be like before it is a kernel's. Equal shapes share warm workers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,6 +52,8 @@ pub struct Shape {
 pub struct KernelHome {
     /// The kernel's folder.
     pub dir: PathBuf,
+    /// The database of its engine's state.
+    pub engine_db: PathBuf,
     /// Its own workspace, a path within `dir`.
     pub own_workspace: PathBuf,
     /// The workspace of another kernel that it works in, if it shares one.
@@ -112,6 +116,24 @@ pub struct BoundSources {
     pub mounts: Vec<BoundMount>,
 }
 
+/// Opens a kernel's files. Blocks.
+pub type OpenWorkspace = Box<dyn FnOnce() -> Result<Box<dyn Workspace>> + Send>;
+
+/// A kernel's engine state while no worker has it open. Its calls block.
+pub trait EngineState: Send {
+    /// Replaces all of it: what the kernel's next worker loads.
+    ///
+    /// # Errors
+    /// Those of writing; the former state is there then.
+    fn replace(&self, info: &EngineInfo, entries: &mut dyn Iterator<Item = Entry>) -> Result<()>;
+
+    /// Looks through it for damage.
+    ///
+    /// # Errors
+    /// `corrupt`.
+    fn inspect(&self) -> Result<Inspected>;
+}
+
 /// Finds out what a host can do. Blocks.
 pub type Probe = Box<dyn FnOnce() -> Vec<Ability> + Send>;
 
@@ -145,6 +167,12 @@ pub trait IsolationDriver {
 
     /// Whether a recorded worker came to exist: its record is not the one that was made before.
     fn existed(&self, record: &str) -> bool;
+
+    /// A way to a kernel's files, to be opened beside the event loop.
+    fn workspace(&self, paths: WorkspacePaths) -> OpenWorkspace;
+
+    /// A kernel's engine state, while no worker has it open.
+    fn engine_state(&self, home: &KernelHome) -> Box<dyn EngineState>;
 
     /// Copies a folder of this host into a new kernel's workspace, as that user.
     ///

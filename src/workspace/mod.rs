@@ -21,6 +21,7 @@
 //! Untrusted code owns the workspace. Nothing here follows a symbolic link in it, runs anything, or makes set-uid files or
 //! devices. All of it blocks.
 
+mod access;
 mod beneath;
 mod branch;
 mod capture_file;
@@ -46,6 +47,7 @@ mod stage;
 mod tracker;
 pub mod tree;
 
+pub use access::Workspace;
 pub use branch::{Branched, Donor, Snapshot, branch};
 pub use capture_stats::{CaptureStats, FullScanReason, Unwatched};
 pub use checkout::checkout;

@@ -8,20 +8,25 @@ use std::rc::Rc;
 use serde::{Deserialize, Serialize};
 
 use super::cgroups::{Cgroups, remove_cgroup};
+use super::engine_state::EngineDatabase;
 use super::handle::{ProcessHandle, ProcessRecord, Record, Shared};
 use super::interpreters::Interpreters;
 use super::launch::{self, WorkerProcess};
 use super::program::WorkerProgram;
+use crate::core::durability::Durability;
 use crate::core::engine::EngineName;
 use crate::core::error::{Error, Result};
 use crate::core::ids::{HostId, WorkerId};
 use crate::core::info::Ability;
 use crate::core::spec::{Isolation, KernelSpec};
-use crate::isolation::{IsolationDriver, Launched, NewWorker, Probe, Recorder, Shape};
+use crate::isolation::{
+    EngineState, IsolationDriver, KernelHome, Launched, NewWorker, OpenWorkspace, Probe, Recorder, Shape,
+};
 use crate::link::bootstrap::LaunchDocument;
 use crate::link::connector::unix::UnixConnector;
 use crate::sandbox::{Layer, Owners, PlannedMount, RunAs, SandboxPlan};
 use crate::sys;
+use crate::workspace::{Tracker, Workspace, WorkspacePaths};
 
 /// What the driver needs to know of its host and of the configuration.
 pub struct ProcessSettings {
@@ -286,6 +291,15 @@ impl IsolationDriver for ProcessDriver {
                 let _ = std::fs::remove_file(entry.path());
             }
         }
+    }
+
+    fn workspace(&self, paths: WorkspacePaths) -> OpenWorkspace {
+        Box::new(move || Ok(Box::new(Tracker::open(paths)?) as Box<dyn Workspace>))
+    }
+
+    fn engine_state(&self, home: &KernelHome) -> Box<dyn EngineState> {
+        let durability = if self.settings.power_safe { Durability::Power } else { Durability::Process };
+        Box::new(EngineDatabase { path: home.engine_db.clone(), durability })
     }
 
     async fn fill_workspace(&self, workspace: &Path, from: &Path, uid: u32, most_bytes: u64) -> Result<()> {

@@ -128,7 +128,7 @@ impl WorkerHandle for ProcessHandle {
         mounts: &[HostMount],
     ) -> Result<BoundSources> {
         let mut bound = BoundSources::default();
-        if let Some(KernelHome { dir, own_workspace, shared_workspace }) = home {
+        if let Some(KernelHome { dir, own_workspace, shared_workspace, .. }) = home {
             let own = [Some(dir.as_path()), shared_workspace.as_deref()].into_iter().flatten();
             bound.protected = own.filter_map(|folder| folder.canonicalize().ok()).collect();
             let workspace = match shared_workspace {

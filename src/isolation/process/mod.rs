@@ -2,6 +2,7 @@
 
 mod cgroups;
 mod driver;
+mod engine_state;
 mod from_dir;
 mod handle;
 mod interpreters;

@@ -17,7 +17,6 @@ use crate::core::kernel::State;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::{Actor, Change, StopMode};
-use crate::supervisor::registry::create_from::load_engine;
 use crate::workspace::Reason;
 
 /// Files that a refusal names.
@@ -120,13 +119,7 @@ async fn rested(host: &Rc<Host>, kernel: &Rc<Kernel>, actor: &Actor) -> Result<C
             _ => drop(take(host, kernel, Taking::by_us(CheckpointType::Auto, "archive"), actor.clone()).await?),
         }
     }
-    Err(used(kernel))
-}
-
-pub(crate) fn used(kernel: &Kernel) -> Error {
-    Error::conflict(format!("kernel {} was used while it was to be archived", kernel.spec.name))
-        .reason("used")
-        .hint("try again when nobody uses it")
+    Err(kernel.used_meanwhile())
 }
 
 /// Takes a kernel out of the archive; gives its version.
@@ -152,7 +145,7 @@ async fn take_out(host: &Rc<Host>, kernel: &Rc<Kernel>, change: Change) -> Resul
     let made = async {
         host.catalog.recreate_kernel_files(kernel.id).await?;
         fill(host, kernel.id, manifest.workspace.tree, None, None).await?;
-        load_engine(host, kernel.id, manifest.engine, parts).await?;
+        super::state::load_engine(host, kernel.id, kernel.spec.isolation, manifest.engine, parts).await?;
         kernel.unarchive(change.actor.clone()).await
     };
     let made = made.await;

@@ -43,8 +43,8 @@ use crate::link::host::WorkerLink;
 use crate::supervisor::host::metrics::Stage;
 use crate::supervisor::kernel::command::{Actor, Change, Trace};
 use crate::supervisor::kernel::journal::version_after;
+use crate::supervisor::kernel::work_detail;
 
-pub(super) use archive::used;
 pub use archive::{archive, unarchive};
 pub(crate) use before_stop::StopCheckpoint;
 pub use compare::diff;
@@ -57,6 +57,7 @@ pub use pruning::{pin, remove, set_retention};
 use quiesce::Still;
 pub(super) use restore::resume;
 pub use restore::{restore, undo};
+pub(crate) use state::load_engine;
 pub use text::diff_text;
 
 /// So many files that could not be read are named in an event.
@@ -177,7 +178,7 @@ async fn seal(
     let (versions, words) = ((before, checkpoint.version), format!("{} ({})", checkpoint.id, checkpoint.kind.name()));
     host.audit_checkpoint(actor, "checkpoint.create", kernel, versions, sealed, words).await;
     if let (Some((event, deed)), Some(outcome)) = (named, &outcome) {
-        let told = workflow::detail(outcome);
+        let told = work_detail(outcome);
         let versions = (Some(before), Some(version_after(sequence)));
         host.audit(actor, deed, kernel, versions, told.to_string()).await;
         host.events.publish(&kernel.event_name, event, told);

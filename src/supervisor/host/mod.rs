@@ -24,6 +24,7 @@ use crate::core::info::HostInfo;
 use crate::core::name::KernelName;
 use crate::core::pool::Rules;
 use crate::core::spec::{NEVER_SHOWN, WORKSPACE};
+use crate::isolation::{Drivers, KernelHome};
 use crate::store::StoreHandle;
 use crate::supervisor::host::actor::Actor;
 use crate::supervisor::host::audit::Auditing;
@@ -41,6 +42,8 @@ pub struct Host {
     pub config: Config,
     /// The host as the daemon found it.
     pub environment: Environment,
+    /// How workers can run here.
+    pub drivers: Drivers,
     /// The databases.
     pub catalog: CatalogHandle,
     /// Objects.
@@ -68,6 +71,7 @@ impl Host {
     pub(crate) fn new(
         config: Config,
         environment: Environment,
+        drivers: Drivers,
         catalog: CatalogHandle,
         store: StoreHandle,
         events: Rc<Events>,
@@ -79,6 +83,7 @@ impl Host {
         Rc::new(Host {
             config,
             environment,
+            drivers,
             catalog,
             store,
             events,
@@ -218,6 +223,14 @@ impl Host {
             self.used_at_ms.set(self.now_ms());
         }
         self.now_ms() - self.used_at_ms.get()
+    }
+
+    /// Where the files of a kernel are, as its worker must know.
+    pub(crate) fn home(&self, kernel: KernelId, workspace_of: Option<KernelId>) -> KernelHome {
+        let files = self.catalog.kernel_files(kernel);
+        let own_workspace = files.workspace.strip_prefix(&files.dir).unwrap_or("workspace".as_ref()).to_owned();
+        let shared_workspace = workspace_of.map(|owner| self.catalog.kernel_files(owner).workspace);
+        KernelHome { dir: files.dir, engine_db: files.engine_db, own_workspace, shared_workspace }
     }
 
     /// What events call a kernel: its name; system-wide also its owner, for names are unique among one owner's kernels only.

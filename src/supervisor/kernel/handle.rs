@@ -182,6 +182,13 @@ impl Kernel {
         Error::not_found(format!("kernel {} is no longer here", self.spec.name))
     }
 
+    /// Why it cannot be archived: it was used meanwhile.
+    pub(crate) fn used_meanwhile(&self) -> Error {
+        Error::conflict(format!("kernel {} was used while it was to be archived", self.spec.name))
+            .reason("used")
+            .hint("try again when no client uses it")
+    }
+
     /// What its worker needs to know of it.
     ///
     /// # Errors

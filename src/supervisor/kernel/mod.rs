@@ -12,4 +12,7 @@ pub(crate) mod sharing;
 pub(crate) mod task;
 pub mod tools;
 
+mod work;
+
 pub use handle::{Kernel, View};
+pub(crate) use work::work_detail;

@@ -12,7 +12,7 @@ use crate::core::error::{Error, Result};
 use crate::core::kernel::State;
 use crate::core::limits;
 use crate::supervisor::kernel::Kernel;
-use crate::workspace::Tracker;
+use crate::workspace::Workspace;
 
 /// A kernel's part in a workspace. What is said of the files is said at the kernel whose they are.
 pub struct Sessions {
@@ -24,7 +24,7 @@ pub struct Sessions {
     /// How many hold the files still.
     still: Cell<usize>,
     /// Follows the files since they were first captured.
-    tracker: RefCell<Option<Box<Tracker>>>,
+    workspace: RefCell<Option<Box<dyn Workspace>>>,
     turn: Arc<Semaphore>,
 }
 
@@ -37,7 +37,7 @@ impl Sessions {
             making: Cell::new(0),
             removing: Cell::new(false),
             still: Cell::new(0),
-            tracker: RefCell::new(None),
+            workspace: RefCell::new(None),
             turn: Arc::new(Semaphore::new(1)),
         }
     }
@@ -140,21 +140,21 @@ impl Kernel {
     }
 
     /// What follows its files, for whoever has the turn.
-    pub(crate) fn take_tracker(&self) -> Option<Box<Tracker>> {
-        self.files().sessions.tracker.borrow_mut().take()
+    pub(crate) fn take_workspace(&self) -> Option<Box<dyn Workspace>> {
+        self.files().sessions.workspace.borrow_mut().take()
     }
 
     /// Knows nothing of the files any more: they go, or are others from now on.
     pub(crate) fn forget_files(&self) {
-        drop(self.take_tracker());
+        drop(self.take_workspace());
         self.files().base.set(None);
     }
 
     /// Gives it back.
-    pub(crate) fn keep_tracker(&self, tracker: Box<Tracker>) {
+    pub(crate) fn keep_workspace(&self, workspace: Box<dyn Workspace>) {
         let files = self.files();
-        files.base.set(tracker.base().map(|tree| tree.0));
-        *files.sessions.tracker.borrow_mut() = Some(tracker);
+        files.base.set(workspace.base().map(|tree| tree.0));
+        *files.sessions.workspace.borrow_mut() = Some(workspace);
     }
 
     /// Refuses to change files under code that runs: what it does with them would be lost, or be done to others.
@@ -223,8 +223,8 @@ impl Kernel {
 
     /// Takes what the host told of changed files, so that its queue does not overflow before the next checkpoint.
     pub(crate) fn follow_files(&self) {
-        if let Some(tracker) = self.files().sessions.tracker.borrow_mut().as_mut() {
-            tracker.drain();
+        if let Some(workspace) = self.files().sessions.workspace.borrow_mut().as_mut() {
+            workspace.drain();
         }
     }
 
@@ -233,12 +233,12 @@ impl Kernel {
         if self.others().iter().any(|other| other.link.borrow().is_some()) {
             return;
         }
-        let Some(mut tracker) = self.take_tracker() else { return };
+        let Some(mut workspace) = self.take_workspace() else { return };
         // The next one looks whether the contents that it knows are still there.
         self.files().base.set(None);
         let name = self.files().spec.name.to_string();
         tokio::task::spawn_blocking(move || {
-            if let Err(error) = tracker.save() {
+            if let Err(error) = workspace.save() {
                 tracing::warn!(kernel = name, %error, "the next checkpoint looks at every file: what was known could not be kept");
             }
         });

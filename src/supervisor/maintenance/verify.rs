@@ -7,8 +7,8 @@ use tokio::sync::mpsc;
 use super::marks::walk;
 use super::roots::{self, Named, Root};
 use super::{Running, relay};
+use crate::catalog::Inspected;
 use crate::catalog::state::RootKind;
-use crate::catalog::{EngineDb, Inspected};
 use crate::core::audit::NewAudit;
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::ids::{Digest, KernelId};
@@ -133,13 +133,8 @@ async fn engine_db(host: &Host, kernel: &Kernel) -> Result<()> {
                 looked => return looked,
             }
         } else {
-            let path = host.catalog.kernel_files(kernel.id).engine_db;
-            let looked = tokio::task::spawn_blocking(move || {
-                let scratch = tempfile_beside(&path)?;
-                let looked = EngineDb::inspect(&path, &scratch);
-                let _ = std::fs::remove_dir_all(&scratch);
-                Ok::<_, Error>(looked?)
-            });
+            let state = host.drivers.of(kernel.spec.isolation)?.engine_state(&host.home(kernel.id, None));
+            let looked = tokio::task::spawn_blocking(move || state.inspect());
             match looked.await.map_err(|error| Error::internal(error.to_string()))? {
                 Ok(Inspected::Sound) => return Ok(()),
                 Ok(Inspected::InUse) => {}
@@ -152,14 +147,6 @@ async fn engine_db(host: &Host, kernel: &Kernel) -> Result<()> {
     }
     // It is opened and closed all the time: whoever opens it checks it.
     Ok(())
-}
-
-/// A folder for copies beside a kernel's databases, gone with the kernel if it is left.
-fn tempfile_beside(path: &std::path::Path) -> Result<std::path::PathBuf> {
-    let scratch = path.with_file_name("verify");
-    let _ = std::fs::remove_dir_all(&scratch);
-    std::fs::create_dir(&scratch).map_err(|error| Error::internal(format!("{}: {error}", scratch.display())))?;
-    Ok(scratch)
 }
 
 async fn through(link: &crate::link::host::WorkerLink) -> Result<()> {

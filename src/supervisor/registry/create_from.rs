@@ -14,9 +14,8 @@ use std::rc::Rc;
 use super::supervisor::ReservedName;
 use crate::bundle::Packed;
 use crate::catalog::state::{Beginning, EntryKind, FirstCheckpoint, NewCheckpoint, NewEntry};
-use crate::catalog::{Created, EngineDb, EngineInfo, Entry, IdempotencyKey, KernelRow, NewAudit, Notes};
+use crate::catalog::{Created, IdempotencyKey, KernelRow, NewAudit, Notes};
 use crate::core::checkpoint::{CheckpointType, Manifest, StateParts};
-use crate::core::engine::EngineName;
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::ids::{CheckpointId, Digest, Epoch, KernelId};
 use crate::core::info::{GivenMount, McpTransport};
@@ -31,9 +30,6 @@ use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::Actor;
 use crate::supervisor::kernel::journal::{Records, StateRecord};
 use crate::supervisor::registry::Supervisor;
-
-/// Format of the state as a whole, as `engine.db` notes it.
-const STATE_FORMAT: u32 = 1;
 
 /// What a kernel begins from.
 pub(crate) struct Seed {
@@ -158,7 +154,8 @@ impl Supervisor {
             let filled = checkpoint::fill(host, id, tree, seed.like, seed.giving.as_ref()).await?;
             (words.detail["files"], words.detail["full_walk"]) = (filled.way.into(), filled.full_walk.into());
             seed.made.replace(filled.files);
-            load_engine(host, id, seed.manifest.engine, seed.parts.clone()).await?;
+            checkpoint::load_engine(host, id, seed.manifest.spec.isolation, seed.manifest.engine, seed.parts.clone())
+                .await?;
             let (new, sealed) = seal(host, id, seed, judged, actor).await?;
             words.outcome = format!("{}; {} manifest {sealed}", words.outcome, new.id);
             let entry = mark(host, actor, words);
@@ -184,7 +181,8 @@ impl Supervisor {
         self.fill_and_show(judged, None, words, actor, async |id, judged, words| {
             let host = self.host();
             checkpoint::fill(host, id, seed.manifest.workspace.tree, None, None).await?;
-            load_engine(host, id, seed.manifest.engine, seed.parts.clone()).await?;
+            checkpoint::load_engine(host, id, seed.manifest.spec.isolation, seed.manifest.engine, seed.parts.clone())
+                .await?;
             let mut own = Own { entry: Some(mark(host, actor, words)), ..Own::of(seed) };
             // The one that the kernel is at comes last.
             let (at, others): (Vec<_>, Vec<_>) =
@@ -323,37 +321,6 @@ fn mark(host: &Host, actor: &Actor, words: &Words<'_>) -> NewEntry {
         text: words.mark.clone(),
         detail_json: words.detail.to_string(),
     }
-}
-
-/// Writes the engine's state where the kernel's first worker finds it.
-pub(crate) async fn load_engine(host: &Host, id: KernelId, engine: EngineName, parts: StateParts) -> Result<()> {
-    if parts.entries.is_empty() {
-        return Ok(());
-    }
-    let path = host.catalog.kernel_files(id).engine_db;
-    let durability = host.config.daemon.durability;
-    // Which version wrote it is in no manifest; the engine that reads it says its own.
-    let info = EngineInfo { name: engine.name().into(), version: String::new(), format: STATE_FORMAT };
-    let loaded = host.store.run_beside(move |store| {
-        let load = || -> Result<()> {
-            let mut failed = None;
-            let entries = parts.entries.into_iter().map_while(|part| match store.get(part.body, limits::STATE_BYTES) {
-                Ok(body) => Some(Entry { key: part.key, meta_json: part.meta.to_string(), body }),
-                Err(error) => {
-                    failed = Some(error);
-                    None
-                }
-            });
-            let db = EngineDb::open(&path, durability)?;
-            db.replace_all(&info, entries, &[])?;
-            match failed {
-                Some(error) => Err(error.into()),
-                None => Ok(db.close()?),
-            }
-        };
-        Ok(load())
-    });
-    loaded.await?
 }
 
 /// Stores the manifest of the new kernel's own first checkpoint.

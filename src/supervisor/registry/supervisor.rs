@@ -56,7 +56,7 @@ impl Supervisor {
         store: StoreHandle,
     ) -> Self {
         let events = Events::start(catalog.clone(), crate::sys::clock::now_ms);
-        let host = Host::new(config, environment, catalog, store, events);
+        let host = Host::new(config, environment, drivers, catalog, store, events);
         let kept = Rc::downgrade(&host);
         tokio::task::spawn_local(async move {
             loop {
@@ -66,7 +66,7 @@ impl Supervisor {
                 host.keep_audit_head().await;
             }
         });
-        let workers = Workers::new(&host, drivers);
+        let workers = Workers::new(&host);
         let before_stop = Rc::new(checkpoint::StopCheckpoint::new(&host));
         let services = KernelServices { host: Rc::clone(&host), workers: Rc::clone(&workers), before_stop };
         let supervisor = Supervisor { host, workers, registry: Rc::default(), services: Rc::new(services) };

@@ -27,14 +27,13 @@ use self::start_queue::StartQueue;
 use crate::core::error::{Error, Result};
 use crate::core::ids::KernelId;
 use crate::core::spec::{Isolation, KernelSpec};
-use crate::isolation::{Drivers, IsolationDriver, Probe, Shape};
+use crate::isolation::{IsolationDriver, Probe, Shape};
 use crate::supervisor::host::Host;
 
 /// The workers of a host.
 pub struct Workers {
     /// The host.
     pub(crate) host: Rc<Host>,
-    drivers: Drivers,
     /// Who may have how much.
     pub(crate) admission: Rc<Admission>,
     /// Workers that are ready before a kernel needs them.
@@ -47,7 +46,7 @@ pub struct Workers {
 }
 
 impl Workers {
-    pub(crate) fn new(host: &Rc<Host>, drivers: Drivers) -> Rc<Self> {
+    pub(crate) fn new(host: &Rc<Host>) -> Rc<Self> {
         let limits = &host.config.limits;
         // A daemon that serves one user lets that user have all.
         let share = match host.environment.system_wide {
@@ -61,7 +60,6 @@ impl Workers {
             start_queue: StartQueue::new(limits.worker_starts, share, limits.worker_wait),
             pressure: MemoryPressure::default(),
             errors: RefCell::default(),
-            drivers,
             host: Rc::clone(host),
         })
     }
@@ -71,7 +69,7 @@ impl Workers {
     /// # Errors
     /// `unsupported` with a hint if this host cannot run it, `invalidArgument`.
     pub(crate) fn shape(&self, spec: &KernelSpec, uid: u32) -> Result<Shape> {
-        self.drivers.of(spec.isolation)?.check(spec, uid)
+        self.host.drivers.of(spec.isolation)?.check(spec, uid)
     }
 
     /// The driver of an isolation.
@@ -79,12 +77,12 @@ impl Workers {
     /// # Errors
     /// `unsupported` if this build or host has none.
     pub(crate) fn driver(&self, isolation: Isolation) -> Result<&Rc<dyn IsolationDriver>> {
-        self.drivers.of(isolation)
+        self.host.drivers.of(isolation)
     }
 
     /// Finds out what the drivers can do on this host; each function blocks.
     pub(crate) fn probes(&self) -> Vec<Probe> {
-        self.drivers.all().map(|driver| driver.probe()).collect()
+        self.host.drivers.all().map(|driver| driver.probe()).collect()
     }
 
     /// Whether one more kernel may have a worker: warm workers are evicted for it.

@@ -137,7 +137,7 @@ async fn start_new(
         shape,
         identity: &identity,
         name: kernel.spec.name.clone(),
-        home: &workers.home(kernel.id, kernel.workspace_of),
+        home: &workers.host.home(kernel.id, kernel.workspace_of),
         mounts,
         origin: kernel.origin,
         orphan_grace: orphan_grace(workers, kernel),

@@ -95,7 +95,7 @@ impl WarmWorker {
             shape,
             identity: &identity,
             name,
-            home: &workers.home(own_kernel, None),
+            home: &workers.host.home(own_kernel, None),
             mounts: Vec::new(),
             origin: (origin.kind, origin.generation),
             orphan_grace: workers.host.config.daemon.orphan_grace,
@@ -177,7 +177,7 @@ impl WarmWorker {
                 Ok(())
             };
             let sources = async {
-                let home = (!is_adopted).then(|| workers.home(kernel.id, kernel.workspace_of));
+                let home = (!is_adopted).then(|| workers.host.home(kernel.id, kernel.workspace_of));
                 let sources = self.worker.handle().bind_sources(&self.link, home.as_ref(), mounts).await?;
                 metrics.since(Stage::BindSources, engine, begun);
                 Ok::<_, Error>(sources)

@@ -11,7 +11,7 @@ use crate::core::error::{Error, Result};
 use crate::core::ids::{Epoch, KernelId, WorkerId};
 use crate::core::origin::OriginKind;
 use crate::core::spec::KernelSpec;
-use crate::isolation::{KernelHome, Launched, NewWorker, Recorder, WorkerHandle, WorkerRecord};
+use crate::isolation::{Launched, NewWorker, Recorder, WorkerHandle, WorkerRecord};
 use crate::link::handshake::WorkerIdentity;
 use crate::link::host::{WorkerLink, WorkerListener, WorkerReport};
 
@@ -99,14 +99,6 @@ impl Workers {
         WorkerIdentity { worker: WorkerId::from_bytes(host.random()), kernel, epoch, build, secret: host.random() }
     }
 
-    /// Where the files of a kernel are, as its worker must know.
-    pub(crate) fn home(&self, kernel: KernelId, workspace_of: Option<KernelId>) -> KernelHome {
-        let files = self.host.catalog.kernel_files(kernel);
-        let own_workspace = files.workspace.strip_prefix(&files.dir).unwrap_or("workspace".as_ref()).to_owned();
-        let shared_workspace = workspace_of.map(|owner| self.host.catalog.kernel_files(owner).workspace);
-        KernelHome { dir: files.dir, own_workspace, shared_workspace }
-    }
-
     /// Launches a worker and attaches to it. What was launched is ended and forgotten if that fails.
     ///
     /// # Errors
@@ -118,7 +110,7 @@ impl Workers {
         record: &Recorder<'_>,
         listener: Rc<dyn WorkerListener>,
     ) -> Result<(WorkerLink, WorkerReport, LiveWorker)> {
-        let (identity, driver) = (new.identity, self.drivers.of(new.shape.isolation)?);
+        let (identity, driver) = (new.identity, self.host.drivers.of(new.shape.isolation)?);
         let Launched { connector, handle } = match driver.launch(new, record).await {
             Ok(launched) => launched,
             Err(error) => {
@@ -150,14 +142,14 @@ impl Workers {
             <[u8; 32]>::try_from(row.secret.as_slice()).map_err(|_| Error::corrupt("a worker's secret is damaged"))?;
         let build = row.build.clone();
         let identity = WorkerIdentity { worker: row.id, kernel: row.kernel, epoch: row.epoch, build, secret };
-        let Launched { connector, handle } = self.drivers.of(row.isolation)?.adopt(row.id, &row.record)?;
+        let Launched { connector, handle } = self.host.drivers.of(row.isolation)?.adopt(row.id, &row.record)?;
         let (link, report) = WorkerLink::attach(connector, &identity, listener).await?;
         Ok(Started { link, report, worker: LiveWorker::new(handle, place), told_origin: None })
     }
 
     /// Ends a recorded worker that could not be adopted.
     pub(crate) async fn end_orphan(&self, row: &WorkerRow) {
-        if let Ok(driver) = self.drivers.of(row.isolation) {
+        if let Ok(driver) = self.host.drivers.of(row.isolation) {
             driver.end_orphan(row.id, &row.record).await;
         }
         self.forget_row(row.id).await;
@@ -165,12 +157,12 @@ impl Workers {
 
     /// Whether a recorded worker came to exist.
     pub(crate) fn existed(&self, row: &WorkerRow) -> bool {
-        self.drivers.of(row.isolation).is_ok_and(|driver| driver.existed(&row.record))
+        self.host.drivers.of(row.isolation).is_ok_and(|driver| driver.existed(&row.record))
     }
 
     /// Removes what workers of a former daemon left that the catalog does not know.
     pub(crate) fn sweep(&self, known: &[WorkerId]) {
-        self.drivers.all().for_each(|driver| driver.sweep(known));
+        self.host.drivers.all().for_each(|driver| driver.sweep(known));
     }
 
     async fn forget_row(&self, worker: WorkerId) {

@@ -4,7 +4,6 @@ use super::Task;
 use crate::core::error::Result;
 use crate::core::ids::CheckpointId;
 use crate::core::kernel::Event;
-use crate::supervisor::checkpoint;
 use crate::supervisor::kernel::command::Actor;
 
 impl Task {
@@ -14,7 +13,7 @@ impl Task {
         let busy = self.life.has_worker() || !self.queue.is_empty() || self.operating.is_some();
         let records = &self.kernel.records;
         if busy || records.head().await?.checkpoint != Some(id) || records.changed_since_head().await? {
-            return Err(checkpoint::used(&self.kernel));
+            return Err(self.kernel.used_meanwhile());
         }
         let short = id.short();
         let named = ("kernel_archived", "kernel.archive");
