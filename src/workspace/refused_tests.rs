@@ -1,4 +1,5 @@
-//! What a capture may not look into: folders that are closed to whoever captures, and mounts. Nothing of it goes without a word.
+//! What a capture may not look into: folders that are closed to whoever captures, and mounts. Nothing of it goes
+//! without a word.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
@@ -194,7 +195,8 @@ fn a_name_in_a_folder_that_cannot_be_read() {
     a_name_in_a_folder_that_cannot_be_read_of(&World::at(&given_place()));
 }
 
-/// Who may enter a folder and write to it, and not read it, may give a known file a name in there: of that nobody tells, nor of what is done by it.
+/// Who may enter a folder and write to it, and not read it, may give a known file a name in there: of that nobody
+/// tells, nor of what is done by it.
 fn a_name_in_a_folder_that_cannot_be_read_of(world: &World) {
     world.write("f", [b'a'; 1000]);
     std::fs::create_dir(world.path("n")).expect("made");

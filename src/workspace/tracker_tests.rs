@@ -231,7 +231,8 @@ fn what_is_known_survives_the_process_and_damage_costs_only_time() {
     }
 }
 
-/// A storm of renames, as many as the host queues notifications: two are told of each. The file has the last number then.
+/// A storm of renames, as many as the host queues notifications: two are told of each. The file has the last number
+/// then.
 fn storm(world: &World) -> usize {
     let most = std::fs::read_to_string("/proc/sys/fs/inotify/max_queued_events").expect("there");
     let most = most.trim().parse().expect("a number");
@@ -460,8 +461,8 @@ fn what_a_killed_process_left_where_files_are_prepared_goes_when_the_workspace_i
     assert_eq!((captured.entries, captured.not_captured_count), (1, 0));
 }
 
-/// Through whichever name, in the same length, and with the time set back: what is told of one name is true of the other, which
-/// nobody knew for one before.
+/// Through whichever name, in the same length, and with the time set back: what is told of one name is true of the
+/// other, which nobody knew for one before.
 #[test]
 fn a_file_that_got_a_second_name_and_other_bytes_is_read_under_both() {
     for (written, settled, prepared) in [("a", true, false), ("b", true, false), ("a", false, true), ("b", false, true)]

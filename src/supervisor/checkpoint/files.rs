@@ -174,7 +174,7 @@ impl Giving {
             let donor = Arc::clone(&self.donor);
             files
                 .run(move |tracker, _| {
-                    tracker.tell(&donor, &mut snapshot);
+                    tracker.record_changes(&donor, &mut snapshot);
                     Ok(snapshot)
                 })
                 .await
