@@ -1,6 +1,6 @@
-//! A child runs a script over all three kinds of database and is killed, or meets an error, at each labelled point in turn.
-//! Whatever happened: all that it acknowledged is there, the step that it was in is wholly there or wholly not, nothing is
-//! damaged, and start-up leaves no litter.
+//! A child runs a script over all three kinds of database and is killed, or meets an error, at each labelled point in
+//! turn. Whatever happened: all that it acknowledged is there, the step that it was in is wholly there or wholly not,
+//! nothing is damaged, and start-up leaves no litter.
 
 use std::collections::HashSet;
 use std::fmt::Write as _;

@@ -1,4 +1,5 @@
-//! Measurements, run by hand: `cargo test --release --lib --no-default-features speed -- --ignored --nocapture --test-threads 1`.
+//! Measurements, run by hand: `cargo test --release --lib --no-default-features speed -- --ignored --nocapture
+//! --test-threads 1`.
 
 use std::time::Instant;
 

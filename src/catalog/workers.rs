@@ -1,4 +1,4 @@
-//! The table of workers: what a new daemon needs to find, prove and adopt, or to remove.
+//! The table of workers: what a new daemon needs to find, verify and adopt, or remove them.
 
 use rusqlite::{Row, params};
 
@@ -7,18 +7,18 @@ use super::sqlite::{Db, Result};
 use crate::core::ids::{Epoch, KernelId, WorkerId};
 use crate::core::spec::Isolation;
 
-/// A live worker, or one that was when the daemon last looked.
+/// A worker that was alive when the daemon last checked.
 #[derive(Clone, PartialEq, Eq)]
 pub struct WorkerRow {
     /// Its identity.
     pub id: WorkerId,
-    /// Whose worker it is.
+    /// Its kernel.
     pub kernel: KernelId,
     /// The kernel's epoch when it started.
     pub epoch: Epoch,
-    /// ryokan's build that it runs.
+    /// The ryokan build that it runs.
     pub build: String,
-    /// What it proves itself with.
+    /// Its secret.
     pub secret: Vec<u8>,
     /// How it runs.
     pub isolation: Isolation,

@@ -111,7 +111,7 @@ impl Workspace for Tracker {
     }
 
     fn report_changes(&mut self, donor: &Donor, snapshot: &mut Snapshot) {
-        Tracker::tell(self, donor, snapshot);
+        Tracker::record_changes(self, donor, snapshot);
     }
 
     fn driver(&self) -> &DriverChoice {

@@ -73,7 +73,7 @@ pub(crate) fn walk(
         Named::Row(RootKind::Checkpoint { .. }) => manifest(store, digest, seen, object),
         Named::Files => tree(store, digest, seen, object),
         Named::Row(RootKind::Blob | RootKind::Output { .. }) => {
-            if seen.tell(digest) {
+            if seen.add(digest) {
                 object(digest);
             }
             Ok(())
@@ -86,7 +86,7 @@ fn manifest(store: &Store, at: Digest, seen: &mut Seen, object: &mut dyn FnMut(D
         return Ok(());
     }
     let mut tell = |seen: &mut Seen, digest| {
-        if seen.tell(digest) {
+        if seen.add(digest) {
             object(digest);
         }
     };
