@@ -24,7 +24,7 @@ use nix::sched::{CloneFlags, unshare};
 use nix::sys::stat::{Mode, fstat, mkdirat};
 use nix::unistd::fchdir;
 
-use super::given;
+use super::host_path;
 use super::layer::{Layer, SandboxError, failed};
 use super::plan::{RunAs, SandboxPlan};
 use crate::sys::mount::{attach, clone_tree, map_ids, new_file_system};
@@ -98,7 +98,7 @@ impl Owners {
     /// # Errors
     /// If the source is missing, a link is in its way, or its file system cannot map owners.
     pub fn mapped(&self, source: &Path, run_as: RunAs) -> Result<OwnedFd, SandboxError> {
-        map_owner(&given::open(Layer::IdMap, source)?, source, run_as, self)
+        map_owner(&host_path::open(Layer::IdMap, source)?, source, run_as, self)
     }
 
     fn namespace(&self, on_disk: (u32, u32), seen: (u32, u32)) -> std::io::Result<Rc<OwnedFd>> {

@@ -251,7 +251,7 @@ fn background_work_limited() {
         let fake = Fake::start().await;
         let seen = Recorder::new();
         let (link, _) = fake.attach(&seen).await.unwrap();
-        fake.notes.borrow_mut().stirs = true;
+        fake.notes.borrow_mut().has_activity = true;
         link.start(code(1, "pass")).await.unwrap();
         assert_eq!(seen.end(1).await.status, ExecStatus::Done);
         let before = fake.notes.borrow().watched;

@@ -37,7 +37,7 @@ pub struct Notes {
     pub beyond: Option<WorkerCause>,
     pub watched: usize,
     /// Something runs although no execution does.
-    pub stirs: bool,
+    pub has_activity: bool,
     pub pid: i32,
     pub frozen: bool,
 }
@@ -85,8 +85,8 @@ impl Enclosure for Bare {
             Exit::Signal(signal) => WorkerCause::Signalled(signal),
         }
     }
-    fn stirs(&mut self) -> bool {
-        self.notes.borrow().stirs
+    fn has_activity(&mut self) -> bool {
+        self.notes.borrow().has_activity
     }
     fn watch(&mut self) -> Watch {
         let mut notes = self.notes.borrow_mut();

@@ -22,7 +22,7 @@ pub(crate) async fn copy(from: PathBuf, workspace: PathBuf, uid: u32, most_bytes
             .hint("give the folder with --allow-path and copy it inside the kernel"));
     }
     // Opened by the name that was judged, through no link; what is copied is this folder, whatever its name leads to later.
-    let opened = crate::sandbox::open_given(&from)
+    let opened = crate::sandbox::open_host_path(&from)
         .map_err(|error| Error::refused(format!("{}: {error}", from.display())).reason("source"))?;
     let folder = PathBuf::from(format!("/proc/self/fd/{}", opened.as_raw_fd()));
     if !folder.is_dir() {

@@ -137,7 +137,7 @@ pub trait Enclosure {
     /// Does for nothing what [`Enclosure::enter_kernel`] will do: what that takes is in memory then.
     fn rehearse(&mut self) {}
     /// Whether anything inside has run since this was asked last, or what is used is still being counted.
-    fn stirs(&mut self) -> bool;
+    fn has_activity(&mut self) -> bool;
     /// Looks at memory and workspace. Called while something runs.
     fn watch(&mut self) -> Watch;
     /// Whether something has stopped the engine's process.

@@ -375,7 +375,7 @@ impl Worker {
     fn on_watch(&mut self, now: Instant) {
         // Between executions only what they left behind can use more than they did: jobs, and what no engine tells of.
         let busy = self.run.is_some() || !self.state.jobs().is_empty();
-        self.quiet = !busy && !self.enclosure.stirs();
+        self.quiet = !busy && !self.enclosure.has_activity();
         if self.quiet {
             self.watch_at = Some(now + limits::WATCH_QUIET);
             return;

@@ -14,7 +14,7 @@ use crate::core::engine::EngineName;
 use crate::core::error::{Error, Result};
 use crate::link::types::{WorkerCause, WorkerUsage};
 use crate::sandbox::{
-    BindSource, EngineProgram, ExitCause, Frozen, Init, KernelEntry, KernelFolder, MemoryWatch, SandboxError, Stir,
+    BindSource, EngineProgram, ExitCause, Frozen, Init, KernelEntry, KernelFolder, MemoryWatch, SandboxError, ActivityProbe,
     Verdict, WorkspaceWatch,
 };
 use crate::sys::process;
@@ -35,7 +35,7 @@ pub struct Sandboxed {
     pid: i32,
     memory: Option<Due<MemoryWatch>>,
     workspace: Option<Due<WorkspaceWatch>>,
-    stir: Stir,
+    activity: ActivityProbe,
     /// Rounds through the workspace that are due because something has run.
     rounds_due: u8,
     frozen: Option<Frozen>,
@@ -69,7 +69,7 @@ impl Sandboxed {
                 pid: parts.pid,
                 memory,
                 workspace,
-                stir: Stir::default(),
+                activity: ActivityProbe::default(),
                 rounds_due: 0,
                 frozen: None,
             },
@@ -191,14 +191,14 @@ impl Enclosure for Sandboxed {
         CopiesMemory { used_bytes, free_bytes }
     }
 
-    fn stirs(&mut self) -> bool {
+    fn has_activity(&mut self) -> bool {
         // Where the workspace cannot be watched, no round would ever end.
-        let stirred = self.stir.look();
-        if stirred && self.workspace.is_some() {
+        let active = self.activity.has_activity();
+        if active && self.workspace.is_some() {
             // A round that has begun may have passed by what has been written since.
             self.rounds_due = 1 + u8::from(self.is_counting());
         }
-        stirred || self.rounds_due > 0
+        active || self.rounds_due > 0
     }
 
     fn watch(&mut self) -> Watch {

@@ -8,7 +8,7 @@ use crate::core::error::{Error, Result};
 use crate::core::info::{GivenMount, McpTransport, MountInfo};
 use crate::core::limits;
 use crate::core::spec::check_inside_path;
-use crate::sandbox::place;
+use crate::sandbox::mountpoint;
 use crate::supervisor::host::audit::bounded;
 use crate::supervisor::kernel::command::{Actor, Change};
 use crate::supervisor::kernel::lease::{self, Lease};
@@ -40,12 +40,12 @@ impl Task {
         }
         // Looked at before it is made: what was there already stays when the mount goes.
         let (workspace, inside) = (self.workspace(), Path::new(&mount.path));
-        let made = place::missing(&workspace, inside);
+        let made = mountpoint::missing_components(&workspace, inside);
         if let Some(link) = self.link() {
             // What was judged, and not whatever the given path leads to by now.
             let detached = self.host.workers.detach(&self.host, self.kernel.uid, &real)?;
             if let Err(error) = link.bind(inside, &real, mount.writable, detached).await {
-                place::clear(&workspace, inside, made);
+                mountpoint::remove(&workspace, inside, made);
                 return Err(error);
             }
         }
@@ -62,7 +62,7 @@ impl Task {
                 {
                     tracing::warn!(path = mount.path, error = %stuck, "a mount that was not recorded stays until the worker ends");
                 } else {
-                    place::clear(&workspace, inside, made);
+                    mountpoint::remove(&workspace, inside, made);
                 }
                 return Err(error);
             }
@@ -96,7 +96,7 @@ impl Task {
         }
         // Where others work too, one of them may have mounted something at the same place.
         if self.kernel.others().is_empty() {
-            place::clear(&self.workspace(), Path::new(path), made);
+            mountpoint::remove(&self.workspace(), Path::new(path), made);
         }
         Ok(())
     }
