@@ -25,17 +25,17 @@ const SEGMENTS: usize = 512;
 pub struct Arrival<R> {
     inner: R,
     state: State,
-    most: MostWords,
+    most: MaxWords,
 }
 
 /// How large a message may be now, in 8-byte words. Whoever holds a clone may change it for those that come.
 #[derive(Clone)]
-pub struct MostWords(Rc<Cell<usize>>);
+pub struct MaxWords(Rc<Cell<usize>>);
 
-impl MostWords {
+impl MaxWords {
     /// A limit that starts with this.
     pub fn new(words: usize) -> Self {
-        MostWords(Rc::new(Cell::new(words)))
+        MaxWords(Rc::new(Cell::new(words)))
     }
 
     /// Changes it.
@@ -56,7 +56,7 @@ enum State {
 impl<R> Arrival<R> {
     /// Wraps `inner`, which is at the beginning of a message. One that is larger than `most` when it begins to come is the
     /// connection's end.
-    pub fn new(inner: R, most: MostWords) -> Self {
+    pub fn new(inner: R, most: MaxWords) -> Self {
         Arrival { inner, state: State::Table(Vec::new()), most }
     }
 }
@@ -175,8 +175,8 @@ mod tests {
         }
     }
 
-    fn whole() -> MostWords {
-        MostWords::new(limits::MESSAGE_WORDS)
+    fn whole() -> MaxWords {
+        MaxWords::new(limits::MESSAGE_WORDS)
     }
 
     fn message(segments: &[usize]) -> Vec<u8> {
@@ -226,7 +226,7 @@ mod tests {
 
     #[test]
     fn message_over_limit_fails_early() {
-        let most = MostWords::new(10);
+        let most = MaxWords::new(10);
         let stream = [message(&[10]), message(&[4, 7]), message(&[1])].concat();
         let mut arrival = Arrival::new(Dribble(&stream, usize::MAX), most.clone());
         let mut first = vec![0; message(&[10]).len()];

@@ -11,13 +11,14 @@
 //! `verify` has seen every layer in force from inside.
 
 pub mod abilities;
+mod activity;
 mod bind;
 pub mod cgroup;
 mod child;
 mod confine;
-mod copies;
 mod daemon_side;
 mod enter;
+mod forked_snapshots;
 mod freeze;
 mod host_path;
 mod init;
@@ -29,7 +30,6 @@ mod seccomp;
 mod slot;
 mod spawn;
 mod staging;
-mod activity;
 mod tree;
 mod tree_etc;
 mod usage;
@@ -37,6 +37,7 @@ mod verify;
 mod watch_memory;
 mod watch_workspace;
 
+pub use activity::ActivityProbe;
 pub use daemon_side::{Unfound, delegated_cgroup, divides_processors, find_program};
 pub use enter::enter;
 pub use freeze::Frozen;
@@ -48,7 +49,6 @@ pub use protect::NEVER_GIVEN;
 pub use seccomp::prepare;
 pub use slot::{KernelEntry, KernelFolder};
 pub use staging::Owners;
-pub use activity::ActivityProbe;
 pub use usage::Usage;
 pub use watch_memory::MemoryWatch;
 pub use watch_workspace::WorkspaceWatch;

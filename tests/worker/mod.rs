@@ -1,9 +1,9 @@
 //! The worker: init between daemon and engine.
 
+mod exec_channel;
 mod executions;
 mod fake;
 mod hostile;
-mod lane;
 mod listener;
 mod reattach;
 mod sandboxed;

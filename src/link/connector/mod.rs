@@ -12,7 +12,7 @@ use futures::io::{BufReader, BufWriter};
 use futures::{AsyncRead, AsyncWrite};
 
 use super::handshake::PROOF_BYTES;
-use super::message_limit::{Arrival, MostWords};
+use super::message_limit::{Arrival, MaxWords};
 use crate::core::limits;
 
 /// Output in flight between init and daemon, bytes: enough to keep both busy, little enough that back-pressure is felt.
@@ -78,7 +78,7 @@ impl DescriptorNote {
 }
 
 /// The two-party network over a channel, buffered, with messages of at most so many words.
-pub fn network(channel: Channel, side: Side, most: MostWords) -> VatNetwork<impl AsyncRead + Unpin + 'static> {
+pub fn network(channel: Channel, side: Side, most: MaxWords) -> VatNetwork<impl AsyncRead + Unpin + 'static> {
     let mut options = capnp::message::ReaderOptions::new();
     options.traversal_limit_in_words(Some(limits::MESSAGE_WORDS));
     let read = Arrival::new(BufReader::with_capacity(BUFFER_BYTES, channel.read), most);

@@ -16,7 +16,7 @@ use tokio::net::UnixStream;
 use super::halves::halves;
 use super::{Channel, Connector, DescriptorNote};
 use crate::core::limits;
-use crate::link::message_limit::MostWords;
+use crate::link::message_limit::MaxWords;
 
 /// Longest path that `sockaddr_un` holds with its terminating zero.
 const SUN_PATH_BYTES: usize = 107;
@@ -77,7 +77,7 @@ pub fn channel(stream: UnixStream) -> io::Result<Channel> {
 /// # Errors
 /// If the socket cannot be watched.
 pub fn network(stream: UnixStream, side: Side) -> io::Result<VatNetwork<impl AsyncRead + Unpin + 'static>> {
-    network_of(stream, side, MostWords::new(limits::MESSAGE_WORDS))
+    network_of(stream, side, MaxWords::new(limits::MESSAGE_WORDS))
 }
 
 /// The same with messages of at most `most` words, which may change later.
@@ -87,7 +87,7 @@ pub fn network(stream: UnixStream, side: Side) -> io::Result<VatNetwork<impl Asy
 pub fn network_of(
     stream: UnixStream,
     side: Side,
-    most: MostWords,
+    most: MaxWords,
 ) -> io::Result<VatNetwork<impl AsyncRead + Unpin + 'static>> {
     Ok(super::network(channel(stream)?, side, most))
 }

@@ -100,8 +100,8 @@ pub enum Call {
     Freeze(bool, Answer<()>),
     /// Let it go on.
     Thaw(Answer<()>),
-    /// Take the descriptor of that number as this attachment's lane.
-    Lane(u64, Answer<()>),
+    /// Take the descriptor of that number as this attachment's execution channel.
+    ExecChannel(u64, Answer<()>),
     /// Save and end; answered when the state is saved.
     Stop {
         /// For the exit that follows, milliseconds.
@@ -135,7 +135,7 @@ impl Call {
             | Call::Unbind(_, answer)
             | Call::Freeze(_, answer)
             | Call::Thaw(answer)
-            | Call::Lane(_, answer)
+            | Call::ExecChannel(_, answer)
             | Call::Stop { answer, .. } => drop(answer.send(Err(error))),
         }
     }

@@ -27,7 +27,7 @@ use crate::link::types::StateChunk;
 
 pub use call::{Answer, Bind, Call, Chunks, Report, Revision, Start, Started, StatePiece, WorkerCall};
 pub use daemon::{Daemon, Delivered, Delivery, Finish, ToolAnswer};
-pub use exec_channel::{LaneCall, LaneService};
+pub use exec_channel::{ExecChannelCall, ExecChannelService};
 
 /// What one connection is answered by.
 struct WorkerServer {
@@ -267,9 +267,9 @@ impl worker::Server for WorkerServer {
         self.call(Call::Thaw).await
     }
 
-    async fn lane(self: Rc<Self>, params: worker::LaneParams, _: worker::LaneResults) -> Done {
+    async fn exec_channel(self: Rc<Self>, params: worker::ExecChannelParams, _: worker::ExecChannelResults) -> Done {
         let token = params.get()?.get_token();
-        self.call(|answer| Call::Lane(token, answer)).await
+        self.call(|answer| Call::ExecChannel(token, answer)).await
     }
 
     async fn usage(self: Rc<Self>, _: worker::UsageParams, mut results: worker::UsageResults) -> Done {

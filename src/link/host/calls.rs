@@ -37,7 +37,7 @@ impl WorkerLink {
     /// # Errors
     /// `Busy` if one runs already, `Lost` if the worker ended.
     pub fn start(&self, exec: WorkerExec) -> impl Future<Output = Result<()>> + 'static {
-        match self.start_on_lane(&exec) {
+        match self.start_on_exec_channel(&exec) {
             Some(answer) => Either::Left(answer),
             None => Either::Right(self.start_by_call(&exec)),
         }
@@ -108,8 +108,8 @@ impl WorkerLink {
                     link.acknowledging.set(false);
                     link.acknowledge_now().await;
                     // At leisure, and not for a kernel that runs one thing and goes.
-                    if let Err(error) = link.open_lane().await {
-                        tracing::debug!(%error, "a worker without a lane");
+                    if let Err(error) = link.open_exec_channel().await {
+                        tracing::debug!(%error, "the worker has no execution channel");
                     }
                 }
             });

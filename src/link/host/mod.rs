@@ -25,10 +25,10 @@ use crate::core::error::{Error, Result};
 use crate::core::ids::ExecId;
 use crate::core::limits;
 use crate::link::connector::{self, Connector};
-use crate::link::exec_channel::Lane;
+use crate::link::exec_channel::ExecChannel;
 use crate::link::frames::Missed;
 use crate::link::handshake::{PROOF_BYTES, Role, SharedIdentity};
-use crate::link::message_limit::MostWords;
+use crate::link::message_limit::MaxWords;
 use crate::link::schema::worker_capnp::{report, worker};
 use crate::link::types::from_capnp;
 
@@ -51,8 +51,8 @@ pub struct WorkerLink {
     acknowledged: RefCell<Vec<ExecId>>,
     /// A clock runs after which they are told without one.
     acknowledging: Cell<bool>,
-    lane: RefCell<Option<Rc<Lane>>>,
-    lane_asked: Cell<bool>,
+    exec_channel: RefCell<Option<Rc<ExecChannel>>>,
+    exec_channel_requested: Cell<bool>,
     /// Whether it was told to begin something.
     has_begun: Cell<bool>,
 }
@@ -95,7 +95,7 @@ impl WorkerLink {
     ) -> Result<(WorkerLink, WorkerReport)> {
         let unavailable = |error| Error::unavailable(format!("the worker cannot be reached: {error}"));
         let channel = connector.connect().await.map_err(unavailable)?;
-        let network = connector::network(channel, Side::Client, MostWords::new(limits::MESSAGE_WORDS));
+        let network = connector::network(channel, Side::Client, MaxWords::new(limits::MESSAGE_WORDS));
         let mut rpc = RpcSystem::new(Box::new(network), None);
         let client: worker::Client = rpc.bootstrap(Side::Server);
         let (gone, told) = (listener.clone(), listener.clone());
@@ -115,8 +115,8 @@ impl WorkerLink {
             listener: told,
             acknowledged: RefCell::default(),
             acknowledging: Cell::default(),
-            lane: RefCell::default(),
-            lane_asked: Cell::default(),
+            exec_channel: RefCell::default(),
+            exec_channel_requested: Cell::default(),
             has_begun: Cell::default(),
         };
         let report = link.handshake(listener).await?;

@@ -45,8 +45,8 @@ pub mod worker {
     pub type FreezeResults<> = ::capnp::capability::Results<crate::link::schema::worker_capnp::worker::freeze_results::Owned>;
     pub type ThawParams<> = ::capnp::capability::Params<crate::link::schema::worker_capnp::worker::thaw_params::Owned>;
     pub type ThawResults<> = ::capnp::capability::Results<crate::link::schema::worker_capnp::worker::thaw_results::Owned>;
-    pub type LaneParams<> = ::capnp::capability::Params<crate::link::schema::worker_capnp::worker::lane_params::Owned>;
-    pub type LaneResults<> = ::capnp::capability::Results<crate::link::schema::worker_capnp::worker::lane_results::Owned>;
+    pub type ExecChannelParams<> = ::capnp::capability::Params<crate::link::schema::worker_capnp::worker::exec_channel_params::Owned>;
+    pub type ExecChannelResults<> = ::capnp::capability::Results<crate::link::schema::worker_capnp::worker::exec_channel_results::Owned>;
     pub type KeepParams<> = ::capnp::capability::Params<crate::link::schema::worker_capnp::worker::keep_params::Owned>;
     pub type KeepResults<> = ::capnp::capability::Results<crate::link::schema::worker_capnp::worker::keep_results::Owned>;
     pub type WakeParams<> = ::capnp::capability::Params<crate::link::schema::worker_capnp::worker::wake_params::Owned>;
@@ -161,7 +161,7 @@ pub mod worker {
         pub fn thaw_request(&self) -> ::capnp::capability::Request<crate::link::schema::worker_capnp::worker::thaw_params::Owned,crate::link::schema::worker_capnp::worker::thaw_results::Owned> {
             self.client.new_call(_private::TYPE_ID, 18, ::core::option::Option::None)
         }
-        pub fn lane_request(&self) -> ::capnp::capability::Request<crate::link::schema::worker_capnp::worker::lane_params::Owned,crate::link::schema::worker_capnp::worker::lane_results::Owned> {
+        pub fn exec_channel_request(&self) -> ::capnp::capability::Request<crate::link::schema::worker_capnp::worker::exec_channel_params::Owned,crate::link::schema::worker_capnp::worker::exec_channel_results::Owned> {
             self.client.new_call(_private::TYPE_ID, 19, ::core::option::Option::None)
         }
         pub fn keep_request(&self) -> ::capnp::capability::Request<crate::link::schema::worker_capnp::worker::keep_params::Owned,crate::link::schema::worker_capnp::worker::keep_results::Owned> {
@@ -197,7 +197,7 @@ pub mod worker {
         fn state_entry(self: ::capnp::capability::Rc<Self>, _: StateEntryParams<>, _: StateEntryResults<>) -> impl ::core::future::Future<Output = Result<(), ::capnp::Error>> + 'static { ::core::future::ready(Err(::capnp::Error::unimplemented("method worker::Server::state_entry not implemented".to_string()))) }
         fn freeze(self: ::capnp::capability::Rc<Self>, _: FreezeParams<>, _: FreezeResults<>) -> impl ::core::future::Future<Output = Result<(), ::capnp::Error>> + 'static { ::core::future::ready(Err(::capnp::Error::unimplemented("method worker::Server::freeze not implemented".to_string()))) }
         fn thaw(self: ::capnp::capability::Rc<Self>, _: ThawParams<>, _: ThawResults<>) -> impl ::core::future::Future<Output = Result<(), ::capnp::Error>> + 'static { ::core::future::ready(Err(::capnp::Error::unimplemented("method worker::Server::thaw not implemented".to_string()))) }
-        fn lane(self: ::capnp::capability::Rc<Self>, _: LaneParams<>, _: LaneResults<>) -> impl ::core::future::Future<Output = Result<(), ::capnp::Error>> + 'static { ::core::future::ready(Err(::capnp::Error::unimplemented("method worker::Server::lane not implemented".to_string()))) }
+        fn exec_channel(self: ::capnp::capability::Rc<Self>, _: ExecChannelParams<>, _: ExecChannelResults<>) -> impl ::core::future::Future<Output = Result<(), ::capnp::Error>> + 'static { ::core::future::ready(Err(::capnp::Error::unimplemented("method worker::Server::exec_channel not implemented".to_string()))) }
         fn keep(self: ::capnp::capability::Rc<Self>, _: KeepParams<>, _: KeepResults<>) -> impl ::core::future::Future<Output = Result<(), ::capnp::Error>> + 'static { ::core::future::ready(Err(::capnp::Error::unimplemented("method worker::Server::keep not implemented".to_string()))) }
         fn wake(self: ::capnp::capability::Rc<Self>, _: WakeParams<>, _: WakeResults<>) -> impl ::core::future::Future<Output = Result<(), ::capnp::Error>> + 'static { ::core::future::ready(Err(::capnp::Error::unimplemented("method worker::Server::wake not implemented".to_string()))) }
         fn revise(self: ::capnp::capability::Rc<Self>, _: ReviseParams<>, _: ReviseResults<>) -> impl ::core::future::Future<Output = Result<(), ::capnp::Error>> + 'static { ::core::future::ready(Err(::capnp::Error::unimplemented("method worker::Server::revise not implemented".to_string()))) }
@@ -250,7 +250,7 @@ pub mod worker {
                 16 => ::capnp::capability::DispatchCallResult::new(::capnp::capability::Promise::from_future(<_T as Server>::state_entry(this, ::capnp::private::capability::internal_get_typed_params(params), ::capnp::private::capability::internal_get_typed_results(results))), false),
                 17 => ::capnp::capability::DispatchCallResult::new(::capnp::capability::Promise::from_future(<_T as Server>::freeze(this, ::capnp::private::capability::internal_get_typed_params(params), ::capnp::private::capability::internal_get_typed_results(results))), false),
                 18 => ::capnp::capability::DispatchCallResult::new(::capnp::capability::Promise::from_future(<_T as Server>::thaw(this, ::capnp::private::capability::internal_get_typed_params(params), ::capnp::private::capability::internal_get_typed_results(results))), false),
-                19 => ::capnp::capability::DispatchCallResult::new(::capnp::capability::Promise::from_future(<_T as Server>::lane(this, ::capnp::private::capability::internal_get_typed_params(params), ::capnp::private::capability::internal_get_typed_results(results))), false),
+                19 => ::capnp::capability::DispatchCallResult::new(::capnp::capability::Promise::from_future(<_T as Server>::exec_channel(this, ::capnp::private::capability::internal_get_typed_params(params), ::capnp::private::capability::internal_get_typed_results(results))), false),
                 20 => ::capnp::capability::DispatchCallResult::new(::capnp::capability::Promise::from_future(<_T as Server>::keep(this, ::capnp::private::capability::internal_get_typed_params(params), ::capnp::private::capability::internal_get_typed_results(results))), false),
                 21 => ::capnp::capability::DispatchCallResult::new(::capnp::capability::Promise::from_future(<_T as Server>::wake(this, ::capnp::private::capability::internal_get_typed_params(params), ::capnp::private::capability::internal_get_typed_results(results))), false),
                 22 => ::capnp::capability::DispatchCallResult::new(::capnp::capability::Promise::from_future(<_T as Server>::revise(this, ::capnp::private::capability::internal_get_typed_params(params), ::capnp::private::capability::internal_get_typed_results(results))), false),
@@ -7908,7 +7908,7 @@ pub mod worker {
         }
     }
 
-    pub mod lane_params {
+    pub mod exec_channel_params {
         #[derive(Copy, Clone)]
         pub struct Owned(());
         impl ::capnp::introspect::Introspect for Owned { fn introspect() -> ::capnp::introspect::Type { ::capnp::introspect::TypeVariant::Struct(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types, annotation_types: _private::get_annotation_types, type_id: ::core::any::TypeId::of::<Owned>() }).into() } }
@@ -8046,23 +8046,24 @@ pub mod worker {
         impl Pipeline  {
         }
         mod _private {
-            pub(crate) static ENCODED_NODE: [::capnp::Word; 32] = [
+            pub(crate) static ENCODED_NODE: [::capnp::Word; 33] = [
                 ::capnp::word(0, 0, 0, 0, 5, 0, 6, 0),
                 ::capnp::word(91, 86, 163, 78, 194, 138, 64, 141),
                 ::capnp::word(20, 0, 0, 0, 1, 0, 1, 0),
                 ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
                 ::capnp::word(0, 0, 7, 0, 0, 0, 0, 0),
                 ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(21, 0, 0, 0, 2, 1, 0, 0),
+                ::capnp::word(21, 0, 0, 0, 58, 1, 0, 0),
                 ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
                 ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(25, 0, 0, 0, 63, 0, 0, 0),
+                ::capnp::word(29, 0, 0, 0, 63, 0, 0, 0),
                 ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
                 ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
                 ::capnp::word(119, 111, 114, 107, 101, 114, 46, 99),
                 ::capnp::word(97, 112, 110, 112, 58, 87, 111, 114),
-                ::capnp::word(107, 101, 114, 46, 108, 97, 110, 101),
-                ::capnp::word(36, 80, 97, 114, 97, 109, 115, 0),
+                ::capnp::word(107, 101, 114, 46, 101, 120, 101, 99),
+                ::capnp::word(67, 104, 97, 110, 110, 101, 108, 36),
+                ::capnp::word(80, 97, 114, 97, 109, 115, 0, 0),
                 ::capnp::word(4, 0, 0, 0, 3, 0, 4, 0),
                 ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
                 ::capnp::word(0, 0, 1, 0, 0, 0, 0, 0),
@@ -8103,7 +8104,7 @@ pub mod worker {
         }
     }
 
-    pub mod lane_results {
+    pub mod exec_channel_results {
         #[derive(Copy, Clone)]
         pub struct Owned(());
         impl ::capnp::introspect::Introspect for Owned { fn introspect() -> ::capnp::introspect::Type { ::capnp::introspect::TypeVariant::Struct(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types, annotation_types: _private::get_annotation_types, type_id: ::core::any::TypeId::of::<Owned>() }).into() } }
@@ -8236,7 +8237,7 @@ pub mod worker {
                 ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
                 ::capnp::word(0, 0, 7, 0, 0, 0, 0, 0),
                 ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(21, 0, 0, 0, 10, 1, 0, 0),
+                ::capnp::word(21, 0, 0, 0, 66, 1, 0, 0),
                 ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
                 ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
                 ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
@@ -8244,9 +8245,9 @@ pub mod worker {
                 ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
                 ::capnp::word(119, 111, 114, 107, 101, 114, 46, 99),
                 ::capnp::word(97, 112, 110, 112, 58, 87, 111, 114),
-                ::capnp::word(107, 101, 114, 46, 108, 97, 110, 101),
-                ::capnp::word(36, 82, 101, 115, 117, 108, 116, 115),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
+                ::capnp::word(107, 101, 114, 46, 101, 120, 101, 99),
+                ::capnp::word(67, 104, 97, 110, 110, 101, 108, 36),
+                ::capnp::word(82, 101, 115, 117, 108, 116, 115, 0),
             ];
             pub(crate) fn get_field_types(index: u16) -> ::capnp::introspect::Type {
                 ::capnp::introspect::panic_invalid_field_index(index)
@@ -14075,8 +14076,8 @@ pub mod exec {
     }
 }
 
-pub mod lane_call {
-    pub use self::Which::{Start,Hold,Go,Withdraw};
+pub mod exec_channel_call {
+    pub use self::Which::{Start,Prepare,Commit,Abort};
 
     #[derive(Copy, Clone)]
     pub struct Owned(());
@@ -14144,7 +14145,7 @@ pub mod lane_call {
             !self.reader.get_pointer_field(0).is_null()
         }
         #[inline]
-        pub fn has_hold(&self) -> bool {
+        pub fn has_prepare(&self) -> bool {
             if self.reader.get_data_field::<u16>(0) != 1 { return false; }
             !self.reader.get_pointer_field(0).is_null()
         }
@@ -14157,17 +14158,17 @@ pub mod lane_call {
                     ))
                 }
                 1 => {
-                    ::core::result::Result::Ok(Hold(
+                    ::core::result::Result::Ok(Prepare(
                         ::capnp::traits::FromPointerReader::get_from_pointer(&self.reader.get_pointer_field(0), ::core::option::Option::None)
                     ))
                 }
                 2 => {
-                    ::core::result::Result::Ok(Go(
+                    ::core::result::Result::Ok(Commit(
                         self.reader.get_data_field::<u64>(1)
                     ))
                 }
                 3 => {
-                    ::core::result::Result::Ok(Withdraw(
+                    ::core::result::Result::Ok(Abort(
                         self.reader.get_data_field::<u64>(1)
                     ))
                 }
@@ -14244,27 +14245,27 @@ pub mod lane_call {
             !self.builder.is_pointer_field_null(0)
         }
         #[inline]
-        pub fn set_hold(&mut self, value: crate::link::schema::worker_capnp::exec::Reader<'_>) -> ::capnp::Result<()> {
+        pub fn set_prepare(&mut self, value: crate::link::schema::worker_capnp::exec::Reader<'_>) -> ::capnp::Result<()> {
             self.builder.set_data_field::<u16>(0, 1);
             ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(0), value, false)
         }
         #[inline]
-        pub fn init_hold(self, ) -> crate::link::schema::worker_capnp::exec::Builder<'a> {
+        pub fn init_prepare(self, ) -> crate::link::schema::worker_capnp::exec::Builder<'a> {
             self.builder.set_data_field::<u16>(0, 1);
             ::capnp::traits::FromPointerBuilder::init_pointer(self.builder.get_pointer_field(0), 0)
         }
         #[inline]
-        pub fn has_hold(&self) -> bool {
+        pub fn has_prepare(&self) -> bool {
             if self.builder.get_data_field::<u16>(0) != 1 { return false; }
             !self.builder.is_pointer_field_null(0)
         }
         #[inline]
-        pub fn set_go(&mut self, value: u64)  {
+        pub fn set_commit(&mut self, value: u64)  {
             self.builder.set_data_field::<u16>(0, 2);
             self.builder.set_data_field::<u64>(1, value);
         }
         #[inline]
-        pub fn set_withdraw(&mut self, value: u64)  {
+        pub fn set_abort(&mut self, value: u64)  {
             self.builder.set_data_field::<u16>(0, 3);
             self.builder.set_data_field::<u64>(1, value);
         }
@@ -14277,17 +14278,17 @@ pub mod lane_call {
                     ))
                 }
                 1 => {
-                    ::core::result::Result::Ok(Hold(
+                    ::core::result::Result::Ok(Prepare(
                         ::capnp::traits::FromPointerBuilder::get_from_pointer(self.builder.get_pointer_field(0), ::core::option::Option::None)
                     ))
                 }
                 2 => {
-                    ::core::result::Result::Ok(Go(
+                    ::core::result::Result::Ok(Commit(
                         self.builder.get_data_field::<u64>(1)
                     ))
                 }
                 3 => {
-                    ::core::result::Result::Ok(Withdraw(
+                    ::core::result::Result::Ok(Abort(
                         self.builder.get_data_field::<u64>(1)
                     ))
                 }
@@ -14307,20 +14308,21 @@ pub mod lane_call {
     mod _private {
         pub(crate) static ENCODED_NODE: [::capnp::Word; 78] = [
             ::capnp::word(0, 0, 0, 0, 5, 0, 6, 0),
-            ::capnp::word(31, 162, 183, 83, 254, 156, 222, 145),
+            ::capnp::word(60, 203, 82, 71, 89, 87, 68, 226),
             ::capnp::word(13, 0, 0, 0, 1, 0, 2, 0),
             ::capnp::word(146, 59, 79, 224, 197, 209, 168, 182),
             ::capnp::word(1, 0, 7, 0, 0, 0, 4, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(21, 0, 0, 0, 178, 0, 0, 0),
-            ::capnp::word(29, 0, 0, 0, 7, 0, 0, 0),
+            ::capnp::word(21, 0, 0, 0, 234, 0, 0, 0),
+            ::capnp::word(33, 0, 0, 0, 7, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(25, 0, 0, 0, 231, 0, 0, 0),
+            ::capnp::word(29, 0, 0, 0, 231, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(119, 111, 114, 107, 101, 114, 46, 99),
-            ::capnp::word(97, 112, 110, 112, 58, 76, 97, 110),
-            ::capnp::word(101, 67, 97, 108, 108, 0, 0, 0),
+            ::capnp::word(97, 112, 110, 112, 58, 69, 120, 101),
+            ::capnp::word(99, 67, 104, 97, 110, 110, 101, 108),
+            ::capnp::word(67, 97, 108, 108, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 1, 0, 1, 0),
             ::capnp::word(16, 0, 0, 0, 3, 0, 4, 0),
             ::capnp::word(0, 0, 255, 255, 0, 0, 0, 0),
@@ -14333,24 +14335,24 @@ pub mod lane_call {
             ::capnp::word(1, 0, 254, 255, 0, 0, 0, 0),
             ::capnp::word(0, 0, 1, 0, 1, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(101, 0, 0, 0, 42, 0, 0, 0),
+            ::capnp::word(101, 0, 0, 0, 66, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(96, 0, 0, 0, 3, 0, 1, 0),
             ::capnp::word(108, 0, 0, 0, 2, 0, 1, 0),
             ::capnp::word(2, 0, 253, 255, 1, 0, 0, 0),
             ::capnp::word(0, 0, 1, 0, 2, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(105, 0, 0, 0, 26, 0, 0, 0),
+            ::capnp::word(105, 0, 0, 0, 58, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(100, 0, 0, 0, 3, 0, 1, 0),
             ::capnp::word(112, 0, 0, 0, 2, 0, 1, 0),
             ::capnp::word(3, 0, 252, 255, 1, 0, 0, 0),
             ::capnp::word(0, 0, 1, 0, 3, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(109, 0, 0, 0, 74, 0, 0, 0),
+            ::capnp::word(109, 0, 0, 0, 50, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(108, 0, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(120, 0, 0, 0, 2, 0, 1, 0),
+            ::capnp::word(104, 0, 0, 0, 3, 0, 1, 0),
+            ::capnp::word(116, 0, 0, 0, 2, 0, 1, 0),
             ::capnp::word(115, 116, 97, 114, 116, 0, 0, 0),
             ::capnp::word(16, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(26, 255, 159, 222, 71, 26, 132, 251),
@@ -14359,7 +14361,7 @@ pub mod lane_call {
             ::capnp::word(16, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(104, 111, 108, 100, 0, 0, 0, 0),
+            ::capnp::word(112, 114, 101, 112, 97, 114, 101, 0),
             ::capnp::word(16, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(26, 255, 159, 222, 71, 26, 132, 251),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
@@ -14367,7 +14369,7 @@ pub mod lane_call {
             ::capnp::word(16, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(103, 111, 0, 0, 0, 0, 0, 0),
+            ::capnp::word(99, 111, 109, 109, 105, 116, 0, 0),
             ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
@@ -14375,8 +14377,7 @@ pub mod lane_call {
             ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(119, 105, 116, 104, 100, 114, 97, 119),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
+            ::capnp::word(97, 98, 111, 114, 116, 0, 0, 0),
             ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
@@ -14406,20 +14407,20 @@ pub mod lane_call {
         );
         pub(crate) static NONUNION_MEMBERS : &[u16] = &[];
         pub(crate) static MEMBERS_BY_DISCRIMINANT : &[u16] = &[0,1,2,3];
-        pub(crate) static MEMBERS_BY_NAME : &[u16] = &[2,1,0,3];
-        pub(crate) const TYPE_ID: u64 = 0x91de_9cfe_53b7_a21f;
+        pub(crate) static MEMBERS_BY_NAME : &[u16] = &[3,2,1,0];
+        pub(crate) const TYPE_ID: u64 = 0xe244_5759_4752_cb3c;
     }
     pub enum Which<A0,A1> {
         Start(A0),
-        Hold(A1),
-        Go(u64),
-        Withdraw(u64),
+        Prepare(A1),
+        Commit(u64),
+        Abort(u64),
     }
     pub type WhichReader<'a,> = Which<::capnp::Result<crate::link::schema::worker_capnp::exec::Reader<'a>>,::capnp::Result<crate::link::schema::worker_capnp::exec::Reader<'a>>>;
     pub type WhichBuilder<'a,> = Which<::capnp::Result<crate::link::schema::worker_capnp::exec::Builder<'a>>,::capnp::Result<crate::link::schema::worker_capnp::exec::Builder<'a>>>;
 }
 
-pub mod lane_answer {
+pub mod exec_channel_answer {
     pub use self::Which::{Runs,Over,Refused};
 
     #[derive(Copy, Clone)]
@@ -14579,7 +14580,7 @@ pub mod lane_answer {
             self.builder.set_data_field::<u16>(4, 0);
         }
         #[inline]
-        pub fn init_over(mut self, ) -> crate::link::schema::worker_capnp::lane_answer::over::Builder<'a> {
+        pub fn init_over(mut self, ) -> crate::link::schema::worker_capnp::exec_channel_answer::over::Builder<'a> {
             self.builder.set_data_field::<u16>(4, 1);
             self.builder.reborrow().get_pointer_field(0).clear();
             self.builder.reborrow().get_pointer_field(1).clear();
@@ -14632,22 +14633,23 @@ pub mod lane_answer {
     impl Pipeline  {
     }
     mod _private {
-        pub(crate) static ENCODED_NODE: [::capnp::Word; 70] = [
+        pub(crate) static ENCODED_NODE: [::capnp::Word; 71] = [
             ::capnp::word(0, 0, 0, 0, 5, 0, 6, 0),
-            ::capnp::word(251, 157, 110, 75, 65, 32, 170, 140),
+            ::capnp::word(249, 108, 254, 202, 242, 194, 111, 138),
             ::capnp::word(13, 0, 0, 0, 1, 0, 2, 0),
             ::capnp::word(146, 59, 79, 224, 197, 209, 168, 182),
             ::capnp::word(2, 0, 7, 0, 0, 0, 3, 0),
             ::capnp::word(4, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(21, 0, 0, 0, 194, 0, 0, 0),
-            ::capnp::word(29, 0, 0, 0, 7, 0, 0, 0),
+            ::capnp::word(21, 0, 0, 0, 250, 0, 0, 0),
+            ::capnp::word(33, 0, 0, 0, 7, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(25, 0, 0, 0, 231, 0, 0, 0),
+            ::capnp::word(29, 0, 0, 0, 231, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(119, 111, 114, 107, 101, 114, 46, 99),
-            ::capnp::word(97, 112, 110, 112, 58, 76, 97, 110),
-            ::capnp::word(101, 65, 110, 115, 119, 101, 114, 0),
+            ::capnp::word(97, 112, 110, 112, 58, 69, 120, 101),
+            ::capnp::word(99, 67, 104, 97, 110, 110, 101, 108),
+            ::capnp::word(65, 110, 115, 119, 101, 114, 0, 0),
             ::capnp::word(0, 0, 0, 0, 1, 0, 1, 0),
             ::capnp::word(16, 0, 0, 0, 3, 0, 4, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
@@ -14666,7 +14668,7 @@ pub mod lane_answer {
             ::capnp::word(108, 0, 0, 0, 2, 0, 1, 0),
             ::capnp::word(2, 0, 254, 255, 0, 0, 0, 0),
             ::capnp::word(1, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(199, 201, 204, 117, 131, 160, 13, 220),
+            ::capnp::word(218, 115, 23, 17, 200, 117, 164, 176),
             ::capnp::word(105, 0, 0, 0, 42, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
@@ -14708,7 +14710,7 @@ pub mod lane_answer {
             match index {
                 0 => <u64 as ::capnp::introspect::Introspect>::introspect(),
                 1 => <() as ::capnp::introspect::Introspect>::introspect(),
-                2 => <crate::link::schema::worker_capnp::lane_answer::over::Owned as ::capnp::introspect::Introspect>::introspect(),
+                2 => <crate::link::schema::worker_capnp::exec_channel_answer::over::Owned as ::capnp::introspect::Introspect>::introspect(),
                 3 => <::capnp::text::Owned as ::capnp::introspect::Introspect>::introspect(),
                 _ => ::capnp::introspect::panic_invalid_field_index(index),
             }
@@ -14726,15 +14728,15 @@ pub mod lane_answer {
         pub(crate) static NONUNION_MEMBERS : &[u16] = &[0];
         pub(crate) static MEMBERS_BY_DISCRIMINANT : &[u16] = &[1,2,3];
         pub(crate) static MEMBERS_BY_NAME : &[u16] = &[0,2,3,1];
-        pub(crate) const TYPE_ID: u64 = 0x8caa_2041_4b6e_9dfb;
+        pub(crate) const TYPE_ID: u64 = 0x8a6f_c2f2_cafe_6cf9;
     }
     pub enum Which<A0,A1> {
         Runs(()),
         Over(A0),
         Refused(A1),
     }
-    pub type WhichReader<'a,> = Which<crate::link::schema::worker_capnp::lane_answer::over::Reader<'a>,::capnp::Result<::capnp::text::Reader<'a>>>;
-    pub type WhichBuilder<'a,> = Which<crate::link::schema::worker_capnp::lane_answer::over::Builder<'a>,::capnp::Result<::capnp::text::Builder<'a>>>;
+    pub type WhichReader<'a,> = Which<crate::link::schema::worker_capnp::exec_channel_answer::over::Reader<'a>,::capnp::Result<::capnp::text::Reader<'a>>>;
+    pub type WhichBuilder<'a,> = Which<crate::link::schema::worker_capnp::exec_channel_answer::over::Builder<'a>,::capnp::Result<::capnp::text::Builder<'a>>>;
 
     pub mod over {
         #[derive(Copy, Clone)]
@@ -14913,23 +14915,24 @@ pub mod lane_answer {
             }
         }
         mod _private {
-            pub(crate) static ENCODED_NODE: [::capnp::Word; 51] = [
+            pub(crate) static ENCODED_NODE: [::capnp::Word; 52] = [
                 ::capnp::word(0, 0, 0, 0, 5, 0, 6, 0),
-                ::capnp::word(199, 201, 204, 117, 131, 160, 13, 220),
-                ::capnp::word(24, 0, 0, 0, 1, 0, 2, 0),
-                ::capnp::word(251, 157, 110, 75, 65, 32, 170, 140),
+                ::capnp::word(218, 115, 23, 17, 200, 117, 164, 176),
+                ::capnp::word(31, 0, 0, 0, 1, 0, 2, 0),
+                ::capnp::word(249, 108, 254, 202, 242, 194, 111, 138),
                 ::capnp::word(2, 0, 7, 0, 1, 0, 0, 0),
                 ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(21, 0, 0, 0, 234, 0, 0, 0),
+                ::capnp::word(21, 0, 0, 0, 34, 1, 0, 0),
                 ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
                 ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(25, 0, 0, 0, 119, 0, 0, 0),
+                ::capnp::word(29, 0, 0, 0, 119, 0, 0, 0),
                 ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
                 ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
                 ::capnp::word(119, 111, 114, 107, 101, 114, 46, 99),
-                ::capnp::word(97, 112, 110, 112, 58, 76, 97, 110),
-                ::capnp::word(101, 65, 110, 115, 119, 101, 114, 46),
-                ::capnp::word(111, 118, 101, 114, 0, 0, 0, 0),
+                ::capnp::word(97, 112, 110, 112, 58, 69, 120, 101),
+                ::capnp::word(99, 67, 104, 97, 110, 110, 101, 108),
+                ::capnp::word(65, 110, 115, 119, 101, 114, 46, 111),
+                ::capnp::word(118, 101, 114, 0, 0, 0, 0, 0),
                 ::capnp::word(8, 0, 0, 0, 3, 0, 4, 0),
                 ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
                 ::capnp::word(0, 0, 1, 0, 2, 0, 0, 0),
@@ -14986,7 +14989,7 @@ pub mod lane_answer {
             pub(crate) static NONUNION_MEMBERS : &[u16] = &[0,1];
             pub(crate) static MEMBERS_BY_DISCRIMINANT : &[u16] = &[];
             pub(crate) static MEMBERS_BY_NAME : &[u16] = &[0,1];
-            pub(crate) const TYPE_ID: u64 = 0xdc0d_a083_75cc_c9c7;
+            pub(crate) const TYPE_ID: u64 = 0xb0a4_75c8_1117_73da;
         }
     }
 }

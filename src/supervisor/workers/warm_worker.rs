@@ -102,11 +102,12 @@ impl Slot {
         for missed in &report.not_restored {
             tracing::warn!(module = missed.key, reason = missed.reason, "a module cannot be loaded ahead");
         }
-        let lane = tokio::time::timeout(limits::POOL_CREATION, link.open_lane()).await;
-        let lane = lane.unwrap_or_else(|_| Err(Error::deadline("a slot opens no lane")));
+        let exec_channel = tokio::time::timeout(limits::POOL_CREATION, link.open_exec_channel()).await;
+        let exec_channel = exec_channel
+            .unwrap_or_else(|_| Err(Error::deadline("the warm worker opened no execution channel in time")));
         let start_ticks = process.start_ticks();
         let slot = Slot { link, relay, process, start_ticks, identity, there, home: Some(home), workspace };
-        match lane {
+        match exec_channel {
             Ok(()) => Ok(slot),
             Err(error) => {
                 slot.end(host).await;

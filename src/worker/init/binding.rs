@@ -78,7 +78,7 @@ impl Worker {
     pub(super) fn on_unbound_call(&mut self, call: Call) {
         match call {
             Call::BindKernel(binding, answer) => self.bind_kernel(*binding, answer),
-            Call::Lane(token, answer) => drop(answer.send(self.open_lane(token))),
+            Call::ExecChannel(token, answer) => drop(answer.send(self.open_exec_channel(token))),
             Call::Usage(answer) if self.enclosure.stands_still() => {
                 drop(answer.send(Err(Error::unavailable("something has stopped the engine"))));
             }

@@ -81,7 +81,7 @@ pub struct KernelPlace {
 
 /// What copies of the engine cost, and what is left.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct CopiesMemory {
+pub struct SnapshotsMemory {
     /// Memory that would be free without them, bytes.
     pub used_bytes: u64,
     /// What the kernel could take beside them until its limit, bytes.
@@ -112,19 +112,19 @@ pub trait Enclosure {
     ///
     /// # Errors
     /// What it is not.
-    fn take_copy(&mut self, pid: i32) -> Result<OwnedFd> {
+    fn adopt_snapshot(&mut self, pid: i32) -> Result<OwnedFd> {
         Err(Error::unsupported(format!("process {pid} cannot be a copy here")))
     }
     /// Makes a copy the engine: everything else inside but the `spared` ends. Gives its exit if it ended meanwhile.
     ///
     /// # Errors
     /// `Deadline` if something does not end.
-    fn become_engine(&mut self, pid: i32, _spared: &[i32]) -> Result<Option<Exit>> {
+    fn replace_engine(&mut self, pid: i32, _spared: &[i32]) -> Result<Option<Exit>> {
         Err(Error::unsupported(format!("process {pid} cannot become the engine here")))
     }
     /// What copies cost; an upper bound will do if it is at most `enough` and half of what would be free.
-    fn copies_memory(&mut self, _copies: &[i32], _enough: u64) -> CopiesMemory {
-        CopiesMemory::default()
+    fn snapshots_memory(&mut self, _copies: &[i32], _enough: u64) -> SnapshotsMemory {
+        SnapshotsMemory::default()
     }
     /// Puts a kernel's folder and mounts into an enclosure that was made without. Once. If the kernel brought a folder, gives that by a path
     /// for this process.

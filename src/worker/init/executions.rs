@@ -18,7 +18,7 @@ use crate::core::exec::{CODE_INTERRUPTED, CODE_LOST, CODE_TIMEOUT, ExecStatus};
 use crate::core::ids::ExecId;
 use crate::core::limits;
 use crate::link::frames::{EndStatus, InterruptWay};
-use crate::link::guest::{Answer, Finish, LaneService, Start, Started};
+use crate::link::guest::{Answer, ExecChannelService, Finish, Start, Started};
 use crate::link::types::WorkerCause;
 
 /// What comes of an engine that had to be ended because it did not stop.
@@ -49,8 +49,8 @@ struct Unanswered {
 pub(super) enum StartAnswer {
     /// It came as a call.
     Call(Answer<Started>),
-    /// It came on the lane.
-    Lane,
+    /// It came on the execution channel.
+    ExecChannel,
 }
 
 /// Whether it was told to stop.
@@ -172,7 +172,9 @@ impl Worker {
     /// Whether the engine is free.
     pub(super) fn check_idle(&self) -> Result<()> {
         match (&self.life, &self.run, &self.loading) {
-            (Life::Serving, None, None) if self.copies.is_waking() => Err(Error::busy("the engine is being restored")),
+            (Life::Serving, None, None) if self.snapshots.is_waking() => {
+                Err(Error::busy("the engine is being restored"))
+            }
             (Life::Serving, None, None) if self.frozen => Err(Error::busy("the kernel is frozen for a checkpoint")),
             (Life::Serving, None, None) => Ok(()),
             (Life::Serving, Some(run), _) => Err(Error::busy(format!("execution {} runs", run.exec))),
@@ -297,13 +299,13 @@ impl Worker {
             }
         }
         finish.duration_us = u64::try_from(run.started.elapsed().as_micros()).unwrap_or(u64::MAX);
-        let fits = LaneService::fits(&finish.err, &finish.frame_json);
+        let fits = ExecChannelService::fits(&finish.err, &finish.frame_json);
         self.ledger.end(exec, finish);
         if let Some(Unanswered { answer, .. }) = run.unanswered.take() {
-            // The lane must not overtake what the daemon is to know before the end.
+            // The execChannel must not overtake what the daemon is to know before the end.
             let whole = match answer {
                 StartAnswer::Call(_) => true,
-                StartAnswer::Lane => fits && !self.outbox.has_news(),
+                StartAnswer::ExecChannel => fits && !self.outbox.has_news(),
             };
             let started = match whole.then(|| self.ledger.take_whole(exec)).flatten() {
                 Some((finish, output)) => Started::Ended(finish, output),

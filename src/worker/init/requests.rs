@@ -99,7 +99,7 @@ impl Worker {
                 Ok(())
             }
             By::Keep => {
-                self.on_kept(ok, &json);
+                self.on_snapshot_made(ok, &json);
                 Ok(())
             }
             By::Preload => self.on_preloaded(ok, &json),
@@ -132,7 +132,7 @@ impl Worker {
                 let _ = answer.send(Err(error.clone()));
             }
         }
-        self.forget_copies(error);
+        self.forget_snapshots(error);
     }
 
     /// Whether calls are taken from the queue: not before the worker serves.

@@ -8,14 +8,14 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::enclosure::{
-    CopiesMemory, Enclosure, EngineParts, Exit, KernelFolderSource, KernelPlace, MountSource, Watch,
+    Enclosure, EngineParts, Exit, KernelFolderSource, KernelPlace, MountSource, SnapshotsMemory, Watch,
 };
 use crate::core::engine::EngineName;
 use crate::core::error::{Error, Result};
 use crate::link::types::{WorkerCause, WorkerUsage};
 use crate::sandbox::{
-    BindSource, EngineProgram, ExitCause, Frozen, Init, KernelEntry, KernelFolder, MemoryWatch, SandboxError, ActivityProbe,
-    Verdict, WorkspaceWatch,
+    ActivityProbe, BindSource, EngineProgram, ExitCause, Frozen, Init, KernelEntry, KernelFolder, MemoryWatch,
+    SandboxError, Verdict, WorkspaceWatch,
 };
 use crate::sys::process;
 
@@ -173,22 +173,22 @@ impl Enclosure for Sandboxed {
         }
     }
 
-    fn take_copy(&mut self, pid: i32) -> Result<OwnedFd> {
+    fn adopt_snapshot(&mut self, pid: i32) -> Result<OwnedFd> {
         if pid == self.pid {
             return Err(Error::refused("it is the engine itself"));
         }
-        self.init.take_copy(pid).map_err(Error::refused)
+        self.init.adopt_snapshot(pid).map_err(Error::refused)
     }
 
-    fn become_engine(&mut self, pid: i32, spared: &[i32]) -> Result<Option<Exit>> {
+    fn replace_engine(&mut self, pid: i32, spared: &[i32]) -> Result<Option<Exit>> {
         let ended = self.init.leave_only(pid, spared).map_err(Error::deadline)?;
         self.pid = pid;
         Ok(ended.map(exit_of))
     }
 
-    fn copies_memory(&mut self, copies: &[i32], enough: u64) -> CopiesMemory {
-        let (used_bytes, free_bytes) = self.init.copies_memory(self.pid, copies, enough);
-        CopiesMemory { used_bytes, free_bytes }
+    fn snapshots_memory(&mut self, copies: &[i32], enough: u64) -> SnapshotsMemory {
+        let (used_bytes, free_bytes) = self.init.snapshots_memory(self.pid, copies, enough);
+        SnapshotsMemory { used_bytes, free_bytes }
     }
 
     fn has_activity(&mut self) -> bool {

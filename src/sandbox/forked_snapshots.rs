@@ -28,7 +28,7 @@ impl Init {
     ///
     /// # Errors
     /// What it is not.
-    pub fn take_copy(&self, pid: i32) -> Result<OwnedFd, String> {
+    pub fn adopt_snapshot(&self, pid: i32) -> Result<OwnedFd, String> {
         if pid <= 1 {
             return Err("it is no process of this kernel".into());
         }
@@ -78,7 +78,7 @@ impl Init {
 
     /// Memory that would be free without these copies, and what is free beside them. The first is an upper bound if that is at most
     /// `enough` and no more than half of what would be free.
-    pub fn copies_memory(&self, engine: i32, copies: &[i32], enough: u64) -> (u64, u64) {
+    pub fn snapshots_memory(&self, engine: i32, copies: &[i32], enough: u64) -> (u64, u64) {
         let all = processes();
         let of = |pid: i32| all.iter().find(|process| process.pid == pid);
         let copies: Vec<&Process> = copies.iter().filter_map(|pid| of(*pid)).collect();
