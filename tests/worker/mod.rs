@@ -7,7 +7,6 @@ mod hostile;
 mod listener;
 mod reattach;
 mod sandboxed;
-mod speed;
 mod state;
 
 use ryokan::core::exec::ExecRequest;
