@@ -88,7 +88,7 @@ interface Supervisor {
   missed @5 (json :Data) -> ();
   background @6 (stream :OutputStream, data :Data) -> ();
   # What jobs wrote while no execution ran, bounded.
-  dying @7 (cause :Cause) -> ();
+  dying @7 (causeJson :Data) -> ();     # a `core::kernel::CrashCause`
   # The engine is gone, or a limit was broken; the worker's exit follows.
 }
 
@@ -165,9 +165,3 @@ struct StateHead {
 }
 
 struct Known { execId @0 :UInt64; running @1 :Bool; }
-
-struct Cause {
-  kind @0 :Text;              # exited, signalled, outOfMemory, diskFull, unresponsive, protocol, sandbox
-  status @1 :Int32;           # exit code or signal number
-  detail @2 :Text;
-}

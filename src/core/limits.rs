@@ -75,7 +75,7 @@ pub const TOOL_CALLS: usize = 64;
 pub const ENGINE_REQUESTS: usize = 64;
 /// An engine's list of jobs or of what it does not capture, bytes.
 pub const ENGINE_LIST_BYTES: usize = 4 << 20;
-/// The largest message on the execChannel between daemon and init, bytes. A start or an end that is larger goes as a call.
+/// The largest message on the execution channel between daemon and init, bytes. A start or an end that is larger goes as a call.
 pub const EXEC_CHANNEL_BYTES: usize = 64 << 10;
 /// Calls of the daemon that wait for init's event loop.
 pub const WORKER_CALLS: usize = 256;

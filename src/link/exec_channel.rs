@@ -99,7 +99,9 @@ impl ExecChannel {
             let bytes = Word::words_to_bytes_mut(packet);
             let length = loop {
                 match recv(self.socket.as_raw_fd(), bytes, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_TRUNC) {
-                    Ok(0) => return Err(capnp::Error::disconnected("the other end of the execution channel is gone".into())),
+                    Ok(0) => {
+                        return Err(capnp::Error::disconnected("the other end of the execution channel is gone".into()));
+                    }
                     Ok(n) => break n,
                     Err(Errno::EINTR) => {}
                     Err(Errno::EAGAIN) => return Ok(None),

@@ -4,6 +4,7 @@ use crate::core::error::{Error, Result};
 use crate::core::exec::{ExecEnd, ExecRequest, OutputEvent, Stream};
 use crate::core::ids::{Digest, ExecId};
 use crate::core::info::MissedEntry;
+use crate::core::kernel::CrashCause;
 use crate::core::value::Value;
 
 pub use crate::link::frames::Job;
@@ -32,7 +33,7 @@ pub trait WorkerListener {
     /// What jobs wrote while no execution ran.
     fn background(&self, stream: Stream, data: Vec<u8>);
     /// The engine is gone; the worker's exit follows.
-    fn dying(&self, cause: WorkerCause);
+    fn dying(&self, cause: CrashCause);
     /// The link is closed: the worker ended, or another daemon attached.
     fn disconnected(&self);
 }
@@ -69,92 +70,6 @@ pub struct WorkerExec {
     pub request: ExecRequest,
     /// Bytes of output that the worker keeps for a daemon that comes back.
     pub output_kept: u64,
-}
-
-/// Why a worker ends.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum WorkerCause {
-    /// The engine exited.
-    Exited(i32),
-    /// A signal ended the engine.
-    Signalled(i32),
-    /// The memory limit.
-    OutOfMemory,
-    /// The workspace's limit.
-    DiskFull,
-    /// The engine did not stop when interrupted, or did not answer.
-    Unresponsive,
-    /// The engine broke the contract.
-    Protocol(String),
-    /// The sandbox could not be built.
-    Sandbox(String),
-}
-
-impl WorkerCause {
-    /// The cause in one word, as on the wire and in events.
-    pub const fn kind(&self) -> &'static str {
-        match self {
-            WorkerCause::Exited(_) => "exited",
-            WorkerCause::Signalled(_) => "signalled",
-            WorkerCause::OutOfMemory => "outOfMemory",
-            WorkerCause::DiskFull => "diskFull",
-            WorkerCause::Unresponsive => "unresponsive",
-            WorkerCause::Protocol(_) => "protocol",
-            WorkerCause::Sandbox(_) => "sandbox",
-        }
-    }
-
-    /// Exit code or signal number; 0 for the others.
-    pub const fn status(&self) -> i32 {
-        match self {
-            WorkerCause::Exited(status) | WorkerCause::Signalled(status) => *status,
-            WorkerCause::OutOfMemory
-            | WorkerCause::DiskFull
-            | WorkerCause::Unresponsive
-            | WorkerCause::Protocol(_)
-            | WorkerCause::Sandbox(_) => 0,
-        }
-    }
-
-    /// What more there is to say; may be empty.
-    pub fn detail(&self) -> &str {
-        match self {
-            WorkerCause::Protocol(detail) | WorkerCause::Sandbox(detail) => detail,
-            WorkerCause::Exited(_)
-            | WorkerCause::Signalled(_)
-            | WorkerCause::OutOfMemory
-            | WorkerCause::DiskFull
-            | WorkerCause::Unresponsive => "",
-        }
-    }
-
-    /// The cause of those three parts.
-    pub fn from_parts(kind: &str, status: i32, detail: &str) -> Option<WorkerCause> {
-        Some(match kind {
-            "exited" => WorkerCause::Exited(status),
-            "signalled" => WorkerCause::Signalled(status),
-            "outOfMemory" => WorkerCause::OutOfMemory,
-            "diskFull" => WorkerCause::DiskFull,
-            "unresponsive" => WorkerCause::Unresponsive,
-            "protocol" => WorkerCause::Protocol(detail.to_owned()),
-            "sandbox" => WorkerCause::Sandbox(detail.to_owned()),
-            _ => return None,
-        })
-    }
-}
-
-impl std::fmt::Display for WorkerCause {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            WorkerCause::Exited(status) => write!(f, "the engine exited with status {status}"),
-            WorkerCause::Signalled(signal) => write!(f, "signal {signal} ended the engine"),
-            WorkerCause::OutOfMemory => f.write_str("the kernel's memory limit was reached"),
-            WorkerCause::DiskFull => f.write_str("the workspace's size limit was reached"),
-            WorkerCause::Unresponsive => f.write_str("the engine did not respond"),
-            WorkerCause::Protocol(detail) => write!(f, "the engine broke its contract: {detail}"),
-            WorkerCause::Sandbox(detail) => write!(f, "the sandbox could not be built: {detail}"),
-        }
-    }
 }
 
 /// Whether a text is a whole program.
@@ -241,26 +156,5 @@ pub(crate) fn from_capnp(error: &capnp::Error) -> Error {
         capnp::ErrorKind::Disconnected => Error::lost("the worker ended under the call"),
         capnp::ErrorKind::Unimplemented => Error::unsupported("this worker does not know the call"),
         _ => Error::internal(format!("call to the worker: {error}")),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn worker_cause_round_trips() {
-        for cause in [
-            WorkerCause::Exited(3),
-            WorkerCause::Signalled(9),
-            WorkerCause::OutOfMemory,
-            WorkerCause::DiskFull,
-            WorkerCause::Unresponsive,
-            WorkerCause::Protocol("x".into()),
-            WorkerCause::Sandbox("y".into()),
-        ] {
-            assert_eq!(WorkerCause::from_parts(cause.kind(), cause.status(), cause.detail()), Some(cause));
-        }
-        assert_eq!(WorkerCause::from_parts("other", 0, ""), None);
     }
 }

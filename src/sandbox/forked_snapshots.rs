@@ -10,7 +10,7 @@ use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::init::{ExitCause, Init, proc_file};
+use super::init::{Exit, Init, proc_file};
 use super::usage::{Process, anonymous_bytes, processes};
 use crate::sys::pidfd;
 
@@ -48,7 +48,7 @@ impl Init {
     ///
     /// # Errors
     /// If something did not end in time.
-    pub fn leave_only(&self, pid: i32, spared: &[i32]) -> Result<Option<ExitCause>, String> {
+    pub fn leave_only(&self, pid: i32, spared: &[i32]) -> Result<Option<Exit>, String> {
         let _ = std::fs::write(format!("/proc/{pid}/oom_score_adj"), ORDINARY);
         let until = Instant::now() + ENDS_WITHIN;
         let mut its_end = None;

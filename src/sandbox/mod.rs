@@ -42,7 +42,7 @@ pub use daemon_side::{Unfound, delegated_cgroup, divides_processors, find_progra
 pub use enter::enter;
 pub use freeze::Frozen;
 pub use host_path::open_host_path;
-pub use init::{BindSource, EngineProcess, EngineProgram, ExitCause, Init};
+pub use init::{EngineProcess, EngineProgram, Exit, Init, MountSource};
 pub use layer::{Layer, LayerReport, LayerStatus, SandboxError, SandboxReport};
 pub use plan::{PlannedMount, RunAs, SandboxPlan};
 pub use protect::NEVER_GIVEN;

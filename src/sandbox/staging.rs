@@ -93,7 +93,7 @@ pub struct Owners {
 
 impl Owners {
     /// A detached tree of that source, which no link may lead to, on which `run_as` owns what the source's owner owns: what a daemon that is
-    /// root sends for [`BindSource::Tree`](super::BindSource). Forks a child that does nothing, once for each pair of owners.
+    /// root sends for [`MountSource::Tree`](super::MountSource). Forks a child that does nothing, once for each pair of owners.
     ///
     /// # Errors
     /// If the source is missing, a link is in its way, or its file system cannot map owners.

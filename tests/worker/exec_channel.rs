@@ -17,7 +17,10 @@ use super::listener::{Recorder, local};
 async fn with_exec_channel(fake: &Fake, seen: &Rc<Recorder>, first: u64) -> Rc<WorkerLink> {
     let (link, _) = fake.attach(seen).await.unwrap();
     let link = Rc::new(link);
-    assert!(!link.prepare(ExecId(first), &ExecRequest::code("out(b'early')"), 0), "no execChannel before it is opened");
+    assert!(
+        !link.prepare(ExecId(first), &ExecRequest::code("out(b'early')"), 0),
+        "no execution channel before it is opened"
+    );
     link.start(code(first, "out(b'called')")).await.unwrap();
     assert_eq!(seen.end(first).await.status, ExecStatus::Done);
     link.acknowledge_later(ExecId(first));

@@ -8,9 +8,9 @@ use tokio::sync::oneshot;
 
 use crate::core::exec::{ExecStatus, Stream};
 use crate::core::ids::ExecId;
+use crate::core::kernel::CrashCause;
 use crate::link::schema::worker_capnp::worker::start_results;
 use crate::link::schema::worker_capnp::{OutputStream, chunk, end, supervisor};
-use crate::link::types::WorkerCause;
 
 /// A call to the daemon on its way.
 pub type Delivery = LocalBoxFuture<'static, Delivered>;
@@ -163,12 +163,10 @@ impl Daemon {
     }
 
     /// Sends the last word.
-    pub fn dying(&self, cause: &WorkerCause) -> Delivery {
+    pub fn dying(&self, cause: &CrashCause) -> Delivery {
         let mut request = self.client.dying_request();
-        let mut told = request.get().init_cause();
-        told.set_kind(cause.kind());
-        told.set_status(cause.status());
-        told.set_detail(cause.detail());
+        // Encoding this enum cannot fail; an empty text would be reported as an unreadable cause.
+        request.get().set_cause_json(&serde_json::to_vec(cause).unwrap_or_default());
         request.send().promise.map(|_| Delivered::Notice).boxed_local()
     }
 }

@@ -46,7 +46,7 @@ impl ExecChannelService {
     /// Waits for a call.
     ///
     /// # Errors
-    /// If the daemon closed the execChannel or does not keep to it.
+    /// If the daemon closed the execution channel or does not keep to it.
     pub fn poll_call(&self, cx: &mut Context<'_>) -> Poll<io::Result<ExecChannelCall>> {
         self.0.poll_message(cx, read_call).map_err(io::Error::other)
     }

@@ -13,11 +13,12 @@ use crate::core::error::Error;
 use crate::core::exec::{ExecEnd, ExecStatus, OutputData, OutputEvent, Stream};
 use crate::core::ids::ExecId;
 use crate::core::info::MissedEntry;
+use crate::core::kernel::CrashCause;
 use crate::core::limits;
 use crate::core::value::Value;
 use crate::link::frames::Missed;
 use crate::link::schema::worker_capnp::{OutputStream, chunk, end, supervisor};
-use crate::link::types::{Job, WorkerCause, WorkerListener};
+use crate::link::types::{Job, WorkerListener};
 
 type Done = Result<(), capnp::Error>;
 
@@ -96,10 +97,8 @@ impl supervisor::Server for SupervisorServer {
     }
 
     async fn dying(self: Rc<Self>, params: supervisor::DyingParams, _: supervisor::DyingResults) -> Done {
-        let cause = params.get()?.get_cause()?;
-        let (kind, detail) = (cause.get_kind()?.to_string()?, cause.get_detail()?.to_string()?);
-        let cause = WorkerCause::from_parts(&kind, cause.get_status(), &detail)
-            .unwrap_or_else(|| WorkerCause::Protocol(format!("unknown cause {kind:?}")));
+        let cause = serde_json::from_slice(params.get()?.get_cause_json()?)
+            .unwrap_or_else(|error| CrashCause::Protocol(format!("unreadable cause: {error}")));
         self.listener.dying(cause);
         Ok(())
     }

@@ -35,8 +35,8 @@ use crate::link::types::from_capnp;
 pub use crate::link::frames::DynamicTool;
 pub use crate::link::handshake::WorkerIdentity;
 pub use crate::link::types::{
-    CodeCheck, Completions, Job, StateChunk, StateEntry, StateHead, WorkerCause, WorkerExec, WorkerListener,
-    WorkerReport, WorkerUsage,
+    CodeCheck, Completions, Job, StateChunk, StateEntry, StateHead, WorkerExec, WorkerListener, WorkerReport,
+    WorkerUsage,
 };
 pub use relay::Relay;
 

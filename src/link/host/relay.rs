@@ -7,8 +7,9 @@ use crate::core::error::{Error, Result};
 use crate::core::exec::{ExecEnd, OutputEvent, Stream};
 use crate::core::ids::ExecId;
 use crate::core::info::MissedEntry;
+use crate::core::kernel::CrashCause;
 use crate::core::value::Value;
-use crate::link::types::{Job, WorkerCause, WorkerListener};
+use crate::link::types::{Job, WorkerListener};
 
 /// Passes on what a worker says to the listener that it has now.
 pub struct Relay {
@@ -84,7 +85,7 @@ impl WorkerListener for Relay {
         }
     }
 
-    fn dying(&self, cause: WorkerCause) {
+    fn dying(&self, cause: CrashCause) {
         match self.now() {
             Some(to) => to.dying(cause),
             None => (self.gone)(),

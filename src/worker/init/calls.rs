@@ -195,7 +195,7 @@ impl Worker {
             token => {
                 let tree = self.descriptors.take(token);
                 let tree = tree.ok_or_else(|| Error::invalid("the mount's descriptor did not come"))?;
-                MountSource::Tree(tree, source.into())
+                MountSource::Tree { tree, shows: source.into() }
             }
         };
         self.enclosure.bind(Path::new(&path), source, writable)

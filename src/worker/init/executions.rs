@@ -16,10 +16,10 @@ use super::{Life, Worker};
 use crate::core::error::{Error, Result};
 use crate::core::exec::{CODE_INTERRUPTED, CODE_LOST, CODE_TIMEOUT, ExecStatus};
 use crate::core::ids::ExecId;
+use crate::core::kernel::CrashCause;
 use crate::core::limits;
 use crate::link::frames::{EndStatus, InterruptWay};
 use crate::link::guest::{Answer, ExecChannelService, Finish, Start, Started};
-use crate::link::types::WorkerCause;
 
 /// What comes of an engine that had to be ended because it did not stop.
 const FROM_SAVED: &str =
@@ -132,7 +132,7 @@ impl Worker {
         // Before the engine hears of it: it may be done before init runs again.
         let now = Instant::now();
         if let Err(why) = self.control.request(request, &request_json, read_end) {
-            self.kill(WorkerCause::Protocol(why));
+            self.kill(CrashCause::Protocol(why));
             return Err(Error::lost("the engine does not take requests"));
         }
         self.ledger.begin(exec, usize::try_from(output_kept_bytes).unwrap_or(usize::MAX));
@@ -228,7 +228,7 @@ impl Worker {
             InterruptWay::Frame => {
                 let frame = format!("{{\"op\":\"interrupt\",\"exec\":{exec}}}");
                 if let Err(why) = self.control.send(frame.as_bytes(), &[], None) {
-                    self.kill(WorkerCause::Protocol(why));
+                    self.kill(CrashCause::Protocol(why));
                 }
             }
         }
@@ -246,7 +246,7 @@ impl Worker {
                     self.halt(Why::Timeout);
                 }
             }
-            Halt::Halting { kill, .. } if *kill <= now => self.kill(WorkerCause::Unresponsive),
+            Halt::Halting { kill, .. } if *kill <= now => self.kill(CrashCause::Unresponsive),
             Halt::Halting { again, .. } => {
                 if again.is_some_and(|at| at <= now) {
                     *again = None;
@@ -268,7 +268,7 @@ impl Worker {
     }
 
     /// The engine is gone under the execution.
-    pub(super) fn lose_run(&mut self, cause: &WorkerCause) {
+    pub(super) fn lose_run(&mut self, cause: &CrashCause) {
         let Some(run) = self.run.take() else { return };
         let (status, code, err) = match run.halt {
             Halt::Halting { why: Why::Timeout, .. } => (
@@ -302,7 +302,7 @@ impl Worker {
         let fits = ExecChannelService::fits(&finish.err, &finish.frame_json);
         self.ledger.end(exec, finish);
         if let Some(Unanswered { answer, .. }) = run.unanswered.take() {
-            // The execChannel must not overtake what the daemon is to know before the end.
+            // The execution channel must not overtake what the daemon is to know before the end.
             let whole = match answer {
                 StartAnswer::Call(_) => true,
                 StartAnswer::ExecChannel => fits && !self.outbox.has_news(),

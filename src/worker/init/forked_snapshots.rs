@@ -26,9 +26,9 @@ use super::engine_frames::{EngineEvent, cut};
 use super::loading::missed_json;
 use super::requests::By;
 use crate::core::error::{Error, Result};
+use crate::core::kernel::CrashCause;
 use crate::core::limits;
 use crate::link::guest::{Answer, Revision};
-use crate::link::types::WorkerCause;
 use crate::sys::pidfd;
 use crate::sys::watched::watch;
 
@@ -325,7 +325,7 @@ impl Worker {
         if let Some(tools) = &self.snapshots.tools
             && let Err(why) = self.control.send(tools, &[], None)
         {
-            self.kill(WorkerCause::Protocol(why));
+            self.kill(CrashCause::Protocol(why));
         }
         let _ = answer.send(Ok(missed_json(json)));
         self.begin_keep(of.clone(), of, None);
@@ -334,7 +334,7 @@ impl Worker {
     /// Neither the one nor the other is surely the engine: both go.
     fn break_exchange(&mut self, error: &Error, answer: Answer<Vec<u8>>) {
         let _ = answer.send(Err(Error::lost(format!("the engine could not be exchanged: {}", error.message))));
-        self.kill(WorkerCause::Unresponsive);
+        self.kill(CrashCause::Unresponsive);
     }
 
     /// Ends the oldest copies while all of them cost more than the budget, or more than half of what would be free without them.

@@ -68,11 +68,11 @@ use crate::catalog::{Durability, EngineDb};
 use crate::core::engine::EngineName;
 use crate::core::error::Error;
 use crate::core::info::MissedEntry;
+use crate::core::kernel::CrashCause;
 use crate::core::limits;
 use crate::link::bootstrap::Ready;
 use crate::link::guest::{Answer, Report, WorkerCall};
 use crate::link::handshake::SharedIdentity;
-use crate::link::types::WorkerCause;
 use crate::sys::watched::{Watched, watch};
 
 /// Steps in one poll before other tasks get their turn.
@@ -140,7 +140,7 @@ pub struct Worker {
     asked: HashMap<u64, Asked>,
     last_id: u64,
     /// Why init killed the engine, if it did.
-    killed_for: Option<WorkerCause>,
+    killed_for: Option<CrashCause>,
     /// The end of what the engine wrote while it started: why it could not.
     first_words: VecDeque<u8>,
     restored_entries: u32,
@@ -359,11 +359,11 @@ impl Worker {
         self.on_run_deadline(now);
         self.on_snapshot_deadline(now);
         if self.asked.values().any(|asked| asked.until <= now) {
-            self.kill(WorkerCause::Unresponsive);
+            self.kill(CrashCause::Unresponsive);
         }
         if passed(self.hung_up_at) {
             self.hung_up_at = None;
-            self.kill(WorkerCause::Protocol("it closed its control socket".into()));
+            self.kill(CrashCause::Protocol("it closed its control socket".into()));
         }
         if passed(self.orphan_at) {
             self.orphan_at = None;
@@ -385,7 +385,7 @@ impl Worker {
         match self.enclosure.watch() {
             Watch::Within { next } => self.watch_at = Some(now + next),
             // What nobody uses goes first.
-            Watch::Beyond(WorkerCause::OutOfMemory) if self.drop_oldest_snapshot() => {
+            Watch::Beyond(CrashCause::OutOfMemory) if self.drop_oldest_snapshot() => {
                 self.watch_at = Some(now + limits::WATCH_INTERVAL);
             }
             Watch::Beyond(cause) => self.kill(cause),
