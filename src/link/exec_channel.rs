@@ -1,13 +1,14 @@
-//! The execution channel: beside the calls of a worker's link, a socket for what is asked most often, an execution's start and its end.
+//! The execution channel: a socket beside the worker's link for the start and end of executions.
 //!
 //! ```text
-//! daemon ── hold ─────▶ init       on its way while the journal is written
-//!        ── go ───────▶            it is: begin
-//!        ── withdraw ─▶            it is not to run
-//!        ◀── answer ──             runs │ over, with all that it wrote │ refused
+//! daemon ── prepare ──▶ init       sent while the journal is written
+//!        ── commit ────▶            the journal has it: begin
+//!        ── abort ─────▶            do not run it
+//!        ◀── answer ───             running │ finished, with all output │ refused
 //! ```
-//! One message (`ExecChannelCall`, `ExecChannelAnswer` of schema/worker.capnp) is one packet, so nothing is to be cut or joined, and both ends read and
-//! write it where they stand: no queue, no other task, no bookkeeping of calls. What is too large for a packet is a call.
+//! One message (`ExecChannelCall`, `ExecChannelAnswer` of schema/worker.capnp) is one packet. Both
+//! ends read and write packets directly: no queue, no extra task, no call bookkeeping. A message
+//! that is too large for a packet goes as an ordinary call.
 
 use std::cell::RefCell;
 use std::io;
@@ -24,16 +25,16 @@ use tokio::io::unix::AsyncFd;
 use crate::core::limits;
 use crate::sys::watched::{Watched, watch};
 
-/// One end.
+/// One end of an execution channel.
 #[derive(Debug)]
 pub struct ExecChannel {
     socket: AsyncFd<Watched>,
 }
 
-/// Both ends of a new execution channel. Must be called inside a runtime.
+/// Creates both ends of a new execution channel. Must be called inside a runtime.
 ///
 /// # Errors
-/// If there are no descriptors left.
+/// If no descriptors are left.
 pub fn pair() -> io::Result<(ExecChannel, OwnedFd)> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)?;
@@ -41,25 +42,25 @@ pub fn pair() -> io::Result<(ExecChannel, OwnedFd)> {
 }
 
 thread_local! {
-    /// Where a packet is read: one for all channels of a thread, which reads one at a time.
+    /// The packet buffer, shared by all channels of a thread: a thread reads one packet at a time.
     static PACKET: RefCell<Vec<Word>> = RefCell::new(Word::allocate_zeroed_vec(limits::EXEC_CHANNEL_BYTES / 8));
 }
 
 impl ExecChannel {
-    /// Takes over one end. Must be called inside a runtime.
+    /// Wraps one end. Must be called inside a runtime.
     ///
     /// # Errors
     /// If it cannot be watched.
     pub fn new(socket: OwnedFd) -> io::Result<ExecChannel> {
-        // Here nobody waits for its memory yet.
+        // Allocate the buffer now, while no execution waits for it.
         PACKET.with(|_| ());
         Ok(ExecChannel { socket: watch(socket, Interest::READABLE)? })
     }
 
-    /// Sends a message; whether it was small enough for that. Never waits.
+    /// Sends a message without blocking. Returns false if the message is too large for a packet.
     ///
     /// # Errors
-    /// If the other end is gone, or has not read for so long that there is no room.
+    /// If the other end is closed, or its buffer is full.
     pub(crate) fn send(&self, message: &Builder<HeapAllocator>) -> io::Result<bool> {
         if serialize::compute_serialized_size_in_words(message) * 8 > limits::EXEC_CHANNEL_BYTES {
             return Ok(false);
@@ -75,10 +76,10 @@ impl ExecChannel {
         }
     }
 
-    /// Waits for a message and gives it to `read`.
+    /// Waits for a message and decodes it with `read`.
     ///
     /// # Errors
-    /// If the other end is gone or what came is no message; those of `read`.
+    /// If the other end is closed, for an invalid message, and the errors of `read`.
     pub(crate) fn poll_message<T>(&self, cx: &mut Context<'_>, read: impl Read<T>) -> Poll<capnp::Result<T>> {
         loop {
             let mut guard = ready!(self.socket.poll_read_ready(cx)).map_err(capnp::Error::from)?;
@@ -90,7 +91,7 @@ impl ExecChannel {
         }
     }
 
-    /// The next message, if it is there, known to the event loop or not.
+    /// Returns a message that has already arrived, whether or not the event loop has noticed it.
     ///
     /// # Errors
     /// As [`Self::poll_message`].
@@ -100,7 +101,7 @@ impl ExecChannel {
             let length = loop {
                 match recv(self.socket.as_raw_fd(), bytes, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_TRUNC) {
                     Ok(0) => {
-                        return Err(capnp::Error::disconnected("the other end of the execution channel is gone".into()));
+                        return Err(capnp::Error::disconnected("the execution channel is closed".into()));
                     }
                     Ok(n) => break n,
                     Err(Errno::EINTR) => {}
@@ -119,11 +120,11 @@ impl ExecChannel {
     }
 }
 
-/// What makes something of a message.
+/// A decoder of one message.
 pub(crate) trait Read<T>: Fn(&Message<'_>) -> capnp::Result<T> {}
 impl<T, F: Fn(&Message<'_>) -> capnp::Result<T>> Read<T> for F {}
 
-/// A message in its packet.
+/// A message inside its packet.
 pub(crate) type Message<'a> = capnp::message::Reader<serialize::BufferSegments<&'a [u8]>>;
 
 #[cfg(test)]

@@ -209,7 +209,7 @@ raise Silent
         link.start(code(1, deep)).await.unwrap();
         let end = seen.end(1).await;
         assert_eq!((end.status, end.value), (ExecStatus::Done, None));
-        assert!(end.err.contains("cannot be shown"), "{}", end.err);
+        assert!(end.err.contains("cannot be decoded"), "{}", end.err);
         link.start(code(2, "value = None")).await.unwrap();
         assert_eq!(seen.end(2).await.value, Some(Value::Null));
     });

@@ -1,4 +1,4 @@
-//! Init's end of the execution channel: starts in, their answers out.
+//! Init's end of the execution channel: receives starts, sends answers.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -14,28 +14,28 @@ use crate::core::limits;
 use crate::link::exec_channel::{ExecChannel, Message};
 use crate::link::schema::worker_capnp::{exec_channel_answer, exec_channel_call};
 
-/// What the daemon says on the execution channel.
+/// A call on the execution channel.
 #[derive(Debug)]
 pub enum ExecChannelCall {
-    /// Start it.
+    /// Start the execution.
     Start(Start),
-    /// Start it when told to go.
+    /// Start the execution on commit.
     Prepare(Start),
-    /// The one that is held may begin.
+    /// Start the prepared execution.
     Commit(ExecId),
-    /// The one that is held is not to run.
+    /// Drop the prepared execution.
     Abort(ExecId),
 }
 
-/// What an end beside its output may take of a message, bytes.
+/// Limit of an end without its output, bytes.
 const END_BYTES: usize = limits::EXEC_CHANNEL_BYTES - limits::OUTPUT_GATHERED_BYTES as usize - (4 << 10);
 
-/// Init's end.
+/// Init's end of the execution channel.
 #[derive(Debug)]
 pub struct ExecChannelService(ExecChannel);
 
 impl ExecChannelService {
-    /// Takes over init's end. Must be called inside a runtime.
+    /// Wraps init's end. Must be called inside a runtime.
     ///
     /// # Errors
     /// If it cannot be watched.
@@ -46,12 +46,12 @@ impl ExecChannelService {
     /// Waits for a call.
     ///
     /// # Errors
-    /// If the daemon closed the execution channel or does not keep to it.
+    /// If the daemon closed the channel or sent an invalid message.
     pub fn poll_call(&self, cx: &mut Context<'_>) -> Poll<io::Result<ExecChannelCall>> {
         self.0.poll_message(cx, read_call).map_err(io::Error::other)
     }
 
-    /// The call that is there already, if any.
+    /// Returns a call that has already arrived.
     ///
     /// # Errors
     /// As [`Self::poll_call`].
@@ -59,8 +59,8 @@ impl ExecChannelService {
         self.0.message_now(&read_call).map_err(io::Error::other)
     }
 
-    /// Whether an end is small enough for the execution channel, whatever it wrote within
-    /// [`OUTPUT_GATHERED_BYTES`](limits::OUTPUT_GATHERED_BYTES).
+    /// Whether an end fits in a packet, with up to
+    /// [`OUTPUT_GATHERED_BYTES`](limits::OUTPUT_GATHERED_BYTES) of output.
     pub fn fits(err: &str, frame_json: &[u8]) -> bool {
         err.len() + frame_json.len() <= END_BYTES
     }
@@ -68,7 +68,7 @@ impl ExecChannelService {
     /// Answers a start.
     ///
     /// # Errors
-    /// If the daemon is gone or does not read.
+    /// If the daemon is gone or its buffer is full.
     pub fn answer(&self, exec: ExecId, outcome: &Result<Started>) -> io::Result<()> {
         let mut message = Builder::new_default();
         let mut answer = message.init_root::<exec_channel_answer::Builder<'_>>();

@@ -1,6 +1,7 @@
-//! The daemon's end of the execution channel: starts out, their answers in.
+//! The daemon's end of the execution channel: sends starts, receives their answers.
 //!
-//! A worker of a former build has no execution channel; then, and for what is too large for a packet, a start is a call.
+//! Where the worker or the connector has no execution channel, and for messages too large for a
+//! packet, a start is an ordinary call.
 
 use std::future::poll_fn;
 use std::rc::Rc;
@@ -18,7 +19,7 @@ use crate::link::host::callbacks::{self, Over};
 use crate::link::schema::worker_capnp::{exec, exec_channel_answer, exec_channel_call};
 use crate::link::types::from_capnp;
 
-/// What a worker says of a start.
+/// A worker's answer to a start.
 enum Said {
     Runs,
     Over(Over),
@@ -26,10 +27,10 @@ enum Said {
 }
 
 impl WorkerLink {
-    /// Opens the execution channel, once; before, and without one, starts are calls.
+    /// Opens the execution channel, once. Without one, starts are ordinary calls.
     ///
     /// # Errors
-    /// `Unsupported` if the worker is of a build that has none, `Unavailable` without descriptors.
+    /// `Unavailable` without descriptors; the worker's errors.
     pub async fn open_exec_channel(&self) -> Result<()> {
         if self.exec_channel_requested.replace(true) || !self.passes_descriptors() {
             return Ok(());
@@ -44,12 +45,13 @@ impl WorkerLink {
         Ok(())
     }
 
-    /// Sends an execution ahead: it waits for [`Self::commit`]. Whether it went.
+    /// Sends an execution that waits for [`Self::commit`]. Returns whether it was sent.
     pub fn prepare(&self, exec: ExecId, request: &ExecRequest, output_kept: u64) -> bool {
         self.say_exec(exec, request, output_kept, |call| call.init_prepare()).is_some()
     }
 
-    /// Lets the execution begin that was sent ahead. It begins when this returns; the future is that of [`Self::start`].
+    /// Starts the prepared execution. The commit is sent when this returns; the future is that of
+    /// [`Self::start`].
     ///
     /// # Errors
     /// As [`Self::start`].
@@ -64,7 +66,7 @@ impl WorkerLink {
             match channel {
                 Some(channel) => bounded(limits::WORKER_CALL, heard(channel, exec, listener)).await,
                 None => {
-                    // It waits for a word that it will not get.
+                    // Init would wait for a commit that can no longer be sent.
                     listener.disconnected();
                     Err(Error::lost("the worker's execution channel has closed"))
                 }
@@ -72,7 +74,7 @@ impl WorkerLink {
         }
     }
 
-    /// Takes back what was sent ahead: it does not run.
+    /// Drops the prepared execution.
     pub fn abort(&self, exec: ExecId) {
         self.say(|mut call| {
             call.set_abort(exec.0);
@@ -80,7 +82,7 @@ impl WorkerLink {
         });
     }
 
-    /// Starts an execution on the execution channel; `None`: it has to be a call.
+    /// Starts an execution over the execution channel; `None`: use an ordinary call.
     pub(crate) fn start_on_exec_channel(&self, exec: &WorkerExec) -> Option<impl Future<Output = Result<()>> + use<>> {
         let channel = self.say_exec(exec.exec, &exec.request, exec.output_kept, |call| call.init_start())?;
         self.let_it_run();
@@ -88,15 +90,16 @@ impl WorkerLink {
         Some(async move { bounded(limits::WORKER_CALL, answer).await })
     }
 
-    /// What a new worker was told to begin is what somebody waits for. Where the host kernel has put it on this thread's processor, beside one that
-    /// is idle (virtual machines whose processors sleep), it would wait until this thread has nothing more to do.
+    /// Yields once after the first start. The host kernel may have queued the new worker on this
+    /// thread's processor beside an idle one (virtual machines whose processors sleep); without the
+    /// yield it would run only when this thread sleeps.
     fn let_it_run(&self) {
         if !self.has_begun.replace(true) {
             std::thread::yield_now();
         }
     }
 
-    /// Says something of an execution that fits a packet and has no input.
+    /// Sends a message about an execution without input that fits a packet.
     fn say_exec(
         &self,
         id: ExecId,
@@ -116,7 +119,8 @@ impl WorkerLink {
         said
     }
 
-    /// Sends a message, if it is small enough, there is an execution channel, and it can be written: why it cannot, the call tells.
+    /// Sends a message if there is a channel and the message fits. On failure the ordinary call
+    /// reports the error.
     fn say(&self, write: impl FnOnce(exec_channel_call::Builder<'_>) -> Result<()>) -> Option<Rc<ExecChannel>> {
         let channel = self.exec_channel.borrow().clone()?;
         let mut message = Builder::new_default();
@@ -132,20 +136,20 @@ impl WorkerLink {
     }
 }
 
-/// Waits for the answer to a start and tells the listener of the end, if the answer is that.
+/// Awaits the answer to a start, and reports the end to the listener if the answer contains it.
 async fn heard(channel: Rc<ExecChannel>, id: ExecId, listener: Rc<dyn WorkerListener>) -> Result<()> {
     loop {
         let (exec, said) = match poll_fn(|cx| channel.poll_message(cx, read_answer)).await {
             Ok(answer) => answer,
             Err(error) => {
                 tracing::debug!(%error, "the execution channel to a worker closed");
-                // Without its answers the worker is of no use; usually it is gone anyway.
+                // Without its answers the worker is useless; usually it has ended anyway.
                 listener.disconnected();
-                return Err(Error::lost("the worker ended under the call"));
+                return Err(Error::lost("the worker ended during the call"));
             }
         };
         match said {
-            // The late answer to another.
+            // A late answer to another start.
             _ if exec != id => {}
             Said::Runs => return Ok(()),
             Said::Over(over) => {
