@@ -48,5 +48,3 @@ mod damage_tests;
 mod model_tests;
 #[cfg(test)]
 mod record_tests;
-#[cfg(test)]
-mod speed_tests;

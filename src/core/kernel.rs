@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::ids::{CheckpointId, ExecId};
 use super::limits;
 
-/// Why a worker ended although nobody wanted it.
+/// Why a worker ended unexpectedly; also its form on the link and in `state.db`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", tag = "kind", content = "detail")]
 pub enum CrashCause {
@@ -25,31 +25,31 @@ pub enum CrashCause {
     Exited(i32),
     /// A signal of this number ended the engine.
     Signalled(i32),
-    /// It used more memory than it may.
+    /// The kernel's memory limit was reached.
     OutOfMemory,
-    /// It used more disk than it may.
+    /// The workspace's size limit was reached.
     DiskFull,
-    /// It did not react to an interrupt.
+    /// The engine did not answer, or did not stop when interrupted.
     Unresponsive,
-    /// It broke the engine contract.
+    /// The engine broke the engine contract.
     Protocol(String),
     /// The worker's init itself was killed, or its link broke.
     Killed,
-    /// It could not be started.
+    /// The worker did not start.
     NotStarted(String),
 }
 
 impl std::fmt::Display for CrashCause {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            CrashCause::Exited(code) => write!(f, "engine exited with status {code}"),
-            CrashCause::Signalled(signal) => write!(f, "engine ended by signal {signal}"),
-            CrashCause::OutOfMemory => f.write_str("out of memory"),
-            CrashCause::DiskFull => f.write_str("workspace size exceeded"),
-            CrashCause::Unresponsive => f.write_str("did not react to an interrupt"),
-            CrashCause::Protocol(what) => write!(f, "broke the engine contract: {what}"),
-            CrashCause::Killed => f.write_str("worker was killed"),
-            CrashCause::NotStarted(why) => write!(f, "could not be started: {why}"),
+            CrashCause::Exited(code) => write!(f, "the engine exited with status {code}"),
+            CrashCause::Signalled(signal) => write!(f, "signal {signal} ended the engine"),
+            CrashCause::OutOfMemory => f.write_str("the kernel's memory limit was reached"),
+            CrashCause::DiskFull => f.write_str("the workspace's size limit was reached"),
+            CrashCause::Unresponsive => f.write_str("the engine did not respond"),
+            CrashCause::Protocol(what) => write!(f, "the engine broke its contract: {what}"),
+            CrashCause::Killed => f.write_str("the worker was killed"),
+            CrashCause::NotStarted(why) => write!(f, "the worker did not start: {why}"),
         }
     }
 }

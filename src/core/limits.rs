@@ -75,14 +75,14 @@ pub const TOOL_CALLS: usize = 64;
 pub const ENGINE_REQUESTS: usize = 64;
 /// An engine's list of jobs or of what it does not capture, bytes.
 pub const ENGINE_LIST_BYTES: usize = 4 << 20;
-/// The largest message on the lane between daemon and init, bytes. A start or an end that is larger goes as a call.
-pub const LANE_BYTES: usize = 64 << 10;
+/// The largest message on the execution channel between daemon and init, bytes. A start or an end that is larger goes as a call.
+pub const EXEC_CHANNEL_BYTES: usize = 64 << 10;
 /// Calls of the daemon that wait for init's event loop.
 pub const WORKER_CALLS: usize = 256;
 /// Connections that a worker's private socket has open at once.
 pub const WORKER_CONNECTIONS: usize = 8;
 /// Descriptors that a worker holds for calls that were announced and have not come: all that a kernel brings to a worker that was ready, and
-/// its lane.
+/// its execution channel.
 pub const WORKER_DESCRIPTORS: usize = MOUNTS + 3;
 /// Output event queue of one client's callback, chunks in flight.
 pub const OUTPUT_IN_FLIGHT: usize = 8;

@@ -17,7 +17,7 @@ use nix::sys::stat::{Mode, fstat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
 use super::child::Wanted;
-use super::init::{BindSource, EngineTree, Init};
+use super::init::{EngineTree, Init, MountSource};
 use super::layer::{Layer, SandboxError, failed};
 use super::plan::PlannedMount;
 use super::tree::Source;
@@ -68,7 +68,7 @@ impl Init {
     ///
     /// # Errors
     /// If the path inside is taken or reserved, the source protected or out of reach. Nothing has changed then.
-    pub fn bind(&mut self, source: BindSource, inside: &Path, writable: bool) -> Result<(), SandboxError> {
+    pub fn bind(&mut self, source: MountSource, inside: &Path, writable: bool) -> Result<(), SandboxError> {
         check_inside_path(inside).map_err(|error| refused(error.to_string(), "choose another path"))?;
         if self.taken(inside) {
             return Err(refused(format!("{inside:?} is mounted already"), "unmount it first"));
@@ -81,8 +81,8 @@ impl Init {
             return Err(refused(format!("a kernel has at most {} mounts", limits::MOUNTS), "unmount one first"));
         }
         let (staged, shows) = match source {
-            BindSource::Path(path) => (None, path),
-            BindSource::Tree { tree, shows } => (Some(self.stage_live(&tree)?), shows),
+            MountSource::Path(path) => (None, path),
+            MountSource::Tree { tree, shows } => (Some(self.stage_live(&tree)?), shows),
         };
         let mut bind = LiveBind { inside: inside.to_owned(), shows, staged, writable, identity: (0, 0) };
         let covers = protect::covers(inside, &bind.shows, &self.protected)?;

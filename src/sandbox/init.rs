@@ -66,7 +66,7 @@ pub struct EngineProcess {
 
 /// Where a live mount comes from.
 #[derive(Debug)]
-pub enum BindSource {
+pub enum MountSource {
     /// A path of the host's tree without symbolic links, opened with init's own rights.
     Path(PathBuf),
     /// A detached mount that a daemon that is root made, and the path that it shows.
@@ -80,19 +80,19 @@ pub enum BindSource {
 
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ExitCause {
+pub enum Exit {
     /// By itself, with this status.
-    Exited(i32),
+    Status(i32),
     /// By this signal.
-    Killed(i32),
+    Signal(i32),
 }
 
-impl ExitCause {
+impl Exit {
     /// The status as shells tell it: 128 and the signal's number for one.
     pub fn code(self) -> i32 {
         match self {
-            ExitCause::Exited(status) => status,
-            ExitCause::Killed(signal) => 128 + signal,
+            Exit::Status(status) => status,
+            Exit::Signal(signal) => 128 + signal,
         }
     }
 }
@@ -224,14 +224,12 @@ impl Init {
     }
 
     /// Collects every process that has ended, orphans of the engine's included.
-    pub fn reap(&self) -> Vec<(i32, ExitCause)> {
+    pub fn reap(&self) -> Vec<(i32, Exit)> {
         let mut ended = Vec::new();
         loop {
             match waitpid(None, Some(WaitPidFlag::WNOHANG | WaitPidFlag::__WALL)) {
-                Ok(WaitStatus::Exited(pid, status)) => ended.push((pid.as_raw(), ExitCause::Exited(status))),
-                Ok(WaitStatus::Signaled(pid, signal, _)) => {
-                    ended.push((pid.as_raw(), ExitCause::Killed(signal as i32)))
-                }
+                Ok(WaitStatus::Exited(pid, status)) => ended.push((pid.as_raw(), Exit::Status(status))),
+                Ok(WaitStatus::Signaled(pid, signal, _)) => ended.push((pid.as_raw(), Exit::Signal(signal as i32))),
                 Ok(WaitStatus::StillAlive) | Err(_) => return ended,
                 Ok(_) => {}
             }

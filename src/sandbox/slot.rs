@@ -18,7 +18,7 @@ use nix::sys::stat::Mode;
 use nix::unistd::sethostname;
 
 use super::bind::{LiveBind, fail, in_engine_tree, open_root, refused, writable_root};
-use super::init::{BindSource, Init, proc_file};
+use super::init::{Init, MountSource, proc_file};
 use super::layer::{Layer, LayerStatus, SandboxError, failed};
 use super::plan::{SandboxPlan, WORKSPACE};
 use super::tree::Source;
@@ -34,11 +34,11 @@ const BOUND_SHARED: &str = "bound-shared";
 #[derive(Debug)]
 pub struct KernelFolder {
     /// The folder.
-    pub dir: BindSource,
+    pub dir: MountSource,
     /// What becomes `/workspace`: a path within it.
     pub own_workspace: PathBuf,
     /// Another folder to be `/workspace`.
-    pub workspace: Option<BindSource>,
+    pub workspace: Option<MountSource>,
 }
 
 /// What a kernel brings into a sandbox that was made without one.
@@ -52,11 +52,11 @@ pub struct KernelEntry {
     pub protected: Vec<PathBuf>,
 }
 
-impl BindSource {
+impl MountSource {
     /// The host's name for it.
     fn shows(&self) -> &Path {
         match self {
-            BindSource::Path(path) | BindSource::Tree { shows: path, .. } => path,
+            MountSource::Path(path) | MountSource::Tree { shows: path, .. } => path,
         }
     }
 }
@@ -148,15 +148,15 @@ impl Init {
     }
 
     /// Opens a folder of the host: by its path, or in the staging tree, where it lasts as long as init.
-    fn take_folder(&self, source: BindSource, name: &str) -> Result<OwnedFd, SandboxError> {
+    fn take_folder(&self, source: MountSource, name: &str) -> Result<OwnedFd, SandboxError> {
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let opened = match (source, &self.staging) {
-            (BindSource::Path(path), None) => open(&path, flags, Mode::empty()),
-            (BindSource::Tree { tree, .. }, Some(staging)) => {
+            (MountSource::Path(path), None) => open(&path, flags, Mode::empty()),
+            (MountSource::Tree { tree, .. }, Some(staging)) => {
                 staging::hang(staging.as_fd(), name, &tree).map_err(fail("cannot stage the kernel's folder"))?;
                 openat(staging, name, flags, Mode::empty())
             }
-            (BindSource::Path(_), Some(_)) | (BindSource::Tree { .. }, None) => {
+            (MountSource::Path(_), Some(_)) | (MountSource::Tree { .. }, None) => {
                 return Err(refused("a daemon that is root sends a mount, another one a path", "restart the daemon"));
             }
         };

@@ -24,7 +24,7 @@ use nix::sched::{CloneFlags, unshare};
 use nix::sys::stat::{Mode, fstat, mkdirat};
 use nix::unistd::fchdir;
 
-use super::given;
+use super::host_path;
 use super::layer::{Layer, SandboxError, failed};
 use super::plan::{RunAs, SandboxPlan};
 use crate::sys::mount::{attach, clone_tree, map_ids, new_file_system};
@@ -93,12 +93,12 @@ pub struct Owners {
 
 impl Owners {
     /// A detached tree of that source, which no link may lead to, on which `run_as` owns what the source's owner owns: what a daemon that is
-    /// root sends for [`BindSource::Tree`](super::BindSource). Forks a child that does nothing, once for each pair of owners.
+    /// root sends for [`MountSource::Tree`](super::MountSource). Forks a child that does nothing, once for each pair of owners.
     ///
     /// # Errors
     /// If the source is missing, a link is in its way, or its file system cannot map owners.
     pub fn mapped(&self, source: &Path, run_as: RunAs) -> Result<OwnedFd, SandboxError> {
-        map_owner(&given::open(Layer::IdMap, source)?, source, run_as, self)
+        map_owner(&host_path::open(Layer::IdMap, source)?, source, run_as, self)
     }
 
     fn namespace(&self, on_disk: (u32, u32), seen: (u32, u32)) -> std::io::Result<Rc<OwnedFd>> {

@@ -21,7 +21,7 @@ use nix::sched::{CloneFlags, unshare};
 use nix::sys::stat::{Mode, fchmod, fstat, mkdirat};
 use nix::unistd::{UnlinkatFlags, chdir, fchdir, pivot_root, symlinkat, unlinkat};
 
-use super::given;
+use super::host_path;
 use super::init::EngineTree;
 use super::layer::{Layer, SandboxError, failed};
 use super::plan::SandboxPlan;
@@ -149,7 +149,7 @@ pub(super) fn source(from: &Source, inside: &Path, writable: bool) -> Step<Owned
     let tree = match from {
         Source::Own(path) | Source::Staged { at: path, .. } => clone_tree(AT_FDCWD, path, true).map_err(what())?,
         Source::Given(path) => {
-            let opened = given::open(Layer::PivotRoot, path)?;
+            let opened = host_path::open(Layer::PivotRoot, path)?;
             clone_tree(opened.as_fd(), Path::new(""), true).map_err(what())?
         }
     };

@@ -26,7 +26,7 @@ use serde::Serialize;
 
 use super::probe_pooled;
 use crate::sandbox::{
-    BindSource, EngineProgram, Init, MemoryWatch, Owners, RunAs, SandboxError, SandboxPlan, SandboxReport, Verdict,
+    EngineProgram, Init, MemoryWatch, MountSource, Owners, RunAs, SandboxError, SandboxPlan, SandboxReport, Verdict,
     WorkspaceWatch, enter,
 };
 use crate::sys::namespace::{Forked, fork};
@@ -259,7 +259,7 @@ fn inside(options: &Options, mut init: Init, sent: Option<OwnedFd>, kernel: Opti
             kernel.enter(&mut init, &engine)?;
         }
         for (inside, source, writable) in &options.binds {
-            init.bind(BindSource::Path(source.clone()), inside, *writable)?;
+            init.bind(MountSource::Path(source.clone()), inside, *writable)?;
         }
         Ok(engine)
     });

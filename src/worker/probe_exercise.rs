@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::sandbox::{BindSource, EngineProcess, EngineProgram, Init};
+use crate::sandbox::{EngineProcess, EngineProgram, Init, MountSource};
 
 type Outcome = Result<(), String>;
 
@@ -63,7 +63,7 @@ fn live_mounts(init: &mut Init, source: &Path) -> Outcome {
         sleep 0.1; ls -A / | grep -c live";
     let engine = spawn(init, sh(wait))?;
     let bind = |init: &mut Init, inside: &str, writable| {
-        init.bind(BindSource::Path(source.to_owned()), Path::new(inside), writable).map_err(|error| error.to_string())
+        init.bind(MountSource::Path(source.to_owned()), Path::new(inside), writable).map_err(|error| error.to_string())
     };
     bind(init, "/live", false)?;
     bind(init, "/workspace/deep/live", true)?;
@@ -91,7 +91,7 @@ fn sent_mount(init: &mut Init, source: &Path, tree: OwnedFd) -> Outcome {
     let script = "i=0; while [ ! -e /sent/file ] && [ $i -lt 500 ]; do sleep 0.01; i=$((i+1)); done; cat /sent/file; \
         echo by-kernel > /sent/made && stat -c %u /sent/made";
     let engine = spawn(init, sh(script))?;
-    let sent = BindSource::Tree { tree, shows: source.to_owned() };
+    let sent = MountSource::Tree { tree, shows: source.to_owned() };
     init.bind(sent, Path::new("/sent"), true).map_err(|error| error.to_string())?;
     expect("a sent mount", &output(init, &engine)?, "given1000")?;
     let engine = spawn(init, sh("cat /sent/made; rm /sent/made"))?;

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
 use crate::sandbox::{
-    BindSource, EngineProcess, Init, KernelEntry, KernelFolder, Owners, PlannedMount, RunAs, SandboxError, SandboxPlan,
+    EngineProcess, Init, KernelEntry, KernelFolder, MountSource, Owners, PlannedMount, RunAs, SandboxError, SandboxPlan,
 };
 
 /// Waits for the kernel; then is the program. Nothing of the user's runs before.
@@ -14,9 +14,9 @@ const AWAIT_KERNEL: &str = "read -r go <&3 && cd /workspace && exec \"$@\"";
 /// What a kernel brings.
 pub(super) struct Kernel {
     plan: SandboxPlan,
-    dir: BindSource,
-    workspace: Option<BindSource>,
-    mounts: Vec<(PlannedMount, BindSource)>,
+    dir: MountSource,
+    workspace: Option<MountSource>,
+    mounts: Vec<(PlannedMount, MountSource)>,
 }
 
 /// Parts a plan into that of a sandbox on `stand_in` without a kernel, and what comes later.
@@ -34,8 +34,8 @@ pub(super) fn part(plan: &SandboxPlan, stand_in: &Path) -> Result<(SandboxPlan, 
     let run_as = plan.run_as.filter(|_| nix::unistd::Uid::effective().is_root());
     let owners = Owners::default();
     let source = |path: &Path, run_as: Option<RunAs>| match run_as {
-        Some(run_as) => Ok(BindSource::Tree { tree: owners.mapped(path, run_as)?, shows: path.to_owned() }),
-        None => Ok(BindSource::Path(path.to_owned())),
+        Some(run_as) => Ok(MountSource::Tree { tree: owners.mapped(path, run_as)?, shows: path.to_owned() }),
+        None => Ok(MountSource::Path(path.to_owned())),
     };
     let mut mounts = Vec::with_capacity(own.len());
     for mount in own {
@@ -62,8 +62,8 @@ impl Kernel {
     pub(super) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let mounts = self.mounts.iter().map(|(_, source)| source);
         [&self.dir].into_iter().chain(&self.workspace).chain(mounts).filter_map(|source| match source {
-            BindSource::Tree { tree, .. } => Some(tree.as_fd()),
-            BindSource::Path(_) => None,
+            MountSource::Tree { tree, .. } => Some(tree.as_fd()),
+            MountSource::Path(_) => None,
         })
     }
 

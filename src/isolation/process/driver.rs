@@ -307,11 +307,11 @@ impl IsolationDriver for ProcessDriver {
     }
 
     fn missing_components(&self, workspace: &Path, inside: &Path) -> u32 {
-        crate::sandbox::place::missing(workspace, inside)
+        crate::sandbox::mountpoint::missing_components(workspace, inside)
     }
 
     fn remove_components(&self, workspace: &Path, inside: &Path, made: u32) {
-        crate::sandbox::place::clear(workspace, inside, made);
+        crate::sandbox::mountpoint::remove(workspace, inside, made);
     }
 
     fn probe(&self) -> Probe {

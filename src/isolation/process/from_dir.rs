@@ -22,7 +22,7 @@ pub(super) async fn copy(from: &Path, workspace: &Path, uid: u32, most_bytes: u6
             .hint("give the folder with --allow-path and copy it inside the kernel"));
     }
     // Opened by the name that was judged, through no link; what is copied is this folder, whatever its name leads to later.
-    let opened = crate::sandbox::open_given(from)
+    let opened = crate::sandbox::open_host_path(from)
         .map_err(|error| Error::refused(format!("{}: {error}", from.display())).reason("source"))?;
     let folder = PathBuf::from(format!("/proc/self/fd/{}", opened.as_raw_fd()));
     if !folder.is_dir() {

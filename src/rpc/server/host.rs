@@ -14,7 +14,7 @@ use crate::core::error::{Error, Result};
 use crate::core::limits;
 use crate::core::rights::Rights;
 use crate::core::spec::KernelSpec;
-use crate::link::message_limit::MostWords;
+use crate::link::message_limit::MaxWords;
 use crate::rpc::convert::info::{read_kernel_filter, write_ability, write_host_info, write_kernel_info};
 use crate::rpc::convert::spec::read_spec_request;
 use crate::rpc::convert::{read_name, read_text, to_capnp};
@@ -29,7 +29,7 @@ pub(super) struct HostServer {
     /// What the client calls itself, once it has said hello.
     pub client: RefCell<Option<String>>,
     /// How large its messages may be: little, until it has.
-    pub most: MostWords,
+    pub most: MaxWords,
 }
 
 impl HostServer {

@@ -24,7 +24,7 @@ use crate::core::limits;
 use crate::core::name::KernelName;
 use crate::core::rights::Rights;
 use crate::link::connector::unix;
-use crate::link::message_limit::MostWords;
+use crate::link::message_limit::MaxWords;
 use crate::rpc::convert::to_capnp;
 use crate::rpc::schema::ryokan_capnp as wire;
 use crate::supervisor::kernel::Kernel;
@@ -103,7 +103,7 @@ async fn greet(stream: UnixStream, supervisor: Supervisor, published: Rc<Publish
         Err(error) => return published.turn_away(stream, error).await,
     };
     let connection = Connection::new(supervisor, published, uid);
-    let most = MostWords::new(limits::HELLO_WORDS);
+    let most = MaxWords::new(limits::HELLO_WORDS);
     let server =
         Rc::new(HostServer { connection: Rc::clone(&connection), client: RefCell::new(None), most: most.clone() });
     let host: wire::host::Client = capnp_rpc::new_client_from_rc(Rc::clone(&server));
@@ -170,7 +170,7 @@ impl Published {
         if self.turning_away.get() >= limits::CLIENTS_REFUSED {
             return;
         }
-        let most = MostWords::new(limits::HELLO_WORDS);
+        let most = MaxWords::new(limits::HELLO_WORDS);
         let Ok(network) = unix::network_of(stream, Side::Server, most) else { return };
         self.turning_away.set(self.turning_away.get() + 1);
         let rpc = RpcSystem::new(Box::new(network), Some(new_broken_cap(to_capnp(error))));

@@ -107,7 +107,7 @@ impl WarmWorker {
         for missed in &report.not_restored {
             tracing::warn!(module = missed.key, reason = missed.reason, "a module cannot be loaded in advance");
         }
-        let channel = tokio::time::timeout(limits::POOL_CREATION, link.open_lane()).await;
+        let channel = tokio::time::timeout(limits::POOL_CREATION, link.open_exec_channel()).await;
         let channel = channel.unwrap_or_else(|_| Err(Error::deadline("a warm worker opens no execution channel")));
         let own_kernel = Some(own_kernel);
         let warm = WarmWorker { link, relay, worker, shape: shape.clone(), identity, is_alive, own_kernel, workspace };

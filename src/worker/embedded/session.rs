@@ -1,6 +1,18 @@
 //! The library's `Session` over an embedded kernel.
 
-use super::*;
+use serde_json::Value as Json;
+
+use super::{EmbeddedKernel, field};
+use crate::core::error::{Error, Result};
+use crate::core::exec::{ExecRequest, ExecResult, Work};
+use crate::core::ids::{Digest, ExecId};
+use crate::core::info::{MissedEntry, MountInfo, ToolInfo, VarInfo};
+use crate::core::limits;
+use crate::core::state::EngineState;
+use crate::core::value::Value;
+use crate::link::frames::{EntryMeta, Missed, Request};
+use crate::session::{OutputSink, Session, StateSnapshot};
+use crate::worker::engines::kaish;
 
 #[async_trait::async_trait(?Send)]
 impl Session for EmbeddedKernel {

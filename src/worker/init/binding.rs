@@ -12,7 +12,7 @@
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::enclosure::{KernelFolderSource, KernelPlace, MountSource};
+use super::enclosure::{KernelEntry, KernelFolder, MountSource};
 use super::engine_frames::EngineReady;
 use super::loading::{Startup, failure, missed_of};
 use super::requests::By;
@@ -20,10 +20,10 @@ use super::state::State;
 use super::{Life, Worker};
 use crate::catalog::EngineDb;
 use crate::core::error::{Error, Result};
+use crate::core::kernel::CrashCause;
 use crate::core::limits;
 use crate::link::binding::{BoundFolder, BoundSource, KernelBinding};
 use crate::link::guest::{Answer, Call, Report};
-use crate::link::types::WorkerCause;
 use crate::worker::engines;
 
 impl Worker {
@@ -78,7 +78,7 @@ impl Worker {
     pub(super) fn on_unbound_call(&mut self, call: Call) {
         match call {
             Call::BindKernel(binding, answer) => self.bind_kernel(*binding, answer),
-            Call::Lane(token, answer) => drop(answer.send(self.open_lane(token))),
+            Call::ExecChannel(token, answer) => drop(answer.send(self.open_exec_channel(token))),
             Call::Usage(answer) if self.enclosure.stands_still() => {
                 drop(answer.send(Err(Error::unavailable("something has stopped the engine"))));
             }
@@ -110,12 +110,12 @@ impl Worker {
         }
         let source = |BoundFolder { dir, own_workspace, workspace }: BoundFolder| {
             let workspace = workspace.map(|shared| self.source(shared)).transpose()?;
-            Ok::<_, Error>(KernelFolderSource { dir: self.source(dir)?, own_workspace, workspace })
+            Ok::<_, Error>(KernelFolder { dir: self.source(dir)?, own_workspace, workspace })
         };
         let folder = folder.map(source).transpose()?;
         let hostname = name.as_str().to_owned();
-        let place = KernelPlace { folder, hostname, protected, mounts: mounted };
-        if let Some(folder) = self.enclosure.enter_kernel(place)? {
+        let entry = KernelEntry { folder, hostname, protected };
+        if let Some(folder) = self.enclosure.enter_kernel(entry, mounted)? {
             let kernels = State::new(EngineDb::open(&folder.join("engine.db"), self.settings.durability)?);
             std::mem::replace(&mut self.state, kernels).abandon();
             self.settings.spool_folder = folder;
@@ -137,7 +137,7 @@ impl Worker {
             token => {
                 let tree = self.descriptors.take(token);
                 let tree = tree.ok_or_else(|| Error::invalid("the descriptor of a mount did not come"))?;
-                Ok(MountSource::Tree(tree, source.path))
+                Ok(MountSource::Tree { tree, shows: source.path })
             }
         }
     }
@@ -151,7 +151,7 @@ impl Worker {
             self.not_restored.clear();
             self.serve();
         } else {
-            self.kill(WorkerCause::Protocol(format!(
+            self.kill(CrashCause::Protocol(format!(
                 "it could not be bound to its kernel: {}",
                 String::from_utf8_lossy(&json[..json.len().min(500)])
             )));

@@ -21,7 +21,7 @@ impl Worker {
         match what {
             Call::Attach { daemon, answer } => {
                 self.forget_start();
-                self.lane = None;
+                self.exec_channel = None;
                 self.thaw();
                 let lost = self.outbox.attach(connection, daemon, &mut self.ledger);
                 self.lose_tools(lost);
@@ -43,7 +43,7 @@ impl Worker {
     }
 
     fn on_attached_call(&mut self, call: Call) {
-        self.catch_up_with_lane();
+        self.drain_exec_channel();
         match call {
             Call::Attach { .. } | Call::Gone => {}
             Call::BindKernel(_, answer) => {
@@ -54,7 +54,7 @@ impl Worker {
                 reply(answer, Err(why));
             }
             Call::Start(start, answer) => self.start(start, StartAnswer::Call(answer)),
-            Call::Lane(token, answer) => reply(answer, self.open_lane(token)),
+            Call::ExecChannel(token, answer) => reply(answer, self.open_exec_channel(token)),
             Call::Stdin { exec, data, end, answer } => match self.stdin(exec) {
                 Ok(stdin) => stdin.take(data, end, answer),
                 Err(error) => reply(answer, Err(error)),
@@ -77,7 +77,7 @@ impl Worker {
             Call::Keep { of, spare, answer } => self.keep(of, spare, answer),
             Call::Wake(of, answer) => self.wake(&of, answer),
             Call::Revise(revision, answer) => reply(answer, self.revise(revision)),
-            Call::Freeze(at_work, answer) => self.freeze_when_kept(at_work, answer),
+            Call::Freeze(at_work, answer) => self.freeze_after_snapshot(at_work, answer),
             Call::Thaw(answer) => {
                 let stood = self.thaw();
                 let moved = || Error::conflict("a stop let the kernel's processes go on").reason("thawed");
@@ -115,7 +115,7 @@ impl Worker {
     /// The daemon is gone: what runs goes on.
     fn on_detached(&mut self) {
         self.forget_start();
-        self.lane = None;
+        self.exec_channel = None;
         // Who was to let it go on is no longer there.
         self.thaw();
         let lost = self.outbox.detach();
@@ -140,7 +140,7 @@ impl Worker {
     fn dynamic_tools(&mut self, json: &[u8]) -> Result<()> {
         match &self.life {
             Life::Serving => {
-                self.copies.note_tools(json);
+                self.snapshots.note_tools(json);
                 self.control.send(json, &[], None).map_err(Error::internal)
             }
             Life::Starting(_) | Life::Unbound | Life::Stopping(_) | Life::Leaving(_) => {
@@ -195,7 +195,7 @@ impl Worker {
             token => {
                 let tree = self.descriptors.take(token);
                 let tree = tree.ok_or_else(|| Error::invalid("the mount's descriptor did not come"))?;
-                MountSource::Tree(tree, source.into())
+                MountSource::Tree { tree, shows: source.into() }
             }
         };
         self.enclosure.bind(Path::new(&path), source, writable)

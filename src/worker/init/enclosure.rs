@@ -8,7 +8,9 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 
 use crate::core::error::{Error, Result};
-use crate::link::types::{WorkerCause, WorkerUsage};
+use crate::core::kernel::CrashCause;
+use crate::link::types::WorkerUsage;
+pub use crate::sandbox::{Exit, KernelEntry, KernelFolder, MountSource};
 
 /// A started engine.
 #[derive(Debug)]
@@ -25,15 +27,6 @@ pub struct EngineParts {
     pub stderr: OwnedFd,
 }
 
-/// How the engine's process ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Exit {
-    /// By itself, with this status.
-    Status(i32),
-    /// By this signal.
-    Signal(i32),
-}
-
 /// What the watch over memory and workspace found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Watch {
@@ -43,45 +36,15 @@ pub enum Watch {
         next: Duration,
     },
     /// A limit is broken: the engine has to go.
-    Beyond(WorkerCause),
+    Beyond(CrashCause),
 }
 
-/// Where a mount comes from.
-#[derive(Debug)]
-pub enum MountSource {
-    /// A path of the host's tree.
-    Path(PathBuf),
-    /// A detached mount, and the path that it shows.
-    Tree(OwnedFd, PathBuf),
-}
-
-/// The folder of a kernel that has one already.
-#[derive(Debug)]
-pub struct KernelFolderSource {
-    /// The folder.
-    pub dir: MountSource,
-    /// What becomes the workspace: a path within the folder.
-    pub own_workspace: PathBuf,
-    /// Another folder to be the workspace.
-    pub workspace: Option<MountSource>,
-}
-
-/// What a kernel brings into an enclosure that was made ahead.
-#[derive(Debug)]
-pub struct KernelPlace {
-    /// Its folder; none: the enclosure's own becomes the kernel's.
-    pub folder: Option<KernelFolderSource>,
-    /// What it calls its host.
-    pub hostname: String,
-    /// Folders that no mount may show, beside those that are known.
-    pub protected: Vec<PathBuf>,
-    /// Where inside, what, and whether the kernel may change it.
-    pub mounts: Vec<(PathBuf, MountSource, bool)>,
-}
+/// A mount of a kernel: where inside, from what, and whether the kernel may change it.
+pub type KernelMount = (PathBuf, MountSource, bool);
 
 /// What copies of the engine cost, and what is left.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct CopiesMemory {
+pub struct SnapshotsMemory {
     /// Memory that would be free without them, bytes.
     pub used_bytes: u64,
     /// What the kernel could take beside them until its limit, bytes.
@@ -99,7 +62,7 @@ pub trait Enclosure {
     /// Collects ended processes; gives the engine's exit if it is among them.
     fn reap(&mut self) -> Option<Exit>;
     /// Why the engine ended, as far as the sandbox knows better than its exit says.
-    fn cause_of(&mut self, exit: Exit) -> WorkerCause;
+    fn cause_of(&mut self, exit: Exit) -> CrashCause;
     /// Stops everything but init: nothing inside writes until [`Enclosure::thaw`].
     ///
     /// # Errors
@@ -112,32 +75,32 @@ pub trait Enclosure {
     ///
     /// # Errors
     /// What it is not.
-    fn take_copy(&mut self, pid: i32) -> Result<OwnedFd> {
+    fn adopt_snapshot(&mut self, pid: i32) -> Result<OwnedFd> {
         Err(Error::unsupported(format!("process {pid} cannot be a copy here")))
     }
     /// Makes a copy the engine: everything else inside but the `spared` ends. Gives its exit if it ended meanwhile.
     ///
     /// # Errors
     /// `Deadline` if something does not end.
-    fn become_engine(&mut self, pid: i32, _spared: &[i32]) -> Result<Option<Exit>> {
+    fn replace_engine(&mut self, pid: i32, _spared: &[i32]) -> Result<Option<Exit>> {
         Err(Error::unsupported(format!("process {pid} cannot become the engine here")))
     }
     /// What copies cost; an upper bound will do if it is at most `enough` and half of what would be free.
-    fn copies_memory(&mut self, _copies: &[i32], _enough: u64) -> CopiesMemory {
-        CopiesMemory::default()
+    fn snapshots_memory(&mut self, _copies: &[i32], _enough: u64) -> SnapshotsMemory {
+        SnapshotsMemory::default()
     }
     /// Puts a kernel's folder and mounts into an enclosure that was made without. Once. If the kernel brought a folder, gives that by a path
     /// for this process.
     ///
     /// # Errors
     /// What the host refuses; the enclosure is of no use then.
-    fn enter_kernel(&mut self, kernel: KernelPlace) -> Result<Option<PathBuf>> {
+    fn enter_kernel(&mut self, kernel: KernelEntry, _mounts: Vec<KernelMount>) -> Result<Option<PathBuf>> {
         Err(Error::unsupported(format!("kernel {} cannot come later here", kernel.hostname)))
     }
     /// Does for nothing what [`Enclosure::enter_kernel`] will do: what that takes is in memory then.
     fn rehearse(&mut self) {}
     /// Whether anything inside has run since this was asked last, or what is used is still being counted.
-    fn stirs(&mut self) -> bool;
+    fn has_activity(&mut self) -> bool;
     /// Looks at memory and workspace. Called while something runs.
     fn watch(&mut self) -> Watch;
     /// Whether something has stopped the engine's process.

@@ -12,9 +12,9 @@ use super::enclosure::Exit;
 use super::requests::By;
 use super::{Life, Worker};
 use crate::core::error::{Error, Result};
+use crate::core::kernel::CrashCause;
 use crate::core::limits;
 use crate::link::guest::Answer;
-use crate::link::types::WorkerCause;
 
 /// Exit status of a worker that was asked to end.
 const STATUS_STOPPED: i32 = 0;
@@ -108,7 +108,7 @@ impl Worker {
         stopping.phase = Phase::Going;
         stopping.until = Instant::now() + stopping.grace;
         if let Err(why) = self.control.send(br#"{"op":"shutdown"}"#, &[], None) {
-            self.kill(WorkerCause::Protocol(why));
+            self.kill(CrashCause::Protocol(why));
         }
     }
 
@@ -135,7 +135,7 @@ impl Worker {
                 Phase::Going => self.life = leaving(now, STATUS_STOPPED),
                 Phase::Halting | Phase::Saving => {
                     let next = *until + limits::WORKER_STOP;
-                    self.kill(WorkerCause::Unresponsive);
+                    self.kill(CrashCause::Unresponsive);
                     self.prolong(next);
                 }
             },
@@ -156,7 +156,7 @@ impl Worker {
     }
 
     /// Kills the engine and everything else in the sandbox; its exit is handled when it comes.
-    pub(super) fn kill(&mut self, cause: WorkerCause) {
+    pub(super) fn kill(&mut self, cause: CrashCause) {
         if self.killed_for.is_none() && !matches!(self.life, Life::Leaving(_)) {
             tracing::info!(%cause, "the engine is killed");
             self.killed_for = Some(cause);

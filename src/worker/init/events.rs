@@ -7,9 +7,9 @@ use serde_json::{Value as Json, json};
 use super::control::Frame;
 use super::engine_frames::EngineEvent;
 use super::{Life, Worker};
+use crate::core::kernel::CrashCause;
 use crate::core::limits;
 use crate::link::guest::ToolAnswer;
-use crate::link::types::WorkerCause;
 
 /// Decoded frames in one step before the other sources get their turn.
 const FRAMES: usize = 256;
@@ -29,7 +29,7 @@ impl Worker {
                     Poll::Ready(()) => {}
                     Poll::Pending => return progressed,
                 },
-                Err(why) => self.kill(WorkerCause::Protocol(why)),
+                Err(why) => self.kill(CrashCause::Protocol(why)),
             }
             progressed = true;
         }
@@ -44,7 +44,7 @@ impl Worker {
     /// Handles a frame; one that breaks the contract ends the engine.
     pub(super) fn on_frame(&mut self, frame: Frame) {
         if let Err(why) = self.take_frame(frame) {
-            self.kill(WorkerCause::Protocol(why));
+            self.kill(CrashCause::Protocol(why));
         }
     }
 
@@ -108,7 +108,7 @@ impl Worker {
             ToolAnswer::Failed(message) => failed(message),
         };
         if let Err(why) = self.control.send(frame.to_string().as_bytes(), &[], None) {
-            self.kill(WorkerCause::Protocol(why));
+            self.kill(CrashCause::Protocol(why));
         }
     }
 }

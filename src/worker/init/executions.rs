@@ -16,10 +16,10 @@ use super::{Life, Worker};
 use crate::core::error::{Error, Result};
 use crate::core::exec::{CODE_INTERRUPTED, CODE_LOST, CODE_TIMEOUT, ExecStatus};
 use crate::core::ids::ExecId;
+use crate::core::kernel::CrashCause;
 use crate::core::limits;
 use crate::link::frames::{EndStatus, InterruptWay};
-use crate::link::guest::{Answer, Finish, LaneService, Start, Started};
-use crate::link::types::WorkerCause;
+use crate::link::guest::{Answer, ExecChannelService, Finish, Start, Started};
 
 /// What comes of an engine that had to be ended because it did not stop.
 const FROM_SAVED: &str =
@@ -49,8 +49,8 @@ struct Unanswered {
 pub(super) enum StartAnswer {
     /// It came as a call.
     Call(Answer<Started>),
-    /// It came on the lane.
-    Lane,
+    /// It came on the execution channel.
+    ExecChannel,
 }
 
 /// Whether it was told to stop.
@@ -132,7 +132,7 @@ impl Worker {
         // Before the engine hears of it: it may be done before init runs again.
         let now = Instant::now();
         if let Err(why) = self.control.request(request, &request_json, read_end) {
-            self.kill(WorkerCause::Protocol(why));
+            self.kill(CrashCause::Protocol(why));
             return Err(Error::lost("the engine does not take requests"));
         }
         self.ledger.begin(exec, usize::try_from(output_kept_bytes).unwrap_or(usize::MAX));
@@ -172,7 +172,9 @@ impl Worker {
     /// Whether the engine is free.
     pub(super) fn check_idle(&self) -> Result<()> {
         match (&self.life, &self.run, &self.loading) {
-            (Life::Serving, None, None) if self.copies.is_waking() => Err(Error::busy("the engine is being restored")),
+            (Life::Serving, None, None) if self.snapshots.is_waking() => {
+                Err(Error::busy("the engine is being restored"))
+            }
             (Life::Serving, None, None) if self.frozen => Err(Error::busy("the kernel is frozen for a checkpoint")),
             (Life::Serving, None, None) => Ok(()),
             (Life::Serving, Some(run), _) => Err(Error::busy(format!("execution {} runs", run.exec))),
@@ -226,7 +228,7 @@ impl Worker {
             InterruptWay::Frame => {
                 let frame = format!("{{\"op\":\"interrupt\",\"exec\":{exec}}}");
                 if let Err(why) = self.control.send(frame.as_bytes(), &[], None) {
-                    self.kill(WorkerCause::Protocol(why));
+                    self.kill(CrashCause::Protocol(why));
                 }
             }
         }
@@ -244,7 +246,7 @@ impl Worker {
                     self.halt(Why::Timeout);
                 }
             }
-            Halt::Halting { kill, .. } if *kill <= now => self.kill(WorkerCause::Unresponsive),
+            Halt::Halting { kill, .. } if *kill <= now => self.kill(CrashCause::Unresponsive),
             Halt::Halting { again, .. } => {
                 if again.is_some_and(|at| at <= now) {
                     *again = None;
@@ -266,7 +268,7 @@ impl Worker {
     }
 
     /// The engine is gone under the execution.
-    pub(super) fn lose_run(&mut self, cause: &WorkerCause) {
+    pub(super) fn lose_run(&mut self, cause: &CrashCause) {
         let Some(run) = self.run.take() else { return };
         let (status, code, err) = match run.halt {
             Halt::Halting { why: Why::Timeout, .. } => (
@@ -297,13 +299,13 @@ impl Worker {
             }
         }
         finish.duration_us = u64::try_from(run.started.elapsed().as_micros()).unwrap_or(u64::MAX);
-        let fits = LaneService::fits(&finish.err, &finish.frame_json);
+        let fits = ExecChannelService::fits(&finish.err, &finish.frame_json);
         self.ledger.end(exec, finish);
         if let Some(Unanswered { answer, .. }) = run.unanswered.take() {
-            // The lane must not overtake what the daemon is to know before the end.
+            // The execution channel must not overtake what the daemon is to know before the end.
             let whole = match answer {
                 StartAnswer::Call(_) => true,
-                StartAnswer::Lane => fits && !self.outbox.has_news(),
+                StartAnswer::ExecChannel => fits && !self.outbox.has_news(),
             };
             let started = match whole.then(|| self.ledger.take_whole(exec)).flatten() {
                 Some((finish, output)) => Started::Ended(finish, output),

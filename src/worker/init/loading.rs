@@ -16,11 +16,12 @@ use super::{Life, Worker};
 use crate::catalog::EntryHead;
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::info::MissedEntry;
+use crate::core::kernel::CrashCause;
 use crate::core::limits;
 use crate::link::bootstrap::Ready;
 use crate::link::frames::Missed;
 use crate::link::guest::Answer;
-use crate::link::types::{StateChunk, WorkerCause};
+use crate::link::types::StateChunk;
 
 /// Frames on their way to the engine beyond which a load waits, bytes.
 const QUEUED_BYTES: usize = 4 << 20;
@@ -114,7 +115,7 @@ impl Worker {
             _ => {
                 let id = self.next_id();
                 if let Err(why) = self.control.request(id, br#"{"op":"load"}"#, None) {
-                    self.kill(WorkerCause::Protocol(why));
+                    self.kill(CrashCause::Protocol(why));
                 }
             }
         }
@@ -137,7 +138,7 @@ impl Worker {
             let meta = entry.meta_json.as_bytes();
             for (data, more) in pieces(&entry.body) {
                 if let Err(why) = self.send_entry(&entry.key, meta, data, more) {
-                    return self.kill(WorkerCause::Protocol(why));
+                    return self.kill(CrashCause::Protocol(why));
                 }
             }
         }
@@ -207,7 +208,7 @@ impl Worker {
             .map_err(|e| Error::internal(format!("no room to hold the state while it is loaded: {e}")))?;
         let id = self.next_id();
         if let Err(why) = self.control.request(id, br#"{"op":"load"}"#, None) {
-            self.kill(WorkerCause::Protocol(why));
+            self.kill(CrashCause::Protocol(why));
             return Err(Error::lost("the engine does not take requests"));
         }
         // From here on the engine has no state: what is not completed ends the worker.
@@ -234,7 +235,7 @@ impl Worker {
         }
         if let Err(why) = self.send_entry(&chunk.key, &chunk.meta_json, &chunk.data, chunk.more) {
             let _ = answer.send(Err(Error::lost("the engine does not take its state")));
-            return self.kill(WorkerCause::Protocol(why));
+            return self.kill(CrashCause::Protocol(why));
         }
         match &mut self.loading {
             Some(loading) if self.control.queued_bytes() > QUEUED_BYTES => loading.held.push_back(answer),
@@ -284,7 +285,7 @@ impl Worker {
     /// A load that cannot be completed: the engine holds half a state and has to go.
     pub(super) fn break_load(&mut self, why: &str) {
         self.loading = None;
-        self.kill(WorkerCause::Protocol(why.to_owned()));
+        self.kill(CrashCause::Protocol(why.to_owned()));
     }
 }
 

@@ -19,14 +19,14 @@
 mod binding;
 mod calls;
 mod control;
-mod copies;
 pub mod enclosure;
 mod ending;
 mod engine_frames;
 pub mod entry;
 mod events;
+mod exec_channel;
 mod executions;
-mod lane;
+mod forked_snapshots;
 mod ledger;
 pub mod listener;
 mod loading;
@@ -53,11 +53,11 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, Sleep};
 
 use self::control::Control;
-use self::copies::Copies;
 use self::enclosure::{Enclosure, EngineParts, Watch};
 use self::ending::{Leaving, Stopping};
 use self::engine_frames::EngineReady;
 use self::executions::Run;
+use self::forked_snapshots::ForkedSnapshots;
 use self::ledger::Ledger;
 use self::loading::{Loading, Startup};
 use self::outbox::Outbox;
@@ -68,11 +68,11 @@ use crate::catalog::{Durability, EngineDb};
 use crate::core::engine::EngineName;
 use crate::core::error::Error;
 use crate::core::info::MissedEntry;
+use crate::core::kernel::CrashCause;
 use crate::core::limits;
 use crate::link::bootstrap::Ready;
 use crate::link::guest::{Answer, Report, WorkerCall};
 use crate::link::handshake::SharedIdentity;
-use crate::link::types::WorkerCause;
 use crate::sys::watched::{Watched, watch};
 
 /// Steps in one poll before other tasks get their turn.
@@ -127,20 +127,20 @@ pub struct Worker {
     exit: AsyncFd<Watched>,
     children: Option<AsyncFd<Watched>>,
     calls: mpsc::Receiver<WorkerCall>,
-    lane: Option<lane::Lane>,
+    exec_channel: Option<exec_channel::ExecChannel>,
     descriptors: listener::Descriptors,
     ledger: Ledger,
     outbox: Outbox,
     state: State,
     run: Option<Run>,
     loading: Option<Loading>,
-    copies: Copies,
+    snapshots: ForkedSnapshots,
     /// Everything inside is stopped for a checkpoint.
     frozen: bool,
     asked: HashMap<u64, Asked>,
     last_id: u64,
     /// Why init killed the engine, if it did.
-    killed_for: Option<WorkerCause>,
+    killed_for: Option<CrashCause>,
     /// The end of what the engine wrote while it started: why it could not.
     first_words: VecDeque<u8>,
     restored_entries: u32,
@@ -217,14 +217,14 @@ impl Worker {
             exit: watched(engine.pidfd)?,
             children: children.map(watched).transpose()?,
             calls,
-            lane: None,
+            exec_channel: None,
             descriptors,
             ledger: Ledger::default(),
             outbox: Outbox::default(),
             state: State::new(db),
             run: None,
             loading: None,
-            copies: Copies::default(),
+            snapshots: ForkedSnapshots::default(),
             frozen: false,
             asked: HashMap::new(),
             last_id: 0,
@@ -270,8 +270,8 @@ impl Worker {
     /// Takes one thing from each source; whether there was any.
     fn step(&mut self, cx: &mut Context<'_>) -> bool {
         let mut progressed = self.poll_engine(cx);
-        progressed |= self.poll_copies(cx);
-        progressed |= self.poll_lane(cx);
+        progressed |= self.poll_snapshots(cx);
+        progressed |= self.poll_exec_channel(cx);
         while self.takes_calls()
             && let Poll::Ready(Some(call)) = self.calls.poll_recv(cx)
         {
@@ -344,7 +344,7 @@ impl Worker {
         };
         let run = self.run.as_ref().and_then(Run::nearest_deadline);
         let asked = self.asked.values().map(|asked| asked.until).min();
-        let waking = self.copies.deadline();
+        let waking = self.snapshots.deadline();
         [life, run, asked, waking, self.orphan_at, self.watch_at, self.hung_up_at, self.gone_by]
             .into_iter()
             .flatten()
@@ -357,13 +357,13 @@ impl Worker {
             self.on_watch(now);
         }
         self.on_run_deadline(now);
-        self.on_copies_deadline(now);
+        self.on_snapshot_deadline(now);
         if self.asked.values().any(|asked| asked.until <= now) {
-            self.kill(WorkerCause::Unresponsive);
+            self.kill(CrashCause::Unresponsive);
         }
         if passed(self.hung_up_at) {
             self.hung_up_at = None;
-            self.kill(WorkerCause::Protocol("it closed its control socket".into()));
+            self.kill(CrashCause::Protocol("it closed its control socket".into()));
         }
         if passed(self.orphan_at) {
             self.orphan_at = None;
@@ -375,17 +375,17 @@ impl Worker {
     fn on_watch(&mut self, now: Instant) {
         // Between executions only what they left behind can use more than they did: jobs, and what no engine tells of.
         let busy = self.run.is_some() || !self.state.jobs().is_empty();
-        self.quiet = !busy && !self.enclosure.stirs();
+        self.quiet = !busy && !self.enclosure.has_activity();
         if self.quiet {
             self.watch_at = Some(now + limits::WATCH_QUIET);
             return;
         }
         self.watch_at = None;
-        self.bound_copies();
+        self.bound_snapshots();
         match self.enclosure.watch() {
             Watch::Within { next } => self.watch_at = Some(now + next),
             // What nobody uses goes first.
-            Watch::Beyond(WorkerCause::OutOfMemory) if self.give_up_copy() => {
+            Watch::Beyond(CrashCause::OutOfMemory) if self.drop_oldest_snapshot() => {
                 self.watch_at = Some(now + limits::WATCH_INTERVAL);
             }
             Watch::Beyond(cause) => self.kill(cause),

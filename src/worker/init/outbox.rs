@@ -13,9 +13,9 @@ use futures::stream::{FuturesUnordered, StreamExt};
 use super::ledger::{Item, Ledger};
 use crate::core::exec::Stream;
 use crate::core::ids::ExecId;
+use crate::core::kernel::CrashCause;
 use crate::core::limits;
 use crate::link::guest::{Daemon, Delivered, Delivery, ToolAnswer};
-use crate::link::types::WorkerCause;
 
 /// A list of which only the latest value matters.
 #[derive(Debug, Default)]
@@ -28,7 +28,7 @@ struct Latest {
 /// The last word to the daemon.
 #[derive(Debug)]
 struct LastWord {
-    cause: WorkerCause,
+    cause: CrashCause,
     sent: bool,
 }
 
@@ -127,7 +127,7 @@ impl Outbox {
     }
 
     /// The last word, after everything else.
-    pub fn dying(&mut self, cause: WorkerCause) {
+    pub fn dying(&mut self, cause: CrashCause) {
         self.last_word = Some(LastWord { cause, sent: false });
     }
 

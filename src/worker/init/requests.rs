@@ -6,9 +6,9 @@ use tokio::time::Instant;
 
 use super::{Life, Worker};
 use crate::core::error::{Error, Result};
+use crate::core::kernel::CrashCause;
 use crate::core::limits;
 use crate::link::guest::Answer;
-use crate::link::types::WorkerCause;
 
 /// A request that the engine has not answered.
 pub(super) struct Asked {
@@ -73,7 +73,7 @@ impl Worker {
     pub(super) fn ask_with(&mut self, json: &[u8], descriptor: Option<OwnedFd>, by: By) -> Result<()> {
         let id = self.next_id();
         if let Err(why) = self.control.request(id, json, descriptor) {
-            self.kill(WorkerCause::Protocol(why));
+            self.kill(CrashCause::Protocol(why));
             let lost = Error::lost("the engine does not take requests");
             if let By::Daemon(answer) | By::Load(answer) = by {
                 let _ = answer.send(Err(lost.clone()));
@@ -99,7 +99,7 @@ impl Worker {
                 Ok(())
             }
             By::Keep => {
-                self.on_kept(ok, &json);
+                self.on_snapshot_made(ok, &json);
                 Ok(())
             }
             By::Preload => self.on_preloaded(ok, &json),
@@ -132,7 +132,7 @@ impl Worker {
                 let _ = answer.send(Err(error.clone()));
             }
         }
-        self.forget_copies(error);
+        self.forget_snapshots(error);
     }
 
     /// Whether calls are taken from the queue: not before the worker serves.

@@ -82,7 +82,7 @@ impl Task {
         if let Some(origin) = self.untold_origin() {
             request.to_mut().env.extend(origin);
         }
-        link.hold(exec, &request, output_kept).then(|| Ahead { exec, link: Some(link) })
+        link.prepare(exec, &request, output_kept).then(|| Ahead { exec, link: Some(link) })
     }
 
     /// Whether the kernel is in one state, or on the way to one: not between two for want of a restore's end. And so is the one
@@ -221,7 +221,7 @@ impl Task {
                 request.env.extend(self.untold_origin().into_iter().flatten());
                 let output_kept = request.output_limit_bytes.min(limits::OUTPUT_KEPT_MOST_BYTES);
                 let starting = match self.ahead.take().filter(|ahead| ahead.exec == exec).and_then(Ahead::keep) {
-                    Some(link) => Either::Left(link.go(exec)),
+                    Some(link) => Either::Left(link.commit(exec)),
                     None => Either::Right(link.start(WorkerExec { exec, request, output_kept })),
                 };
                 self.running = Some((execution, Some(permit)));

@@ -147,7 +147,7 @@ impl Ahead {
 impl Drop for Ahead {
     fn drop(&mut self) {
         if let Some(link) = &self.link {
-            link.withdraw(self.exec);
+            link.abort(self.exec);
         }
     }
 }

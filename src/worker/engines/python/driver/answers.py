@@ -141,11 +141,11 @@ def preload_(frame, tail):
 
 def keep_(frame, tail):
     try:
-        from _ryokan import keep
+        from _ryokan import snapshot
     except Exception as error:
         wire.close_descriptors()
         return _fail(wire.number(frame, "id"), "refused", brief.cut(f"{type(error).__name__}: {error}", 400))
-    keep.keep(frame, tail)
+    snapshot.keep(frame, tail)
 
 
 HANDLERS = {

@@ -11,7 +11,7 @@ import sys
 from _blake2 import blake2b
 from types import FunctionType, ModuleType
 
-from _ryokan import brief, definitions, functions, gate, privacy, run, wire
+from _ryokan import aliasing, brief, definitions, functions, gate, run, wire
 
 FORMAT = b"\x01"
 _NAME_MAX = 256
@@ -25,12 +25,12 @@ imported = set()
 class Item:
     """One entry on its way."""
 
-    __slots__ = ("slot", "key", "obj", "parts", "memo", "missed", "privacy", "grouped")
+    __slots__ = ("slot", "key", "obj", "parts", "memo", "missed", "aliasing", "grouped")
 
     def __init__(self, slot, key, obj):
         self.slot, self.key, self.obj = slot, key, obj
         self.parts = self.memo = self.missed = None
-        self.privacy, self.grouped = privacy.OPEN, False
+        self.aliasing, self.grouped = aliasing.ALIASED, False
 
 
 def key_of(name, obj):
@@ -70,27 +70,27 @@ def encode(item):
     kind = type(run.namespace[item.slot]) if item.obj is None else None
     if kind in _ATOMS:
         item.obj = run.namespace[item.slot]
-        item.parts, item.privacy = (b"p", _pickle.dumps(item.obj, 5)), privacy.IMMUTABLE
+        item.parts, item.aliasing = (b"p", _pickle.dumps(item.obj, 5)), aliasing.IMMUTABLE
         return
     if item.obj is None:
-        item.privacy = privacy.of(run.namespace, item.slot)
+        item.aliasing = aliasing.of(run.namespace, item.slot)
         item.obj = run.namespace[item.slot]
     obj = item.obj
     kind = type(obj)
     if kind is str:
-        item.parts, item.privacy = (b"s", obj.encode("utf-8", "surrogatepass")), privacy.IMMUTABLE
+        item.parts, item.aliasing = (b"s", obj.encode("utf-8", "surrogatepass")), aliasing.IMMUTABLE
     elif kind is bytes:
-        item.parts, item.privacy = (b"b", obj), privacy.IMMUTABLE
+        item.parts, item.aliasing = (b"b", obj), aliasing.IMMUTABLE
     elif key.startswith("class/"):
-        item.parts, item.privacy = (b"c", _class_body(item.slot, obj)), privacy.OPEN
+        item.parts, item.aliasing = (b"c", _class_body(item.slot, obj)), aliasing.ALIASED
     elif key.startswith("import/"):
-        item.parts, item.privacy = (b"i", _import_body(obj)), privacy.PRIVATE
+        item.parts, item.aliasing = (b"i", _import_body(obj)), aliasing.UNALIASED
     elif kind.__module__ == "typing" and kind.__name__ in _BY_STATEMENT:
-        item.parts, item.privacy = (b"d", _statement_body(item.slot)), privacy.PRIVATE
+        item.parts, item.aliasing = (b"d", _statement_body(item.slot)), aliasing.UNALIASED
     else:
         body, memo = dump(obj)
         item.parts = (b"p", body)
-        if item.privacy == privacy.OPEN:
+        if item.aliasing == aliasing.ALIASED:
             item.memo = memo.copy()
 
 

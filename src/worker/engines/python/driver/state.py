@@ -1,12 +1,12 @@
 """Saving: after an execution, the entries whose bytes changed, and the list of what cannot be saved.
 
 Owns a record for each entry: what was sent last, and whether the value can have changed without its name being touched
-(see privacy). Looks only at what the execution can have changed (see effects). Never raises.
+(see aliasing). Looks only at what the execution can have changed (see effects). Never raises.
 """
-from _ryokan import brief, definitions, effects as effects_of, entries, gate, groups, jobs, privacy, run, settings
+from _ryokan import aliasing, brief, definitions, effects as effects_of, entries, gate, groups, jobs, run, settings
 from _ryokan import streams, wire
 
-IMMUTABLE, PRIVATE, OPEN = privacy.IMMUTABLE, privacy.PRIVATE, privacy.OPEN
+IMMUTABLE, UNALIASED, ALIASED = aliasing.IMMUTABLE, aliasing.UNALIASED, aliasing.ALIASED
 _CHUNK = wire.TAIL_MAX
 
 records = {}
@@ -20,7 +20,7 @@ _threads_ran = False
 class Record:
     """What is known of one saved or missed entry. `identity` is the object's id: no reference is kept."""
 
-    __slots__ = ("key", "digest", "identity", "privacy", "grouped")
+    __slots__ = ("key", "digest", "identity", "aliasing", "grouped")
 
 
 def is_hidden(name, obj):
@@ -104,9 +104,9 @@ def _candidates(effects, harmless):
             continue
         record = records.get(name)
         if record is not None and effects is not None and not effects.everything and record.identity == id(obj):
-            if record.privacy == IMMUTABLE and name not in effects.stored:
+            if record.aliasing == IMMUTABLE and name not in effects.stored:
                 continue
-            if record.privacy == PRIVATE and name not in effects.touched:
+            if record.aliasing == UNALIASED and name not in effects.touched:
                 continue
         if isinstance(obj, type) and obj.__module__ == "__main__" and obj.__qualname__ == name:
             # First, because saving an instance asks whether its class is known.
@@ -130,10 +130,10 @@ def _finish(item, resend, adopt):
         if not adopt:
             wire.post({"ev": "del", "key": record.key})
         record.digest = None
-    record.key, record.privacy, record.grouped = item.key, item.privacy, item.grouped
+    record.key, record.aliasing, record.grouped = item.key, item.aliasing, item.grouped
     record.identity = id(item.obj)
     if item.missed is not None:
-        record.privacy = PRIVATE  # tried again when touched
+        record.aliasing = UNALIASED  # tried again when touched
         if record.digest is not None:
             if not adopt:
                 wire.post({"ev": "del", "key": item.key})

@@ -16,11 +16,11 @@ struct Seen {
 
 /// Remembers the last look.
 #[derive(Debug, Default)]
-pub struct Stir(Option<Seen>);
+pub struct ActivityProbe(Option<Seen>);
 
-impl Stir {
+impl ActivityProbe {
     /// Whether anything but init has run since this was asked last; the first time, and where the host kernel does not tell, yes.
-    pub fn look(&mut self) -> bool {
+    pub fn has_activity(&mut self) -> bool {
         let seen = see();
         let same = seen.is_some() && self.0 == seen;
         self.0 = seen;

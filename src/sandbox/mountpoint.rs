@@ -13,7 +13,7 @@ use super::plan::WORKSPACE;
 use super::tree::find;
 
 /// How many folders, the last perhaps a file, are missing in the folder `workspace` for a mount at `inside`.
-pub fn missing(workspace: &Path, inside: &Path) -> u32 {
+pub fn missing_components(workspace: &Path, inside: &Path) -> u32 {
     let Ok(way) = inside.strip_prefix(WORKSPACE) else { return 0 };
     let Ok(mut here) = open(workspace) else { return 0 };
     let mut parts = way.components();
@@ -31,7 +31,7 @@ pub fn missing(workspace: &Path, inside: &Path) -> u32 {
 }
 
 /// Takes away the last `made` parts of the way to `inside`, innermost first, as far as they are empty.
-pub fn clear(workspace: &Path, inside: &Path, made: u32) {
+pub fn remove(workspace: &Path, inside: &Path, made: u32) {
     let Ok(way) = inside.strip_prefix(WORKSPACE) else { return };
     let Ok(root) = open(workspace) else { return };
     for (place, is_last) in
@@ -66,22 +66,22 @@ mod tests {
         let (at, inside) = (|name: &str| here.join(name), |name: &str| Path::new(WORKSPACE).join(name));
         std::fs::create_dir(at("own")).expect("made");
         for (path, made) in [("own", 0), ("own/x", 1), ("a/b/c", 3), ("own/../own", 0)] {
-            assert_eq!(missing(here, &inside(path)), made, "{path}");
+            assert_eq!(missing_components(here, &inside(path)), made, "{path}");
         }
-        assert_eq!(missing(here, Path::new("/data")), 0, "not in the workspace");
+        assert_eq!(missing_components(here, Path::new("/data")), 0, "not in the workspace");
         std::fs::create_dir_all(at("a/b/c")).expect("made");
         std::fs::create_dir(at("own/x")).expect("made");
-        clear(here, &inside("a/b/c"), 2);
+        remove(here, &inside("a/b/c"), 2);
         assert!(at("a").is_dir() && !at("a/b").exists(), "no more than was made");
-        clear(here, &inside("own/x"), 0);
+        remove(here, &inside("own/x"), 0);
         assert!(at("own/x").is_dir());
         std::fs::write(at("own/x/file"), "").expect("written");
-        clear(here, &inside("own/x"), 1);
+        remove(here, &inside("own/x"), 1);
         assert!(at("own/x/file").exists(), "not empty");
-        clear(here, &inside("own/x/file"), 2);
+        remove(here, &inside("own/x/file"), 2);
         assert!(at("own").is_dir() && !at("own/x").exists(), "an empty file is a place too");
         std::fs::write(at("full"), "text").expect("written");
-        clear(here, &inside("full"), 1);
+        remove(here, &inside("full"), 1);
         assert!(at("full").exists());
     }
 
@@ -90,8 +90,8 @@ mod tests {
         let (folder, outside) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
         std::fs::create_dir(outside.path().join("victim")).expect("made");
         std::os::unix::fs::symlink(outside.path(), folder.path().join("link")).expect("linked");
-        assert_eq!(missing(folder.path(), Path::new("/workspace/link/other")), 0);
-        clear(folder.path(), Path::new("/workspace/link/victim"), 2);
+        assert_eq!(missing_components(folder.path(), Path::new("/workspace/link/other")), 0);
+        remove(folder.path(), Path::new("/workspace/link/victim"), 2);
         assert!(outside.path().join("victim").is_dir() && folder.path().join("link").is_symlink());
     }
 }

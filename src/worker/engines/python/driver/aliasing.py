@@ -6,7 +6,7 @@ the name. Counts references; never runs user code, never keeps a reference.
 import sys
 from sys import getrefcount
 
-IMMUTABLE, PRIVATE, OPEN = 0, 1, 2
+IMMUTABLE, UNALIASED, ALIASED = 0, 1, 2
 
 LEAVES = frozenset(
     (type(None), bool, int, float, complex, str, bytes, range, type(...), type(NotImplemented))
@@ -17,16 +17,16 @@ _NODES_MAX = 20_000
 
 
 def of(namespace, name):
-    """IMMUTABLE, PRIVATE or OPEN: whatever is not known to be one of the others."""
+    """IMMUTABLE, UNALIASED or ALIASED: whatever is not known to be one of the others."""
     kind = type(namespace[name])
     if kind in LEAVES:
         return IMMUTABLE
     if kind in _FROZEN and _is_leaf(namespace[name]):
         return IMMUTABLE
     try:
-        return PRIVATE if _walk(namespace, name) else OPEN
+        return UNALIASED if _walk(namespace, name) else ALIASED
     except RuntimeError:  # changed by another thread meanwhile
-        return OPEN
+        return ALIASED
 
 
 def _is_leaf(container):

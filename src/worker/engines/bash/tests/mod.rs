@@ -5,5 +5,4 @@ mod hostile;
 mod interrupts;
 mod kit;
 mod running;
-mod speed;
 mod state;

@@ -12,7 +12,7 @@ use crate::sandbox::EngineProgram;
 pub use compiled::{compiled, read as read_compiled};
 
 /// The text after `-c`.
-const BOOTSTRAP: &str = include_str!("python/driver/bootstrap.py");
+const BOOTSTRAP: &str = include_str!("driver/bootstrap.py");
 /// Every other module of the driver.
 const DRIVER: &str = include_str!(concat!(env!("OUT_DIR"), "/python_driver.json"));
 

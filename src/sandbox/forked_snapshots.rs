@@ -10,7 +10,7 @@ use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::init::{ExitCause, Init, proc_file};
+use super::init::{Exit, Init, proc_file};
 use super::usage::{Process, anonymous_bytes, processes};
 use crate::sys::pidfd;
 
@@ -28,7 +28,7 @@ impl Init {
     ///
     /// # Errors
     /// What it is not.
-    pub fn take_copy(&self, pid: i32) -> Result<OwnedFd, String> {
+    pub fn adopt_snapshot(&self, pid: i32) -> Result<OwnedFd, String> {
         if pid <= 1 {
             return Err("it is no process of this kernel".into());
         }
@@ -48,7 +48,7 @@ impl Init {
     ///
     /// # Errors
     /// If something did not end in time.
-    pub fn leave_only(&self, pid: i32, spared: &[i32]) -> Result<Option<ExitCause>, String> {
+    pub fn leave_only(&self, pid: i32, spared: &[i32]) -> Result<Option<Exit>, String> {
         let _ = std::fs::write(format!("/proc/{pid}/oom_score_adj"), ORDINARY);
         let until = Instant::now() + ENDS_WITHIN;
         let mut its_end = None;
@@ -78,7 +78,7 @@ impl Init {
 
     /// Memory that would be free without these copies, and what is free beside them. The first is an upper bound if that is at most
     /// `enough` and no more than half of what would be free.
-    pub fn copies_memory(&self, engine: i32, copies: &[i32], enough: u64) -> (u64, u64) {
+    pub fn snapshots_memory(&self, engine: i32, copies: &[i32], enough: u64) -> (u64, u64) {
         let all = processes();
         let of = |pid: i32| all.iter().find(|process| process.pid == pid);
         let copies: Vec<&Process> = copies.iter().filter_map(|pid| of(*pid)).collect();

@@ -12,7 +12,7 @@ import _signal
 import os
 import sys
 
-from _ryokan import brief, execute, gate, held, jobs, sibling, state, wire
+from _ryokan import brief, execute, fork_sibling, gate, jobs, snapshot_fds, state, wire
 
 _EVERY = _signal.valid_signals()
 _TIMERS = (_signal.ITIMER_REAL, _signal.ITIMER_VIRTUAL, _signal.ITIMER_PROF)
@@ -85,7 +85,7 @@ def _fork(number, link, engine):
 
 def _split():
     """True in the copy. It is a child of this process's parent, or becomes one."""
-    forked = sibling.fork()
+    forked = fork_sibling.fork()
     if forked is not None:
         return forked == 0
     between = os.fork()
@@ -127,7 +127,7 @@ def _stand(number, link, tell, engine, kept):
     wire.adopt(link)
     gate.after_fork()
     kept.put_back()
-    held.detach({tell, wire.fileno()}, engine)
+    snapshot_fds.detach({tell, wire.fileno()}, engine)
     mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, _EVERY)
     wire.send({"ev": "reply", "id": number, "ok": True})
     os.write(tell, b"!")
@@ -135,7 +135,7 @@ def _stand(number, link, tell, engine, kept):
     frame, _ = wire.receive()  # its end ends this process
     if frame.get("op") != "wake":
         raise wire.Malformed("something else than to wake")
-    missed = held.attach()
+    missed = snapshot_fds.attach()
     # Sent to a process that stood still: meant for nobody.
     while _signal.sigtimedwait(_EVERY, 0) is not None:
         pass

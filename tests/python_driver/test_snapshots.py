@@ -9,7 +9,7 @@ from engine import Engine, Result
 
 
 # As on a machine or with an interpreter where a fork can only be a child.
-NOT_AS_SIBLING = "from _ryokan import sibling; sibling._calls = ()"
+NOT_AS_SIBLING = "from _ryokan import fork_sibling; fork_sibling._calls = ()"
 
 
 class Copy(Engine):
@@ -68,11 +68,11 @@ class Copies(unittest.TestCase):
         with Engine() as engine:
             engine.run(
                 "import fcntl, os, types\n"
-                "from _ryokan import held\n"
+                "from _ryokan import snapshot_fds\n"
                 "def refusing(fd, what, *rest):\n"
                 "    if what == fcntl.F_SETPIPE_SZ: raise PermissionError(1, 'Operation not permitted')\n"
                 "    return fcntl.fcntl(fd, what, *rest)\n"
-                "held.fcntl = types.SimpleNamespace(**{**vars(fcntl), 'fcntl': refusing})\n"
+                "snapshot_fds.fcntl = types.SimpleNamespace(**{**vars(fcntl), 'fcntl': refusing})\n"
                 "(r, w), (large, full), (as_is, _) = os.pipe(), os.pipe(), os.pipe()\n"
                 "for writer in (w, full): fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 1 << 20)\n"
                 "sent = os.write(w, b'few'), os.write(full, bytes(200_000))"
@@ -90,14 +90,14 @@ class Copies(unittest.TestCase):
         with Engine() as engine:
             engine.run(
                 "import socket, types, _socket\n"
-                "from _ryokan import held\n"
+                "from _ryokan import snapshot_fds\n"
                 "made = []\n"
                 "def now_and_then(*kind):\n"
                 "    made.append(1)\n"
                 "    if len(made) > 2: return _socket.socketpair(*kind)\n"
                 "    (one, two), (three, four) = _socket.socketpair(*kind), _socket.socketpair(*kind)\n"
                 "    return one, four\n"
-                "held._socket = types.SimpleNamespace(**{**vars(_socket), 'socketpair': now_and_then})\n"
+                "snapshot_fds._socket = types.SimpleNamespace(**{**vars(_socket), 'socketpair': now_and_then})\n"
                 "one, other = socket.socketpair(); sent = one.send(b'waits')"
             )
             _, copy = keep(engine)

@@ -15,7 +15,7 @@ use super::layer::{Layer, SandboxError};
 ///
 /// # Errors
 /// `ELOOP` for a link anywhere on the way or at its end, `EINVAL` for a path that is not plain, and those of `open`.
-pub fn open_given(path: &Path) -> io::Result<OwnedFd> {
+pub fn open_host_path(path: &Path) -> io::Result<OwnedFd> {
     let plain = path.is_absolute() && path.components().all(|part| !matches!(part, Component::ParentDir));
     if !plain {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
@@ -28,7 +28,7 @@ pub fn open_given(path: &Path) -> io::Result<OwnedFd> {
 
 /// The same for the sandbox, with the words of one layer.
 pub(super) fn open(layer: Layer, path: &Path) -> Result<OwnedFd, SandboxError> {
-    open_given(path).map_err(|error| match error.raw_os_error() {
+    open_host_path(path).map_err(|error| match error.raw_os_error() {
         Some(libc::ELOOP) => {
             SandboxError::new(layer, format!("{path:?} leads elsewhere now: a symbolic link was put in its way"))
                 .hint("put back what was there, or take the path away and give it anew")
@@ -51,7 +51,7 @@ mod tests {
         std::os::unix::fs::symlink("real", root.join("link")).expect("made");
         std::os::unix::fs::symlink("file", root.join("real/below/last")).expect("made");
         for good in ["", "real", "real/below/file"] {
-            assert!(open_given(&root.join(good)).is_ok(), "{good:?}");
+            assert!(open_host_path(&root.join(good)).is_ok(), "{good:?}");
         }
         for (bad, errno) in [
             ("link", libc::ELOOP),
@@ -60,9 +60,9 @@ mod tests {
             ("real/../real", libc::EINVAL),
             ("none", libc::ENOENT),
         ] {
-            assert_eq!(open_given(&root.join(bad)).err().and_then(|e| e.raw_os_error()), Some(errno), "{bad:?}");
+            assert_eq!(open_host_path(&root.join(bad)).err().and_then(|e| e.raw_os_error()), Some(errno), "{bad:?}");
         }
-        assert!(open_given(Path::new("relative")).is_err());
-        assert!(open_given(Path::new("/proc/self/exe")).is_err());
+        assert!(open_host_path(Path::new("relative")).is_err());
+        assert!(open_host_path(Path::new("/proc/self/exe")).is_err());
     }
 }

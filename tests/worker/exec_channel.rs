@@ -1,4 +1,4 @@
-//! The lane: starts that are sent ahead, and starts beside calls.
+//! The execution channel: starts that are sent ahead, and starts beside calls.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -13,11 +13,14 @@ use super::code;
 use super::fake::Fake;
 use super::listener::{Recorder, local};
 
-/// Attaches and waits for the lane, which comes after the first end was acknowledged.
-async fn with_lane(fake: &Fake, seen: &Rc<Recorder>, first: u64) -> Rc<WorkerLink> {
+/// Attaches and waits for the execution channel, which comes after the first end was acknowledged.
+async fn with_exec_channel(fake: &Fake, seen: &Rc<Recorder>, first: u64) -> Rc<WorkerLink> {
     let (link, _) = fake.attach(seen).await.unwrap();
     let link = Rc::new(link);
-    assert!(!link.hold(ExecId(first), &ExecRequest::code("out(b'early')"), 0), "no lane before it is opened");
+    assert!(
+        !link.prepare(ExecId(first), &ExecRequest::code("out(b'early')"), 0),
+        "no execution channel before it is opened"
+    );
     link.start(code(first, "out(b'called')")).await.unwrap();
     assert_eq!(seen.end(first).await.status, ExecStatus::Done);
     link.acknowledge_later(ExecId(first));
@@ -30,25 +33,25 @@ fn held_start_waits_for_go() {
     local(async {
         let fake = Fake::start().await;
         let seen = Recorder::new();
-        let link = with_lane(&fake, &seen, 1).await;
+        let link = with_exec_channel(&fake, &seen, 1).await;
         let mark = fake.folder.path().join("mark");
         let marks = |text: &str| ExecRequest::code(format!("open({mark:?}, 'a').write({text:?})\nout(b'done')"));
 
-        assert!(link.hold(ExecId(2), &marks("two"), 1 << 20));
+        assert!(link.prepare(ExecId(2), &marks("two"), 1 << 20));
         tokio::time::sleep(Duration::from_millis(100)).await;
         assert!(!mark.exists(), "it waits");
-        link.go(ExecId(2)).await.unwrap();
+        link.commit(ExecId(2)).await.unwrap();
         assert_eq!(seen.end(2).await.status, ExecStatus::Done);
         assert_eq!((seen.out(2), std::fs::read_to_string(&mark).unwrap()), ("done".into(), "two".into()));
         link.acknowledge(ExecId(2)).await.unwrap();
 
         // Taken back, another takes its place and its number.
-        assert!(link.hold(ExecId(3), &marks("three"), 1 << 20));
-        link.withdraw(ExecId(3));
-        assert_eq!(link.go(ExecId(3)).await.unwrap_err().code, ErrorCode::Internal, "it is not held any more");
-        assert!(link.hold(ExecId(3), &marks("-"), 1 << 20));
-        assert!(link.hold(ExecId(3), &marks("other"), 1 << 20));
-        link.go(ExecId(3)).await.unwrap();
+        assert!(link.prepare(ExecId(3), &marks("three"), 1 << 20));
+        link.abort(ExecId(3));
+        assert_eq!(link.commit(ExecId(3)).await.unwrap_err().code, ErrorCode::Internal, "it is not held any more");
+        assert!(link.prepare(ExecId(3), &marks("-"), 1 << 20));
+        assert!(link.prepare(ExecId(3), &marks("other"), 1 << 20));
+        link.commit(ExecId(3)).await.unwrap();
         seen.end(3).await;
         assert_eq!(std::fs::read_to_string(&mark).unwrap(), "twoother");
     });
@@ -62,9 +65,9 @@ fn held_start_dropped_with_daemon() {
         let request = ExecRequest::code(format!("open({mark:?}, 'w')"));
         for round in 0..4 {
             let (seen, next) = (Recorder::new(), Recorder::new());
-            let link = with_lane(&fake, &seen, round * 2 + 1).await;
+            let link = with_exec_channel(&fake, &seen, round * 2 + 1).await;
             let held = ExecId(round * 2 + 2);
-            assert!(link.hold(held, &request, 1 << 20));
+            assert!(link.prepare(held, &request, 1 << 20));
             if round % 2 == 0 {
                 drop(link);
             }
@@ -80,11 +83,11 @@ fn held_start_dropped_with_daemon() {
 }
 
 #[test]
-fn lane_start_equals_call_start() {
+fn exec_channel_start_equals_call_start() {
     local(async {
         let fake = Fake::start().await;
         let seen = Recorder::new();
-        let link = with_lane(&fake, &seen, 1).await;
+        let link = with_exec_channel(&fake, &seen, 1).await;
         // Long: it runs, and its end comes by call. What speaks of it finds it at once.
         let long = link.start(code(2, "time.sleep(30)"));
         link.interrupt(ExecId(2)).await.unwrap();
@@ -95,8 +98,8 @@ fn lane_start_equals_call_start() {
         seen.end(3).await;
         assert_eq!(seen.out(3).len(), 100_000);
         // Larger than a packet: it goes as a call.
-        let padded = format!("out(b'large')\n#{}", "#".repeat(limits::LANE_BYTES));
-        assert!(!link.hold(ExecId(4), &ExecRequest::code(&padded), 0));
+        let padded = format!("out(b'large')\n#{}", "#".repeat(limits::EXEC_CHANNEL_BYTES));
+        assert!(!link.prepare(ExecId(4), &ExecRequest::code(&padded), 0));
         link.start(code(4, &padded)).await.unwrap();
         seen.end(4).await;
         assert_eq!(seen.out(4), "large");

@@ -26,9 +26,9 @@ use super::engine_frames::{EngineEvent, cut};
 use super::loading::missed_json;
 use super::requests::By;
 use crate::core::error::{Error, Result};
+use crate::core::kernel::CrashCause;
 use crate::core::limits;
 use crate::link::guest::{Answer, Revision};
-use crate::link::types::WorkerCause;
 use crate::sys::pidfd;
 use crate::sys::watched::watch;
 
@@ -38,7 +38,7 @@ const WORDS_BYTES: usize = 500;
 const GONE: &str = "no_copy";
 
 /// A copy that stands still.
-struct Copy {
+struct ForkedSnapshot {
     /// Of which checkpoint.
     of: String,
     control: Control,
@@ -46,7 +46,7 @@ struct Copy {
     process: OwnedFd,
 }
 
-impl Copy {
+impl ForkedSnapshot {
     fn has_ended(&self) -> bool {
         let mut fds = [PollFd::new(self.process.as_fd(), PollFlags::POLLIN)];
         poll(&mut fds, PollTimeout::ZERO) != Ok(0)
@@ -59,7 +59,7 @@ impl Copy {
 }
 
 /// A copy that the engine is making.
-struct Making {
+struct PendingSnapshot {
     of: String,
     /// Another copy that does not go for this one.
     spare: String,
@@ -70,7 +70,7 @@ struct Making {
 
 /// A copy that was told to wake and has not answered.
 struct Waking {
-    copy: Copy,
+    copy: ForkedSnapshot,
     id: u64,
     until: Instant,
     answer: Answer<Vec<u8>>,
@@ -78,10 +78,10 @@ struct Waking {
 
 /// The copies of one worker.
 #[derive(Default)]
-pub(super) struct Copies {
+pub(super) struct ForkedSnapshots {
     /// Oldest first.
-    kept: VecDeque<Copy>,
-    making: Option<Making>,
+    kept: VecDeque<ForkedSnapshot>,
+    pending: Option<PendingSnapshot>,
     waking: Option<Waking>,
     /// Those that are gone, and why; oldest first.
     gone: VecDeque<(String, String)>,
@@ -91,7 +91,7 @@ pub(super) struct Copies {
     tools: Option<Vec<u8>>,
 }
 
-impl Copies {
+impl ForkedSnapshots {
     /// Whether the engine is being exchanged.
     pub(super) fn is_waking(&self) -> bool {
         self.waking.is_some()
@@ -157,8 +157,8 @@ impl Worker {
         if self.settings.rollback_bytes == 0 {
             return not(answer, "this host's configuration wants none".into());
         }
-        if self.copies.making.is_some() {
-            self.copies.note_gone(of, "another copy was being made");
+        if self.snapshots.pending.is_some() {
+            self.snapshots.note_gone(of, "another copy was being made");
             return not(answer, "another is being made".into());
         }
         let made = UnixStream::pair().and_then(|(ours, theirs)| Ok((Control::noting_sender(ours)?, theirs)));
@@ -166,14 +166,14 @@ impl Worker {
             Ok(made) => made,
             Err(error) => return not(answer, format!("no socket for it: {error}")),
         };
-        self.copies.making = Some(Making { of, spare, control, answer });
+        self.snapshots.pending = Some(PendingSnapshot { of, spare, control, answer });
         // A failure kills the engine, and with it what is being made.
         let _ = self.ask_with(br#"{"op":"keep"}"#, Some(theirs.into()), By::Keep);
     }
 
     /// The engine says whether it made a copy; the copy itself has spoken before.
-    pub(super) fn on_kept(&mut self, ok: bool, json: &[u8]) {
-        let Some(Making { of, spare, mut control, answer }) = self.copies.making.take() else { return };
+    pub(super) fn on_snapshot_made(&mut self, ok: bool, json: &[u8]) {
+        let Some(PendingSnapshot { of, spare, mut control, answer }) = self.snapshots.pending.take() else { return };
         control.read_rest();
         let spoke =
             matches!(control.next(), Ok(Some(frame)) if matches!(frame.event, EngineEvent::Reply { ok: true, .. }));
@@ -181,14 +181,14 @@ impl Worker {
         let taken = match (ok, control.sender()) {
             (false, _) => Err(words(json)),
             (true, Some(pid)) if spoke => {
-                self.enclosure.take_copy(pid).map(|process| (pid, process)).map_err(|error| error.message)
+                self.enclosure.adopt_snapshot(pid).map(|process| (pid, process)).map_err(|error| error.message)
             }
             (true, _) => Err("it ended before it stood".into()),
         };
         let why = match taken {
-            Ok((pid, process)) if !self.copies.pids().contains(&pid) => {
-                self.copies.make_room(&of, &spare);
-                self.copies.kept.push_back(Copy { of, control, pid, process });
+            Ok((pid, process)) if !self.snapshots.pids().contains(&pid) => {
+                self.snapshots.make_room(&of, &spare);
+                self.snapshots.kept.push_back(ForkedSnapshot { of, control, pid, process });
                 String::new()
             }
             Ok((pid, _)) => format!("process {pid} is another's copy"),
@@ -196,23 +196,23 @@ impl Worker {
         };
         if !why.is_empty() {
             tracing::debug!(why, "no copy of the engine is kept");
-            self.copies.note_gone(made_of, why.clone());
+            self.snapshots.note_gone(made_of, why.clone());
         }
-        self.bound_copies();
+        self.bound_snapshots();
         match answer {
             Some(answer) => drop(answer.send(Ok(why))),
             None if why.is_empty() => {}
             None => tracing::info!(why, "a restored checkpoint has no copy in memory any more"),
         }
-        for held in std::mem::take(&mut self.copies.freezes) {
+        for held in std::mem::take(&mut self.snapshots.freezes) {
             let _ = held.send(self.freeze(false));
         }
     }
 
     /// Stops everything inside; between executions only once no copy is being made.
-    pub(super) fn freeze_when_kept(&mut self, at_work: bool, answer: Answer<()>) {
-        match self.copies.making {
-            Some(_) if !at_work => self.copies.freezes.push(answer),
+    pub(super) fn freeze_after_snapshot(&mut self, at_work: bool, answer: Answer<()>) {
+        match self.snapshots.pending {
+            Some(_) if !at_work => self.snapshots.freezes.push(answer),
             Some(_) | None => drop(answer.send(self.freeze(at_work))),
         }
     }
@@ -227,41 +227,41 @@ impl Worker {
             let _ = answer.send(Err(error));
             return;
         }
-        let Some(at) = self.copies.kept.iter().position(|copy| copy.of == of) else {
-            let why = self.copies.gone.iter().find(|(gone, _)| gone == of).map(|(_, why)| why.clone());
+        let Some(at) = self.snapshots.kept.iter().position(|copy| copy.of == of) else {
+            let why = self.snapshots.gone.iter().find(|(gone, _)| gone == of).map(|(_, why)| why.clone());
             let _ = answer.send(Err(gone(&why.unwrap_or_else(|| "this worker was started after it was made".into()))));
             return;
         };
-        let Some(mut copy) = self.copies.kept.remove(at) else { return };
+        let Some(mut copy) = self.snapshots.kept.remove(at) else { return };
         let id = self.next_id();
         if let Err(why) = copy.control.request(id, br#"{"op":"wake"}"#, None) {
             return self.fail_wake(copy, answer, &why);
         }
         let until = Instant::now() + limits::COPY_WAKES;
-        self.copies.waking = Some(Waking { copy, id, until, answer });
+        self.snapshots.waking = Some(Waking { copy, id, until, answer });
     }
 
-    fn fail_wake(&mut self, copy: Copy, answer: Answer<Vec<u8>>, why: &str) {
-        self.copies.note_gone(copy.of.clone(), why);
+    fn fail_wake(&mut self, copy: ForkedSnapshot, answer: Answer<Vec<u8>>, why: &str) {
+        self.snapshots.note_gone(copy.of.clone(), why);
         copy.end();
         let _ = answer.send(Err(gone(why)));
     }
 
     /// Hears copies; whether one spoke.
-    pub(super) fn poll_copies(&mut self, cx: &mut Context<'_>) -> bool {
+    pub(super) fn poll_snapshots(&mut self, cx: &mut Context<'_>) -> bool {
         let mut progressed = false;
         let mut at = 0;
-        while at < self.copies.kept.len() {
-            let control = &mut self.copies.kept[at].control;
+        while at < self.snapshots.kept.len() {
+            let control = &mut self.snapshots.kept[at].control;
             let spoke = control.poll_read(cx).is_ready();
             match (spoke, control.has_ended()) {
                 (false, false) => at += 1,
-                (_, true) => self.copies.drop_at(at, "its process ended"),
-                (true, false) => self.copies.drop_at(at, "it did not stand still"),
+                (_, true) => self.snapshots.drop_at(at, "its process ended"),
+                (true, false) => self.snapshots.drop_at(at, "it did not stand still"),
             }
             progressed |= spoke;
         }
-        let Some(waking) = &mut self.copies.waking else { return progressed };
+        let Some(waking) = &mut self.snapshots.waking else { return progressed };
         waking.copy.control.poll_flush(cx);
         let heard = match waking.copy.control.next() {
             Ok(None) => match waking.copy.control.poll_read(cx).is_ready() {
@@ -279,7 +279,7 @@ impl Worker {
             },
             Err(why) => Err(why),
         };
-        if let Some(Waking { copy, answer, .. }) = self.copies.waking.take() {
+        if let Some(Waking { copy, answer, .. }) = self.snapshots.waking.take() {
             match outcome {
                 Ok(json) => self.on_woken(copy, &json, answer),
                 Err(why) => self.fail_wake(copy, answer, &why),
@@ -289,27 +289,27 @@ impl Worker {
     }
 
     /// A copy that does not wake in time is none.
-    pub(super) fn on_copies_deadline(&mut self, now: Instant) {
-        if let Some(Waking { copy, answer, .. }) = self.copies.waking.take_if(|waking| waking.until <= now) {
+    pub(super) fn on_snapshot_deadline(&mut self, now: Instant) {
+        if let Some(Waking { copy, answer, .. }) = self.snapshots.waking.take_if(|waking| waking.until <= now) {
             self.fail_wake(copy, answer, "it did not wake in time");
         }
     }
 
     /// The worker is to end: the engine stays the one that it is.
     pub(super) fn stop_waking(&mut self) {
-        if let Some(Waking { copy, answer, .. }) = self.copies.waking.take() {
+        if let Some(Waking { copy, answer, .. }) = self.snapshots.waking.take() {
             self.fail_wake(copy, answer, "the worker was stopped");
         }
     }
 
     /// The copy runs: everything else ends, and it is the engine.
-    fn on_woken(&mut self, copy: Copy, json: &[u8], answer: Answer<Vec<u8>>) {
+    fn on_woken(&mut self, copy: ForkedSnapshot, json: &[u8], answer: Answer<Vec<u8>>) {
         // It may have been collected already; its number would be another's then.
         if copy.has_ended() {
             return self.fail_wake(copy, answer, "its process ended when it was to wake");
         }
-        let Copy { of, control, pid, process } = copy;
-        let exchanged = self.enclosure.become_engine(pid, &self.copies.pids());
+        let ForkedSnapshot { of, control, pid, process } = copy;
+        let exchanged = self.enclosure.replace_engine(pid, &self.snapshots.pids());
         let watched = watch(process, Interest::READABLE);
         let (ended, exit) = match (exchanged, watched) {
             (Ok(ended), Ok(exit)) => (ended, exit),
@@ -322,10 +322,10 @@ impl Worker {
             let _ = answer.send(Err(Error::lost("the copy ended as soon as it was the engine")));
             return self.on_engine_exit(ended);
         }
-        if let Some(tools) = &self.copies.tools
+        if let Some(tools) = &self.snapshots.tools
             && let Err(why) = self.control.send(tools, &[], None)
         {
-            self.kill(WorkerCause::Protocol(why));
+            self.kill(CrashCause::Protocol(why));
         }
         let _ = answer.send(Ok(missed_json(json)));
         self.begin_keep(of.clone(), of, None);
@@ -334,40 +334,41 @@ impl Worker {
     /// Neither the one nor the other is surely the engine: both go.
     fn break_exchange(&mut self, error: &Error, answer: Answer<Vec<u8>>) {
         let _ = answer.send(Err(Error::lost(format!("the engine could not be exchanged: {}", error.message))));
-        self.kill(WorkerCause::Unresponsive);
+        self.kill(CrashCause::Unresponsive);
     }
 
     /// Ends the oldest copies while all of them cost more than the budget, or more than half of what would be free without them.
-    pub(super) fn bound_copies(&mut self) {
-        while !self.copies.kept.is_empty() {
+    pub(super) fn bound_snapshots(&mut self) {
+        while !self.snapshots.kept.is_empty() {
             let budget = self.settings.rollback_bytes;
-            let memory = self.enclosure.copies_memory(&self.copies.pids(), budget);
+            let memory = self.enclosure.snapshots_memory(&self.snapshots.pids(), budget);
             let most = budget.min((memory.used_bytes + memory.free_bytes) / 2);
             if memory.used_bytes <= most {
                 return;
             }
             let (used, most) = (memory.used_bytes >> 20, most >> 20);
-            self.copies.drop_at(0, format!("memory is short: all copies used {used} MiB, and may use {most} MiB now"));
+            self.snapshots
+                .drop_at(0, format!("memory is short: all copies used {used} MiB, and may use {most} MiB now"));
         }
     }
 
     /// Ends the oldest copy because a limit is broken; whether there was one.
-    pub(super) fn give_up_copy(&mut self) -> bool {
-        let there = !self.copies.kept.is_empty();
-        self.copies.drop_at(0, "memory was short");
+    pub(super) fn drop_oldest_snapshot(&mut self) -> bool {
+        let there = !self.snapshots.kept.is_empty();
+        self.snapshots.drop_at(0, "memory was short");
         there
     }
 
     /// Whoever waits for a copy learns that there is none any more.
-    pub(super) fn forget_copies(&mut self, error: &Error) {
-        let copies = std::mem::take(&mut self.copies);
-        if let Some(Making { answer: Some(answer), .. }) = copies.making {
+    pub(super) fn forget_snapshots(&mut self, error: &Error) {
+        let snapshots = std::mem::take(&mut self.snapshots);
+        if let Some(PendingSnapshot { answer: Some(answer), .. }) = snapshots.pending {
             let _ = answer.send(Err(error.clone()));
         }
-        if let Some(Waking { answer, .. }) = copies.waking {
+        if let Some(Waking { answer, .. }) = snapshots.waking {
             let _ = answer.send(Err(error.clone()));
         }
-        for answer in copies.freezes {
+        for answer in snapshots.freezes {
             let _ = answer.send(Err(error.clone()));
         }
     }
