@@ -5,8 +5,9 @@ use super::state::{Begun, Direction, EntryKind, ExecBegin, NewCheckpoint, NewEnt
 use super::*;
 use crate::core::checkpoint::{CheckpointType, Span};
 use crate::core::ids::{CheckpointId, Digest, KernelId};
-use crate::core::info::{JournalView, MissedEntry};
+use crate::core::info::JournalView;
 use crate::core::limits;
+use crate::core::missed::MissedEntry;
 use crate::core::workflow::{Change, Outcome, Request, WorkflowPart};
 
 const ID: KernelId = KernelId::from_bytes([1; 16]);

@@ -26,8 +26,9 @@ use crate::core::exec::{
     CODE_TIMEOUT, ExecEnd, ExecRequest, ExecResult, ExecStatus, OutputEvent, RequestError, Stream, Work,
 };
 use crate::core::ids::{Digest, ExecId};
-use crate::core::info::{MissedEntry, MountInfo, ToolInfo, VarInfo};
+use crate::core::info::{MountInfo, ToolInfo, VarInfo};
 use crate::core::limits;
+use crate::core::missed::MissedEntry;
 use crate::core::state::{EngineState, StateEntry};
 use crate::core::value::Value;
 use crate::link::frames::{Decoder, EndStatus, EntryMeta, Event, Missed, Reply, Request, encode};

@@ -9,7 +9,7 @@ use std::time::Duration;
 use ryokan::core::error::{Error, Result};
 use ryokan::core::exec::{ExecEnd, OutputEvent, Stream};
 use ryokan::core::ids::ExecId;
-use ryokan::core::info::MissedEntry;
+use ryokan::core::missed::MissedEntry;
 use ryokan::core::value::Value;
 use ryokan::link::host::{Job, WorkerListener};
 use ryokan::link::types::WorkerCause;

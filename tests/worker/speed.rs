@@ -9,7 +9,7 @@ use ryokan::core::engine::EngineName;
 use ryokan::core::error::Result;
 use ryokan::core::exec::{ExecEnd, OutputEvent, Stream};
 use ryokan::core::ids::ExecId;
-use ryokan::core::info::MissedEntry;
+use ryokan::core::missed::MissedEntry;
 use ryokan::core::value::Value;
 use ryokan::link::connector::unix::UnixConnector;
 use ryokan::link::host::{Job, WorkerLink, WorkerListener};

@@ -287,11 +287,11 @@ impl Stats {
 }
 
 #[cfg(test)]
-mod mistakes;
+mod exhaustive;
+#[cfg(test)]
+mod regressions;
 #[cfg(test)]
 mod simulation;
-#[cfg(test)]
-mod small_world;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use crate::core::error::{Error, Result};
 use crate::core::exec::{ExecEnd, OutputEvent, Stream};
 use crate::core::ids::ExecId;
-use crate::core::info::MissedEntry;
+use crate::core::missed::MissedEntry;
 use crate::core::value::Value;
 use crate::link::types::{Job, WorkerCause, WorkerListener};
 

@@ -219,7 +219,7 @@ impl host::Server for HostServer {
     }
 
     async fn pools(self: Rc<Self>, _params: host::PoolsParams, results: host::PoolsResults) -> capnp::Result<()> {
-        self.tell_pools(results)
+        self.list_pools(results)
     }
 
     async fn ping(self: Rc<Self>, _params: host::PingParams, mut results: host::PingResults) -> capnp::Result<()> {
@@ -239,7 +239,7 @@ impl host::Server for HostServer {
     }
 
     async fn audit(self: Rc<Self>, params: host::AuditParams, _results: host::AuditResults) -> capnp::Result<()> {
-        self.tell_audit(params).await
+        self.stream_audit(params).await
     }
 
     async fn verify_audit(
@@ -247,6 +247,6 @@ impl host::Server for HostServer {
         params: host::VerifyAuditParams,
         results: host::VerifyAuditResults,
     ) -> capnp::Result<()> {
-        self.prove_audit(params, results).await
+        self.verify_audit_log(params, results).await
     }
 }

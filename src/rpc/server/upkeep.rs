@@ -37,7 +37,7 @@ impl HostServer {
     }
 
     /// The operator sees all pools, others those of workers that have their rights.
-    pub(super) fn tell_pools(&self, mut results: host::PoolsResults) -> capnp::Result<()> {
+    pub(super) fn list_pools(&self, mut results: host::PoolsResults) -> capnp::Result<()> {
         let actor = self.actor().map_err(to_capnp)?;
         let mut pools = self.host().pool.infos(self.host().pressure.is_on());
         if self.host().environment.system_wide && actor.uid != nix::unistd::geteuid().as_raw() {
@@ -108,7 +108,7 @@ impl HostServer {
         Ok(())
     }
 
-    pub(super) async fn tell_audit(&self, params: host::AuditParams) -> capnp::Result<()> {
+    pub(super) async fn stream_audit(&self, params: host::AuditParams) -> capnp::Result<()> {
         let actor = self.actor().map_err(to_capnp)?;
         let params = params.get()?;
         let name = read_text(params.get_kernel(), "kernel").map_err(to_capnp)?;
@@ -141,7 +141,7 @@ impl HostServer {
         Ok(())
     }
 
-    pub(super) async fn prove_audit(
+    pub(super) async fn verify_audit_log(
         &self,
         params: host::VerifyAuditParams,
         mut results: host::VerifyAuditResults,

@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::capture;
-use crate::core::checkpoint::{Checkpoint, CheckpointType, Taking};
+use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType};
 use crate::core::error::{Error, Result};
 use crate::core::kernel::StopReason;
 use crate::core::limits;
@@ -73,7 +73,7 @@ async fn rest(
         StopReason::Memory => "before a stop for want of memory",
         StopReason::Asked | StopReason::NoPlace | StopReason::NotGiven => "before stop",
     };
-    let taking = Taking::by_us(CheckpointType::Auto, name);
+    let taking = CheckpointRequest::new(CheckpointType::Auto, name);
     let (taken, _) = capture(host, kernel, link, &taking, &host.own_actor(), None).await?;
     Ok(Some(taken))
 }

@@ -10,7 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use crate::bundle::{self, BundleError, Contents, Head, Packed};
-use crate::core::checkpoint::{Checkpoint, CheckpointType, Manifest, Taking};
+use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType, Manifest};
 use crate::core::error::{DISK_FULL, Error, ErrorCode, Result};
 use crate::core::ids::Digest;
 use crate::core::limits;
@@ -90,7 +90,7 @@ async fn choose(
     let mut found = Vec::new();
     if references.is_empty() {
         if kernel.archived_in().is_none() {
-            let taking = Taking::by_us(CheckpointType::Auto, "export");
+            let taking = CheckpointRequest::new(CheckpointType::Auto, "export");
             checkpoint::take(host, kernel, taking, actor.clone()).await?;
         }
         found = kernel.records.all_checkpoints().await?;

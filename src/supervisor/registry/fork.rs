@@ -13,7 +13,7 @@ use std::time::Instant;
 use futures::StreamExt as _;
 
 use super::supervisor::Reserved;
-use crate::core::checkpoint::{Checkpoint, CheckpointType, Taking};
+use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType};
 use crate::core::error::{Error, Result};
 use crate::core::fork::Forking;
 use crate::core::limits;
@@ -177,12 +177,12 @@ async fn fork_point(
         };
     }
     let name = format!("fork to {}", wanted.name);
-    let taking = Taking {
+    let taking = CheckpointRequest {
         name: name.chars().take(limits::CHECKPOINT_NAME_BYTES / 4).collect(),
         interrupt: wanted.interrupt,
         wait: wanted.wait,
         expected_version: wanted.expected_version,
-        ..Taking::by_us(CheckpointType::Auto, "")
+        ..CheckpointRequest::new(CheckpointType::Auto, "")
     };
     checkpoint::take(supervisor.host(), kernel, taking, actor.clone()).await
 }
