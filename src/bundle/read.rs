@@ -81,8 +81,8 @@ impl<R: io::BufRead> Reading<'_, R> {
         let (Record::Head, length) = self.record()? else {
             return Err(BundleError::Damaged("it does not begin with its head".into()));
         };
-        if length > limits::BUNDLE_HEAD_BYTES as u64 {
-            return Err(BundleError::TooLarge { what: "bytes of its head", most: limits::BUNDLE_HEAD_BYTES as u64 });
+        if length > limits::BUNDLE_HEADER_BYTES as u64 {
+            return Err(BundleError::TooLarge { what: "bytes of its head", most: limits::BUNDLE_HEADER_BYTES as u64 });
         }
         let mut json = Vec::new();
         let count = (&mut self.from).take(length).read_to_end(&mut json).map_err(|error| sort(error, "its head"))?;

@@ -42,7 +42,7 @@ pub fn pair() -> io::Result<(Lane, OwnedFd)> {
 
 thread_local! {
     /// Where a packet is read: one for all lanes of a thread, which reads one at a time.
-    static PACKET: RefCell<Vec<Word>> = RefCell::new(Word::allocate_zeroed_vec(limits::LANE_BYTES / 8));
+    static PACKET: RefCell<Vec<Word>> = RefCell::new(Word::allocate_zeroed_vec(limits::EXEC_CHANNEL_BYTES / 8));
 }
 
 impl Lane {
@@ -61,7 +61,7 @@ impl Lane {
     /// # Errors
     /// If the other end is gone, or has not read for so long that there is no room.
     pub(crate) fn send(&self, message: &Builder<HeapAllocator>) -> io::Result<bool> {
-        if serialize::compute_serialized_size_in_words(message) * 8 > limits::LANE_BYTES {
+        if serialize::compute_serialized_size_in_words(message) * 8 > limits::EXEC_CHANNEL_BYTES {
             return Ok(false);
         }
         let bytes = serialize::write_message_to_words(message);
@@ -110,7 +110,7 @@ impl Lane {
                 return Err(capnp::Error::failed(format!("a packet of {length} bytes on the lane")));
             };
             let mut options = ReaderOptions::new();
-            options.traversal_limit_in_words(Some(limits::LANE_BYTES));
+            options.traversal_limit_in_words(Some(limits::EXEC_CHANNEL_BYTES));
             let message = serialize::read_message_from_flat_slice(&mut whole, options)?;
             read(&message).map(Some)
         })
@@ -164,9 +164,12 @@ mod tests {
         let (here, there) = pair().expect("a lane");
         let there = Lane::new(there).expect("its other end");
         let mut large = Builder::new_default();
-        large.init_root::<lane_call::Builder<'_>>().init_start().set_request_json(&vec![b'x'; limits::LANE_BYTES]);
+        large
+            .init_root::<lane_call::Builder<'_>>()
+            .init_start()
+            .set_request_json(&vec![b'x'; limits::EXEC_CHANNEL_BYTES]);
         assert!(!here.send(&large).expect("not sent"));
-        for garbage in [&[0xff; 64][..], b"GET / HTTP/1.1", &[0; 7], &vec![0; limits::LANE_BYTES + 8]] {
+        for garbage in [&[0xff; 64][..], b"GET / HTTP/1.1", &[0; 7], &vec![0; limits::EXEC_CHANNEL_BYTES + 8]] {
             send(here.socket.as_raw_fd(), garbage, MsgFlags::empty()).expect("sent");
             assert!(there.message_now(&number).is_err(), "{} bytes", garbage.len());
         }

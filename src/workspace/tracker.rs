@@ -105,7 +105,7 @@ pub struct Captured {
     pub tree: TreeId,
     /// Files, folders and links in it.
     pub entries: u64,
-    /// What is not in it, the first [`limits::WORKSPACE_MISSING`].
+    /// What is not in it, the first [`limits::WORKSPACE_MISSED_NAMES`].
     pub not_captured: Vec<NotCaptured>,
     /// How many those are in all.
     pub not_captured_count: u64,
@@ -392,7 +392,7 @@ impl Tracker {
     }
 
     fn captured(&self, tree: TreeId, stats: CaptureStats) -> Captured {
-        let missing = self.index.missing.iter().take(limits::WORKSPACE_MISSING);
+        let missing = self.index.missing.iter().take(limits::WORKSPACE_MISSED_NAMES);
         let not_captured =
             missing.map(|((id, name), reason)| NotCaptured { path: self.index.path(*id, name), reason: *reason });
         Captured {
@@ -434,7 +434,7 @@ impl Tracker {
         self.settle_all();
         let entries = self.index.folders.values_mut().flat_map(|folder| folder.entries.values_mut());
         let unsure: Vec<_> = entries.filter(|known| !known.settled).collect();
-        if unsure.len() as u64 > limits::WORKSPACE_WORTH_SETTLING && self.grain <= LOCAL_GRAIN {
+        if unsure.len() as u64 > limits::WORKSPACE_SETTLE_ENTRIES && self.grain <= LOCAL_GRAIN {
             std::thread::sleep(self.grain);
             unsure.into_iter().for_each(|known| known.settled = true);
         }

@@ -95,7 +95,7 @@ fn lane_start_equals_call_start() {
         seen.end(3).await;
         assert_eq!(seen.out(3).len(), 100_000);
         // Larger than a packet: it goes as a call.
-        let padded = format!("out(b'large')\n#{}", "#".repeat(limits::LANE_BYTES));
+        let padded = format!("out(b'large')\n#{}", "#".repeat(limits::EXEC_CHANNEL_BYTES));
         assert!(!link.hold(ExecId(4), &ExecRequest::code(&padded), 0));
         link.start(code(4, &padded)).await.unwrap();
         seen.end(4).await;

@@ -28,7 +28,7 @@ pub enum LaneCall {
 }
 
 /// What an end beside its output may take of a message, bytes.
-const END_BYTES: usize = limits::LANE_BYTES - limits::OUTPUT_GATHERED_BYTES as usize - (4 << 10);
+const END_BYTES: usize = limits::EXEC_CHANNEL_BYTES - limits::OUTPUT_BATCH_BYTES as usize - (4 << 10);
 
 /// Init's end.
 #[derive(Debug)]
@@ -60,7 +60,7 @@ impl LaneService {
     }
 
     /// Whether an end is small enough for the lane, whatever it wrote within
-    /// [`OUTPUT_GATHERED_BYTES`](limits::OUTPUT_GATHERED_BYTES).
+    /// [`OUTPUT_BATCH_BYTES`](limits::OUTPUT_BATCH_BYTES).
     pub fn fits(err: &str, frame_json: &[u8]) -> bool {
         err.len() + frame_json.len() <= END_BYTES
     }

@@ -105,7 +105,7 @@ impl WorkerLink {
         place: impl FnOnce(lane_call::Builder<'_>) -> exec::Builder<'_>,
     ) -> Option<Rc<Lane>> {
         let input = request.stdin_open || !request.stdin.is_empty();
-        if input || request.memory_bytes() > limits::LANE_BYTES / 2 || self.lane.borrow().is_none() {
+        if input || request.memory_bytes() > limits::EXEC_CHANNEL_BYTES / 2 || self.lane.borrow().is_none() {
             return None;
         }
         let acknowledged = self.acknowledged.take();

@@ -137,7 +137,7 @@ impl host::Server for HostServer {
         kernels.retain(|kernel| filter.admits(&kernel.spec.name, &kernel.spec.labels, kernel.view().state.name()));
         // Live workers are asked what they use, several at once, for one of them may be slow to answer.
         let infos = kernels.into_iter().map(|kernel| async move { kernel.info().await });
-        let mut infos = futures::stream::iter(infos).buffered(limits::WORKERS_ASKED);
+        let mut infos = futures::stream::iter(infos).buffered(limits::USAGE_QUERIES);
         while let Some(info) = infos.next().await {
             let mut request = sink.next_request();
             write_kernel_info(request.get().init_info(), &info, Rights::ALL).map_err(to_capnp)?;

@@ -40,9 +40,9 @@ pub(crate) fn told(host: &Host, kernel: &Kernel, why: &str) {
 /// How long a stop waits for it.
 pub(crate) fn wait(host: &Host, reason: Option<StopReason>, is_forced: bool) -> Duration {
     match (reason, is_forced) {
-        (Some(StopReason::Daemon), _) => limits::REST_CHECKPOINT_DAEMON.min(host.config.daemon.drain / 2),
-        (_, true) => limits::REST_CHECKPOINT_FORCED,
-        (_, false) => limits::REST_CHECKPOINT,
+        (Some(StopReason::Daemon), _) => limits::STOP_CHECKPOINT_SHUTDOWN.min(host.config.daemon.drain / 2),
+        (_, true) => limits::STOP_CHECKPOINT_FORCED,
+        (_, false) => limits::STOP_CHECKPOINT,
     }
 }
 

@@ -157,7 +157,7 @@ async fn seal(
         tries += 1;
         match kernel.records.add_checkpoint(new, actor).await {
             // Somebody recorded work beside it: the manifest is made once more, with that in it.
-            Err(error) if error.reason == WORK_CHANGED && tries < limits::SEAL_TRIES => {}
+            Err(error) if error.reason == WORK_CHANGED && tries < limits::SEAL_ATTEMPTS => {}
             added => break (sealed, added?),
         }
     };

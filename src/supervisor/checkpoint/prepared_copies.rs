@@ -121,10 +121,10 @@ pub(crate) fn prepare(host: &Rc<Host>, kernel: KernelId, donor: Donor, tree: Dig
         return;
     }
     let (bytes, entries) = (donor.bytes(), donor.entries());
-    let is_worth_it = entries >= limits::SPARE_WORTH_ENTRIES || bytes >= limits::SPARE_WORTH_BYTES;
-    let failed_lately = spares.failed.get().is_some_and(|at| at.elapsed() < limits::SPARE_AFTER_FAILURE);
-    let is_small = entries <= limits::SPARE_ENTRIES;
-    let has_room = has_room(host, bytes, entries, limits::SPARE_ROOM);
+    let is_worth_it = entries >= limits::PREPARED_MIN_ENTRIES || bytes >= limits::PREPARED_MIN_BYTES;
+    let failed_lately = spares.failed.get().is_some_and(|at| at.elapsed() < limits::PREPARED_RETRY_DELAY);
+    let is_small = entries <= limits::PREPARED_MAX_ENTRIES;
+    let has_room = has_room(host, bytes, entries, limits::PREPARED_FREE_FACTOR);
     if !is_worth_it || !is_small || failed_lately || !has_room || spares.making.borrow().is_some() {
         return;
     }
@@ -163,7 +163,7 @@ async fn keep(host: &Rc<Host>, kernel: KernelId, spare: PreparedWorkspace, entri
     let (made, bytes) = (Instant::now(), spare.bytes());
     let has_place = |of: &Rc<Kernel>| of.archived_in().is_none() && !host.is_stopping();
     let of = host.by_id.borrow().get(&kernel).cloned().filter(has_place);
-    let Some(of) = of.filter(|_| has_room(host, bytes, entries, limits::SPARE_ROOM_LEAST)) else {
+    let Some(of) = of.filter(|_| has_room(host, bytes, entries, limits::PREPARED_EVICT_FACTOR)) else {
         return discard(spare).await;
     };
     host.events.publish(&of.event_name, "spare_made", serde_json::json!({ "bytes": bytes }));
@@ -177,15 +177,15 @@ async fn keep(host: &Rc<Host>, kernel: KernelId, spare: PreparedWorkspace, entri
         }
     }
     let host = Rc::downgrade(host);
-    let until = made + limits::SPARE_KEPT;
+    let until = made + limits::PREPARED_LIFETIME;
     loop {
-        tokio::time::sleep(limits::SPARE_LOOK).await;
+        tokio::time::sleep(limits::PREPARED_CHECK_INTERVAL).await;
         let Some(host) = host.upgrade() else { return };
         let is_this = |kept: &Kept| kept.kernel == kernel && kept.made == made;
         if !host.spares.kept.borrow().iter().any(is_this) {
             return;
         }
-        if Instant::now() >= until || !has_room(&host, bytes, entries, limits::SPARE_ROOM_LEAST) {
+        if Instant::now() >= until || !has_room(&host, bytes, entries, limits::PREPARED_EVICT_FACTOR) {
             if let Some(kept) = host.spares.take_if(is_this) {
                 discard(kept.spare).await;
             }

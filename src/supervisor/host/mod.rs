@@ -138,7 +138,7 @@ impl Host {
             keys: Keys::default(),
             auditing: Auditing::default(),
             upkeep: Upkeep::default(),
-            bundles: Arc::new(Semaphore::new(limits::BUNDLES_AT_ONCE)),
+            bundles: Arc::new(Semaphore::new(limits::BUNDLES_CONCURRENT)),
             stopping: Cell::new(false),
             clients: Cell::new(0),
             clients_of: RefCell::default(),

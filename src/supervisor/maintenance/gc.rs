@@ -43,7 +43,7 @@ pub async fn collect(
     actor: &Actor,
     take: impl AsyncFnMut(GcItem) -> Result<()>,
 ) -> Result<GcReport> {
-    let (tell, told) = mpsc::channel(limits::UPKEEP_BEHIND);
+    let (tell, told) = mpsc::channel(limits::UPKEEP_QUEUE);
     let (of, who) = (Rc::clone(host), actor.clone());
     let running = Running::begin(host)?;
     let work = tokio::task::spawn_local(async move {

@@ -50,7 +50,7 @@ impl Default for Upkeep {
     fn default() -> Self {
         Upkeep {
             names: RwLock::default(),
-            rests: Semaphore::new(limits::REST_CHECKPOINTS),
+            rests: Semaphore::new(limits::STOP_CHECKPOINTS),
             running: Cell::default(),
             put_off: Cell::default(),
             at_rest: Cell::default(),
@@ -88,7 +88,7 @@ async fn relay<I, T>(
 ) -> Result<T> {
     let mut heard = Ok(());
     while let Some(item) = told.recv().await {
-        heard = match tokio::time::timeout(limits::UPKEEP_TAKEN, take(item)).await {
+        heard = match tokio::time::timeout(limits::UPKEEP_ITEM_TIMEOUT, take(item)).await {
             Ok(heard) => heard,
             Err(_) => Err(Error::deadline("the client takes no more")),
         };
@@ -139,7 +139,7 @@ async fn collect_in_turn(host: &Rc<Host>) {
         return;
     }
     let is_busy = host.kernels().iter().any(|kernel| matches!(kernel.view().state, State::Busy { .. }));
-    if is_busy && upkeep.put_off.get() < limits::UPKEEP_PUT_OFF {
+    if is_busy && upkeep.put_off.get() < limits::UPKEEP_DEFERRALS {
         return upkeep.put_off.set(upkeep.put_off.get() + 1);
     }
     upkeep.put_off.set(0);

@@ -34,7 +34,7 @@ pub async fn verify(
     actor: &Actor,
     take: impl AsyncFnMut(VerifyTold) -> Result<()>,
 ) -> Result<VerifyReport> {
-    let (tell, told) = mpsc::channel(limits::UPKEEP_BEHIND);
+    let (tell, told) = mpsc::channel(limits::UPKEEP_QUEUE);
     let (of, who) = (Rc::clone(host), actor.clone());
     let running = Running::begin(host)?;
     let work = tokio::task::spawn_local(async move {

@@ -59,7 +59,7 @@ pub async fn export(host: &Rc<Host>, kernel: &Rc<Kernel>, references: &[String],
     let outcome = format!("{} checkpoints, newest {}", chosen.len(), newest.id);
     let version = Some(kernel.view().version);
     host.audit(actor, "kernel.export", kernel, (version, version), outcome).await;
-    let (to, pieces) = mpsc::channel(limits::BUNDLE_PIECES_WAITING);
+    let (to, pieces) = mpsc::channel(limits::BUNDLE_PIECES_QUEUED);
     let (tell, done) = oneshot::channel();
     let store = host.store.clone();
     // What it needs is named by the kernel's rows: they stay, and the kernel is lent, until it is done.
@@ -134,7 +134,7 @@ fn packed(checkpoint: &Checkpoint) -> Packed {
 fn place(host: &Host) -> Result<OwnedSemaphorePermit> {
     let places = std::sync::Arc::clone(&host.bundles);
     places.try_acquire_owned().map_err(|_| {
-        Error::busy(format!("{} exports and imports are under way already", limits::BUNDLES_AT_ONCE))
+        Error::busy(format!("{} exports and imports are under way already", limits::BUNDLES_CONCURRENT))
             .reason("bundles")
             .hint("try again when one of them is done")
     })
@@ -142,7 +142,7 @@ fn place(host: &Host) -> Result<OwnedSemaphorePermit> {
 
 /// Who has one of the few places does not keep it for nothing.
 fn late(what: &str) -> io::Error {
-    let within = limits::BUNDLE_PIECE_TAKEN.as_secs();
+    let within = limits::BUNDLE_PIECE_TIMEOUT.as_secs();
     io::Error::new(io::ErrorKind::TimedOut, format!("the client {what}: nothing for {within} s"))
 }
 
@@ -155,7 +155,7 @@ struct Outlet {
 impl Write for Outlet {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let piece = &bytes[..bytes.len().min(limits::CHUNK_BYTES)];
-        match self.runtime.block_on(self.to.send_timeout(piece.to_vec(), limits::BUNDLE_PIECE_TAKEN)) {
+        match self.runtime.block_on(self.to.send_timeout(piece.to_vec(), limits::BUNDLE_PIECE_TIMEOUT)) {
             Ok(()) => Ok(piece.len()),
             Err(mpsc::error::SendTimeoutError::Timeout(_)) => Err(late("takes no more")),
             Err(mpsc::error::SendTimeoutError::Closed(_)) => {
@@ -185,7 +185,7 @@ impl Import {
         let place = place(host)?;
         // Until the new kernel's rows name what is stored, nothing else does.
         let held = host.store.run(|store| Ok(store.guard())).await?;
-        let (to, pieces) = mpsc::channel(limits::BUNDLE_PIECES_WAITING);
+        let (to, pieces) = mpsc::channel(limits::BUNDLE_PIECES_QUEUED);
         let store = host.store.clone();
         let reading = tokio::task::spawn_local(async move {
             let read = store.run_beside(move |store| {
@@ -261,7 +261,7 @@ struct Inlet {
 impl Read for Inlet {
     fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
         while self.at == self.rest.len() {
-            let next = async { tokio::time::timeout(limits::BUNDLE_PIECE_TAKEN, self.pieces.recv()).await };
+            let next = async { tokio::time::timeout(limits::BUNDLE_PIECE_TIMEOUT, self.pieces.recv()).await };
             match self.runtime.block_on(next) {
                 Ok(Some(piece)) => (self.rest, self.at) = (piece, 0),
                 Ok(None) => return Ok(0),

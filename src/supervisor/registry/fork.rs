@@ -98,7 +98,7 @@ async fn perform(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: &Forking,
         };
         (name, made)
     });
-    let children: Vec<_> = futures::stream::iter(making).buffered(limits::FORKS_AT_ONCE).collect().await;
+    let children: Vec<_> = futures::stream::iter(making).buffered(limits::FORKS_CONCURRENT).collect().await;
     if let Some(files) = seed.made.take() {
         prepared_copies::prepare(host, kernel.files().id, files, seed.manifest.workspace.tree);
     }

@@ -73,8 +73,8 @@ impl Source {
                 if gone { Err(std::io::Error::other("the file is gone")) } else { Ok(()) }
             }
             Source::Look => loop {
-                tokio::time::sleep(limits::PRESSURE_LOOK).await;
-                if available()? < limits::PRESSURE_LEAST_FREE {
+                tokio::time::sleep(limits::PRESSURE_POLL).await;
+                if available()? < limits::PRESSURE_MIN_FREE {
                     return Ok(());
                 }
             },
@@ -146,7 +146,7 @@ fn longest_unused(host: &Host) -> Vec<Rc<Kernel>> {
     let rests = |kernel: &Rc<Kernel>| {
         let view = kernel.view();
         let unused_ms = now_ms.saturating_sub(view.last_used_at_ms);
-        matches!(view.state, State::Ready) && unused_ms >= limits::PRESSURE_UNUSED.as_millis() as i64
+        matches!(view.state, State::Ready) && unused_ms >= limits::PRESSURE_IDLE.as_millis() as i64
     };
     let mut unused: Vec<Rc<Kernel>> = host.kernels().into_iter().filter(rests).collect();
     unused.sort_by_key(|kernel| kernel.view().last_used_at_ms);

@@ -136,7 +136,7 @@ impl Promises {
         }
         let host = Rc::downgrade(host);
         tokio::task::spawn_local(async move {
-            tokio::time::sleep(limits::POOL_PROMISE_KEPT).await;
+            tokio::time::sleep(limits::POOL_RESERVATION).await;
             if let Some(host) = host.upgrade() {
                 host.promises.end_first(&host, |kept| kept.worker() == worker);
             }

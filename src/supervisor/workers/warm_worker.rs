@@ -122,7 +122,7 @@ impl Slot {
 
     /// Asks whether it is well.
     pub(crate) fn is_well(&self) -> impl Future<Output = bool> + 'static {
-        self.link.answers_within(limits::POOL_ANSWER)
+        self.link.answers_within(limits::POOL_HEALTH_CHECK)
     }
 
     /// Which worker it is.
