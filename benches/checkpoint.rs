@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use ryokan::core::checkpoint::{CheckpointType, Taking};
+use ryokan::core::checkpoint::{CheckpointRequest, CheckpointType};
 use ryokan::core::engine::EngineName;
 use ryokan::core::exec::ExecRequest;
 use ryokan::core::fork::Forking;
@@ -177,7 +177,7 @@ async fn touch(kernel: &KernelClient, size: Size, round: u64) -> anyhow::Result<
 }
 
 async fn checkpoint(kernel: &KernelClient, name: &str) -> anyhow::Result<()> {
-    kernel.checkpoint(&Taking::by_us(CheckpointType::Manual, name)).await?;
+    kernel.checkpoint(&CheckpointRequest::new(CheckpointType::Manual, name)).await?;
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use anyhow::Context as _;
-use ryokan::core::checkpoint::{Checkpoint, CheckpointType, Recalled, Taking};
+use ryokan::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType, RestoredFrom};
 use ryokan::core::engine::EngineName;
 use ryokan::rpc::client::{HostClient, KernelClient};
 use ryokan::rpc::convert::spec::SpecRequest;
@@ -75,7 +75,7 @@ async fn measure(world: &World, report: &mut Report, host: &HostClient, size: &S
 }
 
 async fn take(kernel: &KernelClient, kind: CheckpointType) -> anyhow::Result<Checkpoint> {
-    Ok(kernel.checkpoint(&Taking::by_us(kind, "")).await?)
+    Ok(kernel.checkpoint(&CheckpointRequest::new(kind, "")).await?)
 }
 
 async fn restore(kernel: &KernelClient, to: &Checkpoint, took: &mut Samples, memory: bool) -> anyhow::Result<()> {
@@ -83,7 +83,7 @@ async fn restore(kernel: &KernelClient, to: &Checkpoint, took: &mut Samples, mem
     let begun = Instant::now();
     let done = kernel.restore_checkpoint(&to.id.to_string(), 0).await?;
     took.add(begun.elapsed());
-    anyhow::ensure!((done.engine == Recalled::Memory) == memory, "it came back from {:?}", done.engine);
+    anyhow::ensure!((done.engine == RestoredFrom::Memory) == memory, "it came back from {:?}", done.engine);
     let result = run(kernel, "print(n)").await?;
     anyhow::ensure!(result.stdout == b"0\n", "it is not as it was: {:?}", String::from_utf8_lossy(&result.stdout));
     Ok(())

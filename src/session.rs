@@ -6,7 +6,8 @@
 use crate::core::error::Result;
 use crate::core::exec::{ExecRequest, ExecResult, OutputEvent};
 use crate::core::ids::{Digest, ExecId};
-use crate::core::info::{MissedEntry, MountInfo, ToolInfo, VarInfo};
+use crate::core::info::{MountInfo, ToolInfo, VarInfo};
+use crate::core::missed::MissedEntry;
 use crate::core::value::Value;
 
 /// Takes output while an execution runs. The execution goes on only as fast as `take` returns.

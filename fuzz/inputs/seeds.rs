@@ -3,7 +3,8 @@
 use ryokan::core::error::Error;
 use ryokan::core::exec::{ExecEnd, ExecRequest, ExecResult, ExecStatus, OutputData, OutputEvent, OutputNode, Work};
 use ryokan::core::ids::{Digest, ExecId};
-use ryokan::core::info::{KernelFilter, McpTransport, MissedEntry};
+use ryokan::core::info::{KernelFilter, McpTransport};
+use ryokan::core::missed::MissedEntry;
 use ryokan::core::state::{EngineState, StateEntry};
 use ryokan::core::value::{BlobRef, Value};
 use ryokan::link::frames::{Request, encode};

@@ -13,7 +13,7 @@ use ryokan::link::connector::unix::UnixConnector;
 use ryokan::core::error::Result;
 use ryokan::core::exec::{ExecEnd, OutputEvent, Stream};
 use ryokan::core::ids::{Epoch, ExecId, KernelId, WorkerId};
-use ryokan::core::info::MissedEntry;
+use ryokan::core::missed::MissedEntry;
 use ryokan::core::value::Value;
 use ryokan::link::schema::worker_capnp::{supervisor, worker};
 use ryokan::link::host::{Job, WorkerIdentity, WorkerLink, WorkerListener};

@@ -6,7 +6,7 @@ use std::io::{self, BufReader, Read};
 
 use super::frame::Opened;
 use super::{BundleError, Head, Packed, Record};
-use crate::core::checkpoint::{Manifest, StateParts, Taking};
+use crate::core::checkpoint::{CheckpointRequest, Manifest, StateParts};
 use crate::core::ids::{CheckpointId, Digest};
 use crate::core::limits;
 use crate::core::workflow::Decision;
@@ -81,8 +81,8 @@ impl<R: io::BufRead> Reading<'_, R> {
         let (Record::Head, length) = self.record()? else {
             return Err(BundleError::Damaged("it does not begin with its head".into()));
         };
-        if length > limits::BUNDLE_HEAD_BYTES as u64 {
-            return Err(BundleError::TooLarge { what: "bytes of its head", most: limits::BUNDLE_HEAD_BYTES as u64 });
+        if length > limits::BUNDLE_HEADER_BYTES as u64 {
+            return Err(BundleError::TooLarge { what: "bytes of its head", most: limits::BUNDLE_HEADER_BYTES as u64 });
         }
         let mut json = Vec::new();
         let count = (&mut self.from).take(length).read_to_end(&mut json).map_err(|error| sort(error, "its head"))?;
@@ -212,8 +212,8 @@ fn check_head(head: &Head) -> Result<(), BundleError> {
     for packed in &head.checkpoints {
         let Packed { id, name, description, summary, kind, creator, .. } = packed;
         let (description, summary) = (description.clone(), summary.clone());
-        let taking = Taking { description, summary, ..Taking::by_us(*kind, name) };
-        taking.check().map_err(|error| wrong(error.message))?;
+        let request = CheckpointRequest { description, summary, ..CheckpointRequest::new(*kind, name) };
+        request.check().map_err(|error| wrong(error.message))?;
         if creator.len() > limits::PATH_BYTES || creator.chars().any(char::is_control) {
             return Err(wrong("a creator that is no name".into()));
         }

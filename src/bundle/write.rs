@@ -23,8 +23,8 @@ pub fn write(store: &Store, head: &Head, to: impl Write) -> Result<(Digest, u64)
     let pieces = Pieces::begin(to)?;
     let mut writing = Writing { store, to: zstd::stream::write::Encoder::new(pieces, LEVEL)?, seen: Seen::default() };
     let json = serde_json::to_vec(head).map_err(|error| BundleError::Damaged(error.to_string()))?;
-    if json.len() > limits::BUNDLE_HEAD_BYTES {
-        return Err(BundleError::TooLarge { what: "bytes of its head", most: limits::BUNDLE_HEAD_BYTES as u64 });
+    if json.len() > limits::BUNDLE_HEADER_BYTES {
+        return Err(BundleError::TooLarge { what: "bytes of its head", most: limits::BUNDLE_HEADER_BYTES as u64 });
     }
     writing.record(Record::Head, json.len() as u64)?;
     writing.to.write_all(&json)?;

@@ -9,8 +9,8 @@ use super::state::{Begun, Direction, EntryKind, ExecBegin, ExecClose, Kept, Leas
 use super::*;
 use crate::core::exec::{ExecEnd, ExecRequest, ExecStatus, OutputData, Stream, Work};
 use crate::core::ids::{Digest, Epoch, ExecId, KernelId};
-use crate::core::info::MissedEntry;
 use crate::core::limits;
+use crate::core::missed::MissedEntry;
 use crate::core::value::Value;
 
 const ID: KernelId = KernelId::from_bytes([1; 16]);

@@ -180,7 +180,7 @@ impl OpenDatabases {
     /// unless a WAL has grown beyond measure.
     pub(super) fn checkpoint_wals(&mut self, quiet: Duration) {
         let now_quiet = !quiet.is_zero() && self.last_write.is_none_or(|at| at.elapsed() >= quiet);
-        let most = if now_quiet { limits::WAL_BYTES } else { limits::WAL_MOST_BYTES };
+        let most = if now_quiet { limits::WAL_BYTES } else { limits::WAL_MAX_BYTES };
         for target in &self.written {
             if let Some((db, _)) = self.open.get(target) {
                 db.checkpoint_wal(most);

@@ -5,8 +5,9 @@ use super::state::{Begun, Direction, EntryKind, ExecBegin, NewCheckpoint, NewEnt
 use super::*;
 use crate::core::checkpoint::{CheckpointType, Span};
 use crate::core::ids::{CheckpointId, Digest, KernelId};
-use crate::core::info::{JournalView, MissedEntry};
+use crate::core::info::JournalView;
 use crate::core::limits;
+use crate::core::missed::MissedEntry;
 use crate::core::workflow::{Change, Outcome, Request, WorkflowPart};
 
 const ID: KernelId = KernelId::from_bytes([1; 16]);
@@ -213,7 +214,7 @@ fn keys_expire_records_stay() {
             Request { change, actor: "me".into(), at_ms, key: "k".into() }
         };
         let id = |outcome: &Outcome| if let Outcome::Decision(decision) = outcome { decision.id } else { 0 };
-        let life = i64::try_from(limits::KEY_LIFE.as_millis()).expect("small");
+        let life = i64::try_from(limits::KEY_LIFETIME.as_millis()).expect("small");
         for (at_ms, expected) in [(1, 1), (life, 1), (life + 1, 2), (life + 2, 2)] {
             let done = state.change_workflow(open(at_ms)).await.expect("opened");
             assert_eq!(id(&done.outcome), expected, "at {at_ms}");

@@ -47,7 +47,7 @@ pub async fn connect(socket: &Path, client: &str, on_terminal: bool) -> Result<H
     if on_terminal {
         eprintln_quietly("starting ryokand…");
     }
-    let (ending, mut told) = (Instant::now() + limits::DAEMON_ENDS, false);
+    let (ending, mut told) = (Instant::now() + limits::DAEMON_EXIT_WAIT, false);
     let mut daemon = Daemon::spawn()?;
     let mut deadline = deadline;
     loop {

@@ -11,7 +11,7 @@ use super::context::Context;
 use super::failure::Failure;
 use super::kernels::tell_unreadable;
 use super::{json, render};
-use crate::core::checkpoint::{Checkpoint, CheckpointType, Restoration, Span, Taking};
+use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType, Restoration, Span};
 use crate::core::diff::{Area, Deed, Patch};
 use crate::core::error::Error;
 use crate::core::info::{KernelFilter, KernelInfo};
@@ -141,7 +141,7 @@ pub async fn checkpoint(context: &Context, args: CheckpointArgs) -> Result<(), F
             .hint("kind checkpoint holds engine state and workspace")
             .into());
     }
-    let taking = Taking {
+    let request = CheckpointRequest {
         name: args.message,
         description: args.description,
         pinned: args.pin,
@@ -149,11 +149,11 @@ pub async fn checkpoint(context: &Context, args: CheckpointArgs) -> Result<(), F
         wait: args.wait,
         summary: args.summary,
         compact: args.compact,
-        ..Taking::by_us(if args.conflict { CheckpointType::Conflict } else { CheckpointType::Manual }, "")
+        ..CheckpointRequest::new(if args.conflict { CheckpointType::Conflict } else { CheckpointType::Manual }, "")
     };
-    taking.check()?;
+    request.check()?;
     let (kernel, _) = context.kernel(&args.name).await?;
-    let taken = kernel.checkpoint(&taking).await?;
+    let taken = kernel.checkpoint(&request).await?;
     tell_unreadable(context, &kernel).await;
     match context.options.json {
         true => context.print_json(&json::checkpoint(&taken, true)),

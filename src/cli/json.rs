@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::{Value as Json, json};
 
 use crate::core::audit::{AuditBreak, AuditHead, AuditLine};
-use crate::core::checkpoint::{Checkpoint, Recalled, Restoration};
+use crate::core::checkpoint::{Checkpoint, Restoration, RestoredFrom};
 use crate::core::diff::{Area, Deed, Patch};
 use crate::core::exec::ExecResult;
 use crate::core::ids::Digest;
@@ -236,8 +236,8 @@ pub fn difference_counts(counts: &BTreeMap<(Area, Deed), u64>) -> Json {
 /// What a restore did.
 pub fn restoration(done: &Restoration) -> Json {
     let (engine_from, why_not_memory) = match &done.engine {
-        Recalled::Memory => ("memory", ""),
-        Recalled::Saved { why_not_memory } => ("saved", why_not_memory.as_str()),
+        RestoredFrom::Memory => ("memory", ""),
+        RestoredFrom::Saved { why_not_memory } => ("saved", why_not_memory.as_str()),
     };
     json!({
         "checkpoint": checkpoint(&done.checkpoint, true),

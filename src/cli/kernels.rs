@@ -7,8 +7,9 @@ use super::context::Context;
 use super::failure::Failure;
 use super::spec::{SpecArgs, parse_pair};
 use super::{failure, json, render};
-use crate::core::info::{KernelFilter, KernelInfo, MissedEntry, UNREADABLE};
+use crate::core::info::{KernelFilter, KernelInfo};
 use crate::core::kernel::State;
+use crate::core::missed::{MissedEntry, UNREADABLE};
 use crate::core::name::KernelName;
 use crate::rpc::client::KernelClient;
 

@@ -92,11 +92,11 @@ fn upkeep(upkeep: &Upkeep, faults: &mut Faults) {
     faults.unless(upkeep.copied >= limits::STORE_PACK_BYTES, || {
         Fault::new(&["upkeep", "copied"], "less than one pack: no turn could copy anything").hint("at least 64M")
     });
-    faults.unless(upkeep.grace <= limits::STORE_GRACE_MOST, || {
-        Fault::new(&["upkeep", "grace"], format!("longer than {}", Span(limits::STORE_GRACE_MOST)))
+    faults.unless(upkeep.grace <= limits::STORE_GRACE_MAX, || {
+        Fault::new(&["upkeep", "grace"], format!("longer than {}", Span(limits::STORE_GRACE_MAX)))
     });
-    faults.unless(upkeep.spares <= limits::SPARES_MOST, || {
-        Fault::new(&["upkeep", "spares"], format!("more than {}", limits::SPARES_MOST))
+    faults.unless(upkeep.spares <= limits::PREPARED_COPIES_MAX, || {
+        Fault::new(&["upkeep", "spares"], format!("more than {}", limits::PREPARED_COPIES_MAX))
     });
 }
 
@@ -112,7 +112,7 @@ fn limits(own: &Limits, faults: &mut Faults) {
         ("kernels_per_user", own.kernels_per_user, limits::KERNELS),
         ("workers", own.workers, limits::KERNELS),
         ("workers_per_user", own.workers_per_user, limits::KERNELS),
-        ("worker_starts", own.worker_starts, limits::WORKER_STARTS_MOST),
+        ("worker_starts", own.worker_starts, limits::WORKER_STARTS_MAX),
         ("clients", own.clients, limits::CLIENTS),
         ("clients_per_user", own.clients_per_user, limits::CLIENTS),
         ("executions_in_flight", own.executions_in_flight, limits::KERNELS),

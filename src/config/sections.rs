@@ -283,8 +283,8 @@ impl Default for Upkeep {
     fn default() -> Self {
         Self {
             interval: Some(limits::UPKEEP_INTERVAL),
-            copied: limits::UPKEEP_TURN_BYTES,
-            spares: limits::SPARES,
+            copied: limits::UPKEEP_PASS_BYTES,
+            spares: limits::PREPARED_COPIES,
             grace: limits::STORE_GRACE,
         }
     }

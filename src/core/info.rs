@@ -20,21 +20,6 @@ pub struct VarInfo {
     pub summary: String,
 }
 
-/// The reason of a [`MissedEntry`] that is a file which could not be read.
-pub const UNREADABLE: &str = "not readable";
-
-/// Something in the engine that its state does not capture.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MissedEntry {
-    /// `kind/name`, for example `var/connection`.
-    pub key: String,
-    /// Type in the engine's words.
-    #[serde(rename = "type")]
-    pub type_name: String,
-    /// Why it cannot be captured.
-    pub reason: String,
-}
-
 /// A folder or file of the host inside a kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountInfo {

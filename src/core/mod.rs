@@ -15,6 +15,7 @@ pub mod ids;
 pub mod info;
 pub mod kernel;
 pub mod limits;
+pub mod missed;
 pub mod name;
 pub mod origin;
 pub mod pattern;

@@ -237,7 +237,7 @@ impl KernelSpec {
         range("cpus", u64::from(self.limits.cpu_milli), 10, 1_024_000, processors)?;
         range("pids", u64::from(self.limits.pids), 8, 1 << 22, number)?;
         // bash holds some for its driver, by numbers up to 255.
-        let files = if self.engine == EngineName::Bash { limits::BASH_OPEN_FILES } else { limits::LEAST_OPEN_FILES };
+        let files = if self.engine == EngineName::Bash { limits::BASH_MIN_OPEN_FILES } else { limits::MIN_OPEN_FILES };
         range("open files", u64::from(self.limits.open_files), u64::from(files), 1 << 20, number)?;
         range("workspace size", self.limits.workspace_bytes, 1 << 20, 1 << 60, format_size)?;
         let label_fits = |(k, v): &(String, String)| {

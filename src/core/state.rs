@@ -16,8 +16,8 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value as Json};
 
 use super::error::Error;
-use super::info::MissedEntry;
 use super::limits;
+use super::missed::MissedEntry;
 
 /// First bytes of a snapshot.
 pub const MAGIC: [u8; 4] = *b"RYKS";

@@ -92,10 +92,10 @@ impl Door {
                 async { Ok::<_, Infallible>(answer) }
             });
             let mut server = hyper::server::conn::http1::Builder::new();
-            server.timer(TokioTimer::new()).header_read_timeout(limits::METRICS_READ).keep_alive(false);
+            server.timer(TokioTimer::new()).header_read_timeout(limits::METRICS_TIMEOUT).keep_alive(false);
             // Who goes in the middle is nobody's trouble.
             let served =
-                tokio::time::timeout(limits::METRICS_READ, server.serve_connection(TokioIo::new(stream), service));
+                tokio::time::timeout(limits::METRICS_TIMEOUT, server.serve_connection(TokioIo::new(stream), service));
             if let Ok(Err(error)) = served.await {
                 tracing::debug!(%error, "a reader of metrics");
             }

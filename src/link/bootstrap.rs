@@ -18,8 +18,8 @@ use super::handshake::{PROOF_BYTES, WorkerIdentity};
 use crate::core::engine::EngineName;
 use crate::core::error::{Error, Result};
 use crate::core::ids::{Epoch, KernelId, WorkerId};
-use crate::core::info::MissedEntry;
 use crate::core::limits;
+use crate::core::missed::MissedEntry;
 use crate::core::name::KernelName;
 use crate::core::origin::OriginKind;
 

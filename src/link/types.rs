@@ -3,8 +3,8 @@
 use crate::core::error::{Error, Result};
 use crate::core::exec::{ExecEnd, ExecRequest, OutputEvent, Stream};
 use crate::core::ids::{Digest, ExecId};
-use crate::core::info::MissedEntry;
 use crate::core::kernel::CrashCause;
+use crate::core::missed::MissedEntry;
 use crate::core::value::Value;
 
 pub use crate::link::frames::Job;

@@ -82,7 +82,7 @@ impl Compressor {
         }
         queue.bytes += item.plain.len();
         queue.items.push_back(item);
-        let (is_much, is_full) = (queue.bytes > limits::STORE_BESIDE_BYTES, queue.bytes > limits::STORE_QUEUE_BYTES);
+        let (is_much, is_full) = (queue.bytes > limits::STORE_PARALLEL_BYTES, queue.bytes > limits::STORE_QUEUE_BYTES);
         drop(queue);
         if is_much {
             self.begin_threads();
@@ -96,7 +96,7 @@ impl Compressor {
         let mut queue = lock(&self.shared.queue);
         queue.check()?;
         queue.lists.push((digest, list));
-        let is_full = queue.lists.len() >= limits::STORE_LISTS;
+        let is_full = queue.lists.len() >= limits::STORE_PENDING_LISTS;
         drop(queue);
         if is_full { self.drain() } else { Ok(()) }
     }
@@ -232,7 +232,7 @@ mod tests {
     fn batch_appears_at_commit() {
         let dir = crash_dir();
         let store = Store::open(&dir.path().join("store")).expect("opened");
-        let lengths = [0, 100, 70_000, 600_000, limits::STORE_WHOLE_BYTES, 3_000_000];
+        let lengths = [0, 100, 70_000, 600_000, limits::STORE_UNCHUNKED_BYTES, 3_000_000];
         // Each twice, and one that equals a chunk of another: more than the queue holds, so that several threads write.
         let mut contents: Vec<Vec<u8>> = (0..60).map(|n| bytes(n, lengths[n % lengths.len()])).collect();
         contents.extend(contents.clone());

@@ -27,7 +27,7 @@ const SMALL_PACKS: usize = 8;
 pub struct GcOptions {
     /// Only report what would be removed.
     pub dry_run: bool,
-    /// Objects used within this time stay; at most [`limits::STORE_GRACE_MOST`]. It must exceed the time between
+    /// Objects used within this time stay; at most [`limits::STORE_GRACE_MAX`]. It must exceed the time between
     /// storing an object and `live` knowing of it.
     pub grace: Duration,
     /// A pack with a smaller live percentage is copied and removed.

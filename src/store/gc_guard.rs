@@ -25,10 +25,10 @@ impl RecentUse {
         let now = Instant::now();
         self.touches += 1;
         self.times.insert(digest, now);
-        if self.times.len() > limits::STORE_TOUCHED {
-            let cutoff = self.cutoff(now, limits::STORE_GRACE_MOST);
+        if self.times.len() > limits::STORE_RECENT_OBJECTS {
+            let cutoff = self.cutoff(now, limits::STORE_GRACE_MAX);
             self.times.retain(|_, time| *time >= cutoff);
-            if self.times.len() > limits::STORE_TOUCHED / 2 {
+            if self.times.len() > limits::STORE_RECENT_OBJECTS / 2 {
                 self.times.clear();
                 self.all_until = Some(now);
             }
@@ -42,7 +42,7 @@ impl RecentUse {
 
     /// The time since which uses protect: `grace` ago, or the start of the oldest guard.
     pub(super) fn cutoff(&self, now: Instant, grace: Duration) -> Instant {
-        let graced = now.checked_sub(grace.min(limits::STORE_GRACE_MOST)).unwrap_or(now);
+        let graced = now.checked_sub(grace.min(limits::STORE_GRACE_MAX)).unwrap_or(now);
         self.guards.values().min().map_or(graced, |oldest| graced.min(*oldest))
     }
 
@@ -115,9 +115,9 @@ mod tests {
         touched.touch(digest(1));
         assert!(!touched.is_since(digest(0), between) && touched.is_since(digest(1), between));
         assert!(!touched.is_since(digest(2), between));
-        for n in 0..=limits::STORE_TOUCHED as u32 {
+        for n in 0..=limits::STORE_RECENT_OBJECTS as u32 {
             touched.touch(digest(n));
-            assert!(touched.times.len() <= limits::STORE_TOUCHED);
+            assert!(touched.times.len() <= limits::STORE_RECENT_OBJECTS);
         }
         assert!(touched.is_since(digest(0), between), "what is no longer remembered one by one counts as touched");
         assert!(!touched.is_since(digest(u32::MAX), Instant::now()));

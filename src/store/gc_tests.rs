@@ -114,7 +114,7 @@ fn gc_fates_have_reasons() {
         let digest = elsewhere.put(&other).expect("stored");
         elsewhere.chunks(digest).expect("a list").chunks[0].1 as usize
     };
-    let (small, is_small) = (&other[..first_chunk], first_chunk <= limits::STORE_WHOLE_BYTES);
+    let (small, is_small) = (&other[..first_chunk], first_chunk <= limits::STORE_UNCHUNKED_BYTES);
     let shared = store.put(small).expect("stored");
     store.put(&other).expect("stored");
     let options = GcOptions { grace: Duration::from_secs(60), dry_run: true, ..GcOptions::default() };

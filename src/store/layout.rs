@@ -71,14 +71,14 @@ impl Layout {
 
 /// Locks the store. A child that a killed owner had just forked may hold the lock for a moment.
 fn lock(path: &Path) -> Result<Flock<File>> {
-    let late = Instant::now() + limits::STORE_LOCK;
+    let late = Instant::now() + limits::STORE_LOCK_WAIT;
     loop {
         let file = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path);
         let file = file.map_err(|e| StoreError::io("open", path, e))?;
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => return Ok(lock),
             Err((_, nix::errno::Errno::EWOULDBLOCK)) if Instant::now() < late => {
-                std::thread::sleep(limits::STORE_LOCK / 50);
+                std::thread::sleep(limits::STORE_LOCK_WAIT / 50);
             }
             Err((_, nix::errno::Errno::EWOULDBLOCK)) => return Err(StoreError::InUse { path: path.to_owned() }),
             Err((_, errno)) => return Err(StoreError::io("lock", path, errno.into())),

@@ -31,7 +31,7 @@ impl Default for Sizes {
         Sizes {
             pack_bytes: limits::STORE_PACK_BYTES,
             pack_entries: limits::STORE_PACK_ENTRIES,
-            unindexed: limits::STORE_INDEX_FRESH,
+            unindexed: limits::STORE_UNINDEXED_ENTRIES,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Writing objects: one at a time, or in batches that become durable together.
 //!
-//! An object of up to [`limits::STORE_WHOLE_BYTES`] is one entry. A larger one is cut at content-defined points
+//! An object of up to [`limits::STORE_UNCHUNKED_BYTES`] is one entry. A larger one is cut at content-defined points
 //! (FastCDC), so that shared content is found at any offset; its list of chunks is written last. Equal content is
 //! always cut equally, however it is split into writes.
 
@@ -17,9 +17,9 @@ use super::{Result, Store, StoreError};
 use crate::core::ids::Digest;
 use crate::core::limits;
 
-const LEAST: usize = limits::STORE_CHUNK_LEAST_BYTES;
+const LEAST: usize = limits::STORE_CHUNK_MIN_BYTES;
 const MEAN: usize = limits::STORE_CHUNK_MEAN_BYTES;
-const MOST: usize = limits::STORE_CHUNK_MOST_BYTES;
+const MOST: usize = limits::STORE_CHUNK_MAX_BYTES;
 
 /// Buffer of uncut bytes, large enough that little is moved to the front.
 const WINDOW: usize = 4 * MOST;
@@ -87,7 +87,7 @@ impl Writer {
         if self.written > self.limit {
             return Err(StoreError::TooLarge { limit: self.limit });
         }
-        if self.list.chunks.is_empty() && self.rest.len() <= limits::STORE_WHOLE_BYTES {
+        if self.list.chunks.is_empty() && self.rest.len() <= limits::STORE_UNCHUNKED_BYTES {
             return self.end_whole();
         }
         self.cut(true)?;

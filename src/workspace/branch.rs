@@ -263,7 +263,7 @@ impl DonorFolder<'_> {
             return None;
         }
         let file = beneath::file(self.dir.as_fd(), name).ok()?;
-        let clones = self.donor.kind != DriverKind::Tracked && known.stamp.size > limits::WORKSPACE_CLONE_ABOVE;
+        let clones = self.donor.kind != DriverKind::Tracked && known.stamp.size > limits::WORKSPACE_COPY_BYTES;
         is_unchanged(&file, known.stamp).then_some(DonorFile { file, known, clones })
     }
 }

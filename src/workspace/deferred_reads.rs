@@ -63,7 +63,7 @@ impl DeferredReads {
         names: &dyn Fn() -> Vec<Name>,
         stats: &mut CaptureStats,
     ) -> Result<Deferral> {
-        if stamp.size <= limits::TREE_INLINE_BYTES as u64 || self.files.len() >= limits::WORKSPACE_KEPT {
+        if stamp.size <= limits::TREE_INLINE_BYTES as u64 || self.files.len() >= limits::WORKSPACE_DEFERRED_FILES {
             return Ok(Deferral::ReadNow);
         }
         match self.by_inode.get(&stamp.inode).map(|number| (*number, &self.files[*number])) {
@@ -71,7 +71,7 @@ impl DeferredReads {
             Some((_, source)) if !source.places.is_empty() => return Ok(Deferral::Changed),
             Some(_) | None => {}
         }
-        let fits = self.bytes + stamp.size <= limits::WORKSPACE_KEPT_BYTES;
+        let fits = self.bytes + stamp.size <= limits::WORKSPACE_DEFERRED_BYTES;
         let path = || super::tree::entry::path_of(names().iter().map(|name| &**name));
         let held = if fits && stamp.size <= driver.reads_up_to() { None } else { driver.hold(file, names)? };
         let source = match held {

@@ -129,7 +129,7 @@ fn matches_index(path: &Path, index: &Index) -> Result<bool> {
             None => false,
         };
         let is_large = |known: &Known| {
-            matches!(known.what, NodeState::File { .. }) && known.stamp.size >= limits::SPARE_WORTH_A_LOOK_BYTES
+            matches!(known.what, NodeState::File { .. }) && known.stamp.size >= limits::PREPARED_VERIFY_BYTES
         };
         let mut large = folder.entries.iter().filter(|(_, known)| is_large(known));
         let is_unchanged = |name: &[u8], known: &Known| {

@@ -25,7 +25,7 @@ pub fn read_file(root: &Path, path: &Path, store: &Store) -> Result<(Digest, u64
     let failed = |source: io::Error| WorkspaceError::NoFile { path: path.to_owned(), source };
     let names = names(path).map_err(failed)?;
     let (last, folders) = names.split_last().ok_or_else(|| failed(io::ErrorKind::InvalidInput.into()))?;
-    for _ in 0..limits::WORKSPACE_READS {
+    for _ in 0..limits::WORKSPACE_READ_ATTEMPTS {
         let top = File::open(root).map_err(failed)?;
         let folder = beneath::folder(top.as_fd(), folders).map_err(|error| failed(error.into()))?;
         let mut file = beneath::file(folder.as_fd(), last).map_err(|error| failed(error.into()))?;

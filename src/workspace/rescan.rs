@@ -32,7 +32,7 @@ impl Scan<'_> {
             // Opened from here: by its names, each would be opened through all folders above.
             for (name, known) in &self.index.folder(id).entries {
                 if let NodeState::Folder(inner) = known.what {
-                    let is_room = folders.len() < limits::WORKSPACE_OPEN;
+                    let is_room = folders.len() < limits::WORKSPACE_OPEN_DIRS;
                     let dir = if is_room { beneath::child(dir.as_fd(), name).ok() } else { None };
                     folders.push((inner, dir));
                 }

@@ -90,7 +90,7 @@ impl Scan<'_> {
             self.writer_checks.no_writer_since((id, name.into()), mark);
         }
         self.opened += 1;
-        if self.opened >= limits::WORKSPACE_OPENED {
+        if self.opened >= limits::WORKSPACE_OPEN_BATCH {
             self.drain();
         }
         hot
@@ -288,7 +288,7 @@ impl Scan<'_> {
                 continue;
             };
             for (id, dir) in self.list(id, &dir)? {
-                let dir = dir.filter(|_| folders.len() < limits::WORKSPACE_OPEN);
+                let dir = dir.filter(|_| folders.len() < limits::WORKSPACE_OPEN_DIRS);
                 folders.push((id, dir));
             }
         }
@@ -316,8 +316,11 @@ impl Scan<'_> {
         let mut found = Vec::new();
         for name in names {
             if let Some(inner) = self.examine(id, dir.as_fd(), &name, CheckLevel::Stamp)? {
-                let open =
-                    if found.len() < limits::WORKSPACE_OPEN { beneath::child(dir.as_fd(), &name).ok() } else { None };
+                let open = if found.len() < limits::WORKSPACE_OPEN_DIRS {
+                    beneath::child(dir.as_fd(), &name).ok()
+                } else {
+                    None
+                };
                 found.push((inner, open));
             }
         }
@@ -398,7 +401,7 @@ impl Scan<'_> {
         level: CheckLevel,
     ) -> Result<Option<FolderId>> {
         let mut level = level;
-        for _ in 0..limits::WORKSPACE_READS {
+        for _ in 0..limits::WORKSPACE_READ_ATTEMPTS {
             let stat = match beneath::look(dir, name) {
                 Ok(stat) => stat,
                 Err(error) if beneath::is_gone(error) => {

@@ -105,7 +105,7 @@ pub struct Captured {
     pub tree: TreeId,
     /// Number of entries.
     pub entries: u64,
-    /// Entries that it does not hold, the first [`limits::WORKSPACE_MISSING`].
+    /// Entries that it does not hold, the first [`limits::WORKSPACE_MISSED_NAMES`].
     pub not_captured: Vec<NotCaptured>,
     /// Number of all such entries.
     pub not_captured_count: u64,
@@ -390,7 +390,7 @@ impl Tracker {
     }
 
     fn captured(&self, tree: TreeId, stats: CaptureStats) -> Captured {
-        let missing = self.index.missing.iter().take(limits::WORKSPACE_MISSING);
+        let missing = self.index.missing.iter().take(limits::WORKSPACE_MISSED_NAMES);
         let not_captured =
             missing.map(|((id, name), reason)| NotCaptured { path: self.index.path(*id, name), reason: *reason });
         Captured {
@@ -432,7 +432,7 @@ impl Tracker {
         self.settle_all();
         let entries = self.index.folders.values_mut().flat_map(|folder| folder.entries.values_mut());
         let unsure: Vec<_> = entries.filter(|known| !known.settled).collect();
-        if unsure.len() as u64 > limits::WORKSPACE_WORTH_SETTLING && self.grain <= LOCAL_GRAIN {
+        if unsure.len() as u64 > limits::WORKSPACE_SETTLE_ENTRIES && self.grain <= LOCAL_GRAIN {
             std::thread::sleep(self.grain);
             unsure.into_iter().for_each(|known| known.settled = true);
         }

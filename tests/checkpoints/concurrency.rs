@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use ryokan::core::checkpoint::{CheckpointType, Taking};
+use ryokan::core::checkpoint::{CheckpointRequest, CheckpointType};
 use ryokan::core::engine::EngineName;
 use ryokan::core::error::ErrorCode;
 use ryokan::core::exec::{ExecRequest, ExecStatus};
@@ -10,8 +10,8 @@ use ryokan::core::exec::{ExecRequest, ExecStatus};
 use super::log;
 use crate::support::{Host, kernel, out, users};
 
-fn named(name: &str) -> Taking {
-    Taking::by_us(CheckpointType::Manual, name)
+fn named(name: &str) -> CheckpointRequest {
+    CheckpointRequest::new(CheckpointType::Manual, name)
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn checkpoint_waits_for_stream() {
             let k = kernel(&client, "k", EngineName::Python).await;
             let code = "import time\nfor n in range(40):\n    print('line', n, flush=True); time.sleep(0.025)\nopen('done', 'w').write('yes'); x = 'done'";
             let running = k.run(&ExecRequest::code(code)).await.unwrap();
-            let impatient = Taking { wait: Duration::from_millis(100), ..named("impatient") };
+            let impatient = CheckpointRequest { wait: Duration::from_millis(100), ..named("impatient") };
             assert_eq!(k.checkpoint(&impatient).await.unwrap_err().code, ErrorCode::Deadline, "{user:?}");
             let (patient, first) = (named("patient"), named("first"));
             let (taken, result) = futures::join!(k.checkpoint(&patient), running.result());

@@ -1,6 +1,6 @@
 //! What a restore costs, counted in objects of the store and not in time; and what is damaged is found before anything is touched.
 
-use ryokan::core::checkpoint::{CheckpointType, Taking};
+use ryokan::core::checkpoint::{CheckpointRequest, CheckpointType};
 use ryokan::core::engine::EngineName;
 use ryokan::core::error::ErrorCode;
 use ryokan::rpc::client::{HostClient, KernelClient};
@@ -9,8 +9,8 @@ use serde_json::Value;
 use super::log;
 use crate::support::{Host, kernel, out, users};
 
-fn named(name: &str) -> Taking {
-    Taking::by_us(CheckpointType::Manual, name)
+fn named(name: &str) -> CheckpointRequest {
+    CheckpointRequest::new(CheckpointType::Manual, name)
 }
 
 /// Files that cannot be compressed: their bytes are in the store as they are.

@@ -1,6 +1,6 @@
 //! A Python kernel goes back in memory: what that brings, how long it can, and what is said when it cannot.
 
-use ryokan::core::checkpoint::{CheckpointType, Recalled, Restoration, Taking};
+use ryokan::core::checkpoint::{CheckpointRequest, CheckpointType, Restoration, RestoredFrom};
 use ryokan::core::engine::EngineName;
 use ryokan::core::exec::ExecStatus;
 use ryokan::rpc::client::KernelClient;
@@ -14,13 +14,13 @@ pub(super) async fn python(client: &ryokan::rpc::client::HostClient) -> KernelCl
 
 /// Takes a checkpoint; gives its id.
 pub(super) async fn take(k: &KernelClient, name: &str) -> String {
-    k.checkpoint(&Taking::by_us(CheckpointType::Manual, name)).await.expect("a checkpoint").id.to_string()
+    k.checkpoint(&CheckpointRequest::new(CheckpointType::Manual, name)).await.expect("a checkpoint").id.to_string()
 }
 
 /// Restores, and expects that to be from memory.
 pub(super) async fn recall(k: &KernelClient, name: &str) -> Restoration {
     let done = k.restore_checkpoint(name, 0).await.expect("restored");
-    assert_eq!(done.engine, Recalled::Memory, "{name}: {:?}", done.missed);
+    assert_eq!(done.engine, RestoredFrom::Memory, "{name}: {:?}", done.missed);
     done
 }
 
@@ -28,8 +28,8 @@ pub(super) async fn recall(k: &KernelClient, name: &str) -> Restoration {
 pub(super) async fn rebuilt(k: &KernelClient, name: &str) -> (String, Restoration) {
     let done = k.restore_checkpoint(name, 0).await.expect("restored");
     match done.engine.clone() {
-        Recalled::Saved { why_not_memory } => (why_not_memory, done),
-        Recalled::Memory => panic!("{name} came from memory"),
+        RestoredFrom::Saved { why_not_memory } => (why_not_memory, done),
+        RestoredFrom::Memory => panic!("{name} came from memory"),
     }
 }
 
@@ -131,7 +131,7 @@ fn memory_restore_of_older_checkpoint() {
         recall(&k, "two").await;
         for (expected, what) in [("6", "undone"), ("2", "forwards again"), ("7", "undone again")] {
             let done = k.undo(0).await.expect("undone");
-            assert_eq!(done.engine, Recalled::Memory, "{what}");
+            assert_eq!(done.engine, RestoredFrom::Memory, "{what}");
             assert_eq!(out(&k, "print(h())").await, expected, "{what}");
         }
     });
@@ -158,7 +158,7 @@ fn memory_copies_limited_per_worker() {
         assert!(keys(&done).contains(&"var/g"), "{:?}", done.missed);
         assert_eq!(out(&k, "print(x, 'g' in globals())").await, "four False");
         // An automatic one takes nobody's place.
-        k.checkpoint(&Taking::by_us(CheckpointType::Auto, "automatic")).await.expect("taken");
+        k.checkpoint(&CheckpointRequest::new(CheckpointType::Auto, "automatic")).await.expect("taken");
         assert!(rebuilt(&k, "automatic").await.0.contains("automatic"));
     });
 }
@@ -325,7 +325,7 @@ del states, stat";
         for round in 0..100 {
             assert_eq!(out(&k, "print(next(n))").await, "0", "{round}");
             let done = k.restore_checkpoint("one", 0).await.expect("restored");
-            assert_eq!(done.engine, Recalled::Memory, "{round}");
+            assert_eq!(done.engine, RestoredFrom::Memory, "{round}");
         }
         eventually("what ended is collected", async || out(&k, look).await == before).await;
         assert_eq!(inits(), descriptors);

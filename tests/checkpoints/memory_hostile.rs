@@ -1,7 +1,7 @@
 //! Copies that die, lie or will not wake; a daemon and an engine that die in between. Whatever they do, it is their own kernel that
 //! it happens to, and a restore ends in one of the two states.
 
-use ryokan::core::checkpoint::Recalled;
+use ryokan::core::checkpoint::RestoredFrom;
 use ryokan::rpc::client::{HostClient, run_local};
 use ryokan::sys::fault;
 
@@ -29,7 +29,7 @@ fn killed_memory_copy_falls_back() {
             assert!(done.missed.iter().any(|missed| missed.key == "var/g"), "{user:?}: {:?}", done.missed);
             assert_eq!(out(&k, "print(x, 'g' in globals())").await, "1 False", "{user:?}");
             let done = k.undo(0).await.expect("undone");
-            assert_eq!(done.engine, Recalled::Memory, "{user:?}");
+            assert_eq!(done.engine, RestoredFrom::Memory, "{user:?}");
             assert_eq!(out(&k, "print(x, next(g))").await, "2 a", "{user:?}");
         });
     }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use ryokan::core::checkpoint::{CheckpointType, Taking};
+use ryokan::core::checkpoint::{CheckpointRequest, CheckpointType};
 use ryokan::core::engine::EngineName;
 use ryokan::rpc::client::KernelClient;
 
@@ -196,7 +196,9 @@ impl Run<'_> {
             Op::Checkpoint => {
                 let now = self.checked_now(&what);
                 let name = format!("c{n}");
-                self.with(async |k| k.checkpoint(&Taking::by_us(CheckpointType::Manual, &name)).await.expect(&what));
+                self.with(async |k| {
+                    k.checkpoint(&CheckpointRequest::new(CheckpointType::Manual, &name)).await.expect(&what)
+                });
                 return self.checkpoints.push((name, now));
             }
             Op::Restore(at) => {

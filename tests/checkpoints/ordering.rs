@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ryokan::core::checkpoint::{CheckpointType, Taking};
+use ryokan::core::checkpoint::{CheckpointRequest, CheckpointType};
 use ryokan::core::engine::EngineName;
 use ryokan::core::error::ErrorCode;
 use ryokan::core::exec::{ExecRequest, ExecStatus};
@@ -10,8 +10,8 @@ use ryokan::core::exec::{ExecRequest, ExecStatus};
 use super::log;
 use crate::support::{Host, kernel, out, users};
 
-fn named(name: &str) -> Taking {
-    Taking::by_us(CheckpointType::Manual, name)
+fn named(name: &str) -> CheckpointRequest {
+    CheckpointRequest::new(CheckpointType::Manual, name)
 }
 
 #[test]
@@ -20,7 +20,7 @@ fn checkpoint_waits_until_deadline() {
     host.with(async |client| {
         let k = kernel(&client, "k", EngineName::Kaish).await;
         let running = k.run(&ExecRequest::code("sleep 30; x=late")).await.unwrap();
-        let short = Taking { wait: Duration::from_millis(200), ..named("short") };
+        let short = CheckpointRequest { wait: Duration::from_millis(200), ..named("short") };
         assert_eq!(k.checkpoint(&short).await.unwrap_err().code, ErrorCode::Deadline);
         // Nor does it come later.
         k.interrupt_execution(running.exec()).await.unwrap();
@@ -34,7 +34,7 @@ fn checkpoint_waits_until_deadline() {
         k.restore_checkpoint("waited", 0).await.unwrap();
         assert_eq!(out(&k, "echo $x").await, "done");
         let running = k.run(&ExecRequest::code("sleep 30")).await.unwrap();
-        k.checkpoint(&Taking { interrupt: true, ..named("at once") }).await.unwrap();
+        k.checkpoint(&CheckpointRequest { interrupt: true, ..named("at once") }).await.unwrap();
         assert_eq!(running.result().await.unwrap().end.status, ExecStatus::Interrupted);
     });
 }
@@ -46,7 +46,7 @@ fn stale_version_rejects_restore() {
         let k = kernel(&client, "k", EngineName::Kaish).await;
         k.checkpoint(&named("one")).await.unwrap();
         let version = k.info().await.unwrap().version;
-        let stale = Taking { expected_version: version - 1, ..named("two") };
+        let stale = CheckpointRequest { expected_version: version - 1, ..named("two") };
         assert_eq!(k.checkpoint(&stale).await.unwrap_err().code, ErrorCode::Conflict);
         assert_eq!(k.restore_checkpoint("one", version - 1).await.unwrap_err().code, ErrorCode::Conflict);
         assert_eq!(k.info().await.unwrap().version, version);

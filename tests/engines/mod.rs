@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use ryokan::core::checkpoint::{CheckpointType, Taking};
+use ryokan::core::checkpoint::{CheckpointRequest, CheckpointType};
 use ryokan::core::engine::EngineName;
 use ryokan::core::error::ErrorCode;
 use ryokan::core::exec::{ExecRequest, ExecStatus, OutputEvent};
@@ -151,7 +151,7 @@ fn engine_state_survives_restarts() {
         kill(Pid::from_raw(worker as i32), Signal::SIGKILL).expect("there");
         eventually("it is up again", || async { worker_of(host, &name) != worker }).await;
         is_whole(k, "after its worker was killed").await;
-        k.checkpoint(&Taking::by_us(CheckpointType::Manual, "here")).await.expect("taken");
+        k.checkpoint(&CheckpointRequest::new(CheckpointType::Manual, "here")).await.expect("taken");
         run(k, d.spoils).await;
         assert_ne!(out(k, d.show).await, "41", "{}", d.engine);
         k.restore_checkpoint("here", 0).await.expect("restored");

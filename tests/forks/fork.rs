@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use ryokan::core::checkpoint::{CheckpointType, Taking};
+use ryokan::core::checkpoint::{CheckpointRequest, CheckpointType};
 use ryokan::core::engine::EngineName;
 use ryokan::core::error::ErrorCode;
 use ryokan::core::exec::{ExecRequest, ExecStatus};
@@ -173,7 +173,7 @@ fn child_inherits_blobs_but_no_lease() {
         let k = kernel(&client, "k", EngineName::Kaish).await;
         let early = k.put_blob(b"early").await.unwrap();
         tokio::time::sleep(Duration::from_millis(20)).await;
-        k.checkpoint(&Taking::by_us(CheckpointType::Manual, "then")).await.unwrap();
+        k.checkpoint(&CheckpointRequest::new(CheckpointType::Manual, "then")).await.unwrap();
         tokio::time::sleep(Duration::from_millis(20)).await;
         let late = k.put_blob(b"late").await.unwrap();
         k.publish(Rights::ALL, "window").await.unwrap();
@@ -212,7 +212,7 @@ fn fork_key_is_idempotent() {
         let renamed = k.fork(&Forking { name: "d".into(), ..keyed.clone() }).await.unwrap();
         let refused = renamed.children[0].1.as_ref().err().map(|error| error.reason.as_str());
         assert_eq!(refused, Some("key_used"));
-        k.checkpoint(&Taking::by_us(CheckpointType::Manual, "another")).await.unwrap();
+        k.checkpoint(&CheckpointRequest::new(CheckpointType::Manual, "another")).await.unwrap();
         let elsewhere = k.fork(&Forking { from: "another".into(), ..keyed.clone() }).await.unwrap();
         let refused = elsewhere.children[0].1.as_ref().err().map(|error| error.reason.as_str());
         assert_eq!(refused, Some("key_used"), "from another checkpoint");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ryokan::core::checkpoint::{CheckpointType, Taking};
+use ryokan::core::checkpoint::{CheckpointRequest, CheckpointType};
 use ryokan::core::engine::EngineName;
 use ryokan::core::error::ErrorCode;
 use ryokan::core::exec::{ExecRequest, ExecStatus};
@@ -12,8 +12,8 @@ use ryokan::rpc::client::KernelClient;
 use super::{folders, show};
 use crate::support::{Host, User, eventually, kernel, out, users};
 
-fn named(name: &str) -> Taking {
-    Taking::by_us(CheckpointType::Manual, name)
+fn named(name: &str) -> CheckpointRequest {
+    CheckpointRequest::new(CheckpointType::Manual, name)
 }
 
 async fn thread(kernel: &KernelClient, name: &str, engine: Option<EngineName>) -> KernelClient {

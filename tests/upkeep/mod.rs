@@ -9,7 +9,7 @@ mod verifying;
 
 use std::path::{Path, PathBuf};
 
-use ryokan::core::checkpoint::{Checkpoint, CheckpointType, Taking};
+use ryokan::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType};
 use ryokan::core::upkeep::{GcItem, GcReport};
 use ryokan::rpc::client::{HostClient, KernelClient};
 use serde_json::Value;
@@ -24,8 +24,8 @@ fn host(user: User) -> Host {
     host
 }
 
-fn taking(kind: CheckpointType, name: &str) -> Taking {
-    Taking::by_us(kind, name)
+fn taking(kind: CheckpointType, name: &str) -> CheckpointRequest {
+    CheckpointRequest::new(kind, name)
 }
 
 async fn auto(kernel: &KernelClient, name: &str) -> Checkpoint {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ryokan::core::checkpoint::{CheckpointType, Taking};
+use ryokan::core::checkpoint::{CheckpointRequest, CheckpointType};
 use ryokan::core::engine::EngineName;
 use ryokan::core::error::ErrorCode;
 use ryokan::core::exec::ExecRequest;
@@ -99,7 +99,8 @@ fn abandoned_wait_leaves_queue() {
         eventually("it runs", async || k.info().await.expect("info").state == "busy").await;
         for round in 0..4 {
             // Given up by their own deadline, and by a client that drops the call.
-            let short = Taking { wait: Duration::from_millis(100), ..taking(CheckpointType::Manual, "short") };
+            let short =
+                CheckpointRequest { wait: Duration::from_millis(100), ..taking(CheckpointType::Manual, "short") };
             assert_eq!(k.checkpoint(&short).await.expect_err("it waits").code, ErrorCode::Deadline, "round {round}");
             let long = taking(CheckpointType::Manual, "dropped");
             let dropped = tokio::time::timeout(Duration::from_millis(100), k.checkpoint(&long)).await;

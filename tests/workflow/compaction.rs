@@ -1,6 +1,6 @@
 //! A summary in the place of messages: what the journal shows, and that nothing is lost.
 
-use ryokan::core::checkpoint::{Span, Taking};
+use ryokan::core::checkpoint::{CheckpointRequest, Span};
 use ryokan::core::engine::EngineName;
 use ryokan::core::error::ErrorCode;
 use ryokan::rpc::client::{JournalSeen, KernelClient};
@@ -18,9 +18,9 @@ async fn seen(k: &KernelClient, how: JournalSeen<'_>) -> Vec<(u64, String, Strin
     all
 }
 
-fn compacting(name: &str, summary: &str, spans: &[(u64, u64)]) -> Taking {
+fn compacting(name: &str, summary: &str, spans: &[(u64, u64)]) -> CheckpointRequest {
     let compact = spans.iter().map(|(first, last)| Span { first: *first, last: *last }).collect();
-    Taking { summary: summary.into(), compact, ..named(name) }
+    CheckpointRequest { summary: summary.into(), compact, ..named(name) }
 }
 
 #[test]

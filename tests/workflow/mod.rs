@@ -6,13 +6,13 @@ mod records;
 mod restore_guarantees;
 mod unified_diff;
 
-use ryokan::core::checkpoint::{Checkpoint, CheckpointType, Taking};
+use ryokan::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType};
 use ryokan::core::workflow::{Artifact, Decision, DecisionState};
 use ryokan::rpc::client::KernelClient;
 
 /// A checkpoint that somebody asks for.
-fn named(name: &str) -> Taking {
-    Taking::by_us(CheckpointType::Manual, name)
+fn named(name: &str) -> CheckpointRequest {
+    CheckpointRequest::new(CheckpointType::Manual, name)
 }
 
 async fn decisions(kernel: &KernelClient) -> Vec<Decision> {

@@ -28,7 +28,7 @@ fn workflow_checkpoints() {
         assert_eq!((decision.state, before.kind), (Locked, Auto));
         let handed = k.hand_over("reviewer", "please look", 0).await.unwrap();
         assert_eq!((handed.kind, handed.agent.as_str()), (Auto, "reviewer"));
-        k.checkpoint(&ryokan::core::checkpoint::Taking::by_us(Conflict, "two opinions")).await.unwrap();
+        k.checkpoint(&ryokan::core::checkpoint::CheckpointRequest::new(Conflict, "two opinions")).await.unwrap();
         let kinds: Vec<CheckpointType> = checkpoints(&k).await.into_iter().map(|one| one.kind).collect();
         assert_eq!(kinds, [Conflict, Auto, Auto, Auto]);
         // The one before a decision holds it open; the one of a step holds that completed.

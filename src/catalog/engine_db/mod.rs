@@ -20,8 +20,8 @@ use super::row::{bytes, unsigned};
 use super::sqlite::{Db, Kind, Result};
 use crate::core::durability::Durability;
 use crate::core::ids::Digest;
-use crate::core::info::MissedEntry;
 use crate::core::limits;
+use crate::core::missed::MissedEntry;
 
 /// A state entry.
 #[derive(Debug, Clone, PartialEq, Eq)]

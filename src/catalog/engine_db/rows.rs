@@ -8,8 +8,8 @@ use super::{Entry, EntryHead, JobRecord};
 use crate::catalog::row::{bytes, signed, unsigned};
 use crate::catalog::sqlite::{Db, Result};
 use crate::core::ids::Digest;
-use crate::core::info::MissedEntry;
 use crate::core::limits;
+use crate::core::missed::MissedEntry;
 
 /// An entry to write, and what it replaces.
 pub(super) struct Due<'a> {

@@ -138,7 +138,7 @@ pub(super) fn rehearse(db: &Db) -> Result<()> {
 }
 
 pub(super) fn find_key(db: &Db, key: &str, now_ms: i64) -> Result<Option<ExecId>> {
-    let life_ms = i64::try_from(limits::KEY_LIFE.as_millis()).unwrap_or(i64::MAX);
+    let life_ms = i64::try_from(limits::KEY_LIFETIME.as_millis()).unwrap_or(i64::MAX);
     db.sql("find execution by key", |c| {
         c.prepare_cached("SELECT id FROM executions WHERE key = ? AND started_at_ms > ? ORDER BY id DESC LIMIT 1")?
             .query_row(params![key, now_ms.saturating_sub(life_ms)], |row| unsigned(row, 0).map(ExecId))

@@ -61,5 +61,5 @@ pub(super) fn remember(db: &Db, key: &str, kind: Kind, name: &str, number: u64, 
 }
 
 fn oldest(now_ms: i64) -> i64 {
-    now_ms.saturating_sub(i64::try_from(limits::KEY_LIFE.as_millis()).unwrap_or(i64::MAX))
+    now_ms.saturating_sub(i64::try_from(limits::KEY_LIFETIME.as_millis()).unwrap_or(i64::MAX))
 }

@@ -7,7 +7,7 @@ use super::workflow::{add_version, decision_heads, newest_artifacts, put_step, s
 use crate::catalog::row::signed;
 use crate::catalog::sqlite::{Db, Result};
 use crate::core::ids::CheckpointId;
-use crate::core::workflow::{Artifact, Decision, DecisionState, Options, WorkflowPart, going_back};
+use crate::core::workflow::{Artifact, Decision, DecisionState, Options, WorkflowPart, restore_effects};
 
 /// Writes the workflow records of a kernel created from a checkpoint, within its first transaction. Artifacts start at
 /// the checkpoint's version.
@@ -69,12 +69,12 @@ pub(super) fn restore(
         part.workflow.steps.iter().try_for_each(|step| put_step(db, step))?;
         set_agent(db, &part.workflow.agent)?;
     }
-    let decisions = going_back::decisions(part, &decision_heads(db)?, target, options);
+    let decisions = restore_effects::decisions(part, &decision_heads(db)?, target, options);
     for (id, state) in &decisions {
         set_decision(db, *id, *state, (actor, at_ms), Some(safety))?;
     }
     let newest = newest_artifacts(db)?;
-    let artifacts = going_back::artifacts(part, &newest, target, options);
+    let artifacts = restore_effects::artifacts(part, &newest, target, options);
     for (name, wanted) in &artifacts {
         let Some(newest) = newest.iter().find(|one| one.name == *name) else { continue };
         let then = part.artifacts.iter().find(|then| wanted.is_some() && then.name == *name);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::time::{ago, now_ms};
 use super::{first_line, plain};
 use crate::cli::paint::Paint;
-use crate::core::checkpoint::{Checkpoint, CheckpointType, Recalled, Restoration};
+use crate::core::checkpoint::{Checkpoint, CheckpointType, Restoration, RestoredFrom};
 use crate::core::diff::{Area, Deed, Difference};
 use crate::core::ids::CheckpointId;
 use crate::core::origin::ForkPoint;
@@ -134,9 +134,9 @@ pub fn restoration(name: &str, done: &Restoration, paint: Paint) -> String {
         changed => format!("\nits files were changed in {changed} places (a folder that came or went is one)"),
     });
     text.push_str(&match &done.engine {
-        Recalled::Memory => "\nits interpreter is the one of then, from memory".to_owned(),
-        Recalled::Saved { why_not_memory } if why_not_memory.is_empty() => String::new(),
-        Recalled::Saved { why_not_memory } => {
+        RestoredFrom::Memory => "\nits interpreter is the one of then, from memory".to_owned(),
+        RestoredFrom::Saved { why_not_memory } if why_not_memory.is_empty() => String::new(),
+        RestoredFrom::Saved { why_not_memory } => {
             format!("\nits interpreter was built from its saved state: {}", first_line(why_not_memory, REASON))
         }
     });
@@ -215,7 +215,7 @@ pub fn difference_counts(counts: &BTreeMap<(Area, Deed), u64>) -> String {
 mod tests {
     use super::*;
     use crate::core::ids::Digest;
-    use crate::core::info::MissedEntry;
+    use crate::core::missed::MissedEntry;
 
     fn one(id: u8, parent: Option<u8>) -> (Checkpoint, bool) {
         let id_of = |id: u8| CheckpointId::from_bytes([id; 16]);
@@ -267,7 +267,7 @@ mod tests {
             version: 1,
             missed: (0..NAMED + 2).map(missed).collect(),
             files_changed: 3,
-            engine: Recalled::Memory,
+            engine: RestoredFrom::Memory,
             decisions_changed: 0,
             artifacts_changed: 0,
         };

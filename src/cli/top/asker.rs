@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 
 use super::model::{Action, Deed, Input, Inspection, Look, Question};
 use crate::cli::context::CLIENT;
-use crate::core::checkpoint::{CheckpointType, Taking};
+use crate::core::checkpoint::{CheckpointRequest, CheckpointType};
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::ids::{ExecId, KernelId};
 use crate::core::info::{HostInfo, JournalEntry, KernelFilter};
@@ -207,8 +207,8 @@ async fn perform(host: &HostClient, id: KernelId, deed: &Deed) -> Result<String>
             })
         }
         Deed::Checkpoint(name) => {
-            let taking = Taking::by_us(CheckpointType::Manual, name);
-            let checkpoint = kernel.checkpoint(&taking).await?;
+            let request = CheckpointRequest::new(CheckpointType::Manual, name);
+            let checkpoint = kernel.checkpoint(&request).await?;
             Ok(format!("checkpoint {} {}", checkpoint.short_id(), checkpoint.name).trim_end().to_owned())
         }
         Deed::Interrupt => interrupt(&kernel, info.version).await,

@@ -7,8 +7,9 @@ use serde::{Deserialize, Serialize};
 use crate::core::audit::AuditHead;
 use crate::core::engine::EngineName;
 use crate::core::ids::{CheckpointId, Digest, Epoch, HostId, KernelId};
-use crate::core::info::{GivenMount, McpTransport, MissedEntry};
+use crate::core::info::{GivenMount, McpTransport};
 use crate::core::limits;
+use crate::core::missed::MissedEntry;
 use crate::core::spec::KernelSpec;
 use crate::core::workflow::{PART_FORMAT, WorkflowPart};
 

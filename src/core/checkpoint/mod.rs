@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use super::error::{Error, Result};
 use super::ids::{CheckpointId, Digest};
-use super::info::MissedEntry;
 use super::limits;
+use super::missed::MissedEntry;
 
 pub use manifest::{FORMAT, Manifest, ManifestError, McpPart, Names, StatePart, StateParts, ToolPart, WorkspacePart};
 pub use reference::{Named, RefError, Reference};
@@ -115,9 +115,9 @@ impl Checkpoint {
     }
 }
 
-/// What checkpoint is wanted.
+/// A request for a checkpoint.
 #[derive(Debug, Clone)]
-pub struct Taking {
+pub struct CheckpointRequest {
     /// Its name; empty: none.
     pub name: String,
     /// More words about it.
@@ -138,10 +138,10 @@ pub struct Taking {
     pub compact: Vec<Span>,
 }
 
-impl Taking {
-    /// A checkpoint by ryokan itself.
-    pub fn by_us(kind: CheckpointType, name: &str) -> Taking {
-        Taking {
+impl CheckpointRequest {
+    /// A request with defaults: it waits for running code, without a description.
+    pub fn new(kind: CheckpointType, name: &str) -> CheckpointRequest {
+        CheckpointRequest {
             name: name.to_owned(),
             description: String::new(),
             kind,
@@ -211,7 +211,7 @@ pub struct Restoration {
     pub files_changed: u64,
     /// From what the engine was brought back.
     #[serde(flatten)]
-    pub engine: Recalled,
+    pub engine: RestoredFrom,
     /// Decisions that were marked superseded, or that mark taken back.
     pub decisions_changed: u32,
     /// Artifacts that have one more version.
@@ -221,7 +221,7 @@ pub struct Restoration {
 /// From what a restore brought the engine back.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "engine_from", rename_all = "lowercase")]
-pub enum Recalled {
+pub enum RestoredFrom {
     /// From a copy of its process that stood still since the checkpoint: everything that it held is there.
     Memory,
     /// From its saved state.

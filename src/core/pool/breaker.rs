@@ -98,7 +98,7 @@ impl Breaker {
 
     fn count(&mut self, before: u32, reason: &str, now_ms: u64) {
         let reason = reason[..reason.floor_char_boundary(limits::POOL_REASON_BYTES)].to_owned();
-        let doubt_ms = limits::POOL_DOUBT.as_millis() as u64;
+        let doubt_ms = limits::POOL_FAILURE_WINDOW.as_millis() as u64;
         match &mut self.state {
             // It was begun before the breaker opened, together with those that opened it.
             State::Open { until_ms, reason: last } if now_ms < *until_ms => *last = reason,

@@ -86,7 +86,7 @@ pub enum RulesError {
     /// Every slot would be worn before its first execution.
     #[error("max_exec_count is at least 1")]
     MaxExecCount,
-    /// A time shorter than [`limits::POOL_TIME_LEAST`].
+    /// A time shorter than [`limits::POOL_TIME_MIN`].
     #[error("{rule} is at least a second")]
     Short {
         /// The rule's name in the configuration.
@@ -115,7 +115,7 @@ impl Rules {
             ("max_uptime", self.max_uptime_ms),
             ("maintenance_interval", self.maintenance_interval_ms),
         ];
-        let least_ms = limits::POOL_TIME_LEAST.as_millis() as u64;
+        let least_ms = limits::POOL_TIME_MIN.as_millis() as u64;
         let short = times.into_iter().filter(|(_, ms)| *ms < least_ms);
         broken.extend(short.map(|(rule, _)| RulesError::Short { rule }));
         broken
@@ -250,10 +250,10 @@ impl Counters {
     }
 }
 
-/// Which of as many pools as may be goes for another: the one that nobody came to for longest, if that is [`limits::POOL_STAYS`]. Of each, when
+/// Which of as many pools as may be goes for another: the one that nobody came to for longest, if that is [`limits::POOL_EVICTION_AGE`]. Of each, when
 /// somebody came last; `None`: it stays whatever happens. Without such a pause pools in turn would end each other's slots before anybody comes.
 pub fn gives_way(came_ms: impl IntoIterator<Item = Option<u64>>, now_ms: u64) -> Option<usize> {
-    let latest = now_ms.checked_sub(limits::POOL_STAYS.as_millis() as u64)?;
+    let latest = now_ms.checked_sub(limits::POOL_EVICTION_AGE.as_millis() as u64)?;
     let went = came_ms.into_iter().enumerate().filter_map(|(at, came)| Some((came?, at)));
     went.filter(|(came, _)| *came <= latest).min().map(|(_, at)| at)
 }
@@ -287,11 +287,11 @@ impl Stats {
 }
 
 #[cfg(test)]
-mod mistakes;
+mod exhaustive;
+#[cfg(test)]
+mod regressions;
 #[cfg(test)]
 mod simulation;
-#[cfg(test)]
-mod small_world;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]

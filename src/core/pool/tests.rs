@@ -381,7 +381,7 @@ fn pool_counters_saturate() {
 
 #[test]
 fn recent_pool_is_not_evicted() {
-    let stays_ms = crate::core::limits::POOL_STAYS.as_millis() as u64;
+    let stays_ms = crate::core::limits::POOL_EVICTION_AGE.as_millis() as u64;
     let now_ms = NOW_MS + stays_ms;
     for (came, goes) in [
         (&[][..], None),

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Panics unless the plan keeps to all rules. `small_world` has a test for each, with its name.
+/// Panics unless the plan keeps to all rules. `exhaustive` has a test for each, with its name.
 pub(super) fn check(view: &View<'_>, now_ms: u64, plan: &Plan) {
     only_idle_or_stuck_slots_are_destroyed(view, now_ms, plan);
     never_below_min_idle_by_recycling(view, now_ms, plan);

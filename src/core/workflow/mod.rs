@@ -2,14 +2,14 @@
 //!
 //! ```text
 //! change ─▶ one entry of the journal and one row; the completed step, the locked decision, the hand-over: a checkpoint too
-//! restore ─▶ steps and agent as they were (part); decisions and artifacts only if asked (going_back)
+//! restore ─▶ steps and agent as they were (part); decisions and artifacts only if asked (restore_effects)
 //! ```
 //! Pure: what is asked for ([`Change`]), what is recorded, and what a checkpoint holds of it ([`WorkflowPart`]).
 
 mod change;
 mod decision;
-pub mod going_back;
 mod part;
+pub mod restore_effects;
 mod step;
 
 use serde::{Deserialize, Serialize};

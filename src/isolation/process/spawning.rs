@@ -122,7 +122,7 @@ impl Spawner {
         let given = [stdin_inside.as_fd(), stdout_inside.as_fd(), stderr].map(|fd| fd.as_raw_fd());
         send_with_fds(&self.socket, ONE, &given)?;
         drop(inside);
-        let answered = tokio::time::timeout(limits::SPAWN, self.answer()).await;
+        let answered = tokio::time::timeout(limits::WORKER_SPAWN, self.answer()).await;
         let answer = answered.map_err(|_| std::io::Error::other("it does not answer"))??;
         let spawner = self.child.id().unwrap_or(0);
         Ok(answer.map(|(pid, process)| Spawned { process: WorkerProcess::of(pid, process), stdin, stdout, spawner }))

@@ -28,7 +28,7 @@ pub enum ExecChannelCall {
 }
 
 /// Limit of an end without its output, bytes.
-const END_BYTES: usize = limits::EXEC_CHANNEL_BYTES - limits::OUTPUT_GATHERED_BYTES as usize - (4 << 10);
+const END_BYTES: usize = limits::EXEC_CHANNEL_BYTES - limits::OUTPUT_BATCH_BYTES as usize - (4 << 10);
 
 /// Init's end of the execution channel.
 #[derive(Debug)]
@@ -60,7 +60,7 @@ impl ExecChannelService {
     }
 
     /// Whether an end fits in a packet, with up to
-    /// [`OUTPUT_GATHERED_BYTES`](limits::OUTPUT_GATHERED_BYTES) of output.
+    /// [`OUTPUT_GATHERED_BYTES`](limits::OUTPUT_BATCH_BYTES) of output.
     pub fn fits(err: &str, frame_json: &[u8]) -> bool {
         err.len() + frame_json.len() <= END_BYTES
     }

@@ -6,8 +6,8 @@ use std::rc::Rc;
 use crate::core::error::{Error, Result};
 use crate::core::exec::{ExecEnd, OutputEvent, Stream};
 use crate::core::ids::ExecId;
-use crate::core::info::MissedEntry;
 use crate::core::kernel::CrashCause;
+use crate::core::missed::MissedEntry;
 use crate::core::value::Value;
 use crate::link::types::{Job, WorkerListener};
 

@@ -3,7 +3,7 @@
 use super::connection::{answer, fields};
 use super::feed::feed;
 use super::kernel::KernelClient;
-use crate::core::checkpoint::{Checkpoint, Restoration, Taking};
+use crate::core::checkpoint::{Checkpoint, CheckpointRequest, Restoration};
 use crate::core::diff::{Difference, Patch};
 use crate::core::error::Result;
 use crate::core::retention::Retention;
@@ -16,9 +16,9 @@ impl KernelClient {
     ///
     /// # Errors
     /// `deadline` if the kernel did not come to rest, and the daemon's.
-    pub async fn checkpoint(&self, taking: &Taking) -> Result<Checkpoint> {
+    pub async fn checkpoint(&self, wanted: &CheckpointRequest) -> Result<Checkpoint> {
         let mut call = self.cap.checkpoint_request();
-        write_request(call.get().init_request(), taking);
+        write_request(call.get().init_request(), wanted);
         let response = self.link.wait(call.send().promise).await?;
         answer(read_checkpoint(fields(fields(response.get())?.get_checkpoint())?)).map(|(checkpoint, _)| checkpoint)
     }

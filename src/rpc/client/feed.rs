@@ -43,7 +43,7 @@ pub(super) struct Feed<T> {
 
 /// A queue and its two ends.
 pub(super) fn feed<T>() -> (Inlet<T>, Feed<T>) {
-    let (put, take) = mpsc::channel(limits::EVENTS_BEHIND);
+    let (put, take) = mpsc::channel(limits::EVENT_LAG);
     (Inlet { queue: put }, Feed { queue: take })
 }
 

@@ -4,7 +4,8 @@ use super::kernel::KernelClient;
 use crate::core::error::Result;
 use crate::core::exec::{ExecRequest, ExecResult};
 use crate::core::ids::{Digest, ExecId};
-use crate::core::info::{MissedEntry, MountInfo, ToolInfo, VarInfo};
+use crate::core::info::{MountInfo, ToolInfo, VarInfo};
+use crate::core::missed::MissedEntry;
 use crate::core::value::Value;
 use crate::session::{OutputSink, Session, StateSnapshot};
 

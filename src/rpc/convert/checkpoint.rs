@@ -6,7 +6,7 @@ use capnp::struct_list;
 
 use super::listing::{read_missed, write_missed};
 use super::text::{bounded, count, malformed, read_data, read_text, read_text_list, unknown, write_text_list};
-use crate::core::checkpoint::{Checkpoint, CheckpointType, Recalled, Restoration, Span, Taking};
+use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType, Restoration, RestoredFrom, Span};
 use crate::core::diff::{Area, Deed, Difference, Patch};
 use crate::core::error::{Error, Result};
 use crate::core::ids::CheckpointId;
@@ -23,7 +23,7 @@ const WHATS: usize = 16;
 ///
 /// # Errors
 /// `invalidArgument`; `unsupported` for another kind of snapshot.
-pub fn read_request(reader: wire::checkpoint_request::Reader<'_>) -> Result<Taking> {
+pub fn read_request(reader: wire::checkpoint_request::Reader<'_>) -> Result<CheckpointRequest> {
     let kind = read_text(reader.get_kind(), "kind of a snapshot")?;
     if !KINDS.contains(&kind.as_str()) {
         return Err(Error::unsupported(format!("this build takes no snapshots of kind {kind:?}"))
@@ -34,7 +34,7 @@ pub fn read_request(reader: wire::checkpoint_request::Reader<'_>) -> Result<Taki
         0 => limits::CHECKPOINT_WAIT,
         ms => Duration::from_millis(ms),
     };
-    Ok(Taking {
+    Ok(CheckpointRequest {
         name: read_text(reader.get_name(), "name of a checkpoint")?,
         description: read_text(reader.get_description(), "description of a checkpoint")?,
         kind: type_from_wire(reader.get_type().map_err(|n| unknown("type of a checkpoint", n))?),
@@ -54,17 +54,17 @@ fn read_spans(reader: capnp::Result<struct_list::Reader<'_, wire::span::Owned>>)
 }
 
 /// Writes a request.
-pub fn write_request(mut builder: wire::checkpoint_request::Builder<'_>, taking: &Taking) {
-    builder.set_name(taking.name.as_str());
-    builder.set_description(taking.description.as_str());
-    builder.set_type(type_to_wire(taking.kind));
-    builder.set_pinned(taking.pinned);
-    builder.set_interrupt(taking.interrupt);
-    builder.set_wait_ms(u64::try_from(taking.wait.as_millis()).unwrap_or(u64::MAX).max(1));
-    builder.set_expected_version(taking.expected_version);
-    builder.set_summary(taking.summary.as_str());
-    let mut spans = builder.reborrow().init_compact(count(taking.compact.len()));
-    for (i, span) in taking.compact.iter().enumerate() {
+pub fn write_request(mut builder: wire::checkpoint_request::Builder<'_>, request: &CheckpointRequest) {
+    builder.set_name(request.name.as_str());
+    builder.set_description(request.description.as_str());
+    builder.set_type(type_to_wire(request.kind));
+    builder.set_pinned(request.pinned);
+    builder.set_interrupt(request.interrupt);
+    builder.set_wait_ms(u64::try_from(request.wait.as_millis()).unwrap_or(u64::MAX).max(1));
+    builder.set_expected_version(request.expected_version);
+    builder.set_summary(request.summary.as_str());
+    let mut spans = builder.reborrow().init_compact(count(request.compact.len()));
+    for (i, span) in request.compact.iter().enumerate() {
         let mut one = spans.reborrow().get(count(i));
         one.set_first(span.first);
         one.set_last(span.last);
@@ -141,8 +141,10 @@ pub fn read_restoration(reader: wire::restoration::Reader<'_>) -> Result<Restora
         missed: read_missed(reader.get_missed())?,
         files_changed: reader.get_files_changed(),
         engine: match reader.get_from_memory() {
-            true => Recalled::Memory,
-            false => Recalled::Saved { why_not_memory: read_text(reader.get_why_not_memory(), "why not from memory")? },
+            true => RestoredFrom::Memory,
+            false => {
+                RestoredFrom::Saved { why_not_memory: read_text(reader.get_why_not_memory(), "why not from memory")? }
+            }
         },
         decisions_changed: reader.get_decisions_changed(),
         artifacts_changed: reader.get_artifacts_changed(),
@@ -157,8 +159,8 @@ pub fn write_restoration(mut builder: wire::restoration::Builder<'_>, done: &Res
     write_missed(builder.reborrow().init_missed(count(done.missed.len())), &done.missed);
     builder.set_files_changed(done.files_changed);
     match &done.engine {
-        Recalled::Memory => builder.set_from_memory(true),
-        Recalled::Saved { why_not_memory } => builder.set_why_not_memory(why_not_memory.as_str()),
+        RestoredFrom::Memory => builder.set_from_memory(true),
+        RestoredFrom::Saved { why_not_memory } => builder.set_why_not_memory(why_not_memory.as_str()),
     }
     builder.set_decisions_changed(done.decisions_changed);
     builder.set_artifacts_changed(done.artifacts_changed);

@@ -4,8 +4,9 @@ use capnp::struct_list;
 
 use super::text::{bounded, count, malformed, read_name, read_text};
 use crate::core::error::Result;
-use crate::core::info::{Job, MissedEntry, MountInfo, ToolInfo, VarInfo};
+use crate::core::info::{Job, MountInfo, ToolInfo, VarInfo};
 use crate::core::limits;
+use crate::core::missed::MissedEntry;
 use crate::rpc::schema::ryokan_capnp as wire;
 
 macro_rules! list {

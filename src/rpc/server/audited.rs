@@ -42,7 +42,7 @@ impl KernelServer {
         self.kernel.mount(self.change(params.get_expected_version()), mount).await.map_err(to_capnp)
     }
 
-    pub(super) async fn take_mount_away(&self, params: kernel::UnmountParams) -> capnp::Result<()> {
+    pub(super) async fn remove_mount(&self, params: kernel::UnmountParams) -> capnp::Result<()> {
         let params = params.get()?;
         let path = read_name(params.get_path(), "path").map_err(to_capnp)?;
         self.kernel.unmount(self.change(params.get_expected_version()), path).await.map_err(to_capnp)
@@ -55,7 +55,7 @@ impl KernelServer {
         self.kernel.register_mcp(self.change(params.get_expected_version()), name, transport).await.map_err(to_capnp)
     }
 
-    pub(super) async fn take_mcp_away(&self, params: kernel::UnregisterMcpParams) -> capnp::Result<()> {
+    pub(super) async fn remove_mcp(&self, params: kernel::UnregisterMcpParams) -> capnp::Result<()> {
         let params = params.get()?;
         let name = read_name(params.get_name(), "name").map_err(to_capnp)?;
         self.kernel.unregister_mcp(self.change(params.get_expected_version()), name).await.map_err(to_capnp)

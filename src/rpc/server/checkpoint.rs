@@ -26,11 +26,11 @@ impl KernelServer {
         params: kernel::CheckpointParams,
         mut results: kernel::CheckpointResults,
     ) -> capnp::Result<()> {
-        let taking = read_request(params.get()?.get_request()?).map_err(to_capnp)?;
-        if taking.kind == CheckpointType::System {
+        let request = read_request(params.get()?.get_request()?).map_err(to_capnp)?;
+        if request.kind == CheckpointType::System {
             return Err(to_capnp(Error::invalid("checkpoints of type system are ryokan's own")));
         }
-        let taken = checkpoint::take(self.host(), &self.kernel, taking, self.actor.clone()).await;
+        let taken = checkpoint::take(self.host(), &self.kernel, request, self.actor.clone()).await;
         write_checkpoint(results.get().init_checkpoint(), &taken.map_err(to_capnp)?, true);
         Ok(())
     }
@@ -52,7 +52,7 @@ impl KernelServer {
         Ok(())
     }
 
-    pub(super) async fn find_one(&self, reference: &str) -> Result<(Checkpoint, bool)> {
+    pub(super) async fn resolve_checkpoint(&self, reference: &str) -> Result<(Checkpoint, bool)> {
         let found = checkpoint::find(&self.kernel, reference).await?;
         let head = self.kernel.records.head().await?.checkpoint;
         Ok((found.clone(), head == Some(found.id)))
@@ -76,7 +76,7 @@ impl KernelServer {
         Ok(())
     }
 
-    pub(super) async fn tell_differences(&self, params: kernel::DiffParams) -> capnp::Result<()> {
+    pub(super) async fn stream_diff(&self, params: kernel::DiffParams) -> capnp::Result<()> {
         let params = params.get()?;
         let from = read_text(params.get_from(), "from").map_err(to_capnp)?;
         let to = read_text(params.get_to(), "to").map_err(to_capnp)?;
@@ -97,7 +97,7 @@ impl KernelServer {
         }
     }
 
-    pub(super) async fn tell_text(&self, params: kernel::DiffTextParams) -> capnp::Result<()> {
+    pub(super) async fn stream_text_diff(&self, params: kernel::DiffTextParams) -> capnp::Result<()> {
         let params = params.get()?;
         let from = read_text(params.get_from(), "from").map_err(to_capnp)?;
         let to = read_text(params.get_to(), "to").map_err(to_capnp)?;
@@ -142,7 +142,7 @@ impl KernelServer {
         pinned.await.map_err(to_capnp)
     }
 
-    pub(super) async fn remove_one(
+    pub(super) async fn remove_checkpoint(
         &self,
         params: kernel::RemoveCheckpointParams,
         mut results: kernel::RemoveCheckpointResults,
@@ -155,7 +155,7 @@ impl KernelServer {
         Ok(())
     }
 
-    pub(super) async fn retain(
+    pub(super) async fn set_retention(
         &self,
         params: kernel::SetRetentionParams,
         mut results: kernel::SetRetentionResults,
@@ -168,7 +168,7 @@ impl KernelServer {
         Ok(())
     }
 
-    pub(super) async fn put_away(
+    pub(super) async fn archive(
         &self,
         params: kernel::ArchiveParams,
         mut results: kernel::ArchiveResults,
@@ -181,7 +181,7 @@ impl KernelServer {
         Ok(())
     }
 
-    pub(super) async fn take_out(
+    pub(super) async fn unarchive(
         &self,
         params: kernel::UnarchiveParams,
         mut results: kernel::UnarchiveResults,

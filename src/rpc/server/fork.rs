@@ -11,7 +11,7 @@ use crate::supervisor::registry::fork;
 use crate::supervisor::registry::share::{self, Threading};
 
 impl KernelServer {
-    pub(super) async fn fork_off(
+    pub(super) async fn create_forks(
         &self,
         params: kernel::ForkParams,
         mut results: kernel::ForkResults,
@@ -42,7 +42,7 @@ impl KernelServer {
         Ok(())
     }
 
-    pub(super) async fn make_thread(
+    pub(super) async fn create_thread(
         &self,
         params: kernel::ThreadParams,
         mut results: kernel::ThreadResults,

@@ -137,7 +137,7 @@ impl host::Server for HostServer {
         kernels.retain(|kernel| filter.admits(&kernel.spec.name, &kernel.spec.labels, kernel.view().state.name()));
         // Live workers are asked what they use, several at once, for one of them may be slow to answer.
         let infos = kernels.into_iter().map(|kernel| async move { kernel.info().await });
-        let mut infos = futures::stream::iter(infos).buffered(limits::WORKERS_ASKED);
+        let mut infos = futures::stream::iter(infos).buffered(limits::USAGE_QUERIES);
         while let Some(info) = infos.next().await {
             let mut request = sink.next_request();
             write_kernel_info(request.get().init_info(), &info, Rights::ALL).map_err(to_capnp)?;
@@ -219,7 +219,7 @@ impl host::Server for HostServer {
     }
 
     async fn pools(self: Rc<Self>, _params: host::PoolsParams, results: host::PoolsResults) -> capnp::Result<()> {
-        self.tell_pools(results)
+        self.list_pools(results)
     }
 
     async fn ping(self: Rc<Self>, _params: host::PingParams, mut results: host::PingResults) -> capnp::Result<()> {
@@ -239,7 +239,7 @@ impl host::Server for HostServer {
     }
 
     async fn audit(self: Rc<Self>, params: host::AuditParams, _results: host::AuditResults) -> capnp::Result<()> {
-        self.tell_audit(params).await
+        self.stream_audit(params).await
     }
 
     async fn verify_audit(
@@ -247,6 +247,6 @@ impl host::Server for HostServer {
         params: host::VerifyAuditParams,
         results: host::VerifyAuditResults,
     ) -> capnp::Result<()> {
-        self.prove_audit(params, results).await
+        self.verify_audit_log(params, results).await
     }
 }

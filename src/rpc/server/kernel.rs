@@ -64,7 +64,7 @@ macro_rules! forward {
     ($($right:ident $method:ident($p:ident: $Params:ident, $r:ident: $Results:ident) = $done_by:ident($($given:ident),*);)*) => {$(
         async fn $method(self: Rc<Self>, $p: kernel::$Params, $r: kernel::$Results) -> capnp::Result<()> {
             self.may(Right::$right)?;
-            self.$done_by($($given),*).await
+            KernelServer::$done_by(&self, $($given),*).await
         }
     )*};
 }
@@ -73,22 +73,22 @@ macro_rules! forward {
 macro_rules! audited {
     ($($deed:literal: $right:ident $method:ident($p:ident: $Params:ident, $r:ident: $Results:ident) = $done_by:ident($($given:ident),*);)*) => {$(
         async fn $method(self: Rc<Self>, $p: kernel::$Params, $r: kernel::$Results) -> capnp::Result<()> {
-            self.audited($deed, Right::$right, self.$done_by($($given),*)).await
+            self.audited($deed, Right::$right, KernelServer::$done_by(&self, $($given),*)).await
         }
     )*};
 }
 
 impl kernel::Server for KernelServer {
     forward! {
-        Read diff(params: DiffParams, _results: DiffResults) = tell_differences(params);
-        Read diff_text(params: DiffTextParams, _results: DiffTextResults) = tell_text(params);
-        Read journal(params: JournalParams, _results: JournalResults) = tell_journal(params);
+        Read diff(params: DiffParams, _results: DiffResults) = stream_diff(params);
+        Read diff_text(params: DiffTextParams, _results: DiffTextResults) = stream_text_diff(params);
+        Read journal(params: JournalParams, _results: JournalResults) = stream_journal(params);
         Write message(params: MessageParams, results: MessageResults) = add_message(params, results);
-        Read complete(params: CompleteParams, results: CompleteResults) = completions(params, results);
+        Read complete(params: CompleteParams, results: CompleteResults) = complete_code(params, results);
         Read check(params: CheckParams, results: CheckResults) = check_code(params, results);
-        Read workflow(_params: WorkflowParams, results: WorkflowResults) = tell_workflow(results);
-        Read decisions(params: DecisionsParams, _results: DecisionsResults) = tell_decisions(params);
-        Read artifacts(params: ArtifactsParams, _results: ArtifactsResults) = tell_artifacts(params);
+        Read workflow(_params: WorkflowParams, results: WorkflowResults) = read_workflow(results);
+        Read decisions(params: DecisionsParams, _results: DecisionsResults) = stream_decisions(params);
+        Read artifacts(params: ArtifactsParams, _results: ArtifactsResults) = stream_artifacts(params);
         Read artifact(params: ArtifactParams, results: ArtifactResults) = open_artifact(params, results);
     }
 
@@ -96,23 +96,23 @@ impl kernel::Server for KernelServer {
         "checkpoint.create": Checkpoint checkpoint(params: CheckpointParams, results: CheckpointResults) = take_checkpoint(params, results);
         "checkpoint.restore": Restore restore_checkpoint(params: RestoreCheckpointParams, results: RestoreCheckpointResults) = restore_to(params, results);
         "checkpoint.restore": Restore undo(params: UndoParams, results: UndoResults) = undo_restore(params, results);
-        "kernel.fork": Fork fork(params: ForkParams, results: ForkResults) = fork_off(params, results);
-        "kernel.thread": Fork thread(params: ThreadParams, results: ThreadResults) = make_thread(params, results);
+        "kernel.fork": Fork fork(params: ForkParams, results: ForkResults) = create_forks(params, results);
+        "kernel.thread": Fork thread(params: ThreadParams, results: ThreadResults) = create_thread(params, results);
         "checkpoint.pin": Checkpoint pin_checkpoint(params: PinCheckpointParams, _results: PinCheckpointResults) = pin(params);
         "kernel.export": Teleport export(params: ExportParams, results: ExportResults) = export_file(params, results);
-        "kernel.archive": Admin archive(params: ArchiveParams, results: ArchiveResults) = put_away(params, results);
-        "kernel.unarchive": Admin unarchive(params: UnarchiveParams, results: UnarchiveResults) = take_out(params, results);
+        "kernel.archive": Admin archive(params: ArchiveParams, results: ArchiveResults) = archive(params, results);
+        "kernel.unarchive": Admin unarchive(params: UnarchiveParams, results: UnarchiveResults) = unarchive(params, results);
         "kernel.lease": Write lease(params: LeaseParams, results: LeaseResults) = take_lease(params, results);
-        "step.begin": Write begin_step(params: BeginStepParams, results: BeginStepResults) = new_step(params, results);
-        "step.complete": Write complete_step(params: CompleteStepParams, results: CompleteStepResults) = end_step(params, results);
-        "agent.hand_over": Write hand_over(params: HandOverParams, results: HandOverResults) = give_to(params, results);
-        "decision.open": Write open_decision(params: OpenDecisionParams, results: OpenDecisionResults) = new_decision(params, results);
-        "decision.lock": Write lock_decision(params: LockDecisionParams, results: LockDecisionResults) = fix_decision(params, results);
-        "decision.supersede": Write supersede_decision(params: SupersedeDecisionParams, results: SupersedeDecisionResults) = drop_decision(params, results);
-        "artifact.put": Write put_artifact(params: PutArtifactParams, results: PutArtifactResults) = new_version(params, results);
-        "artifact.revert": Write revert_artifact(params: RevertArtifactParams, results: RevertArtifactResults) = old_version(params, results);
-        "checkpoint.remove": Admin remove_checkpoint(params: RemoveCheckpointParams, results: RemoveCheckpointResults) = remove_one(params, results);
-        "kernel.retention": Admin set_retention(params: SetRetentionParams, results: SetRetentionResults) = retain(params, results);
+        "step.begin": Write begin_step(params: BeginStepParams, results: BeginStepResults) = begin_step(params, results);
+        "step.complete": Write complete_step(params: CompleteStepParams, results: CompleteStepResults) = complete_step(params, results);
+        "agent.hand_over": Write hand_over(params: HandOverParams, results: HandOverResults) = hand_off(params, results);
+        "decision.open": Write open_decision(params: OpenDecisionParams, results: OpenDecisionResults) = open_decision(params, results);
+        "decision.lock": Write lock_decision(params: LockDecisionParams, results: LockDecisionResults) = lock_decision(params, results);
+        "decision.supersede": Write supersede_decision(params: SupersedeDecisionParams, results: SupersedeDecisionResults) = supersede_decision(params, results);
+        "artifact.put": Write put_artifact(params: PutArtifactParams, results: PutArtifactResults) = put_artifact(params, results);
+        "artifact.revert": Write revert_artifact(params: RevertArtifactParams, results: RevertArtifactResults) = revert_artifact(params, results);
+        "checkpoint.remove": Admin remove_checkpoint(params: RemoveCheckpointParams, results: RemoveCheckpointResults) = remove_checkpoint(params, results);
+        "kernel.retention": Admin set_retention(params: SetRetentionParams, results: SetRetentionResults) = set_retention(params, results);
     }
 
     async fn execute(
@@ -201,7 +201,7 @@ impl kernel::Server for KernelServer {
         params: kernel::UnmountParams,
         _results: kernel::UnmountResults,
     ) -> capnp::Result<()> {
-        self.audited("kernel.unmount", Right::Admin, self.take_mount_away(params)).await
+        self.audited("kernel.unmount", Right::Admin, self.remove_mount(params)).await
     }
 
     async fn list_mounts(
@@ -256,7 +256,7 @@ impl kernel::Server for KernelServer {
         params: kernel::UnregisterMcpParams,
         _results: kernel::UnregisterMcpResults,
     ) -> capnp::Result<()> {
-        self.audited("kernel.mcp_unregister", Right::Admin, self.take_mcp_away(params)).await
+        self.audited("kernel.mcp_unregister", Right::Admin, self.remove_mcp(params)).await
     }
 
     async fn list_mcp_servers(
@@ -371,7 +371,7 @@ impl kernel::Server for KernelServer {
     ) -> capnp::Result<()> {
         self.may(Right::Read)?;
         let reference = read_text(params.get()?.get_ref(), "ref").map_err(to_capnp)?;
-        let (found, is_head) = self.find_one(&reference).await.map_err(to_capnp)?;
+        let (found, is_head) = self.resolve_checkpoint(&reference).await.map_err(to_capnp)?;
         write_checkpoint(results.get().init_checkpoint(), &found, is_head);
         Ok(())
     }

@@ -167,7 +167,7 @@ impl Published {
     /// only some are told at a time.
     async fn turn_away(&self, stream: UnixStream, error: Error) {
         tracing::warn!(%error, "a client was refused");
-        if self.turning_away.get() >= limits::CLIENTS_REFUSED {
+        if self.turning_away.get() >= limits::CLIENT_REFUSALS {
             return;
         }
         let most = MaxWords::new(limits::HELLO_WORDS);

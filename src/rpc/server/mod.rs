@@ -8,12 +8,12 @@ mod checkpoint;
 mod execution;
 mod fork;
 mod host;
+mod journal;
 mod kernel;
 mod lease;
 mod listen;
 mod portable;
 mod sinks;
-mod telling;
 mod upkeep;
 mod workflow;
 

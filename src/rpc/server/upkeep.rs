@@ -37,7 +37,7 @@ impl HostServer {
     }
 
     /// The operator sees all pools, others those of workers that have their rights.
-    pub(super) fn tell_pools(&self, mut results: host::PoolsResults) -> capnp::Result<()> {
+    pub(super) fn list_pools(&self, mut results: host::PoolsResults) -> capnp::Result<()> {
         let actor = self.actor().map_err(to_capnp)?;
         let workers = self.connection.supervisor.workers();
         let mut pools = workers.pool.infos(workers.pressure.is_on());
@@ -109,7 +109,7 @@ impl HostServer {
         Ok(())
     }
 
-    pub(super) async fn tell_audit(&self, params: host::AuditParams) -> capnp::Result<()> {
+    pub(super) async fn stream_audit(&self, params: host::AuditParams) -> capnp::Result<()> {
         let actor = self.actor().map_err(to_capnp)?;
         let params = params.get()?;
         let name = read_text(params.get_kernel(), "kernel").map_err(to_capnp)?;
@@ -142,7 +142,7 @@ impl HostServer {
         Ok(())
     }
 
-    pub(super) async fn prove_audit(
+    pub(super) async fn verify_audit_log(
         &self,
         params: host::VerifyAuditParams,
         mut results: host::VerifyAuditResults,

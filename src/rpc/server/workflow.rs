@@ -13,13 +13,13 @@ use crate::rpc::schema::ryokan_capnp::kernel;
 use crate::supervisor::checkpoint::workflow;
 
 impl KernelServer {
-    pub(super) async fn tell_workflow(&self, mut results: kernel::WorkflowResults) -> capnp::Result<()> {
+    pub(super) async fn read_workflow(&self, mut results: kernel::WorkflowResults) -> capnp::Result<()> {
         let workflow = self.kernel.records.workflow().await.map_err(to_capnp)?;
         write_workflow(results.get().init_workflow(), &workflow);
         Ok(())
     }
 
-    pub(super) async fn new_step(
+    pub(super) async fn begin_step(
         &self,
         params: kernel::BeginStepParams,
         mut results: kernel::BeginStepResults,
@@ -31,7 +31,7 @@ impl KernelServer {
         Ok(())
     }
 
-    pub(super) async fn end_step(
+    pub(super) async fn complete_step(
         &self,
         params: kernel::CompleteStepParams,
         mut results: kernel::CompleteStepResults,
@@ -44,7 +44,7 @@ impl KernelServer {
         Ok(())
     }
 
-    pub(super) async fn give_to(
+    pub(super) async fn hand_off(
         &self,
         params: kernel::HandOverParams,
         mut results: kernel::HandOverResults,
@@ -58,7 +58,7 @@ impl KernelServer {
         Ok(())
     }
 
-    pub(super) async fn new_decision(
+    pub(super) async fn open_decision(
         &self,
         params: kernel::OpenDecisionParams,
         mut results: kernel::OpenDecisionResults,
@@ -73,7 +73,7 @@ impl KernelServer {
         Ok(())
     }
 
-    pub(super) async fn fix_decision(
+    pub(super) async fn lock_decision(
         &self,
         params: kernel::LockDecisionParams,
         mut results: kernel::LockDecisionResults,
@@ -87,7 +87,7 @@ impl KernelServer {
         Ok(())
     }
 
-    pub(super) async fn drop_decision(
+    pub(super) async fn supersede_decision(
         &self,
         params: kernel::SupersedeDecisionParams,
         mut results: kernel::SupersedeDecisionResults,
@@ -99,7 +99,7 @@ impl KernelServer {
         Ok(())
     }
 
-    pub(super) async fn tell_decisions(&self, params: kernel::DecisionsParams) -> capnp::Result<()> {
+    pub(super) async fn stream_decisions(&self, params: kernel::DecisionsParams) -> capnp::Result<()> {
         let sink = params.get()?.get_sink()?;
         let mut after = 0;
         loop {
@@ -114,7 +114,7 @@ impl KernelServer {
         }
     }
 
-    pub(super) async fn new_version(
+    pub(super) async fn put_artifact(
         &self,
         params: kernel::PutArtifactParams,
         mut results: kernel::PutArtifactResults,
@@ -131,7 +131,7 @@ impl KernelServer {
         Ok(())
     }
 
-    pub(super) async fn old_version(
+    pub(super) async fn revert_artifact(
         &self,
         params: kernel::RevertArtifactParams,
         mut results: kernel::RevertArtifactResults,
@@ -144,7 +144,7 @@ impl KernelServer {
         Ok(())
     }
 
-    pub(super) async fn tell_artifacts(&self, params: kernel::ArtifactsParams) -> capnp::Result<()> {
+    pub(super) async fn stream_artifacts(&self, params: kernel::ArtifactsParams) -> capnp::Result<()> {
         let params = params.get()?;
         let (name, sink) = (read_name(params.get_name(), "name of an artifact").map_err(to_capnp)?, params.get_sink()?);
         let records = &self.kernel.records;

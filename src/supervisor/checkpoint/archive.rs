@@ -10,7 +10,7 @@ use std::rc::Rc;
 
 use super::restore::Alone;
 use super::{contents, fill, hold, take, verify};
-use crate::core::checkpoint::{Checkpoint, CheckpointType, Manifest, Taking};
+use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType, Manifest};
 use crate::core::error::{Error, Result};
 use crate::core::ids::CheckpointId;
 use crate::core::kernel::State;
@@ -116,7 +116,9 @@ async fn rested(host: &Rc<Host>, kernel: &Rc<Kernel>, actor: &Actor) -> Result<C
         match head {
             Some(head) if !kernel.records.changed_since_head().await? => return Ok(head),
             _ if is_last => break,
-            _ => drop(take(host, kernel, Taking::by_us(CheckpointType::Auto, "archive"), actor.clone()).await?),
+            _ => {
+                drop(take(host, kernel, CheckpointRequest::new(CheckpointType::Auto, "archive"), actor.clone()).await?)
+            }
         }
     }
     Err(kernel.used_meanwhile())

@@ -7,7 +7,7 @@ use futures::FutureExt as _;
 use futures::future::LocalBoxFuture;
 
 use super::capture;
-use crate::core::checkpoint::{Checkpoint, CheckpointType, Taking};
+use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType};
 use crate::core::error::{Error, Result};
 use crate::core::kernel::StopReason;
 use crate::core::limits;
@@ -56,9 +56,9 @@ impl BeforeStop for StopCheckpoint {
 
     fn wait(&self, reason: Option<StopReason>, is_forced: bool) -> Duration {
         match (reason, is_forced) {
-            (Some(StopReason::Daemon), _) => limits::REST_CHECKPOINT_DAEMON.min(self.host.config.daemon.drain / 2),
-            (_, true) => limits::REST_CHECKPOINT_FORCED,
-            (_, false) => limits::REST_CHECKPOINT,
+            (Some(StopReason::Daemon), _) => limits::STOP_CHECKPOINT_SHUTDOWN.min(self.host.config.daemon.drain / 2),
+            (_, true) => limits::STOP_CHECKPOINT_FORCED,
+            (_, false) => limits::STOP_CHECKPOINT,
         }
     }
 }
@@ -96,7 +96,7 @@ async fn take(
         StopReason::Memory => "before a stop for want of memory",
         StopReason::Asked | StopReason::NoPlace | StopReason::NotGiven => "before stop",
     };
-    let taking = Taking::by_us(CheckpointType::Auto, name);
+    let taking = CheckpointRequest::new(CheckpointType::Auto, name);
     let (taken, _) = capture(host, kernel, link, &taking, &host.own_actor(), None).await?;
     Ok(Some(taken))
 }

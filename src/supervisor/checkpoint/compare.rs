@@ -160,7 +160,7 @@ async fn files(
         }
         Ok(())
     };
-    each_found(host, limits::DIFF_BEHIND, walk, take).await
+    each_found(host, limits::DIFF_QUEUE, walk, take).await
 }
 
 /// Has `walk` look beside everything else and gives `take` what it puts; it is told when nobody wants to know any more.

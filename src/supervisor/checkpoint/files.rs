@@ -10,7 +10,7 @@ use crate::core::checkpoint::WorkspacePart;
 use crate::core::durability::Durability;
 use crate::core::error::{Error, Result};
 use crate::core::ids::{Digest, KernelId};
-use crate::core::info::{MissedEntry, UNREADABLE};
+use crate::core::missed::{MissedEntry, UNREADABLE};
 use crate::store::{Store, StoreHandle};
 use crate::supervisor::checkpoint::quiesce::settle;
 use crate::supervisor::host::Host;

@@ -5,11 +5,11 @@
 use std::rc::Rc;
 
 use super::state;
-use crate::core::checkpoint::{Checkpoint, CheckpointType, Manifest, Recalled, StateParts};
+use crate::core::checkpoint::{Checkpoint, CheckpointType, Manifest, RestoredFrom, StateParts};
 use crate::core::engine::EngineName;
 use crate::core::error::Result;
 use crate::core::ids::CheckpointId;
-use crate::core::info::MissedEntry;
+use crate::core::missed::MissedEntry;
 use crate::link::host::WorkerLink;
 use crate::supervisor::host::Host;
 
@@ -80,7 +80,7 @@ pub(super) async fn recall(
     checkpoint: &Checkpoint,
     (manifest, parts): (&Manifest, &StateParts),
     is_there: bool,
-) -> Result<(Recalled, Vec<MissedEntry>)> {
+) -> Result<(RestoredFrom, Vec<MissedEntry>)> {
     let never = manifest.missed.iter().find(|missed| missed.key == KEY).map(|missed| missed.reason.clone());
     let why_not = match (unwanted(host, manifest.engine, checkpoint.kind), never) {
         (Some(why), _) => why.to_owned(),
@@ -90,7 +90,7 @@ pub(super) async fn recall(
                 // A crash comes back to what is in `engine.db`: it has to be the same.
                 state::revise(link, host.store.clone(), parts.clone()).await?;
                 let outside = manifest.missed.iter().filter(|missed| !is_engines(&missed.key));
-                return Ok((Recalled::Memory, missed.into_iter().chain(outside.cloned()).collect()));
+                return Ok((RestoredFrom::Memory, missed.into_iter().chain(outside.cloned()).collect()));
             }
             Err(error) if error.reason == NO_COPY => error.message,
             Err(error) => return Err(error),
@@ -101,7 +101,7 @@ pub(super) async fn recall(
         false => link.load(state::chunks(host.store.clone(), parts.clone())).await?,
     };
     missed.extend(manifest.missed.iter().filter(|missed| missed.key != KEY).cloned());
-    Ok((Recalled::Saved { why_not_memory: why_not }, missed))
+    Ok((RestoredFrom::Saved { why_not_memory: why_not }, missed))
 }
 
 /// Whether something that a manifest names as not held is in the engine's memory.

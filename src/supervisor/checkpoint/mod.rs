@@ -32,12 +32,13 @@ use super::host::Host;
 use super::kernel::Kernel;
 use crate::catalog::state::{Added, NewCheckpoint, Together, WORK_CHANGED};
 use crate::core::checkpoint::{
-    Checkpoint, FORMAT, Manifest, McpPart, Named, RefError, Reference, StateParts, Taking, ToolPart,
+    Checkpoint, CheckpointRequest, FORMAT, Manifest, McpPart, Named, RefError, Reference, StateParts, ToolPart,
 };
 use crate::core::error::{Error, Result};
 use crate::core::ids::{CheckpointId, Digest};
-use crate::core::info::{MissedEntry, ToolInfo};
+use crate::core::info::ToolInfo;
 use crate::core::limits;
+use crate::core::missed::MissedEntry;
 use crate::core::workflow::{Outcome, WorkflowPart};
 use crate::link::host::WorkerLink;
 use crate::supervisor::host::metrics::Stage;
@@ -68,7 +69,7 @@ const UNREADABLE_TOLD: usize = 20;
 /// # Errors
 /// `deadline` if the kernel did not come to rest, `conflict`, and whatever keeps a part from being captured: then there is no
 /// checkpoint, and the kernel is as it was.
-pub async fn take(host: &Rc<Host>, kernel: &Rc<Kernel>, taking: Taking, actor: Actor) -> Result<Checkpoint> {
+pub async fn take(host: &Rc<Host>, kernel: &Rc<Kernel>, taking: CheckpointRequest, actor: Actor) -> Result<Checkpoint> {
     Ok(take_with(host, kernel, taking, actor, None).await?.0)
 }
 
@@ -79,7 +80,7 @@ pub async fn take(host: &Rc<Host>, kernel: &Rc<Kernel>, taking: Taking, actor: A
 pub(super) async fn take_with(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
-    taking: Taking,
+    taking: CheckpointRequest,
     actor: Actor,
     with: Option<Together>,
 ) -> Result<(Checkpoint, Option<Outcome>)> {
@@ -110,7 +111,7 @@ async fn capture(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
     link: &Rc<WorkerLink>,
-    taking: &Taking,
+    taking: &CheckpointRequest,
     actor: &Actor,
     with: Option<Together>,
 ) -> Result<(Checkpoint, Option<Outcome>)> {
@@ -123,7 +124,7 @@ async fn seal(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
     gathered: Gathered,
-    taking: &Taking,
+    taking: &CheckpointRequest,
     actor: &Actor,
     with: Option<Together>,
 ) -> Result<(Checkpoint, Option<Outcome>)> {
@@ -156,7 +157,7 @@ async fn seal(
         tries += 1;
         match kernel.records.add_checkpoint(new, actor).await {
             // Somebody recorded work beside it: the manifest is made once more, with that in it.
-            Err(error) if error.reason == WORK_CHANGED && tries < limits::SEAL_TRIES => {}
+            Err(error) if error.reason == WORK_CHANGED && tries < limits::SEAL_ATTEMPTS => {}
             added => break (sealed, added?),
         }
     };

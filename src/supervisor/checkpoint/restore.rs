@@ -8,11 +8,14 @@ use super::gather::gather;
 use super::verify::{self, Present};
 use super::{Files, Keep, Still, contents, find, memory, seal};
 use crate::catalog::state::{EntryKind, Finished, NewEntry, Restored, Restoring};
-use crate::core::checkpoint::{Checkpoint, CheckpointType, Manifest, Recalled, Restoration, StateParts, Taking};
+use crate::core::checkpoint::{
+    Checkpoint, CheckpointRequest, CheckpointType, Manifest, Restoration, RestoredFrom, StateParts,
+};
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::ids::{CheckpointId, Digest};
-use crate::core::info::{GivenMount, MissedEntry};
+use crate::core::info::GivenMount;
 use crate::core::limits;
+use crate::core::missed::MissedEntry;
 use crate::core::workflow::Options;
 use crate::link::host::WorkerLink;
 use crate::supervisor::checkpoint::pruning::hold;
@@ -231,7 +234,7 @@ async fn perform(
             let gathered = gather(host, kernel, link, Some(keep)).await?;
             let present = Present::of(&gathered, kernel);
             let read = verify::difference(&host.store, &present, manifest, parts).await?;
-            let taking = Taking::by_us(CheckpointType::System, &name);
+            let taking = CheckpointRequest::new(CheckpointType::System, &name);
             (seal(host, kernel, gathered, &taking, actor, None).await?.0.id, Some(present), Some(read))
         }
     };
@@ -263,7 +266,7 @@ async fn perform(
 /// What a restore did, once it is done.
 struct Applied {
     finished: Finished,
-    engine: Recalled,
+    engine: RestoredFrom,
     missed: Vec<MissedEntry>,
     files_changed: u64,
     /// How long it took to bring the engine back, microseconds.

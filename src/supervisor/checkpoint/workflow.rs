@@ -10,7 +10,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use crate::catalog::state::{Done, Together};
-use crate::core::checkpoint::{Checkpoint, CheckpointType, Taking};
+use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType};
 use crate::core::error::{Error, Result};
 use crate::core::ids::Digest;
 use crate::core::workflow::{
@@ -157,9 +157,9 @@ async fn with_checkpoint(
     let holds_it_done = !matches!(what, workflow::Change::LockDecision { .. });
     let request = Request { change: what, actor: change.actor.to_string(), at_ms, key: String::new() };
     let with = if holds_it_done { Together::Before(request) } else { Together::After(request) };
-    let taking = Taking {
+    let taking = CheckpointRequest {
         expected_version: change.expected_version,
-        ..Taking::by_us(CheckpointType::Auto, &Taking::name_of(&name))
+        ..CheckpointRequest::new(CheckpointType::Auto, &CheckpointRequest::name_of(&name))
     };
     let (checkpoint, outcome) = checkpoint::take_with(host, kernel, taking, change.actor, Some(with)).await?;
     let outcome = outcome.ok_or_else(|| Error::internal("a change that went with a checkpoint gave nothing"))?;

@@ -202,7 +202,7 @@ impl Auditing {
         if !(*began..*began + MINUTE_MS).contains(&now_ms) {
             (*began, *written) = (now_ms, 0);
         }
-        if *written >= limits::AUDIT_REFUSALS {
+        if *written >= limits::AUDIT_REFUSALS_PER_MINUTE {
             *unwritten += 1;
             return None;
         }
@@ -240,7 +240,7 @@ mod tests {
     fn refusal_audit_is_limited() {
         let auditing = Auditing::default();
         let asked = |now_ms| auditing.refused(7, now_ms);
-        assert!((0..limits::AUDIT_REFUSALS).all(|_| asked(5) == Some(0)));
+        assert!((0..limits::AUDIT_REFUSALS_PER_MINUTE).all(|_| asked(5) == Some(0)));
         assert_eq!([asked(6), asked(7)], [None, None]);
         assert_eq!(auditing.refused(8, 7), Some(0), "another user's are counted apart");
         assert_eq!([asked(5 + MINUTE_MS), asked(6 + MINUTE_MS)], [Some(2), Some(0)]);

@@ -30,7 +30,7 @@ pub struct Events {
 impl Events {
     /// Starts the task that writes events. Must run inside a `LocalSet`.
     pub fn start(catalog: CatalogHandle, now_ms: fn() -> i64) -> Rc<Self> {
-        let (queue, waiting) = mpsc::channel(limits::EVENTS_BEHIND);
+        let (queue, waiting) = mpsc::channel(limits::EVENT_LAG);
         let (count, written) = watch::channel(0);
         let count = Rc::new(count);
         let told = Rc::downgrade(&count);

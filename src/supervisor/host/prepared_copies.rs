@@ -127,10 +127,10 @@ pub(crate) fn prepare(
         return;
     }
     let (bytes, entries) = (donor.bytes(), donor.entries());
-    let is_worth_it = entries >= limits::SPARE_WORTH_ENTRIES || bytes >= limits::SPARE_WORTH_BYTES;
-    let failed_lately = spares.failed.get().is_some_and(|at| at.elapsed() < limits::SPARE_AFTER_FAILURE);
-    let is_small = entries <= limits::SPARE_ENTRIES;
-    let has_room = has_room(host, bytes, entries, limits::SPARE_ROOM);
+    let is_worth_it = entries >= limits::PREPARED_MIN_ENTRIES || bytes >= limits::PREPARED_MIN_BYTES;
+    let failed_lately = spares.failed.get().is_some_and(|at| at.elapsed() < limits::PREPARED_RETRY_DELAY);
+    let is_small = entries <= limits::PREPARED_MAX_ENTRIES;
+    let has_room = has_room(host, bytes, entries, limits::PREPARED_FREE_FACTOR);
     if !is_worth_it || !is_small || failed_lately || !has_room || spares.making.borrow().is_some() {
         return;
     }
@@ -173,7 +173,7 @@ async fn keep(
     has_use: impl Fn() -> Option<String>,
 ) {
     let (made, bytes) = (Instant::now(), spare.bytes());
-    let of = has_use().filter(|_| !host.is_stopping() && has_room(host, bytes, entries, limits::SPARE_ROOM_LEAST));
+    let of = has_use().filter(|_| !host.is_stopping() && has_room(host, bytes, entries, limits::PREPARED_EVICT_FACTOR));
     let Some(event_name) = of else { return discard(spare).await };
     host.events.publish(&event_name, "spare_made", serde_json::json!({ "bytes": bytes }));
     host.prepared.kept.borrow_mut().push_back(Kept { kernel, spare, made });
@@ -185,15 +185,15 @@ async fn keep(
         }
     }
     let host = Rc::downgrade(host);
-    let until = made + limits::SPARE_KEPT;
+    let until = made + limits::PREPARED_LIFETIME;
     loop {
-        tokio::time::sleep(limits::SPARE_LOOK).await;
+        tokio::time::sleep(limits::PREPARED_CHECK_INTERVAL).await;
         let Some(host) = host.upgrade() else { return };
         let is_this = |kept: &Kept| kept.kernel == kernel && kept.made == made;
         if !host.prepared.kept.borrow().iter().any(is_this) {
             return;
         }
-        if Instant::now() >= until || !has_room(&host, bytes, entries, limits::SPARE_ROOM_LEAST) {
+        if Instant::now() >= until || !has_room(&host, bytes, entries, limits::PREPARED_EVICT_FACTOR) {
             if let Some(kept) = host.prepared.take_if(is_this) {
                 discard(kept.spare).await;
             }

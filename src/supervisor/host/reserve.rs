@@ -24,8 +24,9 @@ pub struct Reserve {
 impl Reserve {
     /// Keeps the reserve in that file, if there is room.
     pub fn new(path: PathBuf) -> Self {
-        let whole =
-            path.symlink_metadata().is_ok_and(|found| found.is_file() && found.blocks() * 512 >= limits::RESERVE_BYTES);
+        let whole = path
+            .symlink_metadata()
+            .is_ok_and(|found| found.is_file() && found.blocks() * 512 >= limits::DISK_RESERVE_BYTES);
         let reserve = Reserve { path, held: Cell::new(whole), spent: Cell::new(false) };
         reserve.keep();
         reserve
@@ -66,7 +67,7 @@ impl Reserve {
         if self.held.get() {
             return;
         }
-        if self.free_bytes().unwrap_or(0) < limits::RESERVE_BYTES * ROOM {
+        if self.free_bytes().unwrap_or(0) < limits::DISK_RESERVE_BYTES * ROOM {
             return;
         }
         match self.make() {
@@ -90,7 +91,7 @@ impl Reserve {
 
     fn make(&self) -> io::Result<()> {
         let file = File::options().create(true).truncate(true).write(true).mode(0o600).open(&self.path)?;
-        Ok(posix_fallocate(&file, 0, limits::RESERVE_BYTES as i64)?)
+        Ok(posix_fallocate(&file, 0, limits::DISK_RESERVE_BYTES as i64)?)
     }
 }
 
@@ -107,11 +108,11 @@ mod tests {
         let path = folder.path().join("reserve");
         let reserve = Reserve::new(path.clone());
         let held = || std::fs::metadata(&path).map_or(0, |found| found.blocks() * 512);
-        assert!(held() >= limits::RESERVE_BYTES && !reserve.is_spent());
+        assert!(held() >= limits::DISK_RESERVE_BYTES && !reserve.is_spent());
         assert!(reserve.release() && held() == 0 && reserve.is_spent());
         assert!(!reserve.release(), "there is only one");
         reserve.keep();
-        assert!(held() >= limits::RESERVE_BYTES && !reserve.is_spent());
+        assert!(held() >= limits::DISK_RESERVE_BYTES && !reserve.is_spent());
         // The next daemon finds it.
         assert!(Reserve::new(path.clone()).release() && held() == 0);
     }

@@ -28,7 +28,7 @@ impl Default for Upkeep {
     fn default() -> Self {
         Upkeep {
             names: RwLock::default(),
-            rests: Semaphore::new(limits::REST_CHECKPOINTS),
+            rests: Semaphore::new(limits::STOP_CHECKPOINTS),
             running: Cell::default(),
             put_off: Cell::default(),
             at_rest: Cell::default(),

@@ -4,8 +4,8 @@ use std::rc::Rc;
 
 use super::command::Change;
 use crate::core::error::{Error, Result};
-use crate::core::info::MissedEntry;
 use crate::core::limits;
+use crate::core::missed::MissedEntry;
 use crate::core::state::{EngineState, StateEntry};
 use crate::link::types::StateChunk;
 use crate::session::StateSnapshot;

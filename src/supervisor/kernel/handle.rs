@@ -18,10 +18,11 @@ use crate::core::error::{Error, Result};
 use crate::core::exec::{ExecEnd, ExecRequest, ExecStatus};
 use crate::core::ids::{CheckpointId, Digest, Epoch, ExecId, KernelId};
 use crate::core::info::{
-    GivenMount, JournalEntry, JournalView, KernelInfo, McpInfo, McpTransport, MissedEntry, MountInfo, ToolInfo,
+    GivenMount, JournalEntry, JournalView, KernelInfo, McpInfo, McpTransport, MountInfo, ToolInfo,
 };
 use crate::core::kernel::State;
 use crate::core::limits;
+use crate::core::missed::MissedEntry;
 use crate::core::origin::{Origin, OriginKind};
 use crate::core::retention::Retention;
 use crate::core::spec::KernelSpec;

@@ -260,7 +260,7 @@ impl Records {
     async fn kept_bytes(&self, kept: state::Kept) -> Result<Vec<u8>> {
         match kept {
             state::Kept::Inline(bytes) => Ok(bytes),
-            state::Kept::Object { digest, .. } => Ok(self.store.get(digest, limits::OUTPUT_KEPT_MOST_BYTES).await?),
+            state::Kept::Object { digest, .. } => Ok(self.store.get(digest, limits::OUTPUT_KEPT_MAX_BYTES).await?),
         }
     }
 

@@ -57,7 +57,7 @@ async fn relay<I, T>(
 ) -> Result<T> {
     let mut heard = Ok(());
     while let Some(item) = told.recv().await {
-        heard = match tokio::time::timeout(limits::UPKEEP_TAKEN, take(item)).await {
+        heard = match tokio::time::timeout(limits::UPKEEP_ITEM_TIMEOUT, take(item)).await {
             Ok(heard) => heard,
             Err(_) => Err(Error::deadline("the client takes no more")),
         };
@@ -111,7 +111,7 @@ async fn collect_in_turn(supervisor: &Supervisor) {
         return;
     }
     let is_busy = supervisor.kernels().iter().any(|kernel| matches!(kernel.view().state, State::Busy { .. }));
-    if is_busy && upkeep.put_off.get() < limits::UPKEEP_PUT_OFF {
+    if is_busy && upkeep.put_off.get() < limits::UPKEEP_DEFERRALS {
         return upkeep.put_off.set(upkeep.put_off.get() + 1);
     }
     upkeep.put_off.set(0);

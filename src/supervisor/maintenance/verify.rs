@@ -35,7 +35,7 @@ pub async fn verify(
     take: impl AsyncFnMut(VerifyTold) -> Result<()>,
 ) -> Result<VerifyReport> {
     let host = supervisor.host();
-    let (tell, told) = mpsc::channel(limits::UPKEEP_BEHIND);
+    let (tell, told) = mpsc::channel(limits::UPKEEP_QUEUE);
     let (of, who) = (supervisor.clone(), actor.clone());
     let running = Running::begin(host)?;
     let work = tokio::task::spawn_local(async move {

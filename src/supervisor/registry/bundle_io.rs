@@ -10,7 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use crate::bundle::{self, BundleError, Contents, Head, Packed};
-use crate::core::checkpoint::{Checkpoint, CheckpointType, Manifest, Taking};
+use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType, Manifest};
 use crate::core::error::{DISK_FULL, Error, ErrorCode, Result};
 use crate::core::ids::Digest;
 use crate::core::limits;
@@ -65,7 +65,7 @@ pub async fn export(
     let outcome = format!("{} checkpoints, newest {}", chosen.len(), newest.id);
     let version = Some(kernel.view().version);
     host.audit(actor, "kernel.export", kernel, (version, version), outcome).await;
-    let (to, pieces) = mpsc::channel(limits::BUNDLE_PIECES_WAITING);
+    let (to, pieces) = mpsc::channel(limits::BUNDLE_PIECES_QUEUED);
     let (tell, done) = oneshot::channel();
     let store = host.store.clone();
     // What it needs is named by the kernel's rows: they stay, and the kernel is lent, until it is done.
@@ -96,7 +96,7 @@ async fn choose(
     let mut found = Vec::new();
     if references.is_empty() {
         if kernel.archived_in().is_none() {
-            let taking = Taking::by_us(CheckpointType::Auto, "export");
+            let taking = CheckpointRequest::new(CheckpointType::Auto, "export");
             checkpoint::take(host, kernel, taking, actor.clone()).await?;
         }
         found = kernel.records.all_checkpoints().await?;
@@ -140,7 +140,7 @@ fn packed(checkpoint: &Checkpoint) -> Packed {
 fn place(supervisor: &Supervisor) -> Result<OwnedSemaphorePermit> {
     let places = std::sync::Arc::clone(&supervisor.registry().bundles);
     places.try_acquire_owned().map_err(|_| {
-        Error::busy(format!("{} exports and imports are under way already", limits::BUNDLES_AT_ONCE))
+        Error::busy(format!("{} exports and imports are under way already", limits::BUNDLES_CONCURRENT))
             .reason("bundles")
             .hint("try again when one of them is done")
     })
@@ -148,7 +148,7 @@ fn place(supervisor: &Supervisor) -> Result<OwnedSemaphorePermit> {
 
 /// Who has one of the few places does not keep it for nothing.
 fn late(what: &str) -> io::Error {
-    let within = limits::BUNDLE_PIECE_TAKEN.as_secs();
+    let within = limits::BUNDLE_PIECE_TIMEOUT.as_secs();
     io::Error::new(io::ErrorKind::TimedOut, format!("the client {what}: nothing for {within} s"))
 }
 
@@ -161,7 +161,7 @@ struct Outlet {
 impl Write for Outlet {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let piece = &bytes[..bytes.len().min(limits::CHUNK_BYTES)];
-        match self.runtime.block_on(self.to.send_timeout(piece.to_vec(), limits::BUNDLE_PIECE_TAKEN)) {
+        match self.runtime.block_on(self.to.send_timeout(piece.to_vec(), limits::BUNDLE_PIECE_TIMEOUT)) {
             Ok(()) => Ok(piece.len()),
             Err(mpsc::error::SendTimeoutError::Timeout(_)) => Err(late("takes no more")),
             Err(mpsc::error::SendTimeoutError::Closed(_)) => {
@@ -191,7 +191,7 @@ impl Import {
         let (host, place) = (supervisor.host(), place(supervisor)?);
         // Until the new kernel's rows name what is stored, nothing else does.
         let held = host.store.run(|store| Ok(store.guard())).await?;
-        let (to, pieces) = mpsc::channel(limits::BUNDLE_PIECES_WAITING);
+        let (to, pieces) = mpsc::channel(limits::BUNDLE_PIECES_QUEUED);
         let store = host.store.clone();
         let reading = tokio::task::spawn_local(async move {
             let read = store.run_beside(move |store| {
@@ -267,7 +267,7 @@ struct Inlet {
 impl Read for Inlet {
     fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
         while self.at == self.rest.len() {
-            let next = async { tokio::time::timeout(limits::BUNDLE_PIECE_TAKEN, self.pieces.recv()).await };
+            let next = async { tokio::time::timeout(limits::BUNDLE_PIECE_TIMEOUT, self.pieces.recv()).await };
             match self.runtime.block_on(next) {
                 Ok(Some(piece)) => (self.rest, self.at) = (piece, 0),
                 Ok(None) => return Ok(0),

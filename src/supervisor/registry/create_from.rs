@@ -292,7 +292,7 @@ impl Supervisor {
             detail: bounded(words.outcome),
             ..host.line(actor, &action, None)
         };
-        let expires_at_ms = now.saturating_add(limits::KEY_LIFE.as_millis() as i64);
+        let expires_at_ms = now.saturating_add(limits::KEY_LIFETIME.as_millis() as i64);
         let key = key.map(|(scope, key)| IdempotencyKey { scope, key, expires_at_ms });
         let loaded = records.load().await?;
         let notes = Notes { events: Vec::new(), audit: vec![audit] };

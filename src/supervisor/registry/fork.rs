@@ -13,7 +13,7 @@ use std::time::Instant;
 use futures::StreamExt as _;
 
 use super::supervisor::ReservedName;
-use crate::core::checkpoint::{Checkpoint, CheckpointType, Taking};
+use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType};
 use crate::core::error::{Error, Result};
 use crate::core::fork::Forking;
 use crate::core::limits;
@@ -98,7 +98,7 @@ async fn perform(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: &Forking,
         };
         (name, made)
     });
-    let children: Vec<_> = futures::stream::iter(making).buffered(limits::FORKS_AT_ONCE).collect().await;
+    let children: Vec<_> = futures::stream::iter(making).buffered(limits::FORKS_CONCURRENT).collect().await;
     if let Some(files) = seed.made.take() {
         let owner = Rc::downgrade(&kernel.files_owner());
         let has_use = move || {
@@ -182,12 +182,12 @@ async fn fork_point(
         };
     }
     let name = format!("fork to {}", wanted.name);
-    let taking = Taking {
+    let taking = CheckpointRequest {
         name: name.chars().take(limits::CHECKPOINT_NAME_BYTES / 4).collect(),
         interrupt: wanted.interrupt,
         wait: wanted.wait,
         expected_version: wanted.expected_version,
-        ..Taking::by_us(CheckpointType::Auto, "")
+        ..CheckpointRequest::new(CheckpointType::Auto, "")
     };
     checkpoint::take(supervisor.host(), kernel, taking, actor.clone()).await
 }

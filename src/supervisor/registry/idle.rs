@@ -29,7 +29,7 @@ fn longest_unused(supervisor: &Supervisor) -> Vec<Rc<Kernel>> {
     let rests = |kernel: &Rc<Kernel>| {
         let view = kernel.view();
         let unused_ms = now_ms.saturating_sub(view.last_used_at_ms);
-        matches!(view.state, State::Ready) && unused_ms >= limits::PRESSURE_UNUSED.as_millis() as i64
+        matches!(view.state, State::Ready) && unused_ms >= limits::PRESSURE_IDLE.as_millis() as i64
     };
     let mut unused: Vec<Rc<Kernel>> = supervisor.kernels().into_iter().filter(rests).collect();
     unused.sort_by_key(|kernel| kernel.view().last_used_at_ms);

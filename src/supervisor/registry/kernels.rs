@@ -43,7 +43,7 @@ impl Default for Registry {
             creating: RefCell::default(),
             sockets: RefCell::new(None),
             keys: Keys::default(),
-            bundles: Arc::new(Semaphore::new(limits::BUNDLES_AT_ONCE)),
+            bundles: Arc::new(Semaphore::new(limits::BUNDLES_CONCURRENT)),
         }
     }
 }

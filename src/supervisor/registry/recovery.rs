@@ -231,7 +231,7 @@ impl Supervisor {
         for (exec, runs) in &started.report.executions {
             let asked = records.output_limit(*exec).await.unwrap_or(0);
             let keep = if asked == 0 { self.host().config.defaults.output_kept } else { asked };
-            executions.push((Execution::adopted(*exec, keep.min(limits::OUTPUT_KEPT_MOST_BYTES)), *runs));
+            executions.push((Execution::adopted(*exec, keep.min(limits::OUTPUT_KEPT_MAX_BYTES)), *runs));
         }
         Ok(TakenOver {
             adopted: Adopted { started, executions },

@@ -60,7 +60,7 @@ impl Supervisor {
         let kept = Rc::downgrade(&host);
         tokio::task::spawn_local(async move {
             loop {
-                tokio::time::sleep(limits::RESERVE_INTERVAL).await;
+                tokio::time::sleep(limits::DISK_RESERVE_INTERVAL).await;
                 let Some(host) = kept.upgrade() else { return };
                 host.reserve.keep();
                 host.keep_audit_head().await;
@@ -265,7 +265,7 @@ impl Supervisor {
             created_at_ms: now,
             last_used_at_ms: now,
         };
-        let expires_at_ms = now.saturating_add(limits::KEY_LIFE.as_millis() as i64);
+        let expires_at_ms = now.saturating_add(limits::KEY_LIFETIME.as_millis() as i64);
         let key = key.map(|(scope, key)| IdempotencyKey { scope, key, expires_at_ms });
         let weaker = !spec.degraded.is_empty() || spec.net != Net::None;
         let action = if weaker { "kernel.create_weaker" } else { "kernel.create" };
@@ -520,7 +520,7 @@ impl Supervisor {
         self.host.prepared.discard_all().await;
         self.host.keep_audit_head().await;
         // On a full disk they are not, however long one waits.
-        let _ = tokio::time::timeout(limits::EVENTS_WRITTEN, self.host.events.written()).await;
+        let _ = tokio::time::timeout(limits::EVENT_FLUSH, self.host.events.written()).await;
     }
 }
 

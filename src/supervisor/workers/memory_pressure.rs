@@ -78,8 +78,8 @@ impl Source {
                 if gone { Err(std::io::Error::other("the file is gone")) } else { Ok(()) }
             }
             Source::Look => loop {
-                tokio::time::sleep(limits::PRESSURE_LOOK).await;
-                if available()? < limits::PRESSURE_LEAST_FREE {
+                tokio::time::sleep(limits::PRESSURE_POLL).await;
+                if available()? < limits::PRESSURE_MIN_FREE {
                     return Ok(());
                 }
             },

@@ -380,8 +380,8 @@ impl Pool {
     /// Whoever has just taken a slot goes first: to make the next one takes the processors that his kernel needs to begin. Where slots are taken
     /// all the time, that is put off for a moment only.
     async fn give_way(&self) {
-        let latest = Instant::now() + limits::POOL_GIVES_WAY_MOST;
-        while let Some(until) = self.taken.get().map(|at| latest.min(at + limits::POOL_GIVES_WAY))
+        let latest = Instant::now() + limits::POOL_REFILL_DELAY_MAX;
+        while let Some(until) = self.taken.get().map(|at| latest.min(at + limits::POOL_REFILL_DELAY))
             && until > Instant::now()
         {
             tokio::time::sleep_until(until.into()).await;
@@ -400,7 +400,7 @@ impl Pool {
         let until = Instant::now() + limits::POOL_CLOSE;
         while self.own() + workers.reserved.count() > 0 && Instant::now() < until {
             // Whoever keeps the pools as they are to be may take the notice.
-            let _ = tokio::time::timeout(limits::POOL_GIVES_WAY, self.changed.notified()).await;
+            let _ = tokio::time::timeout(limits::POOL_REFILL_DELAY, self.changed.notified()).await;
         }
     }
 }

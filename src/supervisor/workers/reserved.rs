@@ -135,7 +135,7 @@ impl ReservedWorkers {
         }
         let workers = Rc::downgrade(workers);
         tokio::task::spawn_local(async move {
-            tokio::time::sleep(limits::POOL_PROMISE_KEPT).await;
+            tokio::time::sleep(limits::POOL_RESERVATION).await;
             if let Some(workers) = workers.upgrade() {
                 workers.reserved.end_first(&workers, |kept| kept.worker() == worker);
             }

@@ -127,7 +127,7 @@ impl WarmWorker {
 
     /// Whether it answers in time.
     pub(crate) fn answers(&self) -> impl Future<Output = bool> + 'static {
-        self.link.answers_within(limits::POOL_ANSWER)
+        self.link.answers_within(limits::POOL_HEALTH_CHECK)
     }
 
     /// Which worker it is.

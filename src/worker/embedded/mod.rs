@@ -24,8 +24,8 @@ use crate::core::exec::{
     CODE_TIMEOUT, ExecEnd, ExecRequest, ExecResult, ExecStatus, OutputEvent, RequestError, Stream, Work,
 };
 use crate::core::ids::{Digest, ExecId};
-use crate::core::info::MissedEntry;
 use crate::core::limits;
+use crate::core::missed::MissedEntry;
 use crate::core::value::Value;
 use crate::link::frames::{EndStatus, Event, Missed, Reply, Request};
 use crate::session::OutputSink;

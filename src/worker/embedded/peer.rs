@@ -14,7 +14,7 @@ use tokio::sync::{Mutex, oneshot};
 
 use super::{Pipes, READ_BYTES, gone};
 use crate::core::error::{Error, ErrorCode, Result};
-use crate::core::info::MissedEntry;
+use crate::core::missed::MissedEntry;
 use crate::core::state::StateEntry;
 use crate::link::frames::{Decoder, EntryMeta, Event, Reply, Request, encode};
 use crate::worker::engines::kaish::{self, Setup};

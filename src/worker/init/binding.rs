@@ -96,7 +96,7 @@ impl Worker {
     fn bind_kernel(&mut self, binding: KernelBinding, answer: Answer<Report>) {
         self.bound = Some(answer);
         self.ephemeral = binding.ephemeral;
-        self.life = Life::Starting(Startup::binding(Instant::now() + limits::WORKER_BINDING));
+        self.life = Life::Starting(Startup::binding(Instant::now() + limits::WORKER_BIND));
         if let Err(error) = self.take_kernel(binding) {
             self.fail_start(error);
         }

@@ -85,7 +85,7 @@ impl Worker {
         let begun = if known { Ok(()) } else { self.begin(start) };
         match (begun, &mut self.run) {
             (Ok(()), Some(run)) if !known => {
-                run.unanswered = Some(Unanswered { answer, until: run.started + limits::OUTPUT_GATHERED_FOR });
+                run.unanswered = Some(Unanswered { answer, until: run.started + limits::OUTPUT_BATCH_TIME });
             }
             (begun, _) => self.answer_start(exec, answer, begun.map(|()| Started::Runs)),
         }

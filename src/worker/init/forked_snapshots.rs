@@ -114,7 +114,7 @@ impl ForkedSnapshots {
     fn note_gone(&mut self, of: String, why: impl Into<String>) {
         self.gone.retain(|(known, _)| *known != of);
         self.gone.push_back((of, why.into()));
-        if self.gone.len() > limits::COPIES_REMEMBERED {
+        if self.gone.len() > limits::LOST_SNAPSHOTS {
             self.gone.pop_front();
         }
     }
@@ -131,9 +131,9 @@ impl ForkedSnapshots {
         if let Some(at) = self.kept.iter().position(|copy| copy.of == of) {
             self.drop_at(at, "there is a newer one");
         }
-        while self.kept.len() >= limits::COPIES {
+        while self.kept.len() >= limits::FORKED_SNAPSHOTS {
             let Some(at) = self.kept.iter().position(|copy| copy.of != spare) else { return };
-            self.drop_at(at, format!("copies of {} newer checkpoints took its place", limits::COPIES));
+            self.drop_at(at, format!("copies of {} newer checkpoints took its place", limits::FORKED_SNAPSHOTS));
         }
     }
 }
@@ -237,7 +237,7 @@ impl Worker {
         if let Err(why) = copy.control.request(id, br#"{"op":"wake"}"#, None) {
             return self.fail_wake(copy, answer, &why);
         }
-        let until = Instant::now() + limits::COPY_WAKES;
+        let until = Instant::now() + limits::SNAPSHOT_WAKE;
         self.snapshots.waking = Some(Waking { copy, id, until, answer });
     }
 

@@ -148,7 +148,7 @@ impl Ledger {
     pub fn is_small(&self, exec: ExecId) -> bool {
         let gathers = |known: &Known| {
             let only_output = known.log.iter().all(|entry| !matches!(entry.item, Item::Event { .. }));
-            known.next == 0 && only_output && known.written <= limits::OUTPUT_GATHERED_BYTES
+            known.next == 0 && only_output && known.written <= limits::OUTPUT_BATCH_BYTES
         };
         self.known.get(&exec).is_some_and(gathers)
     }
@@ -328,7 +328,7 @@ mod tests {
         for exec in 1..=3 {
             ledger.begin(ExecId(exec), 1 << 20);
         }
-        ledger.output(ExecId(1), Stream::Stdout, &vec![0; limits::OUTPUT_GATHERED_BYTES as usize + 1]);
+        ledger.output(ExecId(1), Stream::Stdout, &vec![0; limits::OUTPUT_BATCH_BYTES as usize + 1]);
         ledger.event(ExecId(2), b"{}".to_vec(), Vec::new());
         ledger.output(ExecId(3), Stream::Stdout, b"x");
         while ledger.next().is_some() {

@@ -67,9 +67,9 @@ use self::state::State;
 use crate::catalog::{Durability, EngineDb};
 use crate::core::engine::EngineName;
 use crate::core::error::Error;
-use crate::core::info::MissedEntry;
 use crate::core::kernel::CrashCause;
 use crate::core::limits;
+use crate::core::missed::MissedEntry;
 use crate::link::bootstrap::Ready;
 use crate::link::guest::{Answer, Report, WorkerCall};
 use crate::link::handshake::SharedIdentity;
@@ -377,7 +377,7 @@ impl Worker {
         let busy = self.run.is_some() || !self.state.jobs().is_empty();
         self.quiet = !busy && !self.enclosure.has_activity();
         if self.quiet {
-            self.watch_at = Some(now + limits::WATCH_QUIET);
+            self.watch_at = Some(now + limits::USAGE_IDLE_SAMPLE);
             return;
         }
         self.watch_at = None;
@@ -386,7 +386,7 @@ impl Worker {
             Watch::Within { next } => self.watch_at = Some(now + next),
             // What nobody uses goes first.
             Watch::Beyond(CrashCause::OutOfMemory) if self.drop_oldest_snapshot() => {
-                self.watch_at = Some(now + limits::WATCH_INTERVAL);
+                self.watch_at = Some(now + limits::USAGE_FIRST_SAMPLE);
             }
             Watch::Beyond(cause) => self.kill(cause),
         }
@@ -395,7 +395,7 @@ impl Worker {
     fn note_hang_up(&mut self) {
         let leaving = matches!(self.life, Life::Leaving(_)) || self.killed_for.is_some();
         match self.control.has_ended() && !leaving {
-            true if self.hung_up_at.is_none() => self.hung_up_at = Some(Instant::now() + limits::ENGINE_HANG_UP),
+            true if self.hung_up_at.is_none() => self.hung_up_at = Some(Instant::now() + limits::ENGINE_EXIT),
             true => {}
             false => self.hung_up_at = None,
         }
@@ -403,7 +403,7 @@ impl Worker {
 
     fn start_watch(&mut self) {
         if std::mem::take(&mut self.quiet) || self.watch_at.is_none() {
-            self.watch_at = Some(Instant::now() + limits::WATCH_INTERVAL);
+            self.watch_at = Some(Instant::now() + limits::USAGE_FIRST_SAMPLE);
         }
     }
 }

@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use crate::catalog::CatalogError;
 use crate::catalog::{Changes, EngineDb, EngineInfo, Entry, EntryHead, JobRecord};
 use crate::core::ids::ExecId;
-use crate::core::info::MissedEntry;
 use crate::core::limits;
+use crate::core::missed::MissedEntry;
 use crate::link::frames::{Job, Missed};
 
 use super::spool::Spool;

@@ -181,7 +181,7 @@ impl<'a> Diff<'a> {
             self.waiting -= 1;
             let (from, path) = if is_new { (other, path) } else { (path, other) };
             self.ready.push_back(Change { path, kind: ChangeKind::Renamed { from } });
-        } else if *size == 0 || self.waiting >= limits::TREE_DIFF_WAITING {
+        } else if *size == 0 || self.waiting >= limits::TREE_DIFF_RENAMES {
             self.ready.push_back(Change { path, kind });
         } else {
             self.waiting += 1;

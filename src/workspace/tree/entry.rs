@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
 
 use crate::core::ids::Digest;
-use crate::core::info::UNREADABLE;
+use crate::core::missed::UNREADABLE;
 
 /// A file name: any bytes but `/` and zero.
 pub type Name = Box<[u8]>;

@@ -190,7 +190,7 @@ impl Task {
             Some(present) if present.is_held_by(&token) => present.holder.clone(),
             _ => holder,
         };
-        let ttl_ms = ttl_ms.min(limits::LEASE_MOST.as_millis() as u64);
+        let ttl_ms = ttl_ms.min(limits::LEASE_MAX.as_millis() as u64);
         let lease = Lease { holder, token_hash: Lease::hash(&token), expires_at_ms: now.saturating_add(ttl_ms as i64) };
         self.kernel.records.take_lease(&lease, now).await?;
         let expires = lease.expires_at_ms;

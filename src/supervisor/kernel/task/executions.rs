@@ -49,7 +49,7 @@ impl Task {
         if request.output_limit_bytes == 0 {
             request.output_limit_bytes = self.host.config.defaults.output_kept;
         }
-        let keep = request.output_limit_bytes.min(limits::OUTPUT_KEPT_MOST_BYTES);
+        let keep = request.output_limit_bytes.min(limits::OUTPUT_KEPT_MAX_BYTES);
         let ahead = self.send_ahead(&request, keep);
         let (exec, journal) = match self.kernel.records.begin(&request, &actor, self.host.now_ms()).await? {
             Begun::New { exec, journal } => (exec, journal),
@@ -211,7 +211,7 @@ impl Task {
                 None
             }
             // They wait for room in the journal, which is tried again and again.
-            Item::Execution(_) if self.unjournalled.len() >= limits::ENDS_UNJOURNALLED => None,
+            Item::Execution(_) if self.unjournalled.len() >= limits::UNJOURNALLED_ENDS => None,
             Item::Execution(_) => {
                 let permit = self.permit_to_run()?;
                 let Some(Item::Execution(execution)) = self.queue.pop_front() else { return None };
@@ -219,7 +219,7 @@ impl Task {
                 let mut request = execution.take_request()?;
                 self.host.metrics.since(Stage::ExecutionQueued, self.kernel.spec.engine, execution.queued_at);
                 request.env.extend(self.untold_origin().into_iter().flatten());
-                let output_kept = request.output_limit_bytes.min(limits::OUTPUT_KEPT_MOST_BYTES);
+                let output_kept = request.output_limit_bytes.min(limits::OUTPUT_KEPT_MAX_BYTES);
                 let starting = match self.ahead.take().filter(|ahead| ahead.exec == exec).and_then(Ahead::keep) {
                     Some(link) => Either::Left(link.commit(exec)),
                     None => Either::Right(link.start(WorkerExec { exec, request, output_kept })),

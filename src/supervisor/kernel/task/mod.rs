@@ -435,7 +435,7 @@ impl Task {
                 match self.life.state {
                     // What matters of a kernel whose worker comes is in the catalog of workers, and in its journal.
                     State::Starting | State::Ready if !work => {
-                        self.save_at.get_or_insert(Instant::now() + limits::LIFE_SAVED);
+                        self.save_at.get_or_insert(Instant::now() + limits::STATE_SAVE_DELAY);
                     }
                     _ if !work => self.save_life().await,
                     _ => {}

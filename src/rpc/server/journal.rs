@@ -12,14 +12,14 @@ use crate::rpc::schema::ryokan_capnp::kernel;
 use crate::supervisor::kernel::command::Message;
 
 impl KernelServer {
-    pub(super) async fn tell_journal(&self, params: kernel::JournalParams) -> capnp::Result<()> {
+    pub(super) async fn stream_journal(&self, params: kernel::JournalParams) -> capnp::Result<()> {
         let params = params.get()?;
         let sink = params.get_sink()?;
         let reference = read_text(params.get_checkpoint(), "checkpoint").map_err(to_capnp)?;
         let view = match (reference.as_str(), params.get_compacted()) {
             ("", true) => JournalView::Compacted,
             ("", false) => JournalView::Whole,
-            (reference, _) => JournalView::Of(self.find_one(reference).await.map_err(to_capnp)?.0.number),
+            (reference, _) => JournalView::Of(self.resolve_checkpoint(reference).await.map_err(to_capnp)?.0.number),
         };
         let (mut after, mut left) = (params.get_since(), params.get_limit() as usize);
         let unbounded = left == 0;
@@ -61,7 +61,7 @@ impl KernelServer {
         Ok(())
     }
 
-    pub(super) async fn completions(
+    pub(super) async fn complete_code(
         &self,
         params: kernel::CompleteParams,
         mut results: kernel::CompleteResults,

@@ -1,0 +1,16 @@
+//! Limits of the daemon itself.
+
+use std::time::Duration;
+
+/// Time for the daemon's orderly stop.
+pub const DAEMON_DRAIN: Duration = Duration::from_secs(60);
+/// Time for which a starting daemon waits for the lock of a killed one.
+pub const LOCK_WAIT: Duration = Duration::from_millis(500);
+/// Disk space reserved for a full disk, bytes.
+pub const DISK_RESERVE_BYTES: u64 = 2 << 20;
+/// Interval at which the reserve is checked.
+pub const DISK_RESERVE_INTERVAL: Duration = Duration::from_secs(10);
+/// Concurrent readers of metrics.
+pub const METRICS_CONNECTIONS: usize = 16;
+/// Time in which a reader of metrics must send its request and read the answer.
+pub const METRICS_TIMEOUT: Duration = Duration::from_secs(10);

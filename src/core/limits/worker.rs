@@ -1,0 +1,88 @@
+//! Limits of workers, their init and their engines.
+
+use std::time::Duration;
+
+use super::kernel::MOUNTS;
+
+/// Deadline for a worker's report of a complete sandbox and a ready engine.
+pub const WORKER_START: Duration = Duration::from_secs(30);
+/// Workers started concurrently.
+pub const WORKER_STARTS: usize = 8;
+/// Largest configurable value for that.
+pub const WORKER_STARTS_MAX: usize = 1000;
+/// Longest wait for a worker start.
+pub const WORKER_WAIT: Duration = Duration::from_secs(60);
+/// Deadline for a warm worker's engine to accept its kernel: it changes directory and sets some variables.
+pub const WORKER_BIND: Duration = Duration::from_secs(5);
+/// Deadline for a running worker's answer to its re-adoption.
+pub const WORKER_ADOPT: Duration = Duration::from_secs(10);
+/// Time in which a worker must save and exit before it is killed.
+pub const WORKER_STOP: Duration = Duration::from_secs(10);
+/// Time for which a worker whose engine died waits for its daemon to collect the last events.
+pub const WORKER_LINGER: Duration = Duration::from_secs(5);
+/// Deadline for a worker's answer to a call of its daemon.
+pub const WORKER_CALL: Duration = Duration::from_secs(120);
+/// Calls of the daemon queued for init's event loop.
+pub const WORKER_CALLS: usize = 256;
+/// Open connections of a worker's private socket.
+pub const WORKER_CONNECTIONS: usize = 8;
+/// Descriptors that a worker holds for announced calls: a kernel's mounts and the exec channel.
+pub const WORKER_DESCRIPTORS: usize = MOUNTS + 3;
+/// Lifetime of a worker without its daemon.
+pub const ORPHAN_GRACE: Duration = Duration::from_secs(600);
+/// Deadline for one fork by the spawner, which is replaced after it.
+pub const WORKER_SPAWN: Duration = Duration::from_secs(10);
+/// Deadline for a worker's usage report; a later one is shown as unknown.
+pub const USAGE_ANSWER: Duration = Duration::from_secs(2);
+/// Workers queried for their usage concurrently, for a list.
+pub const USAGE_QUERIES: usize = 32;
+/// Run time of code before a worker first samples its usage.
+pub const USAGE_FIRST_SAMPLE: Duration = Duration::from_millis(20);
+/// Interval of usage samples while no code runs.
+pub const USAGE_IDLE_SAMPLE: Duration = Duration::from_secs(10);
+/// Largest message on the exec channel between daemon and init, bytes; a larger start or end goes as a call.
+pub const EXEC_CHANNEL_BYTES: usize = 64 << 10;
+/// Frames queued from init to an engine that does not read, bytes; beyond, the engine is killed.
+pub const ENGINE_QUEUE_BYTES: usize = 64 << 20;
+/// Open requests of one engine.
+pub const ENGINE_REQUESTS: usize = 64;
+/// An engine's list of jobs or of uncaptured state, bytes.
+pub const ENGINE_LIST_BYTES: usize = 4 << 20;
+/// Deadline for an engine's answer to a request other than code; then it is killed.
+pub const ENGINE_ANSWER: Duration = Duration::from_secs(60);
+/// Time in which an engine must exit after it closed its control socket, before it is killed.
+pub const ENGINE_EXIT: Duration = Duration::from_secs(3);
+/// Open calls of dynamic tools of one engine.
+pub const TOOL_CALLS: usize = 64;
+/// JSON part of a frame between init and engine, bytes.
+pub const FRAME_JSON_BYTES: usize = 16 << 20;
+/// Values, rows, cells and fields in the JSON part of one frame.
+/// A text of 16 MiB could hold enough of them to take hundreds of MiB.
+pub const FRAME_PARTS: usize = 500_000;
+/// Tail of a frame between init and engine, bytes.
+pub const FRAME_TAIL_BYTES: usize = 1 << 20;
+/// Engine state as one message (`snapshot`, `restore`), bytes.
+pub const STATE_INLINE_BYTES: usize = 32 << 20;
+/// Engine state of one kernel, all entries, bytes.
+pub const STATE_BYTES: u64 = 4 << 30;
+/// State entries of one kernel.
+pub const STATE_ENTRIES: usize = 100_000;
+/// Modules that Python preloads in a warm worker.
+pub const PRELOADED_MODULES: usize = 64;
+/// Snapshots of one Python engine in memory, one per checkpoint: the newest and, during a restore, the safety
+/// checkpoint's.
+pub const FORKED_SNAPSHOTS: usize = 3;
+/// Lost snapshots of which a worker remembers the reason.
+pub const LOST_SNAPSHOTS: usize = 64;
+/// Deadline for a snapshot's wake-up; then the saved state is used.
+pub const SNAPSHOT_WAKE: Duration = Duration::from_secs(2);
+/// Default memory for the snapshots of one engine, bytes.
+pub const ROLLBACK_BYTES: u64 = 256 << 20;
+/// Crashes within [`BREAKER_WINDOW`] that open a kernel's circuit breaker.
+pub const BREAKER_CRASHES: usize = 3;
+/// See [`BREAKER_CRASHES`].
+pub const BREAKER_WINDOW: Duration = Duration::from_secs(60);
+/// First pause before a crashed worker is restarted; doubles with each crash in the window.
+pub const RESTART_BACKOFF_FIRST: Duration = Duration::from_millis(100);
+/// Longest such pause.
+pub const RESTART_BACKOFF_MAX: Duration = Duration::from_secs(10);
