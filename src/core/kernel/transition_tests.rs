@@ -18,8 +18,7 @@ fn intents() -> [Transition; 3] {
 }
 
 const DECISIONS: [Decision; 3] = [Decision::Open, Decision::Committed, Decision::Aborted];
-const STEPS: [Step; 6] =
-    [Step::Prepare, Step::Files, Step::EngineState, Step::Commit, Step::Lifecycle, Step::Cleanup];
+const STEPS: [Step; 6] = [Step::Prepare, Step::Files, Step::EngineState, Step::Commit, Step::Lifecycle, Step::Cleanup];
 const CLAIM: Claim = Claim(1);
 
 fn record(transition: Transition, decision: Decision) -> Record {

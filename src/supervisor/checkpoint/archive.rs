@@ -1,22 +1,25 @@
 //! Putting a kernel away: its files and its engine's state are in the store alone, packed and shared with what is like them.
 //!
 //! ```text
-//! archive:    stop ─▶ everything is in a checkpoint, and that is whole ─▶ "archived" recorded ─▶ files removed
-//! unarchive:  files made anew, filled from the checkpoint ─▶ "stopped" recorded
+//! archive:    stop ─▶ everything is in a checkpoint, and that is whole ─▶ intent ─▶ commit ─▶ "archived" ─▶ files removed
+//! unarchive:  intent ─▶ files made anew, filled from the checkpoint ─▶ commit ─▶ "stopped"
 //! ```
-//! What is recorded decides: of a kernel that is archived, a start of the daemon removes what a crash left of its files.
+//! Intent and commit are in `state.db`, the lifecycle state is in the catalog. A transition that was interrupted is finished if
+//! it was committed, else reverted ([`carry_out`]), at the next start or before the next use.
 
 use std::rc::Rc;
 
-use super::restore::Alone;
 use super::{contents, fill, hold, take, verify};
 use crate::core::checkpoint::{Checkpoint, CheckpointType, Manifest, Taking};
 use crate::core::error::{Error, Result};
 use crate::core::ids::CheckpointId;
-use crate::core::kernel::State;
+use crate::core::kernel::transition::{Decision, Kind, Record, Recovery, Step, Transition};
+use crate::core::kernel::{Event, Life, State};
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::{Actor, Change, StopMode};
+use crate::supervisor::kernel::journal::Records;
+use crate::supervisor::kernel::transition::ExclusiveTransition;
 use crate::supervisor::registry::create_from::load_engine;
 use crate::workspace::Reason;
 
@@ -76,7 +79,12 @@ async fn put_away(host: &Rc<Host>, kernel: &Rc<Kernel>, change: Change) -> Resul
             .reason("threads")
             .hint("remove that first: `ryokan rm`; its state and its journal go with it"));
     }
-    let _alone = Alone::begin(kernel)?;
+    match kernel.interrupted() {
+        Some(Kind::Restore) => kernel.recovered().await?,
+        Some(Kind::Archive | Kind::Unarchive | Kind::Remove) => kernel.settle().await?,
+        None => {}
+    }
+    let transition = Rc::new(ExclusiveTransition::begin(kernel, Kind::Archive)?);
     let id = rested(host, kernel, actor).await?;
     let (checkpoint, _held) = hold(kernel, kernel.recorded(id).await?).await?;
     let (manifest, parts) = contents(host, &checkpoint).await?;
@@ -84,9 +92,8 @@ async fn put_away(host: &Rc<Host>, kernel: &Rc<Kernel>, change: Change) -> Resul
     verify::readable(&host.store, &manifest, &parts).await?;
     // Nobody reads the files while they go, and from here on nobody works with them who would come too late.
     let _turn = kernel.turn_with_files().await?;
-    kernel.goes(false)?;
-    let archived = kernel.archive(actor.clone(), id).await;
-    kernel.stays();
+    transition.record(Transition::Archive { checkpoint: id }, actor.to_string(), host.now_ms()).await?;
+    let archived = kernel.archive(actor.clone(), id, transition).await;
     host.spares.discard_of(kernel.id).await;
     Ok((checkpoint, archived?))
 }
@@ -141,26 +148,78 @@ pub async fn unarchive(host: &Rc<Host>, kernel: &Rc<Kernel>, change: Change) -> 
 
 async fn take_out(host: &Rc<Host>, kernel: &Rc<Kernel>, change: Change) -> Result<u64> {
     kernel.admit(&change.actor, change.expected_version).await?;
-    let _alone = Alone::begin(kernel)?;
+    kernel.settle().await?;
+    let transition = Rc::new(ExclusiveTransition::begin(kernel, Kind::Unarchive)?);
     let id = kernel.archived_in().ok_or_else(|| {
         Error::conflict(format!("kernel {} is not archived", kernel.spec.name)).reason("not_archived")
     })?;
-    let _source = kernel.lend()?;
     let (checkpoint, _held) = hold(kernel, kernel.recorded(id).await?).await?;
     let (manifest, parts) = contents(host, &checkpoint).await?;
     let _turn = kernel.turn_with_files().await?;
+    let intent = Transition::Unarchive { checkpoint: id };
+    transition.record(intent, change.actor.to_string(), host.now_ms()).await?;
     let made = async {
+        transition.enter(Step::Files)?;
         host.catalog.recreate_kernel_files(kernel.id).await?;
         fill(host, kernel.id, manifest.workspace.tree, None, None).await?;
+        transition.enter(Step::EngineState)?;
         load_engine(host, kernel.id, manifest.engine, parts).await?;
-        kernel.unarchive(change.actor.clone()).await
+        kernel.unarchive(change.actor.clone(), Rc::clone(&transition)).await
     };
     let made = made.await;
+    transition.release();
+    // If it was not committed, nothing of the files is left.
     if made.is_err()
-        && kernel.archived_in().is_some()
-        && let Err(error) = host.catalog.clear_kernel_files(kernel.id).await
+        && let Err(error) = kernel.settle().await
     {
         tracing::warn!(kernel = %kernel.spec.name, %error, "what was made of an archived kernel's files is left");
     }
     made
+}
+
+/// The life of a kernel after the transition of this record, if that was committed.
+pub(crate) fn life_after(life: &Life, record: &Record, now_ms: i64) -> Life {
+    let mut life = life.clone();
+    let event = match (record.transition, record.decision) {
+        (Transition::Archive { checkpoint }, Decision::Committed) => Some(Event::ArchiveAsked { checkpoint }),
+        (Transition::Unarchive { .. }, Decision::Committed) => Some(Event::Unarchived),
+        (Transition::Restore { .. }, _) | (_, Decision::Open | Decision::Aborted) => None,
+    };
+    if let Some(event) = event {
+        // Its actions are notices, which the kernel's task gives with the commit.
+        let _ = life.step(event, now_ms);
+    }
+    life
+}
+
+/// Does what the record of an archiving, or of its reversal, leaves to be done. May be repeated. `enter` is called at the beginning of each step, `save` writes the life
+/// after it ([`life_after`]).
+///
+/// # Errors
+/// Those of the catalog and of removing files.
+pub(crate) async fn carry_out(
+    host: &Host,
+    records: &Records,
+    record: &Record,
+    mut enter: impl FnMut(Step) -> Result<()>,
+    save: impl AsyncFnMut() -> Result<()>,
+) -> Result<()> {
+    match (record.transition, record.recovery()) {
+        (Transition::Archive { .. }, Recovery::Finish) => {
+            enter(Step::Lifecycle)?;
+            host.making_room(save).await?;
+            enter(Step::Cleanup)?;
+            Ok(host.catalog.clear_kernel_files(records.kernel()).await?)
+        }
+        (Transition::Unarchive { .. }, Recovery::Finish) => {
+            enter(Step::Lifecycle)?;
+            host.making_room(save).await
+        }
+        (Transition::Unarchive { .. }, Recovery::Revert | Recovery::FinishOrRevert) => {
+            Ok(host.catalog.clear_kernel_files(records.kernel()).await?)
+        }
+        // Its files were not touched.
+        (Transition::Archive { .. }, Recovery::Revert | Recovery::FinishOrRevert) => Ok(()),
+        (Transition::Restore { .. }, _) => Err(Error::internal("a restore is ended by its own recovery")),
+    }
 }

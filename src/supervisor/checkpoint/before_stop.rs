@@ -60,8 +60,8 @@ async fn rest(
     if !has_jobs && !kernel.records.changed_since_head().await? {
         return Ok(None);
     }
-    if kernel.between.get() {
-        return Err(Error::conflict("it is between two states: a restore has not ended").reason("restoring"));
+    if kernel.is_changing() {
+        kernel.not_in_transition()?;
     }
     if host.disk_is_full() {
         return Err(Host::full());

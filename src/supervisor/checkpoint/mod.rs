@@ -3,11 +3,11 @@
 //! ```text
 //! take:     wait for the safe point ─▶ engine saves ─▶ freeze ─▶ files ─▶ thaw ─▶ manifest ─▶ row and journal entry: visible
 //! restore:  gather what is now ─▶ read what differs and will be needed ─▶ safety checkpoint of what was gathered
-//!           ─▶ "restoring" recorded ─▶ files, state ─▶ mounts, row, journal entry: done
+//!           ─▶ the transition is recorded ─▶ files, state ─▶ mounts, row, journal entry: done
 //! ```
 //!
-//! Everything that a row names is in the store before the row is. A restore that a crash cut off is ended by the next daemon:
-//! forwards if it can, else back to the safety checkpoint.
+//! Everything that a row names is in the store before the row is. A restore that was interrupted is ended before code runs:
+//! finished if that is possible, else reverted to the safety checkpoint.
 
 mod archive;
 mod before_stop;
@@ -45,8 +45,8 @@ use crate::supervisor::host::metrics::Stage;
 use crate::supervisor::kernel::command::{Actor, Change, Trace};
 use crate::supervisor::kernel::journal::version_after;
 
-pub(super) use archive::used;
 pub use archive::{archive, unarchive};
+pub(super) use archive::{carry_out, life_after, used};
 pub(super) use before_stop::{before_stop, left_out, told as rest_failed, wait as rest_wait};
 pub use compare::diff;
 use files::{CapturedFiles, Files};
@@ -56,7 +56,7 @@ use memory::Keep;
 pub(super) use pruning::{Held, hold, thin};
 pub use pruning::{pin, remove, set_retention};
 use quiesce::Still;
-pub(super) use restore::resume;
+pub(super) use restore::recover;
 pub use restore::{restore, undo};
 pub use text::diff_text;
 

@@ -10,5 +10,6 @@ pub mod output;
 pub(crate) mod sharing;
 pub(crate) mod task;
 pub mod tools;
+pub(crate) mod transition;
 
 pub use handle::{Kernel, View};

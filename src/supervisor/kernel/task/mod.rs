@@ -17,6 +17,7 @@ mod completion;
 mod executions;
 mod listener;
 mod records;
+mod recovery;
 mod restored;
 mod stop;
 mod worker_lifecycle;
@@ -50,8 +51,8 @@ pub(crate) use listener::Listener;
 enum Item {
     Execution(Rc<Execution>),
     Operation(Operation, Option<Waiting>),
-    /// A restore, or the end of one.
-    Ending(Operation, Option<Waiting>),
+    /// A transition: all that is begun while the record of one is there.
+    Transition(Operation, Option<Waiting>),
     /// A stop that waits for what was asked before it.
     Stop(Reply<()>),
 }
@@ -73,6 +74,8 @@ pub(crate) enum Report {
     NotSaved { attempt: u64, error: Error },
     /// The worker's process has ended.
     Gone { attempt: u64 },
+    /// An interrupted transition was recovered before this start, or not.
+    Recovered { attempt: u64, outcome: Result<()> },
     /// The operation is over.
     OperationDone { number: u64 },
     /// A permit to run one more execution came.
@@ -170,8 +173,6 @@ pub(crate) struct Beginning {
     pub lease: Option<Lease>,
     pub mounts: Vec<GivenMount>,
     pub tools: Rc<Tools>,
-    /// What comes before anything that is asked: the end of a restore that was cut off.
-    pub first: Option<Operation>,
     /// Executions that nobody runs and that could not be closed.
     pub unclosed: Vec<ExecId>,
 }
@@ -199,7 +200,7 @@ impl Task {
             commands,
             reports,
             reporter,
-            queue: beginning.first.into_iter().map(|first| Item::Ending(first, None)).collect(),
+            queue: VecDeque::new(),
             running: None,
             ahead: None,
             permit: Permit::None,
@@ -232,9 +233,7 @@ impl Task {
         } else if let State::Crashed { .. } = self.life.state {
             self.backoff_at = Some(Instant::now() + limits::RESTART_BACKOFF_FIRST);
         }
-        if !self.queue.is_empty() {
-            self.step(Event::Used).await;
-        }
+        self.begin_recovery().await;
         while !self.leaving {
             let clock = earliest(earliest(self.idle_at, self.backoff_at), earliest(self.retry_at, self.save_at));
             // Boxed: what a task may ever do would be room that each one holds while it waits.
@@ -323,11 +322,14 @@ impl Task {
                 }
                 let _ = reply.send(Ok(rests));
             }
-            Command::Archive(actor, checkpoint, reply) => {
-                let _ = reply.send(self.archive(&actor, checkpoint).await);
+            Command::Archive(actor, checkpoint, transition, reply) => {
+                let _ = reply.send(self.archive(&actor, checkpoint, &transition).await);
             }
-            Command::Unarchive(actor, reply) => {
-                let _ = reply.send(self.unarchive(&actor).await);
+            Command::Unarchive(actor, transition, reply) => {
+                let _ = reply.send(self.unarchive(&actor, &transition).await);
+            }
+            Command::Settle(reply) => {
+                let _ = reply.send(self.settle().await);
             }
             Command::Admit(change, reply) => {
                 let _ = reply.send(self.admit(&change.actor, change.expected_version));
@@ -335,7 +337,10 @@ impl Task {
             Command::Retain(change, retention, reply) => {
                 let _ = reply.send(self.retain(change, retention).await);
             }
-            Command::Wake => self.dispatch().await,
+            Command::Wake => {
+                self.begin_recovery().await;
+                self.dispatch().await;
+            }
             Command::Remove(change, reply) => self.remove(change, reply).await,
         }
     }
@@ -362,6 +367,7 @@ impl Task {
                 }
             }
             Report::Gone { attempt } => self.worker_gone(attempt).await,
+            Report::Recovered { attempt, outcome } => self.recovered(attempt, outcome).await,
             Report::OperationDone { number } => {
                 if self.operating == Some(number) {
                     self.operating = None;
@@ -515,6 +521,7 @@ impl Task {
 
     async fn start(&mut self, actor: &Actor) -> Result<()> {
         self.admit(actor, 0)?;
+        self.settle().await?;
         self.room_for_worker()?;
         self.backoff_at = None;
         self.step(Event::StartAsked).await;

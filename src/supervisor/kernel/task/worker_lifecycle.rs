@@ -16,8 +16,11 @@ use crate::supervisor::workers::start::{given, mount_now, start};
 use crate::supervisor::workers::worker::Started;
 
 impl Task {
-    /// Starts a worker beside the task.
+    /// Starts a worker beside the task, after an interrupted restore was recovered.
     pub(crate) fn start_worker(&mut self, attempt: u64) {
+        if self.recover_before(attempt) {
+            return;
+        }
         let listener = Rc::new(Listener::new(attempt, &self.kernel, self.reporter.clone(), Rc::clone(&self.tools)));
         let (host, kernel, reporter) = (Rc::clone(&self.host), Rc::clone(&self.kernel), self.reporter.clone());
         let mounts = self.all_mounts();
