@@ -194,7 +194,29 @@ pub(super) fn recreate(kernels: &Path, id: KernelId, durability: Durability) -> 
     Ok(files)
 }
 
-/// Removes a kernel's directory: hides it at once, then deletes file by file. A missing directory is fine.
+/// Puts an empty engine database in the place of a kernel's. May be repeated. No process has it open.
+pub(crate) fn recreate_engine(kernels: &Path, id: KernelId, durability: Durability) -> Result<()> {
+    let path = KernelFiles::of(kernels, id).engine_db;
+    let wrong = |e| CatalogError::of_io("replace", &path, e);
+    fault::point("kernel.engine.recreate").map_err(wrong)?;
+    // The database last: a log without its database is nothing, a database with another one's log is damaged.
+    for suffix in ["-wal", "-shm", "-journal", ""] {
+        let mut file = path.clone().into_os_string();
+        file.push(suffix);
+        match std::fs::remove_file(&file) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(wrong(error)),
+            Ok(()) | Err(_) => {}
+        }
+    }
+    let file = write_template(&path, Kind::Engine.template()?).map_err(wrong)?;
+    if durability == Durability::Power {
+        file.sync_all().map_err(wrong)?;
+        File::open(path.parent().unwrap_or(&path)).and_then(|home| home.sync_all()).map_err(wrong)?;
+    }
+    Ok(())
+}
+
+/// Removes a kernel's directory with everything in it: out of sight at once, then file by file. One that is not there is fine.
 pub(super) fn remove(kernels: &Path, id: KernelId) -> Result<()> {
     let dir = kernels.join(id.to_string());
     let hidden = kernels.join(format!("{HIDDEN}{id}"));

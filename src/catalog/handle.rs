@@ -228,7 +228,17 @@ impl CatalogHandle {
         self.state_queue(kernel).manage(move |databases| files::recreate(&kernels, kernel, databases.durability()))
     }
 
-    /// Closes a kernel's database and removes its directory with the workspace. Call it after [`Self::remove_kernel`].
+    /// Puts an empty engine database in the place of a kernel's, which no process has open. May be repeated.
+    ///
+    /// # Errors
+    /// `Full`, `ReadOnly`.
+    pub fn recreate_engine_db(&self, kernel: KernelId) -> Pending<()> {
+        let kernels = self.kernels.clone();
+        self.state_queue(kernel)
+            .manage(move |databases| files::recreate_engine(&kernels, kernel, databases.durability()))
+    }
+
+    /// Closes a kernel's database and removes its directory, the workspace included. Comes after [`Self::remove_kernel`].
     ///
     /// # Errors
     /// Files that cannot be removed; they are hidden, and the next start tries again.

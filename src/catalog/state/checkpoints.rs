@@ -1,9 +1,9 @@
-//! Checkpoints: their rows, the kernel's position among them, and a restore under way.
+//! Checkpoints: their rows, where the kernel is among them, and the end of a restore.
 
 use rusqlite::{Connection, OptionalExtension as _, Row, params};
 
 use super::journal::{self, NewEntry};
-use super::{StateHandle, grants, origin, workflow, workflow_restore};
+use super::{StateHandle, grants, origin, transition, workflow, workflow_restore};
 use crate::catalog::error::CatalogError;
 use crate::catalog::row::{bytes, signed, unsigned, unsigned32, wrong};
 use crate::catalog::sqlite::{Db, Result};
@@ -91,22 +91,7 @@ pub struct Head {
     pub undo: Option<CheckpointId>,
 }
 
-/// A restore under way.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Restoring {
-    /// The checkpoint to restore.
-    pub target: CheckpointId,
-    /// The safety checkpoint.
-    pub safety: CheckpointId,
-    /// Who requested it.
-    pub actor: String,
-    /// Milliseconds since 1970.
-    pub at_ms: i64,
-    /// The request's options.
-    pub options: Options,
-}
-
-/// Result of a finished restore.
+/// What the end of a restore did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Finished {
     /// Its journal entry.
@@ -120,9 +105,15 @@ pub struct Finished {
 /// The end of a restore.
 #[derive(Debug, Clone)]
 pub struct Restored {
-    /// The restored checkpoint.
-    pub restoring: Restoring,
-    /// The mounts added since creation, from now on.
+    /// The checkpoint that the kernel is at.
+    pub target: CheckpointId,
+    /// The checkpoint before the restore; the same as the target if the restore was reverted.
+    pub safety: CheckpointId,
+    /// Who asked for it.
+    pub actor: String,
+    /// What else the restore changes.
+    pub options: Options,
+    /// The mounts added since creation, as they are from now on.
     pub mounts: Vec<GivenMount>,
     /// The MCP servers, from now on.
     pub mcp: Vec<(String, McpTransport)>,
@@ -201,23 +192,7 @@ impl StateHandle {
         self.write("state.checkpoints.pin", move |db| set_pinned(db, id, pinned))
     }
 
-    /// Records the intent of a restore, before it changes anything.
-    ///
-    /// # Errors
-    /// Database errors.
-    pub fn begin_restore(&self, restoring: Restoring) -> Pending<()> {
-        self.write("state.restore.begin", move |db| begin_restore(db, &restoring))
-    }
-
-    /// The unfinished restore, if any.
-    ///
-    /// # Errors
-    /// Database errors.
-    pub fn restoring(&self) -> Pending<Option<Restoring>> {
-        self.read(restoring)
-    }
-
-    /// Records the end of a restore with its journal entry.
+    /// Ends a restore, finished or reverted, with its journal entry. Clears the transition's record.
     ///
     /// # Errors
     /// `Conflict` if the checkpoint was removed.
@@ -340,43 +315,8 @@ fn set_pinned(db: &Db, id: CheckpointId, pinned: bool) -> Result<bool> {
     })
 }
 
-pub(super) fn restoring(db: &Db) -> Result<Option<Restoring>> {
-    db.sql("read restore", |c| {
-        c.prepare_cached("SELECT target, safety, actor, at_ms, supersede_decisions, with_artifacts FROM restoring")?
-            .query_row([], |row| {
-                Ok(Restoring {
-                    target: CheckpointId::from_bytes(bytes(row, 0)?),
-                    safety: CheckpointId::from_bytes(bytes(row, 1)?),
-                    actor: row.get(2)?,
-                    at_ms: row.get(3)?,
-                    options: Options { supersede_decisions: row.get(4)?, with_artifacts: row.get(5)? },
-                })
-            })
-            .optional()
-    })
-}
-
-fn begin_restore(db: &Db, restoring: &Restoring) -> Result<()> {
-    db.sql("begin restore", |c| {
-        c.prepare_cached(
-            "INSERT OR REPLACE INTO restoring (one, target, safety, actor, at_ms, supersede_decisions, with_artifacts)
-             VALUES (1, ?, ?, ?, ?, ?, ?)",
-        )?
-        .execute(params![
-            restoring.target.as_bytes(),
-            restoring.safety.as_bytes(),
-            restoring.actor,
-            restoring.at_ms,
-            restoring.options.supersede_decisions,
-            restoring.options.with_artifacts,
-        ])
-        .map(drop)
-    })
-}
-
 fn finish_restore(db: &Db, done: Restored) -> Result<Finished> {
-    let Restored { restoring, mounts, mcp, work, entry, at_ms } = done;
-    let Restoring { target, safety, actor, options, .. } = restoring;
+    let Restored { target, safety, actor, options, mounts, mcp, work, entry, at_ms } = done;
     let sequence = journal::append_one(db, entry)?;
     grants::replace(db, &mounts, &mcp)?;
     if target != safety {
@@ -384,8 +324,8 @@ fn finish_restore(db: &Db, done: Restored) -> Result<Finished> {
     }
     let (decisions_changed, artifacts_changed) =
         workflow_restore::restore(db, &work, (target, safety), options, (&actor, at_ms))?;
+    transition::clear(db)?;
     let found = db.sql("end restore", |c| {
-        c.prepare_cached("DELETE FROM restoring")?.execute([])?;
         if target == safety {
             // The restore was reverted: the kernel's position and the target of undo are unchanged.
             let mut there = c.prepare_cached("SELECT count(*) FROM checkpoints WHERE id = ?")?;

@@ -10,6 +10,7 @@ mod origin;
 mod output;
 mod pruning;
 mod roots;
+mod transition;
 mod workflow;
 mod workflow_restore;
 
@@ -21,7 +22,7 @@ use crate::core::ids::{Digest, ExecId, KernelId};
 use crate::core::info::{GivenMount, JournalEntry, JournalView, McpTransport};
 use crate::core::limits;
 
-pub use checkpoints::{Added, Finished, Head, NewCheckpoint, Restored, Restoring, Together, WORK_CHANGED};
+pub use checkpoints::{Added, Finished, Head, NewCheckpoint, Restored, Together, WORK_CHANGED};
 pub use executions::{Begun, ExecBegin, ExecClose, ExecRecord};
 pub use grants::{Consent, NewConsent};
 pub use journal::{Direction, EntryKind, NewEntry};

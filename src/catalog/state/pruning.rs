@@ -6,9 +6,9 @@ use std::collections::HashSet;
 
 use rusqlite::params;
 
-use super::checkpoints::{all, head, restoring};
+use super::checkpoints::{all, head};
 use super::journal::{self, NewEntry};
-use super::{Head, StateHandle};
+use super::{Head, StateHandle, transition};
 use crate::catalog::error::CatalogError;
 use crate::catalog::row::{signed, unsigned};
 use crate::catalog::sqlite::{Db, Result};
@@ -21,7 +21,7 @@ use crate::core::retention::{Standing, Use};
 pub type Selection = Box<dyn FnOnce(&Standing) -> Vec<CheckpointId> + Send>;
 
 impl StateHandle {
-    /// Every checkpoint, and those that the kernel needs: its position, and those for undo and for a restore under way.
+    /// Every checkpoint, and which of them the kernel needs: where it is, what undo and a transition under way need.
     ///
     /// # Errors
     /// Database errors.
@@ -71,7 +71,7 @@ impl StateHandle {
                 let why = match why {
                     Use::Head => "the kernel is at it",
                     Use::Undo => "undo goes back to it",
-                    Use::Restore | Use::Reading => "a restore that has begun needs it",
+                    Use::Restore | Use::Reading => "a transition that has begun needs it",
                 };
                 return Err(CatalogError::Conflict(format!("checkpoint {id} cannot go: {why}")));
             }
@@ -94,9 +94,8 @@ fn standing(db: &Db) -> Result<Standing> {
     let mut needed: Vec<(CheckpointId, Use)> = Vec::new();
     needed.extend(checkpoint.map(|id| (id, Use::Head)));
     needed.extend(undo.map(|id| (id, Use::Undo)));
-    if let Some(restoring) = restoring(db)? {
-        needed.extend([(restoring.target, Use::Restore), (restoring.safety, Use::Restore)]);
-    }
+    let under_way = transition::get(db)?.map(|record| record.transition.checkpoints());
+    needed.extend(under_way.into_iter().flatten().map(|id| (id, Use::Restore)));
     Ok(Standing { checkpoints: all(db)?, needed })
 }
 

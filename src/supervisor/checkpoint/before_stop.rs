@@ -10,26 +10,33 @@ use super::capture;
 use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType};
 use crate::core::error::{Error, Result};
 use crate::core::kernel::StopReason;
+use crate::core::kernel::transition::Record;
 use crate::core::limits;
 use crate::link::host::WorkerLink;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
-use crate::supervisor::kernel::services::BeforeStop;
+use crate::supervisor::kernel::services::CheckpointService;
+use crate::supervisor::kernel::transition::ExclusiveTransition;
 
-/// Takes a checkpoint of type `auto` before a stop, if something changed since the kernel came to its head.
-pub(crate) struct StopCheckpoint {
+/// The checkpoints of a host's kernels, as their tasks use them.
+pub(crate) struct Checkpoints {
     host: Rc<Host>,
 }
 
-impl StopCheckpoint {
+impl Checkpoints {
     /// For the kernels of that host.
-    pub(crate) fn new(host: &Rc<Host>) -> StopCheckpoint {
-        StopCheckpoint { host: Rc::clone(host) }
+    pub(crate) fn new(host: &Rc<Host>) -> Checkpoints {
+        Checkpoints { host: Rc::clone(host) }
     }
 }
 
-impl BeforeStop for StopCheckpoint {
-    fn keep(&self, kernel: &Rc<Kernel>, link: &Rc<WorkerLink>, reason: StopReason) -> LocalBoxFuture<'static, ()> {
+impl CheckpointService for Checkpoints {
+    fn before_stop(
+        &self,
+        kernel: &Rc<Kernel>,
+        link: &Rc<WorkerLink>,
+        reason: StopReason,
+    ) -> LocalBoxFuture<'static, ()> {
         let (host, kernel, link) = (Rc::clone(&self.host), Rc::clone(kernel), Rc::clone(link));
         async move {
             if let Err(error) = take(&host, &kernel, &link, reason).await {
@@ -40,7 +47,7 @@ impl BeforeStop for StopCheckpoint {
         .boxed_local()
     }
 
-    fn skip(&self, kernel: &Rc<Kernel>) -> LocalBoxFuture<'static, ()> {
+    fn skipped(&self, kernel: &Rc<Kernel>) -> LocalBoxFuture<'static, ()> {
         let (host, kernel) = (Rc::clone(&self.host), Rc::clone(kernel));
         async move {
             if !kernel.spec.ephemeral && kernel.records.changed_since_head().await.unwrap_or(true) {
@@ -52,6 +59,17 @@ impl BeforeStop for StopCheckpoint {
 
     fn timed_out(&self, kernel: &Kernel) {
         publish_failure(&self.host, kernel, "it took too long");
+    }
+
+    fn recover_restore(
+        &self,
+        kernel: &Rc<Kernel>,
+        link: Option<&Rc<WorkerLink>>,
+        transition: ExclusiveTransition,
+        record: Record,
+    ) -> LocalBoxFuture<'static, Result<()>> {
+        let (host, kernel, link) = (Rc::clone(&self.host), Rc::clone(kernel), link.cloned());
+        async move { super::restore::recover(&host, &kernel, link.as_ref(), transition, record).await }.boxed_local()
     }
 
     fn wait(&self, reason: Option<StopReason>, is_forced: bool) -> Duration {
@@ -83,8 +101,8 @@ async fn take(
     if !has_jobs && !kernel.records.changed_since_head().await? {
         return Ok(None);
     }
-    if kernel.between.get() {
-        return Err(Error::conflict("it is between two states: a restore has not ended").reason("restoring"));
+    if kernel.is_changing() {
+        kernel.not_in_transition()?;
     }
     if host.disk_is_full() {
         return Err(Host::full());

@@ -60,10 +60,8 @@ impl Files {
     pub async fn of(host: &Host, kernel: &Rc<Kernel>) -> Result<Files> {
         let turn = kernel.turn_with_files().await?;
         let owner = kernel.files();
-        if owner.id != kernel.id && owner.between.get() {
-            return Err(Error::conflict(format!("kernel {} is being restored", owner.spec.name))
-                .reason("restoring")
-                .hint("try again when that is done"));
+        if owner.id != kernel.id && owner.is_changing() {
+            owner.not_in_transition()?;
         }
         let (places, durability) = (places(host, owner.id), host.config.daemon.durability);
         let kept = kernel.take_workspace();

@@ -81,7 +81,7 @@ pub(super) async fn gather(
     let (parts, state) = saved?;
     let id = CheckpointId::from_bytes(host.random());
     let copy = memory::keep(host, link, kernel.spec.engine, id, keep).await?;
-    let still = Still::of(kernel, link).await?;
+    let still = Still::of(kernel, Some(link)).await?;
     let collected = objects.files.collect(&together).await;
     // Whatever came of it, the code inside goes on.
     still.end().await?;

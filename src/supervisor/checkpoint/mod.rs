@@ -3,11 +3,11 @@
 //! ```text
 //! take:     wait for the safe point ─▶ engine saves ─▶ freeze ─▶ files ─▶ thaw ─▶ manifest ─▶ row and journal entry: visible
 //! restore:  gather what is now ─▶ read what differs and will be needed ─▶ safety checkpoint of what was gathered
-//!           ─▶ "restoring" recorded ─▶ files, state ─▶ mounts, row, journal entry: done
+//!           ─▶ the transition is recorded ─▶ files, state ─▶ mounts, row, journal entry: done
 //! ```
 //!
-//! Everything that a row names is in the store before the row is. A restore that a crash cut off is ended by the next daemon:
-//! forwards if it can, else back to the safety checkpoint.
+//! Everything that a row names is in the store before the row is. A restore that was interrupted is ended before code runs:
+//! finished if that is possible, else reverted to the safety checkpoint.
 
 mod archive;
 mod before_stop;
@@ -47,7 +47,7 @@ use crate::supervisor::kernel::journal::version_after;
 use crate::supervisor::kernel::work_detail;
 
 pub use archive::{archive, unarchive};
-pub(crate) use before_stop::StopCheckpoint;
+pub(crate) use before_stop::Checkpoints;
 pub use compare::diff;
 use files::{CapturedFiles, Files};
 pub(crate) use files::{Giving, donor, fill};
@@ -56,7 +56,6 @@ use memory::Keep;
 pub(super) use pruning::{Held, hold, thin};
 pub use pruning::{pin, remove, set_retention};
 use quiesce::Still;
-pub(super) use restore::resume;
 pub use restore::{restore, undo};
 pub(crate) use state::load_engine;
 pub use text::diff_text;

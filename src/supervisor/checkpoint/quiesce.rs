@@ -10,20 +10,22 @@ use crate::supervisor::kernel::sharing::Hold;
 
 /// Workers in which nothing runs until [`Still::end`].
 pub(super) struct Still {
-    own: Rc<WorkerLink>,
+    own: Option<Rc<WorkerLink>>,
     others: Vec<Rc<WorkerLink>>,
     _hold: Hold,
 }
 
 impl Still {
-    /// Stops the kernel's worker, which the caller holds, and those of the other sessions.
+    /// Stops the kernel's worker, which the caller holds, if there is one, and those of the other sessions.
     ///
     /// # Errors
     /// If one does not stop: then all go on.
-    pub async fn of(kernel: &Rc<Kernel>, link: &Rc<WorkerLink>) -> Result<Still> {
+    pub async fn of(kernel: &Rc<Kernel>, link: Option<&Rc<WorkerLink>>) -> Result<Still> {
         let hold = kernel.hold_files();
-        freeze(link).await?;
-        let mut still = Still { own: Rc::clone(link), others: Vec::new(), _hold: hold };
+        if let Some(link) = link {
+            freeze(link).await?;
+        }
+        let mut still = Still { own: link.cloned(), others: Vec::new(), _hold: hold };
         for other in kernel.others() {
             let Some(link) = other.link.borrow().clone() else { continue };
             match link.freeze_at_work().await {
@@ -51,7 +53,10 @@ impl Still {
                 tracing::debug!(%error, "a worker ended while it stood still");
             }
         }
-        self.own.thaw().await
+        match &self.own {
+            Some(own) => own.thaw().await,
+            None => Ok(()),
+        }
     }
 }
 

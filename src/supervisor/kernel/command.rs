@@ -17,6 +17,7 @@ use crate::core::retention::Retention;
 use crate::core::workflow::{self, Outcome};
 use crate::link::host::WorkerLink;
 pub use crate::supervisor::host::actor::Actor;
+use crate::supervisor::kernel::transition::ExclusiveTransition;
 
 /// What runs on a worker between executions. The closure answers the caller itself; with an error, if there is no worker.
 pub type Operation = Box<dyn FnOnce(Result<Rc<WorkerLink>>) -> LocalBoxFuture<'static, ()>>;
@@ -49,10 +50,10 @@ pub type Waiting = Rc<Cell<Turn>>;
 pub enum Trace {
     /// It only looks.
     None,
-    /// A restore: a change that journals itself, and the only one that is done in a kernel between two states.
-    Restore(Change),
-    /// It ends what a restore has begun, before everything that waits and whatever the limits say.
-    First,
+    /// A transition: a change that journals itself, and the only one that is done while a record of one is there.
+    Transition(Change),
+    /// The wait for the recovery of a transition, before everything else that waits and whatever the limits say.
+    Recovery,
     /// A change that journals itself once it is done.
     Own(Change),
     /// A change that is journalled under this text before it is done, and once more if it fails.
@@ -113,17 +114,19 @@ pub enum Command {
     ForgetCheckpoint(Change, Box<Checkpoint>, Reply<u64>),
     /// Checkpoint it and end its worker, if nobody uses it: memory is short. Whether that began.
     StopIfIdle(Reply<bool>),
-    /// Put the kernel away, if it is what this checkpoint holds; gives the version.
-    Archive(Actor, CheckpointId, Reply<u64>),
-    /// Its files and its state are in their places again; gives the version.
-    Unarchive(Actor, Reply<u64>),
+    /// Commit an archiving, if the kernel is what this checkpoint holds; gives the version.
+    Archive(Actor, CheckpointId, Rc<ExclusiveTransition>, Reply<u64>),
+    /// Commit the end of an archive: files and state are in their places again; gives the version.
+    Unarchive(Actor, Rc<ExclusiveTransition>, Reply<u64>),
+    /// End an archiving, or its reversal, that was interrupted.
+    Settle(Reply<()>),
     /// Whether this may be changed now.
     Admit(Change, Reply<()>),
     /// Keep checkpoints that ryokan takes by itself for so long.
     Retain(Change, Retention, Reply<()>),
     /// Whoever waited for their turn may have given up.
     LeaveQueue,
-    /// Look whether something can be begun that could not: the workspace stands still no longer.
+    /// Begin what could not be begun before: the workspace is no longer still, or a transition lacks its owner.
     Wake,
     /// End the worker and the task; what is on disk is the caller's to delete.
     Remove(Change, Reply<()>),

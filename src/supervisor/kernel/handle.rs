@@ -21,6 +21,7 @@ use crate::core::info::{
     GivenMount, JournalEntry, JournalView, KernelInfo, McpInfo, McpTransport, MountInfo, ToolInfo,
 };
 use crate::core::kernel::State;
+use crate::core::kernel::transition::Transitions;
 use crate::core::limits;
 use crate::core::missed::MissedEntry;
 use crate::core::origin::{Origin, OriginKind};
@@ -31,6 +32,7 @@ use crate::link::host::{Job, WorkerLink};
 use crate::supervisor::host::audit::Audited;
 use crate::supervisor::kernel::journal::{Found, Records};
 use crate::supervisor::kernel::sharing::Sessions;
+use crate::supervisor::kernel::transition::ExclusiveTransition;
 use crate::supervisor::workers::worker::KernelStart;
 
 /// What everybody may see of a kernel; written by its task only.
@@ -84,10 +86,8 @@ pub struct Kernel {
     pub(crate) link: RefCell<Option<Rc<WorkerLink>>>,
     pub(crate) executions: RefCell<HashMap<ExecId, Rc<Execution>>>,
     pub(crate) commands: mpsc::Sender<Box<Command>>,
-    /// A restore is under way.
-    pub(crate) restoring: Cell<bool>,
-    /// A restore has begun to change things and has not ended.
-    pub(crate) between: Cell<bool>,
+    /// The exclusive change that it is in.
+    pub(crate) transitions: RefCell<Transitions>,
     /// Its MCP servers' tools, which are the task's.
     pub(crate) tools: RefCell<Weak<Tools>>,
     /// Who works in its workspace.
@@ -358,19 +358,12 @@ impl Kernel {
         let _ = self.commands.try_send(Box::new(Command::LeaveQueue));
     }
 
-    /// As [`Self::with_worker`], before everything that waits.
+    /// Waits until an interrupted transition was recovered and a worker is ready, before everything else that waits.
     ///
     /// # Errors
-    /// As there.
-    pub(crate) async fn first_with_worker<T, F>(
-        &self,
-        operation: impl FnOnce(Rc<WorkerLink>) -> F + 'static,
-    ) -> Result<T>
-    where
-        T: 'static,
-        F: Future<Output = Result<T>> + 'static,
-    {
-        self.operate(Trace::First, None, operation).await
+    /// Those of the recovery and of starting a worker.
+    pub(crate) async fn recovered(&self) -> Result<()> {
+        self.operate(Trace::Recovery, None, |_| async { Ok(()) }).await
     }
 
     async fn operate<T, F>(
@@ -385,7 +378,7 @@ impl Kernel {
     {
         let journalled = match &trace {
             Trace::Journalled(change, text) => Some((change.actor.clone(), text.clone())),
-            Trace::None | Trace::Restore(_) | Trace::First | Trace::Own(_) => None,
+            Trace::None | Trace::Transition(_) | Trace::Recovery | Trace::Own(_) => None,
         };
         let (sender, result) = oneshot::channel();
         let operation: Operation = Box::new(move |link| {
@@ -399,7 +392,7 @@ impl Kernel {
             })
         });
         match trace {
-            Trace::First => self.ask_patiently(|reply| Command::Operate(trace, operation, waiting, reply)).await?,
+            Trace::Recovery => self.ask_patiently(|reply| Command::Operate(trace, operation, waiting, reply)).await?,
             trace => self.ask(|reply| Command::Operate(trace, operation, waiting, reply)).await?,
         }
         let done = result.await.unwrap_or_else(|_| Err(self.gone()));
@@ -533,16 +526,29 @@ impl Kernel {
     ///
     /// # Errors
     /// `conflict` if it was used meanwhile.
-    pub(crate) async fn archive(&self, actor: Actor, checkpoint: CheckpointId) -> Result<u64> {
-        self.ask(|reply| Command::Archive(actor, checkpoint, reply)).await
+    pub(crate) async fn archive(
+        &self,
+        actor: Actor,
+        checkpoint: CheckpointId,
+        transition: Rc<ExclusiveTransition>,
+    ) -> Result<u64> {
+        self.ask_patiently(|reply| Command::Archive(actor, checkpoint, transition, reply)).await
     }
 
     /// Its files and its state are in their places again.
     ///
     /// # Errors
     /// The databases': it is archived still.
-    pub(crate) async fn unarchive(&self, actor: Actor) -> Result<u64> {
-        self.ask(|reply| Command::Unarchive(actor, reply)).await
+    pub(crate) async fn unarchive(&self, actor: Actor, transition: Rc<ExclusiveTransition>) -> Result<u64> {
+        self.ask_patiently(|reply| Command::Unarchive(actor, transition, reply)).await
+    }
+
+    /// Ends an archiving, or its reversal, that was interrupted.
+    ///
+    /// # Errors
+    /// Those of the recovery.
+    pub(crate) async fn settle(&self) -> Result<()> {
+        self.ask(Command::Settle).await
     }
 
     /// Ends its worker as after its idle time, if nobody uses it; its next use starts it. Whether that began.

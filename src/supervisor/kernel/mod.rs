@@ -1,5 +1,6 @@
 //! One kernel: its handle, the task that owns it, its journal and its live output.
 
+pub(crate) mod archive_steps;
 pub mod command;
 pub mod engine_state;
 pub mod execution;
@@ -11,6 +12,7 @@ pub mod services;
 pub(crate) mod sharing;
 pub(crate) mod task;
 pub mod tools;
+pub(crate) mod transition;
 
 mod work;
 

@@ -10,8 +10,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::command::Command;
 use crate::core::error::{Error, Result};
 use crate::core::kernel::State;
+use crate::core::kernel::transition::{Kind, Refusal};
 use crate::core::limits;
 use crate::supervisor::kernel::Kernel;
+use crate::supervisor::kernel::transition::ExclusiveTransition;
 use crate::workspace::Workspace;
 
 /// A kernel's part in a workspace. What is said of the files is said at the kernel whose they are.
@@ -20,7 +22,6 @@ pub struct Sessions {
     threads: RefCell<Vec<Weak<Kernel>>>,
     /// Kernels that are being made from this one.
     making: Cell<usize>,
-    removing: Cell<bool>,
     /// How many hold the files still.
     still: Cell<usize>,
     /// Follows the files since they were first captured.
@@ -35,7 +36,6 @@ impl Sessions {
             owner,
             threads: RefCell::default(),
             making: Cell::new(0),
-            removing: Cell::new(false),
             still: Cell::new(0),
             workspace: RefCell::new(None),
             turn: Arc::new(Semaphore::new(1)),
@@ -113,7 +113,7 @@ impl Kernel {
     /// Whether nothing may begin here now: the files stand still, or are between two states.
     pub(crate) fn must_stand_still(&self) -> bool {
         let files = self.files();
-        files.sessions.still.get() > 0 || (files.id != self.id && files.between.get())
+        files.sessions.still.get() > 0 || (files.id != self.id && files.is_changing())
     }
 
     /// Has every session of this kernel's workspace look whether it may begin something.
@@ -177,23 +177,27 @@ impl Kernel {
             .hint("wait for it, or stop it: its files would be changed under it"))
     }
 
-    /// Keeps the kernel from being removed while another one is made from it.
+    /// Keeps the kernel from being removed or archived while another one is made from it.
     ///
     /// # Errors
-    /// `conflict` if it is being removed.
+    /// `conflict` if it is being removed or archived.
     pub(crate) fn lend(self: &Rc<Self>) -> Result<Source> {
-        if self.sessions.removing.get() || self.is_gone() {
-            return Err(self.is_going());
+        match self.transitions.borrow().active() {
+            Some(kind @ (Kind::Archive | Kind::Remove)) => return Err(self.refused(Refusal::UnderWay(kind))),
+            Some(Kind::Restore | Kind::Unarchive) | None => {}
+        }
+        if self.is_gone() {
+            return Err(self.refused(Refusal::UnderWay(Kind::Remove)));
         }
         self.sessions.making.set(self.sessions.making.get() + 1);
         Ok(Source(Rc::clone(self)))
     }
 
-    /// Begins its removal: from here on nothing is made from it, until [`stays`](Self::stays).
+    /// Begins its removal: from here on nothing is made from it.
     ///
     /// # Errors
-    /// `conflict` names its threads, unless they go too, or says that it is being removed or read.
-    pub(crate) fn goes(&self, with_threads: bool) -> Result<()> {
+    /// `conflict` names its threads, unless they go too, or says that it is being removed, archived or read.
+    pub(crate) fn begin_removal(self: &Rc<Self>, with_threads: bool) -> Result<ExclusiveTransition> {
         let name = &self.spec.name;
         let threads: Vec<String> = self.threads().iter().map(|thread| thread.spec.name.to_string()).collect();
         if !with_threads && !threads.is_empty() {
@@ -201,24 +205,20 @@ impl Kernel {
                 .reason("threads")
                 .hint("remove that first, or both at once with --with-threads"));
         }
-        if self.sessions.making.get() > 0 {
-            return Err(Error::conflict(format!("a fork, a thread or a file is being made of {name}"))
-                .reason("forking")
-                .hint("try again when that is done"));
-        }
-        if self.sessions.removing.replace(true) {
-            return Err(self.is_going());
-        }
-        Ok(())
+        ExclusiveTransition::begin(self, Kind::Remove)
     }
 
-    /// Gives its removal up.
-    pub(crate) fn stays(&self) {
-        self.sessions.removing.set(false);
-    }
-
-    fn is_going(&self) -> Error {
-        Error::conflict(format!("kernel {} is being removed or archived", self.spec.name)).reason("removing")
+    /// Refuses what cannot be done while another kernel is made from this one.
+    ///
+    /// # Errors
+    /// `conflict`.
+    pub(super) fn not_a_source(&self) -> Result<()> {
+        if self.sessions.making.get() == 0 {
+            return Ok(());
+        }
+        Err(Error::conflict(format!("a fork, a thread or a file is being made of {}", self.spec.name))
+            .reason("forking")
+            .hint("try again when that is done"))
     }
 
     /// Takes what the host told of changed files, so that its queue does not overflow before the next checkpoint.

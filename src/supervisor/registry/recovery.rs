@@ -18,14 +18,15 @@ use crate::catalog::{KernelRow, WorkerRow, sweep_kernels};
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::exec::ExecEnd;
 use crate::core::ids::KernelId;
+use crate::core::kernel::transition::Record;
 use crate::core::kernel::{CrashCause, Restart, State};
 use crate::core::limits;
-use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::Actor;
 use crate::supervisor::kernel::execution::{Execution, NO_DAEMON};
 use crate::supervisor::kernel::journal::{Loaded, Records, StateRecord};
 use crate::supervisor::kernel::output::Kept;
 use crate::supervisor::kernel::task::{Adopted, Listener};
+use crate::supervisor::kernel::{Kernel, archive_steps};
 use crate::supervisor::registry::Supervisor;
 use crate::supervisor::workers::admission::ResourceUse;
 
@@ -195,17 +196,33 @@ impl Supervisor {
         if taken.is_none() {
             record.life = record.life.without_worker();
         }
+        if let Some(transition) = loaded.transition.take() {
+            record.life = archive_steps::life_after(&record.life, &transition, host.now_ms());
+            // A restore, and what cannot be done now, is left to the kernel's task.
+            if let Err(error) = self.carry_out(&records, &row, &record, &transition).await {
+                tracing::info!(kernel = %row.spec.name, %error, "a transition awaits recovery");
+                loaded.transition = Some(transition);
+            }
+        }
         if at_rest {
             records.close().await;
         }
-        // What a crash left of one that was put away, or of one that was being taken out.
-        if matches!(record.life.state, State::Archived { .. })
-            && let Err(error) = host.catalog.clear_kernel_files(row.id).await
-        {
-            tracing::warn!(kernel = %row.spec.name, %error, "files of an archived kernel are left");
-        }
         self.open(&row, record, loaded, |kernel| taken.map(|taken| taken.bind(kernel)));
         done
+    }
+
+    /// Ends an archiving, or its reversal, that was interrupted.
+    async fn carry_out(
+        &self,
+        records: &Records,
+        row: &KernelRow,
+        state: &StateRecord,
+        transition: &Record,
+    ) -> Result<()> {
+        let host = self.host();
+        let save = async || records.save_life(&state.life, state.version, state.executions, row.last_used_at_ms).await;
+        archive_steps::carry_out(host, records, transition, |_| Ok(()), save).await?;
+        host.making_room(async || records.clear_transition().await).await
     }
 
     async fn take_over(

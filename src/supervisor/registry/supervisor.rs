@@ -12,6 +12,7 @@ use crate::catalog::{CatalogHandle, Created, IdempotencyKey, KernelRow, NewAudit
 use crate::config::Config;
 use crate::core::error::{DISK_FULL, Error, ErrorCode, Result};
 use crate::core::ids::{Epoch, KernelId};
+use crate::core::kernel::transition::Transitions;
 use crate::core::limits;
 use crate::core::name::KernelName;
 use crate::core::spec::{KernelSpec, Net};
@@ -23,7 +24,7 @@ use crate::supervisor::host::audit::bounded;
 use crate::supervisor::host::environment::Environment;
 use crate::supervisor::host::events::Events;
 use crate::supervisor::host::metrics::Stage;
-use crate::supervisor::kernel::command::{Actor, Change, Operation, StopMode};
+use crate::supervisor::kernel::command::{Actor, Change, StopMode};
 use crate::supervisor::kernel::journal::{Loaded, Records, StateRecord};
 use crate::supervisor::kernel::services::KernelServices;
 use crate::supervisor::kernel::sharing::Sessions;
@@ -67,8 +68,8 @@ impl Supervisor {
             }
         });
         let workers = Workers::new(&host);
-        let before_stop = Rc::new(checkpoint::StopCheckpoint::new(&host));
-        let services = KernelServices { host: Rc::clone(&host), workers: Rc::clone(&workers), before_stop };
+        let checkpoints = Rc::new(checkpoint::Checkpoints::new(&host));
+        let services = KernelServices { host: Rc::clone(&host), workers: Rc::clone(&workers), checkpoints };
         let supervisor = Supervisor { host, workers, registry: Rc::default(), services: Rc::new(services) };
         let weak = supervisor.downgrade();
         supervisor.workers.pressure.on_relief(move || {
@@ -348,8 +349,7 @@ impl Supervisor {
             link: std::cell::RefCell::new(None),
             executions: std::cell::RefCell::default(),
             commands,
-            restoring: std::cell::Cell::new(loaded.restoring),
-            between: std::cell::Cell::new(loaded.restoring),
+            transitions: std::cell::RefCell::new(Transitions::loaded(loaded.transition)),
             tools: std::cell::RefCell::default(),
             sessions: Sessions::new(owner.clone()),
             capture: std::cell::RefCell::new(
@@ -373,9 +373,8 @@ impl Supervisor {
             Some((adopted, channel)) => (Some(adopted), (channel.reporter, channel.reports)),
             None => (None, mpsc::unbounded_channel()),
         };
-        let first = loaded.restoring.then(|| self.end_restore(&kernel));
         let (lease, mounts, unclosed) = (loaded.lease, loaded.mounts, loaded.running);
-        let beginning = Beginning { life: record.life, lease, mounts, tools, first, unclosed };
+        let beginning = Beginning { life: record.life, lease, mounts, tools, unclosed };
         let task = Task::new(&self.services, Rc::clone(&kernel), waiting, channel, beginning);
         // Each line that its task logs says whose it is, whatever the level.
         let span = tracing::error_span!("kernel", id = %row.id, name = %kernel.event_name);
@@ -384,25 +383,6 @@ impl Supervisor {
         self.registry.by_name.borrow_mut().insert((row.uid, row.spec.name.clone()), row.id);
         self.publish_socket(&kernel, true);
         kernel
-    }
-
-    /// What a kernel does first whose restore a former daemon did not live to end.
-    fn end_restore(&self, kernel: &Rc<Kernel>) -> Operation {
-        let (host, kernel) = (Rc::clone(&self.host), Rc::clone(kernel));
-        Box::new(move |link| {
-            Box::pin(async move {
-                match link {
-                    Ok(link) => checkpoint::resume(&host, &kernel, &link).await,
-                    Err(error) => {
-                        tracing::error!(kernel = %kernel.spec.name, %error, "no worker to end an unfinished restore with");
-                        let detail = serde_json::json!({ "error": error.message });
-                        host.events.publish(&kernel.event_name, "restore_unfinished", detail);
-                        // Whoever asks for a restore now ends it.
-                        kernel.restoring.set(false);
-                    }
-                }
-            })
-        })
     }
 
     pub(crate) fn tools(&self, row: &KernelRow, mcp: Vec<(String, crate::core::info::McpTransport)>) -> Rc<Tools> {
@@ -431,12 +411,9 @@ impl Supervisor {
                 thread.admit(&change.actor, 0).await?;
             }
             kernel.admit(&change.actor, change.expected_version).await?;
-            kernel.goes(with_threads)?;
-            let removed = this.remove_all(&kernel, change).await;
-            if removed.is_err() {
-                kernel.stays();
-            }
-            removed
+            // Until it is gone, or stays.
+            let _removal = kernel.begin_removal(with_threads)?;
+            this.remove_all(&kernel, change).await
         });
         removing.await.map_err(|error| Error::internal(error.to_string()))?
     }
@@ -458,12 +435,8 @@ impl Supervisor {
     /// Its threads, then the kernel itself.
     async fn remove_all(&self, kernel: &Rc<Kernel>, change: Change) -> Result<()> {
         for thread in kernel.threads() {
-            thread.goes(false)?;
-            let removed = self.remove_one(&thread, Change { actor: change.actor.clone(), expected_version: 0 }).await;
-            if removed.is_err() {
-                thread.stays();
-            }
-            removed?;
+            let _removal = thread.begin_removal(false)?;
+            self.remove_one(&thread, Change { actor: change.actor.clone(), expected_version: 0 }).await?;
         }
         self.remove_one(kernel, change).await
     }

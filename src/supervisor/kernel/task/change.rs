@@ -28,7 +28,7 @@ impl Task {
     /// Adds a mount: to the live worker first, for it may refuse, then for good.
     pub(crate) async fn mount(&mut self, change: Change, mount: MountInfo) -> Result<()> {
         self.admit(&change.actor, change.expected_version)?;
-        self.not_restoring()?;
+        self.not_in_transition()?;
         check_inside_path(Path::new(&mount.path)).map_err(|error| Error::invalid(error.to_string()))?;
         let real = self.host.check_source(self.kernel.uid, Path::new(&mount.source))?;
         let mounts = self.all_mounts();
@@ -78,7 +78,7 @@ impl Task {
     /// Takes a mount away.
     pub(crate) async fn unmount(&mut self, change: Change, path: &str) -> Result<()> {
         self.admit(&change.actor, change.expected_version)?;
-        self.not_restoring()?;
+        self.not_in_transition()?;
         let Some(at) = self.mounts.iter().position(|given| given.mount.path == path) else {
             let own = self.kernel.spec.paths.iter().any(|allowed| allowed.path == Path::new(path));
             return Err(if own {
@@ -104,15 +104,15 @@ impl Task {
         Ok(())
     }
 
-    /// What a restore is about to replace cannot be changed meanwhile: it would be lost.
-    pub(crate) fn not_restoring(&self) -> Result<()> {
+    /// What a transition replaces cannot be changed beside it: it would be lost.
+    pub(crate) fn not_in_transition(&self) -> Result<()> {
         self.kernel.at_hand()?;
-        if !self.kernel.restoring.get() {
-            return Ok(());
+        let admitted = self.kernel.not_in_transition();
+        if self.kernel.interrupted().is_some() {
+            // This use is refused, and begins the recovery.
+            self.kernel.wake_sessions();
         }
-        Err(Error::conflict(format!("kernel {} is being restored", self.kernel.spec.name))
-            .reason("restoring")
-            .hint("try again when that is done"))
+        admitted
     }
 
     fn workspace(&self) -> PathBuf {
@@ -122,7 +122,7 @@ impl Task {
     /// Adds an MCP server: only one that the configuration allows.
     pub(crate) async fn register_mcp(&mut self, change: Change, name: String, transport: McpTransport) -> Result<()> {
         self.admit(&change.actor, change.expected_version)?;
-        self.not_restoring()?;
+        self.not_in_transition()?;
         self.tools.register(&name, &transport)?;
         let text = format!("registered MCP server {name}");
         let written = self.kernel.records.put_mcp(&change.actor, &text, &name, transport, self.host.now_ms()).await;
@@ -142,7 +142,7 @@ impl Task {
     /// Takes an MCP server away.
     pub(crate) async fn unregister_mcp(&mut self, change: Change, name: &str) -> Result<()> {
         self.admit(&change.actor, change.expected_version)?;
-        self.not_restoring()?;
+        self.not_in_transition()?;
         let text = format!("unregistered MCP server {name}");
         let version = self.kernel.records.remove_mcp(&change.actor, &text, name, self.host.now_ms()).await?;
         self.tools.unregister(name);

@@ -57,11 +57,11 @@ impl Task {
     /// what is given, and no longer than it has time.
     pub(crate) fn rest(&mut self, link: &Rc<WorkerLink>, reason: StopReason) -> Option<oneshot::Receiver<()>> {
         if self.operating.is_some() {
-            tokio::task::spawn_local(self.before_stop.skip(&self.kernel));
+            tokio::task::spawn_local(self.checkpoints.skipped(&self.kernel));
             return None;
         }
         let (told, heard) = oneshot::channel();
-        let keeping = self.before_stop.keep(&self.kernel, link, reason);
+        let keeping = self.checkpoints.before_stop(&self.kernel, link, reason);
         self.begin_operation(async move {
             keeping.await;
             // The stop may have gone on without it.

@@ -11,13 +11,12 @@ use crate::catalog::state::Begun;
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::exec::{ExecEnd, ExecRequest, ExecStatus, OutputEvent};
 use crate::core::ids::ExecId;
-use crate::core::kernel::{CrashCause, Event, State, StopReason};
+use crate::core::kernel::{CrashCause, Event, Restart, State, StopReason};
 use crate::core::limits;
 use crate::core::origin::Origin;
 use crate::link::host::WorkerExec;
 use crate::supervisor::host::metrics::Stage;
-use crate::supervisor::kernel::Kernel;
-use crate::supervisor::kernel::command::{Actor, Operation, Trace, Turn, Waiting};
+use crate::supervisor::kernel::command::{Actor, Command, Operation, Trace, Turn, Waiting};
 use crate::supervisor::kernel::execution::Execution;
 use crate::supervisor::kernel::handle::never_ran;
 use crate::supervisor::kernel::journal::version_after;
@@ -43,7 +42,7 @@ impl Task {
             };
         }
         self.admit(&actor, request.expected_version)?;
-        self.whole()?;
+        self.settle().await?;
         self.room_for_work()?;
         self.room_on_disk().await?;
         if request.output_limit_bytes == 0 {
@@ -73,7 +72,7 @@ impl Task {
     fn send_ahead(&self, request: &ExecRequest, output_kept: u64) -> Option<Ahead> {
         let leaving = self.current.as_ref().is_none_or(|current| current.leaving);
         let engaged = self.operating.is_some() || self.running.is_some() || !self.queue.is_empty();
-        let waits = self.kernel.between.get() || self.kernel.must_stand_still();
+        let waits = self.kernel.is_changing() || self.kernel.must_stand_still();
         if !matches!(self.life.state, State::Ready) || engaged || leaving || waits {
             return None;
         }
@@ -83,15 +82,6 @@ impl Task {
             request.to_mut().env.extend(origin);
         }
         link.prepare(exec, &request, output_kept).then(|| Ahead { exec, link: Some(link) })
-    }
-
-    /// Whether the kernel is in one state, or on the way to one: not between two for want of a restore's end. And so is the one
-    /// whose files it works with.
-    fn whole(&self) -> Result<()> {
-        match [&*self.kernel, self.kernel.files()].into_iter().find(|k| k.between.get() && !k.restoring.get()) {
-            Some(kernel) => Err(unfinished(kernel)),
-            None => Ok(()),
-        }
     }
 
     /// Whether one more piece of work may wait here.
@@ -128,25 +118,23 @@ impl Task {
     pub(crate) async fn operate(&mut self, trace: Trace, operation: Operation, waiting: Option<Waiting>) -> Result<()> {
         self.drop_given_up();
         match &trace {
-            Trace::Own(change) | Trace::Journalled(change, _) => {
+            Trace::Own(change) | Trace::Journalled(change, _) | Trace::Transition(change) => {
                 self.admit(&change.actor, change.expected_version)?;
-                self.whole()?;
             }
-            Trace::Restore(change) => self.admit(&change.actor, change.expected_version)?,
-            Trace::None => self.whole()?,
-            Trace::First => {}
+            Trace::None | Trace::Recovery => {}
         }
+        self.settle().await?;
         match &trace {
-            Trace::First => self.room_for_worker()?,
-            Trace::None | Trace::Own(_) | Trace::Journalled(..) | Trace::Restore(_) => self.room_for_work()?,
+            Trace::Recovery => self.room_for_worker()?,
+            Trace::None | Trace::Own(_) | Trace::Journalled(..) | Trace::Transition(_) => self.room_for_work()?,
         }
         if let Trace::Journalled(change, text) = &trace {
             self.mark(&change.actor, text).await?;
         }
         self.used();
         match trace {
-            Trace::First => self.queue.push_front(Item::Ending(operation, waiting)),
-            Trace::Restore(_) => self.queue.push_back(Item::Ending(operation, waiting)),
+            Trace::Recovery => self.queue.push_front(Item::Operation(operation, waiting)),
+            Trace::Transition(_) => self.queue.push_back(Item::Transition(operation, waiting)),
             Trace::None | Trace::Own(_) | Trace::Journalled(..) => {
                 self.queue.push_back(Item::Operation(operation, waiting));
             }
@@ -183,14 +171,16 @@ impl Task {
             return None;
         }
         let link = self.link()?;
-        if self.kernel.between.get() && !self.end_first().await {
+        if let Err(error) = self.settle().await {
+            self.fail_all_queued(&error).await;
+            return None;
+        }
+        if self.kernel.is_changing() && (self.recover_with(&link) || !self.transition_first()) {
             return None;
         }
         if self.kernel.must_stand_still() {
             // Whoever holds the files wakes this task when they are let go.
-            if let Err(error) = self.whole() {
-                self.fail_all_queued(&error).await;
-            }
+            self.see_to_owner().await;
             return None;
         }
         match self.queue.front()? {
@@ -203,8 +193,9 @@ impl Task {
                 self.stopping.push(reply);
                 Some(Event::StopAsked { reason: StopReason::Asked, force: false })
             }
-            Item::Operation(..) | Item::Ending(..) => {
-                let Some(Item::Operation(operation, _) | Item::Ending(operation, _)) = self.queue.pop_front() else {
+            Item::Operation(..) | Item::Transition(..) => {
+                let Some(Item::Operation(operation, _) | Item::Transition(operation, _)) = self.queue.pop_front()
+                else {
                     return None;
                 };
                 self.begin_operation(operation(Ok(link)));
@@ -258,24 +249,31 @@ impl Task {
     /// Takes out of the queue what nobody waits for any more.
     pub(crate) fn drop_given_up(&mut self) {
         self.queue.retain(|item| match item {
-            Item::Operation(_, Some(waiting)) | Item::Ending(_, Some(waiting)) => waiting.get() != Turn::GivenUp,
-            Item::Operation(_, None) | Item::Ending(_, None) | Item::Execution(_) | Item::Stop(_) => true,
+            Item::Operation(_, Some(waiting)) | Item::Transition(_, Some(waiting)) => waiting.get() != Turn::GivenUp,
+            Item::Operation(_, None) | Item::Transition(_, None) | Item::Execution(_) | Item::Stop(_) => true,
         });
     }
 
-    /// Between two states nothing runs but what ends that, and it goes first; whether there is such a thing. If none is to come,
+    /// While the record of a transition is there, only a transition is begun, and it goes first; whether one waits.
+    fn transition_first(&mut self) -> bool {
+        let at = self.queue.iter().position(|item| matches!(item, Item::Transition(..)));
+        let Some(item) = at.and_then(|at| self.queue.remove(at)) else { return false };
+        self.queue.push_front(item);
+        true
+    }
+
+    /// The files are another kernel's, and their restore was interrupted: has that kernel recover it. If it is held back,
     /// what waits is refused.
-    async fn end_first(&mut self) -> bool {
-        let ends = self.queue.iter().position(|item| matches!(item, Item::Ending(..)));
-        if let Some(ending) = ends.and_then(|at| self.queue.remove(at)) {
-            self.queue.push_front(ending);
-            return true;
-        }
-        if !self.kernel.restoring.get() {
-            let error = unfinished(&self.kernel);
+    async fn see_to_owner(&mut self) {
+        let owner = self.kernel.files_owner();
+        let (Some(kind), false) = (owner.interrupted(), owner.id == self.kernel.id) else { return };
+        let state = owner.view.borrow().state.clone();
+        if matches!(state, State::Crashed { restart: Restart::Breaker { .. }, .. }) {
+            let error = owner.unfinished(kind);
             self.fail_all_queued(&error).await;
         }
-        false
+        // One with so many requests that there is no room for this looks anyway.
+        let _ = owner.commands.try_send(Box::new(Command::Wake));
     }
 
     /// What a worker could not know when it started: that the state was restored since.
@@ -437,7 +435,7 @@ impl Task {
                     let end = ExecEnd::lost(format!("{}{hint}", error.message));
                     self.end(&execution, ExecEnd { status: ExecStatus::Refused, ..end }).await;
                 }
-                Item::Operation(operation, _) | Item::Ending(operation, _) => operation(Err(error.clone())).await,
+                Item::Operation(operation, _) | Item::Transition(operation, _) => operation(Err(error.clone())).await,
                 Item::Stop(reply) => self.stopping.push(reply),
             }
         }
@@ -453,7 +451,7 @@ impl Task {
                 Item::Execution(execution) => {
                     self.end(&execution, never_ran(why)).await;
                 }
-                Item::Operation(operation, _) | Item::Ending(operation, _) => {
+                Item::Operation(operation, _) | Item::Transition(operation, _) => {
                     operation(Err(Error::unavailable(why))).await
                 }
                 Item::Stop(reply) => self.stopping.push(reply),
@@ -473,11 +471,4 @@ pub(crate) async fn give_way() {
         Poll::Pending
     })
     .await;
-}
-
-fn unfinished(kernel: &Kernel) -> Error {
-    let name = &kernel.spec.name;
-    Error::conflict(format!("a restore of kernel {name} was begun and could not be ended"))
-        .reason("restore_unfinished")
-        .hint(format!("`ryokan events {name}` says why; `ryokan restore {name} REF` tries again"))
 }

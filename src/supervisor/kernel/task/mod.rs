@@ -17,6 +17,7 @@ mod completion;
 mod executions;
 mod listener;
 mod records;
+mod recovery;
 mod restored;
 mod stop;
 mod worker_lifecycle;
@@ -41,7 +42,7 @@ use crate::core::limits;
 use crate::link::host::WorkerLink;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
-use crate::supervisor::kernel::services::{BeforeStop, KernelServices};
+use crate::supervisor::kernel::services::{CheckpointService, KernelServices};
 use crate::supervisor::workers::Workers;
 use crate::supervisor::workers::admission::ExecPermit;
 use crate::supervisor::workers::worker::{LiveWorker, Started};
@@ -52,8 +53,8 @@ pub(crate) use listener::Listener;
 enum Item {
     Execution(Rc<Execution>),
     Operation(Operation, Option<Waiting>),
-    /// A restore, or the end of one.
-    Ending(Operation, Option<Waiting>),
+    /// A transition: all that is begun while the record of one is there.
+    Transition(Operation, Option<Waiting>),
     /// A stop that waits for what was asked before it.
     Stop(Reply<()>),
 }
@@ -75,6 +76,8 @@ pub(crate) enum Report {
     NotSaved { attempt: u64, error: Error },
     /// The worker's process has ended.
     Gone { attempt: u64 },
+    /// An interrupted transition was recovered before this start, or not.
+    Recovered { attempt: u64, outcome: Result<()> },
     /// The operation is over.
     OperationDone { number: u64 },
     /// A permit to run one more execution came.
@@ -95,7 +98,7 @@ struct Current {
 pub(crate) struct Task {
     host: Rc<Host>,
     workers: Rc<Workers>,
-    before_stop: Rc<dyn BeforeStop>,
+    checkpoints: Rc<dyn CheckpointService>,
     kernel: Rc<Kernel>,
     life: Life,
     // Boxed: a channel makes room for dozens at once, and there may be thousands of kernels in which nothing happens.
@@ -174,8 +177,6 @@ pub(crate) struct Beginning {
     pub lease: Option<Lease>,
     pub mounts: Vec<GivenMount>,
     pub tools: Rc<Tools>,
-    /// What comes before anything that is asked: the end of a restore that was cut off.
-    pub first: Option<Operation>,
     /// Executions that nobody runs and that could not be closed.
     pub unclosed: Vec<ExecId>,
 }
@@ -199,13 +200,13 @@ impl Task {
         let mut task = Task {
             host: Rc::clone(&services.host),
             workers: Rc::clone(&services.workers),
-            before_stop: Rc::clone(&services.before_stop),
+            checkpoints: Rc::clone(&services.checkpoints),
             kernel,
             life: beginning.life,
             commands,
             reports,
             reporter,
-            queue: beginning.first.into_iter().map(|first| Item::Ending(first, None)).collect(),
+            queue: VecDeque::new(),
             running: None,
             ahead: None,
             permit: Permit::None,
@@ -238,9 +239,7 @@ impl Task {
         } else if let State::Crashed { .. } = self.life.state {
             self.backoff_at = Some(Instant::now() + limits::RESTART_BACKOFF_FIRST);
         }
-        if !self.queue.is_empty() {
-            self.step(Event::Used).await;
-        }
+        self.begin_recovery().await;
         while !self.leaving {
             let clock = earliest(earliest(self.idle_at, self.backoff_at), earliest(self.retry_at, self.save_at));
             // Boxed: what a task may ever do would be room that each one holds while it waits.
@@ -329,11 +328,14 @@ impl Task {
                 }
                 let _ = reply.send(Ok(rests));
             }
-            Command::Archive(actor, checkpoint, reply) => {
-                let _ = reply.send(self.archive(&actor, checkpoint).await);
+            Command::Archive(actor, checkpoint, transition, reply) => {
+                let _ = reply.send(self.archive(&actor, checkpoint, &transition).await);
             }
-            Command::Unarchive(actor, reply) => {
-                let _ = reply.send(self.unarchive(&actor).await);
+            Command::Unarchive(actor, transition, reply) => {
+                let _ = reply.send(self.unarchive(&actor, &transition).await);
+            }
+            Command::Settle(reply) => {
+                let _ = reply.send(self.settle().await);
             }
             Command::Admit(change, reply) => {
                 let _ = reply.send(self.admit(&change.actor, change.expected_version));
@@ -341,7 +343,10 @@ impl Task {
             Command::Retain(change, retention, reply) => {
                 let _ = reply.send(self.retain(change, retention).await);
             }
-            Command::Wake => self.dispatch().await,
+            Command::Wake => {
+                self.begin_recovery().await;
+                self.dispatch().await;
+            }
             Command::Remove(change, reply) => self.remove(change, reply).await,
         }
     }
@@ -368,6 +373,7 @@ impl Task {
                 }
             }
             Report::Gone { attempt } => self.worker_gone(attempt).await,
+            Report::Recovered { attempt, outcome } => self.recovered(attempt, outcome).await,
             Report::OperationDone { number } => {
                 if self.operating == Some(number) {
                     self.operating = None;
@@ -521,6 +527,7 @@ impl Task {
 
     async fn start(&mut self, actor: &Actor) -> Result<()> {
         self.admit(actor, 0)?;
+        self.settle().await?;
         self.room_for_worker()?;
         self.backoff_at = None;
         self.step(Event::StartAsked).await;

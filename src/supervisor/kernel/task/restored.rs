@@ -18,7 +18,7 @@ impl Task {
         let gone: Vec<GivenMount> = self.mounts.iter().filter(is_gone).cloned().collect();
         let is_new = |mount: &&GivenMount| !self.mounts.contains(mount) || parted.contains(mount);
         let new: Vec<GivenMount> = wanted.iter().filter(is_new).cloned().collect();
-        let (target, safety) = (done.restoring.target, done.restoring.safety);
+        let (target, safety) = (done.target, done.safety);
         let recorded = match self.exchange(&gone, &new).await {
             Ok(()) => self.kernel.records.finish_restore(done).await,
             Err(error) => Err(error),

@@ -15,8 +15,11 @@ use crate::supervisor::workers::start::{attach_mounts, check_mounts, start};
 use crate::supervisor::workers::worker::Started;
 
 impl Task {
-    /// Starts a worker beside the task.
+    /// Starts a worker beside the task, after an interrupted restore was recovered.
     pub(crate) fn start_worker(&mut self, attempt: u64) {
+        if self.recover_before(attempt) {
+            return;
+        }
         let listener = Rc::new(Listener::new(attempt, &self.kernel, self.reporter.clone(), Rc::clone(&self.tools)));
         let (workers, kernel, reporter) = (Rc::clone(&self.workers), Rc::clone(&self.kernel), self.reporter.clone());
         let mounts = self.all_mounts();
@@ -183,19 +186,19 @@ impl Task {
             return None;
         };
         let (attempt, worker, link) = (current.attempt, Rc::clone(&current.worker), self.link());
-        let (reporter, host, before_stop) =
-            (self.reporter.clone(), Rc::clone(&self.host), Rc::clone(&self.before_stop));
+        let (reporter, host, checkpoints) =
+            (self.reporter.clone(), Rc::clone(&self.host), Rc::clone(&self.checkpoints));
         let reason = match self.life.state {
             State::Stopping { reason, .. } => Some(reason),
             _ => None,
         };
-        let (kernel, wait) = (Rc::clone(&self.kernel), self.before_stop.wait(reason, self.is_forced));
+        let (kernel, wait) = (Rc::clone(&self.kernel), self.checkpoints.wait(reason, self.is_forced));
         let rested = link.as_ref().zip(reason).and_then(|(link, reason)| self.rest(link, reason));
         tokio::task::spawn_local(async move {
             if let Some(rested) = rested
                 && tokio::time::timeout(wait, rested).await.is_err()
             {
-                before_stop.timed_out(&kernel);
+                checkpoints.timed_out(&kernel);
             }
             // A worker that could not save goes on, and can be asked again.
             let stop = async || match &link {

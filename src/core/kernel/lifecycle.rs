@@ -14,8 +14,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::ids::{CheckpointId, ExecId};
-use super::limits;
+use crate::core::ids::{CheckpointId, ExecId};
+use crate::core::limits;
 
 /// Why a worker ended unexpectedly; also its form on the link and in `state.db`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -534,5 +534,5 @@ fn backoff_ms(crashes: usize) -> u64 {
 }
 
 #[cfg(test)]
-#[path = "kernel_tests.rs"]
+#[path = "lifecycle_tests.rs"]
 mod tests;
