@@ -266,12 +266,11 @@ fn documented_tests_exist() {
             names.insert(name);
         }
     }
-    let text = fs::read_to_string(root().join("docs/ARCHITECTURE.md")).unwrap();
-    let invariants = text.split("## Invariants").nth(1).expect("docs/ARCHITECTURE.md has a part on invariants");
+    let invariants = fs::read_to_string(root().join("docs/invariants.md")).unwrap();
     let mut named = 0;
     for word in invariants.split('`').skip(1).step_by(2).filter(|word| word.starts_with("test:")) {
         let name = word.trim_start_matches("test:");
-        assert!(names.contains(name), "docs/ARCHITECTURE.md names the test {name}, which does not exist");
+        assert!(names.contains(name), "docs/invariants.md names the test {name}, which does not exist");
         named += 1;
     }
     assert!(named >= 8, "only {named} invariants name a test");
