@@ -24,13 +24,13 @@ impl Task {
         }
         let named = ("kernel_archived", "kernel.archive");
         let version = self.commit(actor, transition, format!("archived in {}", id.short()), named).await?;
-        self.backoff_at = None;
+        self.timers.backoff_at = None;
         Ok(version)
     }
 
     async fn may_be_archived(&self, actor: &Actor, id: CheckpointId) -> Result<()> {
         self.admit(actor, 0)?;
-        let busy = self.life.has_worker() || !self.queue.is_empty() || self.operating.is_some();
+        let busy = self.life.has_worker() || !self.work.queue.is_empty() || self.work.operating.is_some();
         let records = &self.kernel.records;
         if busy || records.head().await?.checkpoint != Some(id) || records.changed_since_head().await? {
             return Err(self.kernel.used_meanwhile());

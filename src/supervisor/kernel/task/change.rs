@@ -22,7 +22,7 @@ impl Task {
             let real = allowed.real.as_ref().map(|real| real.display().to_string());
             GivenMount { mount: MountInfo { source: path.clone(), path, writable: allowed.writable }, real }
         });
-        own.chain(self.mounts.iter().cloned()).collect()
+        own.chain(self.mounts.added.iter().cloned()).collect()
     }
 
     /// Adds a mount: to the live worker first, for it may refuse, then for good.
@@ -43,7 +43,7 @@ impl Task {
         let (workspace, inside) = (self.workspace(), Path::new(&mount.path));
         let driver = Rc::clone(self.workers.driver(self.kernel.spec.isolation)?);
         let made = driver.missing_components(&workspace, inside);
-        if let (Some(link), Some(current)) = (self.link(), &self.current) {
+        if let (Some(link), Some(current)) = (self.link(), &self.worker.current) {
             // The path that was checked, whatever the requested one leads to by now.
             let attached = HostMount { inside: inside.to_owned(), source: real.clone(), writable: mount.writable };
             if let Err(error) = current.worker.handle().attach_mount(&link, &attached).await {
@@ -71,7 +71,7 @@ impl Task {
         };
         let detail = serde_json::json!({ "path": mount.path, "source": mount.source, "writable": mount.writable });
         self.changed(&change.actor, version, ("kernel_mounted", "kernel.mount"), detail).await;
-        self.mounts.push(given);
+        self.mounts.added.push(given);
         Ok(())
     }
 
@@ -79,7 +79,7 @@ impl Task {
     pub(crate) async fn unmount(&mut self, change: Change, path: &str) -> Result<()> {
         self.admit(&change.actor, change.expected_version)?;
         self.not_in_transition()?;
-        let Some(at) = self.mounts.iter().position(|given| given.mount.path == path) else {
+        let Some(at) = self.mounts.added.iter().position(|given| given.mount.path == path) else {
             let own = self.kernel.spec.paths.iter().any(|allowed| allowed.path == Path::new(path));
             return Err(if own {
                 Error::refused(format!("{path} belongs to the kernel's specification")).reason("spec_path")
@@ -91,7 +91,7 @@ impl Task {
         let (version, made) = self.kernel.records.remove_mount(&change.actor, &text, path, self.host.now_ms()).await?;
         let detail = serde_json::json!({ "path": path });
         self.changed(&change.actor, version, ("kernel_unmounted", "kernel.unmount"), detail).await;
-        self.mounts.remove(at);
+        self.mounts.added.remove(at);
         // Recorded first: if the live worker keeps it (something inside uses it), it goes with that worker.
         if let Some(link) = self.link() {
             link.unbind(Path::new(path)).await?;

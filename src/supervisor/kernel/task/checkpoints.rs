@@ -56,7 +56,7 @@ impl Task {
     /// The checkpoint before a stop, as an operation of its own, so that no next worker starts before it is over. The stop waits for
     /// what is given, and no longer than it has time.
     pub(crate) fn rest(&mut self, link: &Rc<WorkerLink>, reason: StopReason) -> Option<oneshot::Receiver<()>> {
-        if self.operating.is_some() {
+        if self.work.operating.is_some() {
             tokio::task::spawn_local(self.checkpoints.skipped(&self.kernel));
             return None;
         }

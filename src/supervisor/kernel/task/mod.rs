@@ -105,49 +105,82 @@ pub(crate) struct Task {
     commands: mpsc::Receiver<Box<Command>>,
     reports: mpsc::UnboundedReceiver<Box<Report>>,
     reporter: mpsc::UnboundedSender<Box<Report>>,
-    queue: VecDeque<Item>,
-    running: Option<(Rc<Execution>, Option<ExecPermit>)>,
-    ahead: Option<Ahead>,
-    permit: Permit,
-    /// The operation that goes on now, by number.
-    operating: Option<u64>,
-    operations: u64,
-    current: Option<Current>,
-    /// While the worker that is being started is wanted.
-    wanted: Option<oneshot::Sender<()>>,
-    idle_at: Option<Instant>,
-    backoff_at: Option<Instant>,
+    work: Work,
+    worker: WorkerState,
+    timers: Timers,
+    ends: Ends,
+    mounts: Mounts,
     lease: Option<Lease>,
-    mounts: Vec<GivenMount>,
-    /// Those that a restore has taken from the live worker before its files changed; they are recorded still.
-    parted: Vec<GivenMount>,
     tools: Rc<Tools>,
-    stopping: Vec<Reply<()>>,
-    ended: Vec<ExecId>,
-    /// Executions that have ended and whose journal has no room for that, oldest first.
-    unjournalled: VecDeque<Rc<Execution>>,
-    retry_at: Option<Instant>,
-    /// When a change of its state is saved that nobody waits for.
-    save_at: Option<Instant>,
-    /// Whether the stop that goes on was forced, or is the daemon's.
-    is_forced: bool,
+    /// The task ends.
     leaving: bool,
 }
 
+/// What waits for the worker, and what runs in it.
+struct Work {
+    queue: VecDeque<Item>,
+    running: Option<(Rc<Execution>, Option<ExecPermit>)>,
+    prepared: Option<PreparedStart>,
+    permit: Permit,
+    /// The operation under way, by number.
+    operating: Option<u64>,
+    operations: u64,
+}
+
+/// The kernel's worker, and requests to stop it.
+#[derive(Default)]
+struct WorkerState {
+    current: Option<Current>,
+    /// There while the worker that is being started is wanted.
+    wanted: Option<oneshot::Sender<()>>,
+    stop_replies: Vec<Reply<()>>,
+    /// Whether the stop under way was forced, or is the daemon's.
+    is_stop_forced: bool,
+}
+
+/// When the task acts next without a request.
+#[derive(Default)]
+struct Timers {
+    /// The idle stop.
+    idle_at: Option<Instant>,
+    /// The next start after a crash.
+    backoff_at: Option<Instant>,
+    /// The next attempt to journal an end.
+    retry_at: Option<Instant>,
+    /// The save of a state change that no client awaits.
+    save_at: Option<Instant>,
+}
+
+/// Executions that have ended.
+#[derive(Default)]
+struct Ends {
+    reported: Vec<ExecId>,
+    /// Those whose end found no room in the journal, oldest first.
+    unjournalled: VecDeque<Rc<Execution>>,
+}
+
+/// The mounts added since creation.
+#[derive(Default)]
+struct Mounts {
+    added: Vec<GivenMount>,
+    /// Those that a restore has detached from the live worker before its files changed; they are recorded still.
+    detached: Vec<GivenMount>,
+}
+
 /// An execution that was sent to the worker before its beginning was in the journal. Dropped, it is taken back.
-struct Ahead {
+struct PreparedStart {
     exec: ExecId,
     link: Option<Rc<WorkerLink>>,
 }
 
-impl Ahead {
+impl PreparedStart {
     /// It is to run: gives where it waits.
-    fn keep(mut self) -> Option<Rc<WorkerLink>> {
+    fn disarm(mut self) -> Option<Rc<WorkerLink>> {
         self.link.take()
     }
 }
 
-impl Drop for Ahead {
+impl Drop for PreparedStart {
     fn drop(&mut self) {
         if let Some(link) = &self.link {
             link.abort(self.exec);
@@ -158,14 +191,14 @@ impl Drop for Ahead {
 /// The host-wide permit to run an execution.
 enum Permit {
     None,
-    Asked(Asking),
+    Requested(PermitRequest),
     Held(ExecPermit),
 }
 
 /// A place among those who wait for a permit; dropped, it is given up.
-struct Asking(tokio::task::AbortHandle);
+struct PermitRequest(tokio::task::AbortHandle);
 
-impl Drop for Asking {
+impl Drop for PermitRequest {
     fn drop(&mut self) {
         self.0.abort();
     }
@@ -206,26 +239,20 @@ impl Task {
             commands,
             reports,
             reporter,
-            queue: VecDeque::new(),
-            running: None,
-            ahead: None,
-            permit: Permit::None,
-            operating: None,
-            operations: 0,
-            current: None,
-            wanted: None,
-            idle_at: None,
-            backoff_at: None,
+            work: Work {
+                queue: VecDeque::new(),
+                running: None,
+                prepared: None,
+                permit: Permit::None,
+                operating: None,
+                operations: 0,
+            },
+            worker: WorkerState::default(),
+            timers: Timers::default(),
+            ends: Ends::default(),
+            mounts: Mounts { added: beginning.mounts, detached: Vec::new() },
             lease: beginning.lease,
-            mounts: beginning.mounts,
-            parted: Vec::new(),
             tools: beginning.tools,
-            stopping: Vec::new(),
-            ended: Vec::new(),
-            unjournalled: VecDeque::new(),
-            retry_at: None,
-            save_at: None,
-            is_forced: false,
             leaving: false,
         };
         task.begin_with(beginning.unclosed);
@@ -237,11 +264,14 @@ impl Task {
         if let Some(adopted) = adopted {
             self.adopt(adopted).await;
         } else if let State::Crashed { .. } = self.life.state {
-            self.backoff_at = Some(Instant::now() + limits::RESTART_BACKOFF_FIRST);
+            self.timers.backoff_at = Some(Instant::now() + limits::RESTART_BACKOFF_FIRST);
         }
         self.begin_recovery().await;
         while !self.leaving {
-            let clock = earliest(earliest(self.idle_at, self.backoff_at), earliest(self.retry_at, self.save_at));
+            let clock = earliest(
+                earliest(self.timers.idle_at, self.timers.backoff_at),
+                earliest(self.timers.retry_at, self.timers.save_at),
+            );
             // Boxed: what a task may ever do would be room that each one holds while it waits.
             tokio::select! {
                 biased;
@@ -252,9 +282,9 @@ impl Task {
                 },
                 () = until(clock) => Box::pin(self.take_clock()).await,
             }
-            self.ask_for_no_more_than_needed();
+            self.drop_unneeded_permit_request();
         }
-        if self.save_at.is_some() {
+        if self.timers.save_at.is_some() {
             self.save_life().await;
         }
         self.commands.close();
@@ -323,7 +353,7 @@ impl Task {
             Command::StopIfIdle(reply) => {
                 let rests = matches!(self.life.state, State::Ready) && !self.is_in_use();
                 if rests {
-                    self.is_forced = false;
+                    self.worker.is_stop_forced = false;
                     self.step(Event::StopAsked { reason: StopReason::Memory, force: false }).await;
                 }
                 let _ = reply.send(Ok(rests));
@@ -356,27 +386,27 @@ impl Task {
             Report::Started { attempt, outcome } => self.worker_started(attempt, *outcome).await,
             Report::Ended { exec, end } => self.execution_ended(exec, end).await,
             Report::Last { attempt } => {
-                if let Some(current) = self.current.as_mut().filter(|current| current.attempt == attempt) {
+                if let Some(current) = self.worker.current.as_mut().filter(|current| current.attempt == attempt) {
                     current.leaving = true;
                 }
                 self.link_lost(attempt);
             }
             Report::Dying { attempt, cause } => {
-                if let Some(current) = self.current.as_mut().filter(|current| current.attempt == attempt) {
+                if let Some(current) = self.worker.current.as_mut().filter(|current| current.attempt == attempt) {
                     current.cause.get_or_insert(cause);
                 }
             }
             Report::Disconnected { attempt } => self.link_lost(attempt),
             Report::NotSaved { attempt, error } => {
-                if let Some(current) = self.current.as_mut().filter(|current| current.attempt == attempt) {
+                if let Some(current) = self.worker.current.as_mut().filter(|current| current.attempt == attempt) {
                     current.not_saved = Some(error);
                 }
             }
             Report::Gone { attempt } => self.worker_gone(attempt).await,
             Report::Recovered { attempt, outcome } => self.recovered(attempt, outcome).await,
             Report::OperationDone { number } => {
-                if self.operating == Some(number) {
-                    self.operating = None;
+                if self.work.operating == Some(number) {
+                    self.work.operating = None;
                     match self.life.state {
                         State::Ready => self.step(Event::Used).await,
                         _ => self.dispatch().await,
@@ -385,11 +415,11 @@ impl Task {
                 }
             }
             Report::PermitGranted(permit) => {
-                self.permit = Permit::Held(permit);
+                self.work.permit = Permit::Held(permit);
                 self.dispatch().await;
                 // What it was asked for may be gone: others wait for it.
-                if matches!(self.permit, Permit::Held(_)) {
-                    self.permit = Permit::None;
+                if matches!(self.work.permit, Permit::Held(_)) {
+                    self.work.permit = Permit::None;
                 }
             }
         }
@@ -397,24 +427,24 @@ impl Task {
 
     async fn take_clock(&mut self) {
         let now = Instant::now();
-        if self.backoff_at.is_some_and(|at| at <= now) {
-            self.backoff_at = None;
+        if self.timers.backoff_at.is_some_and(|at| at <= now) {
+            self.timers.backoff_at = None;
             self.step(Event::BackoffElapsed).await;
         }
-        if self.save_at.is_some_and(|at| at <= now) {
+        if self.timers.save_at.is_some_and(|at| at <= now) {
             self.save_life().await;
         }
-        if self.retry_at.is_some_and(|at| at <= now) {
+        if self.timers.retry_at.is_some_and(|at| at <= now) {
             // What is refused still is offered again.
             let _ = self.journal_ends().await;
             self.dispatch().await;
         }
-        if self.idle_at.is_some_and(|at| at <= now) {
-            self.idle_at = None;
+        if self.timers.idle_at.is_some_and(|at| at <= now) {
+            self.timers.idle_at = None;
             if self.is_in_use() {
                 self.arm_idle();
             } else {
-                self.is_forced = false;
+                self.worker.is_stop_forced = false;
                 self.step(Event::IdleElapsed).await;
             }
         }
@@ -422,7 +452,7 @@ impl Task {
 
     /// Whether its worker does something for somebody, or in the background.
     fn is_in_use(&self) -> bool {
-        self.operating.is_some() || !self.queue.is_empty() || !self.kernel.view.borrow().jobs.is_empty()
+        self.work.operating.is_some() || !self.work.queue.is_empty() || !self.kernel.view.borrow().jobs.is_empty()
     }
 
     /// Steps the life, persists it where the step matters after a restart, performs the actions.
@@ -441,7 +471,7 @@ impl Task {
                 match self.life.state {
                     // What matters of a kernel whose worker comes is in the catalog of workers, and in its journal.
                     State::Starting | State::Ready if !work => {
-                        self.save_at.get_or_insert(Instant::now() + limits::STATE_SAVE_DELAY);
+                        self.timers.save_at.get_or_insert(Instant::now() + limits::STATE_SAVE_DELAY);
                     }
                     _ if !work => self.save_life().await,
                     _ => {}
@@ -464,8 +494,10 @@ impl Task {
             Action::FailQueued { cause } => self.fail_queued(&cause).await,
             Action::Dispatch => return self.next_work().await,
             Action::ArmIdle => self.arm_idle(),
-            Action::DisarmIdle => self.idle_at = None,
-            Action::ArmBackoff { delay_ms } => self.backoff_at = Some(Instant::now() + Duration::from_millis(delay_ms)),
+            Action::DisarmIdle => self.timers.idle_at = None,
+            Action::ArmBackoff { delay_ms } => {
+                self.timers.backoff_at = Some(Instant::now() + Duration::from_millis(delay_ms))
+            }
             Action::Publish(kind) => self.publish(kind),
         }
         None
@@ -478,7 +510,7 @@ impl Task {
     /// Writes where the kernel is in its life. A failure is told and survived: a new daemon finds workers and running
     /// executions from their own rows, this record only says what happened last.
     async fn save_life(&mut self) {
-        self.save_at = None;
+        self.timers.save_at = None;
         let (version, executions, last_used) = {
             let view = self.kernel.view.borrow();
             (view.version, view.executions, view.last_used_at_ms)
@@ -496,11 +528,11 @@ impl Task {
     }
 
     fn arm_idle(&mut self) {
-        self.idle_at = self.kernel.spec.idle_timeout().map(|timeout| Instant::now() + timeout);
+        self.timers.idle_at = self.kernel.spec.idle_timeout().map(|timeout| Instant::now() + timeout);
     }
 
     fn rearm_idle(&mut self) {
-        if matches!(self.life.state, State::Ready) && self.operating.is_none() {
+        if matches!(self.life.state, State::Ready) && self.work.operating.is_none() {
             self.arm_idle();
         }
     }
@@ -529,7 +561,7 @@ impl Task {
         self.admit(actor, 0)?;
         self.settle().await?;
         self.room_for_worker()?;
-        self.backoff_at = None;
+        self.timers.backoff_at = None;
         self.step(Event::StartAsked).await;
         Ok(())
     }

@@ -30,7 +30,9 @@ impl Task {
 
     /// Recovers an interrupted restore with the worker that is there; whether that began.
     pub(super) fn recover_with(&mut self, link: &Rc<WorkerLink>) -> bool {
-        let Some(current) = self.current.as_ref().filter(|_| self.is_restore_interrupted()) else { return false };
+        let Some(current) = self.worker.current.as_ref().filter(|_| self.is_restore_interrupted()) else {
+            return false;
+        };
         let Some((transition, record)) = ExclusiveTransition::recover(&self.kernel) else { return false };
         let (attempt, worker, reporter) = (current.attempt, Rc::clone(&current.worker), self.reporter.clone());
         let recovering = self.checkpoints.recover_restore(&self.kernel, Some(link), transition, record);

@@ -13,10 +13,10 @@ impl Task {
     /// Makes mounts and servers what they were, live first, then for good. What fails is taken back.
     pub(crate) async fn restored(&mut self, done: Restored) -> Result<Finished> {
         let (wanted, mcp) = (done.mounts.clone(), done.mcp.clone());
-        let parted = std::mem::take(&mut self.parted);
+        let parted = std::mem::take(&mut self.mounts.detached);
         let is_gone = |mount: &&GivenMount| !wanted.contains(mount) && !parted.contains(mount);
-        let gone: Vec<GivenMount> = self.mounts.iter().filter(is_gone).cloned().collect();
-        let is_new = |mount: &&GivenMount| !self.mounts.contains(mount) || parted.contains(mount);
+        let gone: Vec<GivenMount> = self.mounts.added.iter().filter(is_gone).cloned().collect();
+        let is_new = |mount: &&GivenMount| !self.mounts.added.contains(mount) || parted.contains(mount);
         let new: Vec<GivenMount> = wanted.iter().filter(is_new).cloned().collect();
         let (target, safety) = (done.target, done.safety);
         let recorded = match self.exchange(&gone, &new).await {
@@ -30,7 +30,7 @@ impl Task {
                     tracing::warn!(error = %stuck, "mounts that were being restored are not what is recorded");
                 }
                 // The state that it goes back to has them.
-                self.parted = parted;
+                self.mounts.detached = parted;
                 return Err(error);
             }
         };
@@ -38,7 +38,7 @@ impl Task {
             let mut view = self.kernel.view.borrow_mut();
             view.origin = view.origin.after_restore(target);
         }
-        self.mounts = wanted;
+        self.mounts.added = wanted;
         self.tools.replace(&mcp);
         self.kernel.advance(version_after(finished.sequence));
         Ok(finished)
@@ -47,8 +47,8 @@ impl Task {
     /// Takes away, before the files of a restore come, what is not to be mounted after it: all of that or nothing. If the restore does not end
     /// well, it goes back to a state that has it, and gets it again.
     pub(crate) async fn part_with_mounts(&mut self, wanted: &[GivenMount]) -> Result<()> {
-        self.parted = self.mounts.iter().filter(|mount| !wanted.contains(mount)).cloned().collect();
-        let parted = self.exchange(&self.parted, &[]).await;
+        self.mounts.detached = self.mounts.added.iter().filter(|mount| !wanted.contains(mount)).cloned().collect();
+        let parted = self.exchange(&self.mounts.detached, &[]).await;
         if parted.is_err() {
             self.take_back_mounts().await;
         }
@@ -57,7 +57,7 @@ impl Task {
 
     /// Mounts again what was taken away for a restore that does not come.
     pub(crate) async fn take_back_mounts(&mut self) {
-        let parted = std::mem::take(&mut self.parted);
+        let parted = std::mem::take(&mut self.mounts.detached);
         if let Err(error) = self.exchange(&[], &parted).await {
             tracing::warn!(%error, "a mount that is recorded is missing until the worker ends");
         }
@@ -66,7 +66,7 @@ impl Task {
     /// Takes mounts away from the live worker and gives it others. What is as wanted already is left.
     async fn exchange(&self, gone: &[GivenMount], new: &[GivenMount]) -> Result<()> {
         use crate::core::error::ErrorCode;
-        let (Some(link), Some(current)) = (self.link(), &self.current) else { return Ok(()) };
+        let (Some(link), Some(current)) = (self.link(), &self.worker.current) else { return Ok(()) };
         // What stands on another goes before that, and comes after it.
         let (mut gone, mut new): (Vec<_>, Vec<_>) = (gone.iter().collect(), new.iter().collect());
         let depth = |given: &&GivenMount| Path::new(&given.mount.path).components().count();

@@ -25,7 +25,7 @@ impl Task {
         let mounts = self.all_mounts();
         // Dropped when the worker is no longer wanted.
         let (wanted, given_up) = oneshot::channel::<()>();
-        self.wanted = Some(wanted);
+        self.worker.wanted = Some(wanted);
         tokio::task::spawn_local(async move {
             let outcome = match kernel.start_request() {
                 Ok(request) => start(&workers, &request, mounts, listener, given_up).await,
@@ -112,7 +112,7 @@ impl Task {
             watched.exited().await;
             let _ = reporter.send(Box::new(Report::Gone { attempt }));
         });
-        self.current = Some(Current { attempt, worker, cause: None, not_saved: None, leaving: false });
+        self.worker.current = Some(Current { attempt, worker, cause: None, not_saved: None, leaving: false });
     }
 
     /// Takes over a worker of a former daemon.
@@ -129,7 +129,7 @@ impl Task {
         let attempt = self.life.attempt;
         if let Some(execution) = running {
             // It runs already, so it needs no leave: where the limit was lowered meanwhile, it runs beyond it.
-            self.running = Some((execution, self.workers.admission.try_acquire_exec(self.kernel.uid)));
+            self.work.running = Some((execution, self.workers.admission.try_acquire_exec(self.kernel.uid)));
         }
         let mounted = adopted.started.report.mounts.clone();
         self.take_on(attempt, adopted.started);
@@ -153,7 +153,7 @@ impl Task {
 
     /// Mounts what was recorded while the worker was being started.
     async fn mount_missing(&self, mounted: &[String]) {
-        let (Some(link), Some(current)) = (self.link(), &self.current) else { return };
+        let (Some(link), Some(current)) = (self.link(), &self.worker.current) else { return };
         let mut missing = self.all_mounts();
         missing.retain(|given| !mounted.contains(&given.mount.path));
         missing.sort_by_key(|given| std::path::Path::new(&given.mount.path).components().count());
@@ -180,9 +180,9 @@ impl Task {
 
     /// Asks the worker to save and end; ends it by force when it does not.
     pub(crate) fn stop_worker(&mut self) -> Option<Event> {
-        let Some(current) = &self.current else {
+        let Some(current) = &self.worker.current else {
             // One that waits for its turn waits no longer.
-            self.wanted = None;
+            self.worker.wanted = None;
             return None;
         };
         let (attempt, worker, link) = (current.attempt, Rc::clone(&current.worker), self.link());
@@ -192,7 +192,7 @@ impl Task {
             State::Stopping { reason, .. } => Some(reason),
             _ => None,
         };
-        let (kernel, wait) = (Rc::clone(&self.kernel), self.checkpoints.wait(reason, self.is_forced));
+        let (kernel, wait) = (Rc::clone(&self.kernel), self.checkpoints.wait(reason, self.worker.is_stop_forced));
         let rested = link.as_ref().zip(reason).and_then(|(link, reason)| self.rest(link, reason));
         tokio::task::spawn_local(async move {
             if let Some(rested) = rested
@@ -222,7 +222,7 @@ impl Task {
 
     /// The link broke. Its process should follow; if it does not, it is ended.
     pub(crate) fn link_lost(&mut self, attempt: u64) {
-        let Some(current) = self.current.as_ref().filter(|current| current.attempt == attempt) else {
+        let Some(current) = self.worker.current.as_ref().filter(|current| current.attempt == attempt) else {
             return;
         };
         let worker = Rc::clone(&current.worker);
@@ -235,10 +235,10 @@ impl Task {
 
     /// The worker's process has ended.
     pub(crate) async fn worker_gone(&mut self, attempt: u64) {
-        if self.current.as_ref().is_none_or(|current| current.attempt != attempt) {
+        if self.worker.current.as_ref().is_none_or(|current| current.attempt != attempt) {
             return;
         }
-        let Some(mut current) = self.current.take() else { return };
+        let Some(mut current) = self.worker.current.take() else { return };
         self.kernel.link.borrow_mut().take();
         self.kernel.leave_files();
         // What the link delivered before it closed comes first: ends, and why.
