@@ -89,7 +89,7 @@ async fn put_away(host: &Rc<Host>, kernel: &Rc<Kernel>, change: Change) -> Resul
     nothing_is_left_out(kernel, &manifest)?;
     verify::readable(&host.store, &manifest, &parts).await?;
     // Nobody reads the files while they go, and from here on nobody works with them who would come too late.
-    let _turn = kernel.turn_with_files().await?;
+    let _turn = kernel.lock_files().await?;
     transition.record(Transition::Archive { checkpoint: id }, actor.to_string(), host.now_ms()).await?;
     let archived = kernel.archive(actor.clone(), id, transition).await;
     host.prepared.discard_of(kernel.id).await;
@@ -149,7 +149,7 @@ async fn take_out(host: &Rc<Host>, kernel: &Rc<Kernel>, change: Change) -> Resul
     })?;
     let (checkpoint, _held) = hold(kernel, kernel.recorded(id).await?).await?;
     let (manifest, parts) = contents(host, &checkpoint).await?;
-    let _turn = kernel.turn_with_files().await?;
+    let _turn = kernel.lock_files().await?;
     let intent = Transition::Unarchive { checkpoint: id };
     transition.record(intent, change.actor.to_string(), host.now_ms()).await?;
     let made = async {

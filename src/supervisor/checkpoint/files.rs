@@ -58,7 +58,7 @@ impl Files {
     /// # Errors
     /// `deadline`; `conflict` if the files are another kernel's and between two states; those of opening it.
     pub async fn of(host: &Host, kernel: &Rc<Kernel>) -> Result<Files> {
-        let turn = kernel.turn_with_files().await?;
+        let turn = kernel.lock_files().await?;
         let owner = kernel.files();
         if owner.id != kernel.id && owner.is_changing() {
             owner.not_in_transition()?;
@@ -142,7 +142,7 @@ fn places(host: &Host, kernel: KernelId) -> WorkspacePaths {
 }
 
 /// A kernel whose files are given to others, as they were at its last capture.
-pub(crate) struct Giving {
+pub(crate) struct FileDonor {
     kernel: Rc<Kernel>,
     donor: Arc<Donor>,
     /// Whoever writes to them could not be stopped for an instant: it is not tried again.
@@ -153,13 +153,17 @@ pub(crate) struct Giving {
 ///
 /// # Errors
 /// Those of [`Files::of`].
-pub(crate) async fn donor(host: &Host, kernel: &Rc<Kernel>) -> Result<Option<Giving>> {
+pub(crate) async fn donor(host: &Host, kernel: &Rc<Kernel>) -> Result<Option<FileDonor>> {
     let mut files = Files::of(host, kernel).await?;
     let donor = files.run(|workspace, _| workspace.donor()).await?;
-    Ok(donor.map(|donor| Giving { kernel: Rc::clone(kernel), donor: Arc::new(donor), is_unsettled: Cell::new(false) }))
+    Ok(donor.map(|donor| FileDonor {
+        kernel: Rc::clone(kernel),
+        donor: Arc::new(donor),
+        is_unsettled: Cell::new(false),
+    }))
 }
 
-impl Giving {
+impl FileDonor {
     /// Takes a snapshot where the file system has such, with what was changed in it since the donor's knowledge.
     async fn snapshot(&self, host: &Host, places: WorkspacePaths) -> Result<Option<Snapshot>> {
         let donor = Arc::clone(&self.donor);
@@ -212,7 +216,7 @@ pub(crate) async fn fill(
     kernel: KernelId,
     tree: Digest,
     like: Option<KernelId>,
-    giving: Option<&Giving>,
+    giving: Option<&FileDonor>,
 ) -> Result<Filled> {
     let (places, durability) = (places(host, kernel), host.config.daemon.durability);
     if let Some(spare) = like.and_then(|like| host.prepared.take(like)) {

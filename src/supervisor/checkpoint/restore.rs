@@ -4,9 +4,13 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Instant;
 
+use super::files::Files;
 use super::gather::gather;
+use super::memory::Keep;
+use super::quiesce::Quiesced;
+use super::take::seal;
 use super::verify::{self, Present};
-use super::{Files, Keep, Still, contents, find, memory, seal};
+use super::{contents, find, memory};
 use crate::catalog::state::{EntryKind, Finished, NewEntry, Restored};
 use crate::core::checkpoint::{
     Checkpoint, CheckpointRequest, CheckpointType, Manifest, Restoration, RestoredFrom, StateParts,
@@ -78,17 +82,17 @@ async fn to(
     // Until the database knows that it is being restored, and the files are its own.
     let (checkpoint, held) = hold(kernel, checkpoint).await?;
     let target = load(host, kernel, checkpoint).await?;
-    judge(host, kernel, &target)?;
+    validate_spec(host, kernel, &target)?;
     if options.with_artifacts {
         check_artifacts(host, &target).await?;
     }
     if kernel.thread_of.is_none() {
-        kernel.others_rest()?;
+        kernel.refuse_if_others_run()?;
     }
     let (actor, change) = (change.actor.clone(), Trace::Transition(change));
     let (host, kernel) = (Rc::clone(host), Rc::clone(kernel));
     // Until its turn comes it is given up with its client: what that does not see any more must not undo the work of others.
-    let (patience, _wish) = queue_ticket::Patience::of_a_wish(&kernel);
+    let (patience, _wish) = queue_ticket::Ticket::with_guard(&kernel);
     // In a task of its own: once something was touched it goes on to one of its two ends, whoever still waits for it.
     let restoring = tokio::task::spawn_local(async move {
         let _held = held;
@@ -158,7 +162,7 @@ async fn check_artifacts(host: &Host, target: &Target) -> Result<()> {
 }
 
 /// Whether what was given may still be given.
-fn judge(host: &Host, kernel: &Kernel, target: &Target) -> Result<()> {
+fn validate_spec(host: &Host, kernel: &Kernel, target: &Target) -> Result<()> {
     target.manifest.mounts.iter().try_for_each(|GivenMount { mount, real }| {
         host.check_given(kernel.uid, Path::new(&mount.source), real.as_deref().map(Path::new)).map(drop)
     })
@@ -176,7 +180,7 @@ async fn perform(
     // From here to the end nothing begins where the same files are: what it wrote would be in neither of the two checkpoints.
     let _hold = kernel.hold_files();
     if kernel.thread_of.is_none() {
-        kernel.others_rest()?;
+        kernel.refuse_if_others_run()?;
     }
     let before = kernel.view().version;
     let name = match target.checkpoint.name.as_str() {
@@ -321,7 +325,7 @@ async fn restore_files(
     tree: Digest,
 ) -> Result<u64> {
     let mut files = Files::of(host, kernel).await?;
-    let still = Still::of(kernel, link).await?;
+    let still = Quiesced::of(kernel, link).await?;
     let changed = files.restore(tree).await;
     still.end().await?;
     changed
@@ -384,7 +388,7 @@ async fn finish_or_revert(
     if record.recovery() != Recovery::Revert {
         let finish = async {
             let target = load(host, kernel, kernel.recorded(target).await?).await?;
-            judge(host, kernel, &target)?;
+            validate_spec(host, kernel, &target)?;
             verify::whole(&host.store, &target.manifest, &target.parts).await?;
             kernel.part_with_mounts(target.manifest.mounts.clone()).await?;
             let restoring = Restoring { safety, actor: actor.clone(), options };

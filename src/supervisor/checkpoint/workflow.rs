@@ -150,7 +150,7 @@ async fn with_checkpoint(
 ) -> Result<(Outcome, Checkpoint)> {
     what.check()?;
     let at_ms = host.now_ms();
-    // Known to be possible before anything waits for it; judged again in the transaction.
+    // Known to be possible before anything waits for it; validated again in the transaction.
     let part = kernel.records.workflow_part().await?;
     let name = name_of(&part, &what);
     part.after(&what, at_ms)?;

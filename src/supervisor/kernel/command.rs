@@ -55,7 +55,7 @@ pub enum Trace {
     /// The wait for the recovery of a transition, before everything else that waits and whatever the limits say.
     Recovery,
     /// A change that journals itself once it is done.
-    Own(Change),
+    InitialState(Change),
     /// A change that is journalled under this text before it is done, and once more if it fails.
     Journalled(Change, String),
 }

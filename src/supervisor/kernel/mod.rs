@@ -8,6 +8,7 @@ pub mod handle;
 pub mod journal;
 pub mod lease;
 pub mod output;
+mod requests;
 pub mod services;
 pub(crate) mod sharing;
 pub(crate) mod task;

@@ -17,7 +17,7 @@ use crate::supervisor::kernel::transition::ExclusiveTransition;
 use crate::workspace::Workspace;
 
 /// A kernel's part in a workspace. What is said of the files is said at the kernel whose they are.
-pub struct Sessions {
+pub struct Sharing {
     owner: Option<Rc<Kernel>>,
     threads: RefCell<Vec<Weak<Kernel>>>,
     /// Kernels that are being made from this one.
@@ -29,10 +29,10 @@ pub struct Sessions {
     turn: Arc<Semaphore>,
 }
 
-impl Sessions {
+impl Sharing {
     /// Those of a kernel with files of its own, or of a thread of `owner`.
-    pub(crate) fn new(owner: Option<Rc<Kernel>>) -> Sessions {
-        Sessions {
+    pub(crate) fn new(owner: Option<Rc<Kernel>>) -> Sharing {
+        Sharing {
             owner,
             threads: RefCell::default(),
             making: Cell::new(0),
@@ -44,14 +44,14 @@ impl Sessions {
 }
 
 /// While it is there, nothing begins in the other sessions of a workspace.
-pub(crate) struct Hold(Rc<Kernel>);
+pub(crate) struct FilesHold(Rc<Kernel>);
 
-impl Drop for Hold {
+impl Drop for FilesHold {
     fn drop(&mut self) {
         let still = &self.0.sessions.still;
         still.set(still.get() - 1);
         if still.get() == 0 {
-            self.0.wake_sessions();
+            self.0.wake_sharers();
         }
     }
 }
@@ -104,20 +104,20 @@ impl Kernel {
     }
 
     /// Keeps the other sessions from beginning anything.
-    pub(crate) fn hold_files(self: &Rc<Self>) -> Hold {
+    pub(crate) fn hold_files(self: &Rc<Self>) -> FilesHold {
         let owner = self.files_owner();
         owner.sessions.still.set(owner.sessions.still.get() + 1);
-        Hold(owner)
+        FilesHold(owner)
     }
 
     /// Whether nothing may begin here now: the files stand still, or are between two states.
-    pub(crate) fn must_stand_still(&self) -> bool {
+    pub(crate) fn is_held(&self) -> bool {
         let files = self.files();
         files.sessions.still.get() > 0 || (files.id != self.id && files.is_changing())
     }
 
     /// Has every session of this kernel's workspace look whether it may begin something.
-    pub(crate) fn wake_sessions(&self) {
+    pub(crate) fn wake_sharers(&self) {
         for session in self.threads().iter().map(|thread| &**thread).chain([self]) {
             // One with so many requests that there is no room for this looks anyway.
             let _ = session.commands.try_send(Box::new(Command::Wake));
@@ -128,7 +128,7 @@ impl Kernel {
     ///
     /// # Errors
     /// `deadline` if it did not come.
-    pub(crate) async fn turn_with_files(&self) -> Result<OwnedSemaphorePermit> {
+    pub(crate) async fn lock_files(&self) -> Result<OwnedSemaphorePermit> {
         let files = self.files();
         let name = &files.spec.name;
         let turn = Arc::clone(&files.sessions.turn).acquire_owned();
@@ -161,7 +161,7 @@ impl Kernel {
     ///
     /// # Errors
     /// `conflict` names who works.
-    pub(crate) fn others_rest(&self) -> Result<()> {
+    pub(crate) fn refuse_if_others_run(&self) -> Result<()> {
         let works = |other: &Rc<Kernel>| {
             let view = other.view.borrow();
             matches!(view.state, State::Busy { .. } | State::Starting) || !view.jobs.is_empty()
@@ -181,7 +181,7 @@ impl Kernel {
     ///
     /// # Errors
     /// `conflict` if it is being removed or archived.
-    pub(crate) fn lend(self: &Rc<Self>) -> Result<Source> {
+    pub(crate) fn lock_as_source(self: &Rc<Self>) -> Result<Source> {
         match self.transitions.borrow().active() {
             Some(kind @ (Kind::Archive | Kind::Remove)) => return Err(self.refused(Refusal::UnderWay(kind))),
             Some(Kind::Restore | Kind::Unarchive) | None => {}

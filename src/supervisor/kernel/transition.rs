@@ -108,7 +108,7 @@ impl ExclusiveTransition {
     pub(crate) fn release(&self) {
         // Refused only if it was released before.
         if self.apply(Event::Released).is_ok() {
-            self.kernel.wake_sessions();
+            self.kernel.wake_sharers();
         }
     }
 

@@ -139,7 +139,7 @@ async fn retain(
         let fates = kernel.fates(host.now_ms()).await?;
         let gone: HashSet<u64> = match dry_run {
             true => fates.iter().filter(|(_, fate)| !fate.stays()).map(|(one, _)| one.number).collect(),
-            false => checkpoint::thin(host, &kernel).await?.into_iter().map(|one| one.number).collect(),
+            false => checkpoint::prune(host, &kernel).await?.into_iter().map(|one| one.number).collect(),
         };
         for (one, fate) in fates {
             let stays = !gone.contains(&one.number);

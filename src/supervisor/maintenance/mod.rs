@@ -82,18 +82,18 @@ pub fn run(supervisor: &Supervisor) {
             if supervisor.host().is_stopping() {
                 return;
             }
-            thin_due(&supervisor).await;
+            prune_due(&supervisor).await;
             collect_in_turn(&supervisor).await;
         }
     });
 }
 
 /// Removes what became too old.
-async fn thin_due(supervisor: &Supervisor) {
+async fn prune_due(supervisor: &Supervisor) {
     let host = supervisor.host();
     let now_ms = host.now_ms();
-    for kernel in supervisor.kernels().iter().filter(|kernel| kernel.thin_due_ms.get() <= now_ms) {
-        if let Err(error) = checkpoint::thin(host, kernel).await {
+    for kernel in supervisor.kernels().iter().filter(|kernel| kernel.prune_due_ms.get() <= now_ms) {
+        if let Err(error) = checkpoint::prune(host, kernel).await {
             tracing::warn!(kernel = %kernel.spec.name, %error, "old checkpoints could not be removed");
         }
     }

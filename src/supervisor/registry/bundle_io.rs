@@ -20,7 +20,7 @@ use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::Actor;
 use crate::supervisor::registry::Supervisor;
-use crate::supervisor::registry::create_from::{Seed, Words};
+use crate::supervisor::registry::create_from::{CreationRecord, KernelSource};
 
 /// A file that is being written: its pieces, and in the end what it is.
 pub struct Export {
@@ -42,7 +42,7 @@ pub async fn export(
 ) -> Result<Export> {
     let host = supervisor.host();
     let place = place(supervisor)?;
-    let source = kernel.lend()?;
+    let source = kernel.lock_as_source()?;
     let (chosen, held) = choose(host, kernel, references, actor).await?;
     let newest = chosen.last().ok_or_else(|| Error::not_found("the kernel has no checkpoints"))?;
     if chosen.len() > limits::BUNDLE_CHECKPOINTS {
@@ -92,7 +92,7 @@ async fn choose(
     kernel: &Rc<Kernel>,
     references: &[String],
     actor: &Actor,
-) -> Result<(Vec<Checkpoint>, Vec<checkpoint::Held>)> {
+) -> Result<(Vec<Checkpoint>, Vec<checkpoint::ReadPin>)> {
     let mut found = Vec::new();
     if references.is_empty() {
         if kernel.archived_in().is_none() {
@@ -313,13 +313,13 @@ async fn make(
         from: Some(from),
         restored: Some(head.begin),
     };
-    let words = Words {
+    let words = CreationRecord {
         mark: format!("imported {} of host {}", head.name, head.host),
         action: "kernel.import",
         outcome: format!("{} of host {}; file {digest}", head.kernel, head.host),
         detail: serde_json::json!({ "imported": head.kernel, "name": head.name, "host": head.host, "file": digest }),
     };
-    let seed = Seed {
+    let seed = KernelSource {
         manifest,
         parts,
         blobs: head.blobs,
@@ -332,7 +332,7 @@ async fn make(
         made: Default::default(),
     };
     let checkpoints = head.checkpoints.into_iter().zip(manifests).collect();
-    supervisor.begin_imported(&reserved, &seed, checkpoints, words, actor).await
+    supervisor.create_imported(&reserved, &seed, checkpoints, words, actor).await
 }
 
 /// Whether the files of what an import begins at may be written at all.

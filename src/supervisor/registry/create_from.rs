@@ -2,7 +2,7 @@
 //! without one.
 //!
 //! ```text
-//! name reserved ─▶ everything judged again ─▶ folder ─▶ files ─▶ engine.db ─▶ manifest ─▶ state.db ─▶ row in the catalog: visible
+//! name reserved ─▶ everything validated again ─▶ folder ─▶ files ─▶ engine.db ─▶ manifest ─▶ state.db ─▶ row in the catalog: visible
 //! ```
 //! Until the row is there, nobody knows of the kernel: what fails removes the folder, and what was killed leaves one that the next
 //! start removes.
@@ -32,7 +32,7 @@ use crate::supervisor::kernel::journal::{Records, StateRecord};
 use crate::supervisor::registry::Supervisor;
 
 /// What a kernel begins from.
-pub(crate) struct Seed {
+pub(crate) struct KernelSource {
     /// The checkpoint's manifest.
     pub manifest: Manifest,
     /// The engine's state that it is to have.
@@ -48,7 +48,7 @@ pub(crate) struct Seed {
     /// The decisions that the manifest names, with their texts, as far as they are known.
     pub decisions: Vec<Decision>,
     /// Whose files it may take where they are those of the checkpoint.
-    pub giving: Option<checkpoint::Giving>,
+    pub giving: Option<checkpoint::FileDonor>,
     /// The kernel of whose files a copy may have been made ahead.
     pub like: Option<KernelId>,
     /// The files of the newest kernel that was made from this.
@@ -56,7 +56,7 @@ pub(crate) struct Seed {
 }
 
 /// What is said of a new kernel, whatever it begins from.
-pub(crate) struct Words<'a> {
+pub(crate) struct CreationRecord<'a> {
     /// The first entry of its journal.
     pub mark: String,
     /// In the audit log; `_weaker` is added for a kernel that does without a part of the sandbox.
@@ -68,7 +68,7 @@ pub(crate) struct Words<'a> {
 }
 
 /// What a new kernel has of its own.
-struct Own {
+struct InitialState {
     origin: Origin,
     work: WorkflowPart,
     decisions: Vec<Decision>,
@@ -79,10 +79,10 @@ struct Own {
     thread_of: Option<KernelId>,
 }
 
-impl Own {
+impl InitialState {
     /// What comes with what it begins from; no checkpoints yet.
-    fn of(seed: &Seed) -> Own {
-        Own {
+    fn of(seed: &KernelSource) -> InitialState {
+        InitialState {
             origin: seed.origin.clone(),
             work: seed.manifest.work.clone(),
             decisions: seed.decisions.clone(),
@@ -94,8 +94,8 @@ impl Own {
     }
 }
 
-/// What a new kernel is, once everything was judged.
-pub(crate) struct Judged {
+/// What a new kernel is, once everything was validated.
+pub(crate) struct ValidatedSpec {
     spec: KernelSpec,
     mounts: Vec<GivenMount>,
     mcp: Vec<(String, McpTransport)>,
@@ -106,13 +106,13 @@ impl Supervisor {
     ///
     /// # Errors
     /// `busy` (limits), `refused`, `notFound`.
-    pub(crate) fn judge(
+    pub(crate) fn validate_spec(
         &self,
         mut spec: KernelSpec,
         mounts: &[GivenMount],
         mcp: Vec<(String, McpTransport)>,
         actor: &Actor,
-    ) -> Result<Judged> {
+    ) -> Result<ValidatedSpec> {
         let host = self.host();
         // What goes with a connection goes with that one's.
         spec.ephemeral = false;
@@ -127,28 +127,28 @@ impl Supervisor {
         let mounts = mounts.collect::<Result<_>>()?;
         for (name, transport) in &mcp {
             match host.environment.mcp_allowed.admit(spec.name.as_str(), name, transport) {
-                // As many run as may; that is judged when it is to run.
+                // As many run as may; that is validated when it is to run.
                 Err(error) if error.code != ErrorCode::Busy => return Err(error),
                 Ok(_) | Err(_) => {}
             }
         }
-        Ok(Judged { spec, mounts, mcp })
+        Ok(ValidatedSpec { spec, mounts, mcp })
     }
 
     /// Makes a kernel from a checkpoint.
     ///
     /// # Errors
-    /// Those of [`Self::judge`], of the store and of the databases; nothing is left then.
-    pub(crate) async fn begin_from(
+    /// Those of [`Self::validate_spec`], of the store and of the databases; nothing is left then.
+    pub(crate) async fn create_from(
         &self,
         reserved: &ReservedName,
-        seed: &Seed,
+        seed: &KernelSource,
         key: Option<(String, String)>,
-        words: Words<'_>,
+        words: CreationRecord<'_>,
         actor: &Actor,
     ) -> Result<Rc<Kernel>> {
-        let judged = self.judge_seed(reserved, seed, actor)?;
-        self.fill_and_show(judged, key, words, actor, async |id, judged, words| {
+        let validated = self.validate_source(reserved, seed, actor)?;
+        self.fill_and_publish(validated, key, words, actor, async |id, validated, words| {
             let host = self.host();
             let tree = seed.manifest.workspace.tree;
             let filled = checkpoint::fill(host, id, tree, seed.like, seed.giving.as_ref()).await?;
@@ -156,11 +156,11 @@ impl Supervisor {
             seed.made.replace(filled.files);
             checkpoint::load_engine(host, id, seed.manifest.spec.isolation, seed.manifest.engine, seed.parts.clone())
                 .await?;
-            let (new, sealed) = seal(host, id, seed, judged, actor).await?;
+            let (new, sealed) = seal(host, id, seed, validated, actor).await?;
             words.outcome = format!("{}; {} manifest {sealed}", words.outcome, new.id);
             let entry = mark(host, actor, words);
             let checkpoints = vec![FirstCheckpoint { new, parent: seed.parent, entry }];
-            Ok(Own { checkpoints, ..Own::of(seed) })
+            Ok(InitialState { checkpoints, ..InitialState::of(seed) })
         })
         .await
     }
@@ -168,27 +168,27 @@ impl Supervisor {
     /// Makes a kernel with the checkpoints of a file, each with a manifest that names the new kernel.
     ///
     /// # Errors
-    /// As [`Self::begin_from`].
-    pub(crate) async fn begin_imported(
+    /// As [`Self::create_from`].
+    pub(crate) async fn create_imported(
         &self,
         reserved: &ReservedName,
-        seed: &Seed,
+        seed: &KernelSource,
         checkpoints: Vec<(Packed, Manifest)>,
-        words: Words<'_>,
+        words: CreationRecord<'_>,
         actor: &Actor,
     ) -> Result<Rc<Kernel>> {
-        let judged = self.judge_seed(reserved, seed, actor)?;
-        self.fill_and_show(judged, None, words, actor, async |id, judged, words| {
+        let validated = self.validate_source(reserved, seed, actor)?;
+        self.fill_and_publish(validated, None, words, actor, async |id, validated, words| {
             let host = self.host();
             checkpoint::fill(host, id, seed.manifest.workspace.tree, None, None).await?;
             checkpoint::load_engine(host, id, seed.manifest.spec.isolation, seed.manifest.engine, seed.parts.clone())
                 .await?;
-            let mut own = Own { entry: Some(mark(host, actor, words)), ..Own::of(seed) };
+            let mut own = InitialState { entry: Some(mark(host, actor, words)), ..InitialState::of(seed) };
             // The one that the kernel is at comes last.
             let (at, others): (Vec<_>, Vec<_>) =
                 checkpoints.into_iter().partition(|(packed, _)| packed.id == seed.manifest.id);
             for (packed, manifest) in others.into_iter().chain(at) {
-                own.checkpoints.push(imported(host, id, judged, packed, manifest, actor).await?);
+                own.checkpoints.push(imported(host, id, validated, packed, manifest, actor).await?);
             }
             Ok(own)
         })
@@ -198,17 +198,17 @@ impl Supervisor {
     /// Makes a kernel that works in the workspace of another.
     ///
     /// # Errors
-    /// Those of [`Self::judge`] and of the databases; nothing is left then.
-    pub(crate) async fn begin_thread(
+    /// Those of [`Self::validate_spec`] and of the databases; nothing is left then.
+    pub(crate) async fn create_shared(
         &self,
         owner: &Rc<Kernel>,
-        judged: Judged,
+        validated: ValidatedSpec,
         key: Option<(String, String)>,
-        words: Words<'_>,
+        words: CreationRecord<'_>,
         actor: &Actor,
     ) -> Result<Rc<Kernel>> {
-        self.fill_and_show(judged, key, words, actor, async |_, _, words| {
-            Ok(Own {
+        self.fill_and_publish(validated, key, words, actor, async |_, _, words| {
+            Ok(InitialState {
                 origin: Origin::default(),
                 work: WorkflowPart::default(),
                 decisions: Vec::new(),
@@ -222,27 +222,27 @@ impl Supervisor {
     }
 
     /// Judges what a checkpoint says that its kernel has.
-    fn judge_seed(&self, reserved: &ReservedName, seed: &Seed, actor: &Actor) -> Result<Judged> {
+    fn validate_source(&self, reserved: &ReservedName, seed: &KernelSource, actor: &Actor) -> Result<ValidatedSpec> {
         let Manifest { spec, mounts, mcp, .. } = &seed.manifest;
         let spec = KernelSpec { name: reserved.name().clone(), ..spec.clone() };
         let mcp = mcp.iter().map(|part| (part.name.clone(), part.transport.clone())).collect();
-        self.judge(spec, mounts, mcp, actor)
+        self.validate_spec(spec, mounts, mcp, actor)
     }
 
     /// Makes a kernel's folder, has `fill` fill it, and makes the kernel visible. If any of it fails, nothing is left.
-    async fn fill_and_show<'w>(
+    async fn fill_and_publish<'w>(
         &self,
-        judged: Judged,
+        validated: ValidatedSpec,
         key: Option<(String, String)>,
-        mut words: Words<'w>,
+        mut words: CreationRecord<'w>,
         actor: &Actor,
-        fill: impl AsyncFnOnce(KernelId, &Judged, &mut Words<'w>) -> Result<Own>,
+        fill: impl AsyncFnOnce(KernelId, &ValidatedSpec, &mut CreationRecord<'w>) -> Result<InitialState>,
     ) -> Result<Rc<Kernel>> {
         let host = self.host();
         let id = KernelId::from_bytes(host.random());
         host.catalog.create_kernel_files(id).await?;
-        let made = match fill(id, &judged, &mut words).await {
-            Ok(own) => self.make_visible(id, judged, own, key, words, actor).await,
+        let made = match fill(id, &validated, &mut words).await {
+            Ok(own) => self.make_visible(id, validated, own, key, words, actor).await,
             Err(error) => Err(error),
         };
         // What is left nevertheless goes at the next start: why there is no kernel is what the caller must know.
@@ -257,16 +257,16 @@ impl Supervisor {
     async fn make_visible(
         &self,
         id: KernelId,
-        judged: Judged,
-        own: Own,
+        validated: ValidatedSpec,
+        own: InitialState,
         key: Option<(String, String)>,
-        words: Words<'_>,
+        words: CreationRecord<'_>,
         actor: &Actor,
     ) -> Result<Rc<Kernel>> {
         let (host, now) = (self.host(), self.host().now_ms());
-        let Judged { spec, mounts, mcp } = judged;
+        let ValidatedSpec { spec, mounts, mcp } = validated;
         let records = Records::new(id, Epoch(1), &host.catalog, &host.store);
-        let Own { origin, work, decisions, checkpoints, entry, blobs, thread_of } = own;
+        let InitialState { origin, work, decisions, checkpoints, entry, blobs, thread_of } = own;
         let generation = origin.generation;
         let beginning = Beginning { origin, work, decisions, checkpoints, mounts, mcp, blobs, entry, at_ms: now };
         records.begin_kernel(beginning).await?;
@@ -313,7 +313,7 @@ impl Supervisor {
     }
 }
 
-fn mark(host: &Host, actor: &Actor, words: &Words<'_>) -> NewEntry {
+fn mark(host: &Host, actor: &Actor, words: &CreationRecord<'_>) -> NewEntry {
     NewEntry {
         kind: EntryKind::Mark,
         at_ms: host.now_ms(),
@@ -327,8 +327,8 @@ fn mark(host: &Host, actor: &Actor, words: &Words<'_>) -> NewEntry {
 async fn seal(
     host: &Host,
     id: KernelId,
-    seed: &Seed,
-    judged: &Judged,
+    seed: &KernelSource,
+    validated: &ValidatedSpec,
     actor: &Actor,
 ) -> Result<(NewCheckpoint, Digest)> {
     let list = seed.parts.encode().map_err(|error| Error::refused(error.to_string()).reason("state_size"))?;
@@ -339,10 +339,10 @@ async fn seal(
         id: CheckpointId::from_bytes(host.random()),
         parent: seed.parent,
         at_ms: host.now_ms(),
-        spec: judged.spec.clone(),
+        spec: validated.spec.clone(),
         journal: 0,
         state: host.store.put(list).await?,
-        mounts: judged.mounts.clone(),
+        mounts: validated.mounts.clone(),
         audit: Some(host.catalog.audit_head().await?),
         ..seed.manifest.clone()
     };
@@ -371,13 +371,13 @@ async fn seal(
 async fn imported(
     host: &Host,
     id: KernelId,
-    judged: &Judged,
+    validated: &ValidatedSpec,
     packed: Packed,
     manifest: Manifest,
     actor: &Actor,
 ) -> Result<FirstCheckpoint> {
-    // It is the new kernel's: its name and owner are not those of the file, and what it is given is judged when it is restored.
-    let spec = KernelSpec { name: judged.spec.name.clone(), ..manifest.spec.clone() };
+    // It is the new kernel's: its name and owner are not those of the file, and what it is given is validated when it is restored.
+    let spec = KernelSpec { name: validated.spec.name.clone(), ..manifest.spec.clone() };
     let state_list = host.store.get(manifest.state, limits::MANIFEST_BYTES as u64).await?;
     let parts = StateParts::decode(&state_list).map_err(|error| Error::corrupt(error.to_string()))?;
     let files = manifest.workspace.files;

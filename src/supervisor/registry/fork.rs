@@ -24,8 +24,8 @@ use crate::supervisor::host::prepared_copies;
 use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::Actor;
 use crate::supervisor::registry::Supervisor;
-use crate::supervisor::registry::create_from::{Seed, Words};
-use crate::supervisor::registry::idempotency::{KeyTurn, key_used, made_as};
+use crate::supervisor::registry::create_from::{CreationRecord, KernelSource};
+use crate::supervisor::registry::idempotency::{KeyLock, key_used, made_as};
 
 /// What became of a fork.
 pub struct Forked {
@@ -40,7 +40,7 @@ enum Child {
     /// It is settled: there since an earlier call with the same key, or it cannot be.
     Settled(Result<Rc<Kernel>>),
     /// It is to be made, and the key to remember it by.
-    Due(ReservedName, Option<KeyTurn>),
+    Due(ReservedName, Option<KeyLock>),
 }
 
 /// Makes kernels that begin as this one. What fails of one child is that child's result.
@@ -62,7 +62,7 @@ pub async fn fork(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: Forking,
 
 async fn perform(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: &Forking, actor: &Actor) -> Result<Forked> {
     let host = supervisor.host();
-    let _source = kernel.lend()?;
+    let _source = kernel.lock_as_source()?;
     kernel.admit(actor, wanted.expected_version).await?;
     let version = kernel.view().version;
     let mut children = Vec::new();
@@ -87,9 +87,9 @@ async fn perform(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: &Forking,
         let made = match child {
             Child::Settled(result) => result,
             Child::Due(reserved, turn) => {
-                let key = turn.as_ref().map(KeyTurn::parts);
+                let key = turn.as_ref().map(KeyLock::parts);
                 let words = words(kernel, &point);
-                let made = supervisor.begin_from(&reserved, &seed, key, words, actor).await;
+                let made = supervisor.create_from(&reserved, &seed, key, words, actor).await;
                 if let Err(error) = &made {
                     host.audit_refusal(actor, "kernel.fork", Some(kernel), error).await;
                 }
@@ -192,7 +192,7 @@ async fn fork_point(
     checkpoint::take(supervisor.host(), kernel, taking, actor.clone()).await
 }
 
-async fn seed(supervisor: &Supervisor, kernel: &Rc<Kernel>, point: &Checkpoint) -> Result<Seed> {
+async fn seed(supervisor: &Supervisor, kernel: &Rc<Kernel>, point: &Checkpoint) -> Result<KernelSource> {
     let (manifest, mut parts) = checkpoint::contents(supervisor.host(), point).await?;
     if manifest.kernel != kernel.id || manifest.id != point.id {
         let short = point.short_id();
@@ -210,12 +210,12 @@ async fn seed(supervisor: &Supervisor, kernel: &Rc<Kernel>, point: &Checkpoint) 
     };
     let (like, made) = (Some(kernel.files().id), RefCell::default());
     let decisions = kernel.records.all_decisions().await?;
-    Ok(Seed { manifest, parts, blobs, origin, parent: Some(point.id), called, decisions, giving, like, made })
+    Ok(KernelSource { manifest, parts, blobs, origin, parent: Some(point.id), called, decisions, giving, like, made })
 }
 
-fn words(kernel: &Kernel, point: &Checkpoint) -> Words<'static> {
+fn words(kernel: &Kernel, point: &Checkpoint) -> CreationRecord<'static> {
     let (name, short) = (&kernel.spec.name, point.short_id());
-    Words {
+    CreationRecord {
         mark: format!("forked from {name} at checkpoint {short}"),
         action: "kernel.fork",
         outcome: format!("from {} at {} manifest {}", kernel.id, point.id, point.manifest),

@@ -24,7 +24,7 @@ type Key = (String, String);
 pub(crate) struct Keys(RefCell<HashMap<Key, Weak<Mutex<()>>>>);
 
 /// Nobody else uses the key until this is dropped.
-pub(crate) struct KeyTurn {
+pub(crate) struct KeyLock {
     scope: String,
     key: String,
     _turn: OwnedMutexGuard<()>,
@@ -32,7 +32,7 @@ pub(crate) struct KeyTurn {
 
 impl Keys {
     /// Waits until nobody else uses the key.
-    async fn turn(&self, scope: String, key: &str) -> KeyTurn {
+    async fn turn(&self, scope: String, key: &str) -> KeyLock {
         let turn = {
             let mut used = self.0.borrow_mut();
             used.retain(|_, turn| turn.strong_count() > 0);
@@ -43,11 +43,11 @@ impl Keys {
                 turn
             })
         };
-        KeyTurn { scope, key: key.to_owned(), _turn: turn.lock_owned().await }
+        KeyLock { scope, key: key.to_owned(), _turn: turn.lock_owned().await }
     }
 }
 
-impl KeyTurn {
+impl KeyLock {
     /// Scope and key, as the catalog keeps them.
     pub(crate) fn parts(&self) -> Key {
         (self.scope.clone(), self.key.clone())
@@ -60,7 +60,7 @@ impl Supervisor {
     ///
     /// # Errors
     /// The catalog's.
-    pub(crate) async fn recall(&self, scope: String, key: &str) -> Result<(Option<Rc<Kernel>>, KeyTurn)> {
+    pub(crate) async fn recall(&self, scope: String, key: &str) -> Result<(Option<Rc<Kernel>>, KeyLock)> {
         let host = self.host();
         let turn = self.registry.keys.turn(scope, key).await;
         let (scope, key) = turn.parts();

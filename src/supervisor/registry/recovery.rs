@@ -91,7 +91,7 @@ impl Supervisor {
                 done.damaged += part.damaged;
             }
         }
-        self.let_go_of_ephemeral().await;
+        self.remove_all_ephemeral().await;
         self.sweep(&known).await;
         host.prepared.sweep();
         crate::supervisor::workers::pool::run(&self.workers);
@@ -101,12 +101,12 @@ impl Supervisor {
     }
 
     /// No connection outlives a daemon: the kernels that went with one go now.
-    async fn let_go_of_ephemeral(&self) {
+    async fn remove_all_ephemeral(&self) {
         let mut ephemeral = self.kernels();
         ephemeral.retain(|kernel| kernel.spec.ephemeral);
-        let gone = ephemeral
-            .iter()
-            .map(|kernel| self.let_go(kernel, Actor { uid: kernel.uid, client: "ryokand".into(), lease: Vec::new() }));
+        let gone = ephemeral.iter().map(|kernel| {
+            self.remove_ephemeral(kernel, Actor { uid: kernel.uid, client: "ryokand".into(), lease: Vec::new() })
+        });
         futures::stream::iter(gone).buffer_unordered(RECOVERED_AT_ONCE).collect::<Vec<()>>().await;
     }
 

@@ -12,8 +12,8 @@ use crate::core::spec::KernelSpec;
 use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::Actor;
 use crate::supervisor::registry::Supervisor;
-use crate::supervisor::registry::create_from::Words;
-use crate::supervisor::registry::idempotency::{KeyTurn, made_as};
+use crate::supervisor::registry::create_from::CreationRecord;
+use crate::supervisor::registry::idempotency::{KeyLock, made_as};
 
 /// What thread is wanted.
 #[derive(Debug, Clone)]
@@ -62,16 +62,16 @@ async fn make(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: Threading, a
             .reason("ephemeral")
             .hint("make a thread of one that stays"));
     }
-    let _source = owner.lend()?;
+    let _source = owner.lock_as_source()?;
     owner.at_hand()?;
     kernel.admit(actor, 0).await?;
     let reserved = supervisor.reserve(actor.uid, wanted.name)?;
     let engine = wanted.engine.unwrap_or(kernel.spec.engine);
     let spec = KernelSpec { name: reserved.name().clone(), engine, ..kernel.spec_now() };
     let (mounts, _) = kernel.records.grants().await?;
-    let judged = supervisor.judge(spec, &mounts, Vec::new(), actor)?;
+    let validated = supervisor.validate_spec(spec, &mounts, Vec::new(), actor)?;
     let name = &owner.spec.name;
-    let words = Words {
+    let words = CreationRecord {
         mark: format!("made as a thread of {name}"),
         action: "kernel.thread",
         outcome: format!("of {}", owner.id),
@@ -79,8 +79,8 @@ async fn make(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: Threading, a
     };
     // It may write into the owner's workspace before the owner is used.
     supervisor.workers().reserved.release(supervisor.workers(), owner.id).await;
-    let key = turn.as_ref().map(KeyTurn::parts);
-    let thread = supervisor.begin_thread(&owner, judged, key, words, actor).await?;
+    let key = turn.as_ref().map(KeyLock::parts);
+    let thread = supervisor.create_shared(&owner, validated, key, words, actor).await?;
     let before = owner.view().version;
     let text = format!("{} works in this workspace as a thread", thread.spec.name);
     match owner.records.mark(actor, &text, host.now_ms()).await {

@@ -27,11 +27,11 @@ use crate::supervisor::host::metrics::Stage;
 use crate::supervisor::kernel::command::{Actor, Change, StopMode};
 use crate::supervisor::kernel::journal::{Loaded, Records, StateRecord};
 use crate::supervisor::kernel::services::KernelServices;
-use crate::supervisor::kernel::sharing::Sessions;
+use crate::supervisor::kernel::sharing::Sharing;
 use crate::supervisor::kernel::task::{Adopted, Beginning, Report, Task};
 use crate::supervisor::kernel::tools::Tools;
 use crate::supervisor::kernel::{Kernel, View};
-use crate::supervisor::registry::idempotency::{KeyTurn, made_as};
+use crate::supervisor::registry::idempotency::{KeyLock, made_as};
 use crate::supervisor::workers::Workers;
 use crate::supervisor::workers::reserved::ReservedWorker;
 
@@ -130,7 +130,7 @@ impl Supervisor {
         let making = tokio::task::spawn_local(async move {
             let _reserved = reserved;
             let (begun, engine) = (Instant::now(), spec.engine);
-            let key = turn.as_ref().map(KeyTurn::parts);
+            let key = turn.as_ref().map(KeyLock::parts);
             let made = this.make(spec, from_dir.as_deref(), key, &actor).await;
             this.host.metrics.since(Stage::Create, engine, begun);
             made
@@ -351,13 +351,13 @@ impl Supervisor {
             commands,
             transitions: std::cell::RefCell::new(Transitions::loaded(loaded.transition)),
             tools: std::cell::RefCell::default(),
-            sessions: Sessions::new(owner.clone()),
+            sessions: Sharing::new(owner.clone()),
             capture: std::cell::RefCell::new(
                 host.files.choice(|| host.catalog.kernel_files(row.id).workspace).to_string(),
             ),
             base: std::cell::Cell::new(None),
             retention: std::cell::Cell::new(row.spec.retention),
-            thin_due_ms: std::cell::Cell::new(0),
+            prune_due_ms: std::cell::Cell::new(0),
             held: std::cell::RefCell::default(),
             _remembered: Rc::clone(&host.remembered),
         });
@@ -419,7 +419,7 @@ impl Supervisor {
     }
 
     /// Removes a kernel that goes with its connection, after that has ended.
-    pub async fn let_go(&self, kernel: &Rc<Kernel>, actor: Actor) {
+    pub async fn remove_ephemeral(&self, kernel: &Rc<Kernel>, actor: Actor) {
         if self.host.is_stopping() {
             // The next daemon does it.
             return;

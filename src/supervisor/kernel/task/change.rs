@@ -110,7 +110,7 @@ impl Task {
         let admitted = self.kernel.not_in_transition();
         if self.kernel.interrupted().is_some() {
             // This use is refused, and begins the recovery.
-            self.kernel.wake_sessions();
+            self.kernel.wake_sharers();
         }
         admitted
     }

@@ -43,7 +43,7 @@ impl Task {
         let update = KernelChange { spec: Some(spec), ..KernelChange::default() };
         self.host.catalog.update_kernel(self.kernel.id, update, Notes::default()).await?;
         let before = self.kernel.retention.replace(retention);
-        self.kernel.thin_due_ms.set(0);
+        self.kernel.prune_due_ms.set(0);
         let line = self.host.line(&change.actor, "kernel.retention", Some(&self.kernel));
         let version = Some(self.kernel.view().version);
         let detail = format!("from {before} to {retention}");

@@ -18,7 +18,7 @@ use crate::link::host::WorkerExec;
 use crate::supervisor::host::metrics::Stage;
 use crate::supervisor::kernel::command::{Actor, Command, Operation, Trace, Turn, Waiting};
 use crate::supervisor::kernel::execution::Execution;
-use crate::supervisor::kernel::handle::never_ran;
+use crate::supervisor::kernel::execution::never_ran;
 use crate::supervisor::kernel::journal::version_after;
 use crate::supervisor::workers::admission::ExecPermit;
 
@@ -43,7 +43,7 @@ impl Task {
         }
         self.admit(&actor, request.expected_version)?;
         self.settle().await?;
-        self.room_for_work()?;
+        self.check_room()?;
         self.room_on_disk().await?;
         if request.output_limit_bytes == 0 {
             request.output_limit_bytes = self.host.config.defaults.output_kept;
@@ -72,7 +72,7 @@ impl Task {
     fn prepare_start(&self, request: &ExecRequest, output_kept: u64) -> Option<PreparedStart> {
         let leaving = self.worker.current.as_ref().is_none_or(|current| current.leaving);
         let engaged = self.work.operating.is_some() || self.work.running.is_some() || !self.work.queue.is_empty();
-        let waits = self.kernel.is_changing() || self.kernel.must_stand_still();
+        let waits = self.kernel.is_changing() || self.kernel.is_held();
         if !matches!(self.life.state, State::Ready) || engaged || leaving || waits {
             return None;
         }
@@ -85,7 +85,7 @@ impl Task {
     }
 
     /// Whether one more piece of work may wait here.
-    pub(crate) fn room_for_work(&self) -> Result<()> {
+    pub(crate) fn check_room(&self) -> Result<()> {
         let name = &self.kernel.spec.name;
         if self.work.queue.len() >= self.host.config.limits.executions_queued {
             return Err(Error::busy(format!("kernel {name} has {} pieces of work waiting", self.work.queue.len()))
@@ -118,7 +118,7 @@ impl Task {
     pub(crate) async fn operate(&mut self, trace: Trace, operation: Operation, waiting: Option<Waiting>) -> Result<()> {
         self.drop_given_up();
         match &trace {
-            Trace::Own(change) | Trace::Journalled(change, _) | Trace::Transition(change) => {
+            Trace::InitialState(change) | Trace::Journalled(change, _) | Trace::Transition(change) => {
                 self.admit(&change.actor, change.expected_version)?;
             }
             Trace::None | Trace::Recovery => {}
@@ -126,7 +126,7 @@ impl Task {
         self.settle().await?;
         match &trace {
             Trace::Recovery => self.room_for_worker()?,
-            Trace::None | Trace::Own(_) | Trace::Journalled(..) | Trace::Transition(_) => self.room_for_work()?,
+            Trace::None | Trace::InitialState(_) | Trace::Journalled(..) | Trace::Transition(_) => self.check_room()?,
         }
         if let Trace::Journalled(change, text) = &trace {
             self.mark(&change.actor, text).await?;
@@ -135,7 +135,7 @@ impl Task {
         match trace {
             Trace::Recovery => self.work.queue.push_front(Item::Operation(operation, waiting)),
             Trace::Transition(_) => self.work.queue.push_back(Item::Transition(operation, waiting)),
-            Trace::None | Trace::Own(_) | Trace::Journalled(..) => {
+            Trace::None | Trace::InitialState(_) | Trace::Journalled(..) => {
                 self.work.queue.push_back(Item::Operation(operation, waiting));
             }
         }
@@ -178,7 +178,7 @@ impl Task {
         if self.kernel.is_changing() && (self.recover_with(&link) || !self.transition_first()) {
             return None;
         }
-        if self.kernel.must_stand_still() {
+        if self.kernel.is_held() {
             // Whoever holds the files wakes this task when they are let go.
             self.see_to_owner().await;
             return None;
@@ -292,7 +292,7 @@ impl Task {
     /// The host-wide permit to run; if there is none now, it is asked for and work goes on when it comes.
     fn permit_to_run(&mut self) -> Option<ExecPermit> {
         match std::mem::replace(&mut self.work.permit, Permit::None) {
-            Permit::Held(permit) => return Some(permit),
+            Permit::ReadPin(permit) => return Some(permit),
             Permit::Requested(request) => {
                 self.work.permit = Permit::Requested(request);
                 return None;

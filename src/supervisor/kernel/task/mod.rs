@@ -192,7 +192,7 @@ impl Drop for PreparedStart {
 enum Permit {
     None,
     Requested(PermitRequest),
-    Held(ExecPermit),
+    ReadPin(ExecPermit),
 }
 
 /// A place among those who wait for a permit; dropped, it is given up.
@@ -415,10 +415,10 @@ impl Task {
                 }
             }
             Report::PermitGranted(permit) => {
-                self.work.permit = Permit::Held(permit);
+                self.work.permit = Permit::ReadPin(permit);
                 self.dispatch().await;
                 // What it was asked for may be gone: others wait for it.
-                if matches!(self.work.permit, Permit::Held(_)) {
+                if matches!(self.work.permit, Permit::ReadPin(_)) {
                     self.work.permit = Permit::None;
                 }
             }

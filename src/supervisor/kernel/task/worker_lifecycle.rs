@@ -46,7 +46,7 @@ impl Task {
         match outcome {
             Ok(started) if attempt == self.life.attempt && self.life.has_worker() => {
                 let wanted = matches!(self.life.state, crate::core::kernel::State::Starting);
-                self.take_on(attempt, started);
+                self.attach_worker(attempt, started);
                 if wanted {
                     self.tell_tools();
                     self.step(Event::WorkerReady { attempt }).await;
@@ -87,7 +87,7 @@ impl Task {
         }
     }
 
-    fn take_on(&mut self, attempt: u64, started: Started) {
+    fn attach_worker(&mut self, attempt: u64, started: Started) {
         let Started { link, report, worker, told_origin } = started;
         {
             let mut view = self.kernel.view.borrow_mut();
@@ -132,7 +132,7 @@ impl Task {
             self.work.running = Some((execution, self.workers.admission.try_acquire_exec(self.kernel.uid)));
         }
         let mounted = adopted.started.report.mounts.clone();
-        self.take_on(attempt, adopted.started);
+        self.attach_worker(attempt, adopted.started);
         self.unmount_unrecorded(&mounted).await;
         self.mount_missing(&mounted).await;
         self.tell_tools();
