@@ -59,7 +59,7 @@ fn user_namespaces() -> Ability {
         let profiled = setting("/proc/self/attr/apparmor/current").is_some_and(|label| label.starts_with("ryokan"));
         if !profiled {
             return refused(
-                "AppArmor takes all rights away in new user namespaces (Ubuntu 23.10 and later)",
+                "AppArmor removes all rights in new user namespaces (Ubuntu 23.10 and later)",
                 "install ryokan's AppArmor profile (it grants `userns,`), or: sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
             );
         }

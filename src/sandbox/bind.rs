@@ -164,9 +164,7 @@ pub(super) fn in_engine_tree<T: Send, Inside: FnOnce() -> Result<T, SandboxError
             inside()
         });
         let thread = thread.map_err(fail("cannot start a thread"))?;
-        thread
-            .join()
-            .unwrap_or_else(|_| Err(SandboxError::new(Layer::PivotRoot, "the mounting thread panicked")))
+        thread.join().unwrap_or_else(|_| Err(SandboxError::new(Layer::PivotRoot, "the mounting thread panicked")))
     })
 }
 

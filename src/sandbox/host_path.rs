@@ -31,10 +31,8 @@ pub fn open_host_path(path: &Path) -> io::Result<OwnedFd> {
 /// As [`open_host_path`], with an error of a layer.
 pub(super) fn open(layer: Layer, path: &Path) -> Result<OwnedFd, SandboxError> {
     open_host_path(path).map_err(|error| match error.raw_os_error() {
-        Some(libc::ELOOP) => {
-            SandboxError::new(layer, format!("{path:?} contains a symbolic link now"))
-                .hint("restore the original path, or unmount it and mount it again")
-        }
+        Some(libc::ELOOP) => SandboxError::new(layer, format!("{path:?} contains a symbolic link now"))
+            .hint("restore the original path, or unmount it and mount it again"),
         _ => SandboxError::new(layer, format!("cannot open {path:?}: {error}"))
             .hint("make sure that the path exists and that the kernel's user may open it"),
     })

@@ -169,7 +169,7 @@ impl Init {
 
 /// In N2: replaces the empty workspace by the kernel's.
 fn exchange_workspace(tree: &OwnedFd) -> Result<(), SandboxError> {
-    umount2(WORKSPACE, MntFlags::MNT_DETACH).map_err(fail("cannot take the empty workspace away"))?;
+    umount2(WORKSPACE, MntFlags::MNT_DETACH).map_err(fail("cannot detach the empty workspace"))?;
     attach(tree.as_fd(), workspace_inside()?.as_fd()).map_err(fail("cannot mount the workspace"))
 }
 

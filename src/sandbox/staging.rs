@@ -56,7 +56,7 @@ pub(super) fn stage(plan: &SandboxPlan, run_as: RunAs) -> Result<(), SandboxErro
     unshare(CloneFlags::CLONE_NEWNS).map_err(failed(Layer::MountNs, "cannot make a mount namespace"))?;
     // Mounts of the host still propagate here, ours do not propagate back.
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_SLAVE, None::<&str>)
-        .map_err(failed(Layer::MountNs, "cannot make the mounts our own"))?;
+        .map_err(failed(Layer::MountNs, "cannot make the mounts private"))?;
     let (uid, gid) = (run_as.uid.to_string(), run_as.gid.to_string());
     let options = [("size", "256k"), ("nr_inodes", "512"), ("mode", "0700"), ("uid", &uid), ("gid", &gid)];
     let root = new_file_system("tmpfs", &options, 0).map_err(failed(Layer::IdMap, "cannot make a tmpfs"))?;

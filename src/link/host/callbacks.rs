@@ -223,7 +223,8 @@ fn decode_end_frame(json: &[u8], end: &mut ExecEnd) -> Result<(), Error> {
     if json.is_empty() {
         return Ok(());
     }
-    let unreadable = |why: &dyn std::fmt::Display| Error::corrupt(format!("the result's value cannot be decoded: {why}"));
+    let unreadable =
+        |why: &dyn std::fmt::Display| Error::corrupt(format!("the result's value cannot be decoded: {why}"));
     check_parts(json).map_err(|e| unreadable(&e))?;
     let frame: Frame = serde_json::from_slice(json).map_err(|e| unreadable(&e))?;
     end.output = frame.output;

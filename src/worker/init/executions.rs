@@ -22,8 +22,7 @@ use crate::link::frames::{EndStatus, InterruptWay};
 use crate::link::guest::{Answer, ExecChannelService, Finish, Start, Started};
 
 /// Consequence of killing an engine that did not stop.
-const FROM_SAVED: &str =
-    "the kernel continues from its last saved state: this execution's changes to variables are lost, those to files are not";
+const FROM_SAVED: &str = "the kernel continues from its last saved state: this execution's changes to variables are lost, those to files are not";
 
 /// The running execution.
 pub(super) struct Run {

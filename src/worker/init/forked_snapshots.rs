@@ -350,8 +350,7 @@ impl Worker {
                 return;
             }
             let (used, most) = (memory.used_bytes >> 20, most >> 20);
-            self.snapshots
-                .drop_at(0, format!("memory is short: all snapshots used {used} MiB of {most} MiB"));
+            self.snapshots.drop_at(0, format!("memory is short: all snapshots used {used} MiB of {most} MiB"));
         }
     }
 
