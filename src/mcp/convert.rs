@@ -159,7 +159,7 @@ fn depth_of(json: &Json) -> usize {
     }
 }
 
-/// Prepares a server's text for our messages: no control characters, at most `most` bytes.
+/// Prepares a server's text for our messages: no control characters, at most `max_bytes`.
 pub(super) fn printable(text: &str, max_bytes: usize) -> String {
     let mut out = String::new();
     for c in text.chars() {

@@ -7,7 +7,7 @@
 //! servers.rs   one kernel's servers: register, call, list
 //!    └ server.rs    one server's life: connect, serve, back off, connect again
 //!        ├ connect.rs    stdio or HTTP, by rmcp
-//!        │   ├ process.rs    the child, its process group, its last words
+//!        │   ├ process.rs    the child, its process group, its last output
 //!        │   └ wire.rs       what a hostile server may not do to us
 //!        ├ tools.rs      the bounded list of its tools
 //!        └ convert.rs    values there and back

@@ -1,25 +1,27 @@
-//! Whether anything inside has run since the last look: for the time in which no code is known to run, but a process that was left behind, a
-//! thread or a timer may.
+//! Detects activity of leftover processes, threads and timers while no code is known to run. Runs
+//! in init.
 //!
-//! Two things are looked at, both cheap and none to be fooled: the number that the host kernel gave last to a process of this PID namespace
-//! (`/proc/loadavg`, the fifth field), and the processor time of those that are there. Who does anything at all changes one of them.
+//! Compares two cheap values that activity must change: the most recent process id of this PID
+//! namespace (`/proc/loadavg`, the fifth field), and the total processor time of the present
+//! processes.
 
 use nix::time::{clock_getcpuclockid, clock_gettime};
 use nix::unistd::Pid;
 
-/// What was seen at a look.
+/// The values at one check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Seen {
     last_pid: String,
     cpu_ns: i128,
 }
 
-/// Remembers the last look.
+/// Remembers the values of the last check.
 #[derive(Debug, Default)]
 pub struct ActivityProbe(Option<Seen>);
 
 impl ActivityProbe {
-    /// Whether anything but init has run since this was asked last; the first time, and where the host kernel does not tell, yes.
+    /// Whether any process but init has run since the last call. True at the first call, and where
+    /// the host kernel lacks the values.
     pub fn has_activity(&mut self) -> bool {
         let seen = see();
         let same = seen.is_some() && self.0 == seen;
@@ -37,7 +39,7 @@ fn see() -> Option<Seen> {
         if pid == 1 {
             continue;
         }
-        // One that has gone meanwhile makes a difference by that.
+        // A process that has just ended changes the sum by its absence.
         let Ok(clock) = clock_getcpuclockid(Pid::from_raw(pid)) else { continue };
         let Ok(time) = clock_gettime(clock) else { continue };
         cpu_ns += i128::from(time.tv_sec()) * 1_000_000_000 + i128::from(time.tv_nsec());

@@ -1,7 +1,8 @@
-//! Copies of the engine's process: whether a process can be one, what they cost, and the exchange of one for the engine.
+//! Forked snapshots of the engine's process: validation, memory cost, and replacing the engine by
+//! one. Runs in init.
 //!
-//! The engine forks them; here nothing is believed but what the host kernel says. A copy has every layer of the sandbox that the
-//! engine has, for none of them can be laid down and a fork inherits all.
+//! The engine forks them; only the host kernel's facts are trusted here. A snapshot has every
+//! sandbox layer of the engine, because no layer can be dropped and a fork inherits all.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -14,40 +15,40 @@ use super::init::{Exit, Init, proc_file};
 use super::usage::{Process, anonymous_bytes, processes};
 use crate::sys::pidfd;
 
-/// How long everything may take to end: a process that waits for a device ends only when it has its answer.
+/// Time for all processes to end. A process that waits for a device ends only after its answer.
 const ENDS_WITHIN: Duration = Duration::from_secs(1);
-/// Between two looks.
+/// Interval of polling.
 const LOOK_AGAIN: Duration = Duration::from_micros(200);
-/// What is killed first where memory is short.
+/// OOM score of snapshots: the first to be killed when memory is short.
 const FIRST_TO_GO: &str = "1000";
-/// As the engine was started.
+/// OOM score of the engine, as at its start.
 const ORDINARY: &str = "0";
 
 impl Init {
-    /// Opens a process that is to be a copy: a child of init's, so nobody else can collect it.
+    /// Opens a process as a snapshot: a child of init, so only init can reap it.
     ///
     /// # Errors
-    /// What it is not.
+    /// The violated condition.
     pub fn adopt_snapshot(&self, pid: i32) -> Result<OwnedFd, String> {
         if pid <= 1 {
             return Err("it is no process of this kernel".into());
         }
         let process = pidfd::open(Pid::from_raw(pid)).map_err(|error| format!("it is gone: {error}"))?;
-        // Looked at after the descriptor was opened: so the descriptor is of that very process.
+        // Checked after opening the descriptor, so the descriptor is of this very process.
         match proc_file(pid, "stat").ok().and_then(|stat| parent(&stat)) {
             Some(1) => {}
             Some(_) => return Err("its parent lives".into()),
             None => return Err("it is gone".into()),
         }
-        // Nothing depends on it: the budget counts as well.
+        // Best effort: the memory budget applies as well.
         let _ = std::fs::write(format!("/proc/{pid}/oom_score_adj"), FIRST_TO_GO);
         Ok(process)
     }
 
-    /// Ends everything inside but one process and the `spared`; gives how that one ended if it did.
+    /// Ends every process inside but one and the `spared`. Returns that one's exit if it ended.
     ///
     /// # Errors
-    /// If something did not end in time.
+    /// If a process did not end in time.
     pub fn leave_only(&self, pid: i32, spared: &[i32]) -> Result<Option<Exit>, String> {
         let _ = std::fs::write(format!("/proc/{pid}/oom_score_adj"), ORDINARY);
         let until = Instant::now() + ENDS_WITHIN;
@@ -55,7 +56,7 @@ impl Init {
         loop {
             let others = processes().into_iter().map(|process| process.pid);
             let others: Vec<i32> = others.filter(|other| *other != pid && !spared.contains(other)).collect();
-            // What they leave behind becomes init's child and is collected here too.
+            // Their orphans become init's children and are reaped here, too.
             let ended = self.reap();
             its_end = its_end.or(ended.iter().find(|(ended, _)| *ended == pid).map(|(_, cause)| *cause));
             let left: Vec<i32> =
@@ -76,8 +77,8 @@ impl Init {
         }
     }
 
-    /// Memory that would be free without these copies, and what is free beside them. The first is an upper bound if that is at most
-    /// `enough` and no more than half of what would be free.
+    /// Memory that ending these snapshots would free, and free memory beside them. The first is an
+    /// upper bound if it is at most `enough` and at most half of the total.
     pub fn snapshots_memory(&self, engine: i32, copies: &[i32], enough: u64) -> (u64, u64) {
         let all = processes();
         let of = |pid: i32| all.iter().find(|process| process.pid == pid);
@@ -85,20 +86,21 @@ impl Init {
         let limit = self.plan.limits.memory_bytes;
         let resident: u64 = all.iter().map(|process| process.resident_bytes).sum::<u64>() + self.scratch_used();
         let most: u64 = copies.iter().map(|copy| copy.resident_bytes).sum();
-        // Shared pages counted for each: if even that is little, the exact figures, which cost the more the larger they are, are not needed.
+        // This counts shared pages once per process. If even that is little, the exact figures are
+        // not needed; their cost grows with their size.
         if most <= enough && most <= limit.saturating_sub(resident) / 2 {
             return (most, limit.saturating_sub(resident));
         }
         let used: u64 = self.usage().memory_bytes;
         let shares: u64 =
             copies.iter().map(|copy| anonymous_bytes(copy.pid).map_or(copy.resident_bytes, |of| of.share)).sum();
-        // Of what the engine shares with them, their part would become its own.
+        // The snapshots' share of pages shared with the engine would become the engine's own.
         let kept = anonymous_bytes(engine).map_or(0, |of| of.resident.saturating_sub(of.share));
         (shares.saturating_sub(kept), limit.saturating_sub(used))
     }
 }
 
-/// The fourth field of a `stat` file; the name in it may hold anything.
+/// The fourth field of a `stat` file; the name before it may contain any character.
 fn parent(stat: &str) -> Option<i32> {
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok()
 }

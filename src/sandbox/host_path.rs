@@ -1,7 +1,8 @@
-//! Host paths that a kernel was given, opened so that what was judged is what is used.
+//! Opens host paths for mounts so that the checked path is the one used.
 //!
-//! A path is judged by its name, symbolic links resolved. Whoever may write to a folder on the way can put a link there between
-//! the judgement and the use, so it is opened without following any: then it is what its name says, or nothing.
+//! A path is checked by its name with symbolic links resolved. A user who may write to a parent
+//! folder could insert a link between check and use, so the path is opened without following links:
+//! it is the checked file or an error.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -11,10 +12,11 @@ use nix::fcntl::{AT_FDCWD, OFlag, OpenHow, ResolveFlag, openat2};
 
 use super::layer::{Layer, SandboxError};
 
-/// Opens what is at an absolute path that has no symbolic link in it.
+/// Opens an absolute path that contains no symbolic link.
 ///
 /// # Errors
-/// `ELOOP` for a link anywhere on the way or at its end, `EINVAL` for a path that is not plain, and those of `open`.
+/// `ELOOP` for a link anywhere in the path, `EINVAL` for a relative path or one with `..`, and the
+/// errors of `open`.
 pub fn open_host_path(path: &Path) -> io::Result<OwnedFd> {
     let plain = path.is_absolute() && path.components().all(|part| !matches!(part, Component::ParentDir));
     if !plain {
@@ -26,13 +28,11 @@ pub fn open_host_path(path: &Path) -> io::Result<OwnedFd> {
     Ok(openat2(AT_FDCWD, path, how)?)
 }
 
-/// The same for the sandbox, with the words of one layer.
+/// As [`open_host_path`], with an error of a layer.
 pub(super) fn open(layer: Layer, path: &Path) -> Result<OwnedFd, SandboxError> {
     open_host_path(path).map_err(|error| match error.raw_os_error() {
-        Some(libc::ELOOP) => {
-            SandboxError::new(layer, format!("{path:?} leads elsewhere now: a symbolic link was put in its way"))
-                .hint("put back what was there, or take the path away and give it anew")
-        }
+        Some(libc::ELOOP) => SandboxError::new(layer, format!("{path:?} contains a symbolic link now"))
+            .hint("restore the original path, or unmount it and mount it again"),
         _ => SandboxError::new(layer, format!("cannot open {path:?}: {error}"))
             .hint("make sure that the path exists and that the kernel's user may open it"),
     })

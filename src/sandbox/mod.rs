@@ -1,4 +1,4 @@
-//! The sandbox of process isolation: what contains a kernel's code on a host without virtual machines.
+//! The sandbox of process isolation: contains a kernel's code on a host without virtual machines.
 //!
 //! ```text
 //!  daemon ──starts──▶ outer (maybe root)      [enter]   idmapped mounts, uid, namespaces
@@ -7,8 +7,8 @@
 //!                                      └─fork─▶ engine   N2: the minimal tree, no capabilities, Landlock, seccomp
 //! ```
 //!
-//! `plan`, `layer`, `seccomp` and `verify::judge` are pure: they say what shall be. The rest acts. Nothing untrusted runs before
-//! `verify` has seen every layer in force from inside.
+//! `plan`, `layer`, `seccomp` and `verify::judge` are pure and describe the intended state; the
+//! other modules act. Nothing untrusted runs before `verify` has confirmed every layer from inside.
 
 pub mod abilities;
 mod activity;
@@ -52,21 +52,21 @@ pub use usage::Usage;
 pub use watch_memory::MemoryWatch;
 pub use watch_workspace::WorkspaceWatch;
 
-/// What a watch found.
+/// The result of a watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// Within its limit; look again after so many milliseconds.
+    /// Within the limit.
     Within {
-        /// When to tick again, milliseconds from now.
+        /// Time until the next tick, milliseconds.
         next_ms: u64,
     },
-    /// Beyond its limit: the engine has to go.
+    /// Beyond the limit: the engine must end.
     Beyond {
-        /// What was found.
+        /// The measured value.
         used: u64,
-        /// What is allowed.
+        /// The limit.
         limit: u64,
-        /// In which unit: `bytes`, `files` or `levels`.
+        /// The unit: `bytes`, `files` or `levels`.
         unit: &'static str,
     },
 }

@@ -1,5 +1,6 @@
-//! The places of mounts in a workspace, as the daemon sees them from the host: what a mount will have to make there, and taking
-//! away what it made. What is found on the way may be the work of untrusted code: no link is followed.
+//! Mount points in a workspace, seen from the host: which components a mount will create, and
+//! removing them afterwards. Runs in the daemon. The path may be controlled by untrusted code: no
+//! link is followed.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,7 +13,8 @@ use nix::unistd::{UnlinkatFlags, unlinkat};
 use super::plan::WORKSPACE;
 use super::tree::find;
 
-/// How many folders, the last perhaps a file, are missing in the folder `workspace` for a mount at `inside`.
+/// Number of missing path components (the last may be a file) in `workspace` for a mount at
+/// `inside`.
 pub fn missing_components(workspace: &Path, inside: &Path) -> u32 {
     let Ok(way) = inside.strip_prefix(WORKSPACE) else { return 0 };
     let Ok(mut here) = open(workspace) else { return 0 };
@@ -23,14 +25,15 @@ pub fn missing_components(workspace: &Path, inside: &Path) -> u32 {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return u32::try_from(parts.count() + 1).unwrap_or(u32::MAX);
             }
-            // The mount will fail, and say why.
+            // The mount will fail and report why.
             Err(_) => return 0,
         }
     }
     0
 }
 
-/// Takes away the last `made` parts of the way to `inside`, innermost first, as far as they are empty.
+/// Removes the last `made` components of the path to `inside`, innermost first, as long as they are
+/// empty.
 pub fn remove(workspace: &Path, inside: &Path, made: u32) {
     let Ok(way) = inside.strip_prefix(WORKSPACE) else { return };
     let Ok(root) = open(workspace) else { return };
@@ -45,7 +48,7 @@ pub fn remove(workspace: &Path, inside: &Path, made: u32) {
             });
         let kind = if is_empty_file { UnlinkatFlags::NoRemoveDir } else { UnlinkatFlags::RemoveDir };
         if unlinkat(&above, name, kind).is_err() {
-            // Something was put there: it is the kernel's now.
+            // Not empty: it belongs to the kernel now.
             return;
         }
     }

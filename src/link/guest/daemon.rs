@@ -135,7 +135,7 @@ impl Daemon {
         };
         decoded
             .map(move |answer| {
-                let failed = |_| ToolAnswer::Failed("the daemon went away during the call".into());
+                let failed = |_| ToolAnswer::Failed("the daemon disconnected during the call".into());
                 Delivered::Tool { call, answer: answer.unwrap_or_else(failed) }
             })
             .boxed_local()

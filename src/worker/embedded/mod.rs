@@ -1,7 +1,9 @@
-//! A kernel in this very process: the kaish engine on a thread of its own, without a sandbox.
+//! The library's embedded mode: a kernel in this process, the kaish engine on a thread, without a
+//! sandbox.
 //!
-//! For tests and for programs that trust their code. It is a full client of the engine contract: the engine thread serves
-//! a socket pair and two pipes, exactly as inside a worker. Output is read only as fast as the sink takes it.
+//! For tests and for programs that trust their code. The engine thread follows the engine contract
+//! over a socket pair and two pipes, exactly as in a worker. Output is read only as fast as the
+//! sink takes it.
 
 mod peer;
 mod session;
@@ -30,16 +32,17 @@ use crate::core::value::Value;
 use crate::link::frames::{EndStatus, Event, Missed, Reply, Request};
 use crate::session::OutputSink;
 
-/// A kernel in this process. Belongs to one thread, whose tokio runtime drives it; the engine has its own.
+/// A kernel in this process. Belongs to one thread and its tokio runtime; the engine has its own
+/// thread.
 pub struct EmbeddedKernel {
     peer: Rc<Peer>,
-    /// One request at a time reaches the engine, as the contract has it.
+    /// The contract allows one request at a time.
     turn: Mutex<Pipes>,
     next_exec: Cell<u64>,
-    /// Executions that run or wait; `true` once they are to be interrupted.
+    /// Executions that run or wait; `true` once an interrupt was requested.
     executions: RefCell<BTreeMap<ExecId, bool>>,
     blobs: RefCell<HashMap<Digest, Vec<u8>>>,
-    /// An execution that its caller no longer waits for.
+    /// A running execution whose caller has dropped its future.
     abandoned: Cell<Option<ExecId>>,
 }
 
@@ -98,12 +101,12 @@ impl EmbeddedKernel {
         })
     }
 
-    /// The background jobs that run, as last told by the engine: id and command.
+    /// The running background jobs, as id and command.
     pub fn jobs(&self) -> Vec<(String, String)> {
         self.peer.jobs.borrow().iter().map(|job| (job.id.clone(), job.command.clone())).collect()
     }
 
-    /// What a completion of `code` at `cursor` may be: where it begins, and the matches.
+    /// Completions of `code` at `cursor`: where they begin, and the matches.
     ///
     /// # Errors
     /// `Lost` if the engine has ended.
@@ -134,7 +137,7 @@ impl EmbeddedKernel {
             return Ok(pipes);
         };
         self.peer.send(&Request::Interrupt { exec: abandoned.0 }, None).await?;
-        // Answered when the execution has ended, which it cannot while its output is stuck.
+        // The reply arrives after the execution's end, so its output must be drained meanwhile.
         let ended = self.peer.ask(|id| Request::Vars { id });
         tokio::pin!(ended);
         let mut lost = vec![0; READ_BYTES];
@@ -229,7 +232,7 @@ impl EmbeddedKernel {
         Ok(ExecResult { exec, end, stdout: output.stdout, stderr: output.stderr, truncated_bytes: output.truncated })
     }
 
-    /// Passes output on until the engine says that the execution is over; also whether its time was up.
+    /// Forwards output until the execution ends. Also returns whether it timed out.
     async fn follow(
         &self,
         exec: ExecId,
@@ -288,7 +291,7 @@ fn never_ran(exec: ExecId) -> ExecResult {
     ExecResult { exec, end, stdout: Vec::new(), stderr: Vec::new(), truncated_bytes: 0 }
 }
 
-/// Keeps an execution in the list of those that run or wait.
+/// Registers an execution as running or waiting.
 struct Registered<'a> {
     list: &'a RefCell<BTreeMap<ExecId, bool>>,
     exec: ExecId,
@@ -307,7 +310,7 @@ impl Drop for Registered<'_> {
     }
 }
 
-/// Where an execution's output goes.
+/// The destinations of an execution's output.
 struct Output<'a> {
     exec: ExecId,
     sink: Option<&'a dyn OutputSink>,
@@ -326,7 +329,7 @@ impl Output<'_> {
         }
     }
 
-    /// Passes on what is there; `false` if there was nothing.
+    /// Forwards available output; `false` if there was none.
     async fn read(&mut self, pipe: &Receiver, stream: Stream, buffer: &mut [u8]) -> bool {
         let Ok(n @ 1..) = pipe.try_read(buffer) else {
             return false;
@@ -345,12 +348,13 @@ impl Output<'_> {
         true
     }
 
-    /// Passes on what is in the pipes when the execution is over: the engine has flushed everything by then.
+    /// Forwards the rest of the output after the execution's end; the engine has flushed everything
+    /// by then.
     async fn drain(&mut self, pipes: &Pipes) {
         let mut buffer = vec![0; READ_BYTES];
         for (pipe, stream) in [(&pipes.stdout, Stream::Stdout), (&pipes.stderr, Stream::Stderr)] {
             loop {
-                // What tokio knows of the pipe may be older than the bytes in it.
+                // tokio's readiness may lag behind the pipe.
                 let known = tokio::time::timeout(Duration::ZERO, pipe.readable()).await;
                 if !self.read(pipe, stream, &mut buffer).await && known.is_err() {
                     break;
@@ -360,13 +364,13 @@ impl Output<'_> {
     }
 }
 
-/// A pipe that will hold these bytes, and the task that puts them in.
+/// A pipe for these bytes, and the task that writes them.
 fn feed(bytes: Vec<u8>) -> std::io::Result<(OwnedFd, Feeding)> {
     use tokio::io::AsyncWriteExt;
     let (reader, writer) = std::io::pipe()?;
     let mut writer = tokio::net::unix::pipe::Sender::from_owned_fd(writer.into())?;
     let task = tokio::spawn(async move {
-        // The code may not want all of it.
+        // The code may not read all of it.
         let _ = writer.write_all(&bytes).await;
     });
     Ok((reader.into(), Feeding(task)))

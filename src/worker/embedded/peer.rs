@@ -19,7 +19,7 @@ use crate::core::state::StateEntry;
 use crate::link::frames::{Decoder, EntryMeta, Event, Reply, Request, encode};
 use crate::worker::engines::kaish::{self, Setup};
 
-/// The engine as seen from here.
+/// The connection to the engine.
 pub(super) struct Peer {
     socket: UnixStream,
     incoming: Mutex<Decoder>,
@@ -65,7 +65,7 @@ impl Peer {
     }
 
     pub(super) async fn ready(&self) -> Result<()> {
-        // `ready` has no id; number 0 stands for it.
+        // `ready` has no id; it is registered as 0.
         let (sender, mut ready) = oneshot::channel();
         self.waiting.borrow_mut().insert(0, sender);
         while ready.try_recv().is_err() {
@@ -103,7 +103,7 @@ impl Peer {
     ) -> Result<()> {
         let mut bytes = Vec::new();
         encode(request, tail, &mut bytes).map_err(|error| Error::invalid(error.to_string()))?;
-        // A frame that goes out in pieces must not be mixed with another.
+        // Partial writes of two frames must not interleave.
         let _outgoing = self.outgoing.lock().await;
         let mut sent = 0;
         let mut descriptor = descriptor;
@@ -129,7 +129,7 @@ impl Peer {
         Ok(())
     }
 
-    /// Takes in what the engine sends, at least once. Safe to drop.
+    /// Reads from the engine at least once. Cancel safe.
     pub(super) async fn receive(&self) -> Result<()> {
         let mut decoder = self.incoming.lock().await;
         if self.gone.get() {
@@ -167,19 +167,19 @@ impl Peer {
                 *self.missed.borrow_mut() = entries.into_iter().map(MissedEntry::from).collect();
             }
             Event::Jobs { jobs } => *self.jobs.borrow_mut() = jobs,
-            // No dynamic tools are ever offered, so none is called; kaish has no other displays.
+            // No dynamic tools are offered, so none is called; kaish has no other displays.
             Event::ToolCall { .. } | Event::Display { .. } | Event::Structured { .. } => {}
         }
     }
 
     fn answer(&self, id: u64, event: Event) {
         if let Some(waiting) = self.waiting.borrow_mut().remove(&id) {
-            // Whoever waited may have given up.
+            // The waiting future may have been dropped.
             let _ = waiting.send(event);
         }
     }
 
-    /// `more` chunks of one entry follow each other; the first carries the meta.
+    /// Chunks of one entry with `more` arrive in sequence; the first has the metadata.
     fn put(&self, key: String, meta: EntryMeta, more: bool, tail: Vec<u8>) {
         const PARTIAL: &str = "\0partial";
         let mut saved = self.saved.borrow_mut();

@@ -1,6 +1,8 @@
-//! The execution channel as init serves it: a start is held until its beginning is in the daemon's journal, then begun.
+//! Init's handling of the execution channel: a prepared execution starts once the daemon's journal
+//! has it. Runs in init.
 //!
-//! It belongs to the attached daemon and goes with it, and with it what is held: that never ran, and its daemon knows.
+//! The channel and its prepared execution end with the attached daemon, which knows that the
+//! execution never ran.
 
 use std::io;
 use std::task::{Context, Poll};
@@ -18,19 +20,19 @@ pub(super) struct ExecChannel {
 }
 
 impl Worker {
-    /// Takes the descriptor of that token as the execution channel.
+    /// Opens the channel on the descriptor of that token.
     pub(super) fn open_exec_channel(&mut self, token: u64) -> Result<()> {
         let socket = self
             .descriptors
             .take(token)
-            .ok_or_else(|| Error::invalid("the execution channel's descriptor did not come"))?;
+            .ok_or_else(|| Error::invalid("the execution channel's descriptor did not arrive"))?;
         let unwatched = |e: io::Error| Error::internal(format!("the execution channel cannot be watched: {e}"));
         self.exec_channel =
             Some(ExecChannel { service: ExecChannelService::new(socket).map_err(unwatched)?, held: None });
         Ok(())
     }
 
-    /// Takes what came on the execution channel; whether there was something.
+    /// Handles calls on the channel; returns whether there were any.
     pub(super) fn poll_exec_channel(&mut self, cx: &mut Context<'_>) -> bool {
         let mut progressed = false;
         while self.takes_calls()
@@ -43,7 +45,7 @@ impl Worker {
         progressed
     }
 
-    /// Takes what was said on the execution channel before a call that came beside it.
+    /// Handles earlier channel calls before an ordinary call.
     pub(super) fn drain_exec_channel(&mut self) {
         while let Some(channel) = &self.exec_channel
             && let Some(call) = channel.service.call_now().transpose()
@@ -56,7 +58,7 @@ impl Worker {
         match call {
             Ok(ExecChannelCall::Start(start)) => self.start(start, StartAnswer::ExecChannel),
             Ok(ExecChannelCall::Prepare(start)) => {
-                // Those are in the journal, whatever becomes of this one.
+                // Their ends are journalled, whatever becomes of this execution.
                 self.forget_acknowledged(&start);
                 if let Some(channel) = &mut self.exec_channel {
                     channel.held = Some(start);
@@ -65,13 +67,13 @@ impl Worker {
             Ok(ExecChannelCall::Commit(exec)) => match self.take_held(exec) {
                 Some(start) => self.start(start, StartAnswer::ExecChannel),
                 None => {
-                    let error = Error::internal(format!("execution {exec} is not held"));
+                    let error = Error::internal(format!("execution {exec} is not prepared"));
                     self.answer_start(exec, StartAnswer::ExecChannel, Err(error));
                 }
             },
             Ok(ExecChannelCall::Abort(exec)) => drop(self.take_held(exec)),
             Err(error) => {
-                // The daemon sees its end of it close.
+                // The daemon sees its end close.
                 tracing::debug!(%error, "the execution channel ends");
                 self.exec_channel = None;
             }
@@ -82,7 +84,8 @@ impl Worker {
         self.exec_channel.as_mut()?.held.take_if(|held| held.exec == exec)
     }
 
-    /// Answers a start where it came from. Whoever asked may be gone: a daemon that comes back gets all from the ledger.
+    /// Answers a start on its own path. The caller may be gone; a returning daemon reads everything
+    /// from the ledger.
     pub(super) fn answer_start(&mut self, exec: ExecId, to: StartAnswer, outcome: Result<Started>) {
         match to {
             StartAnswer::Call(answer) => drop(answer.send(outcome)),
@@ -90,7 +93,7 @@ impl Worker {
                 if let Some(channel) = &self.exec_channel
                     && let Err(error) = channel.service.answer(exec, &outcome)
                 {
-                    tracing::warn!(%exec, %error, "the daemon does not take an answer on the execution channel");
+                    tracing::warn!(%exec, %error, "the daemon does not read answers on the execution channel");
                     self.exec_channel = None;
                 }
             }

@@ -1,13 +1,15 @@
-//! Copies of the engine that stand still, one for each of the newest checkpoints: a restore wakes one, and it is the engine.
+//! Forked snapshots of the engine, one for each of the newest checkpoints; a restore wakes one as
+//! the new engine. Runs in init.
 //!
 //! ```text
-//!  keep:  engine ◀─ keep + a socket ── init        engine forks; the copy says so on its own socket, and stands still
-//!  wake:  copy ◀─ wake ── init ── everything else ends ──▶ the copy is the engine ── keep ──▶ one more copy, for the next restore
+//!  keep:  engine ◀─ keep + a socket ── init        engine forks; the snapshot reports on its own socket and waits
+//!  wake:  snapshot ◀─ wake ── init ── all else ends ──▶ the snapshot is the engine ── keep ──▶ another snapshot
 //! ```
 //!
-//! Every copy has a control socket of its own from its first moment: no two processes ever read the same one, so no frame is
-//! lost or read twice. Which process it is, init takes from the host kernel alone. A copy can be gone at any moment; then
-//! this says why, and the saved state is what a restore uses.
+//! Every snapshot has its own control socket from the start: no two processes read the same one, so
+//! no frame is lost or read twice. Init identifies the process by the host kernel's facts alone. A
+//! snapshot can disappear at any moment; the reason is recorded, and a restore uses the saved
+//! state.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -32,14 +34,14 @@ use crate::link::guest::{Answer, Revision};
 use crate::sys::pidfd;
 use crate::sys::watched::watch;
 
-/// Longest words of an engine on why there is no copy, bytes.
+/// Longest engine message about a missing snapshot, bytes.
 const WORDS_BYTES: usize = 500;
-/// Reason of an error that says that there is no copy: nothing was touched.
+/// Error reason for a missing snapshot; nothing has changed then.
 const GONE: &str = "no_copy";
 
-/// A copy that stands still.
+/// A waiting snapshot.
 struct ForkedSnapshot {
-    /// Of which checkpoint.
+    /// Its checkpoint.
     of: String,
     control: Control,
     pid: i32,
@@ -53,22 +55,22 @@ impl ForkedSnapshot {
     }
 
     fn end(self) {
-        // One that is gone already needs nothing.
+        // A snapshot that is gone already needs nothing.
         let _ = pidfd::signal(self.process.as_fd(), Signal::SIGKILL);
     }
 }
 
-/// A copy that the engine is making.
+/// A snapshot being made.
 struct PendingSnapshot {
     of: String,
-    /// Another copy that does not go for this one.
+    /// The checkpoint whose snapshot must not be evicted for this one.
     spare: String,
     control: Control,
-    /// Gets why there is none; empty: there is.
+    /// Receives the reason if there is no snapshot; else an empty text.
     answer: Option<Answer<String>>,
 }
 
-/// A copy that was told to wake and has not answered.
+/// A snapshot that was asked to wake and has not answered.
 struct Waking {
     copy: ForkedSnapshot,
     id: u64,
@@ -76,33 +78,33 @@ struct Waking {
     answer: Answer<Vec<u8>>,
 }
 
-/// The copies of one worker.
+/// The snapshots of one worker.
 #[derive(Default)]
 pub(super) struct ForkedSnapshots {
     /// Oldest first.
     kept: VecDeque<ForkedSnapshot>,
     pending: Option<PendingSnapshot>,
     waking: Option<Waking>,
-    /// Those that are gone, and why; oldest first.
+    /// Checkpoints whose snapshot is gone, and why; oldest first.
     gone: VecDeque<(String, String)>,
-    /// Calls that want everything stopped and wait for a copy to be made.
+    /// Freeze calls that wait for a snapshot to be made.
     freezes: Vec<Answer<()>>,
-    /// The last list of dynamic tools: a woken copy knows a former one.
+    /// The current list of dynamic tools; a woken snapshot has an older one.
     tools: Option<Vec<u8>>,
 }
 
 impl ForkedSnapshots {
-    /// Whether the engine is being exchanged.
+    /// Whether the engine is being replaced.
     pub(super) fn is_waking(&self) -> bool {
         self.waking.is_some()
     }
 
-    /// When a copy must have woken.
+    /// Deadline of a waking snapshot.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.waking.as_ref().map(|waking| waking.until)
     }
 
-    /// Remembers what the engine was told of dynamic tools.
+    /// Remembers the engine's list of dynamic tools.
     pub(super) fn note_tools(&mut self, frame: &[u8]) {
         self.tools = Some(frame.to_vec());
     }
@@ -126,20 +128,20 @@ impl ForkedSnapshots {
         }
     }
 
-    /// Makes room for one more. A copy of the same checkpoint gives way to the new one.
+    /// Makes room for one more. A new snapshot replaces the one of the same checkpoint.
     fn make_room(&mut self, of: &str, spare: &str) {
         if let Some(at) = self.kept.iter().position(|copy| copy.of == of) {
-            self.drop_at(at, "there is a newer one");
+            self.drop_at(at, "a newer snapshot replaced it");
         }
         while self.kept.len() >= limits::FORKED_SNAPSHOTS {
             let Some(at) = self.kept.iter().position(|copy| copy.of != spare) else { return };
-            self.drop_at(at, format!("copies of {} newer checkpoints took its place", limits::FORKED_SNAPSHOTS));
+            self.drop_at(at, format!("snapshots of {} newer checkpoints replaced it", limits::FORKED_SNAPSHOTS));
         }
     }
 }
 
 impl Worker {
-    /// Has the engine make a copy of itself.
+    /// Makes the engine fork a snapshot of itself.
     pub(super) fn keep(&mut self, of: String, spare: String, answer: Answer<String>) {
         if let Err(busy) = self.check_idle() {
             let _ = answer.send(Err(busy));
@@ -155,11 +157,11 @@ impl Worker {
             }
         };
         if self.settings.rollback_bytes == 0 {
-            return not(answer, "this host's configuration wants none".into());
+            return not(answer, "disabled by this host's configuration".into());
         }
         if self.snapshots.pending.is_some() {
-            self.snapshots.note_gone(of, "another copy was being made");
-            return not(answer, "another is being made".into());
+            self.snapshots.note_gone(of, "another snapshot was being made");
+            return not(answer, "another snapshot is being made".into());
         }
         let made = UnixStream::pair().and_then(|(ours, theirs)| Ok((Control::noting_sender(ours)?, theirs)));
         let (control, theirs) = match made {
@@ -167,11 +169,11 @@ impl Worker {
             Err(error) => return not(answer, format!("no socket for it: {error}")),
         };
         self.snapshots.pending = Some(PendingSnapshot { of, spare, control, answer });
-        // A failure kills the engine, and with it what is being made.
+        // A failure kills the engine, and with it the pending snapshot.
         let _ = self.ask_with(br#"{"op":"keep"}"#, Some(theirs.into()), By::Keep);
     }
 
-    /// The engine says whether it made a copy; the copy itself has spoken before.
+    /// Handles the engine's reply to `keep`; the snapshot has replied before.
     pub(super) fn on_snapshot_made(&mut self, ok: bool, json: &[u8]) {
         let Some(PendingSnapshot { of, spare, mut control, answer }) = self.snapshots.pending.take() else { return };
         control.read_rest();
@@ -183,7 +185,7 @@ impl Worker {
             (true, Some(pid)) if spoke => {
                 self.enclosure.adopt_snapshot(pid).map(|process| (pid, process)).map_err(|error| error.message)
             }
-            (true, _) => Err("it ended before it stood".into()),
+            (true, _) => Err("it ended before it was ready".into()),
         };
         let why = match taken {
             Ok((pid, process)) if !self.snapshots.pids().contains(&pid) => {
@@ -191,25 +193,25 @@ impl Worker {
                 self.snapshots.kept.push_back(ForkedSnapshot { of, control, pid, process });
                 String::new()
             }
-            Ok((pid, _)) => format!("process {pid} is another's copy"),
+            Ok((pid, _)) => format!("process {pid} is another snapshot"),
             Err(why) => why,
         };
         if !why.is_empty() {
-            tracing::debug!(why, "no copy of the engine is kept");
+            tracing::debug!(why, "no snapshot of the engine was made");
             self.snapshots.note_gone(made_of, why.clone());
         }
         self.bound_snapshots();
         match answer {
             Some(answer) => drop(answer.send(Ok(why))),
             None if why.is_empty() => {}
-            None => tracing::info!(why, "a restored checkpoint has no copy in memory any more"),
+            None => tracing::info!(why, "a restored checkpoint has no forked snapshot any more"),
         }
         for held in std::mem::take(&mut self.snapshots.freezes) {
             let _ = held.send(self.freeze(false));
         }
     }
 
-    /// Stops everything inside; between executions only once no copy is being made.
+    /// Stops every process inside; between executions only after a pending snapshot is made.
     pub(super) fn freeze_after_snapshot(&mut self, at_work: bool, answer: Answer<()>) {
         match self.snapshots.pending {
             Some(_) if !at_work => self.snapshots.freezes.push(answer),
@@ -217,7 +219,7 @@ impl Worker {
         }
     }
 
-    /// Makes the copy of a checkpoint the engine.
+    /// Makes a checkpoint's snapshot the engine.
     pub(super) fn wake(&mut self, of: &str, answer: Answer<Vec<u8>>) {
         let refused = self.check_idle().and_then(|()| match self.asked.is_empty() {
             true => Ok(()),
@@ -247,7 +249,7 @@ impl Worker {
         let _ = answer.send(Err(gone(why)));
     }
 
-    /// Hears copies; whether one spoke.
+    /// Polls the snapshots; returns whether one sent something.
     pub(super) fn poll_snapshots(&mut self, cx: &mut Context<'_>) -> bool {
         let mut progressed = false;
         let mut at = 0;
@@ -257,7 +259,7 @@ impl Worker {
             match (spoke, control.has_ended()) {
                 (false, false) => at += 1,
                 (_, true) => self.snapshots.drop_at(at, "its process ended"),
-                (true, false) => self.snapshots.drop_at(at, "it did not stand still"),
+                (true, false) => self.snapshots.drop_at(at, "it did not keep waiting"),
             }
             progressed |= spoke;
         }
@@ -271,11 +273,11 @@ impl Worker {
             heard => heard,
         };
         let outcome = match heard {
-            Ok(None) if waking.copy.control.has_ended() => Err("its process ended when it was to wake".to_owned()),
+            Ok(None) if waking.copy.control.has_ended() => Err("its process ended while waking".to_owned()),
             Ok(None) => return progressed,
             Ok(Some(frame)) => match frame.event {
                 EngineEvent::Reply { id, ok: true } if id == waking.id => Ok(frame.json),
-                _ => Err("it answered something else when it was to wake".to_owned()),
+                _ => Err("it did not answer the wake request".to_owned()),
             },
             Err(why) => Err(why),
         };
@@ -288,25 +290,25 @@ impl Worker {
         true
     }
 
-    /// A copy that does not wake in time is none.
+    /// Gives up a snapshot that does not wake in time.
     pub(super) fn on_snapshot_deadline(&mut self, now: Instant) {
         if let Some(Waking { copy, answer, .. }) = self.snapshots.waking.take_if(|waking| waking.until <= now) {
             self.fail_wake(copy, answer, "it did not wake in time");
         }
     }
 
-    /// The worker is to end: the engine stays the one that it is.
+    /// The worker is stopping: the engine stays the same.
     pub(super) fn stop_waking(&mut self) {
         if let Some(Waking { copy, answer, .. }) = self.snapshots.waking.take() {
             self.fail_wake(copy, answer, "the worker was stopped");
         }
     }
 
-    /// The copy runs: everything else ends, and it is the engine.
+    /// The snapshot is awake: every other process ends, and it becomes the engine.
     fn on_woken(&mut self, copy: ForkedSnapshot, json: &[u8], answer: Answer<Vec<u8>>) {
-        // It may have been collected already; its number would be another's then.
+        // It may have been reaped already; its id could then be reused.
         if copy.has_ended() {
-            return self.fail_wake(copy, answer, "its process ended when it was to wake");
+            return self.fail_wake(copy, answer, "its process ended while waking");
         }
         let ForkedSnapshot { of, control, pid, process } = copy;
         let exchanged = self.enclosure.replace_engine(pid, &self.snapshots.pids());
@@ -319,7 +321,7 @@ impl Worker {
         (self.control, self.exit, self.hung_up_at) = (control, exit, None);
         self.state.discard();
         if let Some(ended) = ended {
-            let _ = answer.send(Err(Error::lost("the copy ended as soon as it was the engine")));
+            let _ = answer.send(Err(Error::lost("the snapshot ended as soon as it became the engine")));
             return self.on_engine_exit(ended);
         }
         if let Some(tools) = &self.snapshots.tools
@@ -331,13 +333,14 @@ impl Worker {
         self.begin_keep(of.clone(), of, None);
     }
 
-    /// Neither the one nor the other is surely the engine: both go.
+    /// Neither process is certainly the engine: both end.
     fn break_exchange(&mut self, error: &Error, answer: Answer<Vec<u8>>) {
-        let _ = answer.send(Err(Error::lost(format!("the engine could not be exchanged: {}", error.message))));
+        let _ = answer.send(Err(Error::lost(format!("the engine could not be replaced: {}", error.message))));
         self.kill(CrashCause::Unresponsive);
     }
 
-    /// Ends the oldest copies while all of them cost more than the budget, or more than half of what would be free without them.
+    /// Ends the oldest snapshots while all together exceed the budget, or half of the memory that
+    /// would be free without them.
     pub(super) fn bound_snapshots(&mut self) {
         while !self.snapshots.kept.is_empty() {
             let budget = self.settings.rollback_bytes;
@@ -347,19 +350,18 @@ impl Worker {
                 return;
             }
             let (used, most) = (memory.used_bytes >> 20, most >> 20);
-            self.snapshots
-                .drop_at(0, format!("memory is short: all copies used {used} MiB, and may use {most} MiB now"));
+            self.snapshots.drop_at(0, format!("memory is short: all snapshots used {used} MiB of {most} MiB"));
         }
     }
 
-    /// Ends the oldest copy because a limit is broken; whether there was one.
+    /// Ends the oldest snapshot because a limit was exceeded; returns whether there was one.
     pub(super) fn drop_oldest_snapshot(&mut self) -> bool {
         let there = !self.snapshots.kept.is_empty();
         self.snapshots.drop_at(0, "memory was short");
         there
     }
 
-    /// Whoever waits for a copy learns that there is none any more.
+    /// Answers every waiting call: the snapshots are gone.
     pub(super) fn forget_snapshots(&mut self, error: &Error) {
         let snapshots = std::mem::take(&mut self.snapshots);
         if let Some(PendingSnapshot { answer: Some(answer), .. }) = snapshots.pending {
@@ -373,7 +375,7 @@ impl Worker {
         }
     }
 
-    /// Takes one change of the stored state; the last one stores them all.
+    /// Takes a change of the stored state; the last one stores them all.
     pub(super) fn revise(&mut self, revision: Revision) -> Result<()> {
         self.check_idle()?;
         let Revision { key, meta_json, data, more, gone, last } = revision;
@@ -400,12 +402,12 @@ impl Worker {
     }
 }
 
-/// Nothing was touched: the engine is the one that it was.
+/// An error for a missing snapshot; the engine is unchanged.
 fn gone(why: &str) -> Error {
     Error::not_found(why).reason(GONE)
 }
 
-/// Why the engine made no copy, in its own words.
+/// The engine's reason for making no snapshot.
 fn words(json: &[u8]) -> String {
     #[derive(Deserialize, Default)]
     struct Reply {
@@ -414,5 +416,5 @@ fn words(json: &[u8]) -> String {
     }
     let mut message = serde_json::from_slice::<Reply>(json).unwrap_or_default().message;
     cut(&mut message, WORDS_BYTES);
-    if message.is_empty() { "the engine made none".into() } else { message }
+    if message.is_empty() { "the engine made no snapshot".into() } else { message }
 }

@@ -3,16 +3,17 @@
 //! ```text
 //!  daemon ◀─ private socket ─▶ listener ─ WorkerCall ─▶ Worker ◀─ control socket, pipes ─▶ engine
 //!                                ▲                        │ outbox ── output, ends, tool calls
-//!                                └────────────────────────┘ state ─── engine.db, before an end is told
+//!                                └────────────────────────┘ state ─── engine.db, before an end is reported
 //! ```
 //!
-//! One task owns everything ([`Worker`]): it is polled, takes what is there from every source, and settles. Handlers never
-//! wait. Whatever the engine does costs bounded memory, and breaking the contract ends it with a cause.
+//! One task ([`Worker`]) owns everything. Each poll takes one item from every source and then
+//! settles. Handlers never block. Every action of the engine costs bounded memory; a contract
+//! violation ends it with a cause.
 //!
 //! ```text
 //!  Starting ──▶ Serving ──▶ Stopping ──▶ Leaving ──▶ (exit)
 //!     │  ▲         └── engine gone ──────▶ Leaving
-//!     │  └─ bound ── Unbound (a slot)
+//!     │  └─ bound ── Unbound (a warm worker)
 //!     └── failed ──────────────────────────────────▶ (exit)
 //! ```
 
@@ -75,45 +76,45 @@ use crate::link::guest::{Answer, Report, WorkerCall};
 use crate::link::handshake::SharedIdentity;
 use crate::sys::watched::{Watched, watch};
 
-/// Steps in one poll before other tasks get their turn.
+/// Steps per poll before other tasks run.
 const STEPS: usize = 32;
 
-/// What init is told beside its sandbox.
+/// Init's settings beside the sandbox.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Which engine must say that it is ready.
+    /// The expected engine.
     pub engine: EngineName,
-    /// Life without a daemon.
+    /// How long the worker survives without a daemon.
     pub orphan_grace: Duration,
     /// Output held while no daemon listens, bytes.
     pub output_buffer_bytes: usize,
-    /// Where entries of a load may be spooled: the kernel's folder.
+    /// Folder for the spool of a load: the kernel's.
     pub spool_folder: PathBuf,
-    /// Memory that copies of the engine may take, bytes; 0: none are kept.
+    /// Memory limit for forked snapshots of the engine, bytes; 0 disables them.
     pub rollback_bytes: u64,
-    /// What the state's database outlives.
+    /// Durability of the state's database.
     pub durability: Durability,
-    /// Whether it is a slot: its kernel comes later.
+    /// Whether this is a warm worker, bound to a kernel later.
     pub unbound: bool,
-    /// What its engine loads while it has none.
+    /// Modules that the engine preloads meanwhile.
     pub preload: Vec<String>,
 }
 
-/// Where the worker is in its life.
+/// State of the worker.
 enum Life {
-    /// The engine is not ready or its state is not loaded yet.
+    /// The engine is not ready, or its state is not loaded.
     Starting(Startup),
-    /// A slot that has no kernel.
+    /// A warm worker without a kernel.
     Unbound,
     /// Calls are answered.
     Serving,
-    /// The state is being saved, or the engine has been told to go.
+    /// The state is being saved, or the engine was asked to exit.
     Stopping(Stopping),
-    /// The engine is gone; the daemon is told.
+    /// The engine is gone; the daemon is being notified.
     Leaving(Leaving),
 }
 
-/// Told once how the start went.
+/// Called once with the result of the start.
 type OnReady = Box<dyn FnOnce(Result<Ready, Error>)>;
 
 /// Init's event loop.
@@ -135,60 +136,61 @@ pub struct Worker {
     run: Option<Run>,
     loading: Option<Loading>,
     snapshots: ForkedSnapshots,
-    /// Everything inside is stopped for a checkpoint.
+    /// Whether every process inside is stopped for a checkpoint.
     frozen: bool,
     asked: HashMap<u64, Asked>,
     last_id: u64,
     /// Why init killed the engine, if it did.
     killed_for: Option<CrashCause>,
-    /// The end of what the engine wrote while it started: why it could not.
+    /// The end of the engine's output during its start, for error messages.
     first_words: VecDeque<u8>,
     restored_entries: u32,
     not_restored: Vec<MissedEntry>,
     on_ready: Option<OnReady>,
-    /// The daemon's call that gave a slot its kernel, until that kernel's state is there.
+    /// The pending bind call, until the kernel's state is loaded.
     bound: Option<Answer<Report>>,
-    /// Its kernel goes with its client.
+    /// Whether the kernel ends with its client.
     ephemeral: bool,
-    /// That kernel's state has still to be given to the engine.
+    /// Whether the bound kernel's state must still be loaded.
     state_to_load: bool,
     identity: SharedIdentity,
     orphan_at: Option<Instant>,
     watch_at: Option<Instant>,
-    /// Nothing ran when it was looked last: what begins is looked at sooner than that look would come.
+    /// Nothing ran at the last check, so a new execution is checked sooner than the next regular
+    /// one.
     quiet: bool,
-    /// The engine closed its control socket: it must have ended by then.
+    /// The engine closed its control socket: its deadline to end.
     hung_up_at: Option<Instant>,
-    /// It was killed: it must have ended by then.
+    /// The engine was killed: its deadline to end.
     gone_by: Option<Instant>,
     sleep: Pin<Box<Sleep>>,
     armed: Option<Instant>,
     status: Option<i32>,
 }
 
-/// What a worker is made from.
+/// The parts of a worker.
 pub struct Parts {
     /// Settings.
     pub settings: Settings,
     /// The sandbox.
     pub enclosure: Box<dyn Enclosure>,
-    /// The engine, started.
+    /// The started engine.
     pub engine: EngineParts,
-    /// Readable when a child of init's has ended: a `signalfd`.
+    /// A `signalfd`, readable when a child of init has ended.
     pub children: Option<OwnedFd>,
-    /// Whom both ends of the private socket must be.
+    /// The identity that both ends of the private socket must prove.
     pub identity: SharedIdentity,
-    /// The engine's state, open.
+    /// The engine's open state.
     pub db: EngineDb,
-    /// The daemon's calls.
+    /// Calls of the daemon.
     pub calls: mpsc::Receiver<WorkerCall>,
-    /// Descriptors that the daemon handed over.
+    /// Descriptors from the daemon.
     pub descriptors: listener::Descriptors,
-    /// Called once: the worker serves, or why it never will.
+    /// Called once: the worker serves, or why it does not.
     pub on_ready: Box<dyn FnOnce(Result<Ready, Error>)>,
 }
 
-/// Runs init to its end and gives its exit status.
+/// Runs init to its end and returns its exit status.
 ///
 /// Must run on a current-thread runtime inside a `LocalSet`.
 ///
@@ -260,14 +262,14 @@ impl Worker {
                 break;
             }
         }
-        // Deadlines hold however much there is to do.
+        // Deadlines hold even under load.
         if self.await_deadline(cx) || progressed {
             cx.waker().wake_by_ref();
         }
         Poll::Pending
     }
 
-    /// Takes one thing from each source; whether there was any.
+    /// Takes one item from each source; returns whether there was any.
     fn step(&mut self, cx: &mut Context<'_>) -> bool {
         let mut progressed = self.poll_engine(cx);
         progressed |= self.poll_snapshots(cx);
@@ -306,7 +308,7 @@ impl Worker {
         }
     }
 
-    /// What follows from whatever happened.
+    /// Follows up on the handled items.
     fn settle(&mut self, cx: &mut Context<'_>) {
         self.feed_startup();
         self.release_load();
@@ -318,11 +320,11 @@ impl Worker {
         self.leave_if_told();
     }
 
-    /// Waits for the nearest deadline, or handles it if it has passed; then there is something to settle.
+    /// Waits for the nearest deadline, or handles an expired one.
     fn await_deadline(&mut self, cx: &mut Context<'_>) -> bool {
         let nearest = self.nearest_deadline();
         let Some(at) = nearest else { return false };
-        // One that rings too early costs a look; to wind it for each execution costs more.
+        // An early timer costs one check; re-arming it for each execution costs more.
         if self.armed.is_none_or(|armed| at < armed) {
             self.sleep.as_mut().reset(at);
             self.armed = nearest;
@@ -373,7 +375,8 @@ impl Worker {
     }
 
     fn on_watch(&mut self, now: Instant) {
-        // Between executions only what they left behind can use more than they did: jobs, and what no engine tells of.
+        // Between executions only leftovers can use more resources: jobs, and processes unknown to
+        // the engine.
         let busy = self.run.is_some() || !self.state.jobs().is_empty();
         self.quiet = !busy && !self.enclosure.has_activity();
         if self.quiet {
@@ -384,7 +387,7 @@ impl Worker {
         self.bound_snapshots();
         match self.enclosure.watch() {
             Watch::Within { next } => self.watch_at = Some(now + next),
-            // What nobody uses goes first.
+            // Unused snapshots are ended first.
             Watch::Beyond(CrashCause::OutOfMemory) if self.drop_oldest_snapshot() => {
                 self.watch_at = Some(now + limits::USAGE_FIRST_SAMPLE);
             }

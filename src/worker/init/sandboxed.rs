@@ -1,4 +1,4 @@
-//! The real enclosure: `sandbox::Init` with its watches.
+//! The enclosure of a real sandbox: `sandbox::Init` with its watches. Runs in init.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -18,10 +18,10 @@ use crate::sandbox::{
 };
 use crate::sys::process;
 
-/// Longest pause between two looks.
+/// Longest pause between two checks.
 const SLOWEST: Duration = Duration::from_secs(5);
 
-/// One of the two watches, and when it is due.
+/// A watch and its next due time.
 struct Due<W> {
     watch: W,
     at: Instant,
@@ -35,7 +35,7 @@ pub struct Sandboxed {
     memory: Option<Due<MemoryWatch>>,
     workspace: Option<Due<WorkspaceWatch>>,
     activity: ActivityProbe,
-    /// Rounds through the workspace that are due because something has run.
+    /// Workspace counts due because something has run.
     rounds_due: u8,
     frozen: Option<Frozen>,
 }
@@ -76,12 +76,12 @@ impl Sandboxed {
         ))
     }
 
-    /// Whether a round through the workspace has begun that is not over.
+    /// Whether a count of the workspace is in progress.
     fn is_counting(&self) -> bool {
         self.workspace.as_ref().is_some_and(|due| due.watch.is_counting())
     }
 
-    /// Whether the host kernel killed something for want of memory.
+    /// Whether the host kernel killed a process for lack of memory.
     fn oom_killed(&self) -> bool {
         let Some(cgroup) = self.init.cgroup_path() else { return false };
         let events = std::fs::read_to_string(cgroup.join("engine/memory.events"))
@@ -97,7 +97,7 @@ fn watch_workspace(init: &Init, now: Instant) -> Option<Due<WorkspaceWatch>> {
     Some(Due { watch: WorkspaceWatch::new(root, init.workspace_limit()), at: now })
 }
 
-/// Ticks a watch that is due; when it is to be ticked next.
+/// Ticks a watch if due; returns the time of the next tick.
 fn tick<W>(due: &mut Option<Due<W>>, look: impl FnOnce(&mut W) -> Verdict, cause: CrashCause) -> Watch {
     let now = Instant::now();
     let Some(due) = due else { return Watch::Within { next: SLOWEST } };
@@ -119,7 +119,7 @@ impl Enclosure for Sandboxed {
     }
 
     fn signal(&mut self, signal: Signal) {
-        // Init reaps it, so the number is the engine's until init has heard of its end.
+        // Init reaps the engine, so the id stays the engine's until init has seen its end.
         let _ = kill(Pid::from_raw(self.pid), signal);
     }
 
@@ -134,7 +134,7 @@ impl Enclosure for Sandboxed {
 
     fn cause_of(&mut self, exit: Exit) -> CrashCause {
         let killed = exit == Exit::Signal(Signal::SIGKILL as i32);
-        // Without a cgroup the limit is RLIMIT_DATA, and what Rust does when it gets no memory is abort.
+        // Without a cgroup the limit is RLIMIT_DATA, and Rust aborts when an allocation fails.
         let aborted = exit == Exit::Signal(Signal::SIGABRT as i32);
         let no_memory =
             (killed && self.oom_killed()) || (aborted && self.engine == EngineName::Kaish && self.memory.is_some());
@@ -177,10 +177,10 @@ impl Enclosure for Sandboxed {
     }
 
     fn has_activity(&mut self) -> bool {
-        // Where the workspace cannot be watched, no round would ever end.
+        // Without a workspace watch no count would ever complete.
         let active = self.activity.has_activity();
         if active && self.workspace.is_some() {
-            // A round that has begun may have passed by what has been written since.
+            // A running count may have missed the latest writes.
             self.rounds_due = 1 + u8::from(self.is_counting());
         }
         active || self.rounds_due > 0
@@ -229,12 +229,12 @@ impl Enclosure for Sandboxed {
     fn enter_kernel(&mut self, kernel: KernelEntry, mut mounts: Vec<KernelMount>) -> Result<Option<PathBuf>> {
         let (comes, any) = (kernel.folder.is_some(), !mounts.is_empty());
         self.init.enter_kernel(kernel)?;
-        // A mount hides what was mounted below its place before.
+        // A mount hides earlier mounts below its place.
         mounts.sort_by_key(|(inside, ..)| inside.components().count());
         for (inside, source, writable) in mounts {
             self.init.bind(source, &inside, writable)?;
         }
-        // Where nothing was mounted, they are as they were when they were looked at.
+        // Without new mounts they are unchanged since their verification.
         if comes || any {
             self.init.look_at_mounts(self.pid)?;
         }
@@ -247,7 +247,7 @@ impl Enclosure for Sandboxed {
 
     fn rehearse(&mut self) {
         if let Err(error) = self.init.rehearse(self.pid) {
-            tracing::debug!(%error, "what a kernel's coming takes was not rehearsed");
+            tracing::debug!(%error, "binding a kernel was not rehearsed");
         }
     }
 

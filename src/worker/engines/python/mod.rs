@@ -1,6 +1,8 @@
-//! How the Python engine is started: the host's CPython with the driver's sources, which never touch a disk.
+//! Starts the Python engine: the host's CPython with the driver's sources, which never touch a
+//! disk.
 //!
-//! `python3 -I -c BOOTSTRAP` reads the driver's modules from descriptor 4: compiled ones where there are, and their sources.
+//! `python3 -I -c BOOTSTRAP` reads the driver's modules from descriptor 4: compiled if available,
+//! and their sources.
 
 mod compiled;
 
@@ -16,7 +18,7 @@ const BOOTSTRAP: &str = include_str!("driver/bootstrap.py");
 /// Every other module of the driver.
 const DRIVER: &str = include_str!(concat!(env!("OUT_DIR"), "/python_driver.json"));
 
-/// The program of the engine; `compiled` is its compiled driver, or empty.
+/// The engine's program; `compiled` is its compiled driver, or empty.
 ///
 /// # Errors
 /// `InvalidArgument` without an interpreter in the settings.

@@ -1,6 +1,6 @@
 """Whether a value can be reached only through its name.
 
-A tree of plain containers whose every part is referenced from inside the tree alone cannot change unless code mentions
+A tree of plain containers whose parts are all referenced only from inside the tree cannot change unless code mentions
 the name. Counts references; never runs user code, never keeps a reference.
 """
 import sys
@@ -17,7 +17,7 @@ _NODES_MAX = 20_000
 
 
 def of(namespace, name):
-    """IMMUTABLE, UNALIASED or ALIASED: whatever is not known to be one of the others."""
+    """IMMUTABLE, UNALIASED, or ALIASED if neither is known."""
     kind = type(namespace[name])
     if kind in LEAVES:
         return IMMUTABLE
@@ -61,7 +61,7 @@ def _walk(namespace, name):
 
 
 def _children(items, nodes, edges):
-    """Notes what of `items` is neither a leaf nor a frozen container of leaves."""
+    """Collects the parts of `items` that are neither leaves nor frozen containers of leaves."""
     kinds = set(map(type, items))
     if kinds <= LEAVES:
         return True
@@ -91,7 +91,7 @@ def _is_own_array(obj):
 
 
 def _calibrate():
-    """The references that looking itself costs: interpreters differ."""
+    """Measures the references that the walk itself adds: interpreters differ."""
     global _EXTRA
     for _EXTRA in range(-1, 6):
         if _walk({"probe": [[], {}]}, "probe"):

@@ -1,9 +1,9 @@
-"""One entry's bytes: what kind of entry a variable is, and how it is encoded.
+"""Entries: the kind of a variable's entry, and its encoding.
 
     body = 0x01 (format), tag, payload     tags: p pickle, b bytes, s text, c class source, d defining statement,
                                            i import, v setting, G group {key: object}, R member of the group at a key
 
-Raises what keeps an object from being saved; the caller names it as missed.
+Raises if an object cannot be saved; the caller lists it as missed.
 """
 import _pickle
 import io
@@ -18,12 +18,12 @@ _NAME_MAX = 256
 _ATOMS = frozenset((int, float, bool, complex, type(None)))
 _BY_STATEMENT = ("TypeVar", "ParamSpec", "TypeVarTuple", "NewType")
 
-# Dotted names that code imported: a package's entry brings its submodules along.
+# Dotted names imported by code: a package's entry restores its submodules, too.
 imported = set()
 
 
 class Item:
-    """One entry on its way."""
+    """An entry being encoded."""
 
     __slots__ = ("slot", "key", "obj", "parts", "memo", "missed", "aliasing", "grouped")
 
@@ -45,7 +45,7 @@ def key_of(name, obj):
 
 
 def attributes_of(kind):
-    """A class's plain attributes: what code may have changed since the definition."""
+    """A class's plain attributes, which code may have changed since the definition."""
     if isinstance(kind, type(sys.modules["enum"].Enum) if "enum" in sys.modules else ()):
         return None
     found = {}
@@ -56,7 +56,7 @@ def attributes_of(kind):
             continue
         try:
             dump(obj)
-        except Exception:  # running the source again makes it again
+        except Exception:  # running the source rebuilds it
             continue
         found[name] = obj
     return found
@@ -142,7 +142,7 @@ def digest_of(parts):
 
 
 def reason(error, doing="saving"):
-    """Why an entry is missed, for people."""
+    """The reason for a missed entry, for people."""
     if isinstance(error, KeyboardInterrupt):
         return f"interrupted while {doing} it"
     if isinstance(error, RecursionError):

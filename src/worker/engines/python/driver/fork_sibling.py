@@ -1,22 +1,22 @@
-"""A fork that is the child of this process's parent, in one step.
+"""A fork whose child belongs to this process's parent, in one step.
 
-A fork copies page tables, and the end of a process gives them back: for 200 MB some milliseconds each. Without this a process in
-between has to be made and ended as well. Where the interpreter or the machine is another, `fork` says that it cannot.
+A fork copies page tables, and a process's exit frees them: some milliseconds each for 200 MB. Otherwise an intermediate
+process would have to be created and ended, too. On another interpreter or machine `fork` reports that it is unsupported.
 
-What the C library does beside a fork is not needed here: there is one thread, which holds no lock of the library's.
+The C library's own work around a fork is not needed: there is one thread, which holds none of the library's locks.
 """
 import os
 
 _CLONE_PARENT, _SETTID, _CLEARTID, _SIGCHLD = 0x8000, 0x1000000, 0x200000, 17
 _GET_TID_ADDRESS = 40
-# Number of `clone`, and at which place it takes the address of the thread's number.
+# Number of `clone`, and the position of its argument for the thread id's address.
 _CLONE = {"x86_64": (56, 3), "aarch64": (220, 4)}
 
 _calls = None
 
 
 def fork():
-    """As `os.fork`, but the child is this process's sibling. `None`: that cannot be done here; nothing was."""
+    """As `os.fork`, but the child is a sibling. `None`: not supported here, nothing happened."""
     global _calls
     if _calls is None:
         _calls = _find()
@@ -24,7 +24,7 @@ def fork():
         return None
     number, at, long, by_reference, syscall, prctl, before, in_parent, in_child = _calls
     address, zero = long(0), long(0)
-    # Where the C library keeps the number of this thread: in the child it is another.
+    # Where the C library stores this thread's id: the child's copy must hold its own.
     if prctl(long(_GET_TID_ADDRESS), by_reference(address), zero, zero, zero) != 0 or not address.value:
         return None
     arguments = [long(_CLONE_PARENT | _SETTID | _CLEARTID | _SIGCHLD), zero, zero, zero, zero]
@@ -40,7 +40,7 @@ def fork():
 
 
 def _find():
-    """What `ctypes` would have, without its closures: those need memory that can be written and executed."""
+    """The parts of `ctypes` without its closures, which need memory that is writable and executable."""
     try:
         import _ctypes
 

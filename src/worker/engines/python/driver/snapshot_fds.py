@@ -1,9 +1,9 @@
-"""Descriptors of a copy of the engine (see keep): what is behind them must be its own, or nobody's.
+"""Descriptors of a forked snapshot: open files of its own, or dead ends.
 
-A fork shares what is behind a descriptor. The engine would move a copy's place in a file; and a copy that holds the end of a
-pipe or of a connection would keep its other end from seeing it closed. So a copy opens files again, makes pipes and
-pairs of sockets whose ends are all its own anew with what waits in them, and lets go of what leads to somebody else.
-Owns what is needed to find files again when the copy is woken, for a restore may have replaced them.
+A fork shares open file descriptions. The engine would move the snapshot's file offsets, and a snapshot holding the end of a
+pipe or connection would keep the other end from seeing it closed. So a snapshot reopens files, recreates pipes and socket
+pairs that are entirely its own together with their unread data, and replaces descriptors that lead to other processes.
+Records how to reopen files when the snapshot is woken: a restore may have replaced them.
 """
 import _socket
 import fcntl
@@ -15,7 +15,7 @@ from _ryokan import streams
 _F_SETPIPE_SZ, _F_GETPIPE_SZ, _FIONREAD = 1031, 1032, 0x541B
 _MAKES = os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_NOCTTY
 _SOCKET, _PIPE = "socket:[", "pipe:["
-_TRIES = 8  # for a pair whose ends are numbered one after the other
+_TRIES = 8  # for a pair whose ends have consecutive numbers
 
 _files = {}
 _missed = []
@@ -23,7 +23,7 @@ _cwd = None
 
 
 def detach(spared, engine):
-    """Makes this process's descriptors its own. `engine`: the process that it was forked from, which does nothing now."""
+    """Makes this process's descriptors its own. `engine`: the process that it was forked from, which is waiting."""
     global _cwd
     _files.clear()
     _missed.clear()
@@ -39,7 +39,7 @@ def detach(spared, engine):
             continue
         try:
             target, found = os.readlink("/proc/self/fd/" + name), os.fstat(fd)
-        except OSError:  # the listing's own
+        except OSError:  # the descriptor of the listing itself
             continue
         if S_ISREG(found.st_mode):
             _open_again(fd, target, found)
@@ -48,12 +48,12 @@ def detach(spared, engine):
         elif target.startswith(_SOCKET):
             sockets.setdefault(target, []).append(fd)
         elif S_ISFIFO(found.st_mode):
-            _let_go(fd, "pipe", "it has a name: others may hold its other end")
+            _replace_dead(fd, "pipe", "a named pipe: other processes may hold its other end")
         elif target == "anon_inode:[eventpoll]":
             polls.append(fd)
         elif target.startswith("anon_inode:"):
-            _miss(fd, target[11:].strip("[]"), "the host kernel keeps it, once for all copies: it is as it is now")
-    elsewhere = _held_elsewhere(engine) if pipes or sockets else ()
+            _miss(fd, target[11:].strip("[]"), "its state is in the host kernel and shared by all snapshots: it is unchanged")
+    elsewhere = _targets_elsewhere(engine) if pipes or sockets else ()
     for target, fds in pipes.items():
         _own_pipe(fds, target in elsewhere)
     _own_sockets(sockets, elsewhere)
@@ -62,7 +62,7 @@ def detach(spared, engine):
 
 
 def attach():
-    """Finds files again that were replaced meanwhile. Returns all that is not as it was, as the reply's `missed`."""
+    """Reopens files that were replaced meanwhile. Returns all differences, as the reply's `missed`."""
     for fd, (path, flags, found) in _files.items():
         try:
             now = os.stat(path)
@@ -72,7 +72,7 @@ def attach():
             _replace(fd, os.open(path, flags | os.O_CLOEXEC))
             os.lseek(fd, at, os.SEEK_SET)
         except OSError as error:
-            reason = f"it was open, and cannot be opened again: {error.strerror}"
+            reason = f"it was open and cannot be reopened: {error.strerror}"
             _missed.append({"key": f"open/{path}", "type": "file", "reason": reason})
     _files.clear()
     if _cwd is not None:
@@ -81,7 +81,7 @@ def attach():
         except OSError as error:
             _missed.append({"key": "cwd", "type": "path", "reason": f"{_cwd}: {error.strerror}"})
     for path in _shared_mappings():
-        reason = "memory that is shared with a file or other processes is as it is now"
+        reason = "memory shared with a file or other processes is unchanged"
         _missed.append({"key": f"mapping/{path}", "type": "memory", "reason": reason})
     missed = list(_missed)
     _missed.clear()
@@ -93,13 +93,13 @@ def _miss(fd, kind, reason):
 
 
 def _replace(fd, new):
-    """Puts `new` where `fd` is."""
+    """Replaces `fd` by `new`."""
     os.dup2(new, fd, os.get_inheritable(fd))
     os.close(new)
 
 
-def _let_go(fd, kind, reason):
-    """Whatever is done with it afterwards fails, and reaches nobody."""
+def _replace_dead(fd, kind, reason):
+    """Replaces the descriptor by a dead one: every use fails, and reaches no other process."""
     dead = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     _replace(fd, dead.detach())
     _miss(fd, kind, reason)
@@ -112,15 +112,15 @@ def _open_again(fd, path, found):
         _replace(fd, os.open(f"/proc/self/fd/{fd}", flags | os.O_CLOEXEC))
         os.lseek(fd, at, os.SEEK_SET)
     except OSError as error:
-        return _let_go(fd, "file", f"{path} could not be opened once more: {error.strerror}")
+        return _replace_dead(fd, "file", f"{path} could not be reopened: {error.strerror}")
     if found.st_nlink:
         _files[fd] = (path, flags, found)
     else:
-        _miss(fd, "file", "it has no name: what is in it is as it is now")
+        _miss(fd, "file", "it is unnamed: its content is unchanged")
 
 
-def _held_elsewhere(engine):
-    """The pipes and sockets that other processes hold, by what their descriptors lead to; all, if one of them cannot be asked."""
+def _targets_elsewhere(engine):
+    """Targets of other processes' pipes and sockets; contains everything if a process cannot be inspected."""
     own = {1, engine, os.getpid(), os.getppid()}
     found = set()
     for process in os.listdir("/proc"):
@@ -128,7 +128,7 @@ def _held_elsewhere(engine):
             continue
         try:
             names = os.listdir(f"/proc/{process}/fd")
-        except (FileNotFoundError, ProcessLookupError):  # it is gone
+        except (FileNotFoundError, ProcessLookupError):  # the process has ended
             continue
         except OSError:
             return _All()
@@ -148,7 +148,7 @@ class _All:
 
 
 def _waiting(fd):
-    """Bytes that can be read."""
+    """Number of readable bytes."""
     return int.from_bytes(fcntl.ioctl(fd, _FIONREAD, bytes(4)), "little")
 
 
@@ -158,23 +158,23 @@ def _own_pipe(fds, elsewhere):
     writers = [fd for fd in fds if flags[fd] & os.O_ACCMODE == os.O_WRONLY]
     if elsewhere or not readers or not writers:
         for fd in fds:
-            _let_go(fd, "pipe", "its other end was another process's")
+            _replace_dead(fd, "pipe", "its other end belonged to another process")
         return
     reader, writer = os.pipe()
     size, waiting = fcntl.fcntl(readers[0], _F_GETPIPE_SZ), _waiting(readers[0])
     try:
         fcntl.fcntl(writer, _F_SETPIPE_SZ, size)
-    except OSError:  # the account has many pipes, and the host gives it small ones from then on
+    except OSError:  # the account has many pipes, so the host kernel grants only small ones
         given = fcntl.fcntl(writer, _F_GETPIPE_SZ)
         if waiting > given:
             os.close(reader)
             os.close(writer)
             for fd in fds:
-                _let_go(fd, "pipe", "the host gave no pipe large enough for what waited in it")
+                _replace_dead(fd, "pipe", "the host granted no pipe large enough for its unread data")
             return
         if given < size:
-            _miss(readers[0], "pipe", f"it has room for {given} bytes, not for {size} as before")
-    if waiting:  # taken out and put back: nobody else looks at it; if somebody does, this must not wait for him
+            _miss(readers[0], "pipe", f"its size is {given} bytes, not {size} as before")
+    if waiting:  # read and written back: normally no other process uses it; if one does, this must not block
         for end in (readers[0], writers[0]):
             fcntl.fcntl(end, fcntl.F_SETFL, flags[end] | os.O_NONBLOCK)
         try:
@@ -182,7 +182,7 @@ def _own_pipe(fds, elsewhere):
             if os.write(writers[0], data) + os.write(writer, data) < 2 * waiting:
                 raise BlockingIOError
         except BlockingIOError:
-            _miss(readers[0], "pipe", "somebody used it while it was copied: what waited in it may not be there")
+            _miss(readers[0], "pipe", "it was used during the copy: its unread data may be lost")
         finally:
             for end in (readers[0], writers[0]):
                 fcntl.fcntl(end, fcntl.F_SETFL, flags[end])
@@ -194,15 +194,15 @@ def _own_pipe(fds, elsewhere):
 
 
 def _own_sockets(sockets, elsewhere):
-    """Both ends of a pair are made one after the other, and numbered so. A chain of numbers that could be paired in two ways
-    is not: no byte of the code's is risked to find out."""
+    """Recreates socket pairs, whose ends have consecutive inode numbers. A chain of numbers that could be paired in two ways
+    is given up: testing it would risk data of the code."""
     inside = {}
     for target, fds in sockets.items():
         if target not in elsewhere and _is_of_pair(fds[0]):
             inside[int(target[len(_SOCKET) : -1])] = fds
         else:
             for fd in fds:
-                _let_go(fd, "socket", "it led to another process or host, or was waiting for one")
+                _replace_dead(fd, "socket", "it was connected to another process or host, or listening")
     chain = []
     for number in sorted(inside):
         if chain and number != chain[-1] + 1:
@@ -219,7 +219,7 @@ def _own_chain(chain, inside):
     if not pairs:
         for number in chain:
             for fd in inside[number]:
-                _let_go(fd, "socket", "its other end was not here")
+                _replace_dead(fd, "socket", "its other end was not in this process")
 
 
 def _is_of_pair(fd):
@@ -241,7 +241,7 @@ class _Borrowed:
         return self.socket
 
     def __exit__(self, *_):
-        # A default timeout of the code's makes sockets non-blocking.
+        # A default timeout of the code makes sockets non-blocking.
         fcntl.fcntl(self.socket.detach(), fcntl.F_SETFL, self.flags)
 
 
@@ -252,7 +252,7 @@ def _own_pair(ones, others):
     new = _pair(kind)
     for end, peer, ours, waits in ((new[0], new[1], ones, data[0]), (new[1], new[0], others, data[1])):
         if waits is None or not _send(peer, waits):
-            _miss(ours[0], "socket", "what waited in it is not there again")
+            _miss(ours[0], "socket", "its unread data is lost")
     for end, ours in zip(new, (ones, others)):
         fcntl.fcntl(end.fileno(), fcntl.F_SETFL, fcntl.fcntl(ours[0], fcntl.F_GETFL))
         for fd in ours:
@@ -261,8 +261,8 @@ def _own_pair(ones, others):
 
 
 def _pair(kind):
-    """A new pair whose ends are numbered one after the other, as the copy of this copy will want to find them: another process
-    that makes a socket in between is in the way of that, now and then."""
+    """A new pair with consecutive inode numbers, so that a snapshot of this snapshot finds it. Retries, because another
+    process may create a socket in between."""
     for _ in range(_TRIES):
         new = _socket.socketpair(_socket.AF_UNIX, kind)
         one, other = (os.fstat(end.fileno()).st_ino for end in new)
@@ -272,7 +272,7 @@ def _pair(kind):
 
 
 def _peek(socket):
-    """What waits to be read; `None` if that cannot be told without taking it."""
+    """The readable bytes; `None` if they cannot be known without consuming them."""
     waiting = _waiting(socket.fileno())
     if not waiting:
         return b""
@@ -302,7 +302,7 @@ def _own_poll(fd):
                 raise ValueError
             own.register(watched, events)
     except (OSError, ValueError, IndexError):
-        _miss(fd, "eventpoll", "what it watches could not be found out: it is as it is now")
+        _miss(fd, "eventpoll", "its watched descriptors are unknown: it is unchanged")
     else:
         os.dup2(own.fileno(), fd, os.get_inheritable(fd))
     own.close()
