@@ -180,11 +180,11 @@ fn empty_list_messages() {
 fn big_integers_round_trip() {
     let fake = Fake::start();
     for digits in ["9007199254740993", "-9223372036854775809", "123456789012345678901234567890"] {
-        assert_eq!(run(&fake, &["set", "demo", "n", digits]).0, 0, "{digits}");
-        assert_eq!(run(&fake, &["get", "demo", "n"]).1, format!("{digits}\n"));
+        assert_eq!(run(&fake, &["vars", "demo", "set", "n", digits]).0, 0, "{digits}");
+        assert_eq!(run(&fake, &["vars", "demo", "get", "n"]).1, format!("{digits}\n"));
     }
-    assert_eq!(run(&fake, &["set", "demo", "n", "[1, 18446744073709551616]"]).0, 0);
-    let (_, stdout, _) = run(&fake, &["get", "demo", "n", "--json"]);
+    assert_eq!(run(&fake, &["vars", "demo", "set", "n", "[1, 18446744073709551616]"]).0, 0);
+    let (_, stdout, _) = run(&fake, &["vars", "demo", "get", "n", "--json"]);
     let json: serde_json::Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!(json["tagged"][1], serde_json::json!({ "I": "18446744073709551616" }));
 }
@@ -217,7 +217,7 @@ fn errors_have_exit_codes_and_hints() {
     assert_eq!(run(&fake, &["new", "x", "--memory", "much"]).0, 2);
     assert_eq!(run(&fake, &["jobs"]).0, 2);
     assert_eq!(run(&fake, &["exec", "demo", "--attach", "99"]).0, 3);
-    assert_eq!(run(&fake, &["get", "demo", "nothing"]).0, 3);
+    assert_eq!(run(&fake, &["vars", "demo", "get", "nothing"]).0, 3);
     assert_eq!(run(&fake, &["ls", "--socket", "/nowhere/d.sock"]).0, 69);
     assert_eq!(run(&fake, &["exec", "demo", "hang up"]).0, 69);
 }
@@ -251,12 +251,12 @@ fn run_removes_ephemeral_kernel() {
 #[test]
 fn variable_and_mount_commands() {
     let fake = Fake::start();
-    assert_eq!(run(&fake, &["set", "demo", "x", "{\"a\": [1, 2.5]}"]).0, 0);
-    assert_eq!(run(&fake, &["set", "demo", "x", "not json"]).0, 2);
-    assert_eq!(run(&fake, &["set", "demo", "n", "-5"]).0, 0);
-    assert_eq!(run_with_input(&fake, &["set", "demo", "s", "-"], b"\"text\"").0, 0);
-    assert_eq!(run(&fake, &["get", "demo", "s"]).1, "text\n");
-    let (_, stdout, _) = run(&fake, &["get", "demo", "x", "--json"]);
+    assert_eq!(run(&fake, &["vars", "demo", "set", "x", "{\"a\": [1, 2.5]}"]).0, 0);
+    assert_eq!(run(&fake, &["vars", "demo", "set", "x", "not json"]).0, 2);
+    assert_eq!(run(&fake, &["vars", "demo", "set", "n", "-5"]).0, 0);
+    assert_eq!(run_with_input(&fake, &["vars", "demo", "set", "s", "-"], b"\"text\"").0, 0);
+    assert_eq!(run(&fake, &["vars", "demo", "get", "s"]).1, "text\n");
+    let (_, stdout, _) = run(&fake, &["vars", "demo", "get", "x", "--json"]);
     let json: serde_json::Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!(json["tagged"]["o"][0][1][0]["i"], "1");
     assert!(run(&fake, &["vars", "demo"]).1.starts_with("NAME  TYPE  VALUE\nn     any   -5\n"));
@@ -313,7 +313,7 @@ fn kernel_name_completion() {
     let complete = |words: &str| {
         let script = format!(
             "source <(\"$RYOKAN\" completions bash); COMP_WORDS=(\"$RYOKAN\" {words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); \
-             _ryokan_or_kernels \"$RYOKAN\" \"${{COMP_WORDS[COMP_CWORD]}}\" \"${{COMP_WORDS[COMP_CWORD-1]}}\"; echo \"${{COMPREPLY[*]}}\""
+             _ryokan_with_kernels \"$RYOKAN\" \"${{COMP_WORDS[COMP_CWORD]}}\" \"${{COMP_WORDS[COMP_CWORD-1]}}\"; echo \"${{COMPREPLY[*]}}\""
         );
         let mut bash = Command::new("bash");
         bash.args(["-c", &script]).env("RYOKAN", env!("CARGO_BIN_EXE_ryokan")).env("RYOKAN_SOCKET", &fake.socket);
