@@ -212,10 +212,10 @@ impl Shown<'_> {
             }
             let paint = self.context.terminal.paint_stderr;
             let text = match result.end.status {
-                ExecStatus::Lost if self.ephemeral => end_error(result, wrote_stderr).map(|error| {
+                ExecStatus::Lost if self.ephemeral => end_error(self.name, result, wrote_stderr).map(|error| {
                     failure::render(&error.hint("a durable kernel (`ryokan new`) outlives its worker"), paint)
                 }),
-                _ => end_text(result, wrote_stderr, paint),
+                _ => end_text(self.name, result, wrote_stderr, paint),
             };
             if let Some(text) = text {
                 self.context.say(text.trim_end());
@@ -253,16 +253,16 @@ pub fn interrupt_note() -> String {
 }
 
 /// The error or warning for an execution's end, unless the code's own stderr shows it.
-pub fn end_text(result: &ExecResult, wrote_stderr: bool, paint: Paint) -> Option<String> {
+pub fn end_text(name: &str, result: &ExecResult, wrote_stderr: bool, paint: Paint) -> Option<String> {
     match result.end.status {
         ExecStatus::Done => (!result.end.err.is_empty()).then(|| failure::warning(&result.end.err, paint)),
         ExecStatus::Failed | ExecStatus::Refused | ExecStatus::Interrupted | ExecStatus::Timeout | ExecStatus::Lost => {
-            end_error(result, wrote_stderr).map(|error| failure::render(&error, paint))
+            end_error(name, result, wrote_stderr).map(|error| failure::render(&error, paint))
         }
     }
 }
 
-fn end_error(result: &ExecResult, wrote_stderr: bool) -> Option<Error> {
+fn end_error(name: &str, result: &ExecResult, wrote_stderr: bool) -> Option<Error> {
     let exec = result.exec;
     let err = &result.end.err;
     let why = |text: &str| if err.is_empty() { text.to_owned() } else { format!("{text}: {err}") };
@@ -276,10 +276,11 @@ fn end_error(result: &ExecResult, wrote_stderr: bool) -> Option<Error> {
             Error::deadline(why(&format!("execution {exec} exceeded its time limit")))
                 .hint("set a longer limit with --timeout"),
         ),
-        ExecStatus::Lost => Some(
-            Error::lost(why(&format!("the worker exited during execution {exec}")))
-                .hint("the kernel goes on from its last saved state; `ryokan journal NAME` tells what happened"),
-        ),
+        ExecStatus::Lost => {
+            Some(Error::lost(why(&format!("the worker exited during execution {exec}"))).hint(format!(
+                "the kernel continues from its last saved state; see what happened: ryokan journal {name}"
+            )))
+        }
     }
 }
 

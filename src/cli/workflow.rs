@@ -203,7 +203,7 @@ async fn step(context: &Context, args: StepArgs) -> Result<(), Failure> {
         }
         StepAction::Ls(NameArgs { name }) => {
             let workflow = context.kernel(&name).await?.0.workflow().await?;
-            context.show(|| json::of(&workflow), || render::workflow(&workflow, paint))
+            context.show(|| json::of(&workflow), || render::workflow(&name, &workflow, paint))
         }
     }
 }
@@ -245,7 +245,7 @@ async fn decision(context: &Context, args: DecisionArgs) -> Result<(), Failure> 
         }
         DecisionAction::Ls(NameArgs { name }) => {
             let all = decisions(&context.kernel(&name).await?.0).await?;
-            context.show(|| json::list(&all), || render::decisions(&all, paint))
+            context.show(|| json::list(&all), || render::decisions(&name, &all, paint))
         }
     }
 }
@@ -274,7 +274,7 @@ async fn artifact(context: &Context, args: ArtifactArgs) -> Result<(), Failure> 
                 }
             };
             let put = kernel.put_artifact(&artifact, &source, &content_type, "", 0).await?;
-            context.show(|| json::of(&put), || render::artifacts(std::slice::from_ref(&put), paint))
+            context.show(|| json::of(&put), || render::artifacts(&name, std::slice::from_ref(&put), paint))
         }
         ArtifactAction::Get { name, artifact, version, output } => {
             let (kernel, _) = context.kernel(&name).await?;
@@ -293,11 +293,11 @@ async fn artifact(context: &Context, args: ArtifactArgs) -> Result<(), Failure> 
                 Ok(())
             });
             collected.await?;
-            context.show(|| json::list(&all), || render::artifacts(&all, paint))
+            context.show(|| json::list(&all), || render::artifacts(&name, &all, paint))
         }
         ArtifactAction::Revert { name, artifact, version } => {
             let reverted = context.kernel(&name).await?.0.revert_artifact(&artifact, version, 0).await?;
-            context.show(|| json::of(&reverted), || render::artifacts(std::slice::from_ref(&reverted), paint))
+            context.show(|| json::of(&reverted), || render::artifacts(&name, std::slice::from_ref(&reverted), paint))
         }
     }
 }

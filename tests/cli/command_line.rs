@@ -46,10 +46,10 @@ fn exec_output_and_exit_code() {
     }
     let (exit, stdout, stderr) = run(&fake, &["exec", "demo", "lost"]);
     assert_eq!((exit, stdout.as_str()), (137, "before\n"));
-    assert!(stderr.contains("the worker ended under execution 8: killed by signal 9"), "{stderr}");
+    assert!(stderr.contains("the worker exited during execution 8: killed by signal 9"), "{stderr}");
     let (exit, _, stderr) = run(&fake, &["exec", "demo", "late", "--timeout", "1s"]);
     assert_eq!(exit, 124);
-    assert!(stderr.contains("ran out of time"), "{stderr}");
+    assert!(stderr.contains("exceeded its time limit"), "{stderr}");
     let warned = (0, String::new(), "warning: it is not stored\n".into());
     assert_eq!(run(&fake, &["exec", "demo", "unsaved"]), warned);
 }
@@ -164,7 +164,7 @@ fn unknown_language_refused() {
 fn empty_list_messages() {
     let fake = Fake::start();
     for filter in [&["zzz"][..], &["--state", "crashed"], &["--label", "a=b"]] {
-        assert_eq!(run(&fake, &[&["ls"], filter].concat()), (0, "no kernel matches\n".into(), String::new()));
+        assert_eq!(run(&fake, &[&["ls"], filter].concat()), (0, "no matching kernels\n".into(), String::new()));
     }
     let (exit, _, stderr) = run(&fake, &["ls", "--state", "running"]);
     assert_eq!(exit, 2);
@@ -173,7 +173,7 @@ fn empty_list_messages() {
         "{stderr}"
     );
     run(&fake, &["rm", "demo", "--yes"]);
-    assert_eq!(run(&fake, &["ls"]).1, "no kernels; make one: ryokan new NAME\n");
+    assert_eq!(run(&fake, &["ls"]).1, "no kernels; create one: ryokan new NAME\n");
 }
 
 #[test]
@@ -194,15 +194,15 @@ fn lost_connection_hint() {
     let fake = Fake::start();
     let (exit, _, stderr) = run(&fake, &["exec", "demo", "hang up later"]);
     assert_eq!(exit, 69);
-    assert!(stderr.contains("; see execution 1 again: ryokan exec demo --attach 1\n"), "{stderr}");
+    assert!(stderr.contains("; attach to it again: ryokan exec demo --attach 1\n"), "{stderr}");
     // Perhaps lost before the number came.
     let (exit, _, stderr) = run(&fake, &["exec", "demo", "hang up"]);
     assert_eq!(exit, 69);
-    let ways = ["; whether it began: ryokan journal demo --tail 1", "; see execution 2 again"];
+    let ways = ["; check whether it started: ryokan journal demo --tail 1", "; attach to it again"];
     assert!(ways.iter().any(|way| stderr.contains(way)), "{stderr}");
     let (exit, _, stderr) = run(&fake, &["run", "hang up later"]);
     assert_eq!(exit, 69);
-    assert!(stderr.contains("the throw-away kernel is gone with it") && !stderr.contains("go on"), "{stderr}");
+    assert!(stderr.contains("removed the ephemeral kernel") && !stderr.contains("continue"), "{stderr}");
 }
 
 #[test]

@@ -106,7 +106,7 @@ impl Session<'_> {
                 if let Some(text) = render::value_of(&result, self.info.spec.engine) {
                     self.context.print(&text)?;
                 }
-                if let Some(text) = end_text(&result, wrote_stderr, self.context.terminal.paint_stderr) {
+                if let Some(text) = end_text(&self.name, &result, wrote_stderr, self.context.terminal.paint_stderr) {
                     self.context.say(text.trim_end());
                 }
                 Ok(())
