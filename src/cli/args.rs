@@ -1,15 +1,18 @@
-//! The command line's grammar: global options and the list of commands. Each command's own arguments are with the command.
+//! The command line's grammar: global options and the commands.
+//!
+//! Each command's own arguments are in its command's file.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use super::blobs::BlobArgs;
 use super::checkpoints::{CheckpointArgs, DiffArgs, LogArgs, RestoreArgs};
 use super::completions::CompletionsArgs;
 use super::doctor::ConfigArgs;
 use super::exec::{ExecArgs, RunArgs};
-use super::forks::{ForkArgs, ThreadArgs};
+use super::forks::ForkArgs;
 use super::journal::{EventsArgs, JournalArgs, MessageArgs};
 use super::kernels::{LsArgs, NewArgs, RmArgs, StopArgs};
 use super::mcp::McpArgs;
@@ -22,34 +25,34 @@ use super::tools::ToolsArgs;
 use super::top::TopArgs;
 use super::tour::TourArgs;
 use super::upkeep::{AuditArgs, GcArgs, RetentionArgs};
-use super::vars::{GetArgs, SetArgs};
-use super::workflow::{ArtifactArgs, DecisionArgs, HandoffArgs, StepArgs};
+use super::vars::VarsArgs;
+use super::workflow::WorkArgs;
 
 /// Git for running computers: durable, sandboxed sessions that execute code.
 #[derive(Debug, Parser)]
 #[command(name = "ryokan", version, max_term_width = 100, arg_required_else_help = true)]
-#[command(after_help = "Exit codes: 0 ok, 1 failure of the thing asked, 2 usage, 3 not found, 4 conflict or refused, \
+#[command(after_help = "Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 conflict or refused, \
                         5 unsupported here, 69 daemon unavailable. `exec` and `run` exit with the code's own status.")]
 pub struct Cli {
     /// Options of every command.
     #[command(flatten)]
     pub options: Options,
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
 
 /// Options of every command.
 #[derive(Debug, Clone, Default, Args)]
-#[command(next_help_heading = "Global options")]
+#[command(next_help_heading = "Options of every command")]
 pub struct Options {
     /// Socket of the daemon
     #[arg(long, global = true, value_name = "PATH", env = "RYOKAN_SOCKET", hide_env_values = true)]
     pub socket: Option<PathBuf>,
-    /// Use the system-wide daemon in place of your own
+    /// Use the system-wide daemon
     #[arg(long, global = true, conflicts_with = "socket")]
     pub system: bool,
-    /// Do not start a daemon when none answers
+    /// Do not start a daemon if none answers
     #[arg(long, global = true)]
     pub no_autostart: bool,
     /// Print JSON, in the shapes of docs/cli-json.md
@@ -58,10 +61,10 @@ pub struct Options {
     /// Colours: auto, always or never
     #[arg(long, global = true, value_name = "WHEN", value_enum, default_value_t, hide_possible_values = true)]
     pub color: ColorChoice,
-    /// Answer yes to every question
+    /// Do not ask for confirmation
     #[arg(short = 'y', long, global = true)]
     pub yes: bool,
-    /// Say more on stderr; twice for still more
+    /// Log more to stderr; repeatable
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub verbose: u8,
 }
@@ -76,9 +79,9 @@ pub struct NameArgs {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Execute code in a throw-away kernel
+    /// Execute code in an ephemeral kernel
     Run(RunArgs),
-    /// Make a kernel
+    /// Create a kernel
     New(NewArgs),
     /// Execute code in a kernel
     Exec(ExecArgs),
@@ -86,27 +89,19 @@ pub enum Command {
     Repl(ReplArgs),
     /// List kernels
     Ls(LsArgs),
-    /// Show all there is to know of a kernel
+    /// Show a kernel in detail
     Show(NameArgs),
-    /// Start a kernel's worker now
+    /// Start a kernel's worker
     Start(NameArgs),
-    /// End a kernel's worker; its state is kept
+    /// Stop a kernel's worker; its state is kept
     Stop(StopArgs),
-    /// Remove a kernel with its files and its journal
+    /// Remove kernels with their files and journals
     Rm(RmArgs),
-    /// Put a kernel away: its files and state go into the store, packed, until unarchive
-    Archive(NameArgs),
-    /// Take a kernel out of the archive: its files and state are back, and it can be used
-    Unarchive(NameArgs),
-    /// List a kernel's variables
-    Vars(NameArgs),
-    /// Print a variable
-    Get(GetArgs),
-    /// Set a variable
-    Set(SetArgs),
-    /// Make a folder or file of the host visible in a kernel
+    /// List, print or set a kernel's variables
+    Vars(VarsArgs),
+    /// Mount a host directory or file in a kernel
     Mount(MountArgs),
-    /// Take a mount away
+    /// Remove a mount
     Unmount(UnmountArgs),
     /// List a kernel's mounts
     Mounts(NameArgs),
@@ -120,52 +115,110 @@ pub enum Command {
     Checkpoint(CheckpointArgs),
     /// List a kernel's checkpoints, newest first
     Log(LogArgs),
-    /// Show what differs between two checkpoints, or between one and now
+    /// Compare two checkpoints, or one with the present
     Diff(DiffArgs),
-    /// Bring a kernel back to a checkpoint
+    /// Restore a kernel to a checkpoint
     Restore(RestoreArgs),
-    /// Go back to where a kernel was before its last restore
+    /// Undo a kernel's last restore
     Undo(NameArgs),
-    /// Make kernels that begin as one is, or was at a checkpoint
+    /// Create kernels from a kernel or from one of its checkpoints
     Fork(ForkArgs),
-    /// Make a kernel that works in the workspace of another
-    Thread(ThreadArgs),
     /// Show or change how long a kernel's automatic checkpoints are kept
     Retention(RetentionArgs),
+    /// Archive a kernel: its files and state move into the store, packed
+    Archive(NameArgs),
+    /// Bring an archived kernel back, ready for use
+    Unarchive(NameArgs),
     /// Write a kernel and its checkpoints to a file
     Export(ExportArgs),
-    /// Make a kernel of a file that export wrote
+    /// Create a kernel from an exported file
     Import(ImportArgs),
-    /// Begin, complete and list the steps of the work in a kernel
-    Step(StepArgs),
-    /// Hand the work in a kernel over to another agent, with a checkpoint
-    Handoff(HandoffArgs),
-    /// Open, lock, supersede and list decisions
-    Decision(DecisionArgs),
-    /// Put, get, list and revert artifacts: named, versioned results
-    Artifact(ArtifactArgs),
+    /// Record steps, hand-offs, decisions and artifacts of a kernel's work
+    Work(WorkArgs),
     /// Show a kernel's journal
     Journal(JournalArgs),
     /// Add a message to a kernel's journal
     Message(MessageArgs),
-    /// Show what happened on the host or to a kernel
+    /// Show events of the host or of a kernel
     Events(EventsArgs),
-    /// Remove checkpoints that are too old, and what nothing names any more
-    Gc(GcArgs),
-    /// Read everything that is stored and name what is damaged
-    Verify,
-    /// Show who did what, or prove that the log of it is whole
+    /// Show the audit log, or verify it
     Audit(AuditArgs),
-    /// Show the workers that are kept ready for new kernels
-    Pool(PoolArgs),
-    /// Watch kernels and pools on the whole screen, and act on them
+    /// Watch kernels and pools on the whole screen, and control them
     Top(TopArgs),
+    /// Show the pools of warm workers
+    Pool(PoolArgs),
+    /// Remove expired checkpoints and unreferenced objects
+    Gc(GcArgs),
+    /// Read all stored data and report damage
+    Verify,
     /// Check or show the daemon's configuration
     Config(ConfigArgs),
-    /// Show what this host can do, and what to do about the rest
+    /// Show what this host supports, and how to get the rest
     Doctor,
     /// Print completions for a shell
     Completions(CompletionsArgs),
-    /// Take a guided tour with a daemon of its own
+    /// Take a guided tour with a separate daemon
     Tour(TourArgs),
+}
+
+/// The commands as `ryokan --help` groups them. Every command is in one group.
+const GROUPS: &[(&str, &[&str])] = &[
+    ("Kernels", &["run", "new", "exec", "repl", "ls", "show", "start", "stop", "rm"]),
+    ("Contents of a kernel", &["vars", "mount", "unmount", "mounts", "tools", "mcp", "blob"]),
+    ("Checkpoints", &["checkpoint", "log", "diff", "restore", "undo", "fork", "retention"]),
+    ("Archives and transfer", &["archive", "unarchive", "export", "import"]),
+    ("Records", &["work", "journal", "message", "events", "audit"]),
+    ("Host", &["top", "pool", "gc", "verify", "config", "doctor"]),
+    ("Shell", &["completions", "tour", "help"]),
+];
+
+/// The grammar, with the commands grouped in its help.
+///
+/// clap has no headings for subcommands, so the help's template holds them.
+pub fn command() -> clap::Command {
+    let mut built = Cli::command();
+    built.build();
+    let mut groups = String::new();
+    for (heading, names) in GROUPS {
+        groups.push_str(&format!("{heading}:\n"));
+        for name in *names {
+            let about = built.find_subcommand(name).and_then(clap::Command::get_about);
+            let about = about.map(ToString::to_string).unwrap_or_default();
+            groups.push_str(&format!("  {name:<12} {about}\n"));
+        }
+        groups.push('\n');
+    }
+    let template = format!(
+        "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{groups}Options of every command:\n{{options}}{{after-help}}"
+    );
+    Cli::command().help_template(template)
+}
+
+impl Cli {
+    /// Parses a command line.
+    ///
+    /// # Errors
+    /// For a wrong command line, and for a request for help or the version.
+    pub fn from_command_line(words: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Error> {
+        let mut grammar = command();
+        let matches = grammar.try_get_matches_from_mut(words)?;
+        Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut grammar))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn help_groups_every_command() {
+        let grouped: Vec<&str> = GROUPS.iter().flat_map(|(_, names)| names.iter().copied()).collect();
+        let distinct: BTreeSet<&str> = grouped.iter().copied().collect();
+        assert_eq!(grouped.len(), distinct.len(), "a command is in two groups");
+        let mut cli = Cli::command();
+        cli.build();
+        assert_eq!(distinct, cli.get_subcommands().map(clap::Command::get_name).collect());
+    }
 }

@@ -1,9 +1,9 @@
-//! Starting the daemon when none answers: once, however many command lines start at the same time.
+//! Starts the daemon if none answers, once for any number of concurrent command lines.
 //!
 //! ```text
 //! connect ─ answers ─▶ done
-//!    └ nobody ─▶ lock ─▶ connect again ─ answers ─▶ done (another one started it)
-//!                              └ nobody ─▶ ryokand --on-demand ─▶ connect until the deadline ─▶ done | its log's last lines
+//!    └ refused ─▶ lock ─▶ connect again ─ answers ─▶ done (another process started it)
+//!                              └ refused ─▶ ryokand --on-demand ─▶ connect until the deadline ─▶ done | end of its log
 //! ```
 
 use std::fs::{File, OpenOptions};
@@ -24,19 +24,19 @@ use crate::core::limits;
 use crate::daemon::EXIT_ANOTHER_RUNS;
 use crate::rpc::client::HostClient;
 
-/// Pause between two tries to start a daemon while another one ends.
-const ANOTHER_LOOK_AGAIN: Duration = Duration::from_millis(250);
-/// Pause between two looks at what is not there yet.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
-/// How much of the daemon's log is shown when it does not start.
+/// Pause between attempts to start a daemon while another one stops.
+const RESTART_INTERVAL: Duration = Duration::from_millis(250);
+/// Interval at which the socket and the lock are polled.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// Lines of the daemon's log shown after a failed start.
 const LOG_LINES: usize = 15;
-/// The longest end of the log that is read for that, bytes.
+/// Bytes of the log's end read for that.
 const LOG_TAIL_BYTES: u64 = 16 << 10;
 
-/// The daemon on `socket`, started if none answers.
+/// Connects to the daemon on `socket`, and starts it if none answers.
 pub async fn connect(socket: &Path, client: &str, on_terminal: bool) -> Result<HostClient, Failure> {
     match HostClient::connect(socket, client).await {
-        Err(error) if error.code == ErrorCode::Unavailable && nobody_listens(socket) => {}
+        Err(error) if error.code == ErrorCode::Unavailable && is_unserved(socket) => {}
         answered => return Ok(answered?),
     }
     let deadline = Instant::now() + limits::DAEMON_START;
@@ -47,20 +47,20 @@ pub async fn connect(socket: &Path, client: &str, on_terminal: bool) -> Result<H
     if on_terminal {
         eprintln_quietly("starting ryokand…");
     }
-    let (ending, mut told) = (Instant::now() + limits::DAEMON_EXIT_WAIT, false);
+    let (stop_deadline, mut noticed) = (Instant::now() + limits::DAEMON_EXIT_WAIT, false);
     let mut daemon = Daemon::spawn()?;
     let mut deadline = deadline;
     loop {
-        if !nobody_listens(socket) {
+        if !is_unserved(socket) {
             return Ok(HostClient::connect(socket, client).await?);
         }
         match daemon.has_failed() {
-            // One that ends takes its time, and listens no more.
-            Some(Failed::AnotherRuns) if Instant::now() < ending => {
-                if !std::mem::replace(&mut told, true) {
-                    eprintln_quietly("waiting for a ryokand that is about to end…");
+            // A stopping daemon no longer listens but still holds its data.
+            Some(Failed::AnotherRuns) if Instant::now() < stop_deadline => {
+                if !std::mem::replace(&mut noticed, true) {
+                    eprintln_quietly("waiting for a stopping ryokand…");
                 }
-                tokio::time::sleep(ANOTHER_LOOK_AGAIN).await;
+                tokio::time::sleep(RESTART_INTERVAL).await;
                 daemon = Daemon::spawn()?;
                 deadline = Instant::now() + limits::DAEMON_START;
             }
@@ -70,12 +70,12 @@ pub async fn connect(socket: &Path, client: &str, on_terminal: bool) -> Result<H
         if Instant::now() >= deadline {
             return Err(daemon.failure(&format!("no socket after {:?}", limits::DAEMON_START)).into());
         }
-        tokio::time::sleep(LOOK_AGAIN).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
-/// Whether there is no socket, or one that a dead daemon left.
-fn nobody_listens(socket: &Path) -> bool {
+/// Whether the socket is missing or was left by a dead daemon.
+fn is_unserved(socket: &Path) -> bool {
     match std::os::unix::net::UnixStream::connect(socket) {
         Ok(_) => false,
         Err(e) => matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused),
@@ -83,10 +83,10 @@ fn nobody_listens(socket: &Path) -> bool {
 }
 
 async fn lock(socket: &Path, deadline: Instant) -> Result<Flock<File>> {
-    let folder = socket.parent().unwrap_or(Path::new("/"));
-    let failed = |e: &dyn std::fmt::Display| Error::unavailable(format!("could not prepare {}: {e}", folder.display()));
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(|e| failed(&e))?;
-    let path = folder.join("autostart.lock");
+    let dir = socket.parent().unwrap_or(Path::new("/"));
+    let failed = |e: &dyn std::fmt::Display| Error::unavailable(format!("could not prepare {}: {e}", dir.display()));
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(|e| failed(&e))?;
+    let path = dir.join("autostart.lock");
     let open = || OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
     let mut file = open().map_err(|e| failed(&e))?;
     loop {
@@ -94,16 +94,19 @@ async fn lock(socket: &Path, deadline: Instant) -> Result<Flock<File>> {
             Ok(locked) => return Ok(locked),
             Err((back, nix::errno::Errno::EWOULDBLOCK)) if Instant::now() < deadline => file = back,
             Err((_, nix::errno::Errno::EWOULDBLOCK)) => {
-                return Err(Error::unavailable(format!("another ryokan holds {} too long", path.display()))
-                    .hint("see whether it hangs in starting ryokand"));
+                return Err(Error::unavailable(format!(
+                    "another ryokan process holds {} for too long",
+                    path.display()
+                ))
+                .hint("check whether that process hangs while it starts ryokand"));
             }
             Err((_, errno)) => return Err(failed(&errno)),
         }
-        tokio::time::sleep(LOOK_AGAIN).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
-/// Why a daemon did not come.
+/// Why a daemon did not start.
 enum Failed {
     AnotherRuns,
     Ended(String),
@@ -112,7 +115,7 @@ enum Failed {
 impl std::fmt::Display for Failed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Failed::AnotherRuns => f.write_str("another one holds its data"),
+            Failed::AnotherRuns => f.write_str("another ryokand holds its data directory"),
             Failed::Ended(how) => f.write_str(how),
         }
     }
@@ -121,22 +124,22 @@ impl std::fmt::Display for Failed {
 struct Daemon {
     child: std::process::Child,
     log: PathBuf,
-    /// Where its own lines begin.
+    /// Offset at which this daemon's lines begin.
     log_start: u64,
 }
 
 impl Daemon {
     fn spawn() -> Result<Daemon> {
-        let folder = paths::state_dir()?;
-        let path = folder.join("ryokand.log");
+        let dir = paths::state_dir()?;
+        let path = dir.join("ryokand.log");
         let no_log = |e: io::Error| Error::unavailable(format!("could not open the log {}: {e}", path.display()));
-        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder).map_err(no_log)?;
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir).map_err(no_log)?;
         let log = OpenOptions::new().create(true).append(true).mode(0o600).open(&path).map_err(no_log)?;
         let log_start = log.metadata().map_err(no_log)?.len();
         let program = program();
         let mut command = Command::new(&program);
         command.arg("--on-demand").stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        // Out of reach of the terminal's Ctrl-C and hang-up; it ends by itself when nobody needs it.
+        // Its own process group: the terminal's Ctrl-C and hang-up do not reach it. It stops by itself when idle.
         command.process_group(0).current_dir("/");
         let child = command.spawn().map_err(|e| {
             Error::unavailable(format!("could not start {}: {e}", program.display()))
@@ -145,11 +148,11 @@ impl Daemon {
         Ok(Daemon { child, log: path, log_start })
     }
 
-    /// Why it will not come, if that is known.
+    /// Why it failed to start, if it did.
     fn has_failed(&mut self) -> Option<Failed> {
         match self.child.try_wait() {
             Ok(Some(status)) if status.code() == Some(EXIT_ANOTHER_RUNS.into()) => Some(Failed::AnotherRuns),
-            Ok(Some(status)) => Some(Failed::Ended(format!("it ended with {status}"))),
+            Ok(Some(status)) => Some(Failed::Ended(format!("it exited with {status}"))),
             Ok(None) => None,
             Err(e) => Some(Failed::Ended(e.to_string())),
         }
@@ -159,7 +162,7 @@ impl Daemon {
         let lines = self.last_lines().unwrap_or_default();
         let shown = if lines.is_empty() { String::new() } else { format!("; its log says:\n{lines}") };
         Error::unavailable(format!("ryokand did not start: {why}{shown}"))
-            .hint(format!("the whole log: {}; what this host lacks: ryokan doctor", self.log.display()))
+            .hint(format!("read the full log {}, or check the host with `ryokan doctor`", self.log.display()))
     }
 
     fn last_lines(&self) -> io::Result<String> {

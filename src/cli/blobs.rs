@@ -1,4 +1,4 @@
-//! Blobs: put, get. They stream, so neither end holds one in memory.
+//! Blobs: put, get. They are streamed, never held in memory.
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -18,15 +18,15 @@ use crate::rpc::client::{BlobDownload, KernelClient};
 /// `ryokan blob`
 #[derive(Debug, Args)]
 pub struct BlobArgs {
-    /// What to do.
+    /// The action.
     #[command(subcommand)]
     pub action: BlobAction,
 }
 
-/// What to do with blobs.
+/// Actions on blobs.
 #[derive(Debug, Subcommand)]
 pub enum BlobAction {
-    /// Store a file; prints its hash
+    /// Store a file and print its hash
     Put {
         /// Name or id of the kernel
         name: String,
@@ -40,7 +40,7 @@ pub enum BlobAction {
         /// Hash of the blob
         #[arg(value_parser = parse_hash)]
         hash: Digest,
-        /// Write it here
+        /// Write to this file
         #[arg(short, long, value_name = "FILE")]
         output: Option<PathBuf>,
     },
@@ -80,7 +80,7 @@ pub(super) fn open(file: &Path) -> Result<Box<dyn Read>, Failure> {
     }
 }
 
-/// Gives `take` all of an opened file, piece by piece, and shows how far it is.
+/// Passes an opened file to `take` in pieces, and shows the progress.
 pub(super) async fn each_piece(
     context: &Context,
     done: &'static str,
@@ -119,7 +119,7 @@ async fn get(context: &Context, name: &str, hash: Digest, output: Option<&Path>)
 pub(super) async fn save(context: &Context, mut download: BlobDownload, output: Option<&Path>) -> Result<(), Failure> {
     let (mut to, mut signals) = Target::open(output)?;
     let mut progress = Progress::new(context, "received");
-    while let Some(part) = unless_told_to_end(&mut signals, download.next()).await? {
+    while let Some(part) = unless_signalled(&mut signals, download.next()).await? {
         to.write(&part)?;
         progress.add(part.len());
     }
@@ -128,12 +128,12 @@ pub(super) async fn save(context: &Context, mut download: BlobDownload, output: 
     Ok(())
 }
 
-/// Waits for what comes next, or for Ctrl-C and its like: then the file that is being written goes.
-pub(super) async fn unless_told_to_end<T>(
+/// Awaits `next`, or fails at a signal; the unfinished file is then removed.
+pub(super) async fn unless_signalled<T>(
     signals: &mut Option<Signals>,
     next: impl Future<Output = crate::core::error::Result<T>>,
 ) -> Result<T, Failure> {
-    // Who writes to a reader that stands still ends as signals have it.
+    // On standard output, signals keep their default.
     let Some(signals) = signals else { return Ok(next.await?) };
     tokio::select! {
         next = next => Ok(next?),
@@ -141,14 +141,14 @@ pub(super) async fn unless_told_to_end<T>(
     }
 }
 
-/// Where a blob goes. A file appears whole or not at all.
+/// Destination of a blob. A file appears complete or not at all.
 pub(super) enum Target<'a> {
     Stdout(std::io::Stdout),
     File { path: &'a Path, temporary: PathBuf, file: std::fs::File },
 }
 
 impl<'a> Target<'a> {
-    /// Opens it. Where a file is begun, signals are taken over that would leave it.
+    /// Opens the destination. For a file, signals are caught so that no partial file remains.
     pub(super) fn open(output: Option<&'a Path>) -> Result<(Target<'a>, Option<Signals>), Failure> {
         match output.filter(|path| *path != Path::new("-")) {
             None => Ok((Target::Stdout(std::io::stdout()), None)),
@@ -183,7 +183,7 @@ impl<'a> Target<'a> {
 impl Drop for Target<'_> {
     fn drop(&mut self) {
         if let Target::File { temporary, .. } = self {
-            // Renamed already, if all went well.
+            // Already renamed on success.
             let _ = std::fs::remove_file(temporary);
         }
     }
@@ -196,7 +196,7 @@ fn unwritable(path: &Path, error: std::io::Error) -> Failure {
     }
 }
 
-/// A line on a terminal that says how far it is, for what is large enough to wait for.
+/// A progress line on a terminal, for large transfers.
 pub(super) struct Progress {
     shown: bool,
     what: &'static str,
@@ -204,7 +204,7 @@ pub(super) struct Progress {
     next: u64,
 }
 
-/// How much passes between two lines.
+/// Bytes between two updates.
 const PROGRESS_BYTES: u64 = 16 << 20;
 
 impl Progress {

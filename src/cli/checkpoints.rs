@@ -1,4 +1,4 @@
-//! checkpoint, log, restore, undo.
+//! Checkpoints: checkpoint, log, diff, restore, undo.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -23,40 +23,40 @@ use crate::rpc::client::KernelClient;
 pub struct CheckpointArgs {
     /// Name or id of the kernel
     pub name: String,
-    /// What to call the checkpoint
+    /// Name of the checkpoint
     #[arg(short, long, value_name = "TEXT", default_value = "")]
     pub message: String,
-    /// More words about it
+    /// Description of the checkpoint
     #[arg(long, value_name = "TEXT", default_value = "")]
     pub description: String,
-    /// What kind of snapshot: auto takes the richest that there is
+    /// Kind of snapshot; auto is the most complete kind available
     #[arg(long, value_enum, default_value_t = Kind::Auto)]
     pub kind: Kind,
-    /// Keep it until it is removed by name
+    /// Exempt it from retention
     #[arg(long)]
     pub pin: bool,
-    /// Interrupt what runs in place of waiting for it
+    /// Interrupt running code, do not wait for it
     #[arg(long)]
     pub interrupt: bool,
-    /// It is taken before a conflict is resolved: its type says so
+    /// Mark it as taken before the resolution of a conflict
     #[arg(long)]
     pub conflict: bool,
-    /// What happened so far in short: the journal shows it in place of the messages that it compacts
+    /// Summary that the journal shows in place of compacted messages
     #[arg(long, value_name = "TEXT", default_value = "")]
     pub summary: String,
-    /// Messages that the summary stands for: A..B, A.. or ..B in the journal's numbers; repeatable
+    /// Messages to compact: A..B, A.. or ..B as journal numbers; repeatable
     #[arg(long, value_name = "A..B", value_parser = parse_span, requires = "summary")]
     pub compact: Vec<Span>,
-    /// How long to wait for what runs
+    /// How long to wait for running code
     #[arg(long, value_name = "TIME", default_value = "1m", value_parser = humantime::parse_duration)]
     pub wait: Duration,
-    /// Take none: remove this one for good
+    /// Take no checkpoint; remove this one permanently
     #[arg(long, value_name = "REF", conflicts_with_all = ["message", "description", "kind", "pin", "interrupt", "wait", "conflict", "summary", "compact"])]
     pub delete: Option<String>,
-    /// Take none: keep this one until it is removed by name
+    /// Take no checkpoint; exempt this one from retention
     #[arg(long, value_name = "REF", conflicts_with_all = ["message", "description", "kind", "pin", "interrupt", "wait", "conflict", "summary", "compact", "delete"])]
     pub pin_ref: Option<String>,
-    /// Take none: let this one go when its time comes
+    /// Take no checkpoint; subject this one to retention again
     #[arg(long, value_name = "REF", conflicts_with_all = ["message", "description", "kind", "pin", "interrupt", "wait", "conflict", "summary", "compact", "delete", "pin_ref"])]
     pub unpin: Option<String>,
 }
@@ -71,7 +71,7 @@ fn parse_span(text: &str) -> Result<Span, String> {
         None => (number(text, 1)?, number(text, 1)?),
     };
     if first > last || text.is_empty() {
-        return Err(format!("{text:?} is no range of the journal: write the smaller number first"));
+        return Err(format!("{text:?} is not a range: write A..B with the smaller number first"));
     }
     Ok(Span { first, last })
 }
@@ -79,11 +79,11 @@ fn parse_span(text: &str) -> Result<Span, String> {
 /// A kind of snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Kind {
-    /// The richest that there is
+    /// The most complete kind available
     Auto,
-    /// Memory, to go on here
+    /// Memory, to continue on this host
     Suspend,
-    /// Memory, processor and disk, to go on elsewhere
+    /// Memory, processor and disk, to continue on another host
     Teleport,
     /// Engine state and workspace
     Checkpoint,
@@ -94,10 +94,10 @@ pub enum Kind {
 pub struct LogArgs {
     /// Name or id of the kernel
     pub name: String,
-    /// Draw which came from which
+    /// Draw the ancestry as a graph
     #[arg(long)]
     pub graph: bool,
-    /// At most so many; 0: all
+    /// At most this many; 0 for all
     #[arg(short = 'n', long, value_name = "N", default_value_t = 0)]
     pub limit: u32,
 }
@@ -107,13 +107,13 @@ pub struct LogArgs {
 pub struct RestoreArgs {
     /// Name or id of the kernel
     pub name: String,
-    /// Which checkpoint: the beginning of its id, its name, '~N' (N before the newest; quoted, for the shell) or latest
+    /// Checkpoint: an id's beginning, a name, latest, or '~N' (N before the newest; quote it)
     #[arg(value_name = "REF")]
     pub reference: String,
-    /// Also bring artifacts to their versions then, as new versions
+    /// Also restore artifacts, as new versions
     #[arg(long)]
     pub with_artifacts: bool,
-    /// Also mark decisions made since as superseded
+    /// Also mark later decisions as superseded
     #[arg(long)]
     pub supersede_decisions: bool,
 }
@@ -127,7 +127,7 @@ pub async fn checkpoint(context: &Context, args: CheckpointArgs) -> Result<(), F
         args.pin_ref.as_ref().map(|r| (r, true)).or(args.unpin.as_ref().map(|r| (r, false)))
     {
         let (kernel, _) = context.kernel(&args.name).await?;
-        // Looked up first: retention may take an unpinned one away at once.
+        // Looked up first: retention may remove an unpinned checkpoint at once.
         let (found, is_head) = kernel.find_checkpoint(reference).await?;
         kernel.pin_checkpoint(&found.id.to_string(), pinned).await?;
         let found = Checkpoint { pinned, ..found };
@@ -136,9 +136,9 @@ pub async fn checkpoint(context: &Context, args: CheckpointArgs) -> Result<(), F
     }
     if let Kind::Suspend | Kind::Teleport = args.kind {
         let kind = args.kind.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
-        return Err(Error::unsupported(format!("this build takes no snapshots of kind {kind}"))
+        return Err(Error::unsupported(format!("snapshots of kind {kind} are not supported yet"))
             .reason("snapshot_kind")
-            .hint("kind checkpoint holds engine state and workspace")
+            .hint("use --kind checkpoint, which holds engine state and workspace")
             .into());
     }
     let request = CheckpointRequest {
@@ -165,8 +165,8 @@ async fn delete(context: &Context, name: &str, reference: &str) -> Result<(), Fa
     let (kernel, info) = context.kernel(name).await?;
     let (found, _) = kernel.find_checkpoint(reference).await?;
     let named = if found.name.is_empty() { String::new() } else { format!(" ({})", found.name) };
-    context.confirm(&format!("remove checkpoint {}{named} of {} for good", found.short_id(), info.spec.name))?;
-    // By its id: what `latest` means may change between question and answer.
+    context.confirm(&format!("permanently remove checkpoint {}{named} of {}", found.short_id(), info.spec.name))?;
+    // By id: `latest` may change meaning before the confirmation.
     let removed = kernel.remove_checkpoint(&found.id.to_string(), 0).await?;
     context
         .show(|| json::checkpoint(&removed, false), || render::checkpoint_line(&removed, false, context.terminal.paint))
@@ -187,14 +187,14 @@ pub async fn log(context: &Context, args: LogArgs) -> Result<(), Failure> {
     }
     if all.is_empty() {
         let name = &info.spec.name;
-        context.say(&format!("no checkpoints yet: `ryokan checkpoint {name} -m TEXT` takes one"));
+        context.say(&format!("no checkpoints; take one: ryokan checkpoint {name} -m TEXT"));
         return Ok(());
     }
     let branches = if args.graph { Some(branches(context, &info).await?) } else { None };
     context.print(&render::checkpoint_log(&all, branches.as_ref(), context.terminal.paint))
 }
 
-/// Where forks join and leave the kernel's checkpoints.
+/// The checkpoints from which the kernel and its forks originate.
 async fn branches(context: &Context, info: &KernelInfo) -> Result<render::Branches, Failure> {
     let mut branches = render::Branches { from: info.origin.from.clone(), ..render::Branches::default() };
     for other in context.host().await?.list_kernels(&KernelFilter::default()).await? {
@@ -210,24 +210,24 @@ async fn branches(context: &Context, info: &KernelInfo) -> Result<render::Branch
 pub struct DiffArgs {
     /// Name or id of the kernel
     pub name: String,
-    /// From which checkpoint
+    /// The older checkpoint
     #[arg(value_name = "A")]
     pub from: String,
-    /// To which; without it: to what is now
+    /// The newer checkpoint; the present by default
     #[arg(value_name = "B", default_value = "")]
     pub to: String,
-    /// Only how many of what
+    /// Only counts
     #[arg(long)]
     pub stat: bool,
-    /// What differs in the files, as unified diffs
+    /// File contents, as unified diffs
     #[arg(short = 'p', long, conflicts_with = "stat")]
     pub text: bool,
-    /// Only these files and what is beneath them; with --text
+    /// Only these files and directories; with --text
     #[arg(last = true, value_name = "PATH", requires = "text")]
     pub paths: Vec<OsString>,
 }
 
-/// Shows what differs.
+/// Shows the differences between two checkpoints.
 pub async fn diff(context: &Context, args: DiffArgs) -> Result<(), Failure> {
     let (kernel, _) = context.kernel(&args.name).await?;
     if args.text {
@@ -235,7 +235,7 @@ pub async fn diff(context: &Context, args: DiffArgs) -> Result<(), Failure> {
     }
     let (paint, mut counts) = (context.terminal.paint, BTreeMap::<(Area, Deed), u64>::new());
     let mut failed = None;
-    let told = kernel.diff(&args.from, &args.to, async |difference| {
+    let streamed = kernel.diff(&args.from, &args.to, async |difference| {
         *counts.entry((difference.area, difference.deed)).or_default() += 1;
         if args.stat {
             return Ok(());
@@ -249,11 +249,11 @@ pub async fn diff(context: &Context, args: DiffArgs) -> Result<(), Failure> {
             Error::unavailable("the output is closed")
         })
     });
-    let told = told.await;
+    let streamed = streamed.await;
     if let Some(failure) = failed {
         return Err(failure);
     }
-    told?;
+    streamed?;
     match (args.stat, context.options.json) {
         (true, true) => context.print_json(&json::difference_counts(&counts)),
         (true, false) => context.print(&render::difference_counts(&counts)),
@@ -261,11 +261,11 @@ pub async fn diff(context: &Context, args: DiffArgs) -> Result<(), Failure> {
     }
 }
 
-/// Shows what differs in the files. Their contents are not ours: nothing of them reaches the terminal but what is printable.
+/// Shows the differences in files. Their content is untrusted: only printable text reaches the terminal.
 async fn diff_text(context: &Context, kernel: &KernelClient, args: DiffArgs) -> Result<(), Failure> {
     let paths: Vec<Vec<u8>> = args.paths.into_iter().map(OsStringExt::into_vec).collect();
     let (mut failed, mut whole) = (None, Vec::new());
-    let told = kernel.diff_text(&args.from, &args.to, &paths, async |patch| {
+    let streamed = kernel.diff_text(&args.from, &args.to, &paths, async |patch| {
         whole.extend_from_slice(&patch.text);
         if patch.more {
             return Ok(());
@@ -280,34 +280,34 @@ async fn diff_text(context: &Context, kernel: &KernelClient, args: DiffArgs) -> 
             Error::unavailable("the output is closed")
         })
     });
-    let told = told.await;
+    let streamed = streamed.await;
     match failed {
         Some(failure) => Err(failure),
-        None => Ok(told?),
+        None => Ok(streamed?),
     }
 }
 
-/// Goes back to a checkpoint.
+/// Restores a checkpoint.
 pub async fn restore(context: &Context, args: RestoreArgs) -> Result<(), Failure> {
     let (kernel, info) = context.kernel(&args.name).await?;
     let (found, _) = kernel.find_checkpoint(&args.reference).await?;
     let named = if found.name.is_empty() { String::new() } else { format!(" ({})", found.name) };
     context.confirm(&format!("restore {} to checkpoint {}{named}", info.spec.name, found.short_id()))?;
-    // By its id: what `latest` means may change between question and answer.
+    // By id: `latest` may change meaning before the confirmation.
     let options = Options { supersede_decisions: args.supersede_decisions, with_artifacts: args.with_artifacts };
     let done = kernel.restore_with(&found.id.to_string(), options, 0).await?;
-    tell(context, &args.name, &done)
+    show_restoration(context, &args.name, &done)
 }
 
-/// Goes back to where the kernel was before its last restore.
+/// Undoes the kernel's last restore.
 pub async fn undo(context: &Context, name: &str) -> Result<(), Failure> {
     let (kernel, info) = context.kernel(name).await?;
     context.confirm(&format!("undo the last restore of {}", info.spec.name))?;
     let done = kernel.undo(0).await?;
-    tell(context, name, &done)
+    show_restoration(context, name, &done)
 }
 
-fn tell(context: &Context, name: &str, done: &Restoration) -> Result<(), Failure> {
+fn show_restoration(context: &Context, name: &str, done: &Restoration) -> Result<(), Failure> {
     if context.options.json {
         return context.print_json(&json::restoration(done));
     }

@@ -10,10 +10,10 @@ use crate::core::engine::EngineName;
 use crate::core::limits;
 use crate::core::quantity::format_size;
 
-/// What to execute.
+/// The code to execute.
 #[derive(Debug, Clone, Default, Args)]
 pub struct CodeArgs {
-    /// The code; - reads it from standard input
+    /// The code; - reads standard input
     #[arg(value_name = "CODE", conflicts_with = "file")]
     pub code: Option<String>,
     /// Read the code from a file

@@ -1,10 +1,11 @@
-//! Completions for shells: commands and options from the grammar, and for bash, fish and zsh the names of kernels, which the
-//! daemon is asked for, if one runs.
+//! Shell completions: commands and options from the grammar.
+//!
+//! For bash, fish and zsh also kernel names, which a running daemon provides.
 
-use clap::{Args, CommandFactory};
+use clap::Args;
 use clap_complete::Shell;
 
-use super::args::Cli;
+use super::args;
 use super::context::Context;
 use super::failure::Failure;
 
@@ -21,45 +22,47 @@ pub struct CompletionsArgs {
 }
 
 /// Prints a completion script.
-pub fn completions(context: &Context, args: CompletionsArgs) -> Result<(), Failure> {
+pub fn completions(context: &Context, given: CompletionsArgs) -> Result<(), Failure> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "ryokan", &mut script);
+    clap_complete::generate(given.shell, &mut args::command(), "ryokan", &mut script);
     let script = String::from_utf8_lossy(&script).into_owned();
-    context.print(&match args.shell {
+    context.print(&match given.shell {
         Shell::Bash => with_kernels_in_bash(&script),
         Shell::Fish => with_kernels_in_fish(&script),
         Shell::Zsh => with_kernels_in_zsh(&script),
-        // Closed by clap_complete, not by us: what there is of the grammar alone.
+        // clap_complete's Shell is not exhaustive: the others complete the grammar only.
         _ => script,
     })
 }
 
-/// Commands whose first argument is a kernel, with the command that they belong to, if any.
-fn of_kernels() -> Vec<(Option<String>, String)> {
-    let asks = |command: &clap::Command| {
-        command.get_positionals().next().is_some_and(|first| {
-            let help = first.get_help().map(ToString::to_string).unwrap_or_default();
-            ["Name or id of the kernel", "Names or ids of the kernels", "Only of this kernel"].contains(&help.as_str())
-        })
-    };
-    let mut found = Vec::new();
-    for command in Cli::command().get_subcommands() {
-        if asks(command) {
-            found.push((None, command.get_name().to_owned()));
+/// Help texts of the arguments that are kernels.
+const KERNEL_ARGUMENTS: [&str; 3] =
+    ["Name or id of the kernel", "Names or ids of the kernels", "Only events of this kernel"];
+
+/// Commands whose first argument is a kernel, each as its path of subcommands.
+fn kernel_commands() -> Vec<Vec<String>> {
+    fn collect(command: &clap::Command, path: &[String], found: &mut Vec<Vec<String>>) {
+        for below in command.get_subcommands() {
+            let path = [path, &[below.get_name().to_owned()]].concat();
+            let first = below.get_positionals().next().and_then(clap::Arg::get_help).map(ToString::to_string);
+            if first.is_some_and(|help| KERNEL_ARGUMENTS.contains(&help.as_str())) {
+                found.push(path.clone());
+            }
+            collect(below, &path, found);
         }
-        let below = command.get_subcommands().filter(|below| asks(below));
-        found.extend(below.map(|below| (Some(command.get_name().to_owned()), below.get_name().to_owned())));
     }
+    let mut found = Vec::new();
+    collect(&args::command(), &[], &mut found);
     found
 }
 
 fn with_kernels_in_bash(script: &str) -> String {
-    let mut names: Vec<String> = of_kernels().into_iter().map(|(_, name)| name).collect();
+    let mut names: Vec<String> = kernel_commands().into_iter().filter_map(|mut path| path.pop()).collect();
     names.sort();
     names.dedup();
     let function = format!(
         r#"
-_ryokan_or_kernels() {{
+_ryokan_with_kernels() {{
     _ryokan "$@"
     local cur="${{COMP_WORDS[COMP_CWORD]}}"
     case "${{COMP_WORDS[COMP_CWORD-1]}}" in
@@ -72,16 +75,16 @@ _ryokan_or_kernels() {{
 "#,
         names.join("|")
     );
-    script.replace("complete -F _ryokan ", "complete -F _ryokan_or_kernels ") + &function
+    script.replace("complete -F _ryokan ", "complete -F _ryokan_with_kernels ") + &function
 }
 
 fn with_kernels_in_fish(script: &str) -> String {
     let mut script = script.to_owned();
-    for (above, name) in of_kernels() {
-        let seen = match above {
-            None => format!("__fish_ryokan_using_subcommand {name}"),
-            Some(above) => format!("__fish_ryokan_using_subcommand {above}; and __fish_seen_subcommand_from {name}"),
-        };
+    for path in kernel_commands() {
+        let mut seen = format!("__fish_ryokan_using_subcommand {}", path[0]);
+        for below in &path[1..] {
+            seen.push_str(&format!("; and __fish_seen_subcommand_from {below}"));
+        }
         let kernels = "(ryokan --no-autostart ls --quiet 2>/dev/null)";
         script.push_str(&format!("complete -c ryokan -n \"{seen}\" -a \"{kernels}\" -d 'Kernel'\n"));
     }
@@ -96,8 +99,7 @@ fn with_kernels_in_zsh(script: &str) -> String {
 }
 
 if [ "$funcstack[1]""#;
-    let asked = ["of the kernel", "of the kernels", "Only of this kernel"];
-    let named = asked.iter().fold(script.to_owned(), |script, help| {
+    let named = KERNEL_ARGUMENTS.iter().fold(script.to_owned(), |script, help| {
         script.replace(&format!("{help}:_default"), &format!("{help}:_ryokan_kernels"))
     });
     named.replacen("if [ \"$funcstack[1]\"", function, 1)

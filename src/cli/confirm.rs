@@ -1,4 +1,4 @@
-//! Asking before something is destroyed.
+//! Confirmation before something is destroyed.
 
 use std::io::{BufRead, Write};
 
@@ -7,14 +7,14 @@ use super::exit;
 use super::failure::Failure;
 
 impl Context {
-    /// Goes on only if `--yes` was given or somebody at the terminal agrees to `what`.
+    /// Succeeds with `--yes`, or if the user agrees to `what` on the terminal.
     pub fn confirm(&self, what: &str) -> Result<(), Failure> {
         if self.options.yes {
             return Ok(());
         }
         if !self.terminal.can_ask {
             return Err(Failure::usage(
-                format!("will not {what} unasked"),
+                format!("refusing to {what} without confirmation"),
                 "add --yes: there is no terminal to ask on",
             ));
         }

@@ -1,4 +1,4 @@
-//! What every command works with: its options, the terminal, and a connection to the daemon.
+//! The context of a command: options, terminal, and the connection to the daemon.
 
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
@@ -12,12 +12,12 @@ use crate::core::info::KernelInfo;
 use crate::daemon::paths::Mode;
 use crate::rpc::client::{HostClient, KernelClient};
 
-/// The name that the daemon's journals know this program by.
+/// This program's name in journals.
 pub const CLIENT: &str = concat!("ryokan-cli ", env!("CARGO_PKG_VERSION"));
 
-/// The three standard streams: which are terminals, and which may have colours.
+/// The standard streams: which are terminals, and which may have colours.
 pub struct Terminal {
-    /// Whether somebody can answer a question.
+    /// Whether a question can be asked.
     pub can_ask: bool,
     /// Whether stdin is a terminal.
     pub stdin: bool,
@@ -31,7 +31,7 @@ pub struct Terminal {
     pub paint_stderr: Paint,
 }
 
-/// What a command works with.
+/// The context of a command.
 pub struct Context {
     /// The command line's global options.
     pub options: Options,
@@ -53,7 +53,7 @@ impl Context {
         Context { options, terminal }
     }
 
-    /// The daemon's socket, and whether a daemon may be started for it: only for the default one.
+    /// The daemon's socket, and whether to start a daemon: only for the default socket.
     pub fn socket(&self) -> Result<(PathBuf, bool), Failure> {
         match &self.options.socket {
             Some(socket) => Ok((socket.clone(), false)),
@@ -62,7 +62,7 @@ impl Context {
         }
     }
 
-    /// The daemon, started if need be.
+    /// Connects to the daemon, and starts it if needed.
     pub async fn host(&self) -> Result<HostClient, Failure> {
         let (socket, may_start) = self.socket()?;
         let begun = Instant::now();
@@ -75,7 +75,7 @@ impl Context {
         Ok(host)
     }
 
-    /// A kernel by name or id.
+    /// Opens a kernel by name or id.
     pub async fn kernel(&self, name: &str) -> Result<(KernelClient, KernelInfo), Failure> {
         let (kernel, info) = self.host().await?.open_kernel(name).await?;
         let (id, engine) = (info.id, info.spec.engine.name());
@@ -102,7 +102,7 @@ impl Context {
         }
     }
 
-    /// Says something to people on stderr; a closed stderr is no failure.
+    /// Writes a line for people to stderr; a closed stderr is no failure.
     pub fn say(&self, text: &str) {
         let _ = writeln!(std::io::stderr(), "{text}");
     }

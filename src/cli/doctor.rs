@@ -15,28 +15,28 @@ use crate::core::limits;
 /// `ryokan config`
 #[derive(Debug, Args)]
 pub struct ConfigArgs {
-    /// What to do.
+    /// The action.
     #[command(subcommand)]
     pub action: ConfigAction,
 }
 
-/// What to do with the configuration.
+/// Actions on the configuration.
 #[derive(Debug, Subcommand)]
 pub enum ConfigAction {
-    /// Say whether a configuration is right, and if not, where
+    /// Check a configuration and report its mistakes
     Check {
-        /// The file; without: the daemon's own
+        /// The file; the daemon's own by default
         file: Option<PathBuf>,
     },
-    /// Print the configuration as the daemon reads it, defaults filled in
+    /// Print the effective configuration, with defaults
     Show,
 }
 
-/// Shows what the host can do; fails if kernels cannot run.
+/// Shows the host's abilities; fails if kernels cannot run.
 pub async fn doctor(context: &Context) -> Result<(), Failure> {
     let abilities = match context.host().await {
         Ok(host) => host.abilities().await?,
-        // A daemon that cannot start is what one asks a doctor about: then its program looks without serving.
+        // The daemon may be unable to start: then its program probes the host without serving.
         Err(Failure::Error(error)) if error.code == ErrorCode::Unavailable => {
             context.say(&format!("no daemon: {}", render::plain(&error.message)));
             abilities_without_daemon().await?
@@ -51,18 +51,18 @@ pub async fn doctor(context: &Context) -> Result<(), Failure> {
 }
 
 async fn abilities_without_daemon() -> Result<Vec<Ability>, Failure> {
-    // What the host can do is the same for every daemon.
+    // The host's abilities are the same for every daemon.
     let mut command = tokio::process::Command::new(autostart::program());
     command.arg("--abilities").stdin(Stdio::null()).stderr(Stdio::inherit()).kill_on_drop(true);
     let output = tokio::time::timeout(limits::CLIENT_CALL, command.output())
         .await
-        .map_err(|_| Error::deadline("ryokand --abilities did not end"))?
+        .map_err(|_| Error::deadline("ryokand --abilities did not exit in time"))?
         .map_err(no_program)?;
     serde_json::from_slice(&output.stdout)
         .map_err(|e| Error::unavailable(format!("ryokand --abilities ({}): {e}", output.status)).into())
 }
 
-/// Lets the daemon's program check or show its configuration: the code that checks is the code that starts.
+/// Checks or shows the configuration with the daemon's own program, so both read it alike.
 pub async fn config(context: &Context, args: ConfigArgs) -> Result<(), Failure> {
     let mut command = daemon(context);
     match args.action {
@@ -80,7 +80,7 @@ pub async fn config(context: &Context, args: ConfigArgs) -> Result<(), Failure> 
     match status.code() {
         Some(0) => Ok(()),
         Some(code) => Err(Failure::Quiet(exit::of_execution(code))),
-        None => Err(Error::unavailable(format!("ryokand ended with {status}")).into()),
+        None => Err(Error::unavailable(format!("ryokand exited with {status}")).into()),
     }
 }
 

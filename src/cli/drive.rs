@@ -1,14 +1,14 @@
-//! Driving one execution from the terminal: its output to the right descriptors, its input from ours, and signals.
+//! Drives one execution from the terminal: output, input and signals.
 //!
-//! | what happens to the command line | what happens to the execution |
+//! | event | effect on the execution |
 //! |---|---|
 //! | first Ctrl-C | interrupted; its end is awaited |
-//! | second Ctrl-C | its worker is ended if it does not react; the command line leaves and says how to find it |
-//! | SIGTERM, SIGHUP (not under `nohup`) | goes on |
-//! | whoever reads the output leaves | interrupted, as in a pipe of the shell |
+//! | second Ctrl-C | its worker is killed if it does not stop; the command line exits and says how to attach |
+//! | SIGTERM, SIGHUP (not under `nohup`) | continues |
+//! | the reader of the output exits | interrupted, as in a shell's pipe |
 //!
-//! Output is written from the runtime's blocking threads, so a reader that is slow slows the execution, and a reader
-//! that stands still does not keep Ctrl-C from working.
+//! The runtime's blocking threads write the output. A slow reader therefore slows the execution, and a blocked reader
+//! does not block Ctrl-C.
 
 use std::cell::Cell;
 use std::io;
@@ -31,37 +31,37 @@ const STDIN_BYTES: usize = 64 << 10;
 /// How driving ended.
 #[derive(Debug)]
 pub enum Driven {
-    /// The execution is over. `wrote_stderr` says whether it wrote anything to stderr meanwhile.
+    /// The execution ended. `wrote_stderr`: whether it wrote to stderr.
     Ended { result: Box<ExecResult>, wrote_stderr: bool },
-    /// Ctrl-C twice: its end is not waited for.
+    /// Ctrl-C twice: its end is not awaited.
     Detached(ExecId),
-    /// Nobody reads the output any more; the execution was interrupted.
+    /// The reader of the output exited; the execution was interrupted.
     ReaderGone,
-    /// SIGTERM or SIGHUP: the execution goes on. The exit code for it.
+    /// SIGTERM or SIGHUP, as an exit code: the execution continues.
     Terminated(u8),
 }
 
-/// What becomes of output and input.
+/// How output and input are connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Streams {
-    /// Whether output is shown as it comes; if not, it is in the result.
+    /// Whether output is streamed; otherwise it is in the result.
     pub show: bool,
-    /// Whether our standard input is the code's.
+    /// Whether standard input is passed to the code.
     pub feed_stdin: bool,
-    /// What to say on stderr after a first Ctrl-C.
+    /// Message on stderr after the first Ctrl-C.
     pub explain: Option<&'static str>,
 }
 
-/// The signals that a command line answers while something runs.
+/// The signals that are handled during an execution.
 pub struct Signals {
     interrupt: Signal,
     terminate: Signal,
-    /// None for who was told to go on without a terminal (`nohup`).
+    /// `None` if SIGHUP is ignored (`nohup`).
     hang_up: Option<Signal>,
 }
 
 impl Signals {
-    /// Takes the signals over from their default of ending the process.
+    /// Replaces the signals' default of ending the process.
     pub fn catch() -> Result<Signals> {
         let catch = |kind| signal(kind).map_err(|e| Error::internal(format!("could not listen for signals: {e}")));
         Ok(Signals {
@@ -74,7 +74,7 @@ impl Signals {
         })
     }
 
-    /// Waits for any of them; gives the exit code that it stands for.
+    /// Waits for a signal and returns its exit code.
     pub async fn any(&mut self) -> u8 {
         tokio::select! {
             _ = self.interrupt.recv() => exit::INTERRUPTED,
@@ -84,7 +84,7 @@ impl Signals {
     }
 }
 
-/// Drives `execution` of `kernel` to its end, or to the command line's.
+/// Drives `execution` of `kernel` until it ends or the command line must.
 pub async fn drive(
     kernel: &KernelClient,
     execution: &ExecutionClient,
@@ -96,7 +96,7 @@ pub async fn drive(
     let reader_gone = Cell::new(false);
     let wrote_stderr = Cell::new(false);
     let mut deliver = std::pin::pin!(async {
-        // Asked for before any input is fed: calls wait behind input that the code has not read.
+        // Requested before any input is sent: calls queue behind unread input.
         let result = execution.result();
         if !streams.show {
             return result.await;
@@ -151,7 +151,7 @@ pub async fn drive(
     }
 }
 
-/// Asks for the interruption without waiting for it: the output that still comes must be taken meanwhile.
+/// Interrupts without waiting, because output must be read meanwhile.
 fn interrupt(kernel: &KernelClient, exec: ExecId) {
     let kernel = kernel.clone();
     tokio::task::spawn_local(async move {
@@ -161,7 +161,7 @@ fn interrupt(kernel: &KernelClient, exec: ExecId) {
     });
 }
 
-/// The reason of an error that says that the output of an execution cannot be written. Nobody has told that to end.
+/// Reason of an error for output that cannot be written; the execution continues.
 pub const UNWRITTEN: &str = "output";
 
 fn not_written(error: &io::Error) -> Error {
@@ -176,10 +176,10 @@ async fn show(event: OutputEvent, wrote_stderr: &Cell<bool>) -> io::Result<()> {
             write(tokio::io::stderr(), &bytes).await
         }
         OutputEvent::Truncated(bytes) => {
-            say(&format!("note: {bytes} bytes of output are no longer there"));
+            say(&format!("note: {bytes} bytes of output were dropped"));
             Ok(())
         }
-        // The engines say the same as text; these forms are for `--json` and for other front ends.
+        // Engines also print these as text; the structured forms are for `--json` and other front ends.
         OutputEvent::Structured(_) | OutputEvent::Display { .. } => Ok(()),
         OutputEvent::ExitCode(_) => Ok(()),
     }
@@ -190,7 +190,7 @@ async fn write(mut to: impl AsyncWrite + Unpin, bytes: &[u8]) -> io::Result<()> 
     to.flush().await
 }
 
-/// Passes our standard input on until its end. Code that ends or closes its input first is not a failure of ours.
+/// Passes standard input on until its end. Code that ends or closes its input first is no failure.
 async fn feed_stdin(execution: &ExecutionClient) {
     let mut stdin = tokio::io::stdin();
     let mut chunk = vec![0; STDIN_BYTES];

@@ -21,18 +21,18 @@ use crate::core::name::KernelName;
 use crate::rpc::client::{ExecutionClient, HostClient, KernelClient};
 use crate::rpc::convert::spec::SpecRequest;
 
-/// What still ran is told, if it can be known so soon.
-const JOBS_TOLD: Duration = Duration::from_secs(1);
-/// Characters of it.
-const JOB_TOLD: usize = 60;
+/// Deadline for the list of jobs that end with an ephemeral kernel.
+const JOBS_DEADLINE: Duration = Duration::from_secs(1);
+/// Characters of a job's command in that warning.
+const JOB_CHARS: usize = 60;
 
-/// How code is executed, wherever.
+/// Options of an execution, shared by `exec` and `run`.
 #[derive(Debug, Clone, Default, Args)]
 pub struct HowArgs {
-    /// End it after so much time, such as 90s; 0s: however long it takes
+    /// Time limit, such as 90s; 0s for none
     #[arg(long, value_name = "TIME", value_parser = parse_millis)]
     pub timeout: Option<u64>,
-    /// Pass standard input on to the code
+    /// Pass standard input to the code
     #[arg(long)]
     pub stdin: bool,
     /// Environment variable for this execution; repeatable
@@ -49,20 +49,20 @@ pub struct HowArgs {
   ryokan exec demo --json '1 + 1'
   ryokan exec demo --attach 7
 
-Ctrl-C interrupts the execution; a second one leaves without waiting for its end.")]
+Ctrl-C interrupts the execution; a second Ctrl-C exits without waiting for its end.")]
 pub struct ExecArgs {
     /// Name or id of the kernel
     pub name: String,
     /// The code.
     #[command(flatten)]
     pub code: CodeArgs,
-    /// How to execute it.
+    /// Options of the execution.
     #[command(flatten)]
     pub how: HowArgs,
-    /// The same key again within 24 hours gives the same execution
+    /// Idempotency key, valid for 24 hours
     #[arg(long, value_name = "KEY")]
     pub key: Option<String>,
-    /// Show an execution that runs or ran already, by its number
+    /// Attach to an existing execution, by its number
     #[arg(long, value_name = "EXECUTION", conflicts_with_all = ["code", "file", "timeout", "stdin", "env", "key"])]
     pub attach: Option<u64>,
 }
@@ -75,22 +75,22 @@ pub struct ExecArgs {
   ryokan run -f script.py --allow-path ./data:ro
   cat data.csv | ryokan run --engine python --stdin 'import sys; len(sys.stdin.readlines())'
 
-The engine follows the file's extension (.py; .js, .mjs; .bash; .sh, .kai, .kaish) or #! line, unless --engine names it. What still runs when the end of the code is reached (background processes, threads, timers) ends with the kernel; a warning says so.")]
+The engine follows the file's extension (.py; .js, .mjs; .bash; .sh, .kai, .kaish) or #! line, unless --engine names it. Background processes, threads and timers end with the kernel when the code ends; a warning lists them.")]
 pub struct RunArgs {
     /// The code.
     #[command(flatten)]
     pub code: CodeArgs,
-    /// How to execute it.
+    /// Options of the execution.
     #[command(flatten)]
     pub how: HowArgs,
-    /// The kernel that it runs in.
+    /// The specification of the kernel.
     #[command(flatten)]
     pub spec: SpecArgs,
 }
 
 impl HowArgs {
     fn request(&self, what: Work) -> ExecRequest {
-        // Not their values: some are secrets.
+        // Names only: some values are secrets.
         let variables: Vec<&str> = self.env.iter().map(|(name, _)| name.as_str()).collect();
         tracing::debug!(stdin = self.stdin, timeout_ms = self.timeout.unwrap_or(0), ?variables, "request");
         ExecRequest {
@@ -112,7 +112,7 @@ impl HowArgs {
     }
 }
 
-/// Executes code in a kernel and shows what comes of it.
+/// Executes code in a kernel and shows its output.
 pub async fn exec(context: &Context, args: ExecArgs) -> Result<(), Failure> {
     args.how.check(&args.code)?;
     let source = if args.attach.is_none() { Some(args.code.read()?) } else { None };
@@ -123,65 +123,65 @@ pub async fn exec(context: &Context, args: ExecArgs) -> Result<(), Failure> {
             let request = args.how.request(Work::Code(source.code));
             let asked = kernel.run(&ExecRequest { key: args.key.unwrap_or_default(), ..request }).await;
             asked.map_err(|error| {
-                with_the_way_back(error, &format!("whether it began: ryokan journal {} --tail 1", args.name))
+                with_reattach_hint(error, &format!("check whether it started: ryokan journal {} --tail 1", args.name))
             })?
         }
         None => kernel.execution(ExecId(args.attach.unwrap_or_default())).await?,
     };
-    let shown = Shown { context, kernel: &kernel, name: &args.name, engine: info.spec.engine, throw_away: false };
+    let shown = Shown { context, kernel: &kernel, name: &args.name, engine: info.spec.engine, ephemeral: false };
     shown.execution(&execution, args.how.stdin, &mut signals).await
 }
 
-/// An execution that is shown as `exec` shows it.
+/// An execution whose output is shown.
 pub struct Shown<'a> {
-    /// Where to show it.
+    /// Options and terminal.
     pub context: &'a Context,
     /// Its kernel.
     pub kernel: &'a KernelClient,
-    /// What the user called the kernel.
+    /// The kernel's name or id as the user gave it.
     pub name: &'a str,
     /// The kernel's engine.
     pub engine: EngineName,
-    /// Whether the kernel goes when the command line does.
-    pub throw_away: bool,
+    /// Whether the kernel is removed when the command line exits.
+    pub ephemeral: bool,
 }
 
 impl Shown<'_> {
-    /// Shows `execution` to its end; its code becomes ours.
+    /// Shows `execution` to its end and takes over its exit code.
     pub async fn execution(
         &self,
         execution: &ExecutionClient,
         feed_stdin: bool,
         signals: &mut Signals,
     ) -> Result<(), Failure> {
-        let explanation = match self.throw_away {
-            true => "interrupting; Ctrl-C once more removes the kernel at once",
-            false => "interrupting; Ctrl-C once more leaves without waiting for its end",
+        let explanation = match self.ephemeral {
+            true => "interrupting; press Ctrl-C again to remove the kernel at once",
+            false => "interrupting; press Ctrl-C again to exit without waiting for its end",
         };
         let explain = self.context.terminal.stderr.then_some(explanation);
         let streams = Streams { show: !self.context.options.json, feed_stdin, explain };
         let exec = execution.exec();
         let driven = drive(self.kernel, execution, streams, signals);
-        let driven = waiting::told(self.context, Some(self.name), Some(exec), driven).await;
-        let again = format!("see execution {exec} again: ryokan exec {} --attach {exec}", self.name);
+        let driven = waiting::with_notice(self.context, Some(self.name), Some(exec), driven).await;
+        let again = format!("attach to it again: ryokan exec {} --attach {exec}", self.name);
         match driven.map_err(|failure| match failure {
-            Failure::Error(error) if self.throw_away => gone_with_the_connection(error).into(),
-            Failure::Error(error) => with_the_way_back(error, &again).into(),
+            Failure::Error(error) if self.ephemeral => ephemeral_kernel_lost(error).into(),
+            Failure::Error(error) => with_reattach_hint(error, &again).into(),
             quiet @ Failure::Quiet(_) => quiet,
         })? {
             Driven::Ended { result, wrote_stderr } => {
                 let ended = self.end(&result, wrote_stderr);
-                if self.throw_away && matches!(result.end.status, ExecStatus::Done | ExecStatus::Failed) {
-                    self.tell_what_goes_too().await;
+                if self.ephemeral && matches!(result.end.status, ExecStatus::Done | ExecStatus::Failed) {
+                    self.warn_of_jobs().await;
                 }
                 ended
             }
-            Driven::Detached(_) if self.throw_away => Err(Failure::Quiet(exit::INTERRUPTED)),
+            Driven::Detached(_) if self.ephemeral => Err(Failure::Quiet(exit::INTERRUPTED)),
             Driven::Detached(exec) => {
                 let name = self.name;
                 self.context.say(&format!(
-                    "execution {exec} was interrupted; {}; see its end: ryokan exec {name} --attach {exec}",
-                    if_it_does_not_react()
+                    "execution {exec} was interrupted; {}; attach to it: ryokan exec {name} --attach {exec}",
+                    interrupt_note()
                 ));
                 Err(Failure::Quiet(exit::INTERRUPTED))
             }
@@ -190,15 +190,15 @@ impl Shown<'_> {
         }
     }
 
-    /// What still runs in a kernel that goes now.
-    async fn tell_what_goes_too(&self) {
-        let jobs = tokio::time::timeout(JOBS_TOLD, self.kernel.jobs()).await;
+    /// Warns of background jobs that end with the kernel.
+    async fn warn_of_jobs(&self) {
+        let jobs = tokio::time::timeout(JOBS_DEADLINE, self.kernel.jobs()).await;
         let Ok(Ok(jobs)) = jobs else { return };
         let Some((first, others)) = jobs.split_first() else { return };
         let more = if others.is_empty() { String::new() } else { format!(" and {} more", others.len()) };
         let text = format!(
-            "what still ran ends with the kernel: {}{more}; wait for it in the code, or have a kernel that stays: ryokan new",
-            render::first_line(&first.command, JOB_TOLD)
+            "background jobs end with the kernel: {}{more}; wait for them in the code, or use a durable kernel: ryokan new",
+            render::first_line(&first.command, JOB_CHARS)
         );
         self.context.say(failure::warning(&text, self.context.terminal.paint_stderr).trim_end());
     }
@@ -212,10 +212,10 @@ impl Shown<'_> {
             }
             let paint = self.context.terminal.paint_stderr;
             let text = match result.end.status {
-                ExecStatus::Lost if self.throw_away => end_error(result, wrote_stderr).map(|error| {
-                    failure::render(&error.hint("`ryokan new` makes a kernel that outlives its worker"), paint)
+                ExecStatus::Lost if self.ephemeral => end_error(self.name, result, wrote_stderr).map(|error| {
+                    failure::render(&error.hint("a durable kernel (`ryokan new`) outlives its worker"), paint)
                 }),
-                _ => end_text(result, wrote_stderr, paint),
+                _ => end_text(self.name, result, wrote_stderr, paint),
             };
             if let Some(text) = text {
                 self.context.say(text.trim_end());
@@ -228,41 +228,41 @@ impl Shown<'_> {
     }
 }
 
-/// A connection that is lost, or output that cannot be written, takes nothing with it: what was begun goes on, and can be seen again.
-fn with_the_way_back(error: Error, way: &str) -> Error {
+/// Adds how to attach again: the execution continues after a lost connection or failed output.
+fn with_reattach_hint(error: Error, command: &str) -> Error {
     let hint = match (error.code, error.hint.as_str()) {
-        _ if error.reason == UNWRITTEN => format!("the execution goes on; {way}"),
-        (ErrorCode::Unavailable, "") => way.to_owned(),
-        (ErrorCode::Unavailable, hint) => format!("{hint}; {way}"),
+        _ if error.reason == UNWRITTEN => format!("the execution continues; {command}"),
+        (ErrorCode::Unavailable, "") => command.to_owned(),
+        (ErrorCode::Unavailable, hint) => format!("{hint}; {command}"),
         _ => return error,
     };
     Error { hint, ..error }
 }
 
-/// A throw-away kernel goes with the connection.
-fn gone_with_the_connection(error: Error) -> Error {
+/// Says that a lost connection removed the ephemeral kernel.
+fn ephemeral_kernel_lost(error: Error) -> Error {
     match error.code == ErrorCode::Unavailable && !error.hint.is_empty() {
-        true => error.hint("the daemon stopped or restarted, and the throw-away kernel is gone with it: run it again"),
+        true => error.hint("the daemon stopped or restarted and removed the ephemeral kernel: run the command again"),
         false => error,
     }
 }
 
-/// What becomes of an execution that was interrupted and is not waited for.
-pub fn if_it_does_not_react() -> String {
-    format!("if it does not react, its worker is ended {} s after the interrupt", limits::INTERRUPT_GRACE.as_secs())
+/// Describes what happens to an interrupted execution that does not end.
+pub fn interrupt_note() -> String {
+    format!("if it does not stop, its worker is killed {} s after the interrupt", limits::INTERRUPT_GRACE.as_secs())
 }
 
-/// What is to be said of an end that the code's own stderr does not tell: an error, or a warning where the code itself ended well.
-pub fn end_text(result: &ExecResult, wrote_stderr: bool, paint: Paint) -> Option<String> {
+/// The error or warning for an execution's end, unless the code's own stderr shows it.
+pub fn end_text(name: &str, result: &ExecResult, wrote_stderr: bool, paint: Paint) -> Option<String> {
     match result.end.status {
         ExecStatus::Done => (!result.end.err.is_empty()).then(|| failure::warning(&result.end.err, paint)),
         ExecStatus::Failed | ExecStatus::Refused | ExecStatus::Interrupted | ExecStatus::Timeout | ExecStatus::Lost => {
-            end_error(result, wrote_stderr).map(|error| failure::render(&error, paint))
+            end_error(name, result, wrote_stderr).map(|error| failure::render(&error, paint))
         }
     }
 }
 
-fn end_error(result: &ExecResult, wrote_stderr: bool) -> Option<Error> {
+fn end_error(name: &str, result: &ExecResult, wrote_stderr: bool) -> Option<Error> {
     let exec = result.exec;
     let err = &result.end.err;
     let why = |text: &str| if err.is_empty() { text.to_owned() } else { format!("{text}: {err}") };
@@ -272,17 +272,19 @@ fn end_error(result: &ExecResult, wrote_stderr: bool) -> Option<Error> {
         ExecStatus::Failed | ExecStatus::Refused => Some(Error::internal(err.clone())),
         ExecStatus::Interrupted if err.is_empty() => None,
         ExecStatus::Interrupted => Some(Error::lost(format!("execution {exec}: {err}"))),
-        ExecStatus::Timeout => {
-            Some(Error::deadline(why(&format!("execution {exec} ran out of time"))).hint("give it more with --timeout"))
-        }
-        ExecStatus::Lost => Some(
-            Error::lost(why(&format!("the worker ended under execution {exec}")))
-                .hint("the kernel goes on from its last saved state; `ryokan journal NAME` tells what happened"),
+        ExecStatus::Timeout => Some(
+            Error::deadline(why(&format!("execution {exec} exceeded its time limit")))
+                .hint("set a longer limit with --timeout"),
         ),
+        ExecStatus::Lost => {
+            Some(Error::lost(why(&format!("the worker exited during execution {exec}"))).hint(format!(
+                "the kernel continues from its last saved state; see what happened: ryokan journal {name}"
+            )))
+        }
     }
 }
 
-/// Executes code in a kernel that is made for it and removed after it, however it ends.
+/// Executes code in an ephemeral kernel and removes the kernel.
 pub async fn run(context: &Context, args: RunArgs) -> Result<(), Failure> {
     args.how.check(&args.code)?;
     let source = args.code.read()?;
@@ -291,16 +293,16 @@ pub async fn run(context: &Context, args: RunArgs) -> Result<(), Failure> {
         spec.engine = source.language.engine()?;
     }
     spec.labels.push(("ryokan".into(), "run".into()));
-    // Should this process be killed, the daemon removes it.
+    // The daemon removes the kernel if this process is killed.
     spec.ephemeral = true;
     let mut signals = Signals::catch()?;
     let host = context.host().await?;
     let request = args.how.request(Work::Code(source.code));
     let shown = create_and_show(context, &host, &spec, request, &mut signals).await;
-    // The kernel may exist: whatever happened, it is removed. Whoever does not want to wait for that says so once more.
+    // The kernel may exist even after a failure. A further signal skips the wait for its removal.
     tokio::select! {
         () = remove(context, host, spec.name.as_str()) => {}
-        _ = signals.any() => context.say(&format!("kernel {} may be left; later: ryokan rm {0}", spec.name)),
+        _ = signals.any() => context.say(&format!("kernel {} may remain; remove it with: ryokan rm {0}", spec.name)),
     }
     shown
 }
@@ -314,7 +316,7 @@ async fn create_and_show(
 ) -> Result<(), Failure> {
     let start = async {
         let (kernel, info) = host.create_kernel(spec, "").await?;
-        tracing::info!(kernel = %info.spec.name, id = %info.id, engine = info.spec.engine.name(), "kernel made");
+        tracing::info!(kernel = %info.spec.name, id = %info.id, engine = info.spec.engine.name(), "kernel created");
         let execution = kernel.run(&request).await?;
         Ok::<_, Failure>((kernel, info, execution))
     };
@@ -323,11 +325,11 @@ async fn create_and_show(
         code = signals.any() => return Err(Failure::Quiet(code)),
     };
     let name = spec.name.as_str();
-    let shown = Shown { context, kernel: &kernel, name, engine: info.spec.engine, throw_away: true };
+    let shown = Shown { context, kernel: &kernel, name, engine: info.spec.engine, ephemeral: true };
     shown.execution(&execution, request.stdin_open, signals).await
 }
 
-/// Removes the throw-away kernel, over a new connection if this one is lost.
+/// Removes the ephemeral kernel, over a new connection if this one is lost.
 async fn remove(context: &Context, host: HostClient, name: &str) {
     let removed = match host.remove_kernel(name, 0).await {
         Err(error) if error.code == ErrorCode::Unavailable => match context.host().await {
@@ -338,9 +340,11 @@ async fn remove(context: &Context, host: HostClient, name: &str) {
     };
     match removed {
         Ok(()) => {}
-        // It was never made.
+        // It was never created.
         Err(error) if error.code == ErrorCode::NotFound => {}
-        Err(error) => context.say(&format!("kernel {name} could not be removed: {error}; later: ryokan rm {name}")),
+        Err(error) => {
+            context.say(&format!("could not remove kernel {name}: {error}; remove it with: ryokan rm {name}"))
+        }
     }
 }
 

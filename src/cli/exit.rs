@@ -1,4 +1,4 @@
-//! Exit codes: fixed, documented in `ryokan --help` but for those that every shell has (128 and the number of a signal).
+//! Exit codes, documented in `ryokan --help` except the shell's own (128 and the number of a signal).
 
 use clap::error::ErrorKind;
 
@@ -6,23 +6,23 @@ use crate::core::error::ErrorCode;
 
 /// Done.
 pub const OK: u8 = 0;
-/// The thing asked for failed.
+/// The command failed.
 pub const FAILED: u8 = 1;
-/// The command line, or an argument of the call, cannot be right.
+/// The command line or an argument of the call is invalid.
 pub const USAGE: u8 = 2;
-/// What was named does not exist.
+/// The named object does not exist.
 pub const NOT_FOUND: u8 = 3;
 /// A conflict, or refused.
 pub const REFUSED: u8 = 4;
-/// This host cannot do it.
+/// Not supported on this host.
 pub const UNSUPPORTED: u8 = 5;
 /// No daemon (`EX_UNAVAILABLE` of sysexits.h).
 pub const UNAVAILABLE: u8 = 69;
-/// Whoever read the output went away: 128 + SIGPIPE, as a shell has it.
+/// The reader of the output exited: 128 + SIGPIPE, as in a shell.
 pub const READER_GONE: u8 = 141;
 /// Ended by Ctrl-C: 128 + SIGINT.
 pub const INTERRUPTED: u8 = 130;
-/// The terminal went away: 128 + SIGHUP.
+/// The terminal was closed: 128 + SIGHUP.
 pub const HUNG_UP: u8 = 129;
 /// Ended by `kill`: 128 + SIGTERM.
 pub const TERMINATED: u8 = 143;
@@ -41,7 +41,7 @@ pub const fn of(code: ErrorCode) -> u8 {
     }
 }
 
-/// The exit code of an execution: the code's own status as far as a process can have it, and never 0 for a failure.
+/// The exit code of an execution: the code's own status modulo 256, and never 0 for a failure.
 pub fn of_execution(code: i32) -> u8 {
     match (code, (code & 0xff) as u8) {
         (0, _) => OK,
@@ -50,11 +50,11 @@ pub fn of_execution(code: i32) -> u8 {
     }
 }
 
-/// The exit code of what the command line's parser ends with.
+/// The exit code of a parser error.
 pub fn of_parser(error: &clap::Error) -> u8 {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => OK,
-        // Closed by clap, not by us: everything else is a wrong command line.
+        // clap's ErrorKind is not exhaustive: the rest are invalid command lines.
         _ => USAGE,
     }
 }

@@ -1,4 +1,4 @@
-//! How a command fails: with an error to be shown, or with an exit code after everything was said.
+//! The failure of a command: an error to show, or only an exit code.
 
 use std::io;
 use std::path::Path;
@@ -7,31 +7,31 @@ use super::exit;
 use super::paint::Paint;
 use crate::core::error::{Error, ErrorCode};
 
-/// Why a command did not end well.
+/// The failure of a command.
 #[derive(Debug)]
 pub enum Failure {
-    /// To be shown.
+    /// An error to show.
     Error(Error),
-    /// Everything was said already, or nothing is to be said.
+    /// An exit code without a message.
     Quiet(u8),
 }
 
 impl Failure {
-    /// A command line that cannot be right.
+    /// An invalid command line.
     pub fn usage(message: impl Into<String>, hint: impl Into<String>) -> Failure {
         Failure::Error(Error::new(ErrorCode::InvalidArgument, message).hint(hint))
     }
 
-    /// A file or folder of this host that could not be used: `done` is what was to be done with it.
+    /// A file or directory of this host that could not be used; `done` is the attempted operation.
     pub fn of_file(done: &str, path: &Path, error: &io::Error) -> Failure {
         let code = match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => ErrorCode::NotFound,
             io::ErrorKind::PermissionDenied => ErrorCode::Refused,
-            // Closed by std, not by us: a folder in place of a file, say.
+            // io::ErrorKind is not exhaustive; for example, a directory in place of a file.
             _ => ErrorCode::InvalidArgument,
         };
         let error = Error::new(code, format!("could not {done} {}: {error}", path.display()));
-        Failure::Error(error.hint("name a file or folder of this host that you may use"))
+        Failure::Error(error.hint("name a file or directory of this host that you may use"))
     }
 
     /// The process's exit code.
@@ -42,7 +42,7 @@ impl Failure {
         }
     }
 
-    /// What is to be shown on stderr.
+    /// The text for stderr.
     pub fn text(&self, paint: Paint) -> Option<String> {
         match self {
             Failure::Error(error) => Some(render(error, paint)),
@@ -50,7 +50,7 @@ impl Failure {
         }
     }
 
-    /// The failure of writing the output: a reader that left is no error.
+    /// Failed output; a closed pipe is no error.
     pub fn of_output(error: io::Error) -> Failure {
         match error.kind() {
             io::ErrorKind::BrokenPipe => Failure::Quiet(exit::READER_GONE),
@@ -65,13 +65,14 @@ impl From<Error> for Failure {
     }
 }
 
-/// `warning: what`: something is not as it should be, although what was asked for was done.
+/// `warning: what`, for a command that succeeded with a limitation.
 pub fn warning(text: &str, paint: Paint) -> String {
     format!("{} {}\n", paint.warn("warning:"), super::render::plain(text))
 }
 
-/// `error: what, to what, why`, the rule that refused, and `hint: what next`. Control characters of what came from
-/// elsewhere are shown, never sent to the terminal.
+/// `error: what, to what, why (rule)` and `hint: what next`.
+///
+/// Control characters in foreign text are escaped.
 pub fn render(error: &Error, paint: Paint) -> String {
     let mut text = format!("{} {}", paint.bad("error:"), super::render::plain(&error.message));
     if !error.reason.is_empty() {

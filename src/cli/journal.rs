@@ -1,4 +1,4 @@
-//! What happened: journal, message, events. With `--json`, one object a line.
+//! Records of events: journal, message, events. With `--json`, one object per line.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io::Read;
@@ -23,16 +23,16 @@ pub struct JournalArgs {
     /// Only entries after this sequence number
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub since: u64,
-    /// At most so many entries; 0: all
+    /// At most this many entries; 0 for all
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub limit: u32,
     /// Only the newest N entries
     #[arg(short = 'n', long, value_name = "N", conflicts_with_all = ["since", "limit"])]
     pub tail: Option<u64>,
-    /// Go on as it happens, until Ctrl-C
+    /// Follow new entries until Ctrl-C
     #[arg(long, conflicts_with = "limit")]
     pub follow: bool,
-    /// Show whole texts and who wrote them, and the messages that checkpoints compacted
+    /// Show full texts with their authors, and compacted messages
     #[arg(long)]
     pub full: bool,
     /// Only the messages that this checkpoint compacted
@@ -45,25 +45,25 @@ pub struct JournalArgs {
 pub struct MessageArgs {
     /// Name or id of the kernel
     pub name: String,
-    /// Who says it, such as user or assistant
+    /// Role of the author, such as user or assistant
     #[arg(long)]
     pub role: String,
-    /// What is said; - reads it from standard input
+    /// The text; - reads standard input
     pub text: String,
 }
 
 /// `ryokan events`
 #[derive(Debug, Args)]
 pub struct EventsArgs {
-    /// Only of this kernel
+    /// Only events of this kernel
     pub name: Option<String>,
     /// Only events after this sequence number
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub since: u64,
-    /// Only the newest N of those that there are
+    /// Only the newest N existing events
     #[arg(short = 'n', long, value_name = "N", conflicts_with = "since")]
     pub tail: Option<usize>,
-    /// Go on as they happen, until Ctrl-C
+    /// Follow new events until Ctrl-C
     #[arg(long)]
     pub follow: bool,
 }
@@ -88,7 +88,7 @@ pub async fn journal(context: &Context, args: JournalArgs) -> Result<(), Failure
     let follow = async {
         loop {
             shown.more(&kernel, 0).await?;
-            // One look at the journal for all events that are there already.
+            // One read of the journal for all pending events.
             events.next().await?;
             while tokio::time::timeout(Duration::ZERO, events.next()).await.is_ok_and(|event| event.is_ok()) {}
         }
@@ -96,7 +96,7 @@ pub async fn journal(context: &Context, args: JournalArgs) -> Result<(), Failure
     until_signal(&mut signals, follow).await
 }
 
-/// Which entries were shown. An entry that still ran is shown again when it has ended.
+/// The entries already shown. An entry of a running execution is shown again at its end.
 struct Shown<'a> {
     context: &'a Context,
     full: bool,
@@ -121,7 +121,7 @@ impl Shown<'_> {
             return Err(failure);
         }
         read?;
-        // Look again from the oldest that still runs.
+        // Read again from the oldest running entry.
         let last = self.ended.last().copied().unwrap_or(self.since);
         self.since = self.running.first().map_or(last, |first| (first - 1).min(last)).max(since);
         let since = self.since;
@@ -154,7 +154,7 @@ pub async fn message(context: &Context, args: MessageArgs) -> Result<(), Failure
     if text == "-" {
         text.clear();
         let read = std::io::stdin().lock().take(limits::CODE_BYTES as u64).read_to_string(&mut text);
-        read.map_err(|e| Failure::usage(format!("standard input: {e}"), "a message is UTF-8 text"))?;
+        read.map_err(|e| Failure::usage(format!("standard input: {e}"), "pass the message as UTF-8 text"))?;
     }
     let (kernel, _) = context.kernel(&args.name).await?;
     let sequence = kernel.message(&args.role, &text).await?;
@@ -210,7 +210,7 @@ fn print_event(context: &Context, event: &Event) -> Result<(), Failure> {
     })
 }
 
-/// Follows until Ctrl-C or SIGTERM, which is how following ends well.
+/// Follows until a signal; Ctrl-C is success.
 async fn until_signal(signals: &mut Signals, follow: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
     tokio::select! {
         followed = follow => followed,

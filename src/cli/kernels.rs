@@ -1,4 +1,4 @@
-//! Kernels as a whole: new, ls, show, start, stop, rm.
+//! Kernels as a whole: new, ls, show, start, stop, rm, archive, unarchive.
 
 use clap::Args;
 
@@ -19,23 +19,46 @@ use crate::rpc::client::KernelClient;
   ryokan new demo
   ryokan new data --engine python --memory 2G --cpus 2 --idle-timeout 1h
   ryokan new site --from-dir ./site --label project=site
+  ryokan new shell --share demo --engine bash
   ryokan new build --allow-path ~/src/app:rw --allow-path /opt/sdk:ro --net host")]
 pub struct NewArgs {
-    /// Its name
+    /// Name of the new kernel
     #[arg(value_parser = parse_name)]
     pub name: KernelName,
-    /// What it is to be.
+    /// Work in the workspace of this kernel, with a state of its own
+    #[arg(long, value_name = "KERNEL", conflicts_with_all = NOT_SHARED)]
+    pub share: Option<String>,
+    /// Its specification.
     #[command(flatten)]
     pub spec: SpecArgs,
-    /// The same key again within 24 hours gives the same kernel
+    /// Idempotency key, valid for 24 hours
     #[arg(long, value_name = "KEY")]
     pub key: Option<String>,
 }
 
+/// Options that do not apply to `--share`: the kernel takes them from the workspace's owner.
+const NOT_SHARED: [&str; 15] = [
+    "isolation",
+    "image",
+    "allow_path",
+    "net",
+    "memory",
+    "cpus",
+    "pids",
+    "open_files",
+    "workspace",
+    "idle_timeout",
+    "keep",
+    "keep_for",
+    "labels",
+    "allow_degraded",
+    "from_dir",
+];
+
 /// `ryokan ls`
 #[derive(Debug, Args)]
 pub struct LsArgs {
-    /// Only names that begin so
+    /// Only names with this prefix
     pub prefix: Option<String>,
     /// Only kernels with this label; repeatable
     #[arg(long = "label", value_name = "K=V", value_parser = parse_pair)]
@@ -53,7 +76,7 @@ pub struct LsArgs {
 pub struct StopArgs {
     /// Name or id of the kernel
     pub name: String,
-    /// Interrupt what runs in place of waiting for it
+    /// Interrupt running code, do not wait for it
     #[arg(long)]
     pub force: bool,
 }
@@ -64,7 +87,7 @@ pub struct RmArgs {
     /// Names or ids of the kernels
     #[arg(required = true, value_name = "NAME")]
     pub names: Vec<String>,
-    /// Remove with each kernel those that work in its workspace as threads
+    /// Also remove the kernels that share its workspace (threads)
     #[arg(long)]
     pub with_threads: bool,
 }
@@ -73,8 +96,11 @@ pub(super) fn parse_name(text: &str) -> Result<KernelName, String> {
     text.parse().map_err(|e: crate::core::name::NameError| e.to_string())
 }
 
-/// Makes a kernel.
+/// Creates a kernel.
 pub async fn new(context: &Context, args: NewArgs) -> Result<(), Failure> {
+    if let Some(owner) = &args.share {
+        return new_shared(context, owner, &args).await;
+    }
     let request = args.spec.request(args.name)?;
     let (_, info) = context.host().await?.create_kernel(&request, args.key.as_deref().unwrap_or_default()).await?;
     context.show(
@@ -83,12 +109,23 @@ pub async fn new(context: &Context, args: NewArgs) -> Result<(), Failure> {
     )
 }
 
+/// Creates a kernel in the workspace of `owner`: a thread of it.
+async fn new_shared(context: &Context, owner: &str, args: &NewArgs) -> Result<(), Failure> {
+    let (kernel, parent) = context.kernel(owner).await?;
+    let key = args.key.as_deref().unwrap_or_default();
+    let (_, info) = kernel.thread(&args.name, args.spec.engine, key).await?;
+    context.show(
+        || json::kernel(&info),
+        || format!("created {} ({}) in the workspace of {}\n", info.spec.name, info.spec.engine, parent.spec.name),
+    )
+}
+
 /// Lists kernels.
 pub async fn ls(context: &Context, args: LsArgs) -> Result<(), Failure> {
     let filter = KernelFilter { labels: args.labels, states: args.states, prefix: args.prefix.unwrap_or_default() };
     let none = match filter == KernelFilter::default() {
-        true => "no kernels; make one: ryokan new NAME",
-        false => "no kernel matches",
+        true => "no kernels; create one: ryokan new NAME",
+        false => "no matching kernels",
     };
     let kernels = context.host().await?.list_kernels(&filter).await?;
     if args.quiet && !context.options.json {
@@ -108,7 +145,7 @@ pub async fn show(context: &Context, args: NameArgs) -> Result<(), Failure> {
         || json::kernel_with_rights(&info, rights),
         || render::kernel(&info, rights, render::now_ms(), context.terminal.paint),
     )?;
-    // An engine that does something else would be waited for.
+    // A busy engine would delay the answer.
     if info.state == State::Ready.name() {
         tell_missed(context, &kernel.missed().await.unwrap_or_default());
     }
@@ -122,20 +159,20 @@ pub async fn start(context: &Context, args: NameArgs) -> Result<(), Failure> {
     report(context, &kernel.info().await?)
 }
 
-/// Ends a kernel's worker.
+/// Stops a kernel's worker.
 pub async fn stop(context: &Context, args: StopArgs) -> Result<(), Failure> {
     let (kernel, _) = context.kernel(&args.name).await?;
-    // Afterwards there is no engine that could name them.
+    // Read first: the stop ends the engine that reports them.
     let missed = kernel.missed().await.unwrap_or_default();
     kernel.stop(args.force).await?;
     tell_missed(context, &missed);
     report(context, &kernel.info().await?)
 }
 
-/// Puts a kernel away.
+/// Archives a kernel.
 pub async fn archive(context: &Context, args: NameArgs) -> Result<(), Failure> {
     let (kernel, _) = context.kernel(&args.name).await?;
-    // Afterwards there is no engine that could name them.
+    // Read first: the stop ends the engine that reports them.
     let missed = kernel.missed().await.unwrap_or_default();
     let (checkpoint, _) = kernel.archive(0).await?;
     tell_missed(context, &missed);
@@ -145,22 +182,22 @@ pub async fn archive(context: &Context, args: NameArgs) -> Result<(), Failure> {
     )
 }
 
-/// Takes a kernel out of the archive.
+/// Brings an archived kernel back.
 pub async fn unarchive(context: &Context, args: NameArgs) -> Result<(), Failure> {
     let (kernel, _) = context.kernel(&args.name).await?;
     kernel.unarchive(0).await?;
     let info = kernel.info().await?;
-    context.show(|| json::kernel(&info), || format!("{} is back: its next use starts it\n", info.spec.name))
+    context.show(|| json::kernel(&info), || format!("{} is unarchived: its next use starts it\n", info.spec.name))
 }
 
-/// Says which files of the workspace could not be read when it was captured: what comes of it is without them.
+/// Warns of files that a capture of the workspace could not read and therefore omitted.
 pub async fn tell_unreadable(context: &Context, kernel: &KernelClient) {
     let missed = kernel.missed().await.unwrap_or_default();
     let unreadable = missed.iter().filter(|entry| entry.reason == UNREADABLE);
     let files: Vec<&str> = unreadable.filter_map(|entry| entry.key.strip_prefix("file/")).collect();
     if let Some(more) = files.len().checked_sub(1) {
         let others = if more > 0 { format!(" and {more} more") } else { String::new() };
-        let what = format!("not in it: {}{others} (not readable)", files[0]);
+        let what = format!("not included: {}{others} (not readable)", files[0]);
         context.say(failure::warning(&what, context.terminal.paint_stderr).trim_end());
     }
 }
@@ -168,7 +205,7 @@ pub async fn tell_unreadable(context: &Context, kernel: &KernelClient) {
 fn tell_missed(context: &Context, missed: &[MissedEntry]) {
     if !missed.is_empty() {
         let names: Vec<String> = missed.iter().map(|entry| format!("{} ({})", entry.key, entry.reason)).collect();
-        context.say(&format!("not kept: {}", render::plain(&names.join(", "))));
+        context.say(&format!("not saved: {}", render::plain(&names.join(", "))));
     }
 }
 
@@ -176,7 +213,7 @@ fn report(context: &Context, info: &KernelInfo) -> Result<(), Failure> {
     context.show(|| json::kernel(info), || format!("{} is {}\n", info.spec.name, info.state))
 }
 
-/// Removes kernels, after asking. What could be removed is removed; the first failure is the command's.
+/// Removes kernels after a confirmation. Tries every kernel, and fails with the first error.
 pub async fn rm(context: &Context, args: RmArgs) -> Result<(), Failure> {
     let host = context.host().await?;
     let mut named = Vec::new();
@@ -185,7 +222,7 @@ pub async fn rm(context: &Context, args: RmArgs) -> Result<(), Failure> {
         named.push(info);
     }
     if args.with_threads {
-        // Named, so that nobody removes what he did not know of.
+        // The confirmation names the threads too.
         let all = host.list_kernels(&KernelFilter::default()).await?;
         let is_named = |info: &KernelInfo| named.iter().any(|other: &KernelInfo| other.id == info.id);
         let threads = all.into_iter().filter(|info| !is_named(info));
@@ -197,7 +234,7 @@ pub async fn rm(context: &Context, args: RmArgs) -> Result<(), Failure> {
     context.confirm(&format!("remove {} with files and journal", names.join(", ")))?;
     let mut first = None;
     for info in &named {
-        // By id, so that a kernel of the same name made meanwhile is not taken for the one that was asked about.
+        // By id: a new kernel may have taken the name since the confirmation.
         let id = info.id.to_string();
         let removed = match args.with_threads {
             true => host.remove_with_threads(&id, 0).await,

@@ -13,19 +13,19 @@ use crate::rpc::client::KernelClient;
 /// `ryokan mcp`
 #[derive(Debug, Args)]
 pub struct McpArgs {
-    /// What to do.
+    /// The action.
     #[command(subcommand)]
     pub action: McpAction,
 }
 
-/// What to do with MCP servers.
+/// Actions on MCP servers.
 #[derive(Debug, Subcommand)]
 pub enum McpAction {
-    /// Give a kernel a server of the configuration's allow-list
+    /// Add a server of the configuration's allow-list
     Add(AddArgs),
     /// List a kernel's servers
     Ls(NameArgs),
-    /// Take a server away
+    /// Remove a server
     Rm {
         /// Name or id of the kernel
         name: String,
@@ -44,16 +44,16 @@ pub struct AddArgs {
     pub name: String,
     /// Name of the server: the prefix of its tools
     pub server: String,
-    /// Where it speaks streamable HTTP
+    /// URL of a streamable HTTP server
     #[arg(long, value_name = "URL", conflicts_with_all = ["command", "env"])]
     pub url: Option<String>,
     /// Header of every request; repeatable
     #[arg(long = "header", value_name = "K=V", value_parser = parse_pair, conflicts_with = "command")]
     pub headers: Vec<(String, String)>,
-    /// Environment variable of its program; repeatable
+    /// Environment variable of the program; repeatable
     #[arg(long = "env", value_name = "K=V", value_parser = parse_pair)]
     pub env: Vec<(String, String)>,
-    /// Its program and the program's arguments; without them and --url, the configured server of that name
+    /// The program and its arguments; without them and --url, the configured server of that name
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<String>,
 }
@@ -70,7 +70,7 @@ impl AddArgs {
     }
 }
 
-/// Does what is asked with a kernel's MCP servers; each shows the list as it is then.
+/// Changes a kernel's MCP servers, and shows the resulting list.
 pub async fn mcp(context: &Context, args: McpArgs) -> Result<(), Failure> {
     match args.action {
         McpAction::Add(add) => {

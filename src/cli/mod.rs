@@ -1,10 +1,10 @@
-//! The command line `ryokan`: a client of the public interface and of nothing else.
+//! The command line `ryokan`: a client of the public interface only.
 //!
 //! ```text
 //! args ─▶ context (options, terminal, connection; starts the daemon) ─▶ one file per command family ─▶ render ─▶ stdout
 //! ```
-//! What is printed is made by pure functions in `render` (for people) and `json` (for programs, described in
-//! `docs/cli-json.md`). A command ends with a [`failure::Failure`] or well; `exit` alone knows the exit codes.
+//! Pure functions make the output: `render` for people, `json` for programs (described in `docs/cli-json.md`). A command
+//! that fails returns a [`failure::Failure`]; only `exit` knows the exit codes.
 
 pub mod args;
 mod autostart;
@@ -43,19 +43,17 @@ mod workflow;
 use std::io::Write;
 use std::process::ExitCode;
 
-use clap::Parser;
-
 use args::{Cli, Command, Options};
 use context::Context;
 use failure::Failure;
 use paint::Paint;
 
-/// Runs the command line of this process to its exit code.
+/// Runs this process's command line and returns its exit code.
 pub fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli = match Cli::from_command_line(std::env::args_os()) {
         Ok(cli) => cli,
         Err(help_or_error) => {
-            // `--help | head` closes the pipe: nothing more can be said.
+            // `--help | head` closes the pipe: the failure cannot be reported.
             let _ = help_or_error.print();
             return exit::of_parser(&help_or_error).into();
         }
@@ -63,7 +61,7 @@ pub fn main() -> ExitCode {
     trace(&cli.options);
     let context = Context::new(cli.options);
     let waits_for = cli.command.waits_for().map(str::to_owned);
-    let command = waiting::told(&context, waits_for.as_deref(), None, dispatch(&context, cli.command));
+    let command = waiting::with_notice(&context, waits_for.as_deref(), None, dispatch(&context, cli.command));
     let done = match crate::rpc::client::run_local(command) {
         Ok(done) => done,
         Err(e) => Err(crate::core::error::Error::internal(format!("no runtime: {e}")).into()),
@@ -92,8 +90,6 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Stop(args) => kernels::stop(context, args).await,
         Command::Rm(args) => kernels::rm(context, args).await,
         Command::Vars(args) => vars::vars(context, args).await,
-        Command::Get(args) => vars::get(context, args).await,
-        Command::Set(args) => vars::set(context, args).await,
         Command::Mount(args) => mounts::mount(context, args).await,
         Command::Unmount(args) => mounts::unmount(context, args).await,
         Command::Mounts(args) => mounts::mounts(context, args).await,
@@ -108,14 +104,10 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Unarchive(args) => kernels::unarchive(context, args).await,
         Command::Undo(args) => checkpoints::undo(context, &args.name).await,
         Command::Fork(args) => forks::fork(context, args).await,
-        Command::Thread(args) => forks::thread(context, args).await,
         Command::Retention(args) => upkeep::retention(context, args).await,
         Command::Export(args) => portable::export(context, args).await,
         Command::Import(args) => portable::import(context, args).await,
-        Command::Step(args) => workflow::step(context, args).await,
-        Command::Handoff(args) => workflow::handoff(context, args).await,
-        Command::Decision(args) => workflow::decision(context, args).await,
-        Command::Artifact(args) => workflow::artifact(context, args).await,
+        Command::Work(args) => workflow::work(context, args).await,
         Command::Journal(args) => journal::journal(context, args).await,
         Command::Message(args) => journal::message(context, args).await,
         Command::Events(args) => journal::events(context, args).await,
@@ -131,7 +123,7 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
     }
 }
 
-/// Diagnostics on stderr: `RUST_LOG` if it is set, else as many as `-v` asks for.
+/// Sets up diagnostics on stderr: by `RUST_LOG` if set, else by the number of `-v`.
 fn trace(options: &Options) {
     use tracing_subscriber::EnvFilter;
     let level = match options.verbose {
@@ -143,6 +135,6 @@ fn trace(options: &Options) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time();
     let painted = Paint::choose(options.color, &std::io::stderr()).is_on();
-    // Were a line that cannot be written reported on stderr, a reader of it that left would make us panic.
+    // A report of an unwritable log line would panic if stderr is closed.
     lines.with_ansi(painted).log_internal_errors(false).init();
 }

@@ -14,11 +14,11 @@ use super::{json, paths, render};
 pub struct MountArgs {
     /// Name or id of the kernel
     pub name: String,
-    /// Where the kernel sees it
+    /// Path in the kernel
     pub path: String,
-    /// Folder or file of this host
+    /// Directory or file of this host
     pub source: PathBuf,
-    /// Let the kernel change what is there
+    /// Let the kernel write to it
     #[arg(long)]
     pub rw: bool,
 }
@@ -28,11 +28,11 @@ pub struct MountArgs {
 pub struct UnmountArgs {
     /// Name or id of the kernel
     pub name: String,
-    /// Where the kernel sees it
+    /// Path in the kernel
     pub path: String,
 }
 
-/// Mounts, at once and after every restart.
+/// Adds a mount, which persists across restarts.
 pub async fn mount(context: &Context, args: MountArgs) -> Result<(), Failure> {
     let source = paths::for_daemon(&args.source)?;
     let (kernel, _) = context.kernel(&args.name).await?;
@@ -40,7 +40,7 @@ pub async fn mount(context: &Context, args: MountArgs) -> Result<(), Failure> {
     list(context, kernel).await
 }
 
-/// Takes a mount away.
+/// Removes a mount.
 pub async fn unmount(context: &Context, args: UnmountArgs) -> Result<(), Failure> {
     let (kernel, _) = context.kernel(&args.name).await?;
     kernel.unmount_at(&args.path, 0).await?;

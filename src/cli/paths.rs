@@ -1,20 +1,20 @@
-//! Where the command line finds the daemon and leaves its own files.
+//! Paths of the daemon's socket and of the command line's own files.
 
 use std::path::{Component, Path, PathBuf};
 
 use crate::core::error::{Error, Result};
 use crate::daemon::paths::{Mode, Paths};
 
-/// Socket of the user's own daemon, or of the system-wide one: where the daemon itself says that it listens.
+/// Socket of the user's own daemon, or of the system-wide one.
 ///
 /// # Errors
-/// If there is no place for it.
+/// If no directory for it is known.
 pub fn socket(mode: Mode) -> Result<PathBuf> {
     let paths = Paths::of_process(mode).map_err(|e| Error::unavailable(e.to_string()))?;
     Ok(paths.control_socket())
 }
 
-/// Folder for what the command line itself keeps: histories and the log of a daemon that it started.
+/// Directory of the command line's own files: histories, and the log of a daemon that it started.
 ///
 /// # Errors
 /// If neither `XDG_STATE_HOME` nor `HOME` is set.
@@ -22,16 +22,17 @@ pub fn state_dir() -> Result<PathBuf> {
     absolute("XDG_STATE_HOME")
         .or_else(|| absolute("HOME").map(|home| home.join(".local/state")))
         .map(|state| state.join("ryokan"))
-        .ok_or_else(|| Error::unavailable("there is no place for logs: neither XDG_STATE_HOME nor HOME is set"))
+        .ok_or_else(|| Error::unavailable("no directory for logs: neither XDG_STATE_HOME nor HOME is set"))
 }
 
-/// A relative path in an XDG variable is to be ignored, says the specification.
+/// The value of an XDG variable; the specification says to ignore relative paths.
 fn absolute(variable: &str) -> Option<PathBuf> {
     std::env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute())
 }
 
-/// A path as the daemon needs it: absolute, as text, and in the user's own words where that is possible: links are
-/// followed only for a `..`, which nothing else resolves rightly.
+/// A path as the daemon needs it: absolute and as text.
+///
+/// Links stay unresolved, except in a path with `..`, which only resolution can interpret.
 ///
 /// # Errors
 /// `invalidArgument` for a path that is not UTF-8, `notFound` for one with `..` that does not exist.
@@ -39,7 +40,7 @@ pub fn for_daemon(path: &Path) -> Result<String> {
     let wrong = |why: &dyn std::fmt::Display| Error::invalid(format!("path {}: {why}", path.display()));
     let full = match path.components().any(|part| part == Component::ParentDir) {
         true => std::fs::canonicalize(path).map_err(|e| match e.kind() {
-            std::io::ErrorKind::NotFound => Error::not_found(format!("there is no {} on this host", path.display())),
+            std::io::ErrorKind::NotFound => Error::not_found(format!("{} does not exist on this host", path.display())),
             _ => wrong(&e),
         })?,
         false => std::path::absolute(path).map_err(|e| wrong(&e))?,

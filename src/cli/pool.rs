@@ -1,4 +1,4 @@
-//! `ryokan pool`: the workers that are kept ready.
+//! `ryokan pool`: the pools of warm workers.
 
 use std::time::Duration;
 
@@ -8,15 +8,15 @@ use super::context::Context;
 use super::failure::Failure;
 use super::render;
 
-/// How often `--watch` looks.
-const EVERY: Duration = Duration::from_secs(1);
-/// Takes the cursor to the upper left corner and clears what is below.
-const FROM_THE_TOP: &str = "\u{1b}[H\u{1b}[J";
+/// Interval of `--watch`.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// Moves the cursor to the upper left corner and clears the screen.
+const CLEAR_SCREEN: &str = "\u{1b}[H\u{1b}[J";
 
 /// `ryokan pool`
 #[derive(Debug, Args)]
 pub struct PoolArgs {
-    /// Show it anew every second, until Ctrl-C
+    /// Refresh every second until Ctrl-C
     #[arg(long, short)]
     pub watch: bool,
 }
@@ -30,11 +30,11 @@ pub async fn pool(context: &Context, args: PoolArgs) -> Result<(), Failure> {
             true => format!("{}\n", serde_json::json!(pools)),
             false => render::pools(&pools, context.terminal.paint),
         };
-        let clear = if args.watch && context.terminal.stdout { FROM_THE_TOP } else { "" };
+        let clear = if args.watch && context.terminal.stdout { CLEAR_SCREEN } else { "" };
         context.print(&format!("{clear}{text}"))?;
         if !args.watch {
             return Ok(());
         }
-        tokio::time::sleep(EVERY).await;
+        tokio::time::sleep(INTERVAL).await;
     }
 }

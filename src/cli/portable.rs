@@ -22,7 +22,7 @@ pub struct ExportArgs {
     /// The file to write; - is standard output
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// Only this checkpoint, in place of all and a new one; repeatable
+    /// Only this checkpoint, not all and a new one; repeatable
     #[arg(long = "checkpoint", value_name = "REF")]
     pub checkpoints: Vec<String>,
 }
@@ -33,10 +33,10 @@ pub struct ImportArgs {
     /// The file to read; - is standard input
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// What to call it, if not as before
+    /// Name of the new kernel; its former name by default
     #[arg(long = "as", value_name = "NAME", value_parser = super::kernels::parse_name)]
     pub name: Option<KernelName>,
-    /// Leave out the host's paths, mounts and MCP servers that it had
+    /// Omit its host paths, mounts and MCP servers
     #[arg(long)]
     pub without_host: bool,
 }
@@ -49,14 +49,14 @@ pub async fn export(context: &Context, args: ExportArgs) -> Result<(), Failure> 
     }
     let (kernel, info) = context.kernel(&args.name).await?;
     let (mut to, mut signals) = Target::open(Some(&args.file))?;
-    let mut download = blobs::unless_told_to_end(&mut signals, kernel.export(&args.checkpoints)).await?;
+    let mut download = blobs::unless_signalled(&mut signals, kernel.export(&args.checkpoints)).await?;
     let mut progress = Progress::new(context, "written");
-    while let Some(piece) = blobs::unless_told_to_end(&mut signals, download.next()).await? {
+    while let Some(piece) = blobs::unless_signalled(&mut signals, download.next()).await? {
         to.write(&piece)?;
         progress.add(piece.len());
     }
     let Some((digest, bytes)) = download.end() else {
-        return Err(Error::internal("the file has no end").into());
+        return Err(Error::internal("the export ended early").into());
     };
     to.finish()?;
     progress.end();
@@ -75,11 +75,11 @@ pub async fn export(context: &Context, args: ExportArgs) -> Result<(), Failure> 
     )
 }
 
-/// Makes a kernel of a file.
+/// Creates a kernel from an exported file.
 pub async fn import(context: &Context, args: ImportArgs) -> Result<(), Failure> {
     let info = imported(context, &args).await.map_err(|failure| match failure {
         Failure::Error(error) if error.code == ErrorCode::AlreadyExists => {
-            error.hint("give it another name here: --as NAME").into()
+            error.hint("choose another name with --as").into()
         }
         other => other,
     })?;

@@ -12,64 +12,64 @@ use crate::core::quantity::{parse_cpu_milli, parse_duration, parse_size};
 use crate::core::spec::{AllowedPath, Isolation, Net};
 use crate::rpc::convert::spec::SpecRequest;
 
-/// What a kernel is to be.
+/// Options of a kernel's specification.
 #[derive(Debug, Clone, Default, Args)]
 pub struct SpecArgs {
     /// Interpreter: kaish, python, bash or node
     #[arg(long, value_parser = parse_engine)]
     pub engine: Option<EngineName>,
-    /// Where the code is contained: process or microvm
+    /// Isolation: process or microvm
     #[arg(long, value_name = "ISOLATION", value_parser = parse_isolation)]
     pub isolation: Option<Isolation>,
-    /// Image, and perhaps its version
+    /// Image, optionally with its version
     #[arg(long, value_name = "IMG[@VERSION]")]
     pub image: Option<String>,
-    /// Give it a path of the host, at its own place; repeatable
+    /// Allow a host path, visible under the same path; repeatable
     #[arg(long = "allow-path", value_name = "P:ro|rw", value_parser = parse_allowed)]
     pub allow_path: Vec<AllowedPath>,
     /// Network: none or host
     #[arg(long, value_name = "NET", value_parser = parse_net)]
     pub net: Option<Net>,
-    /// Memory of all its processes, such as 512M
+    /// Memory of all processes, such as 512M
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub memory: Option<u64>,
     /// Processors, such as 1 or 0.5
     #[arg(long, value_name = "N", value_parser = parse_cpu_milli)]
     pub cpus: Option<u32>,
-    /// Processes and threads
+    /// Maximum processes and threads
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub pids: Option<u32>,
-    /// Open files of one process
+    /// Maximum open files of one process
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub open_files: Option<u32>,
     /// Size of the workspace, such as 10G
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub workspace: Option<u64>,
-    /// Stop it after so much idle time, such as 5m, or never
+    /// Idle time before it is stopped, such as 5m, or never
     #[arg(long, value_name = "TIME", value_parser = parse_idle)]
     pub idle_timeout: Option<u64>,
-    /// Automatic checkpoints to keep: so many of the newest, or all
+    /// Number of automatic checkpoints to keep, or all
     #[arg(long, value_name = "N", value_parser = parse_newest)]
     pub keep: Option<u32>,
-    /// How long to keep them, such as 30d, or never for no end
+    /// How long to keep them, such as 30d, or never to expire them
     #[arg(long, value_name = "TIME", value_parser = parse_idle)]
     pub keep_for: Option<u64>,
-    /// Label it; repeatable
+    /// Label; repeatable
     #[arg(long = "label", value_name = "K=V", value_parser = parse_pair)]
     pub labels: Vec<(String, String)>,
-    /// Do without a sandbox layer that this host lacks; recorded; repeatable
+    /// Waive a sandbox layer that this host lacks; recorded; repeatable
     #[arg(long, value_name = "LAYER")]
     pub allow_degraded: Vec<String>,
-    /// Copy this folder into its workspace
+    /// Copy this directory into the workspace
     #[arg(long, value_name = "DIR")]
     pub from_dir: Option<PathBuf>,
 }
 
 impl SpecArgs {
-    /// The request for a kernel of that name.
+    /// The request for a kernel with this name.
     ///
     /// # Errors
-    /// For paths that the daemon could not understand.
+    /// For paths that cannot be sent to the daemon.
     pub fn request(&self, name: KernelName) -> Result<SpecRequest, Failure> {
         Ok(SpecRequest {
             engine: self.engine,
@@ -87,7 +87,7 @@ impl SpecArgs {
             keep_checkpoints_for_ms: self.keep_for.map(|ms| (ms > 0).then_some(ms)),
             labels: self.labels.clone(),
             degraded: self.allow_degraded.clone(),
-            from_dir: self.from_dir.as_deref().map(folder).transpose()?,
+            from_dir: self.from_dir.as_deref().map(directory).transpose()?,
             ..SpecRequest::new(name)
         })
     }
@@ -97,12 +97,13 @@ fn absolute(allowed: &AllowedPath) -> Result<AllowedPath, Failure> {
     Ok(AllowedPath::new(paths::for_daemon(&allowed.path)?, allowed.writable))
 }
 
-fn folder(path: &Path) -> Result<PathBuf, Failure> {
+fn directory(path: &Path) -> Result<PathBuf, Failure> {
     match std::fs::metadata(path) {
         Ok(found) if found.is_dir() => Ok(paths::for_daemon(path)?.into()),
-        Ok(_) => {
-            Err(Failure::usage(format!("--from-dir {}: not a folder", path.display()), "name a folder of this host"))
-        }
+        Ok(_) => Err(Failure::usage(
+            format!("--from-dir {}: not a directory", path.display()),
+            "name a directory of this host",
+        )),
         Err(error) => Err(Failure::of_file("copy", path, &error)),
     }
 }
@@ -119,19 +120,19 @@ fn parse_net(text: &str) -> Result<Net, String> {
     Net::from_name(text).ok_or_else(|| "none or host".into())
 }
 
-/// Reads a duration as milliseconds.
+/// Parses a duration as milliseconds.
 ///
 /// # Errors
-/// What is wrong with it, in words.
+/// A description of the mistake.
 pub fn parse_millis(text: &str) -> Result<u64, String> {
     let duration = parse_duration(text).map_err(|e| e.to_string())?;
     u64::try_from(duration.as_millis()).map_err(|e| e.to_string())
 }
 
-/// Reads how many; `all` is 0.
+/// Parses a count; `all` is 0.
 ///
 /// # Errors
-/// What is wrong with it, in words.
+/// A description of the mistake.
 pub fn parse_newest(text: &str) -> Result<u32, String> {
     match text {
         "all" => Ok(0),
@@ -142,10 +143,10 @@ pub fn parse_newest(text: &str) -> Result<u32, String> {
     }
 }
 
-/// Reads a time as milliseconds; `never`, as in the configuration, is 0.
+/// Parses a time as milliseconds; `never` is 0, as in the configuration.
 ///
 /// # Errors
-/// What is wrong with it, in words.
+/// A description of the mistake.
 pub fn parse_idle(text: &str) -> Result<u64, String> {
     match text {
         "never" => Ok(0),
@@ -153,10 +154,10 @@ pub fn parse_idle(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Reads `name=value`; the value may hold more `=`.
+/// Parses `name=value`; the value may contain `=`.
 ///
 /// # Errors
-/// What is wrong with it, in words.
+/// A description of the mistake.
 pub fn parse_pair(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
@@ -164,10 +165,10 @@ pub fn parse_pair(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// Reads `PATH:ro` or `PATH:rw`, split at the last colon; a path without either is read-only.
+/// Parses `PATH:ro` or `PATH:rw`, split at the last colon; read-only by default.
 ///
 /// # Errors
-/// What is wrong with it, in words.
+/// A description of the mistake.
 pub fn parse_allowed(text: &str) -> Result<AllowedPath, String> {
     let (path, writable) = match text.rsplit_once(':') {
         Some((path, "rw")) => (path, true),

@@ -20,22 +20,22 @@ use crate::core::value::Value;
 pub struct ToolsArgs {
     /// Name or id of the kernel
     pub name: String,
-    /// What to do with them; without: list them.
+    /// The action; without one, the tools are listed.
     #[command(subcommand)]
     pub action: Option<ToolAction>,
 }
 
-/// What to do with tools.
+/// Actions on tools.
 #[derive(Debug, Subcommand)]
 pub enum ToolAction {
-    /// Call a tool; its exit code becomes ours
+    /// Call a tool and exit with its exit code
     Call {
         /// Name of the tool
         tool: String,
-        /// Arguments: an object (named) or an array (positional); - reads standard input
+        /// Arguments as an object (named) or array (positional); - reads standard input
         #[arg(value_name = "JSON", default_value = "{}")]
         args: String,
-        /// End it after so much time, such as 90s; 0s: however long it takes
+        /// Time limit, such as 90s; 0s for none
         #[arg(long, value_name = "TIME", value_parser = parse_millis)]
         timeout: Option<u64>,
     },
@@ -53,7 +53,7 @@ pub async fn tools(context: &Context, args: ToolsArgs) -> Result<(), Failure> {
             let given = vars::value(&given)?;
             if !matches!(given, Value::Object(_) | Value::Array(_)) {
                 return Err(Failure::usage(
-                    "arguments are an object or an array",
+                    "the arguments must be an object or an array",
                     "for example '{\"city\": \"Kyoto\"}'",
                 ));
             }
@@ -66,7 +66,7 @@ pub async fn tools(context: &Context, args: ToolsArgs) -> Result<(), Failure> {
             let (kernel, info) = context.kernel(&args.name).await?;
             let execution = kernel.run(&request).await?;
             let shown =
-                Shown { context, kernel: &kernel, name: &args.name, engine: info.spec.engine, throw_away: false };
+                Shown { context, kernel: &kernel, name: &args.name, engine: info.spec.engine, ephemeral: false };
             shown.execution(&execution, false, &mut signals).await
         }
     }

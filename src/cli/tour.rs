@@ -1,4 +1,4 @@
-//! The guided tour: `scripts/tour`, the same text, with the programs that are installed.
+//! The guided tour: `scripts/tour` with the installed programs.
 
 use std::process::Stdio;
 
@@ -15,15 +15,15 @@ const SCRIPT: &str = include_str!("../../scripts/tour");
 /// `ryokan tour`
 #[derive(Debug, Args)]
 pub struct TourArgs {
-    /// Print the script in place of running it
+    /// Print the script, do not run it
     #[arg(long)]
     pub print: bool,
-    /// Keep its folder, and say where it is
+    /// Keep the tour's directory and print its path
     #[arg(long)]
     pub keep: bool,
 }
 
-/// Takes the tour with a daemon and folders of its own.
+/// Runs the tour with a separate daemon and directories.
 pub async fn tour(context: &Context, args: TourArgs) -> Result<(), Failure> {
     if args.print {
         return context.print(SCRIPT);

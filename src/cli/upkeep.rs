@@ -17,7 +17,7 @@ use crate::core::upkeep::VerifyTold;
 /// `ryokan gc`
 #[derive(Debug, Args)]
 pub struct GcArgs {
-    /// Only say what stays, what would go, and why
+    /// Only show what would be kept or removed, and why
     #[arg(long)]
     pub dry_run: bool,
 }
@@ -25,19 +25,19 @@ pub struct GcArgs {
 /// `ryokan audit`
 #[derive(Debug, Args)]
 pub struct AuditArgs {
-    /// Only of this kernel, by name or id; of one that was removed by its id or the beginning of that
+    /// Only this kernel, by name or id; a removed kernel by an id's beginning
     #[arg(conflicts_with = "verify")]
     pub name: Option<String>,
-    /// Prove that no line was changed, moved or taken out
+    /// Verify that no line was changed, moved or removed
     #[arg(long)]
     pub verify: bool,
-    /// An end of the log that you kept: it must still be part of it
+    /// A previously noted end of the log, which must still be part of it
     #[arg(long, value_name = "LINE:HASH", requires = "verify")]
     pub known: Option<AuditHead>,
     /// Only lines after this number
     #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "verify")]
     pub since: u64,
-    /// At most so many lines; 0: all
+    /// At most this many lines; 0 for all
     #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "verify")]
     pub limit: u32,
 }
@@ -47,15 +47,15 @@ pub struct AuditArgs {
 pub struct RetentionArgs {
     /// Name or id of the kernel
     pub name: String,
-    /// Keep so many of the newest, or all
+    /// Number of newest checkpoints to keep, or all
     #[arg(long, value_name = "N|all", value_parser = spec::parse_newest)]
     pub newest: Option<u32>,
-    /// Keep none longer than this, such as 30d, or never let one go for its age
+    /// Age at which a checkpoint expires, such as 30d, or never
     #[arg(long = "for", value_name = "TIME|never", value_parser = spec::parse_idle)]
     pub keep_for: Option<u64>,
 }
 
-/// Removes what nobody needs.
+/// Collects garbage.
 pub async fn gc(context: &Context, args: GcArgs) -> Result<(), Failure> {
     let host = context.host().await?;
     let (paint, mut failed) = (context.terminal.paint, None);
@@ -80,7 +80,7 @@ pub async fn gc(context: &Context, args: GcArgs) -> Result<(), Failure> {
     }
 }
 
-/// Reads everything and names what is damaged.
+/// Verifies all stored data.
 pub async fn verify(context: &Context) -> Result<(), Failure> {
     let host = context.host().await?;
     let (paint, mut failed) = (context.terminal.paint, None);
@@ -124,7 +124,7 @@ pub async fn verify(context: &Context) -> Result<(), Failure> {
     }
 }
 
-/// Shows the audit log, or proves it.
+/// Shows the audit log, or verifies it.
 pub async fn audit(context: &Context, args: AuditArgs) -> Result<(), Failure> {
     let host = context.host().await?;
     if args.verify {
@@ -153,7 +153,7 @@ pub async fn audit(context: &Context, args: AuditArgs) -> Result<(), Failure> {
     }
 }
 
-/// Shows how long checkpoints are kept, or changes it.
+/// Shows or changes a kernel's retention.
 pub async fn retention(context: &Context, args: RetentionArgs) -> Result<(), Failure> {
     let (kernel, info) = context.kernel(&args.name).await?;
     let before = info.spec.retention;
@@ -167,7 +167,7 @@ pub async fn retention(context: &Context, args: RetentionArgs) -> Result<(), Fai
     }
     let said = || match gone {
         0 => format!("{retention}\n"),
-        _ => format!("{retention}; {} let go\n", render::counted(gone, "checkpoint")),
+        _ => format!("{retention}; {} removed\n", render::counted(gone, "checkpoint")),
     };
     context.show(|| json::retention(&retention), said)
 }

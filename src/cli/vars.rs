@@ -1,55 +1,70 @@
-//! Variables: vars, get, set.
+//! Variables: `ryokan vars NAME`, with `get` and `set`.
 
 use std::io::Read;
 
-use clap::Args;
+use clap::{Args, Subcommand};
 
-use super::args::NameArgs;
 use super::context::Context;
 use super::failure::Failure;
 use super::{json, render};
 use crate::core::limits;
 use crate::core::value::Value;
 
-/// `ryokan get`
-#[derive(Debug, Args)]
-pub struct GetArgs {
-    /// Name or id of the kernel
-    pub name: String,
-    /// Name of the variable
-    pub var: String,
-}
-
-/// `ryokan set`
+/// `ryokan vars`
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  ryokan set demo limit 42
-  ryokan set demo title '\"a text has quotes\"'
-  ryokan set demo point '{\"x\": 1, \"y\": 2.5}'
-  ryokan set demo rows - < rows.json")]
-pub struct SetArgs {
+  ryokan vars demo
+  ryokan vars demo get rows
+  ryokan vars demo set limit 42
+  ryokan vars demo set title '\"a text has quotes\"'
+  ryokan vars demo set rows - < rows.json")]
+pub struct VarsArgs {
     /// Name or id of the kernel
     pub name: String,
-    /// Name of the variable
-    pub var: String,
-    /// Its value as JSON; - reads it from standard input
-    #[arg(value_name = "JSON", allow_negative_numbers = true)]
-    pub value: String,
+    /// The action; without one, the variables are listed.
+    #[command(subcommand)]
+    pub action: Option<VarAction>,
 }
 
-/// Lists variables.
-pub async fn vars(context: &Context, args: NameArgs) -> Result<(), Failure> {
-    let (kernel, _) = context.kernel(&args.name).await?;
+/// Actions on one variable.
+#[derive(Debug, Subcommand)]
+pub enum VarAction {
+    /// Print a variable
+    Get {
+        /// Name of the variable
+        var: String,
+    },
+    /// Set a variable
+    Set {
+        /// Name of the variable
+        var: String,
+        /// Its value as JSON; - reads standard input
+        #[arg(value_name = "JSON", allow_negative_numbers = true)]
+        value: String,
+    },
+}
+
+/// Lists variables, or prints or sets one.
+pub async fn vars(context: &Context, args: VarsArgs) -> Result<(), Failure> {
+    match args.action {
+        None => list(context, &args.name).await,
+        Some(VarAction::Get { var }) => get(context, &args.name, &var).await,
+        Some(VarAction::Set { var, value }) => set(context, &args.name, &var, &value).await,
+    }
+}
+
+async fn list(context: &Context, name: &str) -> Result<(), Failure> {
+    let (kernel, _) = context.kernel(name).await?;
     let vars = kernel.vars().await?;
     context.show(|| json::list(&vars), || render::vars(&vars, context.terminal.paint))
 }
 
-/// Prints a variable: text as it is, everything else as JSON.
-pub async fn get(context: &Context, args: GetArgs) -> Result<(), Failure> {
-    let (kernel, _) = context.kernel(&args.name).await?;
-    let value = kernel.var(&args.var).await?;
+/// Prints a variable: text unquoted, everything else as JSON.
+async fn get(context: &Context, name: &str, var: &str) -> Result<(), Failure> {
+    let (kernel, _) = context.kernel(name).await?;
+    let value = kernel.var(var).await?;
     context.show(
-        || json::var(&args.var, &value),
+        || json::var(var, &value),
         || match &value {
             Value::String(text) | Value::BigInt(text) => format!("{text}\n"),
             other => format!("{:#}\n", other.to_plain_json()),
@@ -57,13 +72,12 @@ pub async fn get(context: &Context, args: GetArgs) -> Result<(), Failure> {
     )
 }
 
-/// Sets a variable.
-pub async fn set(context: &Context, args: SetArgs) -> Result<(), Failure> {
-    let value = value(&args.value)?;
-    let (kernel, _) = context.kernel(&args.name).await?;
-    kernel.put_var(&args.var, &value, 0).await?;
+async fn set(context: &Context, name: &str, var: &str, text: &str) -> Result<(), Failure> {
+    let value = value(text)?;
+    let (kernel, _) = context.kernel(name).await?;
+    kernel.put_var(var, &value, 0).await?;
     if context.options.json {
-        context.print_json(&json::var(&args.var, &value))?;
+        context.print_json(&json::var(var, &value))?;
     }
     Ok(())
 }
@@ -74,11 +88,11 @@ pub fn value(text: &str) -> Result<Value, Failure> {
     let text = match text {
         "-" => {
             let stdin = std::io::stdin().lock().take(limits::VALUE_BYTES as u64 + 1).read_to_string(&mut read);
-            stdin.map_err(|e| Failure::usage(format!("standard input: {e}"), "a value is JSON"))?;
+            stdin.map_err(|e| Failure::usage(format!("standard input: {e}"), "pass the value as JSON"))?;
             read.as_str()
         }
         text => text,
     };
     Value::from_plain_text(text)
-        .map_err(|e| Failure::usage(format!("the value is not JSON: {e}"), "a text has quotes: '\"text\"'"))
+        .map_err(|e| Failure::usage(format!("the value is not JSON: {e}"), "put text in quotes: '\"text\"'"))
 }

@@ -1,4 +1,4 @@
-//! What somebody at a terminal is told while a command waits for a kernel that is at work for somebody else.
+//! Notice on a terminal while a command waits for a busy kernel.
 
 use std::time::Duration;
 
@@ -8,21 +8,18 @@ use crate::core::ids::ExecId;
 use crate::core::kernel::State;
 use crate::rpc::client::HostClient;
 
-/// Whoever waits for less than this sees by the answer that there was nothing to be told.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Wait after which the notice appears.
+const NOTICE_DELAY: Duration = Duration::from_secs(2);
 
 impl Command {
-    /// The kernel for whose worker the command may have to wait.
+    /// The kernel whose worker the command may have to wait for.
     pub fn waits_for(&self) -> Option<&str> {
         match self {
-            Command::Start(args)
-            | Command::Vars(args)
-            | Command::Archive(args)
-            | Command::Unarchive(args)
-            | Command::Undo(args) => Some(&args.name),
+            Command::Start(args) | Command::Archive(args) | Command::Unarchive(args) | Command::Undo(args) => {
+                Some(&args.name)
+            }
             Command::Stop(args) if !args.force => Some(&args.name),
-            Command::Get(args) => Some(&args.name),
-            Command::Set(args) => Some(&args.name),
+            Command::Vars(args) => Some(&args.name),
             Command::Mount(args) => Some(&args.name),
             Command::Unmount(args) => Some(&args.name),
             Command::Checkpoint(args) => Some(&args.name),
@@ -35,14 +32,18 @@ impl Command {
     }
 }
 
-/// Does something that may have to wait for a kernel, and says for what, once, if it takes long. `own` is the execution that it is about,
-/// if it is about one.
-pub async fn told<T>(context: &Context, name: Option<&str>, own: Option<ExecId>, done: impl Future<Output = T>) -> T {
+/// Awaits `done`, and once says what a slow command waits for. `own`: the command's own execution, if any.
+pub async fn with_notice<T>(
+    context: &Context,
+    name: Option<&str>,
+    own: Option<ExecId>,
+    done: impl Future<Output = T>,
+) -> T {
     let mut done = std::pin::pin!(done);
     let (Some(name), true) = (name, context.terminal.stderr) else { return done.await };
     tokio::select! {
         done = &mut done => return done,
-        () = tokio::time::sleep(PATIENCE) => {}
+        () = tokio::time::sleep(NOTICE_DELAY) => {}
     }
     tokio::select! {
         done = &mut done => return done,
@@ -57,7 +58,7 @@ pub async fn told<T>(context: &Context, name: Option<&str>, own: Option<ExecId>,
     done.await
 }
 
-/// The number of the execution that a kernel is at work on, over a connection of its own: the other one waits.
+/// The number of a kernel's running execution, over a second connection: the first one is waiting.
 async fn busy_with(context: &Context, name: &str) -> Option<String> {
     let (socket, _) = context.socket().ok()?;
     let host = HostClient::connect(&socket, super::context::CLIENT).await.ok()?;

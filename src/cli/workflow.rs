@@ -1,4 +1,4 @@
-//! The work in a kernel: step, handoff, decision, artifact.
+//! Records of the work in a kernel: steps, hand-offs, decisions, artifacts.
 
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt as _;
@@ -15,68 +15,104 @@ use crate::core::limits;
 use crate::core::workflow::{Artifact, Decision, Source};
 use crate::rpc::client::KernelClient;
 
-/// `ryokan step`
+/// `ryokan work`
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  ryokan work step begin demo \"read the data\"
+  ryokan work handoff demo reviewer -m \"the tests fail\"
+  ryokan work decision open demo \"use SQLite\"
+  ryokan work artifact put demo report report.md")]
+pub struct WorkArgs {
+    /// The record.
+    #[command(subcommand)]
+    pub record: WorkCommand,
+}
+
+/// Kinds of records.
+#[derive(Debug, Subcommand)]
+pub enum WorkCommand {
+    /// Begin, complete and list steps
+    Step(StepArgs),
+    /// Hand the work over to another agent, with a checkpoint
+    Handoff(HandoffArgs),
+    /// Open, lock, supersede and list decisions
+    Decision(DecisionArgs),
+    /// Put, get, list and revert artifacts: named, versioned results
+    Artifact(ArtifactArgs),
+}
+
+/// Runs a command on a kernel's records.
+pub async fn work(context: &Context, args: WorkArgs) -> Result<(), Failure> {
+    match args.record {
+        WorkCommand::Step(args) => step(context, args).await,
+        WorkCommand::Handoff(args) => handoff(context, args).await,
+        WorkCommand::Decision(args) => decision(context, args).await,
+        WorkCommand::Artifact(args) => artifact(context, args).await,
+    }
+}
+
+/// `ryokan work step`
 #[derive(Debug, Args)]
 pub struct StepArgs {
-    /// What to do.
+    /// The action.
     #[command(subcommand)]
     pub action: StepAction,
 }
 
-/// What to do with steps.
+/// Actions on steps.
 #[derive(Debug, Subcommand)]
 pub enum StepAction {
     /// Begin a step
     Begin {
         /// Name or id of the kernel
         name: String,
-        /// What is done in it
+        /// Description of the step
         text: String,
     },
     /// Complete the current step, with a checkpoint
     Complete(NameArgs),
-    /// List a kernel's steps and say who works
+    /// List a kernel's steps and its current agent
     Ls(NameArgs),
 }
 
-/// `ryokan handoff`
+/// `ryokan work handoff`
 #[derive(Debug, Args)]
 pub struct HandoffArgs {
     /// Name or id of the kernel
     pub name: String,
-    /// Who works from now on
+    /// Name of the next agent
     pub agent: String,
-    /// What that one is to know
+    /// Note for the next agent
     #[arg(short, long, value_name = "TEXT", default_value = "")]
     pub message: String,
 }
 
-/// `ryokan decision`
+/// `ryokan work decision`
 #[derive(Debug, Args)]
 pub struct DecisionArgs {
-    /// What to do.
+    /// The action.
     #[command(subcommand)]
     pub action: DecisionAction,
 }
 
-/// What to do with decisions.
+/// Actions on decisions.
 #[derive(Debug, Subcommand)]
 pub enum DecisionAction {
-    /// Put a decision down
+    /// Record a new decision
     Open {
         /// Name or id of the kernel
         name: String,
         /// The decision in one line
         title: String,
-        /// The decision in more words; - reads them from standard input
+        /// Full text of the decision; - reads standard input
         #[arg(short, long, value_name = "TEXT", default_value = "")]
         message: String,
     },
     /// Lock a decision, after a checkpoint
     Lock(DecisionIdArgs),
-    /// Mark a decision as one that no longer holds
+    /// Mark a decision as superseded
     Supersede(DecisionIdArgs),
-    /// Show all there is to know of a decision
+    /// Show a decision in detail
     Show(DecisionIdArgs),
     /// List a kernel's decisions
     Ls(NameArgs),
@@ -91,18 +127,18 @@ pub struct DecisionIdArgs {
     pub id: u64,
 }
 
-/// `ryokan artifact`
+/// `ryokan work artifact`
 #[derive(Debug, Args)]
 pub struct ArtifactArgs {
-    /// What to do.
+    /// The action.
     #[command(subcommand)]
     pub action: ArtifactAction,
 }
 
-/// What to do with artifacts.
+/// Actions on artifacts.
 #[derive(Debug, Subcommand)]
 pub enum ArtifactAction {
-    /// Give an artifact a version
+    /// Store a new version of an artifact
     Put {
         /// Name or id of the kernel
         name: String,
@@ -111,10 +147,10 @@ pub enum ArtifactAction {
         /// The file; - is standard input
         #[arg(required_unless_present = "path")]
         file: Option<PathBuf>,
-        /// A file of the workspace in its place
+        /// Use a file of the workspace instead
         #[arg(long, value_name = "PATH", conflicts_with = "file")]
         path: Option<PathBuf>,
-        /// What it is, such as text/markdown
+        /// Media type, such as text/markdown
         #[arg(long = "type", value_name = "TYPE", default_value = "")]
         content_type: String,
     },
@@ -124,14 +160,14 @@ pub enum ArtifactAction {
         name: String,
         /// Name of the artifact
         artifact: String,
-        /// Which version; without it: the newest
+        /// The version; the newest by default
         #[arg(long, value_name = "N", default_value_t = 0)]
         version: u32,
-        /// Write it here
+        /// Write to this file
         #[arg(short, long, value_name = "FILE")]
         output: Option<PathBuf>,
     },
-    /// List a kernel's artifacts, or every version of one
+    /// List a kernel's artifacts, or all versions of one
     Ls {
         /// Name or id of the kernel
         name: String,
@@ -139,19 +175,19 @@ pub enum ArtifactAction {
         #[arg(default_value = "")]
         artifact: String,
     },
-    /// Make an earlier version the newest one again
+    /// Make the content of an earlier version the newest
     Revert {
         /// Name or id of the kernel
         name: String,
         /// Name of the artifact
         artifact: String,
-        /// Which version
+        /// The version
         version: u32,
     },
 }
 
 /// Begins, completes or lists steps.
-pub async fn step(context: &Context, args: StepArgs) -> Result<(), Failure> {
+async fn step(context: &Context, args: StepArgs) -> Result<(), Failure> {
     let paint = context.terminal.paint;
     match args.action {
         StepAction::Begin { name, text } => {
@@ -167,13 +203,13 @@ pub async fn step(context: &Context, args: StepArgs) -> Result<(), Failure> {
         }
         StepAction::Ls(NameArgs { name }) => {
             let workflow = context.kernel(&name).await?.0.workflow().await?;
-            context.show(|| json::of(&workflow), || render::workflow(&workflow, paint))
+            context.show(|| json::of(&workflow), || render::workflow(&name, &workflow, paint))
         }
     }
 }
 
-/// Has another agent work.
-pub async fn handoff(context: &Context, args: HandoffArgs) -> Result<(), Failure> {
+/// Hands the work over to another agent.
+async fn handoff(context: &Context, args: HandoffArgs) -> Result<(), Failure> {
     let (kernel, _) = context.kernel(&args.name).await?;
     let checkpoint = kernel.hand_over(&args.agent, &args.message, 0).await?;
     let paint = context.terminal.paint;
@@ -181,7 +217,7 @@ pub async fn handoff(context: &Context, args: HandoffArgs) -> Result<(), Failure
 }
 
 /// Opens, locks, supersedes, shows or lists decisions.
-pub async fn decision(context: &Context, args: DecisionArgs) -> Result<(), Failure> {
+async fn decision(context: &Context, args: DecisionArgs) -> Result<(), Failure> {
     let paint = context.terminal.paint;
     match args.action {
         DecisionAction::Open { name, title, message } => {
@@ -209,7 +245,7 @@ pub async fn decision(context: &Context, args: DecisionArgs) -> Result<(), Failu
         }
         DecisionAction::Ls(NameArgs { name }) => {
             let all = decisions(&context.kernel(&name).await?.0).await?;
-            context.show(|| json::list(&all), || render::decisions(&all, paint))
+            context.show(|| json::list(&all), || render::decisions(&name, &all, paint))
         }
     }
 }
@@ -225,7 +261,7 @@ async fn decisions(kernel: &KernelClient) -> Result<Vec<Decision>, Failure> {
 }
 
 /// Puts, gets, lists or reverts artifacts.
-pub async fn artifact(context: &Context, args: ArtifactArgs) -> Result<(), Failure> {
+async fn artifact(context: &Context, args: ArtifactArgs) -> Result<(), Failure> {
     let paint = context.terminal.paint;
     match args.action {
         ArtifactAction::Put { name, artifact, file, path, content_type } => {
@@ -238,7 +274,7 @@ pub async fn artifact(context: &Context, args: ArtifactArgs) -> Result<(), Failu
                 }
             };
             let put = kernel.put_artifact(&artifact, &source, &content_type, "", 0).await?;
-            context.show(|| json::of(&put), || render::artifacts(std::slice::from_ref(&put), paint))
+            context.show(|| json::of(&put), || render::artifacts(&name, std::slice::from_ref(&put), paint))
         }
         ArtifactAction::Get { name, artifact, version, output } => {
             let (kernel, _) = context.kernel(&name).await?;
@@ -257,11 +293,11 @@ pub async fn artifact(context: &Context, args: ArtifactArgs) -> Result<(), Failu
                 Ok(())
             });
             collected.await?;
-            context.show(|| json::list(&all), || render::artifacts(&all, paint))
+            context.show(|| json::list(&all), || render::artifacts(&name, &all, paint))
         }
         ArtifactAction::Revert { name, artifact, version } => {
             let reverted = context.kernel(&name).await?.0.revert_artifact(&artifact, version, 0).await?;
-            context.show(|| json::of(&reverted), || render::artifacts(std::slice::from_ref(&reverted), paint))
+            context.show(|| json::of(&reverted), || render::artifacts(&name, std::slice::from_ref(&reverted), paint))
         }
     }
 }

@@ -81,10 +81,10 @@ fn failed_start_shows_log_tail() {
     let (exit, _, stderr) = parts(installed.command(&["ls"]).output().unwrap());
     assert_eq!(exit, 69);
     assert!(
-        stderr.contains("ended with exit status: 3") && stderr.contains("  config.toml:3: no such key"),
+        stderr.contains("exited with exit status: 3") && stderr.contains("  config.toml:3: no such key"),
         "{stderr}"
     );
-    assert!(stderr.contains("hint: the whole log: "), "{stderr}");
+    assert!(stderr.contains("hint: read the full log "), "{stderr}");
     // The next start shows its own lines only.
     std::fs::write(installed.path().join("ryokand"), "#!/bin/sh\necho new >&2\nexit 1\n").unwrap();
     let (_, _, stderr) = parts(installed.command(&["ls"]).output().unwrap());

@@ -46,10 +46,10 @@ fn exec_output_and_exit_code() {
     }
     let (exit, stdout, stderr) = run(&fake, &["exec", "demo", "lost"]);
     assert_eq!((exit, stdout.as_str()), (137, "before\n"));
-    assert!(stderr.contains("the worker ended under execution 8: killed by signal 9"), "{stderr}");
+    assert!(stderr.contains("the worker exited during execution 8: killed by signal 9"), "{stderr}");
     let (exit, _, stderr) = run(&fake, &["exec", "demo", "late", "--timeout", "1s"]);
     assert_eq!(exit, 124);
-    assert!(stderr.contains("ran out of time"), "{stderr}");
+    assert!(stderr.contains("exceeded its time limit"), "{stderr}");
     let warned = (0, String::new(), "warning: it is not stored\n".into());
     assert_eq!(run(&fake, &["exec", "demo", "unsaved"]), warned);
 }
@@ -164,7 +164,7 @@ fn unknown_language_refused() {
 fn empty_list_messages() {
     let fake = Fake::start();
     for filter in [&["zzz"][..], &["--state", "crashed"], &["--label", "a=b"]] {
-        assert_eq!(run(&fake, &[&["ls"], filter].concat()), (0, "no kernel matches\n".into(), String::new()));
+        assert_eq!(run(&fake, &[&["ls"], filter].concat()), (0, "no matching kernels\n".into(), String::new()));
     }
     let (exit, _, stderr) = run(&fake, &["ls", "--state", "running"]);
     assert_eq!(exit, 2);
@@ -173,18 +173,18 @@ fn empty_list_messages() {
         "{stderr}"
     );
     run(&fake, &["rm", "demo", "--yes"]);
-    assert_eq!(run(&fake, &["ls"]).1, "no kernels; make one: ryokan new NAME\n");
+    assert_eq!(run(&fake, &["ls"]).1, "no kernels; create one: ryokan new NAME\n");
 }
 
 #[test]
 fn big_integers_round_trip() {
     let fake = Fake::start();
     for digits in ["9007199254740993", "-9223372036854775809", "123456789012345678901234567890"] {
-        assert_eq!(run(&fake, &["set", "demo", "n", digits]).0, 0, "{digits}");
-        assert_eq!(run(&fake, &["get", "demo", "n"]).1, format!("{digits}\n"));
+        assert_eq!(run(&fake, &["vars", "demo", "set", "n", digits]).0, 0, "{digits}");
+        assert_eq!(run(&fake, &["vars", "demo", "get", "n"]).1, format!("{digits}\n"));
     }
-    assert_eq!(run(&fake, &["set", "demo", "n", "[1, 18446744073709551616]"]).0, 0);
-    let (_, stdout, _) = run(&fake, &["get", "demo", "n", "--json"]);
+    assert_eq!(run(&fake, &["vars", "demo", "set", "n", "[1, 18446744073709551616]"]).0, 0);
+    let (_, stdout, _) = run(&fake, &["vars", "demo", "get", "n", "--json"]);
     let json: serde_json::Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!(json["tagged"][1], serde_json::json!({ "I": "18446744073709551616" }));
 }
@@ -194,15 +194,15 @@ fn lost_connection_hint() {
     let fake = Fake::start();
     let (exit, _, stderr) = run(&fake, &["exec", "demo", "hang up later"]);
     assert_eq!(exit, 69);
-    assert!(stderr.contains("; see execution 1 again: ryokan exec demo --attach 1\n"), "{stderr}");
+    assert!(stderr.contains("; attach to it again: ryokan exec demo --attach 1\n"), "{stderr}");
     // Perhaps lost before the number came.
     let (exit, _, stderr) = run(&fake, &["exec", "demo", "hang up"]);
     assert_eq!(exit, 69);
-    let ways = ["; whether it began: ryokan journal demo --tail 1", "; see execution 2 again"];
+    let ways = ["; check whether it started: ryokan journal demo --tail 1", "; attach to it again"];
     assert!(ways.iter().any(|way| stderr.contains(way)), "{stderr}");
     let (exit, _, stderr) = run(&fake, &["run", "hang up later"]);
     assert_eq!(exit, 69);
-    assert!(stderr.contains("the throw-away kernel is gone with it") && !stderr.contains("go on"), "{stderr}");
+    assert!(stderr.contains("removed the ephemeral kernel") && !stderr.contains("continue"), "{stderr}");
 }
 
 #[test]
@@ -217,7 +217,7 @@ fn errors_have_exit_codes_and_hints() {
     assert_eq!(run(&fake, &["new", "x", "--memory", "much"]).0, 2);
     assert_eq!(run(&fake, &["jobs"]).0, 2);
     assert_eq!(run(&fake, &["exec", "demo", "--attach", "99"]).0, 3);
-    assert_eq!(run(&fake, &["get", "demo", "nothing"]).0, 3);
+    assert_eq!(run(&fake, &["vars", "demo", "get", "nothing"]).0, 3);
     assert_eq!(run(&fake, &["ls", "--socket", "/nowhere/d.sock"]).0, 69);
     assert_eq!(run(&fake, &["exec", "demo", "hang up"]).0, 69);
 }
@@ -251,12 +251,12 @@ fn run_removes_ephemeral_kernel() {
 #[test]
 fn variable_and_mount_commands() {
     let fake = Fake::start();
-    assert_eq!(run(&fake, &["set", "demo", "x", "{\"a\": [1, 2.5]}"]).0, 0);
-    assert_eq!(run(&fake, &["set", "demo", "x", "not json"]).0, 2);
-    assert_eq!(run(&fake, &["set", "demo", "n", "-5"]).0, 0);
-    assert_eq!(run_with_input(&fake, &["set", "demo", "s", "-"], b"\"text\"").0, 0);
-    assert_eq!(run(&fake, &["get", "demo", "s"]).1, "text\n");
-    let (_, stdout, _) = run(&fake, &["get", "demo", "x", "--json"]);
+    assert_eq!(run(&fake, &["vars", "demo", "set", "x", "{\"a\": [1, 2.5]}"]).0, 0);
+    assert_eq!(run(&fake, &["vars", "demo", "set", "x", "not json"]).0, 2);
+    assert_eq!(run(&fake, &["vars", "demo", "set", "n", "-5"]).0, 0);
+    assert_eq!(run_with_input(&fake, &["vars", "demo", "set", "s", "-"], b"\"text\"").0, 0);
+    assert_eq!(run(&fake, &["vars", "demo", "get", "s"]).1, "text\n");
+    let (_, stdout, _) = run(&fake, &["vars", "demo", "get", "x", "--json"]);
     let json: serde_json::Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!(json["tagged"]["o"][0][1][0]["i"], "1");
     assert!(run(&fake, &["vars", "demo"]).1.starts_with("NAME  TYPE  VALUE\nn     any   -5\n"));
@@ -313,7 +313,7 @@ fn kernel_name_completion() {
     let complete = |words: &str| {
         let script = format!(
             "source <(\"$RYOKAN\" completions bash); COMP_WORDS=(\"$RYOKAN\" {words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); \
-             _ryokan_or_kernels \"$RYOKAN\" \"${{COMP_WORDS[COMP_CWORD]}}\" \"${{COMP_WORDS[COMP_CWORD-1]}}\"; echo \"${{COMPREPLY[*]}}\""
+             _ryokan_with_kernels \"$RYOKAN\" \"${{COMP_WORDS[COMP_CWORD]}}\" \"${{COMP_WORDS[COMP_CWORD-1]}}\"; echo \"${{COMPREPLY[*]}}\""
         );
         let mut bash = Command::new("bash");
         bash.args(["-c", &script]).env("RYOKAN", env!("CARGO_BIN_EXE_ryokan")).env("RYOKAN_SOCKET", &fake.socket);

@@ -2,8 +2,7 @@
 
 use std::path::Path;
 
-use clap::CommandFactory;
-use ryokan::cli::args::Cli;
+use ryokan::cli::args;
 use ryokan::cli::failure;
 use ryokan::cli::json;
 use ryokan::cli::paint::Paint;
@@ -46,7 +45,7 @@ fn sorted(json: &serde_json::Value) -> String {
 
 #[test]
 fn golden_help_pages() {
-    let mut cli = Cli::command();
+    let mut cli = args::command();
     cli.build();
     let mut pages = vec![cli];
     while let Some(page) = pages.pop() {

@@ -50,6 +50,6 @@ fn repl_exits_with_last_status() {
 fn repl_reconnects() {
     let fake = Fake::start();
     let (exit, stdout, stderr) = repl(&fake, "hang up\nsay again\n");
-    assert!(stderr.contains("connected again"), "{stderr}");
+    assert!(stderr.contains("reconnected"), "{stderr}");
     assert_eq!((exit, stdout.as_str()), (0, "again\n"));
 }

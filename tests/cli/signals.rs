@@ -52,8 +52,8 @@ fn second_ctrl_c_exits_at_once() {
     send(&child, Signal::SIGINT);
     let (exit, _, stderr) = parts(child.wait_with_output().unwrap());
     assert_eq!(exit, 130);
-    let said = "execution 1 was interrupted; if it does not react, its worker is ended 5 s after the interrupt; \
-                see its end: ryokan exec demo --attach 1";
+    let said = "execution 1 was interrupted; if it does not stop, its worker is killed 5 s after the interrupt; \
+                attach to it: ryokan exec demo --attach 1";
     assert!(stderr.contains(said), "{stderr}");
     let (again, _stdout) = start(&fake, &["exec", "demo", "--attach", "1"]);
     send(&again, Signal::SIGTERM);

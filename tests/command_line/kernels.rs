@@ -135,7 +135,7 @@ fn show_lists_unsaved_state() {
     let told = || String::from_utf8(host.cli(&["show", "k"]).stderr).unwrap();
     assert_eq!(told(), "");
     host.ok(&["exec", "k", "g = (i for i in range(3))"]);
-    assert!(told().contains("not kept: var/g"), "{}", told());
+    assert!(told().contains("not saved: var/g"), "{}", told());
 }
 
 #[test]

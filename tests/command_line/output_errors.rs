@@ -27,7 +27,7 @@ fn ephemeral_worker_crash_message() {
     let host = Host::start_as(User::Own);
     let output = host.cli(&["run", "--engine", "python", "import os; os.kill(os.getpid(), 9)"]);
     let said = String::from_utf8(output.stderr).expect("text");
-    assert!(said.contains("the worker ended under execution 1") && !said.contains("goes on"), "{said}");
+    assert!(said.contains("the worker exited during execution 1") && !said.contains("continues"), "{said}");
 }
 
 #[test]
@@ -58,10 +58,10 @@ fn ephemeral_run_reports_ended_jobs() {
         let said = String::from_utf8(output.stderr).expect("text");
         assert!(String::from_utf8_lossy(&output.stdout).contains("well"), "{engine}");
         let warned =
-            said.lines().any(|line| line.contains("what still ran ends with the kernel: ") && line.contains(what));
+            said.lines().any(|line| line.contains("background jobs end with the kernel: ") && line.contains(what));
         assert!(output.status.success() && warned, "{engine}: {said}");
         let alone = host.cli(&["run", "--engine", engine, "1"]);
         let said = String::from_utf8_lossy(&alone.stderr);
-        assert!(!said.contains("what still ran"), "{engine}: {said}");
+        assert!(!said.contains("background jobs end"), "{engine}: {said}");
     }
 }

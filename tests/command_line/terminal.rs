@@ -80,7 +80,7 @@ fn repl_ctrl_c() {
     terminal.wait_for("\nbegun\r\n");
     let began = Instant::now();
     terminal.press(CTRL_C);
-    terminal.wait_for("interrupting; Ctrl-C once more gives the prompt back");
+    terminal.wait_for("interrupting; press Ctrl-C again to return to the prompt");
     terminal.enter("k:kaish> ", "echo $x");
     terminal.wait_for("\nkept\r\n");
     assert!(began.elapsed() < Duration::from_secs(30));

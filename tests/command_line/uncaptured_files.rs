@@ -21,10 +21,10 @@ fn unreadable_files_reported() {
         };
         for args in [&["checkpoint", "k", "-m", "c"][..], &["fork", "k", "copy"]] {
             let said = said(args);
-            assert!(said.contains("warning: not in it: s (not readable)"), "{args:?}: {said}");
+            assert!(said.contains("warning: not included: s (not readable)"), "{args:?}: {said}");
         }
         let file = host.given(user).join("k.ryo").display().to_string();
-        assert!(said(&["export", "k", &file]).contains("warning: not in it: s (not readable)"));
+        assert!(said(&["export", "k", &file]).contains("warning: not included: s (not readable)"));
         let events = host.ok(&["events", "--json"]);
         assert!(events.contains("\"unreadable\":[\"file/s\"]"), "{events}");
         out(&k, "chmod 600 s").await;

@@ -7,18 +7,18 @@ fn exact_big_integers() {
     let host = Host::start();
     host.ok(&["new", "p", "--engine", "python"]);
     for digits in ["9007199254740993", "18446744073709551616", "-123456789012345678901234567890"] {
-        host.ok(&["set", "p", "n", digits]);
+        host.ok(&["vars", "p", "set", "n", digits]);
         assert_eq!(host.ok(&["exec", "p", &format!("type(n) is int and n == {digits}")]), "True\n");
-        assert_eq!(host.ok(&["get", "p", "n"]), format!("{digits}\n"));
+        assert_eq!(host.ok(&["vars", "p", "get", "n"]), format!("{digits}\n"));
     }
     host.ok(&["new", "s"]);
-    host.ok(&["set", "s", "n", "9007199254740993"]);
+    host.ok(&["vars", "s", "set", "n", "9007199254740993"]);
     assert_eq!(host.ok(&["exec", "s", "echo $((n + 1))"]), "9007199254740994\n");
-    let refused = host.cli(&["set", "s", "n", "18446744073709551616"]);
+    let refused = host.cli(&["vars", "s", "set", "n", "18446744073709551616"]);
     let said = String::from_utf8_lossy(&refused.stderr);
     assert_eq!(refused.status.code(), Some(2), "{said}");
     assert!(said.contains("18446744073709551616"), "{said}");
-    assert_eq!(host.ok(&["get", "s", "n"]), "9007199254740993\n", "what was refused changed nothing");
+    assert_eq!(host.ok(&["vars", "s", "get", "n"]), "9007199254740993\n", "what was refused changed nothing");
     let journal = host.ok(&["journal", "s"]);
     assert_eq!(journal.matches("set n failed: ").count(), 1, "{journal}");
 }

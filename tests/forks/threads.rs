@@ -30,8 +30,8 @@ fn thread_shares_files_and_mounts() {
         host.ok(&["mount", "k", "/given", host.path("given").to_str().unwrap()]);
         host.ok(&["mount", "k", "/workspace/inner", host.path("given").to_str().unwrap()]);
         host.ok(&["exec", "k", "x=1; echo one > f"]);
-        host.ok(&["thread", "k", "t"]);
-        host.ok(&["thread", "t", "py", "--engine", "python"]);
+        host.ok(&["new", "t", "--share", "k"]);
+        host.ok(&["new", "py", "--share", "t", "--engine", "python"]);
         for name in ["t", "py"] {
             // A thread of a thread is one of the same workspace.
             assert_eq!(show(&host, name)["thread_of"], show(&host, "k")["id"], "{user:?}");
@@ -65,8 +65,8 @@ fn owner_removal_needs_flag() {
         let host = Host::start_as(user);
         host.ok(&["new", "k"]);
         host.ok(&["exec", "k", "echo kept > f"]);
-        host.ok(&["thread", "k", "t"]);
-        host.ok(&["thread", "t", "u"]);
+        host.ok(&["new", "t", "--share", "k"]);
+        host.ok(&["new", "u", "--share", "t"]);
         let refused = host.cli(&["rm", "k", "--yes"]);
         let said = String::from_utf8_lossy(&refused.stderr).into_owned();
         assert_eq!(refused.status.code(), Some(4), "{user:?}: {said}");

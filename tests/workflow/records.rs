@@ -115,10 +115,11 @@ fn artifacts_have_versions_by_content() {
                 assert!(k.put_artifact("x", &file(path), "", "", 0).await.is_err(), "{user:?} {path}");
             }
         });
-        assert_eq!(host.ok(&["artifact", "get", "k", "report"]), "first");
-        assert_eq!(host.ok(&["artifact", "get", "k", "report", "--version", "2"]), "second");
+        assert_eq!(host.ok(&["work", "artifact", "get", "k", "report"]), "first");
+        assert_eq!(host.ok(&["work", "artifact", "get", "k", "report", "--version", "2"]), "second");
         std::fs::write(host.path("home").join("f"), "from a file").unwrap();
         host.ok(&[
+            "work",
             "artifact",
             "put",
             "k",
@@ -127,7 +128,7 @@ fn artifacts_have_versions_by_content() {
             "--type",
             "text/plain",
         ]);
-        assert!(host.ok(&["artifact", "ls", "k"]).contains("notes"));
+        assert!(host.ok(&["work", "artifact", "ls", "k"]).contains("notes"));
     }
 }
 
@@ -169,21 +170,21 @@ fn workflow_records_require_right() {
 fn cli_workflow_commands() {
     let host = Host::start();
     host.ok(&["new", "k"]);
-    assert!(host.ok(&["step", "begin", "k", "gather"]).contains("step 1 gather current"));
-    assert_eq!(host.cli(&["step", "begin", "k", "more"]).status.code(), Some(4));
-    let done: serde_json::Value = serde_json::from_str(&host.ok(&["step", "complete", "k", "--json"])).unwrap();
+    assert!(host.ok(&["work", "step", "begin", "k", "gather"]).contains("step 1 gather current"));
+    assert_eq!(host.cli(&["work", "step", "begin", "k", "more"]).status.code(), Some(4));
+    let done: serde_json::Value = serde_json::from_str(&host.ok(&["work", "step", "complete", "k", "--json"])).unwrap();
     assert_eq!((done["step"]["index"].as_u64(), done["checkpoint"]["type"].as_str()), (Some(1), Some("auto")));
-    host.ok(&["handoff", "k", "writer", "-m", "your turn"]);
-    assert!(host.ok(&["step", "ls", "k"]).contains("agent: writer"));
-    host.ok(&["decision", "open", "k", "use SQLite", "-m", "it is everywhere"]);
-    host.ok(&["decision", "lock", "k", "1"]);
-    assert!(host.ok(&["decision", "show", "k", "1"]).contains("it is everywhere"));
-    let all: serde_json::Value = serde_json::from_str(&host.ok(&["decision", "ls", "k", "--json"])).unwrap();
+    host.ok(&["work", "handoff", "k", "writer", "-m", "your turn"]);
+    assert!(host.ok(&["work", "step", "ls", "k"]).contains("agent: writer"));
+    host.ok(&["work", "decision", "open", "k", "use SQLite", "-m", "it is everywhere"]);
+    host.ok(&["work", "decision", "lock", "k", "1"]);
+    assert!(host.ok(&["work", "decision", "show", "k", "1"]).contains("it is everywhere"));
+    let all: serde_json::Value = serde_json::from_str(&host.ok(&["work", "decision", "ls", "k", "--json"])).unwrap();
     assert_eq!((all[0]["state"].as_str(), all[0]["agent"].as_str()), (Some("locked"), Some("writer")));
     host.ok(&["checkpoint", "k", "--conflict", "-m", "two ways"]);
-    host.ok(&["decision", "supersede", "k", "1"]);
-    assert_eq!(host.cli(&["decision", "lock", "k", "1"]).status.code(), Some(4));
-    assert_eq!(host.cli(&["decision", "show", "k", "7"]).status.code(), Some(3));
+    host.ok(&["work", "decision", "supersede", "k", "1"]);
+    assert_eq!(host.cli(&["work", "decision", "lock", "k", "1"]).status.code(), Some(4));
+    assert_eq!(host.cli(&["work", "decision", "show", "k", "7"]).status.code(), Some(3));
     let log = host.ok(&["log", "k"]);
     assert!(log.contains("conflict") && log.contains("before decision 1 is locked: use SQLite"), "{log}");
     let stat = host.ok(&["diff", "k", "step 1 completed: gather", "--stat"]);
@@ -193,5 +194,5 @@ fn cli_workflow_commands() {
     let back =
         host.ok(&["restore", "k", "step 1 completed: gather", "--supersede-decisions", "--with-artifacts", "--yes"]);
     assert!(back.contains("k is at"), "{back}");
-    assert!(!host.ok(&["step", "ls", "k"]).contains("writer"));
+    assert!(!host.ok(&["work", "step", "ls", "k"]).contains("writer"));
 }

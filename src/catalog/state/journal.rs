@@ -160,7 +160,7 @@ pub(super) fn compact(db: &Db, checkpoint: u64, spans: &[Span]) -> Result<u64> {
     }
     if !spans.is_empty() && messages == 0 {
         let none = Error::not_found("there is no message among those to compact");
-        let none = none.hint("`ryokan journal NAME --full` shows the numbers; executions and marks are not compacted");
+        let none = none.hint("`ryokan journal --full` shows the numbers; executions and marks are not compacted");
         return Err(CatalogError::Refused(Box::new(none)));
     }
     Ok(messages)

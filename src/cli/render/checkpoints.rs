@@ -1,4 +1,4 @@
-//! Checkpoints: one line each, and the tree that they are.
+//! Checkpoints as lines, and as a graph.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::core::quantity::format_size;
 const NAME: usize = 60;
 /// Characters of a reason that one line shows.
 const REASON: usize = 200;
-/// Things not restored that are named one by one.
+/// Unrestored entries that are listed individually.
 const NAMED: usize = 8;
 
 /// One checkpoint.
@@ -58,16 +58,16 @@ fn line(checkpoint: &Checkpoint, is_head: bool, paint: Paint) -> String {
     words.join(" ")
 }
 
-/// Where branches of forks join and leave a kernel's checkpoints.
+/// Fork points among a kernel's checkpoints.
 #[derive(Debug, Default)]
 pub struct Branches {
-    /// From what the kernel itself was forked.
+    /// The origin of the kernel itself, if it is a fork.
     pub from: Option<ForkPoint>,
-    /// The kernels that were forked from it, by name, at each checkpoint.
+    /// Names of the kernel's forks, by checkpoint.
     pub to: BTreeMap<CheckpointId, Vec<String>>,
 }
 
-/// Checkpoints, newest first; with `branches` also lines from each to the one that it came from.
+/// Checkpoints, newest first; with `branches`, as a graph of their ancestry.
 pub fn checkpoint_log(all: &[(Checkpoint, bool)], branches: Option<&Branches>, paint: Paint) -> String {
     let Some(branches) = branches else {
         return all.iter().map(|(checkpoint, is_head)| checkpoint_line(checkpoint, *is_head, paint)).collect();
@@ -83,7 +83,7 @@ pub fn checkpoint_log(all: &[(Checkpoint, bool)], branches: Option<&Branches>, p
                 lanes.len() - 1
             }
         };
-        // Branches that began here end in it, the rightmost first.
+        // Branches that start at this checkpoint end in its row, rightmost first.
         for joins in own.iter().skip(1).rev() {
             drawn.push_str(&format!("{}\n", paint.dim(join_row(lanes.len(), *joins).trim_end())));
             lanes.remove(*joins);
@@ -108,13 +108,13 @@ pub fn checkpoint_log(all: &[(Checkpoint, bool)], branches: Option<&Branches>, p
     drawn
 }
 
-/// A row in which lane `joins` goes over into the one before it.
+/// A row in which lane `joins` merges into the lane before it.
 fn join_row(lanes: usize, joins: usize) -> String {
     let cell = |lane: usize| if lane == joins { "/" } else { "|" };
     let mut row = String::new();
     for lane in 0..lanes {
         if lane > 0 {
-            // The stroke stands between the two lanes.
+            // The stroke is between the two lanes.
             row.push_str(if lane == joins { "" } else { " " });
         }
         row.push_str(cell(lane));
@@ -125,30 +125,30 @@ fn join_row(lanes: usize, joins: usize) -> String {
 /// What a restore did.
 pub fn restoration(name: &str, done: &Restoration, paint: Paint) -> String {
     let mut text = format!("{} is at {}", plain(name), line(&done.checkpoint, false, paint));
-    // A thread's files are another kernel's, as is said below.
+    // A thread's files belong to another kernel, as a missed entry says.
     let files_stay = done.missed.iter().any(|missed| missed.key == "workspace");
     text.push_str(&match done.files_changed {
         _ if files_stay => String::new(),
-        0 => "\nits files were as they are to be".to_owned(),
-        1 => "\nits files were changed in 1 place".to_owned(),
-        changed => format!("\nits files were changed in {changed} places (a folder that came or went is one)"),
+        0 => "\nno file changed".to_owned(),
+        1 => "\n1 file or directory changed".to_owned(),
+        changed => format!("\n{changed} files and directories changed (a created or removed directory counts as one)"),
     });
     text.push_str(&match &done.engine {
-        RestoredFrom::Memory => "\nits interpreter is the one of then, from memory".to_owned(),
+        RestoredFrom::Memory => "\nthe interpreter was restored from memory".to_owned(),
         RestoredFrom::Saved { why_not_memory } if why_not_memory.is_empty() => String::new(),
         RestoredFrom::Saved { why_not_memory } => {
-            format!("\nits interpreter was built from its saved state: {}", first_line(why_not_memory, REASON))
+            format!("\nthe interpreter was rebuilt from saved state: {}", first_line(why_not_memory, REASON))
         }
     });
     for (changed, what) in [(done.decisions_changed, "decision"), (done.artifacts_changed, "artifact")] {
         match changed {
             0 => {}
-            1 => text.push_str(&format!("\n1 {what} was changed with it")),
-            changed => text.push_str(&format!("\n{changed} {what}s were changed with it")),
+            1 => text.push_str(&format!("\n1 {what} changed")),
+            changed => text.push_str(&format!("\n{changed} {what}s changed")),
         }
     }
     if !done.missed.is_empty() {
-        text.push_str(&format!("\n{}", paint.note("not brought back:")));
+        text.push_str(&format!("\n{}", paint.note("not restored:")));
         for missed in done.missed.iter().take(NAMED) {
             text.push_str(&format!("\n  {}  {}", plain(&missed.key), paint.dim(&first_line(&missed.reason, REASON))));
         }
@@ -156,7 +156,7 @@ pub fn restoration(name: &str, done: &Restoration, paint: Paint) -> String {
             text.push_str(&format!("\n  and {} more", done.missed.len() - NAMED));
         }
     }
-    text.push_str(&format!("\n{}\n", paint.dim(&format!("`ryokan undo {}` goes back", plain(name)))));
+    text.push_str(&format!("\n{}\n", paint.dim(&format!("to undo: ryokan undo {}", plain(name)))));
     text
 }
 
@@ -182,7 +182,7 @@ pub fn difference(difference: &Difference, paint: Paint) -> String {
     if !facts.is_empty() {
         line.push_str(&format!("  {}", paint.dim(&facts)));
     }
-    // Files look like files; everything else says what it is.
+    // Files and state are recognisable by name; other areas are named.
     match difference.area {
         Area::File | Area::State => format!("{line}\n"),
         Area::Mount
@@ -200,15 +200,15 @@ pub fn difference(difference: &Difference, paint: Paint) -> String {
     }
 }
 
-/// How many of what.
+/// Counts of differences by area.
 pub fn difference_counts(counts: &BTreeMap<(Area, Deed), u64>) -> String {
     let of = |area: Area| {
         let deeds = Deed::ALL.iter().filter_map(|deed| Some((deed, counts.get(&(area, *deed))?)));
         let words: Vec<String> = deeds.map(|(deed, count)| format!("{count} {}", deed.name())).collect();
         (!words.is_empty()).then(|| format!("{}: {}\n", area.name(), words.join(", ")))
     };
-    let told: String = Area::ALL.into_iter().filter_map(of).collect();
-    if told.is_empty() { "nothing differs\n".into() } else { told }
+    let lines: String = Area::ALL.into_iter().filter_map(of).collect();
+    if lines.is_empty() { "no differences\n".into() } else { lines }
 }
 
 #[cfg(test)]
@@ -272,14 +272,19 @@ mod tests {
             artifacts_changed: 0,
         };
         let text = restoration("k", &done, Paint::OFF);
-        assert!(text.contains("changed in 3 places (a folder"), "{text}");
-        assert!(text.contains("not brought back:\n  var/v0  reason 0") && text.contains("var/v7"), "{text}");
+        assert!(text.contains("3 files and directories changed (a created"), "{text}");
+        assert!(text.contains("not restored:\n  var/v0  reason 0") && text.contains("var/v7"), "{text}");
         assert!(text.contains("\n  and 2 more\n") && !text.contains("var/v8"), "{text}");
-        // A thread's files are not its own: nothing is said of them but that.
+        // A thread does not own its files: only the missed entry mentions them.
         let workspace = MissedEntry { key: "workspace".into(), ..missed(0) };
         let thread = Restoration { files_changed: 0, missed: vec![workspace], ..done };
         let text = restoration("t", &thread, Paint::OFF);
-        assert!(!text.contains("its files") && text.contains("  workspace  reason 0"), "{text}");
+        assert!(
+            !text.contains("directories changed")
+                && !text.contains("no file")
+                && text.contains("  workspace  reason 0"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -290,7 +295,7 @@ mod tests {
 
     #[test]
     fn branches_join_at_parent() {
-        // 2, 3 and 4 came from 1; 5 from 3.
+        // The parent of 2, 3 and 4 is 1; the parent of 5 is 3.
         let all = [one(5, Some(3)), one(4, Some(1)), one(3, Some(1)), one(2, Some(1)), one(1, None)];
         assert_eq!(marks(&all), ["* c5", "| * c4", "* | c3", "| | * c2", "| |/", "|/", "* c1"]);
     }

@@ -28,7 +28,7 @@ pub fn kernels(kernels: &[KernelInfo], none: &str, now_ms: i64, paint: Paint) ->
     table.text(none, paint)
 }
 
-/// How a state is painted. States are the daemon's words; one that this build does not know is shown unpainted.
+/// The colour of a state. Unknown states of a newer daemon are unpainted.
 pub fn state_painter(state: &str) -> fn(Paint, &str) -> String {
     match state {
         "ready" | "busy" => Paint::good,
@@ -39,7 +39,7 @@ pub fn state_painter(state: &str) -> fn(Paint, &str) -> String {
     }
 }
 
-/// All there is to know of one kernel.
+/// One kernel in detail.
 pub fn kernel(info: &KernelInfo, rights: Rights, now_ms: i64, paint: Paint) -> String {
     let spec = &info.spec;
     let limits = &spec.limits;
@@ -103,7 +103,7 @@ fn origin(origin: &Origin) -> String {
     words.join(" ").replace(" ;", ";")
 }
 
-/// What became of a fork.
+/// The result of a fork.
 pub fn forks(parent: &str, forks: &Forks, paint: Paint) -> String {
     let mut text = String::new();
     let at = forks.checkpoint.as_ref().map(|point| format!(" at {}", point.short_id())).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What a kernel has, and what the host can do.
+//! Lists: a kernel's contents, and the host's abilities.
 
 use super::{Table, first_line};
 use crate::cli::paint::Paint;
@@ -48,7 +48,7 @@ pub fn mcp_servers(servers: &[McpInfo], paint: Paint) -> String {
     table.text("no MCP servers", paint)
 }
 
-/// What the host can do, what it cannot, and what to do about that.
+/// The host's abilities, with hints for missing ones.
 pub fn abilities(abilities: &[Ability], paint: Paint) -> String {
     let mut table = Table::new(&["ABILITY", "", "FOUND"]);
     for ability in abilities {

@@ -1,4 +1,4 @@
-//! The workers that are kept ready.
+//! Pools of warm workers.
 
 use super::table::Table;
 use super::{counted, plain};
@@ -6,10 +6,10 @@ use crate::cli::paint::Paint;
 use crate::core::info::PoolInfo;
 use crate::core::quantity::{format_duration, format_size};
 
-/// The column of what is ready.
+/// Index of the column IDLE.
 const IDLE: usize = 6;
 
-/// One line for each pool, and under it what is wrong with it.
+/// One line for each pool, followed by the failures.
 pub fn pools(pools: &[PoolInfo], paint: Paint) -> String {
     let mut table = Table::new(&[
         "ENGINE", "MEMORY", "CPUS", "PIDS", "NET", "UID", "IDLE", "WANTED", "CREATING", "KERNELS", "TAKEN", "MISSED",
@@ -41,16 +41,16 @@ pub fn pools(pools: &[PoolInfo], paint: Paint) -> String {
         }
     }
     let mut text =
-        table.text("no workers are kept ready: pool_size or max_pool_size is 0, or the daemon's log says why", paint);
+        table.text("no warm workers: pool_size or max_pool_size is 0; otherwise see the daemon's log", paint);
     for pool in pools.iter().filter(|pool| !pool.trouble.is_empty()) {
         let again = match pool.tries_again_in_ms {
-            0 => String::from("the next is tried when one is wanted"),
-            ms => format!("the next is tried in {}", format_duration(ms)),
+            0 => String::from("the next attempt follows when one is needed"),
+            ms => format!("the next attempt follows in {}", format_duration(ms)),
         };
         let what = match pool.creation_errors {
-            // They were ready, and are no longer there.
+            // Ready workers exited.
             0 => String::new(),
-            failed => format!("{} could not be made ready, the last because: ", counted(failed, "worker")),
+            failed => format!("{} failed to start, last with: ", counted(failed, "worker")),
         };
         let (engine, trouble) = (plain(&pool.engine), plain(&pool.trouble));
         text.push_str(&format!("{} {engine}: {what}{trouble}; {again}\n", paint.bad("trouble")));

@@ -1,4 +1,4 @@
-//! What upkeep says, and lines of the audit log.
+//! Reports of upkeep, and lines of the audit log.
 
 use super::time::stamp;
 use super::{counted, first_line, plain};
@@ -10,9 +10,9 @@ use crate::core::upkeep::{Affected, Damage, GcItem, GcReport, GcThing, VerifyRep
 /// Characters of a detail that one line shows.
 const DETAIL: usize = 120;
 
-/// What a collection of garbage says of one thing.
+/// One item of a garbage collection.
 pub fn gc_item(item: &GcItem, paint: Paint) -> String {
-    let fate = if item.stays { paint.dim("stays") } else { paint.warn("goes ") };
+    let fate = if item.stays { paint.dim("keep  ") } else { paint.warn("remove") };
     let thing = match &item.thing {
         GcThing::Checkpoint { kernel, checkpoint } => {
             let name = if checkpoint.name.is_empty() { String::new() } else { format!(" {:?}", checkpoint.name) };
@@ -27,13 +27,13 @@ pub fn gc_item(item: &GcItem, paint: Paint) -> String {
     format!("{fate}  {}: {}\n", plain(&thing), plain(&item.why))
 }
 
-/// What a collection of garbage did.
+/// The summary of a garbage collection.
 pub fn gc_report(report: &GcReport) -> String {
-    let went = if report.dry_run { "would go" } else { "removed" };
+    let removed = if report.dry_run { "to remove" } else { "removed" };
     let freed = report.pack_bytes_removed.saturating_sub(report.bytes_copied);
     format!(
-        "{} {went}, {} stay\n{} ({}) {went}, {} ({}) stay, {} of them only because they are young or in use now\n\
-         {} {went}: {} of the disk\n",
+        "{} {removed}, {} kept\n{} ({}) {removed}, {} ({}) kept, {} of them only as recent or in use\n\
+         {} {removed}: {} of disk space\n",
         counted(report.checkpoints_removed, "checkpoint"),
         report.checkpoints_kept,
         counted(report.objects_removed, "object"),
@@ -46,12 +46,12 @@ pub fn gc_report(report: &GcReport) -> String {
     )
 }
 
-/// Something that is damaged, and what cannot be had because of it.
+/// Damage, and the data that is lost with it.
 pub fn damage(damage: &Damage, paint: Paint) -> String {
     let mut text =
         format!("{} {} {}: {}\n", paint.bad("damaged"), damage.what, plain(&damage.name), plain(&damage.why));
     if damage.affects.is_empty() && damage.what == "object" {
-        text.push_str("  nothing needs it\n");
+        text.push_str("  not referenced\n");
     }
     for Affected { kernel, what, name } in &damage.affects {
         let of = if kernel.is_empty() { String::new() } else { format!(" of kernel {kernel}") };
@@ -61,18 +61,18 @@ pub fn damage(damage: &Damage, paint: Paint) -> String {
     text
 }
 
-/// What a verification looked at.
+/// The summary of a verification.
 pub fn verify_report(report: &VerifyReport, paint: Paint) -> String {
     let found = match report.damaged {
-        0 => paint.good("nothing is damaged"),
-        1 => paint.bad("1 thing is damaged"),
-        many => paint.bad(&format!("{many} things are damaged")),
+        0 => paint.good("no damage"),
+        1 => paint.bad("1 item is damaged"),
+        many => paint.bad(&format!("{many} items are damaged")),
     };
     format!(
         "{found}: {}, {}, {} ({})\n",
         counted(report.kernels, "kernel"),
-        counted(report.checkpoints, "whole checkpoint"),
-        counted(report.objects, "good object"),
+        counted(report.checkpoints, "intact checkpoint"),
+        counted(report.objects, "intact object"),
         format_size(report.bytes),
     )
 }
@@ -106,11 +106,15 @@ pub fn audit_line(line: &AuditLine, paint: Paint) -> String {
     )
 }
 
-/// Whether the audit log is whole.
+/// The result of the audit log's verification.
 pub fn audit_proof(proved: &Result<AuditHead, AuditBreak>, paint: Paint) -> String {
     match proved {
         Ok(head) => {
-            format!("{}: {}, its end is {head}\n", paint.good("the audit log is whole"), counted(head.sequence, "line"))
+            format!(
+                "{}: {}, its end is {head}\n",
+                paint.good("the audit log is intact"),
+                counted(head.sequence, "line")
+            )
         }
         Err(broken) => format!("{}\n", paint.bad(&plain(&broken.to_string()))),
     }

@@ -18,8 +18,8 @@ pub fn step(step: &Step, paint: Paint) -> String {
     format!("{} {} {state}\n", paint.head(&format!("step {}", step.index)), first_line(&step.name, NAME))
 }
 
-/// Steps, and who works.
-pub fn workflow(workflow: &Workflow, paint: Paint) -> String {
+/// Steps and the current agent.
+pub fn workflow(kernel: &str, workflow: &Workflow, paint: Paint) -> String {
     let mut table = Table::new(&["STEP", "STATE", "AGENT", "BEGUN", "NAME"]);
     for step in &workflow.steps {
         let (state, painter): (_, fn(Paint, &str) -> String) = match step.completed_at_ms {
@@ -34,7 +34,8 @@ pub fn workflow(workflow: &Workflow, paint: Paint) -> String {
         "" => String::new(),
         agent => format!("{} {}\n", paint.dim("agent:"), plain(agent)),
     };
-    format!("{}{agent}", table.text("no steps yet: `ryokan step begin NAME TEXT` begins one", paint))
+    let none = format!("no steps; begin one: ryokan work step begin {} TEXT", plain(kernel));
+    format!("{}{agent}", table.text(&none, paint))
 }
 
 fn state_of(decision: &Decision) -> (&'static str, fn(Paint, &str) -> String) {
@@ -53,7 +54,7 @@ pub fn decision_line(decision: &Decision, paint: Paint) -> String {
 }
 
 /// Decisions, oldest first.
-pub fn decisions(all: &[Decision], paint: Paint) -> String {
+pub fn decisions(kernel: &str, all: &[Decision], paint: Paint) -> String {
     let mut table = Table::new(&["ID", "STATE", "STEP", "AGENT", "OPENED", "DECISION"]);
     for decision in all {
         let (state, painter) = state_of(decision);
@@ -63,10 +64,11 @@ pub fn decisions(all: &[Decision], paint: Paint) -> String {
         table.row(&[decision.id.to_string().as_str(), state, &step, &decision.agent, &opened, &title]);
         table.paint(1, painter);
     }
-    table.text("no decisions yet: `ryokan decision open NAME TEXT` puts one down", paint)
+    let none = format!("no decisions; record one: ryokan work decision open {} TEXT", plain(kernel));
+    table.text(&none, paint)
 }
 
-/// All there is to know of a decision.
+/// One decision in detail.
 pub fn decision(decision: &Decision, paint: Paint) -> String {
     let mut text = decision_line(decision, paint);
     let mut fact = |what: &str, by: &str, at_ms: Option<i64>| {
@@ -84,7 +86,7 @@ pub fn decision(decision: &Decision, paint: Paint) -> String {
 }
 
 /// Artifacts, or versions of one.
-pub fn artifacts(all: &[Artifact], paint: Paint) -> String {
+pub fn artifacts(kernel: &str, all: &[Artifact], paint: Paint) -> String {
     let mut table = Table::new(&["ARTIFACT", "VERSION", "SIZE", "TYPE", "PUT", "HASH"]);
     for artifact in all {
         let version = match artifact.reverts_to {
@@ -101,5 +103,6 @@ pub fn artifacts(all: &[Artifact], paint: Paint) -> String {
             table.paint(5, Paint::warn);
         }
     }
-    table.text("no artifacts yet: `ryokan artifact put NAME ARTIFACT FILE` puts one", paint)
+    let none = format!("no artifacts; store one: ryokan work artifact put {} ARTIFACT FILE", plain(kernel));
+    table.text(&none, paint)
 }

@@ -6,12 +6,12 @@ use crate::cli::render;
 use crate::core::error::Error;
 use crate::rpc::client::KernelClient;
 
-/// What comes after a command.
+/// What follows a command.
 pub enum Next {
     /// The next prompt.
-    Go,
+    Continue,
     /// The end of the session.
-    Leave,
+    Exit,
 }
 
 const HELP: &str = "\
@@ -20,13 +20,13 @@ const HELP: &str = "\
 :mounts    its mounts
 :tools     its tools
 :jobs      its background jobs
-:missed    what its saved state does not hold
-:info      all there is to know of it
-:restart   end the worker and start it again; state is kept
-:quit      leave; the kernel lives on
+:missed    what its saved state lacks
+:info      its details
+:restart   restart its worker; state is kept
+:quit      exit; the kernel continues
 ";
 
-/// Does what a command says.
+/// Runs one of the loop's own commands.
 pub async fn command(context: &Context, kernel: &KernelClient, words: &str) -> Result<Next, Failure> {
     let paint = context.terminal.paint;
     let text = match words.trim() {
@@ -50,11 +50,11 @@ pub async fn command(context: &Context, kernel: &KernelClient, words: &str) -> R
             kernel.start().await?;
             "restarted\n".to_owned()
         }
-        "quit" | "q" | "exit" => return Ok(Next::Leave),
+        "quit" | "q" | "exit" => return Ok(Next::Exit),
         other => {
             return Err(Error::not_found(format!("there is no command :{other}")).hint(":help lists them").into());
         }
     };
     context.print(&text)?;
-    Ok(Next::Go)
+    Ok(Next::Continue)
 }

@@ -1,4 +1,4 @@
-//! `repl`: an interactive session with a kernel, which lives on when it ends.
+//! `repl`: an interactive session with a kernel, which outlives the session.
 //!
 //! ```text
 //! editor thread (blocking: rustyline, or lines of a pipe) ⇄ channels ⇄ this task ⇄ daemon
@@ -15,7 +15,7 @@ use self::editor::Editor;
 use self::program::{Program, read_program};
 use super::context::Context;
 use super::drive::{Driven, Signals, Streams, drive};
-use super::exec::{end_text, if_it_does_not_react};
+use super::exec::{end_text, interrupt_note};
 use super::failure::Failure;
 use super::{exit, failure, paths, render};
 use crate::core::error::{Error, ErrorCode};
@@ -29,7 +29,7 @@ use crate::rpc::client::KernelClient;
   ryokan repl demo
   ryokan repl demo < commands.txt
 
-Ctrl-C clears the line or interrupts what runs, Ctrl-D leaves; the kernel lives on. :help lists the commands.")]
+Ctrl-C clears the line or interrupts the execution, Ctrl-D exits; the kernel continues. :help lists the commands.")]
 pub struct ReplArgs {
     /// Name or id of the kernel
     pub name: String,
@@ -38,11 +38,11 @@ pub struct ReplArgs {
 /// A session of the read-eval-print loop.
 struct Session<'a> {
     context: &'a Context,
-    /// What the user called the kernel: it is found again by this after a lost connection.
+    /// The name or id that the user gave, used to reconnect.
     name: String,
     kernel: KernelClient,
     info: KernelInfo,
-    /// Whether somebody types.
+    /// Whether input and output are a terminal.
     interactive: bool,
     /// The last execution's exit code.
     last: u8,
@@ -60,7 +60,7 @@ pub async fn repl(context: &Context, args: ReplArgs) -> Result<(), Failure> {
     let mut session = Session { context, name: args.name, kernel, info, interactive, last: exit::OK };
     if interactive {
         let (name, engine) = (&session.info.spec.name, session.info.spec.engine);
-        context.say(&format!("{name} ({engine}); :help lists the commands, Ctrl-D leaves, the kernel lives on"));
+        context.say(&format!("{name} ({engine}); :help lists the commands, Ctrl-D exits, the kernel continues"));
     }
     loop {
         let program = read_program(&mut editor, &session.kernel, &session.info, &mut signals).await?;
@@ -70,8 +70,8 @@ pub async fn repl(context: &Context, args: ReplArgs) -> Result<(), Failure> {
             Program::Signal(exit::INTERRUPTED) if interactive => continue,
             Program::Signal(code) => return Err(Failure::Quiet(code)),
             Program::Command(words) => match command(context, &session.kernel, &words).await {
-                Ok(Next::Go) => Ok(()),
-                Ok(Next::Leave) => break,
+                Ok(Next::Continue) => Ok(()),
+                Ok(Next::Exit) => break,
                 Err(failure) => Err(failure),
             },
             Program::Code(code) => session.execute(&code, &mut signals).await,
@@ -94,7 +94,7 @@ fn is_unfinished(output: &[u8]) -> bool {
 impl Session<'_> {
     async fn execute(&mut self, code: &str, signals: &mut Signals) -> Result<(), Failure> {
         let execution = self.kernel.run(&ExecRequest::code(code)).await?;
-        let explain = self.interactive.then_some("interrupting; Ctrl-C once more gives the prompt back");
+        let explain = self.interactive.then_some("interrupting; press Ctrl-C again to return to the prompt");
         let streams = Streams { show: true, feed_stdin: false, explain };
         match drive(&self.kernel, &execution, streams, signals).await? {
             Driven::Ended { result, wrote_stderr } => {
@@ -106,14 +106,15 @@ impl Session<'_> {
                 if let Some(text) = render::value_of(&result, self.info.spec.engine) {
                     self.context.print(&text)?;
                 }
-                if let Some(text) = end_text(&result, wrote_stderr, self.context.terminal.paint_stderr) {
+                if let Some(text) = end_text(&self.name, &result, wrote_stderr, self.context.terminal.paint_stderr) {
                     self.context.say(text.trim_end());
                 }
                 Ok(())
             }
             Driven::Detached(exec) => {
-                let unless = if_it_does_not_react();
-                self.context.say(&format!("execution {exec} was interrupted; {unless}; what follows waits behind it"));
+                let note = interrupt_note();
+                self.context
+                    .say(&format!("execution {exec} was interrupted; {note}; further code is queued behind it"));
                 Ok(())
             }
             Driven::ReaderGone => Err(Failure::Quiet(exit::READER_GONE)),
@@ -121,21 +122,21 @@ impl Session<'_> {
         }
     }
 
-    fn complain(&self, error: &Error) {
+    fn show_error(&self, error: &Error) {
         self.context.say(failure::render(error, self.context.terminal.paint_stderr).trim_end());
     }
 
-    /// Shows a failure and goes on, with a new connection where the old one is lost.
+    /// Shows a failure and continues, after a reconnection if the connection is lost.
     async fn recover(&mut self, failure: Failure) -> Result<(), Failure> {
         let error = match failure {
             Failure::Error(error) => error,
             Failure::Quiet(_) => return Err(failure),
         };
         self.last = exit::of(error.code);
-        self.complain(&error);
+        self.show_error(&error);
         if error.code == ErrorCode::Unavailable && error.reason.is_empty() {
             (self.kernel, self.info) = self.context.kernel(&self.name).await?;
-            self.context.say("connected again");
+            self.context.say("reconnected");
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! From lines to programs: the engine says whether more must follow.
+//! Joins lines to programs: the engine decides whether a program is complete.
 
 use super::editor::{Editor, Entered};
 use crate::cli::drive::Signals;
@@ -8,22 +8,22 @@ use crate::core::error::Error;
 use crate::core::info::{CodeStatus, KernelInfo};
 use crate::rpc::client::KernelClient;
 
-/// What was entered.
+/// One input.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Program {
-    /// An empty line, or one that was cleared.
+    /// An empty or cleared line.
     Nothing,
     /// Code to execute.
     Code(String),
-    /// A command of the loop itself, without its colon.
+    /// A command of the loop, without its colon.
     Command(String),
-    /// No more.
+    /// The end of the input.
     End,
-    /// A signal ended the waiting; its exit code.
+    /// A signal during the wait; its exit code.
     Signal(u8),
 }
 
-/// Reads lines until they are a program.
+/// Reads lines until they form a program.
 pub async fn read_program(
     editor: &mut Editor,
     kernel: &KernelClient,
@@ -59,10 +59,10 @@ pub async fn read_program(
         }
         code.push_str(&line);
         code.push('\n');
-        // An engine that cannot tell takes every line for a program.
+        // An engine without this check accepts every line as a program.
         let checked = kernel.check(&code).await;
         match checked {
-            // What is offered is in the line before a key is pressed: only where blanks at its start mean nothing else.
+            // The indent is inserted before any key is pressed, so only where leading blanks mean nothing else.
             Ok(checked) if checked.status == CodeStatus::Incomplete => indent = checked.indent,
             Ok(_) | Err(_) if block_is_open(&code, &line, info.spec.engine) => indent = leading_space(&line),
             Ok(_) | Err(_) => {
@@ -78,7 +78,7 @@ fn is_command(words: &str) -> bool {
     words.starts_with(|c: char| c.is_ascii_alphabetic() || c == '?')
 }
 
-/// Whether a block of several lines may go on although it is a program already: until an empty line, as in the
+/// Whether a block of several lines continues although it is complete: until an empty line, as in the
 /// language's own prompt.
 fn block_is_open(code: &str, line: &str, engine: EngineName) -> bool {
     match engine {

@@ -13,7 +13,7 @@ pub fn begin(newest: Option<&Step>, name: &str, agent: &str, at_ms: i64) -> Resu
         Some(step) if step.completed_at_ms.is_none() => {
             Err(Error::conflict(format!("step {} ({}) is not completed", step.index, step.name))
                 .reason("step_open")
-                .hint("complete it first: `ryokan step complete NAME`"))
+                .hint("complete it first with `ryokan work step complete`"))
         }
         Some(step) if step.index >= limits::STEPS => {
             Err(Error::refused(format!("a kernel has at most {} steps", limits::STEPS)).reason("steps"))
@@ -37,7 +37,7 @@ pub fn complete(newest: Option<&Step>, at_ms: i64) -> Result<Step> {
         Some(step) if step.completed_at_ms.is_none() => Ok(Step { completed_at_ms: Some(at_ms), ..step.clone() }),
         Some(_) | None => Err(Error::conflict("no step is under way")
             .reason("no_step")
-            .hint("`ryokan step begin NAME TEXT` begins one")),
+            .hint("begin one with `ryokan work step begin`")),
     }
 }
 

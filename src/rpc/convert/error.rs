@@ -27,7 +27,7 @@ pub fn to_capnp(error: Error) -> capnp::Error {
 
 /// What becomes of what a lost connection was about, and what to do.
 pub(in crate::rpc) const AFTER_A_LOSS: &str =
-    "the daemon stopped or restarted; kernels and executions go on, but throw-away ones are gone: connect again";
+    "the daemon stopped or restarted; durable kernels continue, ephemeral ones are removed: reconnect";
 
 /// The error that an exception carries; a foreign exception becomes the code that its kind means.
 pub fn from_capnp(exception: capnp::Error) -> Error {
