@@ -72,7 +72,7 @@ impl PreparedCopies {
 
     /// Removes all copies and cancels the one in progress; returns whether there were any.
     pub async fn discard_all(&self) -> bool {
-        let _turn = self.discarding.lock().await;
+        let _exclusive = self.discarding.lock().await;
         if let Some(donor) = self.making.borrow().as_ref() {
             donor.cancel();
         }

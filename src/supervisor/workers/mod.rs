@@ -1,7 +1,7 @@
 //! Workers: warm, reserved, started, admitted.
 //!
 //! ```text
-//!  a kernel's task ── start ─▶ reserved worker of this kernel ─▶ warm worker of its shape ─▶ start queue ─▶ isolation driver
+//!  kernel task ── start ─▶ its reserved worker ─▶ warm worker of its shape ─▶ start queue ─▶ isolation driver
 //! ```
 //!
 //! Knows shapes, places and quotas; knows no kernels.

@@ -82,12 +82,12 @@ impl StartQueue {
         if (&mut *given_up).now_or_never().is_some() {
             return Err(unwanted());
         }
-        if let Some(turn) = self.now(uid) {
-            return Ok(StartGrant::Start(turn));
+        if let Some(grant) = self.now(uid) {
+            return Ok(StartGrant::Start(grant));
         }
         let (share, places) = (self.share_of(uid), Arc::clone(&self.places));
         let stopping = |_| Error::unavailable("the daemon is stopping");
-        let turn = async {
+        let grant = async {
             let share = share.acquire_owned().await.map_err(stopping)?;
             Ok(StartGrant::Start([share, places.acquire_owned().await.map_err(stopping)?]))
         };
@@ -107,7 +107,7 @@ impl StartQueue {
             // First in order: a worker that was just handed over must not be lost.
             slot = slot => Ok(StartGrant::Warm(Box::new(slot))),
             _ = given_up => Err(unwanted()),
-            turn = turn => turn,
+            grant = grant => grant,
             () = tokio::time::sleep(self.wait) => Err(self.refusal()),
         }
     }
