@@ -5,8 +5,8 @@
 //!             ◀── Connector, WorkerHandle ──────┘
 //! ```
 //!
-//! The supervisor knows kernels, shapes and records; a driver knows processes, folders, mounts and control groups. A driver
-//! never decides which kernel gets a worker, and the supervisor never looks into a record.
+//! The supervisor knows kernels, shapes and records; a driver knows processes, folders, mounts and control groups. A
+//! driver never decides which kernel gets a worker, and the supervisor never looks into a record.
 
 pub mod process;
 
@@ -30,89 +30,89 @@ use crate::link::handshake::WorkerIdentity;
 use crate::link::host::WorkerLink;
 use crate::workspace::{Workspace, WorkspacePaths};
 
-/// What a worker must be like before it is a kernel's. Equal shapes share warm workers.
+/// The properties that a warm worker must share with a kernel. Equal shapes share warm workers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shape {
-    /// How it runs.
+    /// Its isolation.
     pub isolation: Isolation,
     /// Its engine.
     pub engine: EngineName,
-    /// Its bounds.
+    /// Its resource limits.
     pub limits: KernelLimits,
     /// Its network.
     pub net: Net,
-    /// The user of this host whose rights it has.
+    /// The host user whose rights it has.
     pub uid: u32,
-    /// What else the driver cannot change later, in the driver's own words.
+    /// Driver-specific properties that cannot change after launch.
     pub variant: String,
 }
 
-/// Where a kernel's files are on this host.
+/// The locations of a kernel's files on this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KernelHome {
     /// The kernel's folder.
     pub dir: PathBuf,
-    /// The database of its engine's state.
+    /// The database of its engine state.
     pub engine_db: PathBuf,
     /// Its own workspace, a path within `dir`.
     pub own_workspace: PathBuf,
-    /// The workspace of another kernel that it works in, if it shares one.
+    /// The workspace of another kernel, if it shares one.
     pub shared_workspace: Option<PathBuf>,
 }
 
-/// A path of this host that a kernel may see. Its source was checked and holds no symbolic links.
+/// A host path that a kernel may see. Its source was checked and holds no symbolic links.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostMount {
-    /// Where the kernel sees it.
+    /// The path inside the kernel.
     pub inside: PathBuf,
     /// The path on this host.
     pub source: PathBuf,
-    /// Whether the kernel may change it.
+    /// Whether the kernel may write to it.
     pub writable: bool,
 }
 
-/// What the catalog keeps of a worker so that a later daemon can find it: a JSON object that only the driver reads.
+/// The catalog's record of a worker, with which a later daemon finds it: a JSON object that only the driver reads.
 pub type WorkerRecord = String;
 
-/// A worker that is to be launched.
+/// A worker to be launched.
 pub struct NewWorker<'a> {
-    /// What it must be like.
+    /// Its required properties.
     pub shape: &'a Shape,
-    /// What both ends of the link prove.
+    /// The identity that both ends of the link prove.
     pub identity: &'a WorkerIdentity,
     /// The kernel's name, as the code inside sees it.
     pub name: KernelName,
     /// Where its files are.
     pub home: &'a KernelHome,
-    /// What its kernel was given.
+    /// Its mounts.
     pub mounts: Vec<HostMount>,
-    /// How the state that it loads came to be, and its generation.
+    /// The origin of the state that it loads, and its generation.
     pub origin: (OriginKind, u32),
-    /// Life without a daemon.
+    /// Its lifetime without a daemon.
     pub orphan_grace: Duration,
-    /// Whether it waits for its kernel in the warm pool.
+    /// Whether it joins the warm pool without a kernel.
     pub is_warm: bool,
 }
 
-/// Stores what a later daemon must know of a worker: before the worker exists, and once more as soon as it does.
+/// Stores the record of a worker: before the worker exists, and again as soon as it does.
 pub type Recorder<'a> = dyn Fn(WorkerRecord) -> LocalBoxFuture<'a, Result<()>> + 'a;
 
-/// A worker that runs.
+/// A launched worker.
 pub struct Launched {
-    /// The way to its init.
+    /// The connection to its init.
     pub connector: Rc<dyn Connector>,
     /// The worker itself.
     pub handle: Rc<dyn WorkerHandle>,
 }
 
-/// What a warm worker is sent of a kernel's files: descriptors that it needs went ahead.
+/// The kernel files sent to a warm worker. Their descriptors are sent before this message.
 #[derive(Debug, Default)]
 pub struct BoundSources {
     /// The kernel's folder; `None`: the worker's own.
     pub folder: Option<BoundFolder>,
-    /// Folders that no mount may show.
+    /// Folders that no mount may expose.
     pub protected: Vec<PathBuf>,
-    /// What the kernel was given.
+    /// The kernel's mounts.
     pub mounts: Vec<BoundMount>,
 }
 
@@ -121,20 +121,20 @@ pub type OpenWorkspace = Box<dyn FnOnce() -> Result<Box<dyn Workspace>> + Send>;
 
 /// A kernel's engine state while no worker has it open. Its calls block.
 pub trait EngineState: Send {
-    /// Replaces all of it: what the kernel's next worker loads.
+    /// Replaces all of the state that the kernel's next worker loads.
     ///
     /// # Errors
-    /// Those of writing; the former state is there then.
+    /// Those of writing; the former state is kept then.
     fn replace(&self, info: &EngineInfo, entries: &mut dyn Iterator<Item = Entry>) -> Result<()>;
 
-    /// Looks through it for damage.
+    /// Checks the state for damage.
     ///
     /// # Errors
     /// `corrupt`.
     fn inspect(&self) -> Result<Inspected>;
 }
 
-/// Finds out what a host can do. Blocks.
+/// Probes the capabilities of a host. Blocks.
 pub type Probe = Box<dyn FnOnce() -> Vec<Ability> + Send>;
 
 /// One way of running workers.
@@ -143,32 +143,33 @@ pub trait IsolationDriver {
     /// Which isolation it is.
     fn isolation(&self) -> Isolation;
 
-    /// Checks that this host can run such a worker for a user, and says what shape it has.
+    /// Checks that this host can run such a worker for a user, and returns its shape.
     ///
     /// # Errors
     /// `unsupported` with a hint, `invalidArgument`.
     fn check(&self, spec: &KernelSpec, uid: u32) -> Result<Shape>;
 
-    /// Launches a worker. `record` is awaited before the worker exists and again before it can run anything: so none is left
-    /// that no catalog knows. What was launched has ended when this fails.
+    /// Launches a worker. `record` is awaited before the worker exists, and again before it can run anything, so that
+    /// every worker is in a catalog. On failure, everything launched has ended.
     ///
     /// # Errors
-    /// Those of `record`, and why it could not start.
+    /// Those of `record`, and of the start.
     async fn launch(&self, new: NewWorker<'_>, record: &Recorder<'_>) -> Result<Launched>;
 
     /// Finds a worker that a former daemon launched.
     ///
     /// # Errors
-    /// `lost` if it has ended, `corrupt` for a record that is none of this driver's.
+    /// `lost` if the worker has ended, `corrupt` for a record of another driver.
     fn adopt(&self, worker: WorkerId, record: &str) -> Result<Launched>;
 
-    /// Ends a recorded worker that could not be adopted, if it still is the one that was recorded, and removes what it left.
+    /// Ends a recorded worker that could not be adopted, if its process is still the recorded one, and removes its
+    /// leftovers.
     async fn end_orphan(&self, worker: WorkerId, record: &str);
 
-    /// Whether a recorded worker came to exist: its record is not the one that was made before.
+    /// Whether a recorded worker came to exist: its record is the second one.
     fn existed(&self, record: &str) -> bool;
 
-    /// A way to a kernel's files, to be opened beside the event loop.
+    /// Returns a function that opens a kernel's files outside the event loop.
     fn workspace(&self, paths: WorkspacePaths) -> OpenWorkspace;
 
     /// A kernel's engine state, while no worker has it open.
@@ -177,44 +178,45 @@ pub trait IsolationDriver {
     /// Copies a folder of this host into a new kernel's workspace, as that user.
     ///
     /// # Errors
-    /// `invalidArgument` if it is no folder, `unsupported` for another user's, `refused` if it has more than `most_bytes`.
+    /// `invalidArgument` if the source is no folder, `unsupported` for another user's, `refused` if it holds more than
+    /// `most_bytes`.
     async fn fill_workspace(&self, workspace: &Path, from: &Path, uid: u32, most_bytes: u64) -> Result<()>;
 
-    /// How many components of a mount's path must be made in a workspace, which may hold the work of untrusted code.
+    /// Counts the components of a mount's path that are missing in a workspace, which may hold untrusted code's files.
     fn missing_components(&self, workspace: &Path, inside: &Path) -> u32;
 
-    /// Removes the last `made` components of a mount's path from a workspace, as far as they are empty.
+    /// Removes the last `made` components of a mount's path from a workspace, while they are empty.
     fn remove_components(&self, workspace: &Path, inside: &Path, made: u32);
 
-    /// Removes what workers left on the host that no record in `known` names.
+    /// Removes leftovers of workers that `known` does not name.
     fn sweep(&self, known: &[WorkerId]);
 
-    /// Finds out what this host can do for this isolation; the returned function blocks.
+    /// Probes this host's capabilities for this isolation; the returned function blocks.
     fn probe(&self) -> Probe;
 }
 
-/// One worker.
+/// A handle to one worker.
 #[async_trait::async_trait(?Send)]
 pub trait WorkerHandle {
-    /// Which worker.
+    /// Its id.
     fn id(&self) -> WorkerId;
 
-    /// What a later daemon must know of it.
+    /// Its record for a later daemon.
     fn record(&self) -> WorkerRecord;
 
-    /// Its process on this host, for people who look at it; `None` where there is none of its own.
+    /// Its process id on this host, for display; `None` if it has no process of its own.
     fn process_id(&self) -> Option<u32>;
 
-    /// Ends it at once, with everything inside.
+    /// Kills the worker with everything inside.
     fn kill(&self);
 
-    /// Waits for its end.
+    /// Waits until the worker has ended.
     async fn exited(&self);
 
-    /// Removes what it left on the host. After its end.
+    /// Removes its leftovers on the host. Called after its end.
     async fn clean_up(&self);
 
-    /// Makes a kernel's files ready for a warm worker. `home`: none where the kernel adopts the worker's own folder.
+    /// Prepares a kernel's files for a warm worker. `home` is `None` if the kernel adopts the worker's own folder.
     ///
     /// # Errors
     /// `unsupported` where a file system refuses it; those of the link.
@@ -225,13 +227,13 @@ pub trait WorkerHandle {
         mounts: &[HostMount],
     ) -> Result<BoundSources>;
 
-    /// Mounts a path of this host in the live worker.
+    /// Mounts a host path in the live worker.
     ///
     /// # Errors
-    /// `unsupported` where the isolation has no such mounts; those of the mount.
+    /// `unsupported` if the isolation has no such mounts; those of the mount.
     async fn attach_mount(&self, link: &WorkerLink, mount: &HostMount) -> Result<()>;
 
-    /// Takes a mount away.
+    /// Removes a mount.
     ///
     /// # Errors
     /// `notFound` if nothing is mounted there, `busy` if it is in use.

@@ -4,12 +4,12 @@ use std::path::{Path, PathBuf};
 
 use crate::core::ids::WorkerId;
 
-/// How often a cgroup that is still in use is tried again.
+/// Number of attempts to remove a cgroup that is still in use.
 const CGROUP_TRIES: u32 = 25;
-/// The pause between those.
+/// The pause between attempts.
 const CGROUP_PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
 
-/// Where a daemon's workers have their cgroups. Two daemons may share the folder: what a name begins with says whose it is.
+/// The cgroups of a daemon's workers. Daemons may share the folder; the prefix of a name identifies the daemon.
 #[derive(Debug)]
 pub(super) struct Cgroups {
     pub base: PathBuf,
@@ -21,7 +21,7 @@ impl Cgroups {
         self.base.join(format!("{}{worker}", self.prefix))
     }
 
-    /// Those of this daemon's workers but for the known ones.
+    /// The cgroups of this daemon's workers that are not in `known`.
     pub(super) fn stale(&self, known: &[WorkerId]) -> Vec<PathBuf> {
         let entries = std::fs::read_dir(&self.base).into_iter().flatten().flatten();
         let is_stale = |entry: &std::fs::DirEntry| {
@@ -33,7 +33,7 @@ impl Cgroups {
     }
 }
 
-/// The host kernel may need a moment to let go of the last process.
+/// Removes a cgroup, with retries: the host kernel may need a moment to release the last process.
 pub(super) async fn remove_cgroup(path: &Path) {
     for _ in 0..CGROUP_TRIES {
         match crate::sandbox::cgroup::remove(path) {
@@ -49,7 +49,7 @@ pub(super) async fn remove_cgroup(path: &Path) {
 mod tests {
     use super::*;
 
-    /// Plain folders do here: they are known by name.
+    /// Plain folders suffice here: only names matter.
     #[test]
     fn known_cgroups_are_not_stale() {
         let base = tempfile::tempdir().expect("a folder");

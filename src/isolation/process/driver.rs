@@ -28,31 +28,31 @@ use crate::sandbox::{Layer, Owners, PlannedMount, RunAs, SandboxPlan};
 use crate::sys;
 use crate::workspace::{Tracker, Workspace, WorkspacePaths};
 
-/// What the driver needs to know of its host and of the configuration.
+/// The driver's settings, from the host and the configuration.
 pub struct ProcessSettings {
-    /// Which host this is: other daemons may use the same control group.
+    /// This host's identity: other daemons may use the same cgroup folder.
     pub host: HostId,
-    /// What workers run.
+    /// The worker's executable.
     pub program: WorkerProgram,
-    /// Uid and gid that workers run under where the daemon is root and the kernel is root's.
+    /// Uid and gid of workers whose kernel belongs to root, in a daemon that is root.
     pub account: Option<(u32, u32)>,
-    /// A cgroup v2 folder in which the daemon may make children.
+    /// A cgroup v2 folder in which the daemon may create children.
     pub cgroup_base: Option<PathBuf>,
     /// Folder of the private sockets.
     pub sockets: PathBuf,
-    /// The daemon's own folders: never shown to a kernel.
+    /// The daemon's own folders: never exposed to a kernel.
     pub protected: Vec<PathBuf>,
-    /// Folder for what can be made again.
+    /// Folder for caches.
     pub cache: PathBuf,
-    /// What every kernel sees read-only.
+    /// Paths that every kernel sees read-only.
     pub system_paths: Vec<PathBuf>,
     /// The configured interpreters of engines.
     pub interpreters: BTreeMap<EngineName, PathBuf>,
-    /// Modules that a warm Python loads.
+    /// Modules that a warm Python preloads.
     pub python_preload: Vec<String>,
-    /// Memory for forked snapshots of a Python engine, bytes; 0: none are kept.
+    /// Memory for forked snapshots of a Python engine, bytes; 0 keeps none.
     pub snapshot_bytes: u64,
-    /// Whether saved state must survive a loss of power.
+    /// Whether saved state must survive a power loss.
     pub power_safe: bool,
 }
 
@@ -63,7 +63,7 @@ pub struct ProcessDriver {
     shared: Rc<Shared>,
 }
 
-/// What else a worker of this isolation cannot be given later.
+/// Further properties that cannot change after a worker's launch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Variant {
     degraded: Vec<Layer>,
@@ -109,13 +109,13 @@ impl ProcessDriver {
         plan.workspace.clone_from(&home.shared_workspace);
         plan.unbound = new.is_warm;
         match new.is_warm {
-            // Its own folder goes when a kernel brings another one.
+            // A warm worker's own folder is removed when a kernel brings another one.
             true => plan.staged_on = home.dir.parent().map(Path::to_owned),
             false => plan.hostname = new.name.as_str().to_owned(),
         }
         let system = self.settings.system_paths.iter().map(|path| PlannedMount {
             inside: path.clone(),
-            // An absent one is reported by the process that opens it.
+            // An absent source is reported by the process that opens it.
             source: path.canonicalize().unwrap_or_else(|_| path.clone()),
             writable: false,
             system: true,
@@ -148,7 +148,7 @@ impl ProcessDriver {
             }
             document.engine_settings.interpreter = vec![interpreter];
             if engine == EngineName::Node {
-                // Node would take its heap's bound from the host's memory, and be killed at the kernel's limit.
+                // Node would size its heap by the host's memory, and be killed at the kernel's limit.
                 let heap_mib = (new.shape.limits.memory_bytes >> 20) / 4 * 3;
                 document.engine_settings.interpreter.push(format!("--max-old-space-size={heap_mib}"));
             }
@@ -163,7 +163,7 @@ impl ProcessDriver {
         Ok(document)
     }
 
-    /// The Python driver compiled for an interpreter; `None` only makes a start slower.
+    /// The Python driver compiled for an interpreter; `None` only slows the start.
     async fn compiled_driver(&self, interpreter: &str) -> Option<PathBuf> {
         let (cache, interpreter) = (self.settings.cache.clone(), PathBuf::from(interpreter));
         let compiled = crate::worker::engines::python::compiled;
@@ -241,10 +241,11 @@ impl IsolationDriver for ProcessDriver {
 
     fn adopt(&self, worker: WorkerId, record: &str) -> Result<Launched> {
         let about = Record::read(record)?;
-        // Without a process: the daemon was killed before the worker got its secret, so the worker ends by itself.
+        // A record without a process: the daemon was killed before the worker got its secret, so the worker ends by
+        // itself.
         let recorded = about.process.ok_or_else(|| Error::lost("the worker was not started"))?;
         let process = WorkerProcess::find(recorded.pid).ok();
-        // Looked at after the descriptor was opened: so the descriptor is of that very process.
+        // Checked after the descriptor was opened, so that the descriptor refers to the recorded process.
         let is_same = |_: &WorkerProcess| sys::process::start_ticks(recorded.pid) == Some(recorded.start_ticks);
         let process = process.filter(is_same).ok_or_else(|| Error::lost("the worker has ended"))?;
         let connector = Rc::new(UnixConnector::new(&about.socket));
@@ -277,7 +278,7 @@ impl IsolationDriver for ProcessDriver {
 
     fn sweep(&self, known: &[WorkerId]) {
         let stale = self.shared.cgroups.as_ref().map(|cgroups| cgroups.stale(known)).unwrap_or_default();
-        // Beside everything else: what is in a group is killed, and its end is awaited.
+        // In the background: each group's processes are killed, and their end is awaited.
         tokio::task::spawn_local(async move {
             for path in stale {
                 crate::sandbox::cgroup::kill(&path);
@@ -321,7 +322,7 @@ impl IsolationDriver for ProcessDriver {
     }
 }
 
-/// What this host can do for process isolation. Blocks.
+/// Probes this host's capabilities for process isolation. Blocks.
 pub fn abilities(
     worker: &Path,
     interpreters: &BTreeMap<EngineName, PathBuf>,

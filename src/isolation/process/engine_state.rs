@@ -28,7 +28,7 @@ impl EngineState for EngineDatabase {
     }
 }
 
-/// A folder for copies beside a kernel's databases; removed with the kernel if it is left.
+/// A folder for copies beside a kernel's databases; a leftover is removed with the kernel.
 fn scratch_beside(path: &Path) -> Result<PathBuf> {
     let scratch = path.with_file_name("verify");
     let _ = std::fs::remove_dir_all(&scratch);

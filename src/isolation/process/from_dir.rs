@@ -1,7 +1,7 @@
 //! Fills a new workspace from a folder of the host.
 //!
-//! The copying is coreutils' `cp -a`: it keeps modes, times, links, holes and attributes, and shares blocks where the file
-//! system can.
+//! coreutils' `cp -a` does the copying: it keeps modes, times, links, holes and attributes, and shares blocks where the
+//! file system can.
 
 use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
@@ -11,17 +11,19 @@ use tokio::process::Command;
 use crate::core::error::{Error, Result};
 use crate::core::quantity::format_size;
 
-/// Copies what is in `from` into `workspace`.
+/// Copies the contents of `from` into `workspace`.
 ///
 /// # Errors
-/// `invalidArgument` if it is no folder, `unsupported` in a system-wide daemon for another user (whose rights a copy by the
-/// daemon would ignore), `refused` if it is larger than the workspace may be, `unavailable` with `cp`'s words.
+/// `invalidArgument` if the source is no folder, `unsupported` in a system-wide daemon for another user (whose rights a
+/// copy by the daemon would ignore), `refused` if it is larger than the workspace may be, `unavailable` with `cp`'s
+/// message.
 pub(super) async fn copy(from: &Path, workspace: &Path, uid: u32, most_bytes: u64) -> Result<()> {
     if uid != nix::unistd::geteuid().as_raw() {
         return Err(Error::unsupported("the system-wide daemon does not copy other users' folders")
             .hint("give the folder with --allow-path and copy it inside the kernel"));
     }
-    // Opened by the name that was judged, through no link; what is copied is this folder, whatever its name leads to later.
+    // Opened by the checked name, without following links: a later change of the name does not change the copied
+    // folder.
     let opened = crate::sandbox::open_host_path(from)
         .map_err(|error| Error::refused(format!("{}: {error}", from.display())).reason("source"))?;
     let folder = PathBuf::from(format!("/proc/self/fd/{}", opened.as_raw_fd()));
@@ -45,7 +47,7 @@ pub(super) async fn copy(from: &Path, workspace: &Path, uid: u32, most_bytes: u6
     restore_mode(workspace)
 }
 
-/// `cp -a` gave the workspace the folder's own mode; it is the kernel's alone.
+/// Restores the workspace's mode: `cp -a` copied that of the source folder, but the workspace is private to the kernel.
 fn restore_mode(workspace: &Path) -> Result<()> {
     use std::os::unix::fs::PermissionsExt as _;
     let mode = std::fs::Permissions::from_mode(0o700);
@@ -55,7 +57,7 @@ fn restore_mode(workspace: &Path) -> Result<()> {
 
 async fn run(command: &mut Command) -> Result<String> {
     command.kill_on_drop(true).stdin(std::process::Stdio::null());
-    // A daemon that is killed leaves nobody behind who writes into a folder that the next one removes.
+    // `cp` dies with the daemon: it must not write into a folder that the next daemon removes.
     crate::sys::process::end_with_parent(command.as_std_mut());
     let program = command.as_std().get_program().to_string_lossy().into_owned();
     let failed = |why: String| {

@@ -1,4 +1,4 @@
-//! One worker as a process of this host.
+//! A handle to a worker that is a process of this host.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -16,18 +16,18 @@ use crate::link::connector::unix;
 use crate::link::host::WorkerLink;
 use crate::sandbox::{Owners, RunAs};
 
-/// What a later daemon must know of a worker.
+/// The record of a worker, for a later daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Record {
     /// The private socket.
     pub socket: PathBuf,
-    /// Init's process; `None`: the worker was about to be started.
+    /// Init's process; `None` before the start.
     pub process: Option<ProcessRecord>,
-    /// Whose rights it has, in a daemon that is root.
+    /// The account of its processes, in a daemon that is root.
     pub run_as: Option<RunAs>,
 }
 
-/// A process that cannot be mistaken for a later one of the same number.
+/// Identifies a process even if its number is reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ProcessRecord {
     pub pid: u32,
@@ -45,14 +45,14 @@ impl Record {
     }
 }
 
-/// What the handles of one driver share.
+/// State shared by a driver's handles.
 pub(super) struct Shared {
     pub cgroups: Option<Cgroups>,
     pub owners: Owners,
 }
 
 impl Shared {
-    /// Removes what a worker that has ended may have left: it unlinks its sockets itself, unless it was killed.
+    /// Removes leftovers of an ended worker. A worker unlinks its sockets itself, unless it was killed.
     pub(super) async fn clean_up(&self, worker: WorkerId, socket: &Path) {
         for path in [socket.to_owned(), unix::descriptor_path(socket)] {
             let _ = std::fs::remove_file(path);
@@ -68,18 +68,18 @@ pub(super) struct ProcessHandle {
     pub id: WorkerId,
     pub process: WorkerProcess,
     pub record: Record,
-    /// The record as the catalog keeps it.
+    /// The encoded record in the catalog.
     pub written: WorkerRecord,
     pub shared: Rc<Shared>,
 }
 
 impl ProcessHandle {
-    /// A file or folder as a detached mount on which the worker's user owns what its owner owns.
+    /// Returns a file or folder as a detached mount, with its owner's ids mapped to the worker's user.
     fn mapped(&self, path: &Path, run_as: RunAs) -> Result<OwnedFd> {
         Ok(self.shared.owners.mapped(path, run_as)?)
     }
 
-    /// The account for which paths of this host are mapped; `None`: the worker opens them itself, with its own rights.
+    /// The account to which host paths are mapped; `None` if the worker opens them with its own rights.
     fn mapped_for(&self) -> Option<RunAs> {
         self.record.run_as.filter(|run_as| run_as.map_root)
     }

@@ -1,4 +1,4 @@
-//! The programs of engines, as a kernel sees them.
+//! The engines' interpreters, as a kernel sees them.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -8,7 +8,7 @@ use crate::core::engine::EngineName;
 use crate::core::error::{Error, Result};
 use crate::sandbox::{Unfound, find_program};
 
-/// Finds interpreters, and remembers those that every kernel sees: a search follows links.
+/// Finds interpreters. Caches those visible to every kernel, since a search follows links.
 pub(super) struct Interpreters {
     commands: BTreeMap<EngineName, PathBuf>,
     system_paths: Vec<PathBuf>,
@@ -20,7 +20,7 @@ impl Interpreters {
         Interpreters { commands, system_paths, found: RefCell::default() }
     }
 
-    /// An engine's interpreter as seen by a kernel that has these paths too; `None` for an engine that is part of the worker.
+    /// An engine's interpreter inside a kernel with these additional paths; `None` for an engine built into the worker.
     ///
     /// # Errors
     /// `unsupported` if the interpreter is absent or hidden.

@@ -1,13 +1,13 @@
-//! Who requests something.
+//! The originator of a request.
 
 /// The client on whose behalf a request is made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Actor {
     /// The peer's uid.
     pub uid: u32,
-    /// What the client calls itself, or the label of an attenuated capability.
+    /// The client's own name, or the label of an attenuated capability.
     pub client: String,
-    /// Token of the lease that the capability carries; empty: none.
+    /// Token of the lease that the capability carries; empty if none.
     pub lease: Vec<u8>,
 }
 

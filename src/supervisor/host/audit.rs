@@ -1,6 +1,6 @@
-//! The audit log as the supervisor writes it: who did what to which kernel, refusals included; and the file that keeps its end.
+//! Writes the supervisor's audit log: who changed which kernel, refusals included; keeps the log's head in a file.
 //!
-//! A line that cannot be written is told in the daemon's own log: an operation that is done cannot be undone for its sake.
+//! A line that cannot be written is reported in the daemon's own log: the operation is already done and is not undone.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -19,18 +19,18 @@ use crate::sys::fs;
 /// How long a refusal counts against its user, milliseconds.
 const MINUTE_MS: i64 = 60_000;
 
-/// What the audit log needs to remember between lines.
+/// State of the audit log between lines.
 #[derive(Debug, Default)]
 pub(crate) struct Auditing {
-    /// Refusals of each user in the present minute: when that began, how many were written, how many were not.
+    /// Refusals per user in the current minute: its begin, the number written and the number suppressed.
     refusals: RefCell<HashMap<u32, (i64, u32, u64)>>,
-    /// The end that the file has.
+    /// The head that the file holds.
     kept: Cell<Option<AuditHead>>,
-    /// Whether it was said that the log lacks what the file knows.
+    /// Whether the loss of the kept head was reported.
     is_missed: Cell<bool>,
 }
 
-/// Text that fits a line's detail.
+/// Truncates text to the size of a line's detail.
 pub(crate) fn bounded(text: impl Into<String>) -> String {
     let text = text.into();
     match text.len() <= limits::AUDIT_DETAIL_BYTES {
@@ -39,13 +39,13 @@ pub(crate) fn bounded(text: impl Into<String>) -> String {
     }
 }
 
-/// A kernel as the audit log sees it.
+/// A kernel as the audit log records it.
 pub trait Audited {
     /// Its id.
     fn id(&self) -> KernelId;
-    /// Whose it is.
+    /// Its owner.
     fn uid(&self) -> u32;
-    /// Its version now.
+    /// Its current version.
     fn version(&self) -> u64;
 }
 
@@ -64,7 +64,7 @@ impl<T: Audited + ?Sized> Audited for Rc<T> {
 }
 
 impl Host {
-    /// A line that somebody did something now, and that it is done.
+    /// A line with the current time, an actor, and the outcome "done".
     pub fn line(&self, actor: &Actor, action: &str, kernel: Option<&dyn Audited>) -> NewAudit {
         NewAudit {
             at_ms: self.now_ms(),
@@ -116,8 +116,8 @@ impl Host {
         self.write_audit(NewAudit { version_before, version_after, manifest, detail, ..line }).await;
     }
 
-    /// Writes down that something was refused or failed. Of one user, at most so many in a minute; the rest is counted in the next
-    /// that is written, so that nobody fills the log by asking for what he may not have.
+    /// Records a refusal or failure. The number of lines per user and minute is bounded, so that a client cannot fill
+    /// the log with refused requests; the next line carries the number of suppressed ones.
     pub async fn audit_refusal(&self, actor: &Actor, action: &str, kernel: Option<&dyn Audited>, error: &Error) {
         let line = self.line(actor, action, kernel);
         let Some(unwritten) = self.auditing.refused(actor.uid, line.at_ms) else { return };
@@ -132,8 +132,8 @@ impl Host {
         self.write_audit(NewAudit { version_before, version_after, outcome, detail, ..line }).await;
     }
 
-    /// Lines of the audit log after a number that `uid` may see: all in a daemon of one user, else those about his own kernels and
-    /// about what he did to the host. `kernel`: of that one only.
+    /// Returns the lines after a number that `uid` may see. A per-user daemon shows all; a system-wide one shows lines
+    /// about the user's kernels and the user's actions on the host. `kernel` restricts the result to one kernel.
     ///
     /// # Errors
     /// The catalog's.
@@ -148,7 +148,7 @@ impl Host {
         Ok(self.catalog.audit_after(after, filter, most).await?)
     }
 
-    /// Keeps the end of the log in its file, if it has grown.
+    /// Stores the log's head in its file, if the log has grown.
     pub(crate) async fn keep_audit_head(&self) {
         let head = match self.catalog.audit_head().await {
             Ok(head) => head,
@@ -169,8 +169,8 @@ impl Host {
         }
     }
 
-    /// Whether the log still has the line that the file knows: else verification is to find what the file says. Asked until this
-    /// daemon has written the file itself.
+    /// Whether the log still has the line that the file records. If not, the file stays unchanged, so that verification
+    /// finds the loss. Checked until this daemon has written the file itself.
     async fn holds_kept_head(&self) -> bool {
         if self.auditing.kept.get().is_some() {
             return true;
@@ -186,17 +186,17 @@ impl Host {
                 }
                 is_there
             }
-            // None, or one that cannot be read: it is not for this to judge.
+            // An absent or unreadable file is reported by verification, not here.
             _ => true,
         }
     }
 }
 
 impl Auditing {
-    /// Counts a refusal; if it is to be written, how many before it were not.
+    /// Counts a refusal; if it is to be written, returns the number of suppressed refusals before it.
     fn refused(&self, uid: u32, now_ms: i64) -> Option<u64> {
         let mut refusals = self.refusals.borrow_mut();
-        // Of users that were not heard of for a minute only what is still to be told is remembered.
+        // A user without refusals for a minute is remembered only while suppressed refusals are unreported.
         refusals.retain(|_, (began, _, unwritten)| *unwritten > 0 || (*began..*began + MINUTE_MS).contains(&now_ms));
         let (began, written, unwritten) = refusals.entry(uid).or_insert((now_ms, 0, 0));
         if !(*began..*began + MINUTE_MS).contains(&now_ms) {
@@ -222,7 +222,7 @@ pub(crate) fn read_head(path: &Path) -> Result<Option<AuditHead>> {
     }
 }
 
-/// Writes the end, unless the file knows of a later one: then lines are missing, which verification is to find.
+/// Writes the head, unless the file has a later one: then the log lost lines, and verification must find that.
 fn keep_head(path: &Path, head: AuditHead) -> std::result::Result<(), fs::FsError> {
     if let Ok(Some(before)) = read_head(path)
         && before.sequence > head.sequence

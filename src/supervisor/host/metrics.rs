@@ -1,7 +1,7 @@
-//! What the daemon counts and times, for whoever watches it: in the form that Prometheus reads (OpenMetrics text, by `prometheus-client`).
+//! The daemon's counters and timings, as OpenMetrics text for Prometheus (by `prometheus-client`).
 //!
-//! Labels are engines, states and stages, never a kernel or a user: the number of series is bounded, and nobody learns from them who works
-//! on what.
+//! Labels are engines, states and stages, never a kernel or a user: the number of series is bounded, and metrics do not
+//! reveal who works on what.
 
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
@@ -21,28 +21,28 @@ use crate::core::pool::Counters;
 /// One label and its value.
 type Label = (&'static str, String);
 
-/// A stage of something that somebody waits for.
+/// A timed stage of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// A kernel is made: its files and its rows.
+    /// A kernel's creation: its files and its rows.
     Create,
-    /// From the wish for a worker to one that was ready and is the kernel's now.
+    /// From the request for a worker to a bound worker, where a warm one was ready.
     WorkerTaken,
-    /// The same where none was ready.
+    /// The same where no warm worker was ready.
     WorkerStarted,
-    /// Of a worker that was ready: it is written down whose it is.
+    /// Binding a warm worker: the catalog records the owner.
     BindRecord,
-    /// Its kernel's folder and mounts are handed over.
+    /// Binding a warm worker: the kernel's folder and mounts are handed over.
     BindSources,
-    /// The worker enters them, and its engine has the kernel's state.
+    /// Binding a warm worker: it enters the folder and mounts, and its engine loads the kernel's state.
     BindWorker,
-    /// A worker is made ready for whoever comes.
+    /// The start of a warm worker for the pool.
     PoolRefill,
-    /// An execution waits for those before it, and for a worker.
+    /// An execution's wait for earlier executions and for a worker.
     ExecutionQueued,
-    /// A checkpoint, from the wish to its seal.
+    /// A checkpoint, from the request to its seal.
     Checkpoint,
-    /// What of that the code inside stood still.
+    /// The part of a checkpoint during which the code inside is paused.
     CheckpointPause,
     /// A restore.
     Restore,
@@ -51,7 +51,7 @@ pub enum Stage {
 }
 
 impl Stage {
-    /// What it is called.
+    /// Its label value.
     pub const fn name(self) -> &'static str {
         match self {
             Stage::Create => "create",
@@ -70,7 +70,7 @@ impl Stage {
     }
 }
 
-/// From 100 µs to 104 s, each twice the one before.
+/// From 100 µs to 104 s, in factors of two.
 #[derive(Clone)]
 struct Buckets;
 
@@ -86,7 +86,7 @@ fn histograms<const N: usize>() -> Histograms<N> {
     Family::new_with_constructor(Buckets)
 }
 
-/// Everything that is counted and timed.
+/// All counters and timings.
 pub struct Metrics {
     registry: RefCell<Registry>,
     executions: Family<[Label; 2], Counter>,
@@ -155,13 +155,13 @@ impl Metrics {
         self.took(stage, engine, begun.elapsed());
     }
 
-    /// An execution is over.
+    /// Counts a finished execution.
     pub(crate) fn executed(&self, engine: EngineName, end: &ExecEnd) {
         self.executions.get_or_create(&[of(engine), ("status", end.status.name().to_owned())]).inc();
         self.executing.get_or_create(&[of(engine)]).observe(end.duration_us as f64 / 1e6);
     }
 
-    /// All of it as OpenMetrics text, with gauges as they are now.
+    /// Returns all metrics as OpenMetrics text; gauges are read now.
     pub(crate) fn text(&self, now: &Gauges) -> String {
         self.set(now);
         let mut text = String::new();
@@ -206,7 +206,7 @@ impl Metrics {
     }
 }
 
-/// What is looked at when metrics are requested, never counted up and down.
+/// Gauges, computed when metrics are requested rather than counted up and down.
 pub(crate) struct Gauges {
     /// Engine and state of each kernel.
     pub kernels: Vec<(EngineName, String)>,

@@ -1,4 +1,5 @@
-//! What the supervisor's other rooms share: configuration, databases, events, audit, metrics. Knows no kernel and no worker.
+//! Services that the supervisor's modules share: configuration, databases, events, audit, metrics. Knows no kernel and
+//! no worker.
 
 pub mod actor;
 pub mod audit;
@@ -36,7 +37,7 @@ use crate::supervisor::host::reserve::Reserve;
 use crate::supervisor::host::upkeep::Upkeep;
 use crate::sys;
 
-/// The services that kernels share. Nothing here is locked: one thread holds it.
+/// The services that kernels share. They need no lock, since one thread owns them.
 pub struct Host {
     /// The configuration.
     pub config: Config,
@@ -50,20 +51,20 @@ pub struct Host {
     pub store: StoreHandle,
     /// The event log.
     pub events: Rc<Events>,
-    /// What the file system of the workspaces can do.
+    /// The capabilities of the file system that holds the workspaces.
     pub files: crate::workspace::FsAbilities,
-    /// What is counted and timed.
+    /// Counters and timings.
     pub metrics: Metrics,
     pub(crate) reserve: Reserve,
     pub(crate) prepared: PreparedCopies,
     pub(crate) auditing: Auditing,
-    /// What upkeep needs to remember.
+    /// State of the upkeep.
     pub upkeep: Upkeep,
     stopping: Cell<bool>,
     clients: Cell<usize>,
     clients_of: RefCell<HashMap<u32, usize>>,
     used_at_ms: Cell<i64>,
-    /// Every kernel in memory holds it.
+    /// Cloned by every kernel in memory.
     pub(crate) remembered: Rc<()>,
 }
 
@@ -101,13 +102,13 @@ impl Host {
         })
     }
 
-    /// How many kernels are in memory, those that are removed and that somebody still holds included.
+    /// The number of kernels in memory, including removed kernels that are still referenced.
     pub(crate) fn remembered(&self) -> usize {
         Rc::strong_count(&self.remembered) - 1
     }
 
-    /// Writes what must be written down because it has happened: on a full disk, in the place of what can be made again, or with
-    /// what was kept back for that.
+    /// Writes a record of something that already happened. On a full disk it frees prepared copies first, then the disk
+    /// reserve.
     ///
     /// # Errors
     /// Those of `write`.
@@ -123,7 +124,7 @@ impl Host {
         done
     }
 
-    /// Whether new work would take what is kept back for what has happened already.
+    /// Whether new work would use the room reserved for records of finished work.
     pub(crate) fn disk_is_full(&self) -> bool {
         if self.reserve.is_spent() {
             self.reserve.keep();
@@ -131,17 +132,17 @@ impl Host {
         self.reserve.is_spent()
     }
 
-    /// Bytes that may still be written where the data is, if the host says.
+    /// Bytes still free on the data's file system, if the host reports them.
     pub(crate) fn free_bytes(&self) -> Option<u64> {
         self.reserve.free_bytes()
     }
 
-    /// Files that may still be made there; `None`: the file system does not count.
+    /// Files that can still be created there; `None` if the file system does not count them.
     pub(crate) fn free_files(&self) -> Option<u64> {
         self.reserve.free_files()
     }
 
-    /// What is said where [`disk_is_full`](Self::disk_is_full).
+    /// The error for [`disk_is_full`](Self::disk_is_full).
     pub(crate) fn full() -> Error {
         Error::busy("no room on the disk that holds ryokan's data")
             .reason(DISK_FULL)
@@ -163,7 +164,7 @@ impl Host {
         self.catalog.host_id()
     }
 
-    /// The host as it introduces itself.
+    /// This host's description for clients.
     pub fn info(&self) -> HostInfo {
         HostInfo {
             id: self.id(),
@@ -174,7 +175,7 @@ impl Host {
         }
     }
 
-    /// The daemon itself, as it is named where it does something of its own accord.
+    /// The daemon as the actor of its own operations.
     pub(crate) fn own_actor(&self) -> Actor {
         Actor { uid: nix::unistd::geteuid().as_raw(), client: "ryokand".into(), lease: Vec::new() }
     }
@@ -188,10 +189,10 @@ impl Host {
         self.stopping.set(true);
     }
 
-    /// Counts a client of `uid` in; gives a guard that counts it out.
+    /// Counts a client of `uid`; the returned guard uncounts it.
     ///
     /// # Errors
-    /// `busy` if there are as many as may be, or as one user may have.
+    /// `busy` if the host's or the user's limit is reached.
     pub fn client(self: &Rc<Self>, uid: u32) -> Result<ClientGuard> {
         let (all, most) = (self.clients.get(), self.config.limits.clients);
         if all >= most {
@@ -217,7 +218,7 @@ impl Host {
         self.clients.get()
     }
 
-    /// For how long no client was connected and nothing was in use, milliseconds.
+    /// Milliseconds without a connected client or any use.
     pub(crate) fn idle_ms(&self, in_use: bool) -> i64 {
         if self.clients.get() > 0 || in_use {
             self.used_at_ms.set(self.now_ms());
@@ -225,7 +226,7 @@ impl Host {
         self.now_ms() - self.used_at_ms.get()
     }
 
-    /// Where the files of a kernel are, as its worker must know.
+    /// The locations of a kernel's files, as its worker needs them.
     pub(crate) fn home(&self, kernel: KernelId, workspace_of: Option<KernelId>) -> KernelHome {
         let files = self.catalog.kernel_files(kernel);
         let own_workspace = files.workspace.strip_prefix(&files.dir).unwrap_or("workspace".as_ref()).to_owned();
@@ -233,31 +234,32 @@ impl Host {
         KernelHome { dir: files.dir, engine_db: files.engine_db, own_workspace, shared_workspace }
     }
 
-    /// What events call a kernel: its name; system-wide also its owner, for names are unique among one owner's kernels only.
+    /// A kernel's label in events: its name, prefixed with the owner on a system-wide daemon, where names are unique
+    /// per owner only.
     pub fn event_name(&self, uid: u32, name: &KernelName) -> String {
         if self.environment.system_wide { format!("{uid}/{name}") } else { name.to_string() }
     }
 
-    /// Whether an error says that something may not be given to the kernel any more, or is not there: nothing is wrong with its engine.
+    /// Whether an error says that a host path is missing or no longer allowed, so that the engine is not at fault.
     pub(crate) fn is_not_given(error: &Error) -> bool {
         ["source_gone", "source_moved", "source", "deny_paths", "own_folder"].contains(&error.reason.as_str())
     }
 
-    /// Checks again that a path may be given that led to `recorded` when it was, and that it leads there still.
+    /// Checks again that a host path is allowed and still resolves to `recorded`.
     ///
     /// # Errors
-    /// As [`Host::check_source`], and `refused` if it leads elsewhere.
+    /// As [`Host::check_source`], and `refused` if the path resolves elsewhere.
     pub fn check_given(&self, uid: u32, source: &Path, recorded: Option<&Path>) -> Result<PathBuf> {
         let real = self.check_source(uid, source)?;
         if recorded.is_some_and(|recorded| recorded != real) {
-            // Where to is not said: another user's kernel must not learn from it what there is.
+            // The new target is not named: another user's kernel must not learn which paths exist.
             let message = format!("{} leads elsewhere than when it was given", source.display());
             return Err(Error::refused(message).reason("source_moved"));
         }
         Ok(real)
     }
 
-    /// Checks that a host path may be given to a kernel of `uid`; gives the path without symbolic links.
+    /// Checks that a kernel of `uid` may use a host path; returns the path without symbolic links.
     ///
     /// # Errors
     /// `invalidArgument`, `notFound`, `refused` with the rule.
@@ -266,7 +268,8 @@ impl Host {
         if !source.is_absolute() {
             return Err(Error::invalid(format!("source {shown} must be absolute")));
         }
-        // For another user the daemon must not tell what there is: the worker opens the path with that user's rights.
+        // The daemon must not reveal which paths exist to another user: the worker opens the path with that user's
+        // rights.
         let real = match source.canonicalize() {
             Ok(real) => real,
             Err(_) if uid != nix::unistd::geteuid().as_raw() => source.to_owned(),
@@ -293,21 +296,21 @@ impl Host {
         Ok(real)
     }
 
-    /// Why a kernel of this user must not be given this host path, which is real (links resolved); `None` if it may.
+    /// Why a kernel of this user may not use this resolved host path; `None` if it may.
     pub(crate) fn path_refusal(&self, real: &Path, uid: u32) -> Option<String> {
         let is_own = uid == nix::unistd::geteuid().as_raw();
         let home = if is_own { self.environment.home.clone() } else { home_of(uid) };
         self.config.sandbox.deny_paths.refusal(real, home.as_deref())
     }
 
-    /// What the configuration gives every kernel within its workspace.
+    /// The first configured system path inside the workspace.
     pub(crate) fn path_within_workspace(&self) -> Option<&Path> {
         let paths = &self.config.sandbox.system_paths;
         paths.iter().find(|path| path.starts_with(WORKSPACE)).map(PathBuf::as_path)
     }
 
-    /// The rules of an engine's pools; off where the engine cannot run here, and where the configuration gives every kernel something within its
-    /// workspace: a workspace that comes later would hide it.
+    /// The rules of an engine's pools. Pools are off where the engine cannot run, and where a configured system path
+    /// lies inside the workspace: a workspace mounted later would hide it.
     pub(crate) fn pool_rules(&self, engine: EngineName) -> Rules {
         match self.environment.engines.contains(&engine) && self.path_within_workspace().is_none() {
             true => self.config.pool.of(engine),

@@ -1,11 +1,12 @@
-//! PreparedCopies: copies of kernels' files that are made ahead. A kernel that was forked is likely to be forked again, and where files
-//! share no blocks with others, to copy them is what a fork costs.
+//! Prepared copies: kernels' files copied ahead of the next fork.
+//!
+//! A forked kernel is likely to be forked again, and where files share no blocks, the copy is most of a fork's cost.
 //!
 //! ```text
-//!  fork ─▶ children are there ─▶ made in the background, one at a time ─▶ kept ─▶ the next fork takes it
-//!                                                                          └─ the kernel goes, the disk fills, an hour passes: gone
+//!  fork ─▶ children exist ─▶ copied in the background, one at a time ─▶ kept ─▶ the next fork takes the copy
+//!                                                                        └─ kernel removed, disk full, or expired
 //! ```
-//! Only this process knows of them: what a former one left is removed at start. Nothing depends on one.
+//! Only this process knows the copies; leftovers of a former daemon are removed at start. Nothing depends on a copy.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -22,15 +23,15 @@ use crate::core::limits;
 use crate::supervisor::host::Host;
 use crate::workspace::{Donor, PreparedWorkspace, TreeId};
 
-/// The spares of a host.
+/// The prepared copies of a host.
 pub(crate) struct PreparedCopies {
     folder: PathBuf,
     kept: RefCell<VecDeque<Kept>>,
-    /// What one is being made from.
+    /// The source of the copy in progress.
     making: RefCell<Option<Arc<Donor>>>,
-    /// One at a time removes them all: whoever comes second finds the room that there is then.
+    /// Held while all are removed: a concurrent caller then finds the freed room.
     discarding: tokio::sync::Mutex<()>,
-    /// When one could not be made.
+    /// The time of the last failure.
     failed: Cell<Option<Instant>>,
 }
 
@@ -41,13 +42,13 @@ struct Kept {
 }
 
 impl PreparedCopies {
-    /// Keeps them in that folder, which need not be there.
+    /// Uses that folder for the copies; the folder need not exist.
     pub fn new(folder: PathBuf) -> PreparedCopies {
         let (kept, making, discarding) = Default::default();
         PreparedCopies { folder, kept, making, discarding, failed: Cell::new(None) }
     }
 
-    /// The one of that kernel's files, if there is one.
+    /// Takes the copy of that kernel's files, if there is one.
     pub fn take(&self, kernel: KernelId) -> Option<PreparedWorkspace> {
         self.take_if(|kept| kept.kernel == kernel).map(|kept| kept.spare)
     }
@@ -62,16 +63,16 @@ impl PreparedCopies {
         self.kept.borrow().iter().any(|kept| kept.kernel == kernel)
     }
 
-    /// Removes the one of that kernel's files.
+    /// Removes the copy of that kernel's files.
     pub async fn discard_of(&self, kernel: KernelId) {
         if let Some(spare) = self.take(kernel) {
             discard(spare).await;
         }
     }
 
-    /// Removes all, and what is being made; whether there were any.
+    /// Removes all copies and cancels the one in progress; returns whether there were any.
     pub async fn discard_all(&self) -> bool {
-        let _turn = self.discarding.lock().await;
+        let _exclusive = self.discarding.lock().await;
         if let Some(donor) = self.making.borrow().as_ref() {
             donor.cancel();
         }
@@ -83,7 +84,7 @@ impl PreparedCopies {
         any
     }
 
-    /// Removes what a former daemon left, in the background. Before the first is made.
+    /// Removes leftovers of a former daemon in the background. Called before the first copy is made.
     pub fn sweep(&self) {
         let left = self.folder.read_dir().into_iter().flatten().flatten().map(|entry| entry.path()).collect::<Vec<_>>();
         tokio::task::spawn_blocking(move || {
@@ -95,7 +96,7 @@ impl PreparedCopies {
         });
     }
 
-    /// A folder for a new one: on the file system of the kernels' own, or it could not take the place of one.
+    /// A path for a new copy. It must be on the kernels' file system, so that the copy can be renamed into place.
     fn place(&self, host: &Host, kernel: KernelId) -> Result<PathBuf> {
         let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.folder);
         let kernels = host.catalog.kernel_files(kernel).dir;
@@ -109,12 +110,13 @@ impl PreparedCopies {
 }
 
 async fn discard(spare: PreparedWorkspace) {
-    // Its end says itself what could not be removed.
+    // Dropping logs what could not be removed.
     let _ = tokio::task::spawn_blocking(move || drop(spare)).await;
 }
 
-/// Makes one for the next fork of a kernel, in the background, if it is worth its room: from the files of a child.
-/// `has_use`: the kernel's name in events, as long as the kernel can be forked.
+/// Copies a child's files in the background for the kernel's next fork, if the copy is worth its room.
+///
+/// `has_use` returns the kernel's name in events while the kernel can be forked.
 pub(crate) fn prepare(
     host: &Rc<Host>,
     kernel: KernelId,
@@ -138,7 +140,7 @@ pub(crate) fn prepare(
     host.prepared.making.replace(Some(Arc::clone(&donor)));
     tokio::task::spawn_local(async move {
         let made = async {
-            // Until it is made, what it is made from must be there.
+            // The guard keeps the source's objects until the copy is made.
             let _held = host.store.run(|store| Ok(store.guard())).await?;
             let place = host.prepared.place(&host, kernel)?;
             let made =
@@ -157,14 +159,14 @@ pub(crate) fn prepare(
     });
 }
 
-/// Whether so many times as much is free on the disk.
+/// Whether the disk has `times` the needed room.
 fn has_room(host: &Host, bytes: u64, entries: u64, times: u64) -> bool {
     let fits = |needed: u64, free: Option<u64>| free.is_some_and(|free| needed.saturating_mul(times) <= free);
-    // A file system that counts no files has room for any number.
+    // A file system that does not count files has room for any number.
     fits(bytes, host.free_bytes()) && host.free_files().is_none_or(|free| fits(entries, Some(free)))
 }
 
-/// Keeps one until it is taken, or has no place here any more.
+/// Keeps a copy until it is taken, expires, or must make room.
 async fn keep(
     host: &Rc<Host>,
     kernel: KernelId,

@@ -6,20 +6,20 @@ use tokio::sync::{RwLock, Semaphore};
 
 use crate::core::limits;
 
-/// What maintenance remembers between its turns, and the locks that it shares with whatever adds or removes rows.
+/// Maintenance state between runs, and the locks shared with writers that add or remove rows.
 #[derive(Debug)]
 pub struct Upkeep {
-    /// Taken to read by whoever makes a row go that names an object, or copies what one names into another; to write by whoever
-    /// lists them all.
+    /// Read-locked by operations that remove a row naming an object or copy such a name to another row; write-locked
+    /// while all rows are listed.
     pub names: RwLock<()>,
-    /// Places for checkpoints before a stop.
+    /// Permits for checkpoints before a stop.
     pub(crate) rests: Semaphore,
     pub(crate) running: Cell<bool>,
-    /// Turns that were left out because code ran.
+    /// The number of runs skipped because code ran.
     pub(crate) put_off: Cell<u32>,
-    /// What the store had done when a turn found nothing left to do.
+    /// The store's counters when a run last found nothing left to do.
     pub(crate) at_rest: Cell<Option<(u64, u64)>>,
-    /// Rows that named something and went.
+    /// The number of removed rows that named an object.
     pub(crate) gone: Cell<u64>,
     pub(crate) failed: RefCell<String>,
 }

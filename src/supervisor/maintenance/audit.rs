@@ -1,4 +1,4 @@
-//! Verification of the audit log against the checkpoints that sealed its ends.
+//! Verifies the audit log against the heads sealed in checkpoints.
 
 use crate::core::audit::{AuditBreak, AuditHead};
 use crate::core::error::Result;
@@ -8,8 +8,8 @@ use crate::supervisor::kernel::Kernel;
 use crate::supervisor::registry::Supervisor;
 
 impl Supervisor {
-    /// Proves the audit log's chain: against the ends that the caller knows, that the file beside it keeps, and that the manifests
-    /// of checkpoints hold. The inner error names the first line that does not fit.
+    /// Verifies the audit log's chain against the caller's head, the head in the file, and the heads in checkpoint
+    /// manifests. The inner error names the first line that does not fit.
     ///
     /// # Errors
     /// The catalog's; `corrupt` if the file cannot be understood.
@@ -23,7 +23,7 @@ impl Supervisor {
         Ok(self.host().catalog.verify_audit(ends).await?)
     }
 
-    /// The ends that a kernel's checkpoints sealed. One that cannot be read seals nothing: `verify` names it.
+    /// The heads sealed in a kernel's checkpoints. Unreadable checkpoints are skipped here and reported by `verify`.
     async fn sealed_heads(&self, kernel: &Kernel) -> Vec<(AuditHead, String)> {
         let mut heads = Vec::new();
         for checkpoint in kernel.records.all_checkpoints().await.unwrap_or_default() {

@@ -1,12 +1,13 @@
-//! Upkeep of a host: what is old or named by nobody goes, what is damaged is found.
+//! Upkeep of a host: removes expired and unreferenced objects, and finds damage.
 //!
 //! ```text
-//! gc      retention of every kernel ─▶ roots (all rows that name objects) ─▶ marks (all that those need) ─▶ the store drops the rest
-//! verify  databases, audit log, packs ─▶ roots ─▶ which of them need what is damaged or missing
+//! gc      retention ─▶ roots (rows that name objects) ─▶ marks (all objects they need) ─▶ the store drops the rest
+//! verify  databases, audit log, packs ─▶ roots ─▶ roots that need damaged or missing objects
 //! ```
 //!
-//! Both run beside writers. While roots are listed, no row that names something goes away (`names`): so whatever is copied from one
-//! row to another meanwhile is found in one of them. What is stored or used again from then on is kept by the store itself.
+//! Both run beside writers. While roots are listed, the `names` lock keeps every row that names an object, so that a
+//! name copied between rows meanwhile is found in one of them. The store itself keeps objects that are stored or used
+//! again from then on.
 
 mod audit;
 mod gc;
@@ -29,7 +30,7 @@ use crate::supervisor::registry::Supervisor;
 pub use gc::{GcAsked, collect};
 pub use verify::verify;
 
-/// Counts as the one that runs.
+/// Guard of the only running collection or verification.
 struct Running(Rc<Host>);
 
 impl Running {
@@ -49,25 +50,25 @@ impl Drop for Running {
     }
 }
 
-/// Gives `take` what `work` tells, until that wants no more; then waits for its end.
+/// Forwards the items of `work` to `take` until `take` fails; then waits for `work` to end.
 async fn relay<I, T>(
-    mut told: mpsc::Receiver<I>,
+    mut items: mpsc::Receiver<I>,
     mut take: impl AsyncFnMut(I) -> Result<()>,
     work: JoinHandle<Result<T>>,
 ) -> Result<T> {
-    let mut heard = Ok(());
-    while let Some(item) = told.recv().await {
-        heard = match tokio::time::timeout(limits::UPKEEP_ITEM_TIMEOUT, take(item)).await {
-            Ok(heard) => heard,
+    let mut result = Ok(());
+    while let Some(item) = items.recv().await {
+        result = match tokio::time::timeout(limits::UPKEEP_ITEM_TIMEOUT, take(item)).await {
+            Ok(result) => result,
             Err(_) => Err(Error::deadline("the client takes no more")),
         };
-        if heard.is_err() {
+        if result.is_err() {
             break;
         }
     }
-    drop(told);
+    drop(items);
     let done = work.await.map_err(|error| Error::internal(error.to_string()))?;
-    heard.and(done)
+    result.and(done)
 }
 
 /// Begins background upkeep; it ends with the host.
@@ -83,12 +84,12 @@ pub fn run(supervisor: &Supervisor) {
                 return;
             }
             prune_due(&supervisor).await;
-            collect_in_turn(&supervisor).await;
+            collect_in_background(&supervisor).await;
         }
     });
 }
 
-/// Removes what became too old.
+/// Removes expired checkpoints.
 async fn prune_due(supervisor: &Supervisor) {
     let host = supervisor.host();
     let now_ms = host.now_ms();
@@ -99,8 +100,9 @@ async fn prune_due(supervisor: &Supervisor) {
     }
 }
 
-/// One turn of collection, within its budget; left out a few times while code runs, and when there is nothing new.
-async fn collect_in_turn(supervisor: &Supervisor) {
+/// One background collection, within its budget. Deferred a few times while code runs, and skipped when nothing
+/// changed.
+async fn collect_in_background(supervisor: &Supervisor) {
     let host = supervisor.host();
     let upkeep = &host.upkeep;
     let work = match host.store.run_beside(|store| Ok(store.use_count())).await {
@@ -123,7 +125,7 @@ async fn collect_in_turn(supervisor: &Supervisor) {
             upkeep.at_rest.set(is_done.then_some(work));
         }
         Err(error) if error.reason == "upkeep" => {}
-        // Told once: the next turn fails as this one did.
+        // A repeated failure is reported once.
         Err(error) if *upkeep.failed.borrow() == error.message => {}
         Err(error) => {
             tracing::warn!(%error, "garbage could not be collected");

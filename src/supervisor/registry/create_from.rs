@@ -1,10 +1,10 @@
-//! Kernels that begin from a checkpoint: of another kernel (a fork), or of another host (an import). And threads, which begin
-//! without one.
+//! Creates kernels from a checkpoint: a fork's of another kernel, or an import's of another host. Also creates threads,
+//! which have no checkpoint.
 //!
 //! ```text
-//! name reserved ─▶ everything validated again ─▶ folder ─▶ files ─▶ engine.db ─▶ manifest ─▶ state.db ─▶ row in the catalog: visible
+//! name reserved ─▶ spec validated ─▶ folder ─▶ files ─▶ engine.db ─▶ manifest ─▶ state.db ─▶ catalog row: visible
 //! ```
-//! Until the row is there, nobody knows of the kernel: what fails removes the folder, and what was killed leaves one that the next
+//! The kernel is invisible until its row exists. A failure removes the folder; a crash leaves a folder that the next
 //! start removes.
 
 use std::cell::RefCell;
@@ -31,56 +31,56 @@ use crate::supervisor::kernel::command::Actor;
 use crate::supervisor::kernel::journal::{Records, StateRecord};
 use crate::supervisor::registry::Supervisor;
 
-/// What a kernel begins from.
+/// The source of a new kernel.
 pub(crate) struct KernelSource {
     /// The checkpoint's manifest.
     pub manifest: Manifest,
-    /// The engine's state that it is to have.
+    /// The engine state to load.
     pub parts: StateParts,
-    /// What the new kernel may read of blobs.
+    /// Blobs that the new kernel may read.
     pub blobs: Vec<Digest>,
-    /// How it comes to be.
+    /// The new kernel's origin.
     pub origin: Origin,
-    /// The checkpoint that its own first one follows.
+    /// The parent of its first checkpoint.
     pub parent: Option<CheckpointId>,
-    /// What its own first checkpoint is called.
+    /// The name of its first checkpoint.
     pub called: String,
-    /// The decisions that the manifest names, with their texts, as far as they are known.
+    /// The decisions named by the manifest, with their texts as far as known.
     pub decisions: Vec<Decision>,
-    /// Whose files it may take where they are those of the checkpoint.
+    /// A kernel whose files may be copied where they equal the checkpoint's.
     pub giving: Option<checkpoint::FileDonor>,
-    /// The kernel of whose files a copy may have been made ahead.
+    /// The kernel whose prepared copy may be used.
     pub like: Option<KernelId>,
-    /// The files of the newest kernel that was made from this.
+    /// The files of the newest kernel created from this source.
     pub made: RefCell<Option<crate::workspace::Donor>>,
 }
 
-/// What is said of a new kernel, whatever it begins from.
+/// How records describe a new kernel, whatever its source.
 pub(crate) struct CreationRecord<'a> {
-    /// The first entry of its journal.
+    /// The text of the first journal entry.
     pub mark: String,
-    /// In the audit log; `_weaker` is added for a kernel that does without a part of the sandbox.
+    /// The action in the audit log; `_weaker` is added for a kernel without a part of the sandbox.
     pub action: &'a str,
-    /// In the audit log.
+    /// The outcome in the audit log.
     pub outcome: String,
-    /// In the event of its creation.
+    /// The detail of the creation event.
     pub detail: serde_json::Value,
 }
 
-/// What a new kernel has of its own.
+/// The initial contents of a new kernel.
 struct InitialState {
     origin: Origin,
     work: WorkflowPart,
     decisions: Vec<Decision>,
     checkpoints: Vec<FirstCheckpoint>,
-    /// The first entry of its journal, if that is none of a checkpoint.
+    /// The first journal entry, if it does not concern a checkpoint.
     entry: Option<NewEntry>,
     blobs: Vec<Digest>,
     thread_of: Option<KernelId>,
 }
 
 impl InitialState {
-    /// What comes with what it begins from; no checkpoints yet.
+    /// The contents inherited from a source, without checkpoints.
     fn of(seed: &KernelSource) -> InitialState {
         InitialState {
             origin: seed.origin.clone(),
@@ -94,7 +94,7 @@ impl InitialState {
     }
 }
 
-/// What a new kernel is, once everything was validated.
+/// The validated specification of a new kernel.
 pub(crate) struct ValidatedSpec {
     spec: KernelSpec,
     mounts: Vec<GivenMount>,
@@ -102,7 +102,7 @@ pub(crate) struct ValidatedSpec {
 }
 
 impl Supervisor {
-    /// Judges again what a kernel is to have: what was allowed once may be forbidden by now, or be nobody's to give here.
+    /// Validates a specification again: rules may have changed, or this actor may lack the rights.
     ///
     /// # Errors
     /// `busy` (limits), `refused`, `notFound`.
@@ -114,7 +114,7 @@ impl Supervisor {
         actor: &Actor,
     ) -> Result<ValidatedSpec> {
         let host = self.host();
-        // What goes with a connection goes with that one's.
+        // The new kernel does not share the lifetime of the source's connection.
         spec.ephemeral = false;
         self.check_spec(&spec, actor.uid)?;
         for allowed in &mut spec.paths {
@@ -127,7 +127,7 @@ impl Supervisor {
         let mounts = mounts.collect::<Result<_>>()?;
         for (name, transport) in &mcp {
             match host.environment.mcp_allowed.admit(spec.name.as_str(), name, transport) {
-                // As many run as may; that is validated when it is to run.
+                // The limit on running servers is checked when the server starts.
                 Err(error) if error.code != ErrorCode::Busy => return Err(error),
                 Ok(_) | Err(_) => {}
             }
@@ -135,7 +135,7 @@ impl Supervisor {
         Ok(ValidatedSpec { spec, mounts, mcp })
     }
 
-    /// Makes a kernel from a checkpoint.
+    /// Creates a kernel from a checkpoint.
     ///
     /// # Errors
     /// Those of [`Self::validate_spec`], of the store and of the databases; nothing is left then.
@@ -165,7 +165,7 @@ impl Supervisor {
         .await
     }
 
-    /// Makes a kernel with the checkpoints of a file, each with a manifest that names the new kernel.
+    /// Creates a kernel with the checkpoints of a file, each with a manifest that names the new kernel.
     ///
     /// # Errors
     /// As [`Self::create_from`].
@@ -184,7 +184,7 @@ impl Supervisor {
             checkpoint::load_engine(host, id, seed.manifest.spec.isolation, seed.manifest.engine, seed.parts.clone())
                 .await?;
             let mut own = InitialState { entry: Some(mark(host, actor, words)), ..InitialState::of(seed) };
-            // The one that the kernel is at comes last.
+            // The current checkpoint comes last.
             let (at, others): (Vec<_>, Vec<_>) =
                 checkpoints.into_iter().partition(|(packed, _)| packed.id == seed.manifest.id);
             for (packed, manifest) in others.into_iter().chain(at) {
@@ -195,7 +195,7 @@ impl Supervisor {
         .await
     }
 
-    /// Makes a kernel that works in the workspace of another.
+    /// Creates a kernel that works in the workspace of another.
     ///
     /// # Errors
     /// Those of [`Self::validate_spec`] and of the databases; nothing is left then.
@@ -221,7 +221,7 @@ impl Supervisor {
         .await
     }
 
-    /// Judges what a checkpoint says that its kernel has.
+    /// Validates the specification of a checkpoint.
     fn validate_source(&self, reserved: &ReservedName, seed: &KernelSource, actor: &Actor) -> Result<ValidatedSpec> {
         let Manifest { spec, mounts, mcp, .. } = &seed.manifest;
         let spec = KernelSpec { name: reserved.name().clone(), ..spec.clone() };
@@ -229,7 +229,7 @@ impl Supervisor {
         self.validate_spec(spec, mounts, mcp, actor)
     }
 
-    /// Makes a kernel's folder, has `fill` fill it, and makes the kernel visible. If any of it fails, nothing is left.
+    /// Creates a kernel's folder, lets `fill` fill it, and makes the kernel visible. A failure leaves nothing behind.
     async fn fill_and_publish<'w>(
         &self,
         validated: ValidatedSpec,
@@ -245,7 +245,7 @@ impl Supervisor {
             Ok(own) => self.make_visible(id, validated, own, key, words, actor).await,
             Err(error) => Err(error),
         };
-        // What is left nevertheless goes at the next start: why there is no kernel is what the caller must know.
+        // A remaining folder is removed at the next start; the caller needs the first error.
         if made.is_err()
             && let Err(error) = host.catalog.remove_kernel_files(id).await
         {
@@ -298,7 +298,7 @@ impl Supervisor {
         let notes = Notes { events: Vec::new(), audit: vec![audit] };
         match host.catalog.insert_kernel(row.clone(), key, notes).await?.value {
             Created::New => {}
-            // Somebody asked for the same at the same moment.
+            // A concurrent request used the same key.
             Created::Before(_) => {
                 return Err(Error::conflict("this key is being used for another request at the same time")
                     .hint("ask again: what that request made is given"));
@@ -367,7 +367,7 @@ async fn seal(
     Ok((new, sealed))
 }
 
-/// A checkpoint of a file as the new kernel's own.
+/// Converts a checkpoint of a file to one of the new kernel.
 async fn imported(
     host: &Host,
     id: KernelId,
@@ -376,7 +376,7 @@ async fn imported(
     manifest: Manifest,
     actor: &Actor,
 ) -> Result<FirstCheckpoint> {
-    // It is the new kernel's: its name and owner are not those of the file, and what it is given is validated when it is restored.
+    // The new kernel keeps its own name and owner; its host paths are validated when the checkpoint is restored.
     let spec = KernelSpec { name: validated.spec.name.clone(), ..manifest.spec.clone() };
     let state_list = host.store.get(manifest.state, limits::MANIFEST_BYTES as u64).await?;
     let parts = StateParts::decode(&state_list).map_err(|error| Error::corrupt(error.to_string()))?;

@@ -1,4 +1,4 @@
-//! Stops kernels that are not in use when memory is short, the one that was used longest ago first.
+//! Stops idle kernels when memory is short, the least recently used first.
 
 use std::rc::Rc;
 
@@ -7,8 +7,8 @@ use crate::core::kernel::State;
 use crate::core::limits;
 use crate::supervisor::kernel::Kernel;
 
-/// Has an eighth of these kernels rest, at least one: each stop takes some memory itself, and the next firing asks again. Those that
-/// cannot, because a job runs or somebody came, stand in nobody's way.
+/// Stops an eighth of these kernels, at least one: each stop takes some memory itself, and pressure that lasts fires
+/// again. A kernel that cannot stop, because of a job or new use, is skipped.
 async fn stop_some(unused: Vec<Rc<Kernel>>) {
     let mut left = unused.len().div_ceil(8).min(limits::PRESSURE_STOPS);
     for kernel in unused {
@@ -23,7 +23,7 @@ async fn stop_some(unused: Vec<Rc<Kernel>>) {
     }
 }
 
-/// The kernels that nobody uses, the longest unused first.
+/// The kernels that are unused for long enough, the longest unused first.
 fn longest_unused(supervisor: &Supervisor) -> Vec<Rc<Kernel>> {
     let now_ms = supervisor.host().now_ms();
     let rests = |kernel: &Rc<Kernel>| {
@@ -37,7 +37,7 @@ fn longest_unused(supervisor: &Supervisor) -> Vec<Rc<Kernel>> {
 }
 
 impl Supervisor {
-    /// Stops some kernels that are not in use, beside whatever goes on.
+    /// Stops some idle kernels in the background.
     pub(super) fn stop_idle_kernels(&self) {
         tokio::task::spawn_local(stop_some(longest_unused(self)));
     }

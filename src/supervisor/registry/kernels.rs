@@ -1,4 +1,4 @@
-//! Which kernels there are: found by name and id, listed by user.
+//! The table of kernels: lookup by name and id, listing by user.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -20,7 +20,7 @@ use crate::supervisor::kernel::Kernel;
 /// Publishes (`true`) or closes a kernel's socket.
 pub type SocketPublisher = Box<dyn Fn(&Rc<Kernel>, bool)>;
 
-/// The kernels of a daemon, and the names that are in use.
+/// The kernels of a daemon, and the names in use.
 pub struct Registry {
     pub(super) by_id: RefCell<HashMap<KernelId, Rc<Kernel>>>,
     pub(super) by_name: RefCell<BTreeMap<(u32, KernelName), KernelId>>,
@@ -30,7 +30,7 @@ pub struct Registry {
     pub(super) creating: RefCell<BTreeMap<(u32, KernelName), ()>>,
     pub(super) sockets: RefCell<Option<SocketPublisher>>,
     pub(super) keys: Keys,
-    /// Places for bundles that are being written or read.
+    /// Permits for concurrent exports and imports.
     pub(super) bundles: Arc<Semaphore>,
 }
 
@@ -54,7 +54,7 @@ impl Supervisor {
         self.registry.by_id.borrow().values().cloned().collect()
     }
 
-    /// The kernels that `uid` may see: its own; all of a per-user daemon.
+    /// The kernels that `uid` may see: the user's own, or all in a per-user daemon.
     pub fn visible(&self, uid: u32) -> Vec<Rc<Kernel>> {
         let by_id = self.registry.by_id.borrow();
         let names = self.registry.by_name.borrow();
@@ -65,7 +65,7 @@ impl Supervisor {
     /// A kernel by name or id.
     ///
     /// # Errors
-    /// `notFound`, the same for one that is not there and for somebody else's.
+    /// `notFound`, both for an absent kernel and for another user's.
     pub fn find(&self, uid: u32, name: &str) -> Result<Rc<Kernel>> {
         let unknown = || {
             Error::not_found(format!("there is no kernel {:?}", name.chars().take(80).collect::<String>()))
@@ -94,7 +94,7 @@ impl Supervisor {
         self.registry.by_id.borrow().get(&id).cloned()
     }
 
-    /// What this host can do, its file system for the data included.
+    /// The host's capabilities, including those of the data's file system.
     ///
     /// # Errors
     /// `internal` if a probe panics.
@@ -124,7 +124,7 @@ impl Supervisor {
         })
     }
 
-    /// For how long no client was connected and no kernel had a worker, milliseconds.
+    /// Milliseconds without a connected client or a kernel with a worker.
     pub fn idle_ms(&self) -> i64 {
         self.host.idle_ms(self.workers.live() > self.workers.unused())
     }

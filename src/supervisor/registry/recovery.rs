@@ -1,4 +1,4 @@
-//! Start-up is recovery: what a former daemon left is taken over or ended, and every execution that it began gets its end.
+//! Start-up is recovery: workers of a former daemon are adopted or ended, and every unfinished execution gets an end.
 //!
 //! ```text
 //! workers in the catalog ─ attach ─▶ adopted: its executions go on, their output comes again from the beginning
@@ -30,15 +30,15 @@ use crate::supervisor::kernel::{Kernel, archive_steps};
 use crate::supervisor::registry::Supervisor;
 use crate::supervisor::workers::admission::ResourceUse;
 
-/// Kernels that are brought back at the same time.
+/// Number of kernels recovered concurrently.
 const RECOVERED_AT_ONCE: usize = 64;
 
-/// What start-up did, for the log and for `ryokan events`.
+/// The result of recovery, for the log and `ryokan events`.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct Recovered {
-    /// Kernels that the catalog knows.
+    /// Kernels in the catalog.
     pub kernels: usize,
-    /// Workers taken over.
+    /// Adopted workers.
     pub adopted: usize,
     /// Workers that were ended or had ended.
     pub ended: usize,
@@ -60,9 +60,9 @@ impl Supervisor {
         let mut done = Recovered { kernels: rows.len(), ..Recovered::default() };
         let mut workers: HashMap<KernelId, WorkerRow> = HashMap::new();
         let mut recorded = host.catalog.workers().await?;
-        // Before any kernel has a new one.
+        // Before any kernel gets a new worker.
         self.workers.sweep(&recorded.iter().map(|worker| worker.id).collect::<Vec<_>>());
-        // One that was recorded before it had a process never came to serve; it must not stand in the way of one that did.
+        // A worker recorded without a process never served; prefer a recorded process of the same kernel.
         recorded.sort_by_key(|worker| !self.workers.existed(worker));
         for worker in recorded {
             if known.contains(&worker.kernel) && !workers.contains_key(&worker.kernel) {
@@ -72,7 +72,7 @@ impl Supervisor {
                 done.ended += 1;
             }
         }
-        // Whoever works in another's workspace comes after that one.
+        // Threads are recovered after the kernels whose workspace they share.
         let (threads, rows): (Vec<_>, Vec<_>) = rows.into_iter().partition(|row| row.thread_of.is_some());
         for rows in [rows, threads] {
             let recoveries: Vec<_> = rows
@@ -100,7 +100,7 @@ impl Supervisor {
         Ok(done)
     }
 
-    /// No connection outlives a daemon: the kernels that went with one go now.
+    /// Removes ephemeral kernels: no connection outlives a daemon.
     async fn remove_all_ephemeral(&self) {
         let mut ephemeral = self.kernels();
         ephemeral.retain(|kernel| kernel.spec.ephemeral);
@@ -137,7 +137,7 @@ impl Supervisor {
         let mut done = Recovered::default();
         let mut record: StateRecord = serde_json::from_str(&row.state_json).unwrap_or_default();
         let records = Records::new(row.id, row.epoch, &host.catalog, &host.store);
-        // A kernel that was at rest has nothing open: its database stays closed until somebody uses it.
+        // An idle kernel has nothing open: its database stays closed until its next use.
         let at_rest = worker.is_none() && !record.life.has_worker();
         let homeless = row.thread_of.filter(|owner| !self.get(*owner).is_some());
         let loaded = match homeless {
@@ -198,7 +198,7 @@ impl Supervisor {
         }
         if let Some(transition) = loaded.transition.take() {
             record.life = archive_steps::life_after(&record.life, &transition, host.now_ms());
-            // A restore, and what cannot be done now, is left to the kernel's task.
+            // A restore, or a step that cannot be done now, is left to the kernel's task.
             if let Err(error) = self.carry_out(&records, &row, &record, &transition).await {
                 tracing::info!(kernel = %row.spec.name, %error, "a transition awaits recovery");
                 loaded.transition = Some(transition);
@@ -211,7 +211,7 @@ impl Supervisor {
         done
     }
 
-    /// Ends an archiving, or its reversal, that was interrupted.
+    /// Completes an interrupted archiving or unarchiving.
     async fn carry_out(
         &self,
         records: &Records,
@@ -237,7 +237,7 @@ impl Supervisor {
         }
         let tools = self.tools(row, loaded.mcp.clone());
         let (reporter, reports) = mpsc::unbounded_channel();
-        // The attempt that the task will give it: the one after the last.
+        // The task will use this attempt number, the successor of the last.
         let record: StateRecord = serde_json::from_str(&row.state_json).unwrap_or_default();
         let listener = Rc::new(Listener::before_kernel(record.life.attempt + 1, reporter.clone(), Rc::clone(&tools)));
         let (admission, memory) = (&self.workers.admission, row.spec.limits.memory_bytes);
@@ -258,7 +258,7 @@ impl Supervisor {
     }
 }
 
-/// A database that is busy is not damaged.
+/// Loads the records; a busy database is tried again, since it is not damaged.
 async fn load(records: &Records) -> Result<Loaded> {
     loop {
         match records.load().await {
@@ -280,7 +280,7 @@ struct TakenOver {
 }
 
 impl TakenOver {
-    /// Joins listener and kernel: what the worker says from now on finds its execution.
+    /// Connects listener and kernel, so that further reports of the worker reach their executions.
     fn bind(self, kernel: &Rc<Kernel>) -> (Adopted, Channel) {
         for (execution, _) in &self.adopted.executions {
             kernel.executions.borrow_mut().insert(execution.id, Rc::clone(execution));

@@ -1,6 +1,6 @@
-//! Threads: kernels with an engine and a state of their own, in the workspace and with the mounts of another.
+//! Threads: kernels with their own engine and state that share another kernel's workspace and mounts.
 //!
-//! A thread of a thread is one of the same workspace: there are no layers of them. The kernel whose workspace it is goes last.
+//! A thread of a thread shares the same workspace: threads are not nested. The owner of the workspace is removed last.
 
 use std::rc::Rc;
 
@@ -15,21 +15,21 @@ use crate::supervisor::registry::Supervisor;
 use crate::supervisor::registry::create_from::CreationRecord;
 use crate::supervisor::registry::idempotency::{KeyLock, made_as};
 
-/// What thread is wanted.
+/// The request for a thread.
 #[derive(Debug, Clone)]
 pub struct Threading {
     /// Its name.
     pub name: KernelName,
-    /// Its engine, if it is to be another than the kernel's.
+    /// Its engine, if it differs from the kernel's.
     pub engine: Option<EngineName>,
-    /// The same key within a day gives the same thread; empty: none.
+    /// Idempotency key, valid for a day; empty if none.
     pub key: String,
 }
 
-/// Makes a kernel that works in this one's workspace.
+/// Creates a kernel that works in this kernel's workspace.
 ///
 /// # Errors
-/// `alreadyExists`, `busy` (limits, leased), `refused`, `conflict` (it is being removed), and those of the databases.
+/// `alreadyExists`, `busy` (limits, leased), `refused`, `conflict` (removal in progress), and those of the databases.
 pub async fn thread(
     supervisor: &Supervisor,
     kernel: &Rc<Kernel>,
@@ -40,21 +40,21 @@ pub async fn thread(
         return Err(Error::invalid(format!("the key has more than {} bytes", limits::KEY_BYTES)));
     }
     let (supervisor, kernel) = (supervisor.clone(), Rc::clone(kernel));
-    // In a task of its own: a client that leaves meanwhile leaves nothing half made.
+    // A separate task, so that a client's disconnect leaves nothing half done.
     let making = tokio::task::spawn_local(async move { make(&supervisor, &kernel, wanted, &actor).await });
     making.await.map_err(|error| Error::internal(error.to_string()))?
 }
 
 async fn make(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: Threading, actor: &Actor) -> Result<Rc<Kernel>> {
     let host = supervisor.host();
-    let mut turn = None;
+    let mut key_lock = None;
     if !wanted.key.is_empty() {
         let scope = format!("thread/{}/{}", actor.uid, kernel.id);
         let (known, waited) = supervisor.recall(scope, &wanted.key).await?;
         if let Some(known) = known {
             return made_as(known, wanted.name.as_str(), wanted.engine.unwrap_or(kernel.spec.engine));
         }
-        turn = Some(waited);
+        key_lock = Some(waited);
     }
     let owner = kernel.files_owner();
     if owner.spec.ephemeral {
@@ -77,9 +77,9 @@ async fn make(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: Threading, a
         outcome: format!("of {}", owner.id),
         detail: serde_json::json!({ "thread_of": owner.id, "name": name }),
     };
-    // It may write into the owner's workspace before the owner is used.
+    // The thread may write into the owner's workspace before the owner's first use, so a reserved worker must end.
     supervisor.workers().reserved.release(supervisor.workers(), owner.id).await;
-    let key = turn.as_ref().map(KeyLock::parts);
+    let key = key_lock.as_ref().map(KeyLock::parts);
     let thread = supervisor.create_shared(&owner, validated, key, words, actor).await?;
     let before = owner.view().version;
     let text = format!("{} works in this workspace as a thread", thread.spec.name);
@@ -90,7 +90,7 @@ async fn make(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: Threading, a
             host.audit(actor, "kernel.threaded", &owner, versions, thread.id.to_string()).await;
         }
         Err(error) => {
-            // The thread is there, and says itself whose workspace it has.
+            // The thread exists, and records its owner itself.
             tracing::warn!(kernel = %owner.spec.name, %error, "a thread could not be noted in the journal of its owner");
             let detail = serde_json::json!({ "thread": thread.id, "error": error.message });
             host.events.publish(&owner.event_name, "thread_not_noted", detail);

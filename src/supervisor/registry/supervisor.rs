@@ -1,4 +1,4 @@
-//! The set of kernels: made, found, listed, removed; taken over from a former daemon; let go at the end.
+//! The set of kernels: create, find, list, remove; adopt from a former daemon; release at the end.
 
 use std::path::Path;
 use std::rc::{Rc, Weak};
@@ -35,7 +35,7 @@ use crate::supervisor::registry::idempotency::{KeyLock, made_as};
 use crate::supervisor::workers::Workers;
 use crate::supervisor::workers::reserved::ReservedWorker;
 
-/// The ownership under which a kernel begins.
+/// The first ownership epoch of a kernel.
 const FIRST_EPOCH: Epoch = Epoch(1);
 
 /// All kernels of a daemon.
@@ -48,7 +48,7 @@ pub struct Supervisor {
 }
 
 impl Supervisor {
-    /// A supervisor without kernels; [`Supervisor::recover`] brings those that the catalog knows. Must run inside a `LocalSet`.
+    /// A supervisor without kernels; [`Supervisor::recover`] loads those of the catalog. Must run inside a `LocalSet`.
     pub fn new(
         config: Config,
         environment: Environment,
@@ -80,7 +80,7 @@ impl Supervisor {
         supervisor
     }
 
-    /// What the rooms share.
+    /// The services that the supervisor's modules share.
     pub fn host(&self) -> &Rc<Host> {
         &self.host
     }
@@ -90,17 +90,17 @@ impl Supervisor {
         &self.workers
     }
 
-    /// The names and kernels.
+    /// The table of kernels.
     pub(crate) fn registry(&self) -> &Rc<Registry> {
         &self.registry
     }
 
-    /// Says how the kernels' own sockets are published.
+    /// Sets the function that publishes the kernels' own sockets.
     pub fn set_socket_publisher(&self, publisher: SocketPublisher) {
         *self.registry.sockets.borrow_mut() = Some(publisher);
     }
 
-    /// Makes a kernel. With a key that was used before: gives the kernel of that time.
+    /// Creates a kernel. A key used before returns the kernel created with it.
     ///
     /// # Errors
     /// `invalidArgument`, `alreadyExists`, `refused`, `unsupported`, `busy`.
@@ -115,22 +115,22 @@ impl Supervisor {
         if key.len() > limits::KEY_BYTES {
             return Err(Error::invalid(format!("the key has more than {} bytes", limits::KEY_BYTES)));
         }
-        let mut turn = None;
+        let mut key_lock = None;
         if !key.is_empty() {
             let (known, waited) = self.recall(scope, key).await?;
             if let Some(kernel) = known {
                 return made_as(kernel, spec.name.as_str(), spec.engine);
             }
-            turn = Some(waited);
+            key_lock = Some(waited);
         }
         let spec = self.checked(spec, actor)?;
         let reserved = self.reserve(actor.uid, spec.name.clone())?;
-        // In a task of its own: a client that leaves meanwhile must leave nothing half made.
+        // A separate task, so that a client's disconnect leaves nothing half done.
         let (this, from_dir, actor) = (self.clone(), from_dir.map(Path::to_owned), actor.clone());
         let making = tokio::task::spawn_local(async move {
             let _reserved = reserved;
             let (begun, engine) = (Instant::now(), spec.engine);
-            let key = turn.as_ref().map(KeyLock::parts);
+            let key = key_lock.as_ref().map(KeyLock::parts);
             let made = this.make(spec, from_dir.as_deref(), key, &actor).await;
             this.host.metrics.since(Stage::Create, engine, begun);
             made
@@ -138,10 +138,10 @@ impl Supervisor {
         making.await.map_err(|error| Error::internal(error.to_string()))?
     }
 
-    /// Keeps a place and a name for a kernel that is being made.
+    /// Reserves a name, and a place within the limits, for a kernel in creation.
     ///
     /// # Errors
-    /// `busy` if there are as many as may be, `alreadyExists`.
+    /// `busy` if a limit on kernels is reached, `alreadyExists`.
     pub(crate) fn reserve(&self, uid: u32, name: KernelName) -> Result<ReservedName> {
         let config = &self.host.config.limits;
         {
@@ -172,7 +172,7 @@ impl Supervisor {
         Ok(ReservedName { registry: Rc::clone(&self.registry), name })
     }
 
-    /// Checks what is asked for; gives it with where its paths lead.
+    /// Checks a requested specification; returns it with its paths resolved.
     fn checked(&self, mut spec: KernelSpec, actor: &Actor) -> Result<KernelSpec> {
         self.check_spec(&spec, actor.uid)?;
         for allowed in &mut spec.paths {
@@ -212,7 +212,7 @@ impl Supervisor {
     ) -> Result<Rc<Kernel>> {
         let host = &self.host;
         let Some(from) = from_dir else {
-            // What a slot stands on becomes the kernel's, if one is ready.
+            // The kernel adopts the folder of a warm worker, if one is ready.
             let shape = self.workers.shape(&spec, actor.uid)?;
             let can_come_later = !crate::supervisor::workers::start::hides_system_path(
                 host,
@@ -243,7 +243,8 @@ impl Supervisor {
         self.show(id, None, spec, key, actor).await
     }
 
-    /// Makes a kernel known whose files are there; they go if it cannot be. A reserved worker is recorded as the kernel's.
+    /// Makes a kernel with existing files visible; a failure removes the files. A reserved worker is recorded as the
+    /// kernel's.
     async fn show(
         &self,
         id: KernelId,
@@ -283,11 +284,11 @@ impl Supervisor {
         };
         let detail = serde_json::json!({ "id": id.to_string(), "by": actor.to_string() });
         let event = host.events.event(&host.event_name(actor.uid, &spec.name), "kernel_created", detail);
-        // With its kernel, if it may come then.
+        // The event is written with the kernel if that keeps the order of events.
         let noted = host.events.are_written().then(|| event.clone());
         let is_noted = noted.is_some();
         let notes = Notes { events: noted.into_iter().collect(), audit: vec![audit] };
-        // In the catalog before anything is done in it, so that a daemon that is killed then leaves none behind that nobody knows.
+        // Recorded before the worker runs anything, so that a killed daemon leaves no unknown worker.
         let worker = reserved.map(ReservedWorker::row);
         let inserted = host.catalog.insert_kernel_with(row.clone(), key, worker, notes).await;
         match inserted.map(|written| written.value) {
@@ -311,7 +312,7 @@ impl Supervisor {
         Ok(kernel)
     }
 
-    /// Makes a kernel known and starts its task.
+    /// Makes a kernel visible and starts its task.
     pub(crate) fn open(
         &self,
         row: &KernelRow,
@@ -376,7 +377,7 @@ impl Supervisor {
         let (lease, mounts, unclosed) = (loaded.lease, loaded.mounts, loaded.running);
         let beginning = Beginning { life: record.life, lease, mounts, tools, unclosed };
         let task = Task::new(&self.services, Rc::clone(&kernel), waiting, channel, beginning);
-        // Each line that its task logs says whose it is, whatever the level.
+        // The span adds the kernel to each log line of its task, at every level.
         let span = tracing::error_span!("kernel", id = %row.id, name = %kernel.event_name);
         tokio::task::spawn_local(task.run(adopted).instrument(span));
         self.registry.by_id.borrow_mut().insert(row.id, Rc::clone(&kernel));
@@ -397,42 +398,42 @@ impl Supervisor {
         )
     }
 
-    /// Ends a kernel's worker and deletes everything of it; `with_threads`: its threads too, which go first.
+    /// Ends a kernel's worker and deletes the kernel; with `with_threads`, its threads first.
     ///
     /// # Errors
-    /// `conflict` (also for its threads, unless they go too), `busy` (leased), and those of the catalog.
+    /// `conflict` (also while it has threads, unless they are removed too), `busy` (leased), and those of the catalog.
     pub async fn remove(&self, kernel: &Rc<Kernel>, change: Change, with_threads: bool) -> Result<()> {
-        // In a task of its own: a client that leaves meanwhile must leave nothing half removed.
+        // A separate task, so that a client's disconnect leaves nothing half removed.
         let (this, kernel) = (self.clone(), Rc::clone(kernel));
         let removing = tokio::task::spawn_local(async move {
             let threads = if with_threads { kernel.threads() } else { Vec::new() };
-            // Whether all of them may go, before the first does.
+            // All threads are admitted before the first is removed.
             for thread in &threads {
                 thread.admit(&change.actor, 0).await?;
             }
             kernel.admit(&change.actor, change.expected_version).await?;
-            // Until it is gone, or stays.
+            // Held until the kernel is removed or the removal fails.
             let _removal = kernel.begin_removal(with_threads)?;
             this.remove_all(&kernel, change).await
         });
         removing.await.map_err(|error| Error::internal(error.to_string()))?
     }
 
-    /// Removes a kernel that goes with its connection, after that has ended.
+    /// Removes an ephemeral kernel after its connection has ended.
     pub async fn remove_ephemeral(&self, kernel: &Rc<Kernel>, actor: Actor) {
         if self.host.is_stopping() {
-            // The next daemon does it.
+            // The next daemon removes it.
             return;
         }
         match self.remove(kernel, Change { actor, expected_version: 0 }, true).await {
             Ok(()) => {}
-            // Its client removed it before it left.
+            // Its client removed it before disconnecting.
             Err(error) if error.code == ErrorCode::NotFound => {}
             Err(error) => tracing::warn!(kernel = %kernel.spec.name, %error, "an ephemeral kernel is left"),
         }
     }
 
-    /// Its threads, then the kernel itself.
+    /// Removes a kernel's threads, then the kernel itself.
     async fn remove_all(&self, kernel: &Rc<Kernel>, change: Change) -> Result<()> {
         for thread in kernel.threads() {
             let _removal = thread.begin_removal(false)?;
@@ -459,7 +460,8 @@ impl Supervisor {
             Ok(host.catalog.remove_kernel(kernel.id, notes).await?)
         };
         let forgotten = match host.making_room(forget).await {
-            // Where there is no room for a word, its files make some: it was told to go, and its worker has ended.
+            // On a full disk, its files are deleted first to make room: the removal is decided and its worker has
+            // ended.
             Err(error) if error.reason == DISK_FULL => {
                 host.catalog.remove_kernel_files(kernel.id).await?;
                 forget().await
@@ -467,7 +469,7 @@ impl Supervisor {
             forgotten => forgotten,
         };
         if let Err(error) = forgotten {
-            // It is still there, with all it had: so it must stay usable.
+            // The kernel still exists with all its data, so it must stay usable.
             if let Ok(Some(row)) = host.catalog.kernel(kernel.id).await {
                 self.recover_kernel(row, None).await;
             }
@@ -480,7 +482,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Ends the daemon's part: workers are ended after they saved, or, with `keep_workers`, let go for the next daemon.
+    /// Shuts down: workers save and end or, with `keep_workers`, are released for the next daemon.
     pub async fn shut_down(&self, keep_workers: bool) {
         self.host.set_stopping();
         self.workers.start_queue.close();
@@ -492,19 +494,19 @@ impl Supervisor {
         self.workers.pool.close(&self.workers).await;
         self.host.prepared.discard_all().await;
         self.host.keep_audit_head().await;
-        // On a full disk they are not, however long one waits.
+        // Bounded: on a full disk the events cannot be written, however long the wait.
         let _ = tokio::time::timeout(limits::EVENT_FLUSH, self.host.events.written()).await;
     }
 }
 
-/// The channel of a worker that was adopted before its kernel's task exists.
+/// The channel of a worker that was adopted before its kernel's task existed.
 pub(crate) struct Channel {
     pub tools: Rc<Tools>,
     pub reporter: mpsc::UnboundedSender<Box<Report>>,
     pub reports: mpsc::UnboundedReceiver<Box<Report>>,
 }
 
-/// A name that is reserved for a kernel while it is created.
+/// A name reserved for a kernel in creation.
 pub(crate) struct ReservedName {
     registry: Rc<Registry>,
     name: (u32, KernelName),
@@ -523,7 +525,7 @@ impl Drop for ReservedName {
     }
 }
 
-/// A supervisor that something inside it refers to.
+/// A weak reference to the supervisor, for its own parts.
 pub(crate) struct WeakSupervisor {
     host: Weak<Host>,
     workers: Weak<Workers>,
@@ -532,7 +534,7 @@ pub(crate) struct WeakSupervisor {
 }
 
 impl WeakSupervisor {
-    /// The supervisor, while it is there.
+    /// Upgrades while the supervisor exists.
     pub(crate) fn upgrade(&self) -> Option<Supervisor> {
         Some(Supervisor {
             host: self.host.upgrade()?,
@@ -544,7 +546,7 @@ impl WeakSupervisor {
 }
 
 impl Supervisor {
-    /// A reference that does not keep it.
+    /// Returns a weak reference.
     pub(crate) fn downgrade(&self) -> WeakSupervisor {
         WeakSupervisor {
             host: Rc::downgrade(&self.host),

@@ -1,8 +1,7 @@
-//! Who may have how much of the host: places for workers, the memory that those are promised, executions at once; of all users
-//! together and of each.
+//! Limits on workers, their memory and concurrent executions; for all users together and for each user.
 //!
-//! What is asked for beyond is refused at once, and says what to wait for. A slot of the pool is nobody's until it is bound, and gives
-//! way to whoever needs its place.
+//! A request beyond a limit is refused at once, and the error names what to wait for. A warm worker counts against no
+//! user until it is bound, and is evicted when its place is needed.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -16,18 +15,18 @@ use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::quantity;
 use crate::supervisor::workers::start_queue::STARTS;
 
-/// Reasons of the errors where there is no place for one more worker: the host's, and a user's share of them and of memory.
+/// Reasons of errors when no further worker is admitted: the host's limit, and the user's worker and memory limits.
 const HOSTS_PLACES: &str = "workers";
 const USERS_WORKERS: &str = "workers_per_user";
 const USERS_MEMORY: &str = "memory_per_user";
 
-/// Whether an error says that there is no place now: nothing is wrong with the kernel.
+/// Whether an error reports a lack of capacity, so that the kernel is not at fault.
 pub(crate) fn is_no_place(error: &Error) -> bool {
     error.code == ErrorCode::Busy
         && [HOSTS_PLACES, USERS_WORKERS, USERS_MEMORY, STARTS].contains(&error.reason.as_str())
 }
 
-/// A worker that is more than all that may be had.
+/// The error for a worker that exceeds a whole limit.
 fn too_large(one: ResourceUse, bounds: &Bounds, key: &str) -> Error {
     let most = quantity::format_size(bounds.memory_bytes.unwrap_or(u64::MAX));
     Error::refused(format!(
@@ -38,7 +37,7 @@ fn too_large(one: ResourceUse, bounds: &Bounds, key: &str) -> Error {
     .hint(format!("make one with less --memory, or have {key} raised in the configuration"))
 }
 
-/// As much as may be taken at once.
+/// Limits on concurrent use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
     /// Workers.
@@ -65,7 +64,7 @@ impl Bounds {
     }
 }
 
-/// What is taken, or would be.
+/// Resources in use or requested.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct ResourceUse {
     pub workers: usize,
@@ -73,7 +72,7 @@ pub(crate) struct ResourceUse {
 }
 
 impl ResourceUse {
-    /// One worker with that limit.
+    /// One worker with that memory limit.
     pub(crate) fn one(memory_bytes: u64) -> ResourceUse {
         ResourceUse { workers: 1, memory_bytes }
     }
@@ -97,13 +96,13 @@ impl ResourceUse {
     }
 }
 
-/// ExecPermit to run one execution, given back when dropped: of the user's share and of the host's.
+/// Permits to run one execution, the user's and the host's; released when dropped.
 pub type ExecPermit = (OwnedSemaphorePermit, OwnedSemaphorePermit);
 
-/// Users whose executions are counted although none runs.
+/// Number of users whose semaphores are kept although they run nothing.
 const USERS_KEPT: usize = 64;
 
-/// What is taken of a host.
+/// The resources in use on a host.
 pub struct Admission {
     host: Bounds,
     user: Bounds,
@@ -125,19 +124,20 @@ impl Admission {
         })
     }
 
-    /// Workers that there are, slots included.
+    /// The number of workers, warm ones included.
     pub fn workers(&self) -> usize {
         self.all.get().workers
     }
 
-    /// Takes a place, whether there is one or not: nobody's until a share is given with it.
+    /// Takes a worker's place unconditionally. It counts against no user until a quota is attached.
     pub(crate) fn place(self: &Rc<Self>, memory_bytes: u64) -> WorkerPermit {
         let taken = ResourceUse::one(memory_bytes);
         self.all.set(self.all.get().and(taken));
         WorkerPermit { admission: Rc::clone(self), taken, share: None }
     }
 
-    /// Takes a user's share of one worker: judged and taken at once, so that no two who come together both find the last one.
+    /// Takes one worker of a user's quota. Check and use are one step, so that two concurrent calls cannot both get the
+    /// last one.
     ///
     /// # Errors
     /// `busy`, `refused`, as [`Self::admit`].
@@ -146,7 +146,7 @@ impl Admission {
         Ok(self.share_anyway(uid, one))
     }
 
-    /// The same for a worker that is there already.
+    /// Takes quota for a worker that exists already, without a check.
     pub(crate) fn share_anyway(self: &Rc<Self>, uid: u32, one: ResourceUse) -> UserQuota {
         let mut of = self.of.borrow_mut();
         let own = of.entry(uid).or_default();
@@ -154,7 +154,7 @@ impl Admission {
         UserQuota { admission: Rc::clone(self), uid, taken: one }
     }
 
-    /// Whether one more fits when `gone` is.
+    /// Whether one more worker fits once `gone` is freed.
     pub(crate) fn fits(&self, one: ResourceUse, gone: ResourceUse) -> bool {
         self.all.get().without(gone).and(one).is_within(&self.host)
     }
@@ -172,7 +172,7 @@ impl Admission {
     /// Whether that user may have one more worker.
     ///
     /// # Errors
-    /// `busy`: what to wait for. `refused` for one that no waiting makes room for.
+    /// `busy`: what to wait for. `refused` for a worker that exceeds the whole quota.
     pub(crate) fn admit(&self, uid: u32, one: ResourceUse) -> Result<()> {
         let own = self.of.borrow().get(&uid).copied().unwrap_or_default();
         if own.and(one).is_within(&self.user) {
@@ -194,7 +194,7 @@ impl Admission {
         .hint(hint))
     }
 
-    /// What is said where the host has no room for one more.
+    /// The error when the host has no room for one more worker.
     pub(crate) fn no_room(&self, one: ResourceUse) -> Error {
         if !one.is_within(&self.host) {
             return too_large(one, &self.host, "limits.memory");
@@ -213,13 +213,14 @@ impl Admission {
         .reason(HOSTS_PLACES)
     }
 
-    /// ExecPermit to run one execution, if there is any now.
+    /// Acquires permits to run one execution, if they are free now.
     pub(crate) fn try_acquire_exec(&self, uid: u32) -> Option<ExecPermit> {
         let own = self.executions_of(uid).try_acquire_owned().ok()?;
         Some((own, Arc::clone(&self.running).try_acquire_owned().ok()?))
     }
 
-    /// ExecPermit to run one execution, when there is: who came first of a user's kernels goes first, and of all users' firsts.
+    /// Waits for permits to run one execution. Fair in order of arrival, first among one user's kernels, then among
+    /// users.
     pub(crate) fn acquire_exec(&self, uid: u32) -> impl Future<Output = Option<ExecPermit>> + 'static {
         let (share, running) = (self.executions_of(uid), Arc::clone(&self.running));
         async move {
@@ -231,14 +232,14 @@ impl Admission {
     fn executions_of(&self, uid: u32) -> Arc<Semaphore> {
         let mut running_of = self.running_of.borrow_mut();
         if running_of.len() >= USERS_KEPT {
-            // Whoever runs or waits holds on to it.
+            // Running and waiting executions hold a reference.
             running_of.retain(|_, share| Arc::strong_count(share) > 1);
         }
         Arc::clone(running_of.entry(uid).or_insert_with(|| Arc::new(Semaphore::new(self.user.executions))))
     }
 }
 
-/// A worker's place on the host; taken before anything is waited for, given back when dropped.
+/// A worker's place on the host, taken before any wait and released when dropped.
 pub(crate) struct WorkerPermit {
     admission: Rc<Admission>,
     taken: ResourceUse,
@@ -246,7 +247,7 @@ pub(crate) struct WorkerPermit {
 }
 
 impl WorkerPermit {
-    /// It is that user's from now on.
+    /// Attaches the user's quota.
     pub(crate) fn belongs(&mut self, share: UserQuota) {
         self.share = Some(share);
     }
@@ -258,7 +259,7 @@ impl Drop for WorkerPermit {
     }
 }
 
-/// What one worker takes of what its user may have; given back when dropped.
+/// One worker's part of its user's quota; released when dropped.
 pub(crate) struct UserQuota {
     admission: Rc<Admission>,
     uid: u32,
@@ -291,7 +292,7 @@ mod tests {
     fn per_user_shares_are_enforced() {
         let admission = Admission::new(bounds(4, Some(1000 * MIB)), bounds(2, Some(500 * MIB)));
         let one = ResourceUse::one(100 * MIB);
-        // Both at once, before any of them has a worker.
+        // Both at once, before either has a worker.
         let shares = [admission.share(7, one).expect("free"), admission.share(7, one).expect("free")];
         assert_eq!(admission.admit(7, one).map_err(|error| error.reason), Err("workers_per_user".into()));
         assert_eq!(admission.admit(8, one), Ok(()));

@@ -1,10 +1,10 @@
-//! When memory is short on the host: first the slots of the pool go, then the workers of kernels that nobody uses, the one that was used
-//! longest ago first. What runs is never touched.
+//! Frees memory when the host is short of it: warm workers end first, then workers of unused kernels, the least
+//! recently used first. Running code is never stopped.
 //!
 //! ```text
 //!  fires ──▶ pressure for a while: the pool keeps nothing ready
 //!    │
-//!    └─ no slot was left ──▶ some kernels are checkpointed and stopped: their next use starts them
+//!    └─ no warm worker was left ──▶ some kernels are checkpointed and stopped: their next use starts them
 //! ```
 
 use std::cell::{Cell, RefCell};
@@ -27,32 +27,32 @@ const INTEREST: Interest = Interest::PRIORITY.add(Interest::ERROR);
 #[derive(Default)]
 pub struct MemoryPressure {
     until: Cell<Option<Instant>>,
-    /// Stops some kernels that are not in use; set by the room that knows kernels.
+    /// Stops some unused kernels; set by the module that owns the kernels.
     stop_idle: RefCell<Option<Box<dyn Fn()>>>,
 }
 
 impl MemoryPressure {
-    /// Says how some kernels that are not in use are stopped when no warm worker is left.
+    /// Sets the action that stops some unused kernels when no warm worker is left.
     pub(crate) fn on_relief(&self, stop_idle: impl Fn() + 'static) {
         *self.stop_idle.borrow_mut() = Some(Box::new(stop_idle));
     }
 
-    /// For how long memory counts as short, if nothing more is heard of it.
+    /// The remaining time for which memory counts as short, unless the source fires again.
     pub(crate) fn left(&self) -> Option<Duration> {
         self.until.get()?.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
     }
 
-    /// Whether it counts as short now.
+    /// Whether memory counts as short now.
     pub fn is_on(&self) -> bool {
         self.left().is_some()
     }
 }
 
-/// Who says that memory is short.
+/// The source of memory pressure reports.
 enum Source {
-    /// The host kernel, when it is.
+    /// The host kernel's trigger.
     Trigger(AsyncFd<Watched>),
-    /// Whoever looks now and then.
+    /// Periodic polling.
     Look,
 }
 
@@ -68,7 +68,7 @@ impl Source {
         }
     }
 
-    /// Waits until memory is short; an error: this source says nothing any more.
+    /// Waits until memory is short; an error means that this source has failed.
     async fn fires(&self) -> std::io::Result<()> {
         match self {
             Source::Trigger(watched) => {
@@ -87,7 +87,7 @@ impl Source {
     }
 }
 
-/// Listens while the host is there.
+/// Watches memory pressure while the host exists.
 pub(crate) fn run(workers: &Rc<Workers>) {
     let Some(file) = workers.host.config.daemon.pressure_file.clone() else { return };
     let mut source = Source::of(&file);
@@ -119,7 +119,7 @@ fn relieve(workers: &Rc<Workers>) {
     if began {
         tracing::warn!(slots, "memory is short: nothing is kept ready, and kernels that nobody uses are stopped");
         workers.host.events.publish("", "memory_short", serde_json::json!({ "slots": slots }));
-        told_when_over(workers);
+        report_when_over(workers);
     }
     workers.pool.look_soon();
     while workers.reserved.end_oldest(workers) {}
@@ -131,8 +131,8 @@ fn relieve(workers: &Rc<Workers>) {
     }
 }
 
-/// Says so when memory is no longer short, and has the pool fill again.
-fn told_when_over(workers: &Rc<Workers>) {
+/// Reports the end of a memory shortage, and lets the pool fill again.
+fn report_when_over(workers: &Rc<Workers>) {
     let kept: Weak<Workers> = Rc::downgrade(workers);
     tokio::task::spawn_local(async move {
         while let Some(left) = kept.upgrade().and_then(|workers| workers.pressure.left()) {

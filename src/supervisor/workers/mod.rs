@@ -1,10 +1,10 @@
 //! Workers: warm, reserved, started, admitted.
 //!
 //! ```text
-//!  a kernel's task ── start ─▶ reserved worker of this kernel ─▶ warm worker of its shape ─▶ start queue ─▶ isolation driver
+//!  kernel task ── start ─▶ its reserved worker ─▶ warm worker of its shape ─▶ start queue ─▶ isolation driver
 //! ```
 //!
-//! Knows shapes, places and shares; never which kernels there are.
+//! Knows shapes, places and quotas; knows no kernels.
 
 pub mod admission;
 pub(crate) mod memory_pressure;
@@ -64,7 +64,7 @@ impl Workers {
         })
     }
 
-    /// What a worker of such a kernel must be like.
+    /// The shape of the worker that such a kernel needs.
     ///
     /// # Errors
     /// `unsupported` with a hint if this host cannot run it, `invalidArgument`.
@@ -80,12 +80,12 @@ impl Workers {
         self.host.drivers.of(isolation)
     }
 
-    /// Finds out what the drivers can do on this host; each function blocks.
+    /// Probes the drivers' capabilities on this host; each returned function blocks.
     pub(crate) fn probes(&self) -> Vec<Probe> {
         self.host.drivers.all().map(|driver| driver.probe()).collect()
     }
 
-    /// Whether one more kernel may have a worker: warm workers are evicted for it.
+    /// Checks that one more kernel may have a worker; evicts warm workers for it.
     ///
     /// # Errors
     /// `busy`: what to wait for. `unsupported` if this host cannot run it any more.
@@ -99,27 +99,27 @@ impl Workers {
         }
     }
 
-    /// What warm and reserved workers take: they are evicted when a kernel needs the room.
+    /// The resources of warm and reserved workers, which are evicted when a kernel needs the room.
     pub(crate) fn reclaimable(&self) -> ResourceUse {
         self.pool.taken().and(self.reserved.taken())
     }
 
-    /// How many there are now.
+    /// The number of workers.
     pub fn live(&self) -> usize {
         self.admission.workers()
     }
 
-    /// How many no kernel uses yet.
+    /// The number of workers without a kernel in use.
     pub fn unused(&self) -> usize {
         self.pool.own() + self.reserved.count()
     }
 
-    /// Keeps why a kernel's last worker could not be started.
+    /// Records why a kernel's last worker failed to start.
     pub(crate) fn remember_error(&self, kernel: KernelId, error: &Error) {
         self.errors.borrow_mut().insert(kernel, error.clone());
     }
 
-    /// Why a kernel's last worker could not be started.
+    /// Why a kernel's last worker failed to start.
     pub fn last_error(&self, kernel: KernelId) -> Option<Error> {
         self.errors.borrow().get(&kernel).cloned()
     }

@@ -1,14 +1,15 @@
-//! The warm pool: keeps slots ready as `core::pool` says, gives one to whoever comes, and counts.
+//! The warm pool: keeps warm workers ready as `core::pool` decides, hands them out, and counts.
 //!
 //! ```text
-//!  take ──▶ a slot of that shape, or none ─▶ the kernel's worker is started anew
-//!    │ came
+//!  take ──▶ a warm worker of that shape, or none ─▶ a new worker is started
+//!    │ demand
 //!    ▼
-//!  look ◀── something happened, or it is time ── plan(view, now) ─▶ create, destroy
+//!  look ◀── a change, or a timer ── plan(view, now) ─▶ create, destroy
 //! ```
 //!
-//! There is one pool for each shape. Those of what a new kernel has by default are kept while the daemon runs; one for any other shape begins
-//! when a kernel of it is started, keeps one slot while such kernels come, and ends when none did for a while.
+//! There is one pool for each shape. The pools of default shapes last as long as the daemon. A pool for another shape
+//! opens when a kernel of that shape starts, keeps one warm worker while demand lasts, and closes after a while without
+//! demand.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -35,12 +36,12 @@ use crate::supervisor::workers::warm_worker::WarmWorker;
 /// All pools of a host.
 pub struct Pool {
     pools: RefCell<Vec<Rc<ShapePool>>>,
-    /// What happened in all pools of an engine, those that are no more included.
+    /// Counters of all pools of an engine, closed pools included.
     totals: RefCell<BTreeMap<EngineName, Rc<Cell<Counters>>>>,
     changed: Rc<Notify>,
     began: Instant,
     last_id: Cell<u64>,
-    /// When a slot was taken last.
+    /// When a warm worker was last taken.
     taken: Cell<Option<Instant>>,
     paused: Cell<bool>,
 }
@@ -49,28 +50,28 @@ pub struct Pool {
 struct ShapePool {
     shape: Shape,
     rules: Rules,
-    /// Kept although nobody comes.
+    /// Whether the pool stays open without demand.
     standing: bool,
     held: RefCell<Vec<Held>>,
     demand: RefCell<Demand>,
     breaker: RefCell<Breaker>,
     counters: Cell<Counters>,
-    /// Of all pools of that engine.
+    /// Shared by all pools of that engine.
     total: Rc<Cell<Counters>>,
     active: Cell<u32>,
-    /// When its slots were asked last whether they are well.
+    /// When its warm workers were last health-checked.
     asked_ms: Cell<u64>,
-    /// Who waits for one; the first first. Those who have left are closed.
+    /// Waiting starts, the oldest first. An abandoned wait has a closed channel.
     waiting: RefCell<VecDeque<oneshot::Sender<(WarmWorker, Active)>>>,
 }
 
-/// A slot as the policy sees it and, once it is ready, as it is.
+/// A warm worker as the policy sees it and, once ready, the worker itself.
 struct Held {
     seen: policy::Slot,
     slot: Option<WarmWorker>,
 }
 
-/// A slot that was given, counted while its worker is there.
+/// A taken worker, counted while it lives.
 pub(crate) struct Active {
     pool: Rc<ShapePool>,
 }
@@ -86,12 +87,12 @@ impl Active {
         self.pool.shape.engine
     }
 
-    /// It is a kernel's worker.
+    /// Counts the worker as bound to a kernel.
     pub(crate) fn bound(&self) {
         self.pool.count(Event::Taken);
     }
 
-    /// Its worker ran code.
+    /// Counts an execution of the worker.
     pub(crate) fn executed(&self) {
         self.pool.count(Event::Executed);
     }
@@ -123,7 +124,7 @@ impl ShapePool {
         Some(held.swap_remove(at))
     }
 
-    /// How many wait.
+    /// The number of waiting starts.
     fn waiting(&self) -> u32 {
         self.waiting.borrow_mut().retain(|waiting| !waiting.is_closed());
         u32::try_from(self.waiting.borrow().len()).unwrap_or(u32::MAX)
@@ -139,7 +140,7 @@ impl ShapePool {
         self.breaker.borrow_mut().failed(why, now_ms);
     }
 
-    /// It can be given from now on. Gives it back if it was given up meanwhile.
+    /// Marks a warm worker as ready. Returns the worker if it was discarded meanwhile.
     fn keep(&self, id: SlotId, slot: WarmWorker, now_ms: u64) -> Option<WarmWorker> {
         let mut held = self.held.borrow_mut();
         let is_it = |held: &&mut Held| held.seen.id == id && held.seen.state != SlotState::Leaving;
@@ -153,7 +154,7 @@ impl ShapePool {
         }
     }
 
-    /// One that was given up meanwhile is counted already, if it was for that.
+    /// Handles a worker that failed before it was ready; a worker discarded meanwhile is counted already.
     fn never_ready(&self, id: SlotId, why: &str, now_ms: u64) {
         if self.remove(id).is_some_and(|held| held.seen.state != SlotState::Leaving) {
             self.failed(why, now_ms);
@@ -240,34 +241,34 @@ impl Pool {
         pool
     }
 
-    /// How many workers no kernel has: idle, in creation, on their way out.
+    /// The number of unbound workers: idle, in creation, or ending.
     pub(crate) fn own(&self) -> usize {
         self.pools.borrow().iter().map(|pool| pool.held.borrow().len()).sum()
     }
 
-    /// How all pools are; `short`: memory is.
+    /// The state of all pools; `short` says whether memory is short.
     pub fn infos(&self, short: bool) -> Vec<PoolInfo> {
         let now_ms = self.now_ms();
-        let told = |mut info: PoolInfo| {
+        let with_shortage = |mut info: PoolInfo| {
             if short && info.trouble.is_empty() {
                 info.trouble = String::from("memory is short on this host: nothing is kept ready");
             }
             info
         };
-        self.pools.borrow().iter().map(|pool| told(pool.info(now_ms))).collect()
+        self.pools.borrow().iter().map(|pool| with_shortage(pool.info(now_ms))).collect()
     }
 
-    /// Something has changed that the policy depends on.
+    /// Wakes the policy after a change that it depends on.
     pub(crate) fn look_soon(&self) {
         self.changed.notify_one();
     }
 
-    /// What happened in all pools of each engine since the daemon began: a pool that ends takes nothing away.
+    /// Counters of each engine since the daemon began, closed pools included.
     pub fn totals(&self) -> Vec<(EngineName, Counters)> {
         self.totals.borrow().iter().map(|(engine, total)| (*engine, total.get())).collect()
     }
 
-    /// A slot of that shape for a kernel that is being made, if one is ready. Should none be, nobody has missed one yet.
+    /// Takes a warm worker of that shape for a kernel in creation, if one is ready. A failure counts as no miss.
     pub(crate) fn take_ahead(&self, shape: &Shape) -> Option<(WarmWorker, Active)> {
         let pool = self.of(shape).filter(|_| !self.paused.get())?;
         let taken = self.take_of(&pool);
@@ -277,7 +278,7 @@ impl Pool {
         taken
     }
 
-    /// A slot of that shape, if one is ready: it is the caller's. Notes that somebody came for one.
+    /// Takes a warm worker of that shape, if one is ready. Records the demand.
     pub(crate) fn take(&self, workers: &Rc<Workers>, shape: &Shape) -> Option<(WarmWorker, Active)> {
         if self.paused.get() {
             return None;
@@ -303,14 +304,14 @@ impl Pool {
         taken
     }
 
-    /// What came of somebody who wanted a slot of that shape when there was none.
+    /// Counts the outcome of a request for which no warm worker was ready.
     pub(crate) fn noted(&self, shape: &Shape, event: Event) {
         if let Some(pool) = self.of(shape) {
             pool.count(event);
         }
     }
 
-    /// To wait for a slot of that shape, until what is given is dropped; none if there is no such pool.
+    /// Waits for a warm worker of that shape until the receiver is dropped; `None` if there is no such pool.
     pub(crate) fn wait(&self, shape: &Shape) -> Option<oneshot::Receiver<(WarmWorker, Active)>> {
         let pool = self.of(shape).filter(|_| !self.paused.get())?;
         let (sender, receiver) = oneshot::channel();
@@ -327,11 +328,11 @@ impl Pool {
         Some((slot, Active::of(Rc::clone(pool))))
     }
 
-    /// Gives up slots until another worker may be started: idle ones, then such in creation. Whether it may then; those that leave are as good
-    /// as gone.
+    /// Discards warm workers until another worker fits: idle ones first, then those in creation. Returns whether it
+    /// fits; ending workers count as gone.
     pub(crate) fn make_room(&self, workers: &Rc<Workers>, one: ResourceUse) -> bool {
         let admission = &workers.admission;
-        // Where all of them are too little, none goes.
+        // If evicting all of them is not enough, none is evicted.
         if !admission.fits(one, workers.reclaimable()) {
             return false;
         }
@@ -350,7 +351,7 @@ impl Pool {
         true
     }
 
-    /// What its own slots have taken of the host.
+    /// The host resources of its warm workers.
     pub(crate) fn taken(&self) -> ResourceUse {
         self.sum(|_| true)
     }
@@ -364,7 +365,7 @@ impl Pool {
         each.fold(ResourceUse::default(), ResourceUse::and)
     }
 
-    /// Whether there may be another pool: one that gives way goes for it.
+    /// Whether another pool may open; evicts a reclaimable pool if necessary.
     fn has_place(&self, workers: &Rc<Workers>) -> bool {
         let pools = self.pools.borrow().clone();
         if pools.len() < limits::POOLS {
@@ -377,9 +378,9 @@ impl Pool {
         true
     }
 
-    /// Whoever has just taken a slot goes first: to make the next one takes the processors that his kernel needs to begin. Where slots are taken
-    /// all the time, that is put off for a moment only.
-    async fn give_way(&self) {
+    /// Delays a refill after a warm worker was taken: its creation would compete for the processors with the kernel
+    /// that starts. Under constant demand the delay is bounded.
+    async fn delay_refill(&self) {
         let latest = Instant::now() + limits::POOL_REFILL_DELAY_MAX;
         while let Some(until) = self.taken.get().map(|at| latest.min(at + limits::POOL_REFILL_DELAY))
             && until > Instant::now()
@@ -388,7 +389,7 @@ impl Pool {
         }
     }
 
-    /// Ends all slots, those in creation too, and makes no more.
+    /// Ends all warm workers, those in creation too, and creates no more.
     pub(crate) async fn close(&self, workers: &Rc<Workers>) {
         self.paused.set(true);
         let pools = self.pools.borrow().clone();
@@ -396,16 +397,16 @@ impl Pool {
             pool.seen().iter().for_each(|slot| end(workers, pool, slot.id));
         }
         while workers.reserved.end_oldest(workers) {}
-        // One that hangs in its creation ends with its link; everything else that is to be done at the end waits no longer for it.
+        // A worker that hangs in creation ends with its link; shutdown does not wait longer for it.
         let until = Instant::now() + limits::POOL_CLOSE;
         while self.own() + workers.reserved.count() > 0 && Instant::now() < until {
-            // Whoever keeps the pools as they are to be may take the notice.
+            // The refill task may consume the notification, hence the timeout.
             let _ = tokio::time::timeout(limits::POOL_REFILL_DELAY, self.changed.notified()).await;
         }
     }
 }
 
-/// Opens the pools of what new kernels have by default, and keeps all pools as they are to be while the host is there.
+/// Opens the default pools, and maintains all pools while the host exists.
 pub(crate) fn run(workers: &Rc<Workers>) {
     let uid = nix::unistd::geteuid().as_raw();
     if let Some(path) = workers.host.path_within_workspace() {
@@ -429,16 +430,16 @@ pub(crate) fn run(workers: &Rc<Workers>) {
             let next = look(&workers);
             drop(workers);
             let _ = tokio::time::timeout(next, changed.notified()).await;
-            // Whoever has just been given a slot is answered first.
+            // The task that was just handed a worker runs first.
             tokio::task::yield_now().await;
             if let Some(workers) = kept.upgrade() {
-                workers.pool.give_way().await;
+                workers.pool.delay_refill().await;
             }
         }
     });
 }
 
-/// Does what the policy says; gives when to look again at the latest.
+/// Applies the policy's plan; returns the longest delay until the next look.
 fn look(workers: &Rc<Workers>) -> Duration {
     let mut next_ms = limits::DEFAULT_MAINTENANCE_INTERVAL.as_millis() as u64;
     let now_ms = workers.pool.now_ms();
@@ -507,7 +508,7 @@ async fn created(workers: &Rc<Workers>, pool: &Rc<ShapePool>, id: SlotId, made: 
             pool.breaker.borrow_mut().succeeded();
             pool.count(Event::Created);
             match pool.keep(id, slot, now_ms) {
-                None => give_to_first(workers, pool, id),
+                None => hand_to_first(workers, pool, id),
                 Some(slot) => {
                     slot.end(workers).await;
                     pool.count(Event::Destroyed);
@@ -526,16 +527,16 @@ async fn created(workers: &Rc<Workers>, pool: &Rc<ShapePool>, id: SlotId, made: 
     }
 }
 
-/// Who waits longest has the slot that is ready.
-fn give_to_first(workers: &Workers, pool: &Rc<ShapePool>, id: SlotId) {
+/// Hands a ready worker to the start that waits longest.
+fn hand_to_first(workers: &Workers, pool: &Rc<ShapePool>, id: SlotId) {
     let Some(first) = pool.first_waiting() else { return };
     let Some(slot) = pool.remove(id).and_then(|held| held.slot) else { return };
     workers.pool.taken.set(Some(Instant::now()));
-    // Nothing has run since it was seen that he waits.
+    // There is no await since the check, so the receiver is still open.
     let _ = first.send((slot, Active::of(Rc::clone(pool))));
 }
 
-/// Asks each slot that is ready whether it is well: one that hangs, or that something stopped, would be noticed by whoever is given it.
+/// Health-checks each ready worker, so that a hung or stopped one is found before it is taken.
 fn ask_all(workers: &Rc<Workers>, pool: &Rc<ShapePool>) {
     for held in pool.held.borrow().iter() {
         let Some(slot) = &held.slot else { continue };
@@ -548,7 +549,7 @@ fn ask_all(workers: &Rc<Workers>, pool: &Rc<ShapePool>) {
     }
 }
 
-/// One that was ready is of no use any more, unless it is a kernel's meanwhile.
+/// Discards a ready worker that failed, unless a kernel took it meanwhile.
 fn failed_when_ready(workers: &Weak<Workers>, pool: &Weak<ShapePool>, id: SlotId, why: &str) {
     let (Some(workers), Some(pool)) = (workers.upgrade(), pool.upgrade()) else { return };
     let ready = pool.held.borrow().iter().any(|held| held.seen.id == id && held.slot.is_some());
@@ -559,7 +560,7 @@ fn failed_when_ready(workers: &Weak<Workers>, pool: &Weak<ShapePool>, id: SlotId
     }
 }
 
-/// Nobody asked for it.
+/// Handles a warm worker that ended by itself.
 fn died(workers: &Weak<Workers>, pool: &Weak<ShapePool>, id: SlotId, worker: WorkerId) {
     if let Some(workers) = workers.upgrade() {
         workers.reserved.died(&workers, worker);
@@ -567,7 +568,7 @@ fn died(workers: &Weak<Workers>, pool: &Weak<ShapePool>, id: SlotId, worker: Wor
     failed_when_ready(workers, pool, id, "a slot that was ready ended by itself");
 }
 
-/// Ends a slot beside everything else: one in creation as soon as it is ready.
+/// Ends a warm worker in the background; one in creation ends as soon as it is ready.
 fn end(workers: &Rc<Workers>, pool: &Rc<ShapePool>, id: SlotId) {
     let slot = {
         let mut held = pool.held.borrow_mut();

@@ -1,14 +1,15 @@
-//! ReservedWorkers: slots on whose folder a new kernel was made, and which wait for its first use.
+//! Reserved workers: warm workers whose folder a new kernel adopted, and which await its first use.
 //!
 //! ```text
-//!  create ─▶ a slot is ready ─▶ its folder is the kernel's ─▶ recorded, answered ─▶ first use: bound, as any slot
-//!                                                                              └─ nobody uses the kernel, or others need the room: it ends
+//!  create ─▶ a warm worker is ready ─▶ its folder is the kernel's ─▶ recorded, answered ─▶ first use: bound
+//!                                                                                   └─ unused for long, or evicted
 //! ```
 //!
-//! Until its kernel is used it is a slot: nothing of the client's runs in it, and it ends with its daemon.
+//! Until its kernel is used, a reserved worker is a warm worker: it runs no client code and ends with its daemon.
 //!
-//! Nothing depends on one: a kernel without its promised slot gets a worker as any other does. A slot serves what its folder was when it
-//! started: so it is claimed by the first use of its kernel only, which everything that changes the kernel's state or files goes through.
+//! Nothing depends on a reservation: a kernel without its reserved worker gets a worker as any other does. The worker
+//! serves its folder as it was when the worker started. So only the kernel's first use claims it, and every change of
+//! the kernel's state or files counts as a use.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -29,7 +30,7 @@ use crate::isolation::{HostMount, Shape};
 use crate::link::host::WorkerListener;
 use crate::supervisor::workers::Workers;
 
-/// A slot that is a kernel's as soon as that is used.
+/// A warm worker that is bound at its kernel's first use.
 pub(crate) struct ReservedWorker {
     kernel: KernelId,
     shape: Shape,
@@ -37,17 +38,17 @@ pub(crate) struct ReservedWorker {
     active: Active,
 }
 
-/// The promises of a host.
+/// The reserved workers of a host.
 #[derive(Default)]
 pub(crate) struct ReservedWorkers {
     /// The oldest first.
     kept: RefCell<VecDeque<ReservedWorker>>,
-    /// Those on their way out: whose they were, and what they take.
+    /// Ending workers: the worker, its kernel, and its resources.
     leaving: Rc<RefCell<Vec<(WorkerId, KernelId, ResourceUse)>>>,
 }
 
 impl ReservedWorker {
-    /// One for a kernel that is being made, if a slot of its shape is ready.
+    /// Reserves a warm worker for a kernel in creation, if one of its shape is ready.
     pub(crate) fn make(workers: &Rc<Workers>, shape: Shape, epoch: Epoch) -> Option<ReservedWorker> {
         let (mut warm, active) = workers.pool.take_ahead(&shape)?;
         match warm.adopt_folder(epoch) {
@@ -64,20 +65,20 @@ impl ReservedWorker {
         }
     }
 
-    /// What the catalog is to know of the kernel's worker.
+    /// The worker's row for the catalog.
     pub(crate) fn row(&self) -> WorkerRow {
         self.warm.row()
     }
 
-    /// The kernel whose folder the slot stands on.
+    /// The kernel that adopted the worker's folder.
     pub(crate) fn kernel(&self) -> KernelId {
         self.kernel
     }
 
-    /// Makes it the worker of its kernel, which is used now.
+    /// Binds the worker to its kernel at the kernel's first use.
     ///
     /// # Errors
-    /// As [`WarmWorker::bind`]; it has ended then.
+    /// As [`WarmWorker::bind`]; the worker has ended then.
     pub(crate) async fn bind(
         self,
         workers: &Rc<Workers>,
@@ -92,15 +93,16 @@ impl ReservedWorker {
         self.warm.is_alive()
     }
 
-    /// Ends the slot, whether anybody waits for that or not. The folder stays: it is the kernel's, or goes with what would have been one.
+    /// Ends the worker; the returned handle need not be awaited. The folder stays: it belongs to the kernel, or to its
+    /// failed creation.
     pub(crate) fn end(self, workers: &Rc<Workers>) -> JoinHandle<()> {
         let (workers, worker) = (Rc::clone(workers), self.worker());
         let leaving = Rc::clone(&workers.reserved.leaving);
         leaving.borrow_mut().push((worker, self.kernel, self.takes()));
-        // Asked for before the kernel's next worker is recorded: a daemon that is killed meanwhile leaves no two.
+        // Queued before the kernel's next worker is recorded: a daemon that is killed meanwhile leaves no two records.
         let forgotten = workers.host.catalog.remove_worker(worker);
         tokio::task::spawn_local(async move {
-            // Its end says so again if that did not go well.
+            // If the removal fails, the worker's end tries and reports it again.
             let _ = forgotten.await;
             let ReservedWorker { warm, active, .. } = self;
             warm.end(&workers).await;
@@ -114,14 +116,14 @@ impl ReservedWorker {
         ResourceUse::one(self.shape.limits.memory_bytes)
     }
 
-    /// Which worker it is.
+    /// The worker's id.
     pub(crate) fn worker(&self) -> WorkerId {
         self.warm.id()
     }
 }
 
 impl ReservedWorkers {
-    /// Keeps one until its kernel is used, but not for long, and not many of one kind.
+    /// Keeps a worker until its kernel is used, for a bounded time and up to a bounded number per shape.
     pub(crate) fn keep(&self, workers: &Rc<Workers>, promise: ReservedWorker) {
         if !promise.is_there() || workers.host.is_stopping() {
             drop(promise.end(workers));
@@ -142,8 +144,8 @@ impl ReservedWorkers {
         });
     }
 
-    /// That of a kernel whose first worker is to be started, if it is still good for that. One that is not has ended before another worker
-    /// opens what it had open.
+    /// Claims the worker of a kernel at its first start, if it is still usable. An unusable one ends before another
+    /// worker opens the same files.
     pub(crate) async fn claim(&self, workers: &Rc<Workers>, kernel: KernelId, shape: &Shape) -> Option<ReservedWorker> {
         let promise = self.take(|kept| kept.kernel == kernel);
         if let Some(promise) = promise {
@@ -156,7 +158,7 @@ impl ReservedWorkers {
         None
     }
 
-    /// Ends a kernel's, and waits for the end of the slot, as long as for any worker's.
+    /// Ends a kernel's reserved worker, and waits for its end as long as for any worker's.
     pub(crate) async fn release(&self, workers: &Rc<Workers>, kernel: KernelId) {
         self.end_first(workers, |kept| kept.kernel == kernel);
         let until = Instant::now() + limits::WORKER_STOP;
@@ -165,27 +167,27 @@ impl ReservedWorkers {
         }
     }
 
-    /// A slot has ended by itself.
+    /// Removes a worker that ended by itself.
     pub(crate) fn died(&self, workers: &Rc<Workers>, worker: WorkerId) {
         self.end_first(workers, |kept| kept.worker() == worker);
     }
 
-    /// Ends the oldest; whether there was one.
+    /// Ends the oldest; returns whether there was one.
     pub(crate) fn end_oldest(&self, workers: &Rc<Workers>) -> bool {
         self.end_first(workers, |_| true)
     }
 
-    /// How many there are, those on their way out included.
+    /// The number of reserved workers, ending ones included.
     pub(crate) fn count(&self) -> usize {
         self.kept.borrow().len() + self.leaving.borrow().len()
     }
 
-    /// What those take that are on their way out.
+    /// The resources of ending workers.
     pub(crate) fn leaving(&self) -> ResourceUse {
         self.leaving.borrow().iter().map(|(.., one)| *one).fold(ResourceUse::default(), ResourceUse::and)
     }
 
-    /// What all of them take.
+    /// The resources of all reserved workers, ending ones included.
     pub(crate) fn taken(&self) -> ResourceUse {
         self.kept.borrow().iter().map(ReservedWorker::takes).fold(self.leaving(), ResourceUse::and)
     }

@@ -1,4 +1,4 @@
-//! How a kernel gets its worker: its reserved worker, a warm worker of the pool, or a new one.
+//! Gives a kernel its worker: its reserved worker, a warm worker of the pool, or a new one.
 
 use std::path::Path;
 use std::rc::Rc;
@@ -21,7 +21,7 @@ use crate::link::host::{WorkerLink, WorkerListener};
 use crate::supervisor::host::Host;
 use crate::supervisor::host::metrics::Stage;
 
-/// Starts a worker for a kernel. `given_up`: completes when the worker is no longer wanted; heeded while the start is queued.
+/// Starts a worker for a kernel. `given_up` completes when the worker is no longer wanted; it cancels a queued start.
 ///
 /// # Errors
 /// `busy`, `refused`, `unsupported`, and those of the start.
@@ -35,7 +35,7 @@ pub(crate) async fn start(
     let (begun, engine) = (Instant::now(), kernel.spec.engine);
     let shape = workers.shape(kernel.spec, kernel.uid)?;
     let mounts = check_mounts(&workers.host, kernel, mounts)?;
-    // Admission was checked with the request, too; others may have come since.
+    // Admission was checked with the request; the load may have changed since.
     let (one, admission) = (ResourceUse::one(shape.limits.memory_bytes), &workers.admission);
     let quota = admission.share(kernel.uid, one)?;
     let uses_pool = !hides_system_path(&workers.host, mounts.iter().map(|mount| &*mount.inside));
@@ -91,7 +91,7 @@ pub(crate) async fn start(
     Ok(started)
 }
 
-/// A warm worker became the kernel's.
+/// Records that a warm worker became the kernel's.
 fn taken(workers: &Workers, started: Started, quota: UserQuota, begun: Instant) -> Started {
     if let Some(active) = &started.worker.active {
         active.bound();
@@ -101,12 +101,13 @@ fn taken(workers: &Workers, started: Started, quota: UserQuota, begun: Instant) 
     started
 }
 
-/// A warm worker may be killed or stopped at any moment. A problem of the kernel itself is reported by the next worker, too.
+/// Logs a failed bind, after which a new worker is started. A warm worker may be killed at any moment; a problem of the
+/// kernel itself is reported by the new worker, too.
 fn not_bound(worker: WorkerId, error: &Error) {
     tracing::warn!(%worker, %error, "a warm worker could not be bound: another worker is started");
 }
 
-/// Mounts in a live worker what its kernel has and the worker has not.
+/// Mounts the kernel's mounts that a live worker lacks.
 ///
 /// # Errors
 /// Those of the first that cannot be mounted.
@@ -115,7 +116,7 @@ pub(crate) async fn attach_mounts(
     link: &WorkerLink,
     mut mounts: Vec<HostMount>,
 ) -> Result<()> {
-    // A mount hides what was mounted below its path before.
+    // A mount hides earlier mounts below its path.
     mounts.sort_by_key(|mount| mount.inside.components().count());
     for mount in mounts {
         worker.attach_mount(link, &mount).await?;
@@ -123,7 +124,7 @@ pub(crate) async fn attach_mounts(
     Ok(())
 }
 
-/// Starts a new worker for a kernel. Recorded before it exists, so that a daemon that is killed meanwhile leaves none behind.
+/// Starts a new worker for a kernel. Recorded before it exists, so that a killed daemon leaves no unknown worker.
 async fn start_new(
     workers: &Workers,
     permit: WorkerPermit,
@@ -151,8 +152,8 @@ async fn start_new(
     Ok(Started { link, report, worker, told_origin: Some(kernel.origin) })
 }
 
-/// What the kernel was given, judged again at each start: what a path leads to may have changed since it was given. What is judged
-/// here is opened by this very name, and by no link that comes in its way meanwhile.
+/// Checks the kernel's mounts again at each start, since the target of a path may have changed. The worker opens the
+/// checked path itself and follows no new link.
 pub(crate) fn check_mounts(host: &Host, kernel: &KernelStart<'_>, mounts: Vec<GivenMount>) -> Result<Vec<HostMount>> {
     let planned = mounts.into_iter().map(|GivenMount { mount, real }| {
         let real = host.check_given(kernel.uid, Path::new(&mount.source), real.as_deref().map(Path::new));
@@ -162,12 +163,13 @@ pub(crate) fn check_mounts(host: &Host, kernel: &KernelStart<'_>, mounts: Vec<Gi
     planned.collect()
 }
 
-/// Whether a path that every kernel has is below one of these: a slot has it already, and what comes later would lie on top.
+/// Whether a system path lies below one of these: a warm worker has it mounted already, and a later mount would cover
+/// it.
 pub(crate) fn hides_system_path<'a>(host: &Host, mut inside: impl Iterator<Item = &'a Path>) -> bool {
     inside.any(|inside| host.config.sandbox.system_paths.iter().any(|path| path.starts_with(inside)))
 }
 
-/// Adds what can be done about a path that may not be given any more.
+/// Adds a hint to an error about a path that is no longer allowed.
 fn with_way_out(error: Error, spec: &KernelSpec, mount: &MountInfo) -> Error {
     if !error.hint.is_empty() {
         return error;

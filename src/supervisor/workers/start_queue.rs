@@ -1,5 +1,6 @@
-//! StartQueue: only so many workers are started at once, for more would only make each other slow. Who comes beyond that waits, first come first
-//! served, until it is his turn, or until a slot of the shape that he wants is ready; and not for ever.
+//! The start queue: bounds concurrent worker starts, since more would only slow each other.
+//!
+//! Further starts wait in order of arrival for a start grant or a warm worker of their shape, up to a deadline.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -16,43 +17,43 @@ use crate::isolation::Shape;
 use crate::supervisor::workers::Workers;
 use crate::supervisor::workers::warm_worker::WarmWorker;
 
-/// The reason of an error where it was not anybody's turn in time.
+/// Reason of the error when no start was granted in time.
 pub(crate) const STARTS: &str = "worker_starts";
 
-/// So many users' shares are kept although nobody has a part of them.
+/// Number of users whose semaphores are kept although they start nothing.
 const SHARES_KEPT: usize = 64;
 
-/// Whose turn it is to start a worker.
+/// Grants worker starts.
 #[derive(Debug)]
 pub(crate) struct StartQueue {
     places: Arc<Semaphore>,
     at_once: usize,
-    /// Each user's share: workers that hang in their start keep nobody else's from it.
+    /// Semaphore per user: one user's hanging starts do not block other users.
     shares: RefCell<HashMap<u32, Arc<Semaphore>>>,
     share: usize,
     wait: Duration,
 }
 
-/// What became of waiting.
+/// The outcome of a wait in the queue.
 pub(crate) enum StartGrant {
-    /// A slot is ready.
+    /// A warm worker is ready.
     Warm(Box<(WarmWorker, Active)>),
-    /// A worker may be started, while these are held.
+    /// A worker may be started while these permits are held.
     Start([OwnedSemaphorePermit; 2]),
 }
 
 impl StartQueue {
-    /// So many at once, of each user `share`; who waits longer is refused.
+    /// Allows `at_once` concurrent starts, `share` per user; a start that waits longer than `wait` is refused.
     pub(crate) fn new(at_once: usize, share: usize, wait: Duration) -> StartQueue {
         StartQueue { places: Arc::new(Semaphore::new(at_once)), at_once, shares: RefCell::default(), share, wait }
     }
 
-    /// Nobody's turn comes any more.
+    /// Stops granting starts.
     pub(crate) fn close(&self) {
         self.places.close();
     }
 
-    /// A turn, if it is one now.
+    /// Grants a start, if one is free now.
     fn now(&self, uid: u32) -> Option<[OwnedSemaphorePermit; 2]> {
         let share = self.share_of(uid).try_acquire_owned().ok()?;
         Some([share, Arc::clone(&self.places).try_acquire_owned().ok()?])
@@ -66,10 +67,10 @@ impl StartQueue {
         Arc::clone(shares.entry(uid).or_insert_with(|| Arc::new(Semaphore::new(self.share))))
     }
 
-    /// Waits for a turn. With a shape: or for a slot of it.
+    /// Waits for a start grant or, with a shape, for a warm worker of it.
     ///
     /// # Errors
-    /// `busy` if neither comes in time, `unavailable` if the daemon stops or nobody wants it any more.
+    /// `busy` if neither comes in time, `unavailable` if the daemon stops or the start is no longer wanted.
     pub(crate) async fn next(
         &self,
         workers: &Workers,
@@ -81,19 +82,19 @@ impl StartQueue {
         if (&mut *given_up).now_or_never().is_some() {
             return Err(unwanted());
         }
-        if let Some(turn) = self.now(uid) {
-            return Ok(StartGrant::Start(turn));
+        if let Some(grant) = self.now(uid) {
+            return Ok(StartGrant::Start(grant));
         }
         let (share, places) = (self.share_of(uid), Arc::clone(&self.places));
         let stopping = |_| Error::unavailable("the daemon is stopping");
-        let turn = async {
+        let grant = async {
             let share = share.acquire_owned().await.map_err(stopping)?;
             Ok(StartGrant::Start([share, places.acquire_owned().await.map_err(stopping)?]))
         };
         let waiting = shape.and_then(|shape| workers.pool.wait(shape));
         let slot = async {
             match waiting {
-                // Its pool has ended: then it is never ready.
+                // The pool has closed; no warm worker will come.
                 Some(waiting) => match waiting.await {
                     Ok(slot) => slot,
                     Err(_) => pending().await,
@@ -103,10 +104,10 @@ impl StartQueue {
         };
         tokio::select! {
             biased;
-            // First: who is given one in the same moment must not lose it.
+            // First in order: a worker that was just handed over must not be lost.
             slot = slot => Ok(StartGrant::Warm(Box::new(slot))),
             _ = given_up => Err(unwanted()),
-            turn = turn => turn,
+            grant = grant => grant,
             () = tokio::time::sleep(self.wait) => Err(self.refusal()),
         }
     }

@@ -1,9 +1,9 @@
-//! A warm worker: its isolation and its engine are ready, and it has no kernel. Bound once; then it is that kernel's worker, and
-//! ends with it.
+//! A warm worker: its isolation and engine are ready, and it has no kernel. It is bound once, and then is that kernel's
+//! worker until both end.
 //!
-//! It has a folder like a kernel's, new and empty. A kernel that is created while the worker is ready adopts the folder and its
-//! id (see [`super::reserved`]): then little is left to do at its first use. A kernel that has a folder already brings it, and
-//! the worker's own is removed.
+//! Its folder is like a kernel's, new and empty. A kernel created while the worker is ready adopts the folder and its
+//! id (see [`super::reserved`]), which leaves little to do at its first use. A kernel that has a folder already brings
+//! its own, and the worker's is removed.
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
@@ -28,10 +28,10 @@ use crate::link::handshake::WorkerIdentity;
 use crate::link::host::{Relay, WorkerLink, WorkerListener};
 use crate::supervisor::host::metrics::Stage;
 
-/// What a warm worker is called where a kernel has its name.
+/// The placeholder for a kernel's name in a warm worker.
 const NAME: &str = "slot";
 
-/// A worker without a kernel. Dropped, it ends.
+/// A worker without a kernel. Dropping ends the worker.
 pub(crate) struct WarmWorker {
     link: WorkerLink,
     relay: Rc<Relay>,
@@ -39,7 +39,7 @@ pub(crate) struct WarmWorker {
     shape: Shape,
     identity: WorkerIdentity,
     is_alive: Rc<Cell<bool>>,
-    /// Its folder, by the id of the kernel that may adopt it; `None` once one has.
+    /// Its folder, by the id of the adopting kernel; `None` once adopted.
     own_kernel: Option<KernelId>,
     /// The workspace in that folder.
     workspace: PathBuf,
@@ -60,7 +60,7 @@ impl WarmWorker {
         let own_kernel = KernelId::from_bytes(workers.host.random());
         let started = async {
             let workspace = catalog.create_kernel_files(own_kernel).await?.workspace;
-            // Modules that are loaded in advance leave nothing in it.
+            // Modules loaded in advance leave nothing in the workspace.
             set_mode(&workspace, CLOSED)?;
             let warm = WarmWorker::start_in(workers, place, shape, (own_kernel, workspace), on_exit).await?;
             if let Err(error) = catalog.state(own_kernel).open_ahead().await {
@@ -101,7 +101,7 @@ impl WarmWorker {
             orphan_grace: workers.host.config.daemon.orphan_grace,
             is_warm: true,
         };
-        // In no catalog: a warm worker ends with its daemon.
+        // Not in a catalog: a warm worker ends with its daemon.
         let record = |_| async { Ok(()) }.boxed_local();
         let (link, report, worker) = workers.launch(place, new, &record, relay.clone()).await?;
         for missed in &report.not_restored {
@@ -120,25 +120,25 @@ impl WarmWorker {
         }
     }
 
-    /// Whether it has not ended, as far as is known.
+    /// Whether the worker is still running, as far as known.
     pub(crate) fn is_alive(&self) -> bool {
         self.is_alive.get()
     }
 
-    /// Whether it answers in time.
+    /// Whether the worker answers in time.
     pub(crate) fn answers(&self) -> impl Future<Output = bool> + 'static {
         self.link.answers_within(limits::POOL_HEALTH_CHECK)
     }
 
-    /// Which worker it is.
+    /// The worker's id.
     pub(crate) fn id(&self) -> WorkerId {
         self.identity.worker
     }
 
-    /// Lets a kernel that is being created adopt its folder; returns the kernel's id. Once.
+    /// Lets a kernel in creation adopt the folder; returns the kernel's id. Callable once.
     ///
     /// # Errors
-    /// Its workspace cannot be opened to its kernel.
+    /// The workspace cannot be opened to its kernel.
     pub(crate) fn adopt_folder(&mut self, epoch: Epoch) -> Result<KernelId> {
         let own = self.own_kernel.ok_or_else(|| Error::internal("a warm worker's folder was adopted already"))?;
         set_mode(&self.workspace, OPEN)?;
@@ -147,12 +147,13 @@ impl WarmWorker {
         Ok(own)
     }
 
-    /// What the catalog keeps of it.
+    /// The worker's row for the catalog.
     pub(crate) fn row(&self) -> WorkerRow {
         worker::row(&self.identity, self.shape.isolation, self.worker.handle().record())
     }
 
-    /// Makes it the kernel's worker. Recorded before the worker knows: a daemon that is killed meanwhile leaves none behind.
+    /// Binds the worker to a kernel. Recorded before the worker is notified, so that a killed daemon leaves no unknown
+    /// worker.
     ///
     /// # Errors
     /// Problems with the kernel's folder, mounts or state. The worker has ended then.
@@ -208,7 +209,7 @@ impl WarmWorker {
         }
     }
 
-    /// Ends it, and removes its folder if no kernel adopted that.
+    /// Ends the worker, and removes its folder unless a kernel adopted it.
     pub(crate) async fn end(self, workers: &Workers) {
         let WarmWorker { link, worker, own_kernel, .. } = self;
         drop(link);
@@ -216,7 +217,8 @@ impl WarmWorker {
             Some(own) => {
                 workers.end_unrecorded(&worker).await;
                 remove_files(workers, own).await;
-                // Its permit is released as the pool forgets it, not before: else it would count twice as reclaimable.
+                // Its permit is released when the pool forgets the worker, not earlier: otherwise it would count twice
+                // as reclaimable.
                 drop(worker);
             }
             None => workers.end(worker).await,
@@ -238,7 +240,7 @@ fn binding(kernel: &KernelStart<'_>, sources: BoundSources) -> KernelBinding {
     }
 }
 
-/// Nothing may write into the workspace of a warm worker until it is a kernel's.
+/// Protects the workspace of a warm worker from writes until a kernel owns it.
 const CLOSED: u32 = 0o500;
 const OPEN: u32 = 0o700;
 
@@ -254,7 +256,8 @@ async fn remove_files(workers: &Workers, own: KernelId) {
     }
 }
 
-/// How long an ephemeral kernel's worker lives without its daemon, which never comes back for it: long enough to be attached once.
+/// The lifetime of an ephemeral kernel's worker without its daemon, which never reattaches: long enough to be attached
+/// once.
 pub(crate) fn orphan_grace(workers: &Workers, kernel: &KernelStart<'_>) -> Duration {
     let grace = workers.host.config.daemon.orphan_grace;
     if kernel.spec.ephemeral { grace.min(limits::WORKER_ADOPT) } else { grace }

@@ -1,4 +1,4 @@
-//! A live worker: launched or adopted, attached, counted, ended, and remembered in the catalog so that none is lost.
+//! A live worker: launched or adopted, attached, counted, ended, and recorded in the catalog so that none is lost.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -22,13 +22,13 @@ pub struct KernelStart<'a> {
     pub id: KernelId,
     /// The ownership under which it starts.
     pub epoch: Epoch,
-    /// Whose it is.
+    /// Its owner.
     pub uid: u32,
     /// Its specification.
     pub spec: &'a KernelSpec,
-    /// How its state came to be, and its generation.
+    /// The origin of its state, and its generation.
     pub origin: (OriginKind, u32),
-    /// The kernel in whose workspace it works, if that is not its own.
+    /// The kernel whose workspace it shares, if any.
     pub workspace_of: Option<KernelId>,
 }
 
@@ -36,20 +36,20 @@ pub struct KernelStart<'a> {
 pub struct Started {
     /// The link to it.
     pub link: WorkerLink,
-    /// What it reported when it was attached.
+    /// The worker's report at attachment.
     pub report: WorkerReport,
     /// The worker.
     pub worker: LiveWorker,
-    /// The origin of the kernel's state that the worker knows, if that is known.
+    /// The origin of the kernel's state that the worker holds, if known.
     pub told_origin: Option<(OriginKind, u32)>,
 }
 
 /// A worker, counted while it lives.
 pub struct LiveWorker {
     handle: Rc<dyn WorkerHandle>,
-    /// Until it has ended.
+    /// Held until the worker has ended.
     place: RefCell<Option<WorkerPermit>>,
-    /// Of a worker that was warm.
+    /// Set for a formerly warm worker.
     pub(crate) active: Option<Active>,
 }
 
@@ -58,24 +58,24 @@ impl LiveWorker {
         LiveWorker { handle, place: RefCell::new(Some(place)), active: None }
     }
 
-    /// Which worker.
+    /// The worker's id.
     pub fn id(&self) -> WorkerId {
         self.handle.id()
     }
 
-    /// How it runs.
+    /// The worker's isolation.
     pub fn handle(&self) -> &Rc<dyn WorkerHandle> {
         &self.handle
     }
 
-    /// It serves a kernel of that user from now on.
+    /// Assigns the worker to a user's kernel.
     pub(crate) fn belongs(&self, share: UserQuota) {
         if let Some(place) = &mut *self.place.borrow_mut() {
             place.belongs(share);
         }
     }
 
-    /// It has ended: its place is free.
+    /// Marks the worker as ended; its place is free.
     pub(crate) fn leave_place(&self) {
         self.place.take();
     }
@@ -92,14 +92,14 @@ impl LiveWorker {
 }
 
 impl Workers {
-    /// A new worker's identity.
+    /// Creates a worker's identity.
     pub(crate) fn identity(&self, kernel: KernelId, epoch: Epoch) -> WorkerIdentity {
         let host = &self.host;
         let build = crate::link::bootstrap::BUILD.to_owned();
         WorkerIdentity { worker: WorkerId::from_bytes(host.random()), kernel, epoch, build, secret: host.random() }
     }
 
-    /// Launches a worker and attaches to it. What was launched is ended and forgotten if that fails.
+    /// Launches a worker and attaches to it. On failure the launched worker is ended and forgotten.
     ///
     /// # Errors
     /// Those of the driver, of `record` and of the handshake.
@@ -160,7 +160,7 @@ impl Workers {
         self.host.drivers.of(row.isolation).is_ok_and(|driver| driver.existed(&row.record))
     }
 
-    /// Removes what workers of a former daemon left that the catalog does not know.
+    /// Removes leftovers of a former daemon's workers that the catalog does not know.
     pub(crate) fn sweep(&self, known: &[WorkerId]) {
         self.host.drivers.all().for_each(|driver| driver.sweep(known));
     }
@@ -184,7 +184,7 @@ impl Workers {
         self.forget(&worker).await;
     }
 
-    /// Ends a worker that is in no catalog.
+    /// Ends a worker that has no catalog record.
     pub(crate) async fn end_unrecorded(&self, worker: &LiveWorker) {
         worker.kill();
         worker.exited().await;
@@ -192,7 +192,7 @@ impl Workers {
     }
 }
 
-/// What the catalog keeps of a worker.
+/// The worker's row for the catalog.
 pub(crate) fn row(
     identity: &WorkerIdentity,
     isolation: crate::core::spec::Isolation,
