@@ -1,7 +1,7 @@
-//! What a kernel's jobs write between executions, as the events tell it.
+//! Output of a kernel's background jobs between executions, as events.
 //!
-//! The log of events is everybody's: a job that writes without end gets one event of each stream in so long. Nothing is passed over: each
-//! event counts all that came since the one before, shows how it begins, and says how much of it is left out.
+//! All clients share the event log: a job with endless output gets one event per stream and interval. No output is
+//! skipped: each event counts everything since the previous event, shows its beginning, and says how much is omitted.
 
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
@@ -12,10 +12,10 @@ use tokio::time::Instant;
 use crate::core::exec::Stream;
 use crate::core::limits;
 
-/// The time from one telling to the next.
+/// Interval between two events.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// What is not told yet.
+/// Output that is not published yet.
 #[derive(Default)]
 struct Untold {
     last: Option<Instant>,
@@ -23,17 +23,17 @@ struct Untold {
     is_timed: bool,
 }
 
-/// What came of one stream.
+/// Output of one stream.
 #[derive(Default)]
 struct Piece {
     bytes: usize,
     beginning: Vec<u8>,
 }
 
-/// Whether it could be told: to whom it belongs may not be known yet.
+/// Publishes an event; returns false while the recipient is unknown.
 type Tell = Box<dyn Fn(serde_json::Value) -> bool>;
 
-/// What jobs wrote. Dropped, it tells the rest.
+/// Background output. Publishes the rest when dropped.
 pub(crate) struct Background(Rc<Inner>);
 
 struct Inner {
@@ -52,7 +52,7 @@ impl Background {
         Background(Rc::new(Inner { every, untold: RefCell::default(), tell: Box::new(tell) }))
     }
 
-    /// Something was written. Must run inside a `LocalSet`.
+    /// Records output. Must run inside a `LocalSet`.
     pub(crate) fn wrote(&self, stream: Stream, data: &[u8]) {
         let due = {
             let mut untold = self.0.untold.borrow_mut();
@@ -94,7 +94,7 @@ impl Inner {
             let (text, left_out) = (String::from_utf8_lossy(beginning), bytes - beginning.len());
             let detail = serde_json::json!({ "stream": stream, "bytes": bytes, "text": text, "left_out": left_out });
             if *bytes > 0 && !(self.tell)(detail) {
-                // With what comes next, or at the end.
+                // Published with the next output, or at the end.
                 self.untold.borrow_mut().streams[at] = piece;
             }
         }
