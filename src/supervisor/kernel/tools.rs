@@ -114,15 +114,15 @@ impl Tools {
         let (servers, link) = (Rc::clone(&self.servers), Rc::downgrade(link));
         let mut changes = servers.changes();
         let following = tokio::task::spawn_local(async move {
-            let mut told = Vec::new();
+            let mut sent = Vec::new();
             loop {
                 let tools: Vec<DynamicTool> = servers.tools().into_iter().map(dynamic).collect();
                 let Some(link) = link.upgrade() else { return };
-                if tools != told {
+                if tools != sent {
                     if let Err(error) = link.dynamic_tools(&tools).await {
                         tracing::debug!(%error, "the engine was not told of its tools");
                     }
-                    told = tools;
+                    sent = tools;
                 }
                 drop(link);
                 if changes.changed().await.is_err() {

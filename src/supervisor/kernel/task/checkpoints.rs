@@ -61,13 +61,13 @@ impl Task {
             tokio::task::spawn_local(self.checkpoints.skipped(&self.kernel));
             return None;
         }
-        let (told, heard) = oneshot::channel();
+        let (done, on_done) = oneshot::channel();
         let keeping = self.checkpoints.before_stop(&self.kernel, link, reason);
         self.begin_operation(async move {
             keeping.await;
             // The stop may have proceeded without the checkpoint.
-            let _ = told.send(());
+            let _ = done.send(());
         });
-        Some(heard)
+        Some(on_done)
     }
 }
