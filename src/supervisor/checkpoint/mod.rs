@@ -6,8 +6,8 @@
 //!           ─▶ the transition is recorded ─▶ files, state ─▶ mounts, row, journal entry: done
 //! ```
 //!
-//! Everything that a row names is in the store before the row is. A restore that was interrupted is ended before code runs:
-//! finished if that is possible, else reverted to the safety checkpoint.
+//! Every object that a row refers to is stored before the row. An interrupted restore is ended before code runs:
+//! finished if possible, else reverted to the safety checkpoint.
 
 mod archive;
 mod before_stop;
