@@ -1,8 +1,8 @@
 //! Archives a kernel: its files and its engine's state exist in the store only, packed and deduplicated.
 //!
 //! ```text
-//! archive:    stop ─▶ everything is in a checkpoint, and that is whole ─▶ intent ─▶ commit ─▶ "archived" ─▶ files removed
-//! unarchive:  intent ─▶ files made anew, filled from the checkpoint ─▶ commit ─▶ "stopped"
+//! archive:    stop ─▶ verify a complete checkpoint ─▶ intent ─▶ commit ─▶ "archived" ─▶ files removed
+//! unarchive:  intent ─▶ new files, filled from the checkpoint ─▶ commit ─▶ "stopped"
 //! ```
 //! Intent and commit are in `state.db`, the lifecycle state is in the catalog. At the next start or before the next
 //! use, an interrupted transition is finished if it was committed, else reverted ([`carry_out`]).

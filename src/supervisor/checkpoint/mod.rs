@@ -1,8 +1,8 @@
 //! Checkpoints: taken, found, restored, undone.
 //!
 //! ```text
-//! take:     wait for the safe point ─▶ engine saves ─▶ freeze ─▶ files ─▶ thaw ─▶ manifest ─▶ row and journal entry: visible
-//! restore:  gather what is now ─▶ read what differs and will be needed ─▶ safety checkpoint of what was gathered
+//! take:     safe point ─▶ engine saves ─▶ freeze ─▶ files ─▶ thaw ─▶ manifest ─▶ row and journal entry: visible
+//! restore:  capture the present state ─▶ verify the objects that differ ─▶ safety checkpoint of the present state
 //!           ─▶ the transition is recorded ─▶ files, state ─▶ mounts, row, journal entry: done
 //! ```
 //!

@@ -1,9 +1,9 @@
 //! Steps, hand-overs, decisions and artifacts of a kernel: changes with a checkpoint, and changes without.
 //!
 //! ```text
-//! step completed, handed over ─▶ turn ─▶ capture ─▶ { change, checkpoint } in one transaction
-//! decision locked             ─▶ turn ─▶ capture ─▶ { checkpoint, change } in one transaction
-//! everything else             ─▶ the task's own turn: one transaction, no worker
+//! step completed, handed over ─▶ safe point ─▶ capture ─▶ { change, checkpoint } in one transaction
+//! decision locked             ─▶ safe point ─▶ capture ─▶ { checkpoint, change } in one transaction
+//! everything else             ─▶ the task itself: one transaction, no worker
 //! ```
 
 use std::path::Path;

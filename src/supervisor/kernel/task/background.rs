@@ -43,7 +43,7 @@ struct Inner {
 }
 
 impl Background {
-    /// `publish` publishes the details of one event.
+    /// `publish` receives the details of one event.
     pub(crate) fn new(publish: impl Fn(serde_json::Value) -> bool + 'static) -> Self {
         Self::with_interval(EVERY, publish)
     }
