@@ -163,7 +163,7 @@ async fn check_artifacts(host: &Host, target: &Target) -> Result<()> {
     }
 }
 
-/// Checks that the recorded mounts and servers are still allowed.
+/// Checks that the recorded mounts are still allowed.
 fn validate_spec(host: &Host, kernel: &Kernel, target: &Target) -> Result<()> {
     target.manifest.mounts.iter().try_for_each(|GivenMount { mount, real }| {
         host.check_given(kernel.uid, Path::new(&mount.source), real.as_deref().map(Path::new)).map(drop)

@@ -167,7 +167,7 @@ impl Kernel {
         answer.await.unwrap_or_else(|_| Err(self.gone()))
     }
 
-    /// As [`Self::ask`], for requests that must be accepted even if the queue is full.
+    /// As [`Self::ask`], but waits for room in the queue instead of failing.
     pub(super) async fn ask_patiently<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T> {
         let (reply, answer) = oneshot::channel();
         self.commands.send(Box::new(command(reply))).await.map_err(|_| self.gone())?;
