@@ -1,4 +1,4 @@
-//! A kernel that is put away is in the store alone, and comes back as it was.
+//! An archived kernel exists in the store only, and returns unchanged.
 
 use ryokan::core::engine::EngineName;
 use ryokan::core::error::ErrorCode;
@@ -9,7 +9,7 @@ use ryokan::sys::fault;
 
 use crate::support::{Host, User, kernel, out, users};
 
-/// What a kernel's folder has in it.
+/// Entries of a kernel's directory.
 fn left(host: &Host) -> Vec<String> {
     let kernels = host.data().join("kernels");
     let folder = kernels.read_dir().unwrap().next().expect("a kernel").unwrap().path();
@@ -96,7 +96,8 @@ fn archive_preconditions() {
     assert_eq!(code(&host, &["unarchive", "copy"]), Some(4));
 }
 
-/// What no checkpoint holds would be gone: an ordinary user's daemon cannot read what its owner locked.
+/// Refused, because files outside the checkpoint would be lost: a user's daemon cannot read files that their owner
+/// locked.
 #[test]
 fn unreadable_file_blocks_archive() {
     for user in users() {
@@ -114,7 +115,7 @@ fn unreadable_file_blocks_archive() {
             assert!(said.contains("locked (not readable)") && said.contains("chmod u+r"), "{said}");
             assert_eq!(host.ok(&["exec", "k", "chmod 600 locked; cat locked mod/in/f"]), "two\none\n", "{user:?}");
         }
-        // Folders that nobody may write to go nevertheless, and come back as they were.
+        // Read-only directories are removed nevertheless, and return unchanged.
         host.ok(&["archive", "k"]);
         assert_eq!(left(&host), Vec::<String>::new(), "{user:?}");
         host.ok(&["unarchive", "k"]);
@@ -124,7 +125,7 @@ fn unreadable_file_blocks_archive() {
     }
 }
 
-/// Code that comes between is in the archive, or keeps the kernel from being archived: never neither.
+/// Code that runs during the archiving is in the archive, or prevents it: never neither.
 #[test]
 fn archive_races_with_execution() {
     let host = Host::start();

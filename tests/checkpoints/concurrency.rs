@@ -1,4 +1,4 @@
-//! Checkpoints beside everything else: executions that stream, other kernels.
+//! Checkpoints under concurrent load: streaming executions, other kernels.
 
 use std::time::{Duration, Instant};
 
@@ -76,7 +76,7 @@ fn checkpoint_waits_for_stream() {
             out(&k, "import os; os.remove('done'); x = None").await;
             k.restore_checkpoint(&taken.id.to_string(), 0).await.unwrap();
             assert_eq!(out(&k, "print(x, open('done').read())").await, "done yes", "{user:?}: it is of after the execution");
-            // An execution asked for meanwhile waits behind it.
+            // An execution requested meanwhile waits for the checkpoint.
             let behind = async {
                 tokio::time::sleep(Duration::from_millis(1)).await;
                 out(&k, "print('behind')").await

@@ -1,4 +1,4 @@
-//! What a restore costs, counted in objects of the store and not in time; and what is damaged is found before anything is touched.
+//! Cost of a restore, in store objects instead of time; damage is found before anything is changed.
 
 use ryokan::core::checkpoint::{CheckpointRequest, CheckpointType};
 use ryokan::core::engine::EngineName;
@@ -13,7 +13,7 @@ fn named(name: &str) -> CheckpointRequest {
     CheckpointRequest::new(CheckpointType::Manual, name)
 }
 
-/// Files that cannot be compressed: their bytes are in the store as they are.
+/// Incompressible files: the store holds their bytes verbatim.
 async fn fill(k: &KernelClient, folders: usize) {
     let code = format!(
         "import os\nfor d in range({folders}):\n    os.mkdir(f'd{{d}}')\n    for f in range(20): open(f'd{{d}}/f{{f}}', 'wb').write(os.urandom(500))"
@@ -21,7 +21,7 @@ async fn fill(k: &KernelClient, folders: usize) {
     out(k, &code).await;
 }
 
-/// What the events of a kind say of a kernel, the newest last.
+/// Details of the events of one kind for a kernel, newest last.
 async fn details(client: &HostClient, kernel: &str, kind: &str) -> Vec<Value> {
     let mut events = client.events(0).await.unwrap();
     let mut found = Vec::new();
@@ -74,12 +74,12 @@ fn restore_cost_scales_with_changes() {
     }
 }
 
-/// Turns one bit of bytes that the store holds as they are, or turns it back.
+/// Flips one bit of bytes that the store holds verbatim, or flips it back.
 fn flip(host: &Host, bytes: &[u8]) {
     for pack in std::fs::read_dir(host.data().join("store/packs")).unwrap() {
         let path = pack.unwrap().path();
         let mut content = std::fs::read(&path).unwrap();
-        // The middle: it is looked for by its beginning and its end.
+        // Flips the middle: the search uses the beginning and the end.
         let found = content
             .windows(bytes.len())
             .position(|window| window[..100] == bytes[..100] && window[400..] == bytes[400..]);
@@ -114,11 +114,11 @@ fn restore_validates_first() {
         assert_eq!(out(&k, "print(x, open('d1/f7').read())").await, "1 other");
         assert_eq!(log(&host, "k").len(), 1, "not even a safety checkpoint was taken");
         assert_eq!(k.info().await.unwrap().version, version + 1, "the execution that looked, and nothing else");
-        // What stays as it is needs nothing of the store.
+        // Unchanged files need nothing of the store.
         flip(&host, &needed);
         k.restore_checkpoint("one", 0).await.expect("whole");
         assert_eq!((bytes("d1/f7").await, bytes("d2/f3").await), (needed.clone(), not_needed.clone()));
-        // Until it is needed.
+        // The damage matters once the object is needed.
         out(&k, "os.remove('d2/f3')").await;
         let error = k.restore_checkpoint("one", 0).await.expect_err("it is damaged");
         assert!(error.code == ErrorCode::Corrupt, "{error:?}");

@@ -1,4 +1,4 @@
-//! A daemon killed in the middle of a checkpoint or a restore: the next one has the kernel in one of its two states.
+//! A daemon killed during a checkpoint or a restore: the next daemon finds the kernel in one of its two states.
 
 use ryokan::core::engine::EngineName;
 use ryokan::rpc::client::{HostClient, run_local};
@@ -7,11 +7,11 @@ use ryokan::sys::fault;
 use super::log;
 use crate::support::{Host, User, kernel, out};
 
-/// The steps at which something of a checkpoint or of a restore becomes durable.
+/// Steps that make part of a checkpoint or of a restore durable.
 const FAMILIES: [&str; 5] =
     ["state.checkpoints.add", "state.transition.", "state.restore.", "workspace.", "store.pack."];
 
-/// Makes the kernel's files those of the second state: many, and large enough to be worth a clone.
+/// Changes the kernel's files to the second state: many files, and large enough to be cloned.
 const TWO: &str = "x=2; echo 2 > f; rm -r d; echo 2 > only-two; \
     /bin/sh -c 'for i in $(seq 1 70); do { echo 2; seq 1 5000; } > m/$i; done'";
 
@@ -27,7 +27,7 @@ fn set_up(host: &Host) {
     });
 }
 
-/// In which of the two states the kernel is, all of it.
+/// The kernel's present state; it must be one of the two, completely.
 async fn state(client: &HostClient, what: &str) -> String {
     let k = client.open_kernel("k").await.expect("the kernel is there").0;
     let shown = out(&k, "echo $x $(cat f) $(/bin/sh -c 'head -q -n 1 m/* | sort -u') $(ls)").await;
@@ -49,7 +49,7 @@ fn checkpoint_restore_crash_atomicity() {
     assert!(killed.iter().any(|label| label.starts_with("workspace.")), "{killed:?}");
 }
 
-/// The same by the drivers that share blocks.
+/// The same with drivers that share blocks.
 #[test]
 fn block_sharing_crash_atomicity() {
     for kind in ["xfs", "btrfs"] {
@@ -67,7 +67,7 @@ fn block_sharing_crash_atomicity() {
     }
 }
 
-/// Kills the daemon within a restore and an undo, at each step of these families; gives the labels at which it ended.
+/// Kills the daemon during a restore and an undo, at each step of these families; returns the labels of the kills.
 fn killed_at_each_step(host: &mut Host, families: &[&str]) -> Vec<&'static str> {
     host.configure("[daemon]\ndurability = \"power\"\n");
     host.launch();
@@ -99,7 +99,7 @@ fn killed_at_each_step(host: &mut Host, families: &[&str]) -> Vec<&'static str> 
             let at = state(&client, &what).await;
             assert!(answered.is_err() || at == "two", "{what}: an acknowledged undo was lost: {at}");
             let k = client.open_kernel("k").await.unwrap().0;
-            // And whatever it is, both ways are open.
+            // In either state, both directions are open.
             k.restore_checkpoint("one", 0).await.expect("restores");
             assert_eq!(state(&client, &what).await, "one");
             k.undo(0).await.expect("undoes");

@@ -1,4 +1,4 @@
-//! What `diff` tells, between two checkpoints and between one and now.
+//! Output of `diff`, between two checkpoints and between a checkpoint and the present.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! Checkpoints by each capture driver, through daemon and worker, for root and for an ordinary user.
+//! Checkpoints with each capture driver, through daemon and worker, for root and for an ordinary user.
 
 use ryokan::core::engine::EngineName;
 use serde_json::Value;
@@ -24,7 +24,7 @@ fn everything_comes_back_on(kind: &str, driver: &str) {
             assert_eq!(out(&k, "tail -n 1 large; cat new; ls").await.split_whitespace().last(), Some("new"));
             assert!(show(&host)["capture"].as_str().unwrap().starts_with(driver), "{}", show(&host));
         });
-        // The next daemon goes on with the same files.
+        // The next daemon continues with the same files.
         host.kill();
         host.launch();
         host.with(async |client| {
@@ -37,7 +37,7 @@ fn everything_comes_back_on(kind: &str, driver: &str) {
             let has = |name: &str| doctor.iter().find(|a| a["name"] == name).is_some_and(|a| a["present"] == true);
             assert_eq!((has("reflink"), has("btrfs")), (!driver.starts_with("tracked"), driver.starts_with("btrfs")));
         });
-        // A fork has the files, and they are its own.
+        // A fork has its own copy of the files.
         host.ok(&["fork", "k", "child"]);
         host.with(async |client| {
             let child = client.open_kernel("child").await.unwrap().0;

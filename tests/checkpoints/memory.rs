@@ -1,4 +1,5 @@
-//! A Python kernel goes back in memory: what that brings, how long it can, and what is said when it cannot.
+//! In-memory restores of a Python kernel: their results, their limits, and the messages when a memory restore is
+//! impossible.
 
 use ryokan::core::checkpoint::{CheckpointRequest, CheckpointType, Restoration, RestoredFrom};
 use ryokan::core::engine::EngineName;
@@ -12,19 +13,19 @@ pub(super) async fn python(client: &ryokan::rpc::client::HostClient) -> KernelCl
     kernel(client, "k", EngineName::Python).await
 }
 
-/// Takes a checkpoint; gives its id.
+/// Takes a checkpoint; returns its id.
 pub(super) async fn take(k: &KernelClient, name: &str) -> String {
     k.checkpoint(&CheckpointRequest::new(CheckpointType::Manual, name)).await.expect("a checkpoint").id.to_string()
 }
 
-/// Restores, and expects that to be from memory.
+/// Restores, and expects a restore from memory.
 pub(super) async fn recall(k: &KernelClient, name: &str) -> Restoration {
     let done = k.restore_checkpoint(name, 0).await.expect("restored");
     assert_eq!(done.engine, RestoredFrom::Memory, "{name}: {:?}", done.missed);
     done
 }
 
-/// Restores, and expects that not to be from memory; gives why.
+/// Restores, and expects no restore from memory; returns the reason.
 pub(super) async fn rebuilt(k: &KernelClient, name: &str) -> (String, Restoration) {
     let done = k.restore_checkpoint(name, 0).await.expect("restored");
     match done.engine.clone() {
@@ -37,7 +38,7 @@ fn keys(done: &Restoration) -> Vec<&str> {
     done.missed.iter().map(|missed| missed.key.as_str()).collect()
 }
 
-/// What no pickle holds, and each in the midst of something.
+/// Values that cannot be pickled, each in mid-use.
 const SET_UP: &str = "
 import asyncio, collections, os, random, signal, socket, sqlite3, threading
 random.seed(5)
@@ -94,7 +95,7 @@ fn memory_restore_is_complete() {
             out(&k, SET_UP).await;
             take(&k, "one").await;
             let workers = host.workers();
-            // Once more after that, each time from the same point.
+            // Repeated restores return to the same point.
             for round in 0..3 {
                 out(&k, CHANGE).await;
                 let done = recall(&k, "one").await;
@@ -103,7 +104,7 @@ fn memory_restore_is_complete() {
                 recall(&k, "one").await;
             }
             assert_eq!(host.workers(), workers, "{user:?}: no worker was restarted for that");
-            // A crash comes back to the same point, as far as it was saved.
+            // A crash returns to the same point, as far as it was saved.
             out(&k, "x = 5").await;
             recall(&k, "one").await;
             run(&k, "os._exit(3)").await;
@@ -157,7 +158,7 @@ fn memory_copies_limited_per_worker() {
         assert!(why.contains("this worker was started after"), "{why}");
         assert!(keys(&done).contains(&"var/g"), "{:?}", done.missed);
         assert_eq!(out(&k, "print(x, 'g' in globals())").await, "four False");
-        // An automatic one takes nobody's place.
+        // An automatic checkpoint evicts no copy.
         k.checkpoint(&CheckpointRequest::new(CheckpointType::Auto, "automatic")).await.expect("taken");
         assert!(rebuilt(&k, "automatic").await.0.contains("automatic"));
     });
@@ -181,7 +182,7 @@ reader, writer = os.pipe()
         )
         .await;
         take(&k, "one").await;
-        // Each of these would wait for ever if a copy still held the other end.
+        // Each of these would block for ever if a copy still held the other end.
         let seen = out(
             &k,
             "
@@ -198,7 +199,7 @@ os.close(writer); print(os.read(reader, 1))
         let missed = keys(&done);
         assert_eq!(missed.iter().filter(|key| key.starts_with("descriptor/")).count(), 5, "{missed:?}");
         assert!(missed.iter().any(|key| key.starts_with("job/")), "{missed:?}");
-        // They are there, and say so; nothing else got their place.
+        // The descriptors exist and fail; no other descriptor replaced them.
         let tried = out(
             &k,
             "
@@ -229,7 +230,7 @@ fn missing_memory_copy_reported() {
         assert!(why.contains("2 threads run"), "{why}");
         assert_eq!(out(&k, "print(x)").await, "1");
     });
-    // By configuration, and of an engine that has none.
+    // Disabled by configuration, and unsupported by an engine.
     let host = Host::prepare(User::Own);
     host.configure("[engines.python]\nrollback_memory = \"0\"\n");
     let mut host = host;
@@ -257,7 +258,7 @@ fn memory_copies_evicted_oldest_first() {
         take(&k, "large").await;
         recall(&k, "large").await;
         recall(&k, "large").await;
-        // What they share costs nothing; what the engine lets go of is theirs alone.
+        // Shared pages cost nothing; pages that the engine releases count for the copies.
         out(&k, "big = None; x = 2").await;
         take(&k, "small").await;
         out(&k, "x = 3").await;
@@ -314,7 +315,7 @@ del states, stat";
         }
         let before = out(&k, look).await;
         let inits = || -> usize {
-            // Init shows them to root alone.
+            // Init lets only root see the copies.
             host.workers()
                 .iter()
                 .filter_map(|pid| std::fs::read_dir(format!("/proc/{pid}/fd")).ok())

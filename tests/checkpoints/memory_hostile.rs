@@ -1,5 +1,6 @@
-//! Copies that die, lie or will not wake; a daemon and an engine that die in between. Whatever they do, it is their own kernel that
-//! it happens to, and a restore ends in one of the two states.
+//! Copies that die, lie or do not wake; a daemon and an engine that die meanwhile.
+//!
+//! The effects stay within the kernel, and a restore ends in one of the two states.
 
 use ryokan::core::checkpoint::RestoredFrom;
 use ryokan::rpc::client::{HostClient, run_local};
@@ -8,7 +9,7 @@ use ryokan::sys::fault;
 use super::memory::{python, rebuilt, recall, take};
 use crate::support::{Host, User, out, run, users};
 
-/// Kills everything in the kernel but the engine and init.
+/// Kills all processes in the kernel except the engine and init.
 const KILL_OTHERS: &str = "
 import os
 for p in os.listdir('/proc'):
@@ -49,7 +50,7 @@ fn hostile_memory_copy_discarded() {
             ("lambda: wire.send({'ev': 'reply', 'id': 1, 'ok': False})", "did not answer the wake request"),
             ("lambda: wire.send({'ev': 'nonsense'})", "unknown event"),
         ] {
-            // The driver is within the code's reach: here it is another in every copy.
+            // The code can reach the driver: here each copy has a different one.
             let set_up = format!(
                 "import os, time, sys\nfrom _ryokan import snapshot, snapshot_fds, wire\nwas = snapshot_fds.attach\nsnapshot_fds.attach = {deed}\nx += 1; g = (i for i in 'ab')"
             );
@@ -61,7 +62,7 @@ fn hostile_memory_copy_discarded() {
             assert!(why.contains(said), "{deed}: {why}");
             assert_eq!(out(&k, "print(x)").await, x, "{deed}");
         }
-        // Copies that there never were, or that are no copies.
+        // Copies that never existed, or that are no copies.
         for (deed, said) in [
             ("lambda number, link, engine: None", "ended before it was ready"),
             ("lambda number, link, engine: 'not today'", "not today"),
@@ -142,7 +143,7 @@ fn engine_kill_during_memory_restore() {
             let (why, _) = rebuilt(&k, "one").await;
             assert!(why.contains("started after"), "{user:?}: {why}");
             assert_eq!(out(&k, "print(x)").await, "1", "{user:?}");
-            // The new engine itself, as soon as it is one.
+            // The new engine itself, right after its creation.
             out(&k, "import os\nx = 3").await;
             take(&k, "three").await;
             recall(&k, "three").await;
@@ -152,7 +153,7 @@ fn engine_kill_during_memory_restore() {
     }
 }
 
-/// In which state the kernel is, engine and files.
+/// The kernel's present state, engine and files.
 async fn state(client: &HostClient, what: &str) -> String {
     let k = client.open_kernel("k").await.expect("the kernel is there").0;
     let shown = out(&k, "print(x, open('f').read())").await;
@@ -177,7 +178,7 @@ fn daemon_kill_during_memory_restore() {
     let points: Vec<_> = fault::points().filter(|(label, _)| label.name.starts_with("state.restore.")).collect();
     assert!(points.len() > 2, "{}", points.len());
     for (_, point) in points {
-        // The daemon goes, the worker with its copies stays.
+        // The daemon ends; the worker and its copies remain.
         host.kill();
         host.env(fault::VARIABLE, &format!("{point}=kill"));
         host.launch();

@@ -1,4 +1,4 @@
-//! Checkpoints as their users meet them: taken, listed, restored, undone; and what happens when something comes in between.
+//! Checkpoints from a user's view: taken, listed, restored, undone; and with interruptions.
 
 mod archive;
 mod concurrency;
@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use crate::support::Host;
 
-/// Waits until a daemon that may be killed at a labelled step serves, or is dead.
+/// Waits until a daemon that may be killed at a labelled step serves, or has died.
 fn until_served(host: &Host) {
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
     while Host::is_alive(host.pid() as u32) && std::os::unix::net::UnixStream::connect(host.socket()).is_err() {
@@ -27,7 +27,7 @@ fn until_served(host: &Host) {
     }
 }
 
-/// A checkpoint by the command line; its id.
+/// Takes a checkpoint with the command line; returns its id.
 fn checkpoint(host: &Host, kernel: &str, name: &str) -> String {
     let taken: Value = serde_json::from_str(&host.ok(&["checkpoint", kernel, "-m", name, "--json"])).unwrap();
     taken["id"].as_str().unwrap().to_owned()

@@ -1,5 +1,7 @@
-//! Random files, variables, checkpoints, restores and undos through a real daemon, beside a simple model: what comes back is what
-//! was, all of it, down to modes and times. `RYOKAN_CHECKPOINT_CASES` asks for more cases than the few of every run.
+//! Random files, variables, checkpoints, restores and undos through a real daemon, beside a simple model.
+//!
+//! Restores bring back the complete former state, including modes and times. `RYOKAN_CHECKPOINT_CASES` sets the number
+//! of cases; the default is small.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
@@ -19,7 +21,7 @@ const VARIABLES: [&str; 3] = ["x", "y", "z"];
 
 #[derive(Debug, Clone)]
 enum Op {
-    /// Content of so many bytes, of a seed.
+    /// Content of this size from a seed.
     Write(usize, usize, usize),
     Append(usize, usize),
     Remove(usize, usize),
@@ -60,7 +62,7 @@ fn path(folder: usize, name: usize) -> String {
     format!("{}/{}", FOLDERS[folder % FOLDERS.len()], NAMES[name % NAMES.len()])
 }
 
-/// What a kernel's code does for an operation on files or variables, in each language. What is not there is no error.
+/// Code for an operation on files or variables, in each language. A missing target is no error.
 fn code(engine: EngineName, op: &Op) -> String {
     let text = |size: usize| format!("{size:05} ").repeat(size / 6 + 1);
     let python = engine == EngineName::Python;
@@ -120,10 +122,10 @@ fn code(engine: EngineName, op: &Op) -> String {
     }
 }
 
-/// One file, folder or link as the host's file system tells it: kind and permissions, time, bytes, number of names.
+/// A file, directory or link as the host's file system shows it: kind and permissions, time, bytes, number of names.
 type Seen = (u32, i64, i64, Vec<u8>, u64);
 
-/// All that a restore brings back.
+/// State that a restore brings back.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Now {
     variables: BTreeMap<String, u32>,
@@ -142,7 +144,7 @@ fn look(root: &Path, below: &Path, found: &mut BTreeMap<PathBuf, Seen>) {
     }
 }
 
-/// A kernel, what its variables must be, and where it can go back to.
+/// A kernel, its expected variables, and the states to which it can return.
 struct Run<'a> {
     host: &'a mut Host,
     name: String,
@@ -158,7 +160,7 @@ impl Run<'_> {
         self.host.with(async |client| work(client.open_kernel(&self.name).await.unwrap().0).await)
     }
 
-    /// What is there: variables as the engine tells them, files as the host sees them.
+    /// The present state: variables as the engine reports them, files as the host sees them.
     fn now(&self) -> Now {
         let show = match self.engine {
             EngineName::Python => "print(*(f'{v}={globals().get(v)}' for v in 'xyz'))",
@@ -246,7 +248,7 @@ fn check(engine: EngineName) {
         let (variables, checkpoints) = (BTreeMap::new(), Vec::new());
         let mut run = Run { host, name, engine, workspace, variables, checkpoints, before_restore: None };
         ops.iter().enumerate().for_each(|(n, op)| run.step(n, op));
-        // Every one of them, once more.
+        // Restores every checkpoint once more.
         for (name, wanted) in run.checkpoints.clone() {
             run.with(async |k| k.restore_checkpoint(&name, 0).await.expect(&name));
             run.came_back(&format!("{name} in the end"), &wanted);

@@ -1,4 +1,4 @@
-//! Checkpoints and restores wait for their turn, and nothing is ever half taken.
+//! Checkpoints and restores are queued, and never half taken.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ fn checkpoint_waits_until_deadline() {
         let running = k.run(&ExecRequest::code("sleep 30; x=late")).await.unwrap();
         let short = CheckpointRequest { wait: Duration::from_millis(200), ..named("short") };
         assert_eq!(k.checkpoint(&short).await.unwrap_err().code, ErrorCode::Deadline);
-        // Nor does it come later.
+        // It is not taken later either.
         k.interrupt_execution(running.exec()).await.unwrap();
         running.result().await.unwrap();
         out(&k, "echo").await;
@@ -74,7 +74,7 @@ fn workspace_quiesced_during_capture() {
         let host = Host::start_as(user);
         host.with(async |client| {
             let k = kernel(&client, "k", EngineName::Python).await;
-            // A child that writes the same number into two files, one after the other, as fast as it can.
+            // A child writes the same number to two files, one after the other, as fast as it can.
             let busy = "import subprocess\nchild = subprocess.Popen(['python3', '-c', '''\nimport itertools\n\
                         for n in itertools.count():\n    open('a', 'w').write(str(n))\n    open('b', 'w').write(str(n))\n'''])\n\
                         import time; time.sleep(0.3)";
@@ -82,7 +82,7 @@ fn workspace_quiesced_during_capture() {
             for round in 0..5 {
                 k.checkpoint(&named(&format!("c{round}"))).await.unwrap();
             }
-            // A file that is being written anew is empty for a moment.
+            // A file is empty for a moment while it is rewritten.
             out(&k, "def read(name):\n    while not (text := open(name).read()): pass\n    return text").await;
             let before = out(&k, "print(read('b'))").await;
             tokio::time::sleep(Duration::from_millis(200)).await;
@@ -93,7 +93,7 @@ fn workspace_quiesced_during_capture() {
                 k.restore_checkpoint(&format!("c{round}"), 0).await.unwrap();
                 let read = out(&k, "print(open('a').read() or '-', open('b').read() or '-')").await;
                 let numbers: Vec<Option<i64>> = read.split(' ').map(|n| n.trim().parse().ok()).collect();
-                // One may have been empty for a moment; otherwise they are at most one step apart.
+                // One file may be empty for a moment; otherwise the two are at most one step apart.
                 if let [Some(a), Some(b)] = numbers[..] {
                     assert!(a == b || a == b + 1, "{user:?}: {read}");
                 }
@@ -107,7 +107,7 @@ fn vfork_parent_allows_checkpoint() {
     let host = Host::start();
     host.with(async |client| {
         let k = kernel(&client, "k", EngineName::Python).await;
-        // The parent of a `vfork` waits, and cannot be stopped, until its child ends or becomes another program.
+        // The parent of a `vfork` blocks, and cannot be stopped, until its child exits or execs.
         let program = "import ctypes\nlibc = ctypes.CDLL(None)\nif libc.vfork() == 0:\n    libc.pause()\n";
         out(
             &k,
@@ -163,7 +163,7 @@ fn mount_waits_for_running_restore() {
         let there = async || k.mounts().await.unwrap().iter().any(|mount| mount.path == "/given");
         match mounted {
             Err(error) => assert_eq!((error.code, there().await), (ErrorCode::Conflict, false)),
-            // Before or after the restore, then: it is there, or comes back with what was there before.
+            // Before or after the restore: the effect is there, or was undone by the restore.
             Ok(()) if there().await => {}
             Ok(()) => {
                 k.undo(0).await.unwrap();

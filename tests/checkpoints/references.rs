@@ -1,4 +1,4 @@
-//! How checkpoints are named and listed.
+//! References to checkpoints, and their listing.
 
 use super::{checkpoint, log};
 use crate::support::Host;
@@ -29,9 +29,9 @@ fn ambiguous_reference_refused() {
     assert_eq!(code(&host, &["restore", "k", "~9", "--yes"]).0, Some(3));
     assert_eq!(code(&host, &["restore", "k", "nothing", "--yes"]).0, Some(3));
     assert_eq!(code(&host, &["restore", "k", "", "--yes"]).0, Some(2));
-    // Another kernel's checkpoint is none of this one's.
+    // Another kernel's checkpoint is not found.
     assert_eq!(code(&host, &["restore", "other", &first, "--yes"]).0, Some(3));
-    // Without a terminal nothing is restored unasked.
+    // Without a terminal, a restore requires explicit confirmation.
     assert_eq!(code(&host, &["restore", "k", "first"]).0, Some(2));
     for wrong in ["latest", "~1", "two\nlines", &"x".repeat(300)] {
         assert_eq!(code(&host, &["checkpoint", "k", "-m", wrong]).0, Some(2), "{wrong:?}");

@@ -1,4 +1,4 @@
-//! What a restore brings back, what undo does, and what neither touches.
+//! Effects of a restore and of undo, and the state that neither changes.
 
 use ryokan::core::exec::ExecRequest;
 use serde_json::Value;
@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::{checkpoint, log};
 use crate::support::{Host, User, eventually, out, users};
 
-/// Each engine: how to set up, how to break, and what shows the state.
+/// Each engine: code for the first state, code that breaks it, and code that shows it.
 const ENGINES: [[&str; 4]; 2] = [
     [
         "kaish",
@@ -64,7 +64,7 @@ fn restore_survives_restart() {
     host.kill();
     host.launch();
     assert_eq!(host.ok(&["exec", "k", "print(x, open('f').read())"]), "1 1\n");
-    // That of the first stop, and the one before the restore; when it stopped again, nothing had changed.
+    // One of the first stop, and one before the restore; nothing had changed at the second stop.
     assert_eq!(host.ok(&["show", "k", "--json"]).matches("\"checkpoints\": 3").count(), 1);
 }
 
@@ -89,7 +89,7 @@ fn restore_updates_mounts() {
         assert_eq!(host.ok(&["exec", "k", "cat /second/who"]), "second", "{user:?}");
         host.ok(&["stop", "k"]);
         assert_eq!(host.ok(&["exec", "k", "cat /second/who"]), "second", "{user:?}: for good");
-        // What may no longer be given keeps the rest from being touched.
+        // A resource that may not be granted any more prevents the whole restore.
         std::fs::remove_dir_all(&first).unwrap();
         let refused = host.cli(&["restore", "k", "with first", "--yes"]);
         assert_eq!(refused.status.code(), Some(3), "{user:?}: {refused:?}");
@@ -124,7 +124,7 @@ fn restore_keeps_journal_and_audit() {
     assert_eq!(log(&host, "k")[0]["type"], "system");
 }
 
-/// A mount goes with the folder on which it stands, and that goes with the files of a restore.
+/// A mount is removed with its directory, which a restore of the files removes.
 #[test]
 fn restore_updates_workspace_mounts() {
     for user in users() {
@@ -155,11 +155,11 @@ fn restore_updates_workspace_mounts() {
             looks("none", "unmounted");
             host.ok(&["restore", engine, "with it", "--yes"]);
             looks("of the host", "restored with it");
-            // And where the worker begins with it.
+            // Also when the worker starts with the mount.
             host.ok(&["stop", engine]);
             host.ok(&["restore", engine, "before", "--yes"]);
             looks("none", "restored after a stop");
-            // One that stands on another, whichever was given first.
+            // Nested mounts, in either order.
             std::fs::create_dir_all(given.join("sub")).expect("made");
             host.ok(&["mount", engine, "/workspace/out", &source]);
             host.ok(&["mount", engine, "/workspace/out/sub", &source]);
@@ -175,7 +175,7 @@ fn restore_updates_workspace_mounts() {
     }
 }
 
-/// Whether it fails before anything is touched, or after everything was.
+/// Failures before anything is changed, and after everything was.
 #[test]
 fn failed_restore_keeps_mounts() {
     for point in ["state.transition.begin", "state.restore.finish"] {
@@ -198,7 +198,7 @@ fn failed_restore_keeps_mounts() {
     }
 }
 
-/// Whoever gave up must not find the work of others undone later.
+/// An abandoned restore must not undo others' work later.
 #[test]
 fn abandoned_restore_cancelled() {
     let host = Host::start();

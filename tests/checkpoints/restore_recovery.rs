@@ -1,4 +1,4 @@
-//! An interrupted restore ends before code runs, with the worker that is there, with another one, or without one.
+//! An interrupted restore ends before code runs: with the live worker, with another worker, or without one.
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -9,7 +9,7 @@ use ryokan::sys::fault;
 
 use crate::support::{Host, User, kernel, out};
 
-/// Loading `b` ends the engine once for each restore of the file `armed`.
+/// Loading `b` ends the engine once per restore of the file `armed`.
 const ENDS_ENGINE: &str = "
 import os
 class Ends:
@@ -25,7 +25,7 @@ open('armed', 'w').close()
 
 const LOOK: &str = "print(x, open('f').read())";
 
-/// A kernel in its second state, with its first as checkpoint `one`, whose load ends the engine.
+/// Creates a kernel in its second state; loading its first state, checkpoint `one`, ends the engine.
 fn set_up() -> Host {
     let mut host = Host::prepare(User::Own);
     host.configure("[engines.python]\nrollback_memory = \"0\"\n");
@@ -50,7 +50,7 @@ fn begin(host: &mut Host, fault: &str) {
     super::until_served(host);
 }
 
-/// Has the daemon end within a restore of `one`.
+/// Makes the daemon exit during a restore of `one`.
 fn interrupt(host: &mut Host, point: &str) {
     arm(host, &format!("{point}=kill"));
     let answered: Result<_, Error> = run_local(async {
@@ -63,7 +63,7 @@ fn interrupt(host: &mut Host, point: &str) {
 
 fn end_workers(host: &Host) {
     for pid in host.workers() {
-        // It may have ended by itself.
+        // The worker may have exited already.
         let _ = kill(Pid::from_raw(pid as i32), Signal::SIGKILL);
     }
 }
@@ -73,7 +73,7 @@ fn events(host: &Host, kind: &str) -> Vec<String> {
     log.lines().filter(|line| line.contains(kind)).map(str::to_owned).collect()
 }
 
-/// The kernel works and is in that state; both ways are open.
+/// Checks that the kernel works and is in this state; both directions are open.
 fn is_at(host: &Host, state: &str, what: &str) {
     let other = if state == "1" { "2" } else { "1" };
     assert_eq!(host.ok(&["exec", "k", LOOK]), format!("{state} {state}\n"), "{what}");
@@ -81,7 +81,7 @@ fn is_at(host: &Host, state: &str, what: &str) {
     assert_eq!(host.ok(&["exec", "k", LOOK]), format!("{other} {other}\n"), "{what}");
 }
 
-/// The engine ends while the next daemon recovers with its worker: recovery goes on without that worker.
+/// The engine exits while the next daemon recovers with its worker: recovery continues without that worker.
 #[test]
 fn recovery_survives_dying_worker() {
     let mut host = set_up();
@@ -94,7 +94,7 @@ fn recovery_survives_dying_worker() {
     assert!(events(&host, "restore_ended").iter().any(|event| event.contains("finished")));
 }
 
-/// Daemon and worker end at each step: the next daemon needs no worker to recover.
+/// Daemon and worker exit at each step: the next daemon needs no worker to recover.
 #[test]
 fn recovery_needs_no_worker() {
     for point in [
@@ -112,7 +112,7 @@ fn recovery_needs_no_worker() {
         host.ok(&["exec", "k", "x = 2; _ = open('f', 'w').write('2')"]);
         interrupt(&mut host, point);
         end_workers(&host);
-        // The recovery itself is killed, too, before it is done at last.
+        // The recovery itself is killed, too, before it completes.
         for again in ["kernel.engine.recreate=kill", "engine.state.replace.before_commit=kill"] {
             arm(&mut host, again);
             assert!(host.ends(), "{point}: the start does not pass {again}");
@@ -125,7 +125,7 @@ fn recovery_needs_no_worker() {
     }
 }
 
-/// A recovery that cannot go on goes back; one that can do neither is tried again.
+/// A recovery that cannot finish the restore reverts it; if neither is possible, it is retried.
 #[test]
 fn failed_recovery_is_retried() {
     for (fault, state) in [("kernel.engine.recreate=eio", "2"), ("state.restore.finish.before_commit=eio", "2")] {
@@ -155,7 +155,7 @@ fn failed_recovery_is_retried() {
     is_at(&host, "2", "the store is back");
 }
 
-/// The daemon ends as it gives a restore up: whatever was decided holds.
+/// The daemon exits while it aborts a restore: the recorded decision holds.
 #[test]
 fn abort_crash_atomicity() {
     for (point, states) in

@@ -1,4 +1,4 @@
-//! A daemon killed, or refused by its disk, in the middle of a fork: the child is there whole, or there is nothing of it.
+//! A daemon killed, or refused by its disk, during a fork: the child is complete, or leaves no trace.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use ryokan::sys::fault;
 use super::folders;
 use crate::support::{Host, User, kernel, out, until, users};
 
-/// The steps at which something of a fork becomes durable.
+/// Steps that make part of a fork durable.
 const FAMILIES: [&str; 8] = [
     "catalog.kernel.insert",
     "engine.state.replace",
@@ -23,7 +23,7 @@ const FAMILIES: [&str; 8] = [
     "workspace.",
 ];
 
-/// What must have been come to.
+/// Labels that must be passed.
 const PASSED: [&str; 9] = [
     "catalog.kernel.insert",
     "engine.state.replace",
@@ -45,7 +45,8 @@ fn set_up(host: &Host) {
     });
 }
 
-/// The parent is as it was, and every child that is told is whole. Gives how many there are; removes them.
+/// Checks that the parent is unchanged and that every listed child is complete. Removes the children; returns their
+/// number.
 async fn look(client: &HostClient, what: &str) -> usize {
     let mut children = 0;
     for info in client.list_kernels(&Default::default()).await.expect("a list") {
@@ -72,7 +73,7 @@ fn fork_crash_atomicity() {
     }
 }
 
-/// The same where a child's files are a snapshot of its parent's.
+/// The same if a child's files are a snapshot of its parent's.
 #[test]
 fn btrfs_fork_crash_atomicity() {
     let Some((_mounted, mut host)) = Host::prepare_on("btrfs", User::Own) else { return };
@@ -98,20 +99,20 @@ fn import_crash_atomicity() {
         upload.write(&file).await?;
         upload.finish().await.map(|_| 1)
     });
-    // Its checkpoints and the first entry of its journal are written with everything else.
+    // Its checkpoints and its first journal entry are written together with the other records.
     for label in PASSED.iter().filter(|label| !["state.journal.append", "state.checkpoints.add"].contains(label)) {
         assert!(killed.contains(label), "nothing came to {label}: {killed:?}");
     }
 }
 
-/// Makes two children at once.
+/// Creates two children at once.
 async fn fork_twice(client: HostClient, round: usize) -> Result<usize, Error> {
     let forking = Forking { count: 2, key: format!("round {round}"), ..Forking::of("c") };
     let forked = client.open_kernel("k").await?.0.fork(&forking).await?;
     forked.children.into_iter().try_fold(0, |made, (_, child)| child.map(|_| made + 1))
 }
 
-/// Kills the daemon within what makes kernels, at each step of these families; gives the labels at which it ended.
+/// Kills the daemon during kernel creation, at each step of these families; returns the labels of the kills.
 fn killed_at_each_step(
     host: &mut Host,
     kernels: &Path,
@@ -149,7 +150,7 @@ fn killed_at_each_step(
         if let Ok(made) = answered {
             assert_eq!(children, made, "{what}: not all of the acknowledged ones are there");
         }
-        // And now it goes.
+        // Now the fork succeeds.
         host.with(async |client| {
             let k = client.open_kernel("k").await.unwrap().0;
             let again = k.fork(&Forking::of("again")).await.expect("forked");
@@ -187,7 +188,7 @@ fn failed_child_leaves_nothing() {
     }
 }
 
-/// What a fork was made from is there until it is done; what it is made of, as long as a child needs it.
+/// A fork's source stays until the fork is done; its store objects stay as long as a child needs them.
 #[test]
 fn parent_removal_conflicts_with_fork() {
     let host = Host::start();

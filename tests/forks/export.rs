@@ -1,4 +1,4 @@
-//! A kernel as a file: written here, read elsewhere.
+//! A kernel as a file: exported here, imported elsewhere.
 
 use std::io::Write as _;
 use std::process::Stdio;
@@ -49,7 +49,7 @@ fn export_import_keeps_checkpoints() {
             assert_eq!(there.ok(&["exec", engine, view]), "1\none\n", "{user:?}");
             there.ok(&["undo", engine, "--yes"]);
             assert_eq!(there.ok(&["exec", engine, view]), "2\ntwo\n", "{user:?}");
-            // Again, under another name, and only one of them.
+            // Again, under another name, and only one kernel.
             let taken = there.cli(&["import", brought]);
             assert_eq!(taken.status.code(), Some(4), "{user:?}: its name is taken");
             assert!(String::from_utf8_lossy(&taken.stderr).contains("--as NAME"), "{user:?}: {taken:?}");
@@ -97,7 +97,7 @@ fn truncated_import_leaves_nothing() {
     assert_eq!(there.ok(&["exec", "k", "cat f"]), "one\n");
 }
 
-/// What the host gave is judged where it is read, and can be left out.
+/// Host resources are validated at import, and can be omitted.
 #[test]
 fn import_checks_host_paths() {
     let (here, there) = (Host::start(), Host::start());
@@ -117,7 +117,7 @@ fn import_checks_host_paths() {
     assert_eq!(there.ok(&["mounts", "k", "--json"]).trim(), "[]", "no checkpoint of it has the mount");
 }
 
-/// Ctrl-C in the middle of an export leaves no file, nor half of one.
+/// Ctrl-C during an export leaves no file, complete or partial.
 #[test]
 fn interrupted_export_leaves_no_file() {
     let host = Host::start();

@@ -1,4 +1,4 @@
-//! What a child has of its parent, and what it has not.
+//! State that a child inherits from its parent, and state that it does not.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::{folders, log, show};
 use crate::support::{Host, kernel, out, users};
 
-/// Each engine: how to set up, how to change everything, and what shows the state.
+/// Each engine: code for the first state, code that changes all of it, and code that shows it.
 const ENGINES: [[&str; 4]; 2] = [
     [
         "kaish",
@@ -52,12 +52,12 @@ fn child_diverges_from_parent() {
             let told = show(&host, child);
             assert_eq!((&told["limits"]["memory_bytes"], &told["labels"]["a"]), (&(300 << 20).into(), &"b".into()));
             assert_eq!((&told["origin"]["from"]["name"], &told["checkpoints"]), (&engine.into(), &1.into()), "{told}");
-            // The journal of a child is its own and says where it comes from; so does the parent's.
+            // The child's journal is its own and names its origin; so does the parent's.
             let journal = host.ok(&["journal", child, "--json"]);
             assert!(journal.lines().next().unwrap().contains(&format!("forked from {engine} at checkpoint")));
             assert!(!journal.contains("greet you") || engine == "kaish", "{journal}");
             assert!(host.ok(&["journal", engine, "--json"]).contains(&format!("forked to {child}")));
-            // The parent goes; the child has all that it had.
+            // The parent is removed; the child keeps everything.
             let point = &log(&host, engine)[0];
             assert!(host.ok(&["log", engine, "--graph"]).contains(&format!("⑂ {child}")));
             host.ok(&["rm", engine, "--yes"]);
@@ -94,7 +94,7 @@ fn children_share_one_fork_point() {
         assert_eq!(host.ok(&["exec", "c-2", "ls"]), "", "{user:?}: not touched");
         assert_eq!(log(&host, "k").len(), 1, "{user:?}: one fork point");
         assert_eq!(folders(&host), 4, "{user:?}");
-        // Nothing at all to be made: no fork point either.
+        // No child can be created: no fork point either.
         assert_eq!(host.cli(&["fork", "k", "c-2"]).status.code(), Some(4));
         assert_eq!(host.cli(&["fork", "k", "no/name"]).status.code(), Some(2));
         assert_eq!(host.cli(&["fork", "k", "d", "--count", "257"]).status.code(), Some(2));
@@ -262,7 +262,7 @@ fn fork_rechecks_mount_sources() {
         assert_eq!((folders(&host), host.ok(&["ls", "--quiet"])), (1, "k\n".into()), "{user:?}: nothing is left");
         assert_eq!(host.ok(&["exec", "k", "echo well"]), "well\n");
     }
-    // More kernels than one may have: the children that have room are there.
+    // More children than the quota allows: those within the quota are created.
     let mut host = Host::prepare(crate::support::User::Own);
     host.configure("[limits]\nkernels = 3\n");
     host.launch();

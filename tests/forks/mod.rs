@@ -1,4 +1,4 @@
-//! Kernels made from kernels, as their users meet them: forks and threads, and what happens when something comes in between.
+//! Kernels created from kernels, from a user's view: forks and threads, and interruptions.
 
 mod crash_safety;
 mod export;
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::support::Host;
 
-/// What the command line tells of a kernel.
+/// Output of `show` for a kernel.
 fn show(host: &Host, kernel: &str) -> Value {
     serde_json::from_str(&host.ok(&["show", kernel, "--json"])).unwrap()
 }
@@ -21,7 +21,7 @@ fn log(host: &Host, kernel: &str) -> Vec<Value> {
     host.ok(&["log", kernel, "--json"]).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// Folders below the daemon's data that kernels have.
+/// Number of kernel directories in the daemon's data.
 fn folders(host: &Host) -> usize {
     std::fs::read_dir(host.data().join("kernels")).unwrap().count()
 }

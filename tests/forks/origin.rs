@@ -1,4 +1,4 @@
-//! What the code inside knows of where it comes from, and that no two children are alike.
+//! Origin as the code inside sees it; no two children are alike.
 
 use std::collections::BTreeSet;
 
@@ -51,7 +51,7 @@ fn code_sees_kernel_origin() {
     }
 }
 
-/// Whatever the parent did with its generators: seeded, used, or bound by name.
+/// For every use of the parent's generators: seeded, used, or bound by name.
 #[test]
 fn forked_random_generators_diverge() {
     let host = Host::start();
@@ -76,7 +76,7 @@ fn forked_random_generators_diverge() {
         host.ok(&["stop", kernel]);
     }
     assert_eq!(shown, 20);
-    // A generator that is a value of the parent's is a value of the child's, as any other.
+    // A generator in a variable of the parent is inherited as any other value.
     host.ok(&["exec", "k", "own = random.Random(7)"]);
     host.ok(&["fork", "k", "d", "--count", "2"]);
     let own = |kernel: &str| host.ok(&["exec", kernel, "print(own.random())"]);

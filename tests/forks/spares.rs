@@ -1,4 +1,4 @@
-//! The copy that is kept ready for the next fork: what it saves, when there is none, and that nothing depends on it.
+//! The prepared copy for the next fork: its benefit, its absence, and that nothing depends on it.
 
 use ryokan::core::error::ErrorCode;
 use ryokan::core::fork::Forking;
@@ -11,7 +11,7 @@ use crate::support::{Host, User, until, users};
 
 const FILES: &str = "import os, shutil\nfor n in range(300):\n    os.makedirs(f'd{n % 9}', exist_ok=True)\n    open(f'd{n % 9}/f{n}', 'w').write(f'{n} ' * 500)\nos.link('d0/f0', 'linked')";
 const CHANGE: &str = "open('d0/f9', 'a').write('more')\nos.remove('d1/f1')\nos.rename('d2', 'moved')\nopen('new', 'w').write('new')\nshutil.rmtree('d3')";
-/// Goes on after the execution.
+/// Keeps writing after the execution.
 const WRITES: &str = "import threading, time\ndef write():\n    n = 0\n    while True:\n        n += 1\n        path = f'd{n % 9}/f{n % 300}'\n        os.makedirs(os.path.dirname(path), exist_ok=True)\n        open(path, 'w').write('changed')\n        os.rename(path, 'other'); os.rename('other', path)\n        time.sleep(0.0005)\nthreading.Thread(target=write, daemon=True).start()";
 const VIEW: &str = "import hashlib\nfound = []\nfor at, inner, names in sorted(os.walk('.')):\n    inner.sort()\n    for name in sorted(names):\n        path = os.path.join(at, name)\n        s = os.stat(path)\n        found.append((path, s.st_mode, s.st_mtime_ns, s.st_nlink, open(path).read()))\nprint(len(found), hashlib.sha256(repr(found).encode()).hexdigest())";
 
@@ -21,7 +21,7 @@ fn events(host: &Host, kind: &str) -> Vec<Value> {
     all.filter(|event| event["kind"] == kind).collect()
 }
 
-/// What the files of each child were made from, in the order of their making.
+/// Source of each child's files, in order of creation.
 fn made_from(host: &Host) -> Vec<String> {
     let created = events(host, "kernel_created").into_iter();
     created.filter_map(|event| event["detail"]["files"].as_str().map(str::to_owned)).collect()
@@ -49,7 +49,7 @@ fn next_fork_uses_spare() {
         host.ok(&["exec", "b", "open('d0/f0', 'w').write('other')"]);
         assert_eq!(host.ok(&["exec", "k", "open('d0/f0').read()[:4]"]), "'0 0 '\n", "{user:?}: nothing is shared");
         assert!(host.ok(&["diff", "b", "latest"]).contains("d0/f0"), "{user:?}");
-        // A checkpoint's files, from before the change.
+        // The files of a checkpoint from before the change.
         until("another", || events(&host, "spare_made").len() == 2);
         let first = super::log(&host, "k").last().unwrap()["id"].as_str().unwrap().to_owned();
         host.ok(&["fork", "k", "c", "--from", &first]);
@@ -78,7 +78,7 @@ fn no_spare_when_disabled_or_small() {
     host.ok(&["fork", "k", "b"]);
     until("the one that is worth it", || events(&host, "spare_made").len() == 1);
     assert_eq!(spares(&host), 1);
-    // The one that is kept is the newest.
+    // The newest copy is kept.
     host.ok(&["fork", "b", "c"]);
     until("another one's", || events(&host, "spare_made").len() == 2);
     until("one of them is gone", || spares(&host) == 1);
@@ -88,7 +88,7 @@ fn no_spare_when_disabled_or_small() {
     assert_eq!(spares(&host), 0, "it goes with what is put away");
 }
 
-/// Who makes room on the disk by hand costs a fork nothing but time.
+/// If a user deletes prepared copies by hand, a fork only takes longer.
 #[test]
 fn removed_spare_falls_back_to_copy() {
     for user in users() {
@@ -106,7 +106,7 @@ fn removed_spare_falls_back_to_copy() {
             assert_eq!(host.ok(&["exec", &child, VIEW]), whole, "{user:?}: {what}");
         }
         assert_eq!(made_from(&host), ["copy", "copy", "spare"], "{user:?}");
-        // Of a kernel at rest, and of a folder that its owner may not move.
+        // For an idle kernel, and for a directory that its owner may not move.
         host.ok(&["exec", "k", "os.chmod('.', 0o555)"]);
         until("one more", || events(&host, "spare_made").len() > 2);
         for n in 3..5 {
@@ -120,7 +120,8 @@ fn removed_spare_falls_back_to_copy() {
     }
 }
 
-/// A snapshot is asked what was changed before it was taken: also while code writes, a child is its tree, and not everything is looked at.
+/// A snapshot reports the changes up to its creation: even while code writes, a child equals its tree, without a full
+/// scan.
 #[test]
 fn btrfs_fork_of_writing_kernel() {
     let Some((_mounted, mut host)) = Host::prepare_on("btrfs", User::Own) else { return };

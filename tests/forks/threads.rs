@@ -1,4 +1,4 @@
-//! Threads: a state of one's own in the workspace of another.
+//! Threads: a state of their own in the workspace of another kernel.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ fn thread_shares_files_and_mounts() {
         host.ok(&["new", "t", "--share", "k"]);
         host.ok(&["new", "py", "--share", "t", "--engine", "python"]);
         for name in ["t", "py"] {
-            // A thread of a thread is one of the same workspace.
+            // A thread of a thread shares the same workspace.
             assert_eq!(show(&host, name)["thread_of"], show(&host, "k")["id"], "{user:?}");
             assert_eq!(show(&host, name)["origin"]["kind"], "original", "{user:?}");
         }
@@ -53,7 +53,7 @@ fn thread_shares_files_and_mounts() {
         }
         host.restart();
         assert_eq!(host.ok(&["exec", "py", "print(x, open('h').read())"]), "2 from py\n", "{user:?}: all stopped");
-        // The place of a mount stays while others may use it.
+        // The mountpoint stays while other sessions may use it.
         host.ok(&["unmount", "k", "/workspace/inner"]);
         assert_eq!(host.ok(&["exec", "t", "cat inner/who"]), "given", "{user:?}");
     }
@@ -72,13 +72,13 @@ fn owner_removal_needs_flag() {
         assert_eq!(refused.status.code(), Some(4), "{user:?}: {said}");
         assert!(said.contains('t') && said.contains('u') && said.contains("--with-threads"), "{user:?}: {said}");
         assert_eq!(host.ok(&["exec", "k", "cat f"]), "kept\n", "{user:?}");
-        // A thread may go at any time: it takes nothing with it.
+        // A thread may be removed at any time; its removal affects no other session.
         host.ok(&["rm", "t", "--yes"]);
         assert_eq!(host.ok(&["exec", "u", "cat f"]), "kept\n", "{user:?}");
         let removed = host.ok(&["rm", "k", "--with-threads", "--yes"]);
         assert_eq!(removed, "removed u\nremoved k\n", "{user:?}");
         assert_eq!(folders(&host), 0, "{user:?}");
-        // Over the interface, by the capability.
+        // Through the interface, by the capability.
         host.with(async |client| {
             let k = kernel(&client, "k", EngineName::Kaish).await;
             thread(&k, "t", None).await;
@@ -97,7 +97,7 @@ fn threads_quiesced_during_capture() {
         host.with(async |client| {
             let k = kernel(&client, "k", EngineName::Python).await;
             let t = thread(&k, "t", None).await;
-            // An execution of the thread that writes the same number into two files as fast as it can.
+            // An execution of the thread writes the same number to two files as fast as it can.
             let busy = "import itertools\nfor n in itertools.count():\n    open('a', 'w').write(str(n))\n    open('b', 'w').write(str(n))";
             let running = t.run(&ExecRequest::code(busy)).await.unwrap();
             eventually("the thread writes", || async {
@@ -121,7 +121,7 @@ fn threads_quiesced_during_capture() {
                     }
                 }
             }
-            // Both at once: one after the other, and neither sees half of it.
+            // Both at once: one after the other, and neither sees a partial change.
             let (one, other) = (named("of k"), named("of t"));
             let (one, other) = futures::join!(k.checkpoint(&one), t.checkpoint(&other));
             assert!(one.is_ok() && other.is_ok(), "{user:?}: {one:?} {other:?}");
@@ -144,7 +144,7 @@ fn thread_restore_keeps_files() {
         assert_eq!(out(&t, "echo $x $(cat f)").await, "1 2", "its own state");
         assert!(done.missed.iter().any(|missed| missed.key == "workspace"), "{:?}", done.missed);
         assert_eq!(done.files_changed, 0);
-        // Whose files they are brings them back, for all, and takes the state of nobody else.
+        // The owner of the files restores them, for all sessions, and changes no other session's state.
         k.restore_checkpoint("both", 0).await.unwrap();
         assert_eq!(
             (out(&t, "echo $x $(cat f)").await, out(&k, "echo $x $(cat f)").await),
@@ -154,12 +154,12 @@ fn thread_restore_keeps_files() {
         assert_eq!(out(&t, "cat f").await, "2");
         t.undo(0).await.unwrap();
         assert_eq!(out(&t, "echo $x").await, "2");
-        // A fork of a thread has files of its own.
+        // A fork of a thread has its own files.
         let (child, info) = t.fork(&Forking::of("c")).await.unwrap().children.remove(0).1.unwrap();
         assert_eq!(info.thread_of, None);
         out(&child, "echo child > f").await;
         assert_eq!((out(&child, "echo $x $(cat f)").await, out(&k, "cat f").await), ("2 child".into(), "2".into()));
-        // What a restore is to change stands still: an execution that is asked for meanwhile comes after it.
+        // A restore blocks the other sessions: an execution requested meanwhile runs after it.
         out(&k, "for i in $(seq 1 500); do echo $i > \"n$i\"; done").await;
         k.checkpoint(&named("many")).await.unwrap();
         out(&k, "rm -f n1 n2 n3; for i in $(seq 4 500); do echo x > \"n$i\"; done").await;
@@ -197,7 +197,7 @@ fn interrupted_restore_blocks_thread() {
         host.kill();
         host.env(ryokan::sys::fault::VARIABLE, "");
         host.launch();
-        // The first thing that is asked, of the thread.
+        // The thread makes the first request.
         let seen = host.ok(&["exec", "t", "echo $x $(cat f g)"]);
         assert!(["t 1\n1\n", "t 2\n2\n"].contains(&seen.as_str()), "{point}: between two states: {seen:?}");
         assert_eq!(host.ok(&["exec", "k", "echo t $(cat f g)"]), seen, "{point}");

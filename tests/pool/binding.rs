@@ -1,4 +1,4 @@
-//! What a kernel finds whose worker was there before it.
+//! Environment of a kernel that adopts a warm worker.
 
 use ryokan::core::engine::EngineName;
 use ryokan::core::exec::ExecStatus;
@@ -29,7 +29,7 @@ fn kernel_takes_warm_worker() {
                 out(&first, "/bin/hostname; cat /etc/hostname /etc/hosts").await,
                 "first\nfirst\n127.0.0.1 localhost first\n::1 localhost ip6-localhost"
             );
-            // One is made in its place.
+            // A new worker is made in its place.
             let after = ready(&client, "kaish").await;
             assert_eq!((after.idle, after.active, after.taken, after.missed), (READY, 1, 1, 0));
             let second = kernel(&client, "second", EngineName::Kaish).await;
@@ -37,11 +37,11 @@ fn kernel_takes_warm_worker() {
             let seen = out(&second, "ls /tmp /dev/shm /workspace; echo \"x=$x\"; /usr/bin/env").await;
             assert!(!seen.contains("left") && !seen.contains("mine") && !seen.contains("first"), "{seen}");
             assert!(seen.contains("RYOKAN_KERNEL=second") && seen.contains("x=\n"), "{seen}");
-            // Nothing tells that it waited for anybody.
+            // Nothing reveals that the worker was waiting.
             let told =
                 out(&second, "cat /proc/self/mountinfo; /bin/sh -c 'tr \"\\0\" \"\\n\" < /proc/self/environ'").await;
             assert!(!told.contains("slot") && !told.contains("first"), "{told}");
-            // It ends with its kernel: nobody gets it again.
+            // It ends with its kernel and is never reused.
             client.remove_kernel("first", 0).await.expect("removed");
             let gone = super::until(&client, "kaish", |pool| pool.active == 1).await;
             assert_eq!(gone.total_destroyed, 1);
@@ -91,11 +91,11 @@ fn warm_worker_receives_state() {
                 kernel.stop(true).await.expect("stopped");
                 ready(&client, engine.name()).await;
                 let taken = super::pool_of(&client, engine.name()).await.taken;
-                // The next worker was ready, too, and has it all.
+                // The next worker was warm, too, and has all the state.
                 assert_eq!(kernel.var("x").await.expect("x"), x);
                 assert_eq!(super::pool_of(&client, engine.name()).await.taken, taken + 1);
                 assert_eq!(out(&kernel, &read).await, "of the host");
-                // What it was told of itself is none of its state, and stays when that is loaded.
+                // Information about the kernel itself is not part of its state, and stays when the state is loaded.
                 host.ok(&["checkpoint", &name, "-m", "here"]);
                 host.ok(&["restore", &name, "here", "--yes"]);
                 let own = kernel.var_names().await.expect("names");
@@ -133,7 +133,7 @@ fn uncommon_kernel_gets_own_pool() {
         assert_eq!((own.taken, own.missed, own.pool_size), (0, 1, 1));
         let usual = pools.iter().find(|pool| pool.engine == "kaish" && pool.pool_size == READY).expect("the usual");
         assert_eq!(usual.taken, 0);
-        // The next of that kind finds one ready.
+        // The next kernel of this kind finds a warm worker.
         let own = async || {
             let pools = client.pools().await.expect("pools");
             pools.into_iter().find(|pool| pool.memory_bytes == 256 << 20).expect("a pool of that kind")
@@ -147,7 +147,7 @@ fn uncommon_kernel_gets_own_pool() {
     });
 }
 
-/// Every descriptor that a kernel of root's brings is held until all are there.
+/// Each descriptor that root's kernel passes is held until all have arrived.
 #[test]
 fn warm_worker_binds_maximum_mounts() {
     for user in users() {
@@ -171,7 +171,7 @@ fn warm_worker_binds_maximum_mounts() {
     }
 }
 
-/// A slot has it already: what comes later would lie on top.
+/// A warm worker has the system paths mounted already: a later mount of a parent directory would cover them.
 #[test]
 fn mounts_never_hide_system_paths() {
     for user in users() {
@@ -219,7 +219,7 @@ fn preloaded_modules_hidden() {
         let code = "import sys; print('wave' in sys.modules, 'xml.dom.minidom' in sys.modules, 'wave' in globals())";
         assert_eq!(out(&k, code).await, "True True False");
         assert_eq!(super::pool_of(&client, "python").await.taken, 1);
-        // One that came without has them when it imports them, and no sooner.
+        // A worker without preloaded modules loads them at import, and no sooner.
         let mut alone = spec("alone", EngineName::Python);
         alone.memory_bytes = Some(300 << 20);
         let (alone, _) = client.create_kernel(&alone, "").await.expect("made");
@@ -229,7 +229,7 @@ fn preloaded_modules_hidden() {
     assert!(log.contains("cannot be loaded in advance") && log.contains("there_is_no_such_module"), "{log}");
 }
 
-/// What a worker did while it waited leaves nothing behind: byte for byte the state of one that did not wait.
+/// A waiting worker leaves no trace: its state is byte for byte that of a worker that did not wait.
 #[test]
 fn worker_rehearsal_leaves_no_trace() {
     use ryokan::session::Session as _;

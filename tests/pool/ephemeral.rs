@@ -1,4 +1,4 @@
-//! Ephemeral kernels: journalled as any kernel, and removed with their connection.
+//! Ephemeral kernels: journalled as any other kernel, and removed with their connection.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use super::reserved_workers::{folders, standing_on};
 use super::{pooled, ready};
 use crate::support::{Host, User, eventually, out, run, spec, users};
 
-/// A host with one worker of a kind, whose daemon meets that fault.
+/// A host with one warm worker, whose daemon has this fault.
 fn small_pool_with(fault: &str) -> Host {
     let mut host = Host::prepare(User::Own);
     host.configure("[pool]\npool_size = 1\nmin_idle = 1\nmax_pool_size = 2\n");
@@ -23,7 +23,7 @@ fn small_pool_with(fault: &str) -> Host {
     host
 }
 
-/// A new kernel that goes with its client.
+/// Creates an ephemeral kernel.
 async fn throw_away(client: &HostClient, name: &str) -> KernelClient {
     let mut wanted = spec(name, EngineName::Kaish);
     wanted.ephemeral = true;
@@ -40,7 +40,7 @@ fn refused_ephemeral_execution_never_runs() {
         k.run(&ExecRequest::code("echo ran > late")).await.err().expect("it is refused");
         tokio::time::sleep(Duration::from_millis(300)).await;
         assert!(!host.data().join("kernels").join(id).join("workspace/late").exists(), "it did not run");
-        // The kernel is as good as before.
+        // The kernel works as before.
         assert_eq!(out(&k, "echo well").await, "well");
         assert_eq!(journalled(&k).await, ["done"]);
     });
@@ -109,7 +109,7 @@ async fn journalled(kernel: &KernelClient) -> Vec<String> {
     statuses
 }
 
-/// The daemon dies at each write to the journal: the client has not been told what the journal lacks.
+/// The daemon dies at each journal write: no client has received a result that the journal lacks.
 #[test]
 fn ephemeral_result_follows_journal() {
     for write in ["begin", "end"] {
@@ -126,7 +126,7 @@ fn ephemeral_result_follows_journal() {
     }
 }
 
-/// More short executions than a worker remembers, one right after the other: each is acknowledged in time.
+/// More short executions than a worker remembers, in immediate succession: each is acknowledged in time.
 #[test]
 fn many_short_executions_all_run() {
     let host = pooled(User::Own);
@@ -146,7 +146,8 @@ fn many_short_executions_all_run() {
     });
 }
 
-/// A worker that is killed as it is bound, or right after: its execution goes to another one, or is lost, in the journal too.
+/// A worker killed during or right after its bind: its execution goes to another worker, or is lost, in the journal
+/// too.
 #[test]
 fn killed_worker_leaves_no_execution_open() {
     let host = pooled(User::Own);
@@ -177,7 +178,7 @@ fn ephemeral_socket_comes_and_goes() {
         throw_away(&client, "away").await;
         eventually("its socket is there", async || socket.exists()).await;
         client.remove_kernel("away", 0).await.expect("removed");
-        // A kernel that is removed at once leaves none behind.
+        // A kernel that is removed at once leaves no worker behind.
         throw_away(&client, "away").await;
         client.remove_kernel("away", 0).await.expect("removed");
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -185,7 +186,7 @@ fn ephemeral_socket_comes_and_goes() {
     });
 }
 
-/// With the whole sandbox, and with a weaker one, which has an audit line of its own.
+/// With the full sandbox, and with a weaker one, which has its own audit line.
 #[test]
 fn unrecorded_ephemeral_kernel_is_refused() {
     for (net, action) in [(None, "kernel.create"), (Some(Net::Host), "kernel.create_weaker")] {
@@ -207,7 +208,7 @@ fn unrecorded_ephemeral_kernel_is_refused() {
                 folders(&host).len() as u32 == slots
             })
             .await;
-            // The next is as any.
+            // The next kernel works as any other.
             let k = client.create_kernel(&wanted, "").await.expect("made").0;
             let audit = host.ok(&["audit", "--json"]);
             assert!(audit.contains(&format!("\"{action}\"")), "{audit}");

@@ -1,4 +1,5 @@
-//! What one kernel leaves wherever it can is nowhere in those that come after it, whether it is gone or not.
+//! Traces that one kernel leaves in every reachable place are invisible to later kernels, whether it still exists or
+//! not.
 
 use std::collections::BTreeMap;
 use std::time::SystemTime;
@@ -10,10 +11,10 @@ use super::worker_failures::inits;
 use super::{READY, pool_of, pooled, ready, worker_of};
 use crate::support::{Host, eventually, kernel, out, users};
 
-/// The number by which System V knows what was left, and the port that is listened on.
+/// The System V key and the listening port.
 const PLACES: &str = "KEY = 0x5ec2e7\nPORT = 47131\n";
 
-/// Where a kernel may always leave something; of what the sandbox of some hosts refuses there is more.
+/// Places that always accept a trace; the sandbox of some hosts refuses further ones.
 const ALWAYS: [&str; 9] = [
     "files /workspace/kept",
     "files /tmp/kept",
@@ -26,19 +27,19 @@ const ALWAYS: [&str; 9] = [
     "memory",
 ];
 
-/// A text that is nowhere else on this host.
+/// A text that is unique on this host.
 fn secret() -> String {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970");
     format!("secret{:08x}{:016x}", std::process::id(), now.as_nanos() as u64)
 }
 
-/// Has it left everywhere; gives the places.
+/// Leaves the secret in all places; returns the places.
 async fn leave(kernel: &KernelClient, secret: &str) -> Vec<String> {
     let said = out(kernel, &format!("SECRET = {secret:?}\n{PLACES}{}", include_str!("leaves.py"))).await;
     said.lines().filter_map(|line| Some(line.strip_prefix("left ")?.to_owned())).collect()
 }
 
-/// Where it is found, and how often was looked at things of each kind.
+/// Places where the secret is found, and the number of lookups per kind.
 async fn look(kernel: &KernelClient, secret: &str) -> (Vec<String>, BTreeMap<String, u64>) {
     let shifted: String = secret.bytes().map(|byte| format!("{:02x}", byte + 1)).collect();
     let code = format!("SHIFTED = bytes.fromhex({shifted:?})\n{PLACES}{}", include_str!("looks.py"));
@@ -53,7 +54,7 @@ async fn look(kernel: &KernelClient, secret: &str) -> (Vec<String>, BTreeMap<Str
     (found, looked)
 }
 
-/// Processes of this host that were given it.
+/// Processes of this host that were given the secret.
 fn processes_with(secret: &str) -> Vec<String> {
     let has = |path: &std::path::Path| {
         let read = std::fs::read(path).unwrap_or_default();
@@ -76,7 +77,7 @@ fn secrets_never_reach_next_kernel() {
             let secret = secret();
             let left = leave(&first, &secret).await;
             assert!(ALWAYS.iter().all(|place| left.iter().any(|of| of == place)), "{user:?}: {left:?}");
-            // Whoever looks finds all of it where it is.
+            // The kernel itself finds all of it.
             let (found, _) = look(&first, &secret).await;
             for place in &left {
                 assert!(found.iter().any(|of| of.starts_with(place)), "{user:?}: {place} is none of {found:?}");
@@ -91,7 +92,7 @@ fn secrets_never_reach_next_kernel() {
     }
 }
 
-/// It is in none of the kernels that come next: of those some have a worker that waited when it was left, some a later one.
+/// Later kernels do not find it: some have a worker that was waiting when it was left, some a later one.
 async fn nowhere(host: &Host, client: &ryokan::rpc::client::HostClient, secret: &str, waited: &[u32]) {
     let mut workers = Vec::new();
     let before = ready(client, "python").await;

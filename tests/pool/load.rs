@@ -1,4 +1,4 @@
-//! Many at once, and one that does its worst.
+//! Many kernels at once, and a kernel that attacks the host.
 
 use std::time::{Duration, Instant};
 
@@ -11,12 +11,12 @@ use ryokan::rpc::client::HostClient;
 use super::{pool_of, pooled, ready, until};
 use crate::support::{Host, User, eventually, kernel, out, run, spec};
 
-/// Kernels that are made, used once and removed.
+/// Kernels that are created, used once and removed.
 const ACQUISITIONS: usize = 1000;
-/// Clients that do so at the same time, each by a connection of its own.
+/// Concurrent clients, each with its own connection.
 const CLIENTS: usize = 32;
 
-/// What a daemon must hold no more of when everything is over.
+/// Resources that the daemon must not accumulate.
 #[derive(Debug)]
 pub(super) struct Holdings {
     workers: usize,
@@ -26,7 +26,7 @@ pub(super) struct Holdings {
 }
 
 impl Holdings {
-    /// What nothing but kernels and slots adds to is the same.
+    /// Compares the resources that only kernels and warm workers affect.
     pub(super) fn is_but_for_descriptors(&self, other: &Holdings) -> bool {
         (self.workers, self.folders, self.mounts) == (other.workers, other.folders, other.mounts)
     }
@@ -42,7 +42,7 @@ impl Holdings {
     }
 }
 
-/// What the daemon has open, by what it is called without its numbers.
+/// Open files of the daemon, by name without numbers.
 fn open(host: &Host) -> std::collections::BTreeMap<String, usize> {
     let mut open = std::collections::BTreeMap::new();
     for entry in std::fs::read_dir(format!("/proc/{}/fd", host.pid())).expect("there").flatten() {
@@ -57,13 +57,13 @@ fn open(host: &Host) -> std::collections::BTreeMap<String, usize> {
 fn thousand_kernels() {
     let host = pooled(User::Own);
     let settled = async |client: &HostClient| {
-        // The pool shrinks back after a burst: how large it was is no concern here.
+        // The pool shrinks after a burst: its peak size is irrelevant here.
         ready(client, "kaish").await;
         ready(client, "python").await;
     };
     host.with(async |client| {
         settled(&client).await;
-        // One kernel's life opens what stays open.
+        // The first kernel opens files that stay open.
         out(&kernel(&client, "first", EngineName::Kaish).await, "echo first").await;
         client.remove_kernel("first", 0).await.expect("removed");
         settled(&client).await;
@@ -86,11 +86,11 @@ fn thousand_kernels() {
             until(&client, "kaish", |pool| pool.active == 0 && pool.idle >= pool.target && pool.creating == 0).await;
         let (taken, missed) = (done.taken - before.1.taken, done.missed - before.1.missed);
         assert_eq!(taken + missed, ACQUISITIONS as u64, "{done:?}");
-        // Who comes faster than slots can be made is not all served by them; here some 200 are, more where the host is faster than its clients.
-        // A pool that stood still, or was starved by those who start workers of their own, would serve the few that were ready before.
+        // Clients that outrun the pool are not all served by warm workers; here some 200 are, more on a faster host. A
+        // pool that stalls, or is starved by cold starts, would serve only the few that were ready before.
         assert!(taken >= ACQUISITIONS as u64 / 20, "{done:?}");
         assert_eq!((done.creation_errors, done.trouble.as_str()), (0, ""), "{done:?}");
-        // Whatever the burst has left the pool to be: beyond that nothing is left.
+        // The burst may have grown the pool: beyond that, nothing remains.
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             let (now, pool) = (Holdings::of(&host), pool_of(&client, "kaish").await);
@@ -98,7 +98,8 @@ fn thousand_kernels() {
             let is_as_before = now.workers == before.0.workers + grown
                 && now.folders == before.0.folders + grown
                 && now.mounts == before.0.mounts
-                // A slot's link, lane, process and database take so many; a file or two of the daemon's own is open or not.
+                // Descriptors of a warm worker: link, execution channel, process and database; one or two files of the
+                // daemon may be open or not.
                 && now.descriptors <= before.0.descriptors + grown * 6 + 2;
             if is_as_before {
                 break;
@@ -110,18 +111,19 @@ fn thousand_kernels() {
     });
 }
 
-/// Processes of the host that are called so, as those are that fork from one. Zombies included: they take places of the host, too.
+/// Processes of the host with this name, which forks inherit. Includes zombies: they occupy process ids of the host,
+/// too.
 fn called(name: &str) -> usize {
     let is_called = |process: &std::fs::DirEntry| {
-        // Whatever ended meanwhile is none.
+        // Ended processes do not count.
         std::fs::read_to_string(process.path().join("comm")).is_ok_and(|comm| comm.trim_end() == name)
     };
     std::fs::read_dir("/proc").expect("readable").flatten().filter(is_called).count()
 }
 
-/// How many processes a fork bomb has come to when it is one. It may have 256.
+/// Number of processes that identifies a fork bomb. Its limit is 256.
 const MANY: usize = 50;
-/// Nobody's execution of no work at all takes longer beside it, however slow this host is.
+/// Upper bound for an empty execution beside the bomb, even on a slow host.
 const BESIDE_A_BOMB: Duration = Duration::from_secs(10);
 
 #[test]
@@ -136,7 +138,7 @@ fn fork_bomb_does_not_block_others() {
         out(&other, "x=1").await;
         let name = format!("bomb{}", std::process::id());
         let forks = || called(&name);
-        // The first of them gets that name (PR_SET_NAME).
+        // The first process gets that name (PR_SET_NAME).
         let bomb = format!(
             "import ctypes\nctypes.CDLL(None).prctl(15, {name:?}.encode())\n\
              while True:\n    try:\n        os.fork()\n    except OSError:\n        pass"
@@ -199,7 +201,7 @@ fn start_queue_timeout_reported() {
             [kernel(&client, "first", EngineName::Kaish).await, kernel(&client, "second", EngineName::Kaish).await];
         out(&first, "x=1").await;
         first.stop(true).await.expect("stopped");
-        // The next start takes until another spawner is there.
+        // The next start waits for another spawner.
         let spawner = host.spawner().expect("a spawner");
         kill(Pid::from_raw(spawner as i32), Signal::SIGSTOP).expect("stopped");
         let (said, refused) = tokio::join!(out(&first, "echo $x"), async {
@@ -229,7 +231,7 @@ fn queued_kernel_can_be_removed() {
             [kernel(&client, second, EngineName::Kaish).await, kernel(&client, third, EngineName::Kaish).await];
         out(&first, "x=1").await;
         first.stop(true).await.expect("stopped");
-        // The next start takes until another spawner is there.
+        // The next start waits for another spawner.
         let spawner = host.spawner().expect("a spawner");
         kill(Pid::from_raw(spawner as i32), Signal::SIGSTOP).expect("stopped");
         let begun = first.run(&ExecRequest::code("echo $x")).await.expect("accepted");

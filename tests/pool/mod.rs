@@ -1,4 +1,4 @@
-//! The warm pool, for real: daemons with workers that are ready before anybody comes.
+//! The warm pool with real daemons, whose workers are ready before the first request.
 
 mod binding;
 mod ephemeral;
@@ -16,7 +16,7 @@ use ryokan::rpc::client::HostClient;
 
 use crate::support::{Host, User};
 
-/// Of each engine so many are ready.
+/// Warm workers per engine.
 const READY: u32 = 2;
 
 /// A daemon with a pool.
@@ -36,7 +36,7 @@ async fn pool_of(client: &HostClient, engine: &str) -> PoolInfo {
     pools.into_iter().find(|pool| pool.engine == engine).unwrap_or_else(|| panic!("no pool of {engine}"))
 }
 
-/// Waits until a pool is as it is to be.
+/// Waits until a pool satisfies a condition.
 async fn until(client: &HostClient, engine: &str, is_so: impl Fn(&PoolInfo) -> bool) -> PoolInfo {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
@@ -49,7 +49,7 @@ async fn until(client: &HostClient, engine: &str, is_so: impl Fn(&PoolInfo) -> b
     }
 }
 
-/// The worker of a kernel, as the newest event that names one says.
+/// The worker of a kernel, according to its newest event that names one.
 pub fn worker_of(host: &Host, kernel: &str) -> u32 {
     let events = host.ok(&["events", kernel, "--json"]);
     let newest = events.lines().rev().find_map(|line| {
@@ -59,7 +59,7 @@ pub fn worker_of(host: &Host, kernel: &str) -> u32 {
     u32::try_from(newest.expect("a worker")).expect("a process")
 }
 
-/// Waits until as many are ready as are wanted, and none is being made.
+/// Waits until the pool is full and no worker is being made.
 async fn ready(client: &HostClient, engine: &str) -> PoolInfo {
     until(client, engine, |pool| pool.idle == pool.target && pool.creating == 0).await
 }

@@ -1,7 +1,7 @@
-//! When memory is short.
+//! Memory pressure.
 //!
-//! A shortage of memory would be one for everything else on this host; to the daemon a PSI file is a PSI file, so that of the processors
-//! of one cgroup stands for it: two loops on one processor, of which one always waits.
+//! A real shortage of memory would affect the whole host. The daemon accepts any PSI file, so the CPU pressure of one
+//! cgroup replaces it: two loops on one processor, one of which always waits.
 
 use std::path::PathBuf;
 use std::process::{Child, Command};
@@ -13,7 +13,7 @@ use ryokan::session::Session as _;
 use super::{pool_of, pooled_with, ready, until};
 use crate::support::{User, kernel, out, run};
 
-/// A cgroup whose tasks stand still while it has loops.
+/// A cgroup whose tasks stall while its loops run.
 struct Short {
     folder: PathBuf,
     loops: Vec<Child>,
@@ -63,7 +63,7 @@ fn memory_pressure_eviction_order() {
     let host = pooled_with(User::Own, &format!("[daemon]\npressure_file = \"{}\"\n", file.display()));
     host.with(async |client| {
         ready(&client, "kaish").await;
-        // The longest unused has a job: others are stopped nevertheless.
+        // The least recently used kernel has a job: others are stopped nevertheless.
         let works = kernel(&client, "works", EngineName::Kaish).await;
         run(&works, "/bin/sleep 600 &").await;
         let first = kernel(&client, "first", EngineName::Kaish).await;
@@ -99,11 +99,11 @@ fn memory_pressure_eviction_order() {
         assert!(!events.lines().any(|line| line.contains("kernel_stopped") && line.contains("\"works\"")), "{events}");
         assert!(host.ok(&["show", "first"]).contains("memory was short"));
         assert!(host.ok(&["log", "first"]).contains("before a stop for want of memory"));
-        // As if nothing had been.
+        // The stop left no trace.
         assert_eq!(out(&first, "echo $x").await, "kept");
         until(&client, "kaish", |pool| pool.idle > 0 && pool.trouble.is_empty()).await;
     });
-    // The file goes: that is no shortage, and somebody else is asked from then on.
+    // The PSI file is removed: that is no shortage, and another source is used from then on.
     drop(short);
     crate::support::until("it is noticed", || host.log().contains("the host no longer says when memory is short"));
 }

@@ -1,4 +1,4 @@
-//! What comes with time: workers that waited too long, bursts that are over, kernels that nobody uses.
+//! Effects of time: expired warm workers, shrinking after bursts, idle kernels.
 
 use ryokan::core::checkpoint::CheckpointType;
 use ryokan::core::engine::EngineName;
@@ -10,7 +10,7 @@ use super::worker_failures::inits;
 use super::{pool_of, pooled, ready, until, worker_of};
 use crate::support::{Host, User, eventually, kernel, out, run, spec, users};
 
-/// A daemon with one pool, of kaish, and these rules.
+/// A daemon with one kaish pool and these rules.
 fn with_rules(user: User, rules: &str) -> Host {
     let mut host = Host::prepare(user);
     host.configure(&format!(
@@ -20,11 +20,11 @@ fn with_rules(user: User, rules: &str) -> Host {
     host
 }
 
-/// Waits until the daemon holds what it held, whatever came and went meanwhile.
+/// Waits until the daemon holds its former resources again.
 async fn holds(host: &Host, before: &Holdings) {
     eventually("nothing of those that are gone is left", async || {
         let now = Holdings::of(host);
-        // A file or two of the daemon's own is open or not.
+        // One or two files of the daemon may be open or not.
         now.is_but_for_descriptors(before) && now.descriptors <= before.descriptors + 2
     })
     .await;
@@ -39,7 +39,7 @@ fn expired_worker_replaced_first() {
             let first = ready(&client, "kaish").await;
             let (before, mut seen) = (Holdings::of(&host), inits(&host));
             assert_eq!((seen.len() as u32, first.total_destroyed), (WAIT, 0), "{first:?}");
-            // Three generations: in none of them are there fewer than are to be.
+            // Three generations: none has fewer workers than configured.
             for generation in 1..=3 {
                 let are_others = |pool: &PoolInfo| {
                     assert!(pool.idle >= WAIT, "generation {generation}: {pool:?}");
@@ -49,12 +49,12 @@ fn expired_worker_replaced_first() {
                 until(&client, "kaish", are_others).await;
                 seen = inits(&host);
             }
-            // Who was replaced counts when it has ended.
+            // Replaced workers count once they have ended.
             let pool = until(&client, "kaish", |pool| pool.total_destroyed >= u64::from(3 * WAIT)).await;
             assert!(pool.total_created >= pool.total_destroyed + u64::from(WAIT), "{pool:?}");
             assert_eq!((pool.creation_errors, pool.trouble.as_str(), pool.missed), (0, "", 0), "{pool:?}");
             holds(&host, &before).await;
-            // Whoever comes gets one of them.
+            // New kernels get one of them.
             assert_eq!(out(&kernel(&client, "k", EngineName::Kaish).await, "echo well").await, "well");
             assert_eq!(pool_of(&client, "kaish").await.taken, 1);
         });
@@ -79,7 +79,7 @@ fn pool_shrinks_after_burst() {
         futures::future::join_all((1..=BURST).map(|n| one(&client, n))).await;
         let grown = until(&client, "kaish", |pool| pool.target >= BURST && pool.idle >= BURST).await;
         assert!(grown.idle <= 6, "{grown:?}");
-        // Nobody comes any more. Who goes counts when it has ended.
+        // No further requests. Removed workers count once they have ended.
         let shrunk = until(&client, "kaish", |pool| {
             assert!(pool.idle >= 1, "{pool:?}");
             quiet(pool) && pool.total_created - pool.total_destroyed == 1
@@ -121,7 +121,7 @@ fn idle_kernel_resumes_warm() {
                         Ok(())
                     });
                     listed.await.expect("a list");
-                    // Whatever was executed may have changed something.
+                    // Every execution may have changed something.
                     let each = ("before idle stop".to_owned(), CheckpointType::Auto);
                     assert_eq!(taken, vec![each; round], "{engine} {round}");
                     let (before, waiting) = (ready(&client, engine.name()).await, inits(&host));

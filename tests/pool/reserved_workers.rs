@@ -1,5 +1,5 @@
-//! A kernel that is made while a worker is ready takes over the folder on which that stands; and what becomes of such a worker that is not
-//! used, or no longer good for its kernel.
+//! A new kernel adopts a warm worker and its directory. Reserved workers that stay unused, or no longer suit their
+//! kernel, are replaced.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::PermissionsExt as _;
@@ -15,7 +15,7 @@ use super::worker_failures::inits;
 use super::{READY, pool_of, pooled, pooled_with, ready, until, worker_of};
 use crate::support::{Host, User, eventually, kernel, out, run, spec, users};
 
-/// The folders of kernels, those that are nobody's yet included, and the modes of the workspaces.
+/// Directories of kernels, including those of warm workers, and the modes of the workspaces.
 pub(super) fn folders(host: &Host) -> BTreeMap<String, u32> {
     let folder = host.data().join("kernels").read_dir().expect("a folder of kernels").flatten();
     let of = |entry: std::fs::DirEntry| {
@@ -25,7 +25,7 @@ pub(super) fn folders(host: &Host) -> BTreeMap<String, u32> {
     folder.map(of).filter(|(name, _)| !name.starts_with('.')).collect()
 }
 
-/// The worker that stands on the folder of that kernel.
+/// The worker of this kernel's directory.
 pub(super) fn standing_on(host: &Host, id: &str) -> Option<u32> {
     let of = |pid: &u32| {
         let mounts = std::fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
@@ -38,7 +38,7 @@ fn alive(workers: &BTreeSet<u32>) -> BTreeSet<u32> {
     workers.iter().copied().filter(|pid| Host::is_alive(*pid)).collect()
 }
 
-/// The workers, those that are nobody's yet included.
+/// The workers, including warm ones.
 fn workers(host: &Host) -> BTreeSet<u32> {
     inits(host).into_iter().collect()
 }
@@ -55,9 +55,9 @@ fn new_kernel_adopts_worker_directory() {
                 let k = kernel(&client, &name, engine).await;
                 let id = k.info().await.expect("told").id.to_string();
                 assert!(before.contains_key(&id), "{engine}: {id} is none of {before:?}");
-                // Nobody could leave anything in it before it was the kernel's.
+                // No process could write to it before the kernel owned it.
                 assert_eq!((before[&id], folders(&host)[&id]), (0o500, 0o700), "{engine}");
-                // It is empty, and can be written to; its state is the kernel's own from the first word on.
+                // It is empty and writable; its state belongs to the kernel from the start.
                 let (list, set, get) = match engine {
                     EngineName::Kaish | EngineName::Bash => ("/bin/ls -A", "x=41; echo kept > f", "echo $x; cat f"),
                     EngineName::Python => (
@@ -75,7 +75,7 @@ fn new_kernel_adopts_worker_directory() {
                 assert!(waiting.contains(&worker_of(&host, &name)), "{engine}");
                 run(&k, set).await;
                 assert_eq!(out(&k, get).await, "41\nkept", "{engine}");
-                // Another worker finds it all, as does whoever forks it.
+                // Another worker finds all of it, and so does a fork.
                 k.stop(true).await.expect("stopped");
                 assert_eq!(out(&k, get).await, "41\nkept", "{engine}");
                 client.remove_kernel(&name, 0).await.expect("removed");
@@ -84,7 +84,7 @@ fn new_kernel_adopts_worker_directory() {
             });
         }
         let given = host.given(user);
-        // Whatever was ready, but used by a kernel that had a folder, leaves none behind, and is as good as any.
+        // A warm worker adopted by a kernel that had a directory leaves none behind, and works as any other.
         host.with(async |client| {
             let k = kernel(&client, "older", EngineName::Kaish).await;
             run(&k, "x=41").await;
@@ -95,7 +95,7 @@ fn new_kernel_adopts_worker_directory() {
                 ready(&client, engine.name()).await;
             }
             let deadline = std::time::Instant::now() + Duration::from_secs(20);
-            // Those that wait, and the kernel's.
+            // The directories of the warm workers, and the kernel's.
             while folders(&host).len() as u32
                 > client.pools().await.expect("pools").iter().map(|pool| pool.total).sum::<u32>()
             {
@@ -137,7 +137,7 @@ fn reserved_workers_evicted() {
         ready(&client, "kaish").await;
         let unused = kernel(&client, "unused", EngineName::Kaish).await;
         let waiting = workers(&host);
-        // One waits for its kernel, another for anybody; two of another engine need both places.
+        // One worker is reserved for its kernel, another is warm; two of another engine need both places.
         let [one, other] =
             [kernel(&client, "one", EngineName::Python).await, kernel(&client, "other", EngineName::Python).await];
         assert_eq!(out(&one, "print(1)").await, "1");
@@ -148,7 +148,7 @@ fn reserved_workers_evicted() {
     });
 }
 
-/// More are made, one after the other, than there may be workers of a kind that wait.
+/// Creates more kernels in succession than the limit of warm workers per kind.
 #[test]
 fn reserved_workers_bounded() {
     let host = pooled(User::Own);
@@ -190,7 +190,7 @@ fn daemon_kill_before_first_use() {
             workers(&host)
         });
         host.kill();
-        // The kernel's, too: nothing was done in it yet.
+        // The kernel's worker, too: it is still unused.
         crate::support::until("all of them end", || alive(&waiting).is_empty());
         host.launch();
         assert_eq!(host.ok(&["exec", "k", "echo well > f; cat f"]), "well\n");
@@ -198,7 +198,7 @@ fn daemon_kill_before_first_use() {
             ready(&client, "kaish").await;
             ready(&client, "python").await;
         });
-        // The folders of the former daemon's workers are gone.
+        // The directories of the former daemon's workers are gone.
         assert_eq!(folders(&host).len(), 1 + 2 * READY as usize);
     }
 }
@@ -218,7 +218,7 @@ fn reserved_worker_death_is_harmless() {
     });
 }
 
-/// Its first use is a checkpoint; and a thread of it may write before it does anything itself.
+/// The first use is a checkpoint; a thread of the kernel may write before the kernel's own first use.
 #[test]
 fn first_use_without_execution() {
     for user in users() {
@@ -258,17 +258,17 @@ fn mounts_before_first_use_are_kept() {
             assert_eq!(out(&k, "cat /later/file; cat /gone/file || echo none").await, "of the hostnone");
             assert!(waiting.contains(&worker_of(&host, "k")), "it is the one that was promised");
             assert_eq!(out(&k, "/usr/bin/printenv RYOKAN_KERNEL; /usr/bin/hostname").await, "k\nk");
-            // Mounts below others are seen, whichever was given first.
+            // Nested mounts are visible in either order.
             ready(&client, "kaish").await;
             let deep = kernel(&client, "deep", EngineName::Kaish).await;
             std::fs::create_dir(given.join("sub")).expect("made");
             host.ok(&["mount", "deep", "/given/sub", &given.display().to_string()]);
             host.ok(&["mount", "deep", "/given", &given.display().to_string()]);
             assert_eq!(out(&deep, "cat /given/sub/file").await, "of the host");
-            // What cannot be mounted is said by a worker of the kernel's own.
+            // A cold worker reports mounts that fail.
             ready(&client, "kaish").await;
             let odd = kernel(&client, "odd", EngineName::Kaish).await;
-            // Seen by its mounts, where those are the host's own.
+            // Its mounts identify it, if they are the host's own.
             let promised = standing_on(&host, &odd.info().await.expect("told").id.to_string());
             assert!(promised.is_some() || user != User::Own);
             host.ok(&["mount", "odd", "/file", &given.join("file").display().to_string()]);
@@ -276,7 +276,7 @@ fn mounts_before_first_use_are_kept() {
             let refused = odd.run(&ExecRequest::code("echo never")).await.expect("accepted").result().await;
             assert!(format!("{refused:?}").contains("/file"), "{refused:?}");
             host.ok(&["unmount", "odd", "/file/below"]);
-            // A start that was under way may still say what it found.
+            // A start under way may still report the former state.
             eventually("it is as it is to be", async || {
                 let ran = odd.run(&ExecRequest::code("cat /file")).await.expect("accepted").result().await;
                 ran.expect("a result").stdout == b"of the host"
@@ -287,7 +287,7 @@ fn mounts_before_first_use_are_kept() {
     }
 }
 
-/// Once something was done in it a kernel's worker waits for the next daemon, but for that of a kernel that goes with its client.
+/// A used kernel's worker waits for the next daemon, except that of an ephemeral kernel.
 #[test]
 fn daemon_kill_ends_ephemeral_workers() {
     for (user, pool) in users().into_iter().flat_map(|user| [(user, 2), (user, 0)]) {
@@ -307,7 +307,7 @@ fn daemon_kill_ends_ephemeral_workers() {
             let socket = host.kernel_socket("away");
             eventually("others find it", async || socket.exists()).await;
             let workers = ["stays", "away"].map(|name| worker_of(&host, name));
-            // While its client is there.
+            // While its client is connected.
             kill(Pid::from_raw(host.pid()), Signal::SIGKILL).expect("killed");
             workers
         });
@@ -338,7 +338,7 @@ fn create_and_run_in_one_call() {
                 let again = client.create_and_run(&wanted, "", &code).await.err().expect("it is there already");
                 assert_eq!(again.code, ErrorCode::AlreadyExists);
             }
-            // What is refused to run leaves the kernel.
+            // A refused execution leaves the kernel.
             let mut code = ExecRequest::code("echo never");
             code.expected_version = 77;
             let (k, _, ran) = client.create_and_run(&spec("odd", EngineName::Kaish), "", &code).await.expect("made");
@@ -364,7 +364,8 @@ fn mounts_before_first_use_survive_the_daemon() {
     }
 }
 
-/// Whatever is told of a kernel comes after its creation, which is told once and at once, however the kernel is recorded.
+/// Every event of a kernel follows its creation event, which is published once and at once, however the kernel is
+/// recorded.
 #[test]
 fn creation_event_comes_first() {
     let host = pooled(User::Own);
@@ -377,10 +378,10 @@ fn creation_event_comes_first() {
             let mut wanted = spec(&format!("k{n}"), EngineName::Kaish);
             wanted.ephemeral = n % 2 == 0;
             if n % 4 < 2 {
-                // Nothing else is told: whoever follows hears of it nevertheless.
+                // No other event is published: subscribers receive this one nevertheless.
                 client.create_kernel(&wanted, "").await.expect("made");
             } else {
-                // The removal before this may still be on its way to the log.
+                // The preceding removal may still be on its way to the log.
                 let code = ExecRequest::code("x=1");
                 client.create_and_run(&wanted, "", &code).await.expect("made").2.expect("ran");
             }

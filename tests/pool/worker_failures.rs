@@ -1,4 +1,4 @@
-//! What dies: a worker that is ready, one that is being bound, the daemon, an engine again and again.
+//! Failures: of a warm worker, of a worker being bound, of the daemon, of an engine repeatedly.
 
 use std::time::{Duration, Instant};
 
@@ -33,7 +33,7 @@ fn wait_for(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-/// Whatever stopped them: nobody is to wait for one of them.
+/// For every kind of stop, no client waits for a stopped worker.
 #[test]
 fn stopped_warm_workers_replaced() {
     for user in users() {
@@ -42,7 +42,7 @@ fn stopped_warm_workers_replaced() {
             ready(&client, "kaish").await;
             let stopped = inits(&host);
             assert_eq!(stopped.len() as u32, READY);
-            // One by its init, the other by its engine.
+            // One worker by its init, the other by its engine.
             send(Signal::SIGSTOP, &[stopped[0], children(stopped[1])[0]]);
             let is_well = |pool: &PoolInfo| pool.total_destroyed == u64::from(READY) && pool.idle == READY;
             until(&client, "kaish", is_well).await;
@@ -50,7 +50,7 @@ fn stopped_warm_workers_replaced() {
             let begun = Instant::now();
             assert_eq!(out(&kernel(&client, "k", EngineName::Kaish).await, "echo well").await, "well");
             assert!(begun.elapsed() < Duration::from_secs(5), "it waited for one that stands still");
-            // Those that are well are left alone.
+            // Healthy workers are left alone.
             tokio::time::sleep(Duration::from_secs(3)).await;
             let pool = pool_of(&client, "kaish").await;
             assert_eq!((pool.total_destroyed, pool.trouble.as_str()), (u64::from(READY), ""), "{pool:?}");
@@ -88,7 +88,7 @@ fn killed_spawner_replaced() {
             let (spawner, before) = (host.spawner().expect("a spawner"), worker_of(&host, "k"));
             send(Signal::SIGKILL, &[spawner]);
             assert_eq!(out(&k, "echo $x").await, "41");
-            // More than were ready: some are made by another one.
+            // More kernels than warm workers: some start cold.
             for n in 0..2 * READY {
                 let name = format!("after{n}");
                 assert_eq!(out(&kernel(&client, &name, EngineName::Kaish).await, "echo well").await, "well");
@@ -100,7 +100,7 @@ fn killed_spawner_replaced() {
         });
         let next = host.spawner().expect("another one");
         assert_ne!(next, spawner);
-        // It is the daemon's, and ends with it; the workers wait for the next daemon.
+        // The spawner belongs to the daemon and ends with it; the workers wait for the next daemon.
         host.kill();
         wait_for("the spawner stays", || !Host::is_alive(next));
         assert!(Host::is_alive(before));
@@ -117,7 +117,7 @@ fn hanging_spawner_replaced() {
         ready(&client, "python").await;
         let spawner = host.spawner().expect("a spawner");
         send(Signal::SIGSTOP, &[spawner]);
-        // None is ready of its kind.
+        // No worker of its kind is ready.
         let mut odd = spec("odd", EngineName::Kaish);
         odd.memory_bytes = Some(290 << 20);
         let odd = client.create_kernel(&odd, "").await.expect("made").0;
@@ -133,7 +133,7 @@ fn worker_kill_during_binding() {
         ready(&client, "kaish").await;
         ready(&client, "python").await;
         let waiting = inits(&host);
-        // They take no call any more, so the kernel's start hangs in the middle.
+        // They accept no calls any more, so the kernel's start blocks half-way.
         send(Signal::SIGSTOP, &waiting);
         let first = kernel(&client, "k", EngineName::Kaish).await;
         let (said, ()) = tokio::join!(out(&first, "echo well"), async {
@@ -147,7 +147,7 @@ fn worker_kill_during_binding() {
         assert_eq!((after.taken, after.missed), (0, 1), "{after:?}");
         let info = first.info().await.expect("told");
         assert_eq!((info.executions, info.state.as_str()), (1, "ready"));
-        // No crash: nobody is told of one.
+        // No crash is reported.
         assert!(!host.ok(&["events", "k", "--json"]).contains("crash"));
     });
 }
@@ -158,7 +158,7 @@ fn kill_those_left(pids: &[u32]) {
     }
 }
 
-/// The execution waits for a worker that is being bound, and never will be.
+/// The execution waits for a worker whose bind never completes.
 #[test]
 fn interrupted_before_binding_never_runs() {
     let host = pooled(User::Own);
@@ -174,7 +174,7 @@ fn interrupted_before_binding_never_runs() {
         let ended = asked.result().await.expect("a result");
         assert_eq!((ended.end.status, ended.stdout.len()), (ExecStatus::Interrupted, 0), "{:?}", ended.end);
         assert_eq!(out(&k, "test -e f || echo nothing").await, "nothing");
-        // The same where its kernel is stopped.
+        // The same while its kernel is stopped.
         ready(&client, "kaish").await;
         let waiting = inits(&host);
         send(Signal::SIGSTOP, &waiting);
@@ -204,7 +204,7 @@ fn dead_warm_engine_replaced() {
             let engines: Vec<u32> = inits.iter().flat_map(|init| children(*init)).collect();
             assert_eq!(engines.len() as u32, 2 * READY, "each has one");
             send(signal, &engines);
-            // At once, and whatever the daemon knows of it by then.
+            // At once, even if the daemon has not noticed yet.
             assert_eq!(out(&kernel(&client, "k", engine).await, code).await, "well");
             let worker = worker_of(&host, "k");
             assert!(!inits.contains(&worker), "{worker} of {inits:?}");
@@ -226,7 +226,7 @@ fn daemon_kill_during_binding() {
             ready(&client, "kaish").await;
         });
         let waiting = inits(&host);
-        // The word reaches the worker's socket; it is read when the daemon is gone.
+        // The bind reaches the worker's socket; it is read when the daemon is gone.
         send(Signal::SIGSTOP, &waiting);
         let mut asks = host.command("ryokan").args(["exec", "k", "echo $x"]).spawn().expect("runs");
         host.with(async |client| {
@@ -242,7 +242,7 @@ fn daemon_kill_during_binding() {
             let k = client.open_kernel("k").await.expect("there").0;
             assert_eq!(out(&k, "echo $x").await, "41");
         });
-        // One of them is the kernel's by now, or none: it ends with the kernel.
+        // At most one of them belongs to the kernel by now; it ends with the kernel.
         let left = || waiting.iter().filter(|pid| Host::is_alive(**pid)).count();
         wait_for("workers of the former pool are left", || left() <= 1);
         host.ok(&["stop", "k"]);
@@ -262,7 +262,7 @@ fn daemon_kill_with_full_pool() {
         let before = host.workers();
         let kept = worker_of(&host, "k");
         host.kill();
-        // The kernel's worker waits for the next daemon; who has no kernel waits for nobody.
+        // The kernel's worker waits for the next daemon; workers without a kernel exit.
         wait_for("workers without a kernel outlive their daemon", || {
             let alive = host.workers();
             alive.contains(&kept) && alive.len() <= 2
@@ -291,7 +291,7 @@ fn failing_engine_starts_back_off() {
         let failing = until(&client, "python", |pool| pool.creation_errors >= 3).await;
         assert!(failing.trouble.contains("the engine did not start"), "{failing:?}");
         tokio::time::sleep(Duration::from_secs(2)).await;
-        // Without a pause it would be some dozens.
+        // Without the back-off there would be dozens.
         let later = pool_of(&client, "python").await;
         assert!(later.creation_errors < 15 && later.idle == 0, "{later:?}");
         let shown = host.ok(&["pool"]);

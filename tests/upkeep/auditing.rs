@@ -1,4 +1,4 @@
-//! Who did what is written down, chained, and what was done to that log is found.
+//! The audit log: actors and actions are recorded and chained, and tampering is detected.
 
 use ryokan::core::audit::AuditLine;
 use ryokan::core::engine::EngineName;
@@ -73,7 +73,7 @@ fn kernel_changes_audited() {
             assert_eq!(found("kernel.create", "alreadyExists").len(), 1);
             let refused = found("checkpoint.restore", "refused");
             assert_eq!((refused.len(), refused[0].what.client.as_str()), (1, "test/watcher"));
-            // Of one kernel only; also when it is gone.
+            // Of one kernel only, even after its removal.
             let id = k.info().await.expect("info").id.to_string();
             assert!(lines(&client, "k").await.iter().all(|line| line.what.kernel == id));
             client.remove_kernel("k", 0).await.expect("removed");
@@ -94,7 +94,7 @@ fn kernel_changes_audited() {
     }
 }
 
-/// A host with some history whose daemon has ended, and the end of its log.
+/// A host with some history whose daemon has stopped, and the head of its log.
 fn history() -> (Host, String) {
     let mut host = host(User::Own);
     host.with(async |client| {
@@ -112,7 +112,7 @@ fn history() -> (Host, String) {
 
 const OPEN: &str = "DROP TRIGGER audit_is_not_deleted; DROP TRIGGER audit_is_not_changed;";
 
-/// What the proof says after the log was changed.
+/// Verification result after the log was changed.
 fn broken_at(host: &mut Host, sql: &str, args: &[&str]) -> Option<u64> {
     let path = host.data().join("catalog.db");
     edit(&path, &format!("{OPEN}{sql}"));
@@ -141,7 +141,7 @@ fn audit_tampering_located() {
 
 #[test]
 fn audit_truncation_detected() {
-    // The newest checkpoint knows all but the line about itself.
+    // The newest checkpoint covers all lines except the one about itself.
     let (mut host, head) = history();
     let _ = std::fs::remove_file(host.data().join("audit.head"));
     assert_eq!(broken_at(&mut host, "DELETE FROM audit WHERE sequence > 4", &[]), Some(5));
@@ -158,14 +158,14 @@ fn audit_truncation_detected() {
     );
     let output = host.cli(&["audit", "--verify", "--known", &head]);
     assert_eq!(output.status.code(), Some(1), "but whoever kept the end");
-    // The daemon keeps the end in a file as it stops.
+    // The daemon writes the head to a file when it stops.
     let mut host = super::host(User::Own);
     host.ok(&["new", "k"]);
     host.signal(nix::sys::signal::Signal::SIGTERM);
     host.wait();
     assert!(std::fs::read_to_string(host.data().join("audit.head")).unwrap().starts_with("1:"));
     assert_eq!(broken_at(&mut host, "DELETE FROM audit", &[]), Some(1));
-    // A log that was begun anew and has grown since is not what the file knew.
+    // A log that was restarted and has grown since does not match the file.
     for name in ["a", "b", "c"] {
         host.ok(&["new", name]);
     }

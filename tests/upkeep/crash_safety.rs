@@ -1,5 +1,5 @@
-//! The daemon is killed at every durable step of retention and collection, and the disk fills up meanwhile: every checkpoint that is
-//! there is whole, and no space leaks past the next collection.
+//! The daemon is killed at every durable step of retention and collection, and the disk fills up meanwhile. Every
+//! visible checkpoint is complete, and no space leaks past the next collection.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use ryokan::sys::fault;
 use super::{auto, bytes_of, gc, host, log, manual, packs, sound};
 use crate::support::{Host, User, eventually, kernel, out};
 
-/// What collection and retention pass.
+/// Labels that collection and retention pass.
 const LABELS: &[&str] = &[
     "state.checkpoints.prune",
     "state.checkpoints.remove",
@@ -23,7 +23,7 @@ const LABELS: &[&str] = &[
     "catalog.audit.append",
 ];
 
-/// One round: files that will be garbage, checkpoints that retention lets go, one that is removed by name, a collection.
+/// One round: files that become garbage, checkpoints that retention expires, one removal by request, a collection.
 async fn script(client: &HostClient, round: usize) -> Result<()> {
     let k = client.open_kernel("k").await?.0;
     let run = async |code: String| -> Result<()> {
@@ -44,11 +44,11 @@ async fn script(client: &HostClient, round: usize) -> Result<()> {
     client.gc(false, async |_| Ok(())).await.map(drop)
 }
 
-/// Everything visible is whole; after one collection nothing is left that nobody names, nor more room taken than is needed.
+/// Every visible checkpoint is complete; after one collection, no unreferenced object and no excess space remain.
 fn check(host: &Host, what: &str) {
     sound(host, what);
     host.with(async |client| {
-        // Retention may still be letting go of checkpoints.
+        // Retention may still be removing checkpoints.
         eventually("one collection leaves nothing", async || {
             gc(&client, false).await;
             gc(&client, true).await.1.objects_removed == 0
@@ -56,7 +56,8 @@ fn check(host: &Host, what: &str) {
         .await;
         let (_, left) = gc(&client, true).await;
         let room = bytes_of(&packs(host));
-        // What lives, twice over for packs of which seven tenths do, and a little for what has no file of its own.
+        // Twice the live bytes, for packs of which seven tenths are live, and a little for objects without a file of
+        // their own.
         assert!(room < 2 * left.bytes_kept + (1 << 20), "{what}: {room} bytes for {left:?}");
         let k = client.open_kernel("k").await.expect("there").0;
         restorable(&k, what).await;
@@ -76,7 +77,7 @@ async fn restorable(k: &KernelClient, what: &str) {
 
 fn prepared() -> Host {
     let mut host = Host::prepare(User::Own);
-    // Synced as on a disk that may lose its power: all points are passed.
+    // Synced as for power loss: all points are passed.
     host.configure("[upkeep]\ninterval = \"never\"\ngrace = \"0s\"\n[daemon]\ndurability = \"power\"\n");
     host.launch();
     host.with(async |client| {
@@ -103,7 +104,7 @@ fn daemon_kill_during_gc() {
     let mut passed = BTreeSet::new();
     for (round, (label, point)) in points.into_iter().enumerate() {
         host.kill();
-        // Of what a checkpoint passes as well, a later pass is that of the collection.
+        // A checkpoint passes these labels as well; a later pass is the collection's.
         for pass in if label.starts_with("store.pack.") || label.starts_with("catalog") { vec![1, 12] } else { vec![1] }
         {
             let what = format!("{point}:{pass}");
@@ -151,7 +152,7 @@ fn full_disk_aborts_only_gc() {
         host.kill();
         host.env(fault::VARIABLE, &format!("{point}:{pass}=enospc"));
         host.launch();
-        // It may fail, or be done with what is kept back for such a day.
+        // It may fail, or succeed with the reserved space.
         let outcome = host.with(async |client| script(&client, 1).await);
         sound(&host, &format!("{point}: {outcome:?}"));
         check(&host, point);

@@ -1,4 +1,4 @@
-//! Garbage goes, and nothing else.
+//! Garbage is removed, and nothing else.
 
 use std::cell::Cell;
 
@@ -9,7 +9,7 @@ use ryokan::core::upkeep::GcThing;
 use super::{auto, bytes_of, gc, host, log, manual, packs, sound};
 use crate::support::{Host, User, eventually, kernel, out, users};
 
-/// Python that writes `count` files of a megabyte that nothing compresses.
+/// Python code that writes `count` incompressible files of a megabyte.
 fn noise(count: usize) -> String {
     format!("import os\nfor n in range({count}): open(f'noise{{n}}', 'wb').write(os.urandom(1 << 20))")
 }
@@ -52,7 +52,7 @@ fn gc_dry_run_changes_nothing() {
             assert_eq!((done.objects_removed, done.objects_kept), (would.objects_removed, would.objects_kept));
             let left = bytes_of(&packs(&host));
             assert!(left < 1 << 20, "{user:?}: {left} of {large} bytes are left");
-            // Again: nothing is left to do.
+            // A second run finds nothing to do.
             let (_, again) = gc(&client, false).await;
             assert_eq!((again.objects_removed, again.packs_removed), (0, 0));
             assert_eq!(k.blob(blob).await.expect("a granted blob stays").len(), 300_000);
@@ -77,7 +77,7 @@ fn concurrent_gc_loses_nothing() {
         let work = async {
             for round in 0..4 {
                 let all = kernels.iter().enumerate().map(|(n, k)| async move {
-                    // Some contents are the same everywhere, some come back, some are new.
+                    // Some contents are shared, some return, some are new.
                     let code = format!(
                         "x={round}; echo same{} > same; echo {n} {round} > own; seq 1 {} > large",
                         round % 2,
@@ -113,7 +113,7 @@ fn gc_keeps_objects_in_use() {
     let host = host(User::Own);
     host.with(async |client| {
         let k = kernel(&client, "k", EngineName::Python).await;
-        // The tree of a comparison with now belongs to no checkpoint, and the next capture builds upon it.
+        // The tree of a comparison with the present belongs to no checkpoint, and the next capture builds upon it.
         out(&k, "import os\nfor n in range(200): open(f'f{n}', 'w').write(str(n) * 500)").await;
         manual(&k, "one").await;
         out(&k, "for n in range(200): open(f'f{n}', 'w').write(str(n) * 501)").await;
@@ -125,7 +125,7 @@ fn gc_keeps_objects_in_use() {
         out(&k, "for n in range(200): os.remove(f'f{n}')").await;
         k.restore_checkpoint("two", 0).await.expect("restored");
         assert_eq!(out(&k, "print(open('f0').read(), len(open('f199').read()))").await, "changed 1503");
-        // What a restore brought back is built upon, too, though its checkpoint goes.
+        // The next capture builds upon restored contents, too, even if their checkpoint is removed.
         k.restore_checkpoint("one", 0).await.expect("restored");
         manual(&k, "three").await;
         k.undo(0).await.expect("undone");
@@ -142,7 +142,7 @@ fn gc_keeps_objects_in_use() {
     sound(&host, "with trees that were in use");
 }
 
-/// Sets a budget and an interval; what is too much for one turn comes in the next ones.
+/// Sets a budget and an interval; work beyond the budget waits for the next runs.
 #[test]
 fn gc_runs_periodically() {
     let mut host = Host::prepare(User::Own);
@@ -162,7 +162,7 @@ fn gc_runs_periodically() {
     let events = host.ok(&["events", "--json"]);
     assert!(events.contains("\"gc_done\""), "{events}");
     assert!(host.ok(&["audit"]).contains("host.gc"));
-    // With nothing left to do, nothing is written down again and again.
+    // Idle runs do not write to the log again and again.
     std::thread::sleep(std::time::Duration::from_millis(1500));
     let lines = |text: &str| text.matches("host.gc").count();
     let before = lines(&host.ok(&["audit"]));
@@ -194,7 +194,7 @@ fn unreadable_kernel_blocks_gc() {
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success() && said.contains("bad"), "{said}");
     assert_eq!(bytes_of(&packs(&host)), before);
-    // Without it, the rest can be known.
+    // Without the damaged kernel, all references are known.
     host.ok(&["rm", "bad", "--yes"]);
     host.ok(&["gc"]);
     assert!(bytes_of(&packs(&host)) < before);

@@ -1,4 +1,4 @@
-//! What is old or unneeded goes, what is needed stays, what is damaged is found, and what was done is written down.
+//! Old and unneeded data is removed, needed data stays, damage is found, and actions are recorded.
 
 mod auditing;
 mod crash_safety;
@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use crate::support::{Host, User};
 
-/// A host whose daemon collects nothing by itself, and for which nothing is too young to go.
+/// A host whose daemon does not collect by itself, and has no minimum age for garbage.
 fn host(user: User) -> Host {
     let mut host = Host::prepare(user);
     host.configure("[upkeep]\ninterval = \"never\"\ngrace = \"0s\"\n");
@@ -61,7 +61,7 @@ async fn gc(client: &HostClient, dry_run: bool) -> (Vec<GcItem>, GcReport) {
     (items, report)
 }
 
-/// Verifies by the command line; what it says, an object a line, the report last.
+/// Verifies with the command line; returns its output, one object a line, the report last.
 fn verify(host: &Host) -> (bool, Vec<Value>) {
     let output = host.cli(&["verify", "--json"]);
     let text = String::from_utf8(output.stdout).unwrap();
@@ -84,14 +84,14 @@ fn bytes_of(paths: &[PathBuf]) -> u64 {
     paths.iter().map(|path| std::fs::metadata(path).map_or(0, |meta| meta.len())).sum()
 }
 
-/// Changes a database of a daemon that does not run.
+/// Changes a database of a stopped daemon.
 fn edit(database: &Path, sql: &str) {
     let conn = rusqlite::Connection::open(database).unwrap();
     conn.execute_batch(sql).unwrap();
     conn.close().unwrap();
 }
 
-/// The folder of the only kernel.
+/// The directory of the only kernel.
 fn kernel_folder(host: &Host) -> PathBuf {
     let mut folders = std::fs::read_dir(host.data().join("kernels")).unwrap().flatten();
     folders.next().unwrap().path()

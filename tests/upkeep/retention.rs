@@ -1,4 +1,4 @@
-//! Which checkpoints stay.
+//! Retention of checkpoints.
 
 use ryokan::core::checkpoint::CheckpointType;
 use ryokan::core::engine::EngineName;
@@ -29,16 +29,16 @@ fn default_retention_policy() {
             assert_eq!(names.first().map(String::as_str), Some("auto 25"));
             assert_eq!(names[19..], ["auto 6", "auto 1", "mine"], "{names:?}");
             assert_eq!(k.info().await.expect("info").checkpoints, 22);
-            // Whoever came from one that went comes from the nearest that stays.
+            // The parent of a removed checkpoint's child is the nearest remaining ancestor.
             let all = log(&k).await;
             assert_eq!(all[19].parent, Some(all[20].id));
             assert_eq!(all[20].parent, Some(all[21].id));
-            // What stays is whole.
+            // Remaining checkpoints are complete.
             k.restore_checkpoint("auto 6", 0).await.expect("restored");
             assert_eq!(out(&k, "echo $x").await, "6");
             k.restore_checkpoint("mine", 0).await.expect("restored");
         });
-        // Of two that are too old by an hour, the manual one stays.
+        // Of two checkpoints that are an hour too old, the manual one stays.
         host.kill();
         let old = 90 * DAY_MS + 3_600_000;
         let state_db = kernel_folder(&host).join("state.db");
@@ -80,7 +80,7 @@ fn safety_checkpoint_retained() {
             items.iter().find(is).map(|item| (item.stays, item.why.clone())).expect("it is told")
         };
         assert_eq!(why(done.safety), (true, "safety checkpoint: undo goes back to it".into()));
-        // Nor does anybody remove it by name.
+        // Removal by request is refused, too.
         let refused = k.remove_checkpoint(&done.safety.to_string(), 0).await.expect_err("it is needed");
         assert_eq!((refused.code, refused.reason.as_str()), (ErrorCode::Conflict, "in_use"));
         gc(&client, false).await;
@@ -100,7 +100,7 @@ fn backward_clock_removes_nothing() {
         }
     });
     host.kill();
-    // As if they had been taken while the clock was years ahead, one of them beyond what a calendar has.
+    // As if taken while the clock was years ahead, one of them beyond the calendar's range.
     let state_db = kernel_folder(&host).join("state.db");
     edit(&state_db, &format!("UPDATE checkpoints SET at_ms = at_ms + {}", 3000 * DAY_MS));
     edit(&state_db, "UPDATE checkpoints SET at_ms = 9223372036854775807 WHERE number = 2");
@@ -134,7 +134,7 @@ fn retention_settings() {
             k.checkpoint(&taking(CheckpointType::Conflict, &format!("c{n}"))).await.expect("taken");
         }
         eventually("two stay", async || names(&k).await == ["c3", "c2"]).await;
-        // Wider again: what is there stays, and what comes.
+        // A wider policy: existing and new checkpoints stay.
         k.set_retention(&Retention { newest: Some(4), keep_for_ms: None }, 0).await.expect("set");
         auto(&k, "more").await;
         assert_eq!(names(&k).await, ["more", "c3", "c2"]);

@@ -1,4 +1,4 @@
-//! The checkpoint before a stop, the queue that nobody waits in, and the version that never lags.
+//! The checkpoint before a stop, the queue without abandoned requests, and the version that never lags.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ fn idle_stop_checkpoints() {
             eventually("the idle stop", stopped).await;
             let all = log(&k).await;
             assert_eq!((all.len(), all[0].name.as_str(), all[0].kind), (1, "before idle stop", CheckpointType::Auto));
-            // Nothing changed, or only words: no other.
+            // No change, or only messages: no further checkpoint.
             for _ in 0..2 {
                 k.message("user", "hello").await.expect("said");
                 k.start().await.expect("started");
@@ -66,7 +66,7 @@ fn every_stop_checkpoints() {
         out(&k, "x = 4").await;
         k.restore_checkpoint("before the daemon's stop", 0).await.expect("restored");
         assert_eq!(out(&k, "print(x)").await, "3");
-        // One that goes with its client has nothing to come back to.
+        // An ephemeral kernel is never resumed.
     });
     host.ok(&["run", "echo gone"]);
 }
@@ -98,7 +98,7 @@ fn abandoned_wait_leaves_queue() {
         let running = k.run(&ExecRequest::code("sleep 30")).await.expect("accepted");
         eventually("it runs", async || k.info().await.expect("info").state == "busy").await;
         for round in 0..4 {
-            // Given up by their own deadline, and by a client that drops the call.
+            // Abandoned by their own deadline, and by a client that drops the call.
             let short =
                 CheckpointRequest { wait: Duration::from_millis(100), ..taking(CheckpointType::Manual, "short") };
             assert_eq!(k.checkpoint(&short).await.expect_err("it waits").code, ErrorCode::Deadline, "round {round}");
@@ -106,7 +106,7 @@ fn abandoned_wait_leaves_queue() {
             let dropped = tokio::time::timeout(Duration::from_millis(100), k.checkpoint(&long)).await;
             assert!(dropped.is_err());
         }
-        // With any of those eight still in it, the queue of two would be full.
+        // If one of those eight requests remained, the queue of two would be full.
         let waited = async || {
             let one = k.run(&ExecRequest::code("echo one")).await;
             one.is_ok()

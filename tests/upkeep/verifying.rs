@@ -1,4 +1,4 @@
-//! Damage is found, named, and said whom it concerns; others are unharmed.
+//! Damage is found and reported with the affected kernels; other kernels are unharmed.
 
 use ryokan::core::engine::EngineName;
 use serde_json::Value;
@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::{gc, host, manual, packs, sound, verify};
 use crate::support::{Host, User, kernel, out, users};
 
-/// A kernel with two checkpoints whose files share nothing, an output and a blob; a daemon that has ended.
+/// A kernel with two checkpoints whose files share nothing, an output and a blob; its daemon has stopped.
 fn prepared(user: User) -> Host {
     let mut host = host(user);
     host.with(async |client| {
@@ -28,7 +28,7 @@ fn prepared(user: User) -> Host {
     host
 }
 
-/// Flips a bit of the first place where a pack has these bytes.
+/// Flips a bit of the first occurrence of these bytes in a pack.
 fn flip(host: &Host, bytes: &[u8]) {
     for path in packs(host) {
         let mut pack = std::fs::read(&path).unwrap();
@@ -67,7 +67,7 @@ fn verify_finds_flipped_bit() {
             let other = client.open_kernel("other").await.expect("there").0;
             other.restore_checkpoint("others", 0).await.expect("nor has it harmed anybody else");
         });
-        // Removed by name, it is only garbage.
+        // Once the checkpoint is removed, the damaged object is only garbage.
         host.ok(&["checkpoint", "k", "--delete", "first", "--yes"]);
         host.ok(&["gc"]);
         sound(&host, "after the damaged one was removed");
@@ -100,12 +100,12 @@ fn verify_finds_truncated_pack() {
     assert!(!is_sound, "{told:?}");
     let broken = affects(&told, "checkpoint");
     assert!(!broken.is_empty(), "{told:?}");
-    // Nothing is collected while it is not known what is needed.
+    // Nothing is collected while references are unknown.
     let before = super::bytes_of(&packs(&host));
     let refused = host.cli(&["gc"]);
     assert!(!refused.status.success(), "{refused:?}");
     assert_eq!(super::bytes_of(&packs(&host)), before);
-    // Whoever was not named comes back.
+    // Kernels that were not reported can be restored.
     host.with(async |client| {
         for (name, number, reference) in [("k", "1", "first"), ("k", "2", "second"), ("other", "1", "others")] {
             let k = client.open_kernel(name).await.expect("there").0;
@@ -125,7 +125,7 @@ fn verify_names_damaged_database() {
     sound(&host, "with a kernel at rest and one that lives");
     let engine_db = host.data().join("kernels").join(&id).join("engine.db");
     let mut bytes = std::fs::read(&engine_db).unwrap();
-    // What is there is listed on the first page.
+    // The first page lists the contents.
     bytes[100..600].fill(0xa5);
     std::fs::write(&engine_db, bytes).unwrap();
     let (is_sound, told) = verify(&host);
@@ -151,7 +151,7 @@ fn verify_during_work_finds_nothing() {
             for n in 0..15 {
                 out(&k, &format!("open('f', 'w').write(str({n}) * 100_000)\nx = {n}")).await;
                 super::auto(&k, &format!("a{n}")).await;
-                // One at a time: the other may be at work.
+                // One collection at a time: another may be running.
                 let _ = client.gc(false, async |_| Ok(())).await;
             }
             done.set(true);
@@ -181,7 +181,7 @@ fn panic_on_damage(told: ryokan::core::upkeep::VerifyTold) -> ryokan::core::erro
     }
 }
 
-/// What was put away has no database of its engine: that is no damage.
+/// An archived kernel has no engine database: that is no damage.
 #[test]
 fn archived_kernel_verifies() {
     for user in users() {

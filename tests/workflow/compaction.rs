@@ -1,4 +1,4 @@
-//! A summary in the place of messages: what the journal shows, and that nothing is lost.
+//! Summaries that replace messages: the journal's view of them, and that no message is lost.
 
 use ryokan::core::checkpoint::{CheckpointRequest, Span};
 use ryokan::core::engine::EngineName;
@@ -45,7 +45,7 @@ fn compacted_messages_show_summary() {
         assert_eq!(whole[..4], ["user: one", "user: two", "echo between", "user: three"]);
         let held = texts(seen(&k, JournalSeen::Of("short")).await);
         assert_eq!(held, ["user: one", "user: two", "user: three"]);
-        // A later, larger one takes the place of an earlier one; a part of it leaves that in its place.
+        // A later, larger summary replaces an earlier one; a later summary of a part leaves the larger one in place.
         let newest = k.info().await.unwrap().version;
         k.checkpoint(&compacting("wider", "all of it", &[(1, newest)])).await.unwrap();
         let shown = texts(seen(&k, JournalSeen::Compacted).await);
@@ -55,7 +55,7 @@ fn compacted_messages_show_summary() {
         let shown = texts(seen(&k, JournalSeen::Compacted).await);
         assert_eq!(shown[0], "[checkpoint] only the first");
         assert!(shown.contains(&"[checkpoint] all of it".into()), "{shown:?}");
-        // A restore touches none of that.
+        // A restore changes none of that.
         k.restore_checkpoint("short", 0).await.unwrap();
         assert_eq!(texts(seen(&k, JournalSeen::Compacted).await)[..shown.len()], shown[..]);
         let none = k.checkpoint(&compacting("none", "nothing", &[(3, 3)])).await.unwrap_err();

@@ -1,4 +1,5 @@
-//! A daemon killed while a decision is locked or a restore changes records: the next one has all of it or nothing.
+//! A daemon killed while it locks a decision or a restore changes records: the next daemon has all of the change or
+//! nothing.
 
 use ryokan::core::engine::EngineName;
 use ryokan::core::workflow::DecisionState::{Locked, Open, Superseded};
@@ -64,7 +65,7 @@ fn record_restore_is_atomic() {
         armed(&mut host, "");
         host.with(async |client| {
             let (k, _) = client.open_kernel("k").await.unwrap();
-            // It goes on before anything runs: what was asked is remembered with it.
+            // The restore is finished before anything runs: its options are recorded with it.
             crate::support::out(&k, "echo settled").await;
             assert_eq!(content(&k, "report").await, "first", "{point}");
             assert_eq!(states(&k).await, [Superseded], "{point}");

@@ -1,4 +1,5 @@
-//! The work in a kernel: steps, hand-overs, decisions, artifacts; what restores bring back of it, and what they never touch.
+//! Workflow records of a kernel: steps, hand-overs, decisions, artifacts; which of them a restore brings back, and
+//! which it never changes.
 
 mod compaction;
 mod crash_safety;
@@ -10,7 +11,7 @@ use ryokan::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType};
 use ryokan::core::workflow::{Artifact, Decision, DecisionState};
 use ryokan::rpc::client::KernelClient;
 
-/// A checkpoint that somebody asks for.
+/// A requested checkpoint.
 fn named(name: &str) -> CheckpointRequest {
     CheckpointRequest::new(CheckpointType::Manual, name)
 }
@@ -59,7 +60,7 @@ async fn content(kernel: &KernelClient, name: &str) -> String {
     String::from_utf8(all).unwrap()
 }
 
-/// Newest first.
+/// Checkpoints, newest first.
 async fn checkpoints(kernel: &KernelClient) -> Vec<Checkpoint> {
     let mut all = Vec::new();
     kernel

@@ -1,4 +1,4 @@
-//! Steps, hand-overs, decisions and artifacts themselves: order, versions, keys, rights, and when checkpoints are taken.
+//! The records themselves: order, versions, keys, rights, and their checkpoints.
 
 use ryokan::core::checkpoint::CheckpointType::{self, Auto, Conflict, Manual};
 use ryokan::core::engine::EngineName;
@@ -31,12 +31,12 @@ fn workflow_checkpoints() {
         k.checkpoint(&ryokan::core::checkpoint::CheckpointRequest::new(Conflict, "two opinions")).await.unwrap();
         let kinds: Vec<CheckpointType> = checkpoints(&k).await.into_iter().map(|one| one.kind).collect();
         assert_eq!(kinds, [Conflict, Auto, Auto, Auto]);
-        // The one before a decision holds it open; the one of a step holds that completed.
+        // The checkpoint before a decision holds it open; the checkpoint of a step holds the step completed.
         k.restore_checkpoint(&before.id.to_string(), 0).await.unwrap();
         assert_eq!(k.workflow().await.unwrap().agent, "");
         assert_eq!(states(&k).await, [Locked], "and restoring alone changes no decision");
         assert!(k.workflow().await.unwrap().steps[0].completed_at_ms.is_some());
-        // What is refused takes none.
+        // A refused change takes no checkpoint.
         let there = checkpoints(&k).await.len();
         for error in [
             k.complete_step(0).await.err().unwrap(),
@@ -63,7 +63,7 @@ fn workflow_changes_bump_version() {
             let stale = k.open_decision("late", "", "", start).await.unwrap_err();
             assert_eq!(stale.code, ErrorCode::Conflict, "{stale:?}");
             let opened = k.open_decision("which way", "left", "key", start + 1).await.unwrap();
-            // A retry with the version of before is the same decision, and nothing more.
+            // A retry with the former version returns the same decision and changes nothing.
             let again = k.open_decision("which way", "left", "key", start + 1).await.unwrap();
             assert_eq!((opened.id, again.id, version().await), (1, 1, start + 2));
             let misused = k.message_once("user", "text", "key", 0).await.unwrap_err();
@@ -107,7 +107,7 @@ fn artifacts_have_versions_by_content() {
             assert_eq!(k.revert_artifact("report", 9, 0).await.unwrap_err().code, ErrorCode::NotFound);
             assert_eq!(artifacts(&k, "report").await.len(), 3);
             assert_eq!(artifacts(&k, "").await.len(), 1);
-            // Only what the kernel may read, and only files of its workspace.
+            // Only blobs that the kernel may read, and only files of its workspace.
             let stolen = other.put_artifact("stolen", &Source::Blob(first.hash.unwrap()), "", "", 0).await.unwrap_err();
             assert_eq!(stolen.code, ErrorCode::NotFound, "{stolen:?}");
             out(&k, "os.symlink('/etc/passwd', 'link')").await;
@@ -156,7 +156,7 @@ fn workflow_records_require_right() {
         let writer = k.attenuate([Right::Write].into_iter().collect(), "writer").await.unwrap();
         writer.begin_step("yes", 0).await.unwrap();
         assert!(writer.workflow().await.is_err());
-        // A lease keeps the records, too.
+        // A lease protects the records, too.
         let lease = k.lease("me", std::time::Duration::from_secs(60), &[]).await.unwrap();
         assert_eq!(k.begin_step("no", 0).await.unwrap_err().reason, "lease");
         lease.release().await.unwrap();

@@ -1,4 +1,4 @@
-//! Each guarantee of a restore, by its name.
+//! Each guarantee of a restore, by name.
 
 use ryokan::core::checkpoint::CheckpointType;
 use ryokan::core::engine::EngineName;
@@ -40,7 +40,7 @@ fn workflow_state_restored() {
                 );
                 let show = if engine == EngineName::Kaish { "echo $x" } else { "print(x)" };
                 assert_eq!(out(&k, show).await, "1");
-                // The work goes on from there, and an undo leads back.
+                // The work continues from there, and an undo leads back.
                 assert_eq!(k.begin_step("another", 0).await.unwrap_err().reason, "step_open");
                 k.undo(0).await.unwrap();
                 assert_eq!(k.workflow().await.unwrap(), later, "{user:?} {engine:?}: undone");
@@ -77,7 +77,7 @@ fn decisions_are_superseded_only_when_asked() {
         assert_eq!(states(&k).await, [Locked, Open, Locked], "an undo takes the marks back");
         k.undo(0).await.unwrap();
         assert_eq!(states(&k).await, [Locked, Superseded, Superseded], "and once more sets them again");
-        // What somebody superseded by hand is no restore's to take back.
+        // A restore does not revert a manual superseding.
         k.undo(0).await.unwrap();
         k.supersede_decision(2, 0).await.unwrap();
         k.undo(0).await.unwrap();
@@ -157,12 +157,12 @@ fn safety_checkpoint_is_atomic() {
         let all = checkpoints(&k).await;
         assert_eq!((all.len(), all[0].id, all[0].kind), (2, done.safety, CheckpointType::System));
         assert_eq!((all[0].parent, all[1].id), (Some(then.id), then.id));
-        // What is refused leaves no safety checkpoint.
+        // A refused restore leaves no safety checkpoint.
         k.restore_checkpoint("nowhere", 0).await.unwrap_err();
         k.restore_checkpoint("then", 1).await.unwrap_err();
         assert_eq!(checkpoints(&k).await.len(), 2);
     });
-    // A restore whose end cannot be recorded did not happen, and there is nothing to undo but what was before.
+    // A restore whose end cannot be recorded did not happen, and undo refers to the previous restore.
     host.kill();
     host.env(ryokan::sys::fault::VARIABLE, "state.restore.finish.before_commit=eio");
     host.launch();

@@ -1,4 +1,4 @@
-//! Unified diffs of files: what is text, what is not, and what of it reaches a terminal.
+//! Unified diffs of files: text, other contents, and their output on a terminal.
 
 use std::time::{Duration, Instant};
 
@@ -59,7 +59,7 @@ fn abandoned_diff_blocks_nothing() {
         k.checkpoint(&named("b")).await.unwrap();
         let other = kernel(&client, "other", EngineName::Kaish).await;
         out(&other, "echo warm").await;
-        // One file is taken, then the caller goes.
+        // The caller stops after one file.
         let gone = k.diff_text("a", "b", &[], async |_| Err(Error::unavailable("enough"))).await.unwrap_err();
         assert!(gone.message.contains("enough"), "{gone:?}");
         let began = Instant::now();

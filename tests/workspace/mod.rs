@@ -1,4 +1,4 @@
-//! Databases inside a workspace: what is captured while nobody commits is one moment of the database and its log together.
+//! Databases inside a workspace: a capture without concurrent commits holds database and log of one moment.
 
 mod sqlite;
 
@@ -31,7 +31,7 @@ fn live_wal_capture_consistent() {
     let path: PathBuf = places_here.workspace.join("data.db");
     let mut tracker = Tracker::open(places_here).unwrap();
     let database = rusqlite::Connection::open(&path).unwrap();
-    // Nothing moves the log into the database but what is asked for.
+    // Only explicit requests move the log into the database.
     database.execute_batch("PRAGMA journal_mode=WAL; PRAGMA wal_autocheckpoint=0; CREATE TABLE t(x TEXT)").unwrap();
     let mut captured = Vec::new();
     for round in 1..=6i64 {
@@ -41,11 +41,11 @@ fn live_wal_capture_consistent() {
         }
         database.execute_batch("COMMIT").unwrap();
         if round % 3 == 0 {
-            // A part of the rows is in the database, a part only in the log, and the log was begun anew.
+            // Some rows are in the database, some only in the log, and the log was restarted.
             database.execute_batch("PRAGMA wal_checkpoint(RESTART); INSERT INTO t VALUES ('after')").unwrap();
         }
         tracker.prepare(&store).unwrap();
-        // A transaction that nobody has committed is in nobody's capture.
+        // No capture includes an uncommitted transaction.
         database.execute_batch("BEGIN; INSERT INTO t VALUES ('never')").unwrap();
         let collected = tracker.collect(&store).unwrap();
         database.execute_batch("ROLLBACK").unwrap();

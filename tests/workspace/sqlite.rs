@@ -1,5 +1,7 @@
-//! A database in a workspace, with a process that commits all the time: each capture, brought back, is as after a crash of that
-//! process, with every commit that was acknowledged before. In each driver; files open, log and index mapped.
+//! A database in a workspace, with a process that commits continuously.
+//!
+//! Each restored capture looks as after a crash of that process, with every commit acknowledged before the capture. In
+//! each driver; files open, log and index mapped.
 
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
@@ -19,7 +21,7 @@ use crate::support::Mounted;
 const DATABASE: &str = "RYOKAN_TEST_DATABASE";
 const ROUNDS: usize = 12;
 
-/// The process that commits; ended with its holder.
+/// The committing process; killed on drop.
 struct Writer(Child);
 
 impl Writer {
@@ -51,7 +53,7 @@ impl Drop for Writer {
     }
 }
 
-/// Beside the workspace: how many commits were acknowledged.
+/// File beside the workspace with the number of acknowledged commits.
 fn acknowledged(database: &Path) -> PathBuf {
     database.parent().unwrap().with_file_name("acknowledged")
 }
@@ -70,12 +72,12 @@ fn database_writer_process() {
     let told = std::fs::File::create(acknowledged(&path)).unwrap();
     let database = rusqlite::Connection::open(&path).unwrap();
     database.execute_batch("PRAGMA journal_mode=WAL; PRAGMA synchronous=OFF; PRAGMA wal_autocheckpoint=200;").unwrap();
-    // A part of it is written through a mapping, about which nobody is told.
+    // Part of the database is written through a mapping, which sends no notifications.
     database.execute_batch("PRAGMA mmap_size=268435456; CREATE TABLE t(x TEXT)").unwrap();
     for n in 1i64.. {
         database.execute("INSERT INTO t VALUES (?1)", ["x".repeat(n as usize * 37 % 3000)]).unwrap();
         told.write_all_at(&n.to_le_bytes(), 0).unwrap();
-        // Fast, and not so fast that the captures grow with the machine.
+        // Fast, but limited, so that the captures do not grow with the machine's speed.
         if n % 10 == 0 {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -112,7 +114,7 @@ fn each_capture_has_what_was_acknowledged(home: &Path, kind: DriverKind) {
         let acknowledged = count(&acknowledged(&path));
         let collected = tracker.collect(&store);
         writer.go_on();
-        // It commits while this is stored.
+        // The process commits while the capture is stored.
         let tree = tracker.finish(collected.unwrap()).unwrap().tree;
         captured.push((tree, acknowledged));
     }
@@ -123,7 +125,7 @@ fn each_capture_has_what_was_acknowledged(home: &Path, kind: DriverKind) {
         checkout(*tree, elsewhere.clone(), &store, Durability::Process).unwrap();
         let (verdict, rows) = rows(&elsewhere.workspace.join("data.db"));
         assert_eq!(verdict, "ok", "{kind:?}, capture {n}");
-        // One more may be committed and not acknowledged yet.
+        // One further commit may be unacknowledged.
         assert!((*acknowledged..=acknowledged + 1).contains(&rows), "{kind:?}, capture {n}: {rows} of {acknowledged}");
     }
 }

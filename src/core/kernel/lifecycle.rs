@@ -8,16 +8,16 @@
 //!                    └─▶ archived ─▶ stopped        (from created and crashed, too)
 //! ```
 //!
-//! Owns the decisions; the supervisor's task for the kernel performs the actions, persists, and feeds back what happened.
-//! Never knows workers, sockets or clocks: `now_ms` comes with the event. What a former worker still reports carries its
-//! attempt number and is ignored when that is not the present one.
+//! Owns the decisions; the kernel's task performs the actions, persists, and feeds back the results. Never uses
+//! workers, sockets or clocks: `now_ms` comes with the event. Late reports of a former worker carry its attempt number
+//! and are ignored.
 
 use serde::{Deserialize, Serialize};
 
 use crate::core::ids::{CheckpointId, ExecId};
 use crate::core::limits;
 
-/// Why a worker ended unexpectedly; also its form on the link and in `state.db`.
+/// Cause of an unexpected end of a worker; also serialized on the link and in `state.db`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", tag = "kind", content = "detail")]
 pub enum CrashCause {
@@ -54,21 +54,21 @@ impl std::fmt::Display for CrashCause {
     }
 }
 
-/// Why a kernel has no worker although nothing is wrong.
+/// Reason why a kernel has no worker although it is healthy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum StopReason {
-    /// Nobody used it for its idle time.
+    /// No client used the kernel for its idle time.
     Idle,
-    /// A client asked.
+    /// A client requested the stop.
     Asked,
-    /// The daemon was stopped.
+    /// The daemon stopped.
     Daemon,
-    /// The host had no place for its worker.
+    /// The host had no room for its worker.
     NoPlace,
-    /// What it was given is not there, or may not be given any more.
+    /// A granted resource does not exist, or may not be granted any more.
     NotGiven,
-    /// Nobody used it, and memory was short on the host.
+    /// The kernel was idle, and memory was short on the host.
     Memory,
 }
 
@@ -86,24 +86,24 @@ impl StopReason {
     }
 }
 
-/// When a crashed kernel gets a worker again.
+/// When a crashed kernel is restarted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Restart {
-    /// By itself, when the back-off ends at this time.
+    /// Automatically, when the back-off ends at this time.
     At(i64),
-    /// The breaker is open: when somebody asks, or at the first use after this time.
+    /// The breaker is open: at a client's request, or at the first use after this time.
     Breaker {
         /// Milliseconds since 1970.
         until_ms: i64,
     },
 }
 
-/// Where a kernel is in its life. Each state carries what is valid only in it.
+/// Lifecycle state of a kernel. Each state carries only its own valid data.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum State {
-    /// Made, never started.
+    /// Created, never started.
     Created,
     /// A worker is being started.
     Starting,
@@ -111,29 +111,29 @@ pub enum State {
     Ready,
     /// A worker runs this execution.
     Busy {
-        /// Which one.
+        /// The execution.
         exec: ExecId,
     },
-    /// The worker was told to end.
+    /// The worker received a stop.
     Stopping {
-        /// Why.
+        /// Reason of the stop.
         reason: StopReason,
-        /// What it still runs, if it was told while busy.
+        /// The execution that it still runs, if it was busy.
         exec: Option<ExecId>,
     },
     /// No worker; the next use starts one.
     Stopped {
-        /// Why.
+        /// Reason of the stop.
         reason: StopReason,
     },
-    /// The worker ended by itself.
+    /// The worker ended unexpectedly.
     Crashed {
-        /// How.
+        /// Cause of the end.
         cause: CrashCause,
-        /// What happens next.
+        /// Time of the restart.
         restart: Restart,
     },
-    /// Put away: files and engine state are in the store alone. Nothing starts a worker until it is taken out.
+    /// Archived: files and engine state exist in the store only. No worker starts until the kernel is unarchived.
     Archived {
         /// The checkpoint that holds them.
         checkpoint: CheckpointId,
@@ -158,7 +158,7 @@ impl State {
         }
     }
 
-    /// Why the kernel is in this state; empty where the name says it.
+    /// Reason of the state; empty if the name suffices.
     pub fn reason(&self) -> String {
         match self {
             State::Created | State::Starting | State::Ready => String::new(),
@@ -171,115 +171,115 @@ impl State {
     }
 }
 
-/// What happened.
+/// An event in a kernel's life.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// Something waits for a worker: an execution, a request for a variable.
+    /// Work waits for a worker: an execution, or a request for a variable.
     Used,
-    /// A client asked for a start; closes the breaker.
+    /// A client requested a start; closes the breaker.
     StartAsked,
     /// The worker of this attempt is ready.
     WorkerReady {
-        /// Which attempt.
+        /// The attempt.
         attempt: u64,
     },
-    /// A worker of a former daemon was taken over; it runs this execution, if any.
+    /// A worker of a former daemon was adopted, with its running execution, if any.
     WorkerAdopted {
-        /// What it runs.
+        /// The running execution.
         running: Option<ExecId>,
     },
     /// The worker of this attempt is gone, or could not be started.
     WorkerEnded {
-        /// Which attempt.
+        /// The attempt.
         attempt: u64,
-        /// How; ignored if the end was wanted.
+        /// Cause of the end; ignored if the end was requested.
         cause: CrashCause,
     },
-    /// The worker of this attempt was not started, because the host has no place for one: nobody's fault, so no crash.
+    /// The worker of this attempt was not started, because the host has no room for it: no fault, so no crash.
     WorkerRefused {
-        /// Which attempt.
+        /// The attempt.
         attempt: u64,
-        /// What stands in the way: [`StopReason::NoPlace`] or [`StopReason::NotGiven`].
+        /// Reason of the refusal: [`StopReason::NoPlace`] or [`StopReason::NotGiven`].
         why: StopReason,
     },
     /// The next queued execution was handed to the worker.
     ExecutionStarted {
-        /// Which one.
+        /// The execution.
         exec: ExecId,
     },
-    /// The running execution is over.
+    /// The running execution ended.
     ExecutionEnded {
-        /// Which one.
+        /// The execution.
         exec: ExecId,
     },
-    /// Nobody used the kernel for its idle time.
+    /// No client used the kernel for its idle time.
     IdleElapsed,
-    /// The kernel is to have no worker.
+    /// The worker must stop.
     StopAsked {
-        /// Why.
+        /// Reason of the stop.
         reason: StopReason,
-        /// Interrupt what runs.
+        /// Whether to interrupt the running execution.
         force: bool,
     },
-    /// The back-off is over.
+    /// The back-off ended.
     BackoffElapsed,
-    /// Its files and state are in this checkpoint, and are to be there alone.
+    /// This checkpoint holds the files and the state, and must become their only copy.
     ArchiveAsked {
-        /// Which one.
+        /// The checkpoint.
         checkpoint: CheckpointId,
     },
-    /// Its files and state are back in their places.
+    /// Files and state are back in place.
     Unarchived,
 }
 
-/// What the supervisor must do, in order.
+/// An action for the supervisor, performed in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
     /// Start a worker; report it under this attempt.
     StartWorker {
-        /// Which attempt.
+        /// The attempt.
         attempt: u64,
     },
-    /// Tell the worker to save and end.
+    /// Ask the worker to save and exit.
     StopWorker,
     /// Interrupt the running execution.
     Interrupt {
-        /// Which one.
+        /// The execution.
         exec: ExecId,
     },
     /// Journal the running execution as lost.
     EndAsLost {
-        /// Which one.
+        /// The execution.
         exec: ExecId,
-        /// How its worker ended.
+        /// Cause of the worker's end.
         cause: CrashCause,
     },
-    /// Fail everything that is queued: there will be no worker soon.
+    /// Fail all queued work: no worker starts soon.
     FailQueued {
-        /// Why.
+        /// Cause of the failure.
         cause: CrashCause,
     },
-    /// Hand the next queued piece of work to the worker, if there is one.
+    /// Hand the next queued item to the worker, if there is one.
     Dispatch,
     /// Start the idle clock.
     ArmIdle,
     /// Stop the idle clock.
     DisarmIdle,
-    /// Report `BackoffElapsed` after so long.
+    /// Report `BackoffElapsed` after this delay.
     ArmBackoff {
         /// Milliseconds.
         delay_ms: u64,
     },
-    /// Tell subscribers: the state changed, by this name.
+    /// Publish the state change under this name.
     Publish(&'static str),
 }
 
-/// A kernel's state and what its decisions depend on.
+/// A kernel's lifecycle state and the data its decisions depend on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Life {
-    /// Where it is.
+    /// Lifecycle state.
     pub state: State,
-    /// Numbers the workers it had.
+    /// Number of the latest worker.
     pub attempt: u64,
     /// Times of recent crashes, milliseconds since 1970; at most [`limits::BREAKER_CRASHES`].
     pub crashes: Vec<i64>,
@@ -292,7 +292,7 @@ impl Default for Life {
 }
 
 impl Life {
-    /// A life as it is after a start of the daemon in which no worker of it was found.
+    /// The life after a daemon start that found no worker of the kernel.
     #[must_use]
     pub fn without_worker(self) -> Self {
         let state = match self.state {
@@ -305,7 +305,7 @@ impl Life {
         Life { state, ..self }
     }
 
-    /// Whether a worker is there or on its way.
+    /// Whether a worker runs or is starting.
     pub const fn has_worker(&self) -> bool {
         match self.state {
             State::Starting | State::Ready | State::Busy { .. } | State::Stopping { .. } => true,
@@ -313,12 +313,12 @@ impl Life {
         }
     }
 
-    /// Whether work would only fail now.
+    /// Whether work would fail now because of the breaker.
     pub fn breaker_is_open(&self, now_ms: i64) -> bool {
         matches!(self.state, State::Crashed { restart: Restart::Breaker { until_ms }, .. } if now_ms < until_ms)
     }
 
-    /// Takes an event; gives what to do. Total: an event that means nothing in a state changes nothing.
+    /// Applies an event; returns the actions. Total: an event without meaning in a state changes nothing.
     #[must_use]
     pub fn step(&mut self, event: Event, now_ms: i64) -> Vec<Action> {
         match event {
@@ -422,7 +422,7 @@ impl Life {
                 self.state = State::Stopped { reason: why };
                 vec![Action::DisarmIdle, Action::Publish("kernel_stopped")]
             }
-            // It was told to stop meanwhile: there is no worker, as was wanted.
+            // A stop was requested meanwhile: there is no worker, as intended.
             _ => self.worker_ended(attempt, CrashCause::NotStarted(String::from(why.name())), now_ms),
         }
     }
@@ -456,7 +456,7 @@ impl Life {
             State::Ready => self.stop(reason, None, force),
             State::Busy { exec } => self.stop(reason, Some(exec), force),
             State::Starting => {
-                // The worker that comes up belongs to a former attempt and is ended by its own report.
+                // The starting worker belongs to a former attempt and is stopped when it reports.
                 self.state = State::Stopping { reason, exec: None };
                 vec![Action::StopWorker, Action::Publish("kernel_stopping")]
             }
@@ -492,7 +492,7 @@ impl Life {
                 let (reason, exec) = (*reason, *exec);
                 self.state = State::Stopped { reason };
                 let mut actions: Vec<Action> = exec.map(|exec| Action::EndAsLost { exec, cause }).into_iter().collect();
-                // Work may have been queued meanwhile: it starts the next worker.
+                // Work queued meanwhile starts the next worker.
                 actions.extend([Action::Publish("kernel_stopped"), Action::Dispatch]);
                 return actions;
             }
@@ -504,7 +504,7 @@ impl Life {
 
     fn crashed(&mut self, running: Option<ExecId>, cause: CrashCause, now_ms: i64) -> Vec<Action> {
         let window_ms = limits::BREAKER_WINDOW.as_millis() as i64;
-        // A clock that went backwards must not keep old crashes alive for ever: both sides are cut.
+        // A clock that went backwards must not keep old crashes for ever: both bounds apply.
         self.crashes.retain(|at| (now_ms - window_ms..=now_ms).contains(at));
         self.crashes.push(now_ms);
         let mut actions = vec![Action::DisarmIdle];

@@ -1,11 +1,11 @@
-//! Putting a kernel away: its files and its engine's state are in the store alone, packed and shared with what is like them.
+//! Archives a kernel: its files and its engine's state exist in the store only, packed and deduplicated.
 //!
 //! ```text
-//! archive:    stop ─▶ everything is in a checkpoint, and that is whole ─▶ intent ─▶ commit ─▶ "archived" ─▶ files removed
-//! unarchive:  intent ─▶ files made anew, filled from the checkpoint ─▶ commit ─▶ "stopped"
+//! archive:    stop ─▶ verify a complete checkpoint ─▶ intent ─▶ commit ─▶ "archived" ─▶ files removed
+//! unarchive:  intent ─▶ new files, filled from the checkpoint ─▶ commit ─▶ "stopped"
 //! ```
-//! Intent and commit are in `state.db`, the lifecycle state is in the catalog. A transition that was interrupted is finished if
-//! it was committed, else reverted ([`carry_out`]), at the next start or before the next use.
+//! Intent and commit are in `state.db`, the lifecycle state is in the catalog. At the next start or before the next
+//! use, an interrupted transition is finished if it was committed, else reverted ([`carry_out`]).
 
 use std::rc::Rc;
 
@@ -21,11 +21,11 @@ use crate::supervisor::kernel::command::{Actor, Change, StopMode};
 use crate::supervisor::kernel::transition::ExclusiveTransition;
 use crate::workspace::Reason;
 
-/// Files that a refusal names.
+/// Files named in a refusal.
 const NAMED: usize = 5;
 
 impl Kernel {
-    /// Refuses what a kernel that is put away cannot do.
+    /// Refuses operations that an archived kernel does not support.
     pub(crate) fn at_hand(&self) -> Result<()> {
         let name = &self.spec.name;
         match self.archived_in() {
@@ -36,7 +36,7 @@ impl Kernel {
         }
     }
 
-    /// The checkpoint that holds a kernel that is put away.
+    /// The checkpoint that holds an archived kernel.
     pub(crate) fn archived_in(&self) -> Option<CheckpointId> {
         match self.view.borrow().state {
             State::Archived { checkpoint } => Some(checkpoint),
@@ -45,14 +45,15 @@ impl Kernel {
     }
 }
 
-/// Puts a kernel away; gives the checkpoint that holds it and its version.
+/// Archives a kernel; returns the checkpoint that holds it, and the new version.
 ///
 /// # Errors
-/// `conflict` (version, threads, used meanwhile, archived already), `busy` (leased), `refused` (a thread, or one that goes with its
-/// client, files that no checkpoint can hold), `deadline` if it did not come to rest, and what keeps it from being captured whole: then nothing was removed.
+/// `conflict` (version, threads, used meanwhile, already archived), `busy` (leased), `refused` (a thread, an ephemeral
+/// kernel, files that no checkpoint can hold), `deadline` if the kernel did not become idle, and capture errors;
+/// nothing was removed then.
 pub async fn archive(host: &Rc<Host>, kernel: &Rc<Kernel>, change: Change) -> Result<(Checkpoint, u64)> {
     let (host, kernel) = (Rc::clone(host), Rc::clone(kernel));
-    // In a task of its own: a client that leaves meanwhile leaves nothing half done.
+    // In its own task: a client that disconnects does not leave the transition half done.
     let archiving = tokio::task::spawn_local(async move { put_away(&host, &kernel, change).await });
     archiving.await.map_err(|error| Error::internal(error.to_string()))?
 }
@@ -83,12 +84,12 @@ async fn put_away(host: &Rc<Host>, kernel: &Rc<Kernel>, change: Change) -> Resul
         None => {}
     }
     let transition = Rc::new(ExclusiveTransition::begin(kernel, Kind::Archive)?);
-    let id = rested(host, kernel, actor).await?;
+    let id = stop_with_checkpoint(host, kernel, actor).await?;
     let (checkpoint, _held) = hold(kernel, kernel.recorded(id).await?).await?;
     let (manifest, parts) = contents(host, &checkpoint).await?;
     nothing_is_left_out(kernel, &manifest)?;
     verify::readable(&host.store, &manifest, &parts).await?;
-    // Nobody reads the files while they go, and from here on nobody works with them who would come too late.
+    // The lock keeps readers out while the files are removed, and keeps later work from starting on them.
     let _turn = kernel.lock_files().await?;
     transition.record(Transition::Archive { checkpoint: id }, actor.to_string(), host.now_ms()).await?;
     let archived = kernel.archive(actor.clone(), id, transition).await;
@@ -96,7 +97,7 @@ async fn put_away(host: &Rc<Host>, kernel: &Rc<Kernel>, change: Change) -> Resul
     Ok((checkpoint, archived?))
 }
 
-/// Refuses where a file would go that the checkpoint names and does not hold. A socket is of no use without its process.
+/// Refuses if the checkpoint omits a file that it names. Sockets are exempt: they are useless without their process.
 fn nothing_is_left_out(kernel: &Kernel, manifest: &Manifest) -> Result<()> {
     let goes = [Reason::Unreadable, Reason::Device, Reason::Mount].map(|reason| reason.to_string());
     let left_out =
@@ -113,9 +114,9 @@ fn nothing_is_left_out(kernel: &Kernel, manifest: &Manifest) -> Result<()> {
         .hint("make them readable (chmod u+r), or remove them, then archive again"))
 }
 
-/// Ends the worker; gives the checkpoint in which all is that the kernel is.
-async fn rested(host: &Rc<Host>, kernel: &Rc<Kernel>, actor: &Actor) -> Result<CheckpointId> {
-    // The checkpoint before the stop, if it is there, is the one.
+/// Stops the worker; returns a checkpoint that holds the complete kernel.
+async fn stop_with_checkpoint(host: &Rc<Host>, kernel: &Rc<Kernel>, actor: &Actor) -> Result<CheckpointId> {
+    // The checkpoint before the stop, if there is one, already holds it.
     for is_last in [false, true] {
         kernel.stop(actor.clone(), StopMode::WhenIdle).await?;
         let head = kernel.records.head().await?.checkpoint;
@@ -130,10 +131,10 @@ async fn rested(host: &Rc<Host>, kernel: &Rc<Kernel>, actor: &Actor) -> Result<C
     Err(kernel.used_meanwhile())
 }
 
-/// Takes a kernel out of the archive; gives its version.
+/// Unarchives a kernel; returns its version.
 ///
 /// # Errors
-/// `conflict` (version, it is not archived), `busy` (leased, no room on the disk), `corrupt`: it is archived still.
+/// `conflict` (version, not archived), `busy` (leased, no room on the disk), `corrupt`; the kernel stays archived.
 pub async fn unarchive(host: &Rc<Host>, kernel: &Rc<Kernel>, change: Change) -> Result<u64> {
     let (host, kernel) = (Rc::clone(host), Rc::clone(kernel));
     let taking = tokio::task::spawn_local(async move { take_out(&host, &kernel, change).await });
@@ -162,7 +163,7 @@ async fn take_out(host: &Rc<Host>, kernel: &Rc<Kernel>, change: Change) -> Resul
     };
     let made = made.await;
     transition.release();
-    // If it was not committed, nothing of the files is left.
+    // If the transition was not committed, the files were removed.
     if made.is_err()
         && let Err(error) = kernel.settle().await
     {

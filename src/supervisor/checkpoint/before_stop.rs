@@ -1,4 +1,4 @@
-//! The checkpoint before a worker is ended at leisure: automatic, only if something changed, and never in the way of the end.
+//! The checkpoint before an unforced stop: automatic, only after a change, and never an obstacle to the stop.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -18,13 +18,13 @@ use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::services::CheckpointService;
 use crate::supervisor::kernel::transition::ExclusiveTransition;
 
-/// The checkpoints of a host's kernels, as their tasks use them.
+/// Checkpoint service of a host, for the kernels' tasks.
 pub(crate) struct Checkpoints {
     host: Rc<Host>,
 }
 
 impl Checkpoints {
-    /// For the kernels of that host.
+    /// Creates the service for the kernels of this host.
     pub(crate) fn new(host: &Rc<Host>) -> Checkpoints {
         Checkpoints { host: Rc::clone(host) }
     }
@@ -81,7 +81,7 @@ impl CheckpointService for Checkpoints {
     }
 }
 
-/// Publishes that a kernel stops without the checkpoint that was due.
+/// Publishes that a kernel stops without the due checkpoint.
 fn publish_failure(host: &Host, kernel: &Kernel, why: &str) {
     let detail = serde_json::json!({ "error": why });
     host.events.publish(&kernel.event_name, "rest_checkpoint_failed", detail);
@@ -93,7 +93,7 @@ async fn take(
     link: &Rc<WorkerLink>,
     reason: StopReason,
 ) -> Result<Option<Checkpoint>> {
-    // One that goes with its client has nothing to come back to.
+    // An ephemeral kernel is never resumed.
     if kernel.spec.ephemeral {
         return Ok(None);
     }

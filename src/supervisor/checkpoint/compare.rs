@@ -1,4 +1,4 @@
-//! What differs between two checkpoints of a kernel, or between one and now.
+//! Differences between two checkpoints of a kernel, or between a checkpoint and the present.
 
 use std::rc::Rc;
 
@@ -21,7 +21,7 @@ use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 use crate::workspace::{self, Changed, TreeId, WorkspaceError};
 
-/// A kernel at one moment.
+/// A kernel's state at one moment.
 struct Side {
     parts: StateParts,
     tree: Digest,
@@ -42,10 +42,10 @@ impl Side {
     }
 }
 
-/// Tells `take` what differs from checkpoint `from` to checkpoint `to`; `to` empty: to what is now.
+/// Reports to `take` the differences from checkpoint `from` to checkpoint `to`; `to` empty: to the present state.
 ///
 /// # Errors
-/// `notFound`, `conflict` (ambiguous), `corrupt`, those of capturing what is now, and `take`'s.
+/// `notFound`, `conflict` (ambiguous), `corrupt`, errors of capturing the present state, and errors of `take`.
 pub async fn diff(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
@@ -53,10 +53,10 @@ pub async fn diff(
     to: &str,
     mut take: impl AsyncFnMut(Difference) -> Result<()>,
 ) -> Result<()> {
-    // What is compared is read to the end.
+    // The pins keep both checkpoints until the comparison ends.
     let (from, _from_held) = find_pinned(kernel, from).await?;
     let before = side_of(host, &from).await?;
-    // Nothing names the tree of what is now but this.
+    // Only this guard protects the tree of the present state from garbage collection.
     let _held = host.store.run(|store| Ok(store.guard())).await?;
     let (after, _to_held) = match to {
         "" => (now(host, kernel).await?, None),
@@ -101,7 +101,7 @@ async fn side_of(host: &Host, checkpoint: &Checkpoint) -> Result<Side> {
     })
 }
 
-/// The files as they are now. Nothing names that tree: the caller holds the store.
+/// Captures the present files as a tree. The tree is unreferenced: the caller holds a store guard.
 pub(super) async fn tree_now(host: &Rc<Host>, kernel: &Rc<Kernel>) -> Result<Digest> {
     let (of, own) = (Rc::clone(host), Rc::clone(kernel));
     let looked = kernel.with_worker(None, move |link| async move {
@@ -112,7 +112,7 @@ pub(super) async fn tree_now(host: &Rc<Host>, kernel: &Rc<Kernel>) -> Result<Dig
     looked.await
 }
 
-/// As a checkpoint would have it; nothing refers to what is stored for that.
+/// Captures the present state in the form of a checkpoint; the stored objects are unreferenced.
 async fn now(host: &Rc<Host>, kernel: &Rc<Kernel>) -> Result<Side> {
     let (of, own) = (Rc::clone(host), Rc::clone(kernel));
     let looked = kernel.with_worker(None, move |link| async move {
@@ -145,7 +145,7 @@ fn journal(before: u64, after: u64) -> Option<Difference> {
     }
 }
 
-/// Walks both trees on a blocking thread, as fast as the differences are taken.
+/// Walks both trees on a blocking thread, at the pace of the caller.
 async fn files(
     host: &Host,
     before: Digest,
@@ -164,7 +164,7 @@ async fn files(
     each_found(host, limits::DIFF_QUEUE, walk, take).await
 }
 
-/// Has `walk` look beside everything else and gives `take` what it puts; it is told when nobody wants to know any more.
+/// Runs `walk` on a blocking thread and passes its items to `take`; `walk` learns when no more items are wanted.
 pub(super) async fn each_found<T: Send + 'static>(
     host: &Host,
     behind: usize,
@@ -191,7 +191,7 @@ pub(super) async fn each_found<T: Send + 'static>(
     Ok(walked??)
 }
 
-/// A time that moved while everything else stayed is no news: every change in a folder moves the folder's.
+/// Whether a change is reported. A changed time alone is not: every change in a directory updates the directory's time.
 fn is_told(change: &workspace::Change) -> bool {
     let time_only = Changed { modified: true, ..Changed::default() };
     change.kind != workspace::ChangeKind::Changed(time_only)

@@ -1,4 +1,4 @@
-//! A kernel's files: its workspace, followed by a [`Workspace`] that goes with the kernel.
+//! A kernel's files: its workspace, followed by a [`Workspace`] tracker that belongs to the kernel.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -20,10 +20,10 @@ use crate::workspace::{
     WorkspacePaths,
 };
 
-/// The file with what is known of the workspace.
+/// File with the workspace index.
 const INDEX: &str = "workspace.index";
 
-/// The workspace of a kernel's workspace, while its holder works with it. Goes back to the kernel when it is dropped.
+/// Exclusive use of a kernel's workspace tracker. Returned to the kernel on drop.
 pub(super) struct Files {
     kernel: Rc<Kernel>,
     store: StoreHandle,
@@ -32,31 +32,32 @@ pub(super) struct Files {
     _turn: OwnedSemaphorePermit,
 }
 
-/// What was captured of the files.
+/// Result of a capture of the files.
 pub(super) struct CapturedFiles {
     pub part: WorkspacePart,
-    /// What is not in it.
+    /// Entries that the capture does not include.
     pub missed: Vec<MissedEntry>,
-    /// For how long nothing inside ran, microseconds.
+    /// Pause of the code inside, microseconds.
     pub pause_us: u64,
-    /// Files whose content was read.
+    /// Number of files whose content was read.
     pub files_read: u64,
-    /// Why everything was looked at; empty: only what changed was.
+    /// Reason for a full scan; empty: only changed entries were scanned.
     pub full_walk: String,
 }
 
 impl CapturedFiles {
-    /// Of what is not in it, what nobody leaves out on purpose: files that could not be read.
+    /// Entries that the capture unintentionally omits: files that could not be read.
     pub(super) fn unreadable(&self) -> Vec<MissedEntry> {
         self.missed.iter().filter(|missed| missed.reason == UNREADABLE).cloned().collect()
     }
 }
 
 impl Files {
-    /// The workspace of the kernel's workspace, when its turn comes; opened if there is none yet.
+    /// Acquires the file lock and the workspace tracker; opens the tracker if there is none.
     ///
     /// # Errors
-    /// `deadline`; `conflict` if the files are another kernel's and between two states; those of opening it.
+    /// `deadline`; `conflict` if another kernel owns the files and they are between two states; errors of opening the
+    /// tracker.
     pub async fn of(host: &Host, kernel: &Rc<Kernel>) -> Result<Files> {
         let turn = kernel.lock_files().await?;
         let owner = kernel.files();
@@ -80,7 +81,7 @@ impl Files {
         work: impl FnOnce(&mut dyn Workspace, &Store) -> std::result::Result<T, WorkspaceError> + Send + 'static,
     ) -> Result<T> {
         let mut workspace = self.workspace.take().ok_or_else(|| Error::internal("the files is gone"))?;
-        // Everything inside may stand still for this: it waits for nobody.
+        // The code inside may be frozen meanwhile, so this does not queue.
         let done = self.store.run_beside(move |store| {
             let done = work(&mut *workspace, store);
             Ok((workspace, done))
@@ -90,19 +91,19 @@ impl Files {
         Ok(done?)
     }
 
-    /// Reads what changed while the kernel may still write.
+    /// Reads changed entries while the kernel may still write.
     pub async fn prepare(&mut self, objects: &Arc<SharedBatch>) -> Result<()> {
         let objects = Arc::clone(objects);
         self.run(move |workspace, _| workspace.prepare(&*objects)).await
     }
 
-    /// Collects what changed since. Nothing may write.
+    /// Collects the remaining changes. Nothing may write.
     pub async fn collect(&mut self, objects: &Arc<SharedBatch>) -> Result<Collected> {
         let objects = Arc::clone(objects);
         self.run(move |workspace, _| workspace.collect(&*objects)).await
     }
 
-    /// Makes a tree of it; the kernel may write again.
+    /// Builds a tree of the collected entries; the kernel may write again.
     pub async fn finish(&mut self, collected: Collected) -> Result<CapturedFiles> {
         let captured = self.run(move |workspace, _| workspace.finish(collected)).await?;
         if let Some(workspace) = &self.workspace {
@@ -112,14 +113,14 @@ impl Files {
         Ok(describe(captured))
     }
 
-    /// What was captured did not become durable.
+    /// Invalidates the tracker's knowledge: the capture did not become durable.
     pub fn doubt(&mut self) {
         if let Some(workspace) = &mut self.workspace {
             workspace.invalidate();
         }
     }
 
-    /// Makes the workspace what a tree says. Gives how many entries were changed.
+    /// Makes the workspace equal to a tree. Returns the number of changed entries.
     pub async fn restore(&mut self, tree: Digest) -> Result<u64> {
         let durability = self.durability;
         let restored = self.run(move |workspace, store| workspace.restore(TreeId(tree), store, durability)).await?;
@@ -129,7 +130,7 @@ impl Files {
 
 impl Drop for Files {
     fn drop(&mut self) {
-        // Lost in a panic: the next one opens another, which looks at everything.
+        // Lost in a panic: the next use opens another tracker, which scans everything.
         if let Some(workspace) = self.workspace.take() {
             self.kernel.keep_workspace(workspace);
         }
@@ -141,18 +142,18 @@ fn places(host: &Host, kernel: KernelId) -> WorkspacePaths {
     WorkspacePaths { staging: paths.staging, index: paths.dir.join(INDEX), workspace: paths.workspace }
 }
 
-/// A kernel whose files are given to others, as they were at its last capture.
+/// A kernel whose files are copied to new kernels, as of its last capture.
 pub(crate) struct FileDonor {
     kernel: Rc<Kernel>,
     donor: Arc<Donor>,
-    /// Whoever writes to them could not be stopped for an instant: it is not tried again.
+    /// Set once the writers could not be paused; the snapshot is not tried again.
     is_unsettled: Cell<bool>,
 }
 
-/// What files of a kernel's workspace can be given to others: none if it is not sure what is known of them.
+/// A donor of the kernel's workspace files; `None` if the tracker's knowledge is uncertain.
 ///
 /// # Errors
-/// Those of [`Files::of`].
+/// Errors of [`Files::of`].
 pub(crate) async fn donor(host: &Host, kernel: &Rc<Kernel>) -> Result<Option<FileDonor>> {
     let mut files = Files::of(host, kernel).await?;
     let donor = files.run(|workspace, _| workspace.donor()).await?;
@@ -164,7 +165,7 @@ pub(crate) async fn donor(host: &Host, kernel: &Rc<Kernel>) -> Result<Option<Fil
 }
 
 impl FileDonor {
-    /// Takes a snapshot where the file system has such, with what was changed in it since the donor's knowledge.
+    /// Takes a snapshot where the file system supports snapshots, with the changes since the donor's last capture.
     async fn snapshot(&self, host: &Host, places: WorkspacePaths) -> Result<Option<Snapshot>> {
         let donor = Arc::clone(&self.donor);
         let taken = host.store.run_beside(move |_| Ok(donor.snapshot(&places)));
@@ -197,20 +198,20 @@ impl FileDonor {
 /// How a new kernel's workspace was filled.
 #[derive(Default)]
 pub(crate) struct Filled {
-    /// What its files were made from.
+    /// Source of the files.
     pub way: &'static str,
-    /// Why all of them were looked at; empty: only those that might differ.
+    /// Reason for a full scan; empty: only entries that might differ were scanned.
     pub full_walk: String,
-    /// Its files, as they were made, for who copies them once more. Nobody is told of who reads those, yet: to read the parent's makes its
-    /// next checkpoint look at them all.
+    /// The new files, as a source of further copies. No tracker watches them yet; reading the parent's files would
+    /// make its next checkpoint scan all of them.
     pub files: Option<Donor>,
 }
 
-/// Fills the workspace of a kernel that nobody knows yet, from the store and from what there is of its files: a copy of those of `like` that
-/// was made ahead, or a live workspace.
+/// Fills the workspace of an unpublished kernel from the store and from existing files: a prepared copy of `like`, or a
+/// live workspace.
 ///
 /// # Errors
-/// Those of making it; what was made is the caller's to remove.
+/// Errors of creating the files; the caller removes what was created.
 pub(crate) async fn fill(
     host: &Host,
     kernel: KernelId,
@@ -227,7 +228,7 @@ pub(crate) async fn fill(
         });
         match filled.await? {
             Ok(filled) => return Ok(filled),
-            // Nothing depends on one.
+            // Prepared copies are optional.
             Err(error) => {
                 tracing::warn!(%kernel, %error, "a spare workspace could not be used");
                 empty(places.clone()).await?;
@@ -252,7 +253,7 @@ pub(crate) async fn fill(
     Ok(filled.await??)
 }
 
-/// Makes a new workspace an empty folder again.
+/// Empties a new workspace.
 async fn empty(places: WorkspacePaths) -> Result<()> {
     let emptied = tokio::task::spawn_blocking(move || {
         for folder in [&places.workspace, &places.staging] {
@@ -267,8 +268,8 @@ async fn empty(places: WorkspacePaths) -> Result<()> {
     emptied.map_err(|error| Error::internal(format!("a new workspace could not be emptied: {error}")))
 }
 
-/// Keeps what is known of a new workspace, so that its first checkpoint reads nothing again. The tracker does not stay: each is one of
-/// the user's few queues.
+/// Keeps the index of a new workspace, so that its first checkpoint reads no file again. The tracker is closed: each
+/// one uses one of the user's few notification queues.
 fn ended(mut tracker: Tracker, way: &'static str, restored: Restored) -> std::result::Result<Filled, WorkspaceError> {
     tracker.save_made()?;
     let full_walk = restored.stats.full_scan.map(|walk| walk.to_string()).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What a kernel is at one moment, in the store: the engine's state and the files. One wait for the device makes all of it durable.
+//! Captures a kernel's present state into the store: engine state and files. One device flush makes all of it durable.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -15,21 +15,23 @@ use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 use crate::workspace::SharedBatch;
 
-/// What a kernel is. Nothing names it yet.
+/// A captured kernel state. Unreferenced in the store.
 pub(super) struct Gathered {
-    /// What it will be called if it becomes a checkpoint.
+    /// Id of the checkpoint that it may become.
     pub id: CheckpointId,
-    /// The engine's memory.
+    /// The engine's memory copy.
     pub copy: Copy,
     pub parts: StateParts,
-    /// Their list.
+    /// Address of the state list.
     pub state: Digest,
     pub files: CapturedFiles,
     pub objects: Objects,
 }
 
-/// Objects on their way into the store. Until this is dropped, they are kept from garbage collection, and nobody else captures the
-/// same files: he would count on what may yet fail.
+/// Objects on their way into the store.
+///
+/// Until dropped, protects the objects from garbage collection and keeps other captures from the same files: they would
+/// rely on objects that may still fail.
 pub(super) struct Objects {
     pub together: Arc<SharedBatch>,
     files: Files,
@@ -37,10 +39,10 @@ pub(super) struct Objects {
 }
 
 impl Objects {
-    /// Makes everything durable, and one object more.
+    /// Makes all objects durable, and one more.
     ///
     /// # Errors
-    /// The store's: nothing may count on what was gathered.
+    /// Store errors; the captured objects are unusable then.
     pub async fn settle(&mut self, host: &Host, last: Option<Vec<u8>>) -> Result<Option<Digest>> {
         let together = Arc::clone(&self.together);
         let settled = host.store.run_beside(move |_| {
@@ -62,10 +64,11 @@ impl Drop for Objects {
     }
 }
 
-/// Gathers what the kernel is now: the caller holds the worker. With `keep`, the engine keeps a copy of itself in memory.
+/// Captures the kernel's present state; the caller holds the worker. With `keep`, the engine keeps a copy of itself in
+/// memory.
 ///
 /// # Errors
-/// Whatever keeps a part from being captured; the kernel is as it was.
+/// Capture errors of any part; the kernel is unchanged.
 pub(super) async fn gather(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
@@ -75,7 +78,7 @@ pub(super) async fn gather(
     let together = host.store.run_beside(|store| Ok(Arc::new(SharedBatch::begin(store)))).await?;
     let files = Files::of(host, kernel).await?;
     let mut objects = Objects { together: Arc::clone(&together), files, are_durable: false };
-    // What changed since the last time, for the most part: the less is left to do while everything stands still.
+    // Reads most changes in advance, so that less work remains during the freeze.
     let prepared = objects.files.prepare(&together);
     let (prepared, saved) = futures::join!(prepared, state::capture(link, &host.store, &together));
     prepared?;
@@ -84,7 +87,7 @@ pub(super) async fn gather(
     let copy = memory::keep(host, link, kernel.spec.engine, id, keep).await?;
     let still = Quiesced::of(kernel, Some(link)).await?;
     let collected = objects.files.collect(&together).await;
-    // Whatever came of it, the code inside goes on.
+    // The code inside resumes in every case.
     still.end().await?;
     let files = objects.files.finish(collected?).await?;
     Ok(Gathered { id, copy, parts, state, files, objects })

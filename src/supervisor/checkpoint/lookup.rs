@@ -1,4 +1,4 @@
-//! Finds checkpoints, and reads what they hold.
+//! Finds checkpoints, and reads their contents.
 
 use crate::core::checkpoint::{Checkpoint, Manifest, Named, RefError, Reference, StateParts};
 use crate::core::error::{Error, Result};
@@ -9,10 +9,10 @@ use crate::supervisor::kernel::Kernel;
 /// Finds a checkpoint of a kernel by a reference.
 ///
 /// # Errors
-/// `notFound`, `invalidArgument`, and `conflict` with the candidates if it could be several.
+/// `notFound`, `invalidArgument`, and `conflict` with the candidates if the reference is ambiguous.
 pub async fn find(kernel: &Kernel, reference: &str) -> Result<Checkpoint> {
     let name = &kernel.spec.name;
-    let told = |error: RefError| match error {
+    let refusal = |error: RefError| match error {
         RefError::Malformed(_) => Error::invalid(error.to_string()),
         RefError::Ambiguous { .. } => {
             Error::conflict(error.to_string()).reason("ambiguous").hint("give more of its id: `ryokan log` shows it")
@@ -21,29 +21,29 @@ pub async fn find(kernel: &Kernel, reference: &str) -> Result<Checkpoint> {
             Error::not_found(format!("kernel {name}: {error}")).hint(format!("`ryokan log {name}` lists what there is"))
         }
     };
-    let reference: Reference = reference.parse().map_err(told)?;
+    let reference: Reference = reference.parse().map_err(refusal)?;
     let mut all = kernel.records.all_checkpoints().await?;
     all.reverse();
     let named: Vec<Named> = all.iter().map(Named::from).collect();
-    let id = reference.find(&named).map_err(told)?;
+    let id = reference.find(&named).map_err(refusal)?;
     let found = all.into_iter().find(|checkpoint| checkpoint.id == id);
     found.ok_or_else(|| Error::internal("a checkpoint that was found is gone"))
 }
 
-/// What a checkpoint holds; read back and checked.
+/// Contents of a checkpoint, read back and verified.
 ///
 /// # Errors
-/// `corrupt`, `unsupported` for one of a later release.
+/// `corrupt`; `unsupported` for a checkpoint of a later release.
 pub(crate) async fn contents(host: &Host, checkpoint: &Checkpoint) -> Result<(Manifest, StateParts)> {
     let manifest = manifest_of(host, checkpoint).await?;
     let parts = super::state::list(&host.store, manifest.state).await?;
     Ok((manifest, parts))
 }
 
-/// A checkpoint's manifest; read back and checked.
+/// Manifest of a checkpoint, read back and verified.
 ///
 /// # Errors
-/// `corrupt`, `unsupported` for one of a later release.
+/// `corrupt`; `unsupported` for a checkpoint of a later release.
 pub(crate) async fn manifest_of(host: &Host, checkpoint: &Checkpoint) -> Result<Manifest> {
     use crate::core::checkpoint::ManifestError as Wrong;
     let bytes = host.store.get(checkpoint.manifest, limits::MANIFEST_BYTES as u64).await?;

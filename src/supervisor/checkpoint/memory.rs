@@ -1,6 +1,7 @@
-//! The engine's memory: a Python engine keeps a copy of itself for a checkpoint, and a restore goes back to it where it is still there.
+//! The engine's memory: a Python engine keeps a copy of itself for a checkpoint; a restore returns to the copy if it
+//! still exists.
 //!
-//! Nothing here is durable: the saved state is always in the checkpoint, and is what counts when the copy is gone.
+//! Nothing here is durable: the checkpoint always holds the saved state, and is used when the copy is gone.
 
 use std::rc::Rc;
 
@@ -13,32 +14,32 @@ use crate::core::missed::MissedEntry;
 use crate::link::host::WorkerLink;
 use crate::supervisor::host::Host;
 
-/// What a manifest calls a copy that there never was.
+/// Manifest key for a missing copy.
 const KEY: &str = "memory";
-/// Reason of the worker's error that says that there is no copy.
+/// Reason of the worker's error for a missing copy.
 const NO_COPY: &str = "no_copy";
 
-/// A copy that is to be kept.
+/// A request to keep a copy.
 #[derive(Debug, Clone)]
 pub(super) struct Keep {
-    /// Of what type the checkpoint is.
+    /// Type of the checkpoint.
     pub kind: CheckpointType,
-    /// The checkpoint whose copy stays, however many there are.
+    /// Checkpoint whose copy is exempt from eviction.
     pub spare: Option<CheckpointId>,
 }
 
-/// What became of a copy that was to be made.
+/// Result of a request to keep a copy.
 pub(super) struct Copy {
-    /// What the checkpoint does not hold, by name, if there is none.
+    /// Reason why there is no copy, as a missed entry of the checkpoint.
     pub why_not: Option<MissedEntry>,
-    /// How long the engine took, microseconds; `None`: none was wanted.
+    /// Time the engine took, microseconds; `None`: no copy was requested.
     pub took_us: Option<u64>,
 }
 
-/// Has the engine keep a copy of itself for a checkpoint that is being taken, where that makes sense.
+/// Asks the engine to keep a copy of itself for a checkpoint, where a copy is useful.
 ///
 /// # Errors
-/// The worker's.
+/// Worker errors.
 pub(super) async fn keep(
     host: &Host,
     link: &WorkerLink,
@@ -56,24 +57,25 @@ pub(super) async fn keep(
     Ok(Copy { why_not: (!why_not.is_empty()).then(|| missed(why_not)), took_us })
 }
 
-/// Why nothing is to be kept of such a checkpoint.
+/// Reason not to keep a copy for such a checkpoint.
 fn unwanted(host: &Host, engine: EngineName, kind: CheckpointType) -> Option<&'static str> {
     match (engine, kind) {
         (EngineName::Kaish | EngineName::Bash | EngineName::Node, _) => Some(""),
         (EngineName::Python, _) if host.config.engines.python.rollback_memory == 0 => {
             Some("this host's configuration wants no copies")
         }
-        // They come often, and would take the place of those that somebody wanted.
+        // Automatic checkpoints are frequent: their copies would evict requested ones.
         (EngineName::Python, CheckpointType::Auto) => Some("automatic checkpoints keep no copy"),
         (EngineName::Python, CheckpointType::Manual | CheckpointType::System | CheckpointType::Conflict) => None,
     }
 }
 
-/// Brings the engine to a checkpoint: its memory if there is a copy, else its saved state. Gives what is not as it was. `is_there`: what the engine
-/// has is that very state already. May be done twice.
+/// Restores the engine to a checkpoint: from its memory copy if there is one, else from its saved state.
+///
+/// Returns the entries that could not be restored. `is_there`: the engine already has that state. Idempotent.
 ///
 /// # Errors
-/// The worker's, the store's.
+/// Worker errors and store errors.
 pub(super) async fn recall(
     host: &Rc<Host>,
     link: &Rc<WorkerLink>,
@@ -87,7 +89,7 @@ pub(super) async fn recall(
         (None, Some(why)) => why,
         (None, None) => match link.wake(checkpoint.id).await {
             Ok(missed) => {
-                // A crash comes back to what is in `engine.db`: it has to be the same.
+                // A crash resumes from `engine.db`, so it must hold the same state.
                 state::revise(link, host.store.clone(), parts.clone()).await?;
                 let outside = manifest.missed.iter().filter(|missed| !is_engines(&missed.key));
                 return Ok((RestoredFrom::Memory, missed.into_iter().chain(outside.cloned()).collect()));
@@ -104,7 +106,7 @@ pub(super) async fn recall(
     Ok((RestoredFrom::Saved { why_not_memory: why_not }, missed))
 }
 
-/// Whether something that a manifest names as not held is in the engine's memory.
+/// Whether a missed entry of a manifest is in the engine's memory.
 fn is_engines(key: &str) -> bool {
     !key.starts_with("file/") && !key.starts_with("job/")
 }

@@ -1,13 +1,13 @@
 //! Checkpoints: taken, found, restored, undone.
 //!
 //! ```text
-//! take:     wait for the safe point ─▶ engine saves ─▶ freeze ─▶ files ─▶ thaw ─▶ manifest ─▶ row and journal entry: visible
-//! restore:  gather what is now ─▶ read what differs and will be needed ─▶ safety checkpoint of what was gathered
+//! take:     safe point ─▶ engine saves ─▶ freeze ─▶ files ─▶ thaw ─▶ manifest ─▶ row and journal entry: visible
+//! restore:  capture the present state ─▶ verify the objects that differ ─▶ safety checkpoint of the present state
 //!           ─▶ the transition is recorded ─▶ files, state ─▶ mounts, row, journal entry: done
 //! ```
 //!
-//! Everything that a row names is in the store before the row is. A restore that was interrupted is ended before code runs:
-//! finished if that is possible, else reverted to the safety checkpoint.
+//! Every object that a row refers to is stored before the row. An interrupted restore is ended before code runs:
+//! finished if possible, else reverted to the safety checkpoint.
 
 mod archive;
 mod before_stop;

@@ -1,4 +1,4 @@
-//! Which checkpoints stay: retention, pins, removal by name, and what keeps one from going while it is read.
+//! Retention of checkpoints: rules, pins, removal by request, and pins for readers.
 
 use std::rc::Rc;
 
@@ -12,7 +12,7 @@ use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::{Actor, Change};
 
-/// As long as this lives, neither retention nor anybody by name removes the checkpoint.
+/// Protects a checkpoint from retention and from removal by request, until dropped.
 pub(crate) struct ReadPin {
     kernel: Rc<Kernel>,
     id: CheckpointId,
@@ -37,20 +37,21 @@ impl Drop for ReadPin {
     }
 }
 
-/// A checkpoint that was found, kept from going as long as the second part lives.
+/// Pins a checkpoint for a read, until the second part is dropped.
 ///
 /// # Errors
-/// `notFound` if it went meanwhile.
+/// `notFound` if the checkpoint was removed meanwhile.
 pub(crate) async fn hold(kernel: &Rc<Kernel>, checkpoint: Checkpoint) -> Result<(Checkpoint, ReadPin)> {
     let held = ReadPin::begin(kernel, checkpoint.id);
-    // It may have been about to go when it was found: what was asked of the database before has been done when it answers.
+    // The checkpoint may have been about to be removed: the database has completed all earlier requests when it
+    // answers.
     match kernel.records.checkpoint(checkpoint.id).await? {
         Some(checkpoint) => Ok((checkpoint, held)),
         None => Err(Error::not_found(format!("checkpoint {} was removed meanwhile", checkpoint.short_id()))),
     }
 }
 
-/// As [`find`], and keeps what it finds from going.
+/// As [`find`], and pins the checkpoint.
 ///
 /// # Errors
 /// As [`find`].
@@ -60,12 +61,12 @@ pub(crate) async fn find_pinned(kernel: &Rc<Kernel>, reference: &str) -> Result<
 }
 
 impl Kernel {
-    /// How long checkpoints that ryokan takes by itself are kept.
+    /// Retention of automatic checkpoints.
     pub fn retention(&self) -> Retention {
         self.retention.get()
     }
 
-    /// Whether an operation reads that checkpoint.
+    /// Whether an operation reads this checkpoint.
     pub(crate) fn holds(&self, id: CheckpointId) -> bool {
         self.held.borrow().contains_key(&id)
     }
@@ -75,10 +76,10 @@ impl Kernel {
         standing
     }
 
-    /// What becomes of each checkpoint by the rules of retention.
+    /// The fate of each checkpoint by the retention rules.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub(crate) async fn fates(&self, now_ms: i64) -> Result<Vec<(Checkpoint, Fate)>> {
         let standing = self.with_pins(self.records.standing().await?);
         let fates = plan(&self.retention.get(), &standing, now_ms);
@@ -86,24 +87,24 @@ impl Kernel {
     }
 }
 
-/// Removes what retention lets go of a kernel; gives it.
+/// Removes the checkpoints of a kernel that retention expires; returns them.
 ///
 /// # Errors
-/// The database's: then all are there.
+/// Database errors; all checkpoints remain then.
 pub(crate) async fn prune(host: &Host, kernel: &Kernel) -> Result<Vec<Checkpoint>> {
     if kernel.view().checkpoints == 0 {
         return Ok(Vec::new());
     }
     let (now_ms, policy) = (host.now_ms(), kernel.retention.get());
     let fates = kernel.fates(now_ms).await?;
-    // Until then only a new checkpoint changes anything, and each is followed by its own look.
+    // Until then only a new checkpoint changes the result, and each new checkpoint is followed by its own pruning.
     let oldest = fates.iter().filter(|(one, fate)| fate.stays() && is_automatic(one)).map(|(one, _)| one.at_ms).min();
     let keep_ms = policy.keep_for_ms.and_then(|ms| i64::try_from(ms).ok());
     kernel.prune_due_ms.set(oldest.zip(keep_ms).map_or(i64::MAX, |(at_ms, keep)| at_ms.saturating_add(keep)));
     if fates.iter().all(|(_, fate)| fate.stays()) {
         return Ok(Vec::new());
     }
-    let gone = {
+    let expired = {
         let _names = host.upkeep.names.read().await;
         let held: Vec<CheckpointId> = kernel.held.borrow().keys().copied().collect();
         let choose = move |standing: &Standing| {
@@ -114,13 +115,13 @@ pub(crate) async fn prune(host: &Host, kernel: &Kernel) -> Result<Vec<Checkpoint
         };
         kernel.records.thin_checkpoints(Box::new(choose)).await?
     };
-    if !gone.is_empty() {
-        told(host, kernel, &gone).await;
+    if !expired.is_empty() {
+        publish_expired(host, kernel, &expired).await;
     }
-    Ok(gone)
+    Ok(expired)
 }
 
-async fn told(host: &Host, kernel: &Kernel, gone: &[Checkpoint]) {
+async fn publish_expired(host: &Host, kernel: &Kernel, gone: &[Checkpoint]) {
     host.upkeep.gone.set(host.upkeep.gone.get() + 1);
     {
         let mut view = kernel.view.borrow_mut();
@@ -138,10 +139,10 @@ async fn told(host: &Host, kernel: &Kernel, gone: &[Checkpoint]) {
     host.events.publish(&kernel.event_name, "checkpoints_expired", detail);
 }
 
-/// Checkpoints that one event names.
+/// Checkpoints named in one event.
 const NAMED: usize = 100;
 
-/// Looks at what retention lets go, beside whatever goes on.
+/// Prunes expired checkpoints in the background.
 pub(super) fn prune_soon(host: &Rc<Host>, kernel: &Rc<Kernel>) {
     let (host, kernel) = (Rc::clone(host), Rc::clone(kernel));
     tokio::task::spawn_local(async move {
@@ -151,7 +152,7 @@ pub(super) fn prune_soon(host: &Rc<Host>, kernel: &Rc<Kernel>) {
     });
 }
 
-/// Removes a checkpoint because somebody asks for it.
+/// Removes a checkpoint by request.
 ///
 /// # Errors
 /// `notFound`; `conflict` if the kernel needs it, or is at another version.
@@ -167,7 +168,7 @@ pub async fn remove(host: &Rc<Host>, kernel: &Rc<Kernel>, reference: &str, chang
     Ok(found)
 }
 
-/// Keeps a checkpoint from retention, or no longer.
+/// Pins or unpins a checkpoint.
 ///
 /// # Errors
 /// `notFound`, `conflict` with the candidates, `busy` (leased).
@@ -184,15 +185,15 @@ pub async fn pin(host: &Rc<Host>, kernel: &Rc<Kernel>, reference: &str, pinned: 
     Ok(())
 }
 
-/// Says how long checkpoints that ryokan takes by itself are kept from now on. Gives how many went because of that.
+/// Sets the retention of automatic checkpoints. Returns the number of checkpoints removed as a result.
 ///
 /// # Errors
-/// `invalidArgument`, `conflict`, and the catalog's.
+/// `invalidArgument`, `conflict`, and catalog errors.
 pub async fn set_retention(host: &Rc<Host>, kernel: &Rc<Kernel>, retention: Retention, change: Change) -> Result<u64> {
     retention.check().map_err(|error| Error::invalid(error.to_string()))?;
     kernel.change_retention(change, retention).await?;
-    // Whoever asked may be gone by then: what is begun is ended, with all that is written down of it. The rule holds whatever becomes of
-    // its first use: there will be others.
+    // The client may disconnect: a started change completes, with all its records. The rule holds even if this first
+    // pruning fails: later ones follow.
     let (host, kernel) = (Rc::clone(host), Rc::clone(kernel));
     let first = tokio::task::spawn_local(async move {
         prune(&host, &kernel).await.map(|gone| gone.len()).unwrap_or_else(|error| {

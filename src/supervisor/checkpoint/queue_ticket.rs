@@ -1,4 +1,4 @@
-//! The safe point: a kernel's own turn between two executions, waited for with a bound and given up without a trace.
+//! The safe point: a moment between two executions, awaited with a time limit and abandoned without effect.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -9,13 +9,13 @@ use crate::link::host::WorkerLink;
 use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::{Trace, Turn, Waiting};
 
-/// Who waits. Dropping it before its turn came takes it out of the queue.
+/// A queued request. Dropping the ticket before its start removes the request from the queue.
 pub(super) struct Ticket {
     turn: Waiting,
     kernel: Rc<Kernel>,
 }
 
-/// For whom something waits in a task of its own. Dropped before its turn came, it takes that out of the queue.
+/// Guards a request that waits in its own task. Dropping the guard before the start removes the request from the queue.
 pub(super) struct TicketGuard(Rc<Ticket>);
 
 impl Drop for TicketGuard {
@@ -25,19 +25,19 @@ impl Drop for TicketGuard {
 }
 
 impl Ticket {
-    /// That of somebody who has not asked yet.
+    /// A ticket for a request that is not queued yet.
     pub(super) fn new(kernel: &Rc<Kernel>) -> Rc<Ticket> {
         Rc::new(Ticket { turn: Rc::new(Cell::new(Turn::Waits)), kernel: Rc::clone(kernel) })
     }
 
-    /// The same, to be given to a task; and for how long it is wished.
+    /// A ticket for a separate task, and the guard that keeps it queued.
     pub(super) fn with_guard(kernel: &Rc<Kernel>) -> (Rc<Ticket>, TicketGuard) {
-        let patience = Ticket::new(kernel);
-        let wish = TicketGuard(Rc::clone(&patience));
-        (patience, wish)
+        let ticket = Ticket::new(kernel);
+        let guard = TicketGuard(Rc::clone(&ticket));
+        (ticket, guard)
     }
 
-    /// Whether its turn had not come.
+    /// Gives up the request; returns whether it had not started.
     fn give_up(&self) -> bool {
         let waits = self.turn.get() == Turn::Waits;
         if waits {
@@ -54,12 +54,13 @@ impl Drop for Ticket {
     }
 }
 
-/// Does `work` when nothing runs, what was asked before included. Once begun it goes on to its end, whoever still waits for it.
+/// Runs `work` once all earlier requests have ended and nothing runs. Once started, `work` completes even if the caller
+/// is gone.
 ///
 /// # Errors
-/// `deadline` if its turn did not come in time: then nothing was done. And those of `work`.
+/// `deadline` if `work` did not start in time; it never runs then. Also errors of `work`.
 pub(super) async fn take<T, F>(
-    patience: Rc<Ticket>,
+    ticket: Rc<Ticket>,
     trace: Trace,
     wait: Duration,
     work: impl FnOnce(Rc<WorkerLink>) -> F + 'static,
@@ -68,7 +69,7 @@ where
     T: 'static,
     F: Future<Output = Result<T>> + 'static,
 {
-    let (kernel, turn) = (Rc::clone(&patience.kernel), Rc::clone(&patience.turn));
+    let (kernel, turn) = (Rc::clone(&ticket.kernel), Rc::clone(&ticket.turn));
     let begins = Rc::clone(&turn);
     let done = kernel.change_with_worker(trace, turn, move |link| async move {
         match begins.replace(Turn::Begun) {
@@ -82,7 +83,7 @@ where
         done = &mut done => return done,
         () = tokio::time::sleep(wait) => {}
     }
-    if patience.give_up() {
+    if ticket.give_up() {
         let name = &kernel.spec.name;
         return Err(Error::deadline(format!("kernel {name} was not at rest within {} s", wait.as_secs_f32()))
             .hint("interrupt what runs, or ask for that with --interrupt"));

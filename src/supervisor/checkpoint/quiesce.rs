@@ -1,4 +1,4 @@
-//! A workspace that stands still: everything that could write to it is stopped, in the kernel and in the other sessions.
+//! A quiesced workspace: every possible writer is frozen, in the kernel and in the other sessions.
 
 use std::rc::Rc;
 
@@ -8,7 +8,7 @@ use crate::link::host::WorkerLink;
 use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::sharing::FilesHold;
 
-/// Workers in which nothing runs until [`Quiesced::end`].
+/// Frozen workers; nothing runs in them until [`Quiesced::end`].
 pub(super) struct Quiesced {
     own: Option<Rc<WorkerLink>>,
     others: Vec<Rc<WorkerLink>>,
@@ -16,10 +16,10 @@ pub(super) struct Quiesced {
 }
 
 impl Quiesced {
-    /// Stops the kernel's worker, which the caller holds, if there is one, and those of the other sessions.
+    /// Freezes the kernel's worker, which the caller holds, if there is one, and the workers of the other sessions.
     ///
     /// # Errors
-    /// If one does not stop: then all go on.
+    /// If a worker does not freeze; all workers resume then.
     pub async fn of(kernel: &Rc<Kernel>, link: Option<&Rc<WorkerLink>>) -> Result<Quiesced> {
         let hold = kernel.hold_files();
         if let Some(link) = link {
@@ -30,10 +30,10 @@ impl Quiesced {
             let Some(link) = other.link.borrow().clone() else { continue };
             match link.freeze_at_work().await {
                 Ok(()) => still.others.push(link),
-                // It has just ended, or is about to: what it still writes is seen as what it is.
+                // The worker has just ended, or is about to; its last writes are captured as ordinary changes.
                 Err(error) if matches!(error.code, ErrorCode::Lost | ErrorCode::Unavailable) => {}
                 Err(error) => {
-                    // It may have stopped though its answer did not come.
+                    // The worker may be frozen although its reply was lost.
                     let _ = link.thaw().await;
                     still.end().await?;
                     return Err(error);
@@ -43,10 +43,10 @@ impl Quiesced {
         Ok(still)
     }
 
-    /// Lets everything go on.
+    /// Resumes all workers.
     ///
     /// # Errors
-    /// The own worker's.
+    /// Errors of the kernel's own worker.
     pub async fn end(self) -> Result<()> {
         for other in &self.others {
             if let Err(error) = other.thaw().await {
@@ -60,17 +60,18 @@ impl Quiesced {
     }
 }
 
-/// Stops whatever may write to the kernel's files for a moment, and lets it go on: nothing is within a call then that changes a
-/// file, so what was changed before has been told.
+/// Freezes all writers of the kernel's files for a moment, then resumes them.
+///
+/// No writer is inside a file operation at that moment, so all earlier changes have been notified.
 ///
 /// # Errors
-/// If one did not stop.
+/// If a worker did not freeze.
 pub(super) async fn settle(kernel: &Rc<Kernel>) -> Result<()> {
     let _hold = kernel.hold_files();
     for session in std::iter::once(Rc::clone(kernel)).chain(kernel.others()) {
         let Some(link) = session.link.borrow().clone() else { continue };
         let frozen = link.freeze_at_work().await;
-        // Also if it failed: it may have stopped though its answer did not come.
+        // Also after a failure: the worker may be frozen although its reply was lost.
         let thawed = link.thaw().await;
         frozen.and(thawed)?;
     }

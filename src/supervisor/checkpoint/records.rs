@@ -1,4 +1,4 @@
-//! What a kernel keeps of its checkpoints.
+//! Checkpoint records of a kernel.
 
 use crate::catalog::state::{
     Added, Beginning, EntryKind, Finished, Head, NewCheckpoint, NewEntry, Restored, Selection,
@@ -17,10 +17,10 @@ use crate::supervisor::kernel::journal::{Records, version_after};
 pub(crate) type Grants = (Vec<GivenMount>, Vec<(String, McpTransport)>);
 
 impl Records {
-    /// Makes a checkpoint visible, with its entry in the journal.
+    /// Makes a checkpoint visible, with its journal entry.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub(super) async fn add_checkpoint(&self, new: NewCheckpoint, actor: &Actor) -> Result<Added> {
         let named = if new.name.is_empty() { String::new() } else { format!(" {:?}", new.name) };
         let entry = NewEntry {
@@ -28,7 +28,7 @@ impl Records {
             at_ms: new.at_ms,
             actor: actor.to_string(),
             text: format!("checkpoint {}{named} ({})", new.id, new.kind.name()),
-            // The summary stays here when the checkpoint goes.
+            // The summary remains in the journal after the checkpoint is removed.
             detail_json: serde_json::json!({
                 "checkpoint": new.id, "manifest": new.manifest, "summary": new.summary,
             })
@@ -37,10 +37,10 @@ impl Records {
         Ok(self.state.add_checkpoint(new, entry).await?)
     }
 
-    /// A checkpoint.
+    /// Reads a checkpoint.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub(crate) async fn checkpoint(&self, id: CheckpointId) -> Result<Option<Checkpoint>> {
         Ok(self.state.checkpoint(id).await?)
     }
@@ -48,7 +48,7 @@ impl Records {
     /// A page of checkpoints before a number, newest first.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub async fn checkpoints(&self, before: u64, most: usize) -> Result<Vec<Checkpoint>> {
         Ok(self.state.checkpoints(before, most).await?)
     }
@@ -56,7 +56,7 @@ impl Records {
     /// Every checkpoint, newest first.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub(crate) async fn all_checkpoints(&self) -> Result<Vec<Checkpoint>> {
         let (mut all, mut before) = (Vec::new(), u64::MAX);
         loop {
@@ -67,39 +67,39 @@ impl Records {
         }
     }
 
-    /// Where the kernel is among its checkpoints.
+    /// The kernel's position among its checkpoints.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub async fn head(&self) -> Result<Head> {
         Ok(self.state.head().await?)
     }
 
-    /// Keeps a checkpoint from retention, or no longer.
+    /// Pins or unpins a checkpoint.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub async fn pin_checkpoint(&self, id: CheckpointId, pinned: bool) -> Result<bool> {
         Ok(self.state.pin_checkpoint(id, pinned).await?)
     }
 
-    /// All checkpoints, and which of them the kernel needs.
+    /// All checkpoints, and the subset that the kernel needs.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub(super) async fn standing(&self) -> Result<Standing> {
         Ok(self.state.standing().await?)
     }
 
-    /// Removes the checkpoints that `choose` names; gives them.
+    /// Removes the checkpoints that `choose` selects; returns them.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub(super) async fn thin_checkpoints(&self, choose: Selection) -> Result<Vec<Checkpoint>> {
         Ok(self.state.prune_checkpoints(choose).await?)
     }
 
-    /// Removes a checkpoint; gives the version with that.
+    /// Removes a checkpoint; returns the new version.
     ///
     /// # Errors
     /// `notFound`; `conflict` if the kernel needs it.
@@ -115,10 +115,10 @@ impl Records {
         Ok(version_after(self.state.remove_checkpoint(checkpoint.id, entry).await?))
     }
 
-    /// Whether anything but messages happened since the kernel came to where it is among its checkpoints.
+    /// Whether anything but messages was journalled since the kernel reached its position among the checkpoints.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub(crate) async fn changed_since_head(&self) -> Result<bool> {
         Ok(self.state.changed_since_head().await?)
     }
@@ -126,7 +126,7 @@ impl Records {
     /// The mounts added since creation, and the MCP servers.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub(crate) async fn grants(&self) -> Result<Grants> {
         let (mounts, mcp) = (self.state.mounts(), self.state.mcp_servers());
         Ok((mounts.await?, mcp.await?))
@@ -135,15 +135,15 @@ impl Records {
     /// Records a transition's intent.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub(crate) async fn begin_transition(&self, record: Record) -> Result<()> {
         Ok(self.state.begin_transition(record).await?)
     }
 
-    /// Records that a transition's outcome holds; gives the number of the journal's entry.
+    /// Records that a transition's outcome holds; returns the number of the journal entry.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub(crate) async fn commit_transition(&self, entry: NewEntry) -> Result<u64> {
         Ok(self.state.commit_transition(entry).await?)
     }
@@ -151,7 +151,7 @@ impl Records {
     /// Records that a transition is reverted.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub(crate) async fn abort_transition(&self) -> Result<()> {
         Ok(self.state.abort_transition().await?)
     }
@@ -159,7 +159,7 @@ impl Records {
     /// Deletes the record of a transition that has ended.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub(crate) async fn clear_transition(&self) -> Result<()> {
         Ok(self.state.clear_transition().await?)
     }
@@ -167,7 +167,7 @@ impl Records {
     /// Ends a restore.
     ///
     /// # Errors
-    /// `conflict` if the checkpoint is gone.
+    /// `conflict` if the checkpoint was removed.
     pub(crate) async fn finish_restore(&self, done: Restored) -> Result<Finished> {
         Ok(self.state.finish_restore(done).await?)
     }
@@ -175,7 +175,7 @@ impl Records {
     /// Writes a new kernel's first records.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub(crate) async fn begin_kernel(&self, beginning: Beginning) -> Result<()> {
         Ok(self.state.begin(beginning).await?)
     }
@@ -183,7 +183,7 @@ impl Records {
     /// The blobs that the kernel could read at a time, milliseconds since 1970.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub(crate) async fn blobs_granted_until(&self, at_ms: i64) -> Result<Vec<Digest>> {
         Ok(self.state.blobs_granted_until(at_ms).await?)
     }

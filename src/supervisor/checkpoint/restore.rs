@@ -1,4 +1,4 @@
-//! Going back to a checkpoint: all of it or nothing, and never further than the next undo.
+//! Restores a checkpoint: completely or not at all, and always undoable.
 
 use std::path::Path;
 use std::rc::Rc;
@@ -32,18 +32,18 @@ use crate::supervisor::kernel::command::{Actor, Change, Trace};
 use crate::supervisor::kernel::journal::version_after;
 use crate::supervisor::kernel::transition::ExclusiveTransition;
 
-/// A checkpoint with what it holds.
+/// A checkpoint with its contents.
 struct Target {
     checkpoint: Checkpoint,
     manifest: Manifest,
     parts: StateParts,
 }
 
-/// Brings a kernel to one of its checkpoints.
+/// Restores a kernel to one of its checkpoints.
 ///
 /// # Errors
-/// `notFound`, `conflict` (version, another restore, ambiguous), `refused`, `corrupt`: nothing was touched then. What fails later is
-/// taken back: the kernel is as it was.
+/// `notFound`, `conflict` (version, another restore, ambiguous), `refused`, `corrupt`; nothing was changed then. A
+/// later failure is rolled back: the kernel is as before.
 pub async fn restore(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
@@ -55,10 +55,10 @@ pub async fn restore(
     to(host, kernel, checkpoint, options, change).await
 }
 
-/// Goes back to where the kernel was before its last restore. Once more: forwards again.
+/// Returns to the state before the last restore. A second undo returns to the restored state.
 ///
 /// # Errors
-/// `notFound` if nothing was restored, and those of [`restore`].
+/// `notFound` if nothing was restored, and errors of [`restore`].
 pub async fn undo(host: &Rc<Host>, kernel: &Rc<Kernel>, change: Change) -> Result<Restoration> {
     let name = &kernel.spec.name;
     let none = || Error::not_found(format!("nothing was restored in kernel {name}, so there is nothing to undo"));
@@ -66,7 +66,7 @@ pub async fn undo(host: &Rc<Host>, kernel: &Rc<Kernel>, change: Change) -> Resul
         none().hint(format!("`ryokan log {name}` lists checkpoints; `ryokan restore {name} REF` goes back to one"))
     })?;
     let checkpoint = kernel.records.checkpoint(id).await?.ok_or_else(none)?;
-    // What the restore did to decisions and artifacts is taken back with it: that needs no asking.
+    // The restore's effects on decisions and artifacts are undone with it, without confirmation.
     to(host, kernel, checkpoint, Options::default(), change).await
 }
 
@@ -79,7 +79,7 @@ async fn to(
 ) -> Result<Restoration> {
     let begun = Instant::now();
     let transition = Rc::new(ExclusiveTransition::begin(kernel, Kind::Restore)?);
-    // Until the database knows that it is being restored, and the files are its own.
+    // Pinned until the database records the restore and the files are the kernel's own.
     let (checkpoint, held) = hold(kernel, checkpoint).await?;
     let target = load(host, kernel, checkpoint).await?;
     validate_spec(host, kernel, &target)?;
@@ -91,13 +91,15 @@ async fn to(
     }
     let (actor, change) = (change.actor.clone(), Trace::Transition(change));
     let (host, kernel) = (Rc::clone(host), Rc::clone(kernel));
-    // Until its turn comes it is given up with its client: what that does not see any more must not undo the work of others.
-    let (patience, _wish) = queue_ticket::Ticket::with_guard(&kernel);
-    // In a task of its own: once something was touched it goes on to one of its two ends, whoever still waits for it.
+    // While queued, the restore is dropped with its client: a restore that the client does not see must not undo
+    // others' work.
+    let (ticket, _guard) = queue_ticket::Ticket::with_guard(&kernel);
+    // In its own task: once it has changed something, the restore runs to one of its two ends even if the client is
+    // gone.
     let restoring = tokio::task::spawn_local(async move {
         let _held = held;
         let (of, own, owned) = (Rc::clone(&host), Rc::clone(&kernel), Rc::clone(&transition));
-        let done = queue_ticket::take(patience, change, limits::CHECKPOINT_WAIT, move |link| async move {
+        let done = queue_ticket::take(ticket, change, limits::CHECKPOINT_WAIT, move |link| async move {
             perform(&of, &own, &link, &owned, target, options, &actor).await
         });
         match done.await {
@@ -112,9 +114,9 @@ async fn to(
     restoring.await.map_err(|error| Error::internal(error.to_string()))?
 }
 
-/// After a restore that failed half-way: leaves going back to recovery, and waits for it.
+/// Reverts a restore that failed half-way: starts the recovery, and waits for it.
 async fn revert(host: &Rc<Host>, kernel: &Rc<Kernel>, transition: Rc<ExclusiveTransition>, failed: Error) -> Error {
-    // Where even that cannot be written, recovery may finish the restore instead: either is a whole state.
+    // If the revert cannot be recorded, recovery may finish the restore instead: either state is complete.
     if let Err(error) = transition.abort(host).await {
         tracing::warn!(kernel = %kernel.spec.name, %error, "a failed restore could not be recorded as such");
     }
@@ -130,7 +132,7 @@ async fn revert(host: &Rc<Host>, kernel: &Rc<Kernel>, transition: Rc<ExclusiveTr
     }
 }
 
-/// What a checkpoint of this kernel says that it holds.
+/// Loads the contents of a checkpoint of this kernel.
 async fn load(host: &Rc<Host>, kernel: &Rc<Kernel>, checkpoint: Checkpoint) -> Result<Target> {
     let short = checkpoint.short_id();
     if !checkpoint.restore_point {
@@ -147,7 +149,7 @@ async fn load(host: &Rc<Host>, kernel: &Rc<Kernel>, checkpoint: Checkpoint) -> R
     Ok(Target { checkpoint, manifest, parts })
 }
 
-/// Whether the content is there of what artifacts are to be again.
+/// Checks that the contents of restored artifacts exist.
 async fn check_artifacts(host: &Host, target: &Target) -> Result<()> {
     let wanted: Vec<(String, Digest)> =
         target.manifest.work.artifacts.iter().map(|artifact| (artifact.name.clone(), artifact.hash)).collect();
@@ -161,7 +163,7 @@ async fn check_artifacts(host: &Host, target: &Target) -> Result<()> {
     }
 }
 
-/// Whether what was given may still be given.
+/// Checks that the recorded mounts are still allowed.
 fn validate_spec(host: &Host, kernel: &Kernel, target: &Target) -> Result<()> {
     target.manifest.mounts.iter().try_for_each(|GivenMount { mount, real }| {
         host.check_given(kernel.uid, Path::new(&mount.source), real.as_deref().map(Path::new)).map(drop)
@@ -177,7 +179,7 @@ async fn perform(
     options: Options,
     actor: &Actor,
 ) -> Result<Restoration> {
-    // From here to the end nothing begins where the same files are: what it wrote would be in neither of the two checkpoints.
+    // From here on no session of the workspace starts work: its writes would be in neither checkpoint.
     let _hold = kernel.hold_files();
     if kernel.thread_of.is_none() {
         kernel.refuse_if_others_run()?;
@@ -189,7 +191,7 @@ async fn perform(
         name => format!("before restore of {name}"),
     };
     let name = name.chars().take(limits::CHECKPOINT_NAME_BYTES / 4).collect::<String>();
-    // Out of a restore that could not be ended there is nothing whole to be kept: what was taken before that one is.
+    // A restore that could not be ended leaves no complete state to capture: its own safety checkpoint applies.
     let Target { manifest, parts, .. } = &target;
     let unfinished = kernel.transitions.borrow().record().and_then(safety_of);
     let (safety, present, objects_read) = match unfinished {
@@ -198,7 +200,7 @@ async fn perform(
             (safety, None, None)
         }
         None => {
-            // The copy of the one that is restored is not to go for this.
+            // The new copy must not evict the copy of the restored checkpoint.
             let keep = Keep { kind: CheckpointType::System, spare: Some(target.checkpoint.id) };
             let gathered = gather(host, kernel, link, Some(keep)).await?;
             let present = Present::of(&gathered, kernel);
@@ -208,7 +210,7 @@ async fn perform(
         }
     };
     let id = target.checkpoint.id;
-    // Before its files are touched: a mount goes with the folder on which it stands.
+    // Before the files change: a mount is removed with its directory.
     kernel.part_with_mounts(target.manifest.mounts.clone()).await?;
     let intent = Transition::Restore { target: id, safety, options };
     if let Err(error) = transition.record(intent, actor.to_string(), host.now_ms()).await {
@@ -219,7 +221,7 @@ async fn perform(
     let applied = apply(host, kernel, Some(link), transition, &target, present.as_ref(), restoring).await?;
     let Applied { finished, engine, missed, files_changed, engine_us } = applied;
     let version = version_after(finished.sequence);
-    // How much it was: the more differs, the more is read.
+    // Extent of the restore: more differences mean more reads.
     let detail = serde_json::json!({
         "id": id, "name": target.checkpoint.name, "safety": safety, "files_changed": files_changed,
         "objects_read": objects_read, "engine": engine, "engine_us": engine_us,
@@ -232,24 +234,24 @@ async fn perform(
     Ok(Restoration { checkpoint, safety, version, missed, files_changed, engine, decisions_changed, artifacts_changed })
 }
 
-/// What a restore did, once it is done.
+/// Result of a restore.
 struct Applied {
     finished: Finished,
     engine: RestoredFrom,
     missed: Vec<MissedEntry>,
     files_changed: u64,
-    /// How long it took to bring the engine back, microseconds.
+    /// Time to restore the engine, microseconds.
     engine_us: u64,
 }
 
-/// What a restore is asked for.
+/// Parameters of a restore.
 struct Restoring {
     safety: CheckpointId,
     actor: String,
     options: Options,
 }
 
-/// Files first, then the engine's state, then the records. Each step may be repeated. Without a worker, the next one finds the
+/// Restores files, then engine state, then records. Each step is idempotent. Without a worker, the next one finds the
 /// engine's state in `engine.db`.
 async fn apply(
     host: &Rc<Host>,
@@ -263,7 +265,7 @@ async fn apply(
     transition.enter(Step::Files)?;
     let files_changed = match kernel.thread_of {
         None => restore_files(host, kernel, link, target.manifest.workspace.tree).await?,
-        // They are another kernel's, and that one's to restore.
+        // Another kernel owns the files and restores them.
         Some(_) => 0,
     };
     let begun = tokio::time::Instant::now();
@@ -332,14 +334,14 @@ async fn restore_files(
 }
 
 impl Kernel {
-    /// A checkpoint that the kernel's own records name.
+    /// A checkpoint that the kernel's own records refer to.
     pub(super) async fn recorded(&self, id: CheckpointId) -> Result<Checkpoint> {
         let found = self.records.checkpoint(id).await?;
         found.ok_or_else(|| Error::corrupt(format!("checkpoint {id}, which kernel {} needs, is gone", self.spec.name)))
     }
 }
 
-/// The checkpoint before the restore that this record is of.
+/// The safety checkpoint of this restore record.
 fn safety_of(record: &Record) -> Option<CheckpointId> {
     match record.transition {
         Transition::Restore { safety, .. } => Some(safety),
@@ -347,10 +349,10 @@ fn safety_of(record: &Record) -> Option<CheckpointId> {
     }
 }
 
-/// Ends a restore that was interrupted: with the worker that is there, or without one.
+/// Ends an interrupted restore: with the live worker, or without one.
 ///
 /// # Errors
-/// What keeps it from both ends. The next attempt may have another worker.
+/// Errors that prevent both ends. The next attempt may have another worker.
 pub(crate) async fn recover(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
@@ -373,7 +375,7 @@ pub(crate) async fn recover(
     ended.map(drop)
 }
 
-/// Gives the outcome's name.
+/// Finishes or reverts the restore; returns the outcome's name.
 async fn finish_or_revert(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
@@ -396,7 +398,7 @@ async fn finish_or_revert(
         };
         match finish.await {
             Ok(_) => return Ok("finished"),
-            // The next attempt does without this worker.
+            // The next attempt runs without this worker.
             Err(error) if link.is_some() && may_be_of_worker(&error) => return Err(error),
             Err(error) => {
                 tracing::warn!(kernel = %kernel.spec.name, %error, "an interrupted restore cannot go on: it goes back");
@@ -406,13 +408,13 @@ async fn finish_or_revert(
     }
     let target = load(host, kernel, kernel.recorded(safety).await?).await?;
     verify::whole(&host.store, &target.manifest, &target.parts).await?;
-    // Nothing was recorded yet of what was asked beside.
+    // The restore's further options are not recorded yet.
     let restoring = Restoring { safety, actor, options: Options::default() };
     apply(host, kernel, link, transition, &target, None, restoring).await?;
     Ok("reverted")
 }
 
-/// Whether another worker may not fail so.
+/// Whether the error may be specific to this worker.
 fn may_be_of_worker(error: &Error) -> bool {
     match error.code {
         ErrorCode::Lost | ErrorCode::Deadline | ErrorCode::Unavailable | ErrorCode::Internal => true,

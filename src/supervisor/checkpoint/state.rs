@@ -1,4 +1,4 @@
-//! The engine's state into the store and back: one object for each entry, and one that lists them.
+//! Saves and loads the engine's state: one object per entry, and one object that lists them.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -21,16 +21,16 @@ use crate::supervisor::kernel::engine_state;
 
 use crate::workspace::SharedBatch;
 
-/// Format of the state as a whole, as `engine.db` notes it.
+/// Format of the whole state, as recorded in `engine.db`.
 const STATE_FORMAT: u32 = 1;
 
-/// Bodies that are read from the worker before they go to the store together, bytes.
+/// Batch size of bodies that are read from the worker before they are stored, bytes.
 const TOGETHER_BYTES: usize = 8 << 20;
 
-/// Has the engine save, and stores what the store does not have yet. Gives the list and its address.
+/// Asks the engine to save, and stores new entries. Returns the list and its address.
 ///
 /// # Errors
-/// The engine's, `corrupt` if `engine.db` is damaged, and the store's.
+/// Engine errors, `corrupt` if `engine.db` is damaged, and store errors.
 pub(super) async fn capture(
     link: &Rc<WorkerLink>,
     store: &StoreHandle,
@@ -88,7 +88,7 @@ async fn put_all(store: &StoreHandle, objects: &Arc<SharedBatch>, bodies: BTreeM
     }
 }
 
-/// Reads a list.
+/// Reads a state list.
 ///
 /// # Errors
 /// `corrupt`.
@@ -97,10 +97,10 @@ pub(super) async fn list(store: &StoreHandle, at: Digest) -> Result<StateParts> 
     StateParts::decode(&bytes).map_err(|error| Error::corrupt(format!("list of engine state {at}: {error}")))
 }
 
-/// Makes `engine.db` what this list says; the engine is so already. Only what differs is read and sent.
+/// Makes `engine.db` equal to this list; the engine already has this state. Only differences are read and sent.
 ///
 /// # Errors
-/// The worker's, the store's; `engine.db` is as before then.
+/// Worker errors and store errors; `engine.db` is unchanged then.
 pub(super) async fn revise(link: &Rc<WorkerLink>, store: StoreHandle, wanted: StateParts) -> Result<()> {
     let there: BTreeMap<String, StatePart> =
         parts(link.state_heads().await?)?.into_iter().map(|part| (part.key.clone(), part)).collect();
@@ -111,7 +111,7 @@ pub(super) async fn revise(link: &Rc<WorkerLink>, store: StoreHandle, wanted: St
     link.revise(gone, chunks(store, StateParts { entries })).await
 }
 
-/// The entries in pieces that fit a frame, each read when its turn comes.
+/// Splits the entries into chunks that fit a frame; each entry is read on demand.
 pub(super) fn chunks(store: StoreHandle, parts: StateParts) -> impl Stream<Item = Result<StateChunk>> {
     futures::stream::iter(parts.entries).flat_map(move |part| {
         let store = store.clone();
@@ -126,7 +126,7 @@ pub(super) fn chunks(store: StoreHandle, parts: StateParts) -> impl Stream<Item 
     })
 }
 
-/// Writes the engine's state where the kernel's next worker finds it.
+/// Writes the engine's state to `engine.db`, for the kernel's next worker.
 pub(crate) async fn load_engine(
     host: &Host,
     id: KernelId,
@@ -138,7 +138,7 @@ pub(crate) async fn load_engine(
         return Ok(());
     }
     let state = host.drivers.of(isolation)?.engine_state(&host.home(id, None));
-    // No manifest names the version that wrote it; the engine that reads it reports its own.
+    // No manifest records the version of the writer; the engine that reads the state reports its own.
     let info = EngineInfo { name: engine.name().into(), version: String::new(), format: STATE_FORMAT };
     let loaded = host.store.run_beside(move |store| {
         let mut failed = None;

@@ -1,4 +1,4 @@
-//! Takes a checkpoint: gathers what the kernel is, stores it, makes it visible.
+//! Takes a checkpoint: captures the kernel's state, stores it, makes it visible.
 
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -21,22 +21,22 @@ use crate::supervisor::kernel::command::{Actor, Change, Trace};
 use crate::supervisor::kernel::journal::version_after;
 use crate::supervisor::kernel::{Kernel, work_detail};
 
-/// So many files that could not be read are named in an event.
+/// Unreadable files named in one event.
 const UNREADABLE_TOLD: usize = 20;
 
 /// Takes a checkpoint at the next safe point.
 ///
 /// # Errors
-/// `deadline` if the kernel did not come to rest, `conflict`, and whatever keeps a part from being captured: then there is no
-/// checkpoint, and the kernel is as it was.
+/// `deadline` if the kernel did not become idle, `conflict`, and capture errors of any part; there is no checkpoint
+/// then, and the kernel is unchanged.
 pub async fn take(host: &Rc<Host>, kernel: &Rc<Kernel>, taking: CheckpointRequest, actor: Actor) -> Result<Checkpoint> {
     Ok(take_with(host, kernel, taking, actor, None).await?.0)
 }
 
-/// As [`take`], together with a change of the work: both or neither. Gives what that gave, too.
+/// As [`take`], combined atomically with a workflow change. Also returns the outcome of the change.
 ///
 /// # Errors
-/// As [`take`], and those of the change.
+/// As [`take`], and errors of the change.
 pub(crate) async fn take_with(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
@@ -45,7 +45,7 @@ pub(crate) async fn take_with(
     with: Option<Together>,
 ) -> Result<(Checkpoint, Option<Outcome>)> {
     taking.check()?;
-    // Before anything is interrupted for it.
+    // Checked before anything is interrupted.
     let version = kernel.view().version;
     if taking.expected_version != 0 && taking.expected_version != version {
         let (name, wanted) = (&kernel.spec.name, taking.expected_version);
@@ -80,7 +80,7 @@ pub(super) async fn capture(
     seal(host, kernel, gathered, taking, actor, with).await
 }
 
-/// Makes a checkpoint of what was gathered, together with a change of the work: both or neither.
+/// Makes a checkpoint of the captured state, combined atomically with a workflow change.
 pub(super) async fn seal(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
@@ -117,7 +117,7 @@ pub(super) async fn seal(
         };
         tries += 1;
         match kernel.records.add_checkpoint(new, actor).await {
-            // Somebody recorded work beside it: the manifest is made once more, with that in it.
+            // Workflow records changed meanwhile: the manifest is rebuilt with the change.
             Err(error) if error.reason == WORK_CHANGED && tries < limits::SEAL_ATTEMPTS => {}
             added => break (sealed, added?),
         }
@@ -149,17 +149,17 @@ pub(super) async fn seal(
     Ok((checkpoint, outcome))
 }
 
-/// Stops everything inside. Whatever keeps that from being so, nothing stays stopped.
+/// Freezes everything inside. On failure, nothing stays frozen.
 pub(super) async fn freeze(link: &WorkerLink) -> Result<()> {
     let frozen = link.freeze().await;
     if frozen.is_err() {
-        // It may have stopped though its answer did not come.
+        // The worker may be frozen although its reply was lost.
         let _ = link.thaw().await;
     }
     frozen
 }
 
-/// A manifest of what was captured, and what was recorded of the work as it was made.
+/// Builds a manifest of the captured state and the present workflow records.
 async fn manifest(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
@@ -212,7 +212,7 @@ async fn manifest(
 
 pub(super) fn tool_part(tool: &ToolInfo) -> ToolPart {
     let mut hash = blake3::Hasher::new();
-    // The length first, so that no two of them read as another two.
+    // The length comes first, so that the encoding is unambiguous.
     hash.update(&(tool.description.len() as u64).to_le_bytes());
     hash.update(tool.description.as_bytes()).update(tool.schema_json.as_bytes());
     let hash = Digest::from_bytes(*hash.finalize().as_bytes());

@@ -1,7 +1,7 @@
-//! What differs in the files between two checkpoints of a kernel, as unified diffs.
+//! File differences between two checkpoints of a kernel, as unified diffs.
 //!
-//! Contents are untrusted: their size, their lines and the time spent on them are bounded, and all of it is done on a blocking
-//! thread, one file after the other, as fast as the caller takes them. A caller that goes ends it.
+//! Contents are untrusted: their size, their lines and the time spent on them are bounded. All work runs on a blocking
+//! thread, one file after the other, at the pace of the caller; it ends when the caller is gone.
 
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
@@ -20,16 +20,17 @@ use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 use crate::workspace::{self, Change, Text, TreeId, WorkspaceError};
 
-/// Lines around a difference.
+/// Context lines around a difference.
 const CONTEXT: usize = 3;
-/// So much of a file is looked at to see whether it is text, bytes.
+/// Leading bytes of a file that decide whether it is text.
 const LOOKED_AT: usize = 8 << 10;
 
-/// Tells `take` what differs in the files from checkpoint `from` to checkpoint `to`; `to` empty: to what is now. `paths` empty: in
-/// all files; otherwise in these and in what is beneath them.
+/// Reports to `take` the file differences from checkpoint `from` to checkpoint `to`; `to` empty: to the present state.
+///
+/// `paths` limits the comparison to these paths and their descendants; empty: all files.
 ///
 /// # Errors
-/// Those of comparing, and `take`'s.
+/// Comparison errors, and errors of `take`.
 pub async fn diff_text(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
@@ -37,10 +38,10 @@ pub async fn diff_text(
     paths: Vec<Vec<u8>>,
     mut take: impl AsyncFnMut(Patch) -> Result<()>,
 ) -> Result<()> {
-    // What is compared is read to the end.
+    // The pins keep both checkpoints until the comparison ends.
     let (from, _from_held) = find_pinned(kernel, from).await?;
     let before = contents(host, &from).await?.0.workspace.tree;
-    // Nothing names the tree of what is now but this.
+    // Only this guard protects the tree of the present state from garbage collection.
     let _held = host.store.run(|store| Ok(store.guard())).await?;
     let (after, _to_held) = match to {
         "" => (compare::tree_now(host, kernel).await?, None),
@@ -55,7 +56,7 @@ pub async fn diff_text(
     compare::each_found(host, 1, walk, &mut take).await
 }
 
-/// Gives `put` what differs, until it wants no more.
+/// Passes differences to `put` until `put` wants no more.
 fn walk(
     store: &Store,
     (before, after): (TreeId, TreeId),
@@ -77,7 +78,7 @@ fn walk(
     Ok(())
 }
 
-/// Whether a path is one of these or beneath one of them.
+/// Whether a path equals one of these or is beneath one of them.
 fn is_asked_for(path: &[u8], paths: &[Vec<u8>]) -> bool {
     let beneath = |asked: &Vec<u8>| {
         let asked = asked.strip_prefix(b"/workspace/").unwrap_or(asked);
@@ -91,7 +92,7 @@ fn is_asked_for(path: &[u8], paths: &[Vec<u8>]) -> bool {
     paths.is_empty() || paths.iter().any(beneath)
 }
 
-/// The difference of one file; none if its content is no different.
+/// The difference of one file; `None` if its content is equal.
 fn of_change(
     store: &Store,
     (before, after): (TreeId, TreeId),
@@ -140,7 +141,7 @@ fn bytes(text: Text) -> Vec<u8> {
     }
 }
 
-/// A unified diff without its two first lines, which name the files.
+/// A unified diff without its two header lines, which name the files.
 fn unified(a: &[u8], b: &[u8]) -> std::result::Result<Vec<u8>, &'static str> {
     let is_binary = |bytes: &[u8]| bytes[..bytes.len().min(LOOKED_AT)].contains(&0);
     if is_binary(a) || is_binary(b) {
@@ -153,14 +154,14 @@ fn unified(a: &[u8], b: &[u8]) -> std::result::Result<Vec<u8>, &'static str> {
     let by = Instant::now() + limits::DIFF_TEXT_TIME;
     let diff = TextDiff::configure().algorithm(Algorithm::Myers).deadline(by).diff_lines(a, b);
     let mut text = Vec::new();
-    // Hunk by hunk: the writer of all of them makes text of bytes that are none. Into memory: it cannot fail.
+    // Hunk by hunk: the writer of whole diffs converts bytes that are no text. Writing to memory cannot fail.
     for hunk in diff.unified_diff().context_radius(CONTEXT).iter_hunks() {
         let _ = hunk.to_writer(&mut text);
     }
     Ok(text)
 }
 
-/// Parts that fit one message, cut where lines end if they can be.
+/// Splits a diff into parts that fit one message, at line ends where possible.
 fn pieces(whole: Patch, text: &[u8]) -> Vec<Patch> {
     if text.is_empty() {
         return vec![whole];

@@ -1,7 +1,7 @@
-//! What a restore will need is read before anything is touched: what is damaged or gone is known while nothing was done.
+//! Reads all objects that a restore needs before it changes anything: damage is found while nothing was done.
 //!
-//! That is what differs from what is there: folders, files and state that stay as they are need nothing of the store, and are not
-//! looked for in it. So the cost grows with what changed.
+//! Only differences are read: directories, files and state that stay unchanged need nothing of the store. The cost
+//! grows with the changes.
 
 use std::sync::Arc;
 
@@ -13,20 +13,20 @@ use crate::store::{Store, StoreError, StoreHandle};
 use crate::supervisor::kernel::Kernel;
 use crate::workspace::{self, CountingObjects, SharedBatch, TreeId, WorkspaceError};
 
-/// Read at once when objects are looked through, bytes.
+/// Read size during verification, bytes.
 const READ_BYTES: usize = 256 << 10;
-/// Objects that are read together.
+/// Number of objects that are read together.
 const TOGETHER: usize = 4096;
 
-/// What a kernel was a moment ago, as far as a restore changes it.
+/// A kernel's recent state, as far as a restore changes it.
 pub(super) struct Present {
     parts: StateParts,
     tree: Digest,
-    /// Where it is, durable or not.
+    /// Holds the objects, durable or not.
     objects: Arc<SharedBatch>,
-    /// Whether its files are its own: another's are not restored.
+    /// Whether the kernel owns its files: another kernel's files are not restored.
     owns_files: bool,
-    /// Something lives in the engine that no entry holds.
+    /// The engine holds data that no entry includes.
     holds_more: bool,
 }
 
@@ -38,16 +38,16 @@ impl Present {
         Present { parts, tree: files.part.tree, objects, owns_files, holds_more }
     }
 
-    /// Whether the engine need not be given any state: it has that very state, and nothing else.
+    /// Whether the engine already has exactly this state and nothing else.
     pub(super) fn is_state(&self, parts: &StateParts) -> bool {
         !self.holds_more && self.parts == *parts
     }
 }
 
-/// Reads what is needed to make what is present what a checkpoint holds. Gives how many objects that were.
+/// Reads the objects that a restore from the present state to a checkpoint needs. Returns their number.
 ///
 /// # Errors
-/// `corrupt` names the first that is damaged or gone.
+/// `corrupt` names the first damaged or missing object.
 pub(super) async fn difference(
     store: &StoreHandle,
     present: &Present,
@@ -64,7 +64,7 @@ pub(super) async fn difference(
     Ok(state + files.map_err(Error::from).map_err(of_files)?)
 }
 
-/// Reads what is needed of the files.
+/// Reads the objects that the files need.
 fn files(
     store: &Store,
     objects: &SharedBatch,
@@ -86,7 +86,7 @@ fn files(
     Ok(counted.read() + read + contents.len() as u64)
 }
 
-/// Reads objects to their ends.
+/// Reads objects completely.
 fn look_through(store: &Store, objects: &[Digest]) -> std::result::Result<(), StoreError> {
     store.read_parallel(objects, |_, reader| {
         let mut room = vec![0; READ_BYTES.min(usize::try_from(reader.size()).unwrap_or(READ_BYTES)).max(1)];
@@ -95,7 +95,7 @@ fn look_through(store: &Store, objects: &[Digest]) -> std::result::Result<(), St
     })
 }
 
-/// Looks for everything that a checkpoint holds, whatever is there: its state is read, its files' objects are looked for.
+/// Verifies a whole checkpoint, regardless of the present state: its state is read, its files' objects must exist.
 ///
 /// # Errors
 /// As [`difference`].
@@ -118,7 +118,7 @@ pub(super) async fn whole(store: &StoreHandle, manifest: &Manifest, parts: &Stat
     }
 }
 
-/// Reads everything that a checkpoint holds: it is about to be all that there is.
+/// Reads a whole checkpoint, which is about to be the only copy.
 ///
 /// # Errors
 /// As [`difference`].
@@ -146,13 +146,13 @@ pub(super) async fn readable(store: &StoreHandle, manifest: &Manifest, parts: &S
 fn of_files(error: Error) -> Error {
     let message = format!("the files in this checkpoint: {}", error.message);
     match error.code {
-        // Of what a checkpoint names, nothing may be gone.
+        // No object of a checkpoint may be missing.
         ErrorCode::NotFound => Error::corrupt(message).hint("ryokan verify names everything that is damaged"),
         _ => Error { message, ..error },
     }
 }
 
-/// Reads the body of every entry of the engine's state; gives how many there are.
+/// Reads the body of every entry of the engine's state; returns their number.
 async fn bodies(store: &StoreHandle, parts: &StateParts) -> Result<u64> {
     let addresses: Vec<Digest> = parts.entries.iter().map(|part| part.body).collect();
     let count = addresses.len() as u64;

@@ -1,9 +1,9 @@
-//! Steps, hand-overs, decisions and artifacts of a kernel: what takes a checkpoint with it, and what does not.
+//! Steps, hand-overs, decisions and artifacts of a kernel: changes with a checkpoint, and changes without.
 //!
 //! ```text
-//! step completed, handed over ─▶ turn ─▶ capture ─▶ { change, checkpoint } in one transaction
-//! decision locked             ─▶ turn ─▶ capture ─▶ { checkpoint, change } in one transaction
-//! everything else             ─▶ the task's own turn: one transaction, no worker
+//! step completed, handed over ─▶ safe point ─▶ capture ─▶ { change, checkpoint } in one transaction
+//! decision locked             ─▶ safe point ─▶ capture ─▶ { checkpoint, change } in one transaction
+//! everything else             ─▶ the task itself: one transaction, no worker
 //! ```
 
 use std::path::Path;
@@ -31,19 +31,19 @@ pub async fn begin_step(kernel: &Kernel, change: Change, name: String) -> Result
     step(plain(kernel, change, workflow::Change::BeginStep { name }, String::new()).await?)
 }
 
-/// Completes the current step, with a checkpoint that holds it completed.
+/// Completes the current step, with a checkpoint that holds the completion.
 ///
 /// # Errors
-/// `conflict` (version, or no step is open), and those of taking a checkpoint.
+/// `conflict` (version, or no step is open), and errors of taking a checkpoint.
 pub async fn complete_step(host: &Rc<Host>, kernel: &Rc<Kernel>, change: Change) -> Result<(Step, Checkpoint)> {
     let (outcome, checkpoint) = with_checkpoint(host, kernel, change, workflow::Change::CompleteStep).await?;
     Ok((step(outcome)?, checkpoint))
 }
 
-/// Has another agent work from now on, with a checkpoint that holds that.
+/// Hands the work over to another agent, with a checkpoint that holds the hand-over.
 ///
 /// # Errors
-/// `conflict` (version, or it is that agent already), and those of taking a checkpoint.
+/// `conflict` (version, or that agent already works), and errors of taking a checkpoint.
 pub async fn hand_over(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
@@ -54,7 +54,7 @@ pub async fn hand_over(
     Ok(with_checkpoint(host, kernel, change, workflow::Change::HandOver { agent, note }).await?.1)
 }
 
-/// Puts a decision down.
+/// Opens a decision.
 ///
 /// # Errors
 /// `conflict` (version), `invalidArgument`.
@@ -68,10 +68,10 @@ pub async fn open_decision(
     decision(plain(kernel, change, workflow::Change::OpenDecision { title, text }, key).await?)
 }
 
-/// Locks a decision, with a checkpoint from just before.
+/// Locks a decision, with a checkpoint of the state just before.
 ///
 /// # Errors
-/// `notFound`, `conflict` (version, or it is not open), and those of taking a checkpoint.
+/// `notFound`, `conflict` (version, or not open), and errors of taking a checkpoint.
 pub async fn lock_decision(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
@@ -85,15 +85,15 @@ pub async fn lock_decision(
 /// Supersedes a decision.
 ///
 /// # Errors
-/// `notFound`, `conflict` (version, or it is superseded already).
+/// `notFound`, `conflict` (version, or already superseded).
 pub async fn supersede_decision(kernel: &Kernel, change: Change, id: u64) -> Result<Decision> {
     decision(plain(kernel, change, workflow::Change::SupersedeDecision { id }, String::new()).await?)
 }
 
-/// Gives an artifact one more version.
+/// Adds a version to an artifact.
 ///
 /// # Errors
-/// `notFound` (the blob or the file), `conflict` (version), `invalidArgument`, and those of the store.
+/// `notFound` (the blob or the file), `conflict` (version), `invalidArgument`, and store errors.
 pub async fn put_artifact(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
@@ -102,7 +102,7 @@ pub async fn put_artifact(
     (source, content_type): (Source, String),
     key: String,
 ) -> Result<Artifact> {
-    // Until the row names what is stored, nothing else does.
+    // Until the row refers to the stored content, only this guard protects it.
     let _held = host.store.run(|store| Ok(store.guard())).await?;
     let (hash, bytes) = match source {
         Source::Blob(hash) => {
@@ -115,17 +115,17 @@ pub async fn put_artifact(
     artifact(plain(kernel, change, workflow::Change::PutArtifact { name, content }, key).await?)
 }
 
-/// Gives an artifact one more version with the content of an earlier one.
+/// Adds a version to an artifact with the content of an earlier version.
 ///
 /// # Errors
-/// `notFound`, `conflict` (version, or it is like that already).
+/// `notFound`, `conflict` (version, or already equal).
 pub async fn revert_artifact(kernel: &Kernel, change: Change, name: String, version: u32) -> Result<Artifact> {
     artifact(plain(kernel, change, workflow::Change::RevertArtifact { name, version }, String::new()).await?)
 }
 
-/// Reads a file of the workspace into the store, as it is now.
+/// Stores a file of the workspace with its present content.
 async fn store_file(host: &Rc<Host>, kernel: &Kernel, path: Vec<u8>) -> Result<(Digest, u64)> {
-    // A thread's workspace is another kernel's.
+    // Another kernel owns a thread's workspace.
     let root = host.catalog.kernel_files(kernel.files().id).workspace;
     let read = host.store.run_beside(move |store| Ok(workspace::read_file(&root, Path::new(as_os(&path)), store)));
     Ok(read.await??)
@@ -135,13 +135,13 @@ fn as_os(path: &[u8]) -> &std::ffi::OsStr {
     std::os::unix::ffi::OsStrExt::from_bytes(path)
 }
 
-/// A change that takes no checkpoint.
+/// A change without a checkpoint.
 async fn plain(kernel: &Kernel, change: Change, what: workflow::Change, key: String) -> Result<Outcome> {
     what.check()?;
     kernel.work(change, what, key).await
 }
 
-/// A change with a checkpoint of type `auto`: both or neither.
+/// A change combined atomically with a checkpoint of type `auto`.
 async fn with_checkpoint(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
@@ -150,7 +150,7 @@ async fn with_checkpoint(
 ) -> Result<(Outcome, Checkpoint)> {
     what.check()?;
     let at_ms = host.now_ms();
-    // Known to be possible before anything waits for it; validated again in the transaction.
+    // Validated before any wait; validated again in the transaction.
     let part = kernel.records.workflow_part().await?;
     let name = name_of(&part, &what);
     part.after(&what, at_ms)?;
@@ -166,7 +166,7 @@ async fn with_checkpoint(
     Ok((outcome, checkpoint))
 }
 
-/// What the checkpoint of a change is called.
+/// Name of the checkpoint of a change.
 fn name_of(part: &WorkflowPart, what: &workflow::Change) -> String {
     match what {
         workflow::Change::CompleteStep => match part.newest_step() {
@@ -215,23 +215,23 @@ impl Records {
     /// Steps and agent.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub async fn workflow(&self) -> Result<Workflow> {
         Ok(self.state.workflow().await?)
     }
 
-    /// What a checkpoint is to hold of the work.
+    /// The workflow part of a checkpoint.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub(crate) async fn workflow_part(&self) -> Result<WorkflowPart> {
         Ok(self.state.workflow_part().await?)
     }
 
-    /// What a key gave, while keys are remembered.
+    /// The outcome recorded for a key, while keys are remembered.
     ///
     /// # Errors
-    /// `alreadyExists` if it was something else's.
+    /// `alreadyExists` if the key belongs to another request.
     pub(crate) async fn changed_by_key(&self, request: &Request) -> Result<Option<Outcome>> {
         match request.key.is_empty() {
             true => Ok(None),
@@ -239,10 +239,10 @@ impl Records {
         }
     }
 
-    /// Changes what is recorded of the work.
+    /// Changes the workflow records.
     ///
     /// # Errors
-    /// Those of the change.
+    /// Errors of the change.
     pub(crate) async fn change_workflow(&self, request: Request) -> Result<Done> {
         Ok(self.state.change_workflow(request).await?)
     }
@@ -250,7 +250,7 @@ impl Records {
     /// A page of decisions after a number, oldest first.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub async fn decisions(&self, after: u64) -> Result<Vec<Decision>> {
         Ok(self.state.decisions(after).await?)
     }
@@ -258,7 +258,7 @@ impl Records {
     /// Every decision.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub(crate) async fn all_decisions(&self) -> Result<Vec<Decision>> {
         let mut all: Vec<Decision> = Vec::new();
         loop {
@@ -273,7 +273,7 @@ impl Records {
     /// A page of artifacts after a name, each in its newest version.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub async fn artifacts(&self, after: String) -> Result<Vec<Artifact>> {
         Ok(self.state.artifacts(after).await?)
     }
@@ -281,7 +281,7 @@ impl Records {
     /// A page of one artifact's versions before a number, newest first.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub async fn artifact_versions(&self, name: String, before: u32) -> Result<Vec<Artifact>> {
         Ok(self.state.artifact_versions(name, before).await?)
     }

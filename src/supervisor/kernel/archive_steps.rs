@@ -1,4 +1,4 @@
-//! The steps of archiving a kernel, and of its reversal, that follow the commit.
+//! Steps after the commit of an archive or unarchive transition.
 
 use super::journal::Records;
 use crate::core::error::{Error, Result};
@@ -6,7 +6,7 @@ use crate::core::kernel::transition::{Decision, Record, Recovery, Step, Transiti
 use crate::core::kernel::{Event, Life};
 use crate::supervisor::host::Host;
 
-/// The life of a kernel after the transition of this record, if that was committed.
+/// Lifecycle state after this transition record; unchanged if the transition was not committed.
 pub(crate) fn life_after(life: &Life, record: &Record, now_ms: i64) -> Life {
     let mut life = life.clone();
     let event = match (record.transition, record.decision) {
@@ -15,17 +15,18 @@ pub(crate) fn life_after(life: &Life, record: &Record, now_ms: i64) -> Life {
         (Transition::Restore { .. }, _) | (_, Decision::Open | Decision::Aborted) => None,
     };
     if let Some(event) = event {
-        // Its actions are notices, which the kernel's task gives with the commit.
+        // The actions are notifications; the kernel's task publishes them with the commit.
         let _ = life.step(event, now_ms);
     }
     life
 }
 
-/// Does what the record of an archiving, or of its reversal, leaves to be done. May be repeated. `enter` is called at the beginning of each step, `save` writes the life
-/// after it ([`life_after`]).
+/// Performs the remaining steps of an archive or unarchive transition. Idempotent.
+///
+/// Calls `enter` at the start of each step and `save` to write the lifecycle state after it ([`life_after`]).
 ///
 /// # Errors
-/// Those of the catalog and of removing files.
+/// Catalog errors and errors of file removal.
 pub(crate) async fn carry_out(
     host: &Host,
     records: &Records,
@@ -47,7 +48,7 @@ pub(crate) async fn carry_out(
         (Transition::Unarchive { .. }, Recovery::Revert | Recovery::FinishOrRevert) => {
             Ok(host.catalog.clear_kernel_files(records.kernel()).await?)
         }
-        // Its files were not touched.
+        // The files were not changed.
         (Transition::Archive { .. }, Recovery::Revert | Recovery::FinishOrRevert) => Ok(()),
         (Transition::Restore { .. }, _) => Err(Error::internal("a restore is ended by its own recovery")),
     }

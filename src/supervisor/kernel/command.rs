@@ -1,4 +1,4 @@
-//! What can be asked of a kernel's task.
+//! Requests to a kernel's task.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -19,128 +19,129 @@ use crate::link::host::WorkerLink;
 pub use crate::supervisor::host::actor::Actor;
 use crate::supervisor::kernel::transition::ExclusiveTransition;
 
-/// What runs on a worker between executions. The closure answers the caller itself; with an error, if there is no worker.
+/// Work on a worker between executions. The closure replies to the caller; it receives an error if there is no worker.
 pub type Operation = Box<dyn FnOnce(Result<Rc<WorkerLink>>) -> LocalBoxFuture<'static, ()>>;
 
-/// A change from outside, which takes its place in the order of versions.
+/// A change by a client, ordered by version.
 #[derive(Debug)]
 pub struct Change {
-    /// Who asks.
+    /// The requester.
     pub actor: Actor,
-    /// The version that the caller knows; 0: any.
+    /// The version that the requester expects; 0: any.
     pub expected_version: u64,
 }
 
-/// Where somebody is who waits for a turn.
+/// State of a queued request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Turn {
-    /// It has not come.
+    /// Queued.
     Waits,
-    /// It has come.
+    /// Started.
     Begun,
-    /// Nobody waits for it any more.
+    /// Abandoned by the caller.
     GivenUp,
 }
 
-/// A turn that is waited for: seen by who waits and by the queue.
+/// State of a queued request, shared by the caller and the queue.
 pub type Waiting = Rc<Cell<Turn>>;
 
-/// What an operation is to the kernel's history.
+/// Effect of an operation on the kernel's history.
 #[derive(Debug)]
 pub enum Trace {
-    /// It only looks.
+    /// Read-only.
     None,
-    /// A transition: a change that journals itself, and the only one that is done while a record of one is there.
+    /// A transition. It writes its own journal entry and is the only change that runs while a transition record exists.
     Transition(Change),
-    /// The wait for the recovery of a transition, before everything else that waits and whatever the limits say.
+    /// Recovery of a transition. It precedes all queued work and ignores the limits.
     Recovery,
-    /// A change that journals itself once it is done.
+    /// A change that writes its own journal entry when it completes.
     InitialState(Change),
-    /// A change that is journalled under this text before it is done, and once more if it fails.
+    /// A change whose text is journalled before it runs, and again if it fails.
     Journalled(Change, String),
 }
 
-/// What an agent or a person said.
+/// A message of an agent or a person.
 #[derive(Debug)]
 pub struct Message {
-    /// Who says it, such as `user`.
+    /// Role of the author, such as `user`.
     pub role: String,
-    /// What.
+    /// Text of the message.
     pub text: String,
     /// Idempotency key; empty: none.
     pub key: String,
 }
 
-/// An answer that is awaited.
+/// Reply channel of a request.
 pub type Reply<T> = oneshot::Sender<Result<T>>;
 
 /// A request to a kernel's task.
 pub enum Command {
     /// Journal and queue an execution.
     Run(Box<ExecRequest>, Actor, Reply<Rc<Execution>>),
-    /// Interrupt an execution, or take it out of the queue.
+    /// Interrupt an execution, or remove it from the queue.
     Interrupt(ExecId, Actor, Reply<()>),
-    /// Run an operation on the worker when its turn comes, if it is waited for until then.
+    /// Run an operation on the worker in queue order, unless the caller abandoned it.
     Operate(Trace, Operation, Option<Waiting>, Reply<()>),
     /// Add a mount.
     Mount(Change, MountInfo, Reply<()>),
-    /// Take a mount away.
+    /// Remove a mount.
     Unmount(Change, String, Reply<()>),
-    /// The mounts.
+    /// List the mounts.
     Mounts(Reply<Vec<MountInfo>>),
     /// Add an MCP server.
     RegisterMcp(Change, String, McpTransport, Reply<()>),
-    /// Take an MCP server away.
+    /// Remove an MCP server.
     UnregisterMcp(Change, String, Reply<()>),
-    /// The MCP servers and their tools.
+    /// List the MCP servers and their tools.
     McpServers(Reply<(Vec<McpInfo>, Vec<ToolInfo>)>),
     /// Start the worker.
     Start(Actor, Reply<()>),
-    /// End the worker; answers when it has ended.
+    /// Stop the worker; replies when the worker has ended.
     Stop(Actor, StopMode, Reply<()>),
-    /// Journal a message; gives its number.
+    /// Journal a message; returns its number.
     Message(Change, Message, Reply<u64>),
-    /// Change what is recorded of the work; with an idempotency key.
+    /// Change the workflow records; with an idempotency key.
     Work(Change, Box<workflow::Change>, String, Reply<Outcome>),
-    /// Take, take up again (token), or with a time of 0 release a lease; gives token and end.
+    /// Take, renew (with the token) or release (with a time of 0) a lease; returns token and expiry.
     Lease(Actor, String, Vec<u8>, u64, Reply<(Vec<u8>, i64)>),
-    /// Take away what is mounted beside these: a restore begins.
+    /// Detach every mount that is not in this list, before a restore.
     PartWithMounts(Vec<GivenMount>, Reply<()>),
-    /// Mount again what was taken away so: it does not begin.
+    /// Reattach the detached mounts: the restore was cancelled.
     TakeBackMounts(Reply<()>),
-    /// End a restore: mounts and servers as they are from now on, and the record of it.
+    /// End a restore: replace mounts and servers, and write its record.
     Restored(Box<Restored>, Reply<Finished>),
-    /// Remove a checkpoint; gives the version.
+    /// Remove a checkpoint; returns the version.
     ForgetCheckpoint(Change, Box<Checkpoint>, Reply<u64>),
-    /// Checkpoint it and end its worker, if nobody uses it: memory is short. Whether that began.
+    /// Take a checkpoint and stop the worker if the kernel is idle, because memory is short. Returns whether the stop
+    /// began.
     StopIfIdle(Reply<bool>),
-    /// Commit an archiving, if the kernel is what this checkpoint holds; gives the version.
+    /// Commit an archive transition if the kernel still equals this checkpoint; returns the version.
     Archive(Actor, CheckpointId, Rc<ExclusiveTransition>, Reply<u64>),
-    /// Commit the end of an archive: files and state are in their places again; gives the version.
+    /// Commit an unarchive transition, once files and state are back in place; returns the version.
     Unarchive(Actor, Rc<ExclusiveTransition>, Reply<u64>),
-    /// End an archiving, or its reversal, that was interrupted.
+    /// Finish an interrupted archive or unarchive transition.
     Settle(Reply<()>),
-    /// Whether this may be changed now.
+    /// Check whether this change is allowed now.
     Admit(Change, Reply<()>),
-    /// Keep checkpoints that ryokan takes by itself for so long.
+    /// Set the retention of automatic checkpoints.
     Retain(Change, Retention, Reply<()>),
-    /// Whoever waited for their turn may have given up.
+    /// A queued caller may have given up.
     LeaveQueue,
-    /// Begin what could not be begun before: the workspace is no longer still, or a transition lacks its owner.
+    /// Retry deferred work: the workspace is no longer frozen, or a transition has lost its owner.
     Wake,
-    /// End the worker and the task; what is on disk is the caller's to delete.
+    /// Stop the worker and the task; the caller deletes the files.
     Remove(Change, Reply<()>),
 }
 
 /// How to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopMode {
-    /// Wait for what runs and what is queued before it.
+    /// Wait for running and queued executions first.
     WhenIdle,
-    /// Interrupt what runs.
+    /// Interrupt the running execution.
     Force,
-    /// As `Force`, because the daemon ends.
+    /// As `Force`, because the daemon stops.
     Daemon,
-    /// Let go of the worker without ending it: the daemon is restarted.
+    /// Detach from the worker without stopping it: the daemon restarts.
     Release,
 }

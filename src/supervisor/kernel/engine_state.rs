@@ -1,4 +1,5 @@
-//! Engine state as one opaque message: taken from `engine.db` after the engine saved, put back through the worker.
+//! Engine state as one opaque message: read from `engine.db` after the engine saved, and written back through the
+//! worker.
 
 use std::rc::Rc;
 
@@ -11,7 +12,9 @@ use crate::link::types::StateChunk;
 use crate::session::StateSnapshot;
 use crate::supervisor::kernel::Kernel;
 
-/// Takes the engine's state between two executions: saved by the engine, read from `engine.db` through its owner, the worker.
+/// Captures the engine's state between two executions.
+///
+/// The engine saves; the worker, which owns `engine.db`, reads the state from it.
 ///
 /// # Errors
 /// `refused` if it is larger than one message holds, `corrupt` if `engine.db` is damaged.
@@ -31,7 +34,7 @@ pub async fn take(kernel: &Rc<Kernel>) -> Result<StateSnapshot> {
                 .hint("take a checkpoint, which has no such limit"));
             }
             let mut state = EngineState { engine: engine.to_owned(), ..EngineState::default() };
-            // Nothing changes the state meanwhile: this operation holds the worker.
+            // The state cannot change meanwhile: this operation holds the worker.
             for head in heads {
                 let entry = link.state_entry(&head.key).await?;
                 if blake3::hash(&entry.body).as_bytes() != head.digest.as_bytes() {
@@ -49,10 +52,11 @@ pub async fn take(kernel: &Rc<Kernel>) -> Result<StateSnapshot> {
     Ok(StateSnapshot { data, missed })
 }
 
-/// Puts an engine's state back; gives what could not be built again.
+/// Writes an engine's state back; returns the entries that could not be rebuilt.
 ///
 /// # Errors
-/// `invalidArgument` if the bytes are no state, `refused` if they are another engine's; the kernel is untouched then.
+/// `invalidArgument` if the bytes are no engine state, `refused` if they come from another engine; the kernel is
+/// unchanged then.
 pub async fn put_back(kernel: &Rc<Kernel>, change: Change, data: &[u8]) -> Result<Vec<MissedEntry>> {
     let state = EngineState::unpack_of(data, kernel.spec.engine.name())?;
     let chunks: Vec<Result<StateChunk>> =
@@ -68,7 +72,7 @@ fn entry_chunks(key: String, entry: StateEntry) -> impl Iterator<Item = Result<S
     chunks(key, serde_json::Value::Object(entry.meta).to_string().into_bytes(), entry.body)
 }
 
-/// An entry in pieces that fit a frame.
+/// Splits an entry into chunks that fit a frame.
 pub(crate) fn chunks(key: String, meta_json: Vec<u8>, body: Vec<u8>) -> impl Iterator<Item = Result<StateChunk>> {
     let last = body.len().div_ceil(limits::FRAME_TAIL_BYTES).max(1) - 1;
     (0..=last).map(move |i| {

@@ -1,4 +1,4 @@
-//! An execution as the daemon holds it: queued, running or ended, with its output and, at last, its result.
+//! An execution in the daemon: queued, running or ended, with its output and, at the end, its result.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -12,28 +12,28 @@ use crate::core::exec::ExecStatus;
 use crate::core::exec::{ExecEnd, ExecRequest, ExecResult, Stream};
 use crate::core::ids::ExecId;
 
-/// How an execution ended whose worker ended unseen.
+/// End of an execution whose worker ended while no daemon ran.
 pub(crate) const NO_DAEMON: &str = "the worker ended while no daemon was there";
 
-/// One execution. Shared by the kernel's task and by whoever watches.
+/// One execution. Shared by the kernel's task and its readers.
 #[derive(Debug)]
 pub struct Execution {
-    /// Its number.
+    /// Number of the execution.
     pub id: ExecId,
-    /// Its output.
+    /// Output of the execution.
     pub output: Rc<Output>,
-    /// What to run; taken when it is handed to the worker.
+    /// The request; taken when the execution is handed to the worker.
     request: RefCell<Option<ExecRequest>>,
-    /// Its end, while the journal has no room for it.
+    /// The end, while the journal has no room for it.
     unjournalled: RefCell<Option<ExecEnd>>,
-    /// When it came to wait for those before it.
+    /// Time at which it was queued.
     pub queued_at: Instant,
     started: watch::Sender<bool>,
     finished: watch::Sender<Option<Result<ExecEnd>>>,
 }
 
 impl Execution {
-    /// A queued execution.
+    /// Creates a queued execution.
     pub fn queued(id: ExecId, request: ExecRequest, keep_bytes: u64) -> Rc<Self> {
         Rc::new(Execution {
             id,
@@ -46,7 +46,7 @@ impl Execution {
         })
     }
 
-    /// An execution that a worker of a former daemon still runs, or that ended without its journal knowing.
+    /// Creates an execution that a former daemon's worker still runs, or whose end is not in the journal.
     pub fn adopted(id: ExecId, keep_bytes: u64) -> Rc<Self> {
         Rc::new(Execution {
             id,
@@ -59,7 +59,7 @@ impl Execution {
         })
     }
 
-    /// An execution that ended long ago, from the journal.
+    /// Creates an ended execution from the journal.
     pub fn ended(id: ExecId, kept: Kept, end: ExecEnd) -> Rc<Self> {
         Rc::new(Execution {
             id,
@@ -78,13 +78,13 @@ impl Execution {
         self.request.borrow_mut().take()
     }
 
-    /// Waits until it was handed to the worker, or ended without.
+    /// Waits until the execution was handed to the worker, or ended before that.
     pub async fn started(&self) {
-        // The sender is this execution's own: it cannot be gone.
+        // This execution owns the sender: the channel cannot be closed.
         let _ = self.started.subscribe().wait_for(|started| *started).await;
     }
 
-    /// Makes the end known. To be called after it is in the journal.
+    /// Publishes the end. The end must be in the journal.
     pub fn finish(&self, end: Result<ExecEnd>) {
         match &end {
             Ok(end) => self.output.close(end.clone()),
@@ -100,26 +100,26 @@ impl Execution {
         });
     }
 
-    /// It has ended, but the journal refused that: whoever waits is told so, and the end is kept.
+    /// Keeps an end that the journal refused, and reports the error to the waiting clients.
     pub fn finish_unjournalled(&self, end: ExecEnd, error: Error) {
         *self.unjournalled.borrow_mut() = Some(end);
         self.finish(Err(error));
     }
 
-    /// Its end, if the journal has no room for it yet.
+    /// The end, if the journal has no room for it yet.
     pub fn unjournalled(&self) -> Option<ExecEnd> {
         self.unjournalled.borrow().clone()
     }
 
-    /// Whether its end is known.
+    /// Whether the end is published.
     pub fn is_finished(&self) -> bool {
         self.finished.borrow().is_some()
     }
 
-    /// Waits for the end and gives it with what was kept of the output.
+    /// Waits for the end; returns it with the kept output.
     ///
     /// # Errors
-    /// If the end could not be put in the journal.
+    /// If the end could not be journalled.
     pub async fn result(&self) -> Result<ExecResult> {
         let mut finished = self.finished.subscribe();
         let end = match finished.wait_for(Option::is_some).await {
@@ -143,7 +143,7 @@ impl Execution {
     }
 }
 
-/// The end of an execution that was taken out of the queue.
+/// The end of an execution that was removed from the queue.
 pub(crate) fn never_ran(why: &str) -> ExecEnd {
     ExecEnd {
         status: ExecStatus::Interrupted,

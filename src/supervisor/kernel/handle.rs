@@ -1,7 +1,7 @@
-//! A kernel as the rest of the daemon holds it: the door to its task, and what can be seen without asking the task.
+//! The handle of a kernel: the queue to its task, and its published state.
 //!
-//! Reads that touch only databases or the present view go straight (that of a journal, once what was told is written); whatever changes the
-//! kernel or needs its worker goes through the task's bounded queue.
+//! Reads of databases and of the published view bypass the task; a journal read first waits until the reported entries
+//! are written. Changes and worker operations go through the task's bounded queue.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
@@ -30,22 +30,22 @@ use crate::supervisor::kernel::journal::{Found, Records};
 use crate::supervisor::kernel::sharing::Sharing;
 use crate::supervisor::workers::worker::KernelStart;
 
-/// What everybody may see of a kernel; written by its task only.
+/// Published state of a kernel; only its task writes it.
 #[derive(Debug, Clone)]
 pub struct View {
-    /// Where it is in its life.
+    /// Lifecycle state.
     pub state: State,
-    /// Grows with each change from outside.
+    /// Version; grows with each change by a client.
     pub version: u64,
-    /// How many executions there were.
+    /// Number of executions.
     pub executions: u64,
-    /// How many checkpoints there are.
+    /// Number of checkpoints.
     pub checkpoints: u64,
-    /// Milliseconds since 1970.
+    /// Time of last use, milliseconds since 1970.
     pub last_used_at_ms: i64,
     /// Sandbox layers in force.
     pub sandbox: Vec<String>,
-    /// What the worker holds that its state does not capture.
+    /// Contents of the worker that its saved state does not include.
     pub missed: Vec<MissedEntry>,
     /// Files that the last capture of the workspace by this daemon could not read.
     pub unreadable: Vec<MissedEntry>,
@@ -53,71 +53,71 @@ pub struct View {
     pub jobs: Vec<Job>,
     /// The worker's init on this host.
     pub worker_pid: Option<u32>,
-    /// How its state came to be.
+    /// Origin of the kernel's state.
     pub origin: Origin,
-    /// What of that the worker was told when it started; of one that was adopted nothing is known.
+    /// Origin that the worker received at its start; unknown for an adopted worker.
     pub(crate) told_origin: Option<(OriginKind, u32)>,
 }
 
-/// The door to one kernel.
+/// Handle of one kernel.
 pub struct Kernel {
-    /// Its identity.
+    /// Id of the kernel.
     pub id: KernelId,
-    /// Its owner.
+    /// Uid of the owner.
     pub uid: u32,
-    /// What it was made from.
+    /// Specification at creation.
     pub spec: KernelSpec,
-    /// Its epoch on this host.
+    /// Epoch on this host.
     pub epoch: Epoch,
-    /// The kernel in whose workspace it works, if that is not its own.
+    /// The kernel that owns the workspace, if this kernel is a thread.
     pub thread_of: Option<KernelId>,
-    /// Milliseconds since 1970.
+    /// Time of creation, milliseconds since 1970.
     pub created_at_ms: i64,
-    /// What its events call it.
+    /// Name of the kernel in events.
     pub event_name: String,
-    /// What it keeps on disk.
+    /// Records on disk.
     pub records: Records,
     pub(crate) view: RefCell<View>,
     pub(crate) link: RefCell<Option<Rc<WorkerLink>>>,
     pub(crate) executions: RefCell<HashMap<ExecId, Rc<Execution>>>,
     pub(crate) commands: mpsc::Sender<Box<Command>>,
-    /// The exclusive change that it is in.
+    /// The current exclusive transition.
     pub(crate) transitions: RefCell<Transitions>,
-    /// Its MCP servers' tools, which are the task's.
+    /// Tools of the MCP servers; owned by the task.
     pub(crate) tools: RefCell<Weak<Tools>>,
-    /// Who works in its workspace.
+    /// The sessions that share the workspace.
     pub(crate) sessions: Sharing,
-    /// How the workspace is captured, and why no better.
+    /// Capture method of the workspace, and why no faster one is available.
     pub(crate) capture: RefCell<String>,
-    /// The tree that whoever follows its files builds upon: its objects are in use.
+    /// The tree on which the workspace tracker is based: its objects are in use.
     pub(crate) base: Cell<Option<Digest>>,
-    /// How long checkpoints that ryokan takes by itself are kept.
+    /// Retention of automatic checkpoints.
     pub(crate) retention: Cell<Retention>,
-    /// Before then, milliseconds since 1970, no checkpoint becomes too old.
+    /// Earliest time at which a checkpoint expires, milliseconds since 1970.
     pub(crate) prune_due_ms: Cell<i64>,
-    /// Checkpoints that operations read now, and how many do.
+    /// Checkpoints that operations read now, with the number of readers.
     pub(crate) held: RefCell<BTreeMap<CheckpointId, u32>>,
-    /// So that the host knows how many are in memory.
+    /// Counts the kernels in memory for the host.
     pub(crate) _remembered: Rc<()>,
 }
 
 impl Kernel {
-    /// What can be seen now.
+    /// A copy of the published state.
     pub fn view(&self) -> View {
         self.view.borrow().clone()
     }
 
-    /// How its state came to be, and its generation.
+    /// Origin of the present state, and its generation.
     pub(crate) fn origin_now(&self) -> (OriginKind, u32) {
         let view = self.view.borrow();
         (view.origin.kind, view.origin.generation)
     }
 
-    /// The kernel as clients are shown it; asks a live worker what it uses.
+    /// Kernel information for clients; queries resource usage from a live worker.
     pub async fn info(&self) -> KernelInfo {
         let link = self.link.borrow().clone();
         let memory_bytes = match link {
-            // One that does not answer in time must not keep a list from being shown.
+            // A slow worker must not block a listing.
             Some(link) => match tokio::time::timeout(limits::USAGE_ANSWER, link.usage()).await {
                 Ok(Ok(usage)) => usage.memory_bytes,
                 Ok(Err(_)) | Err(_) => 0,
@@ -127,12 +127,12 @@ impl Kernel {
         KernelInfo { memory_bytes, ..self.info_without_usage() }
     }
 
-    /// What it is made from, with what has changed of that since.
+    /// The specification with its later changes.
     pub(crate) fn spec_now(&self) -> KernelSpec {
         KernelSpec { retention: self.retention.get(), ..self.spec.clone() }
     }
 
-    /// The kernel as clients are shown it in lists.
+    /// Kernel information for lists.
     pub fn info_without_usage(&self) -> KernelInfo {
         let view = self.view.borrow();
         KernelInfo {
@@ -167,7 +167,7 @@ impl Kernel {
         answer.await.unwrap_or_else(|_| Err(self.gone()))
     }
 
-    /// As [`Self::ask`], for what must be done however many ask for something.
+    /// As [`Self::ask`], but waits for room in the queue instead of failing.
     pub(super) async fn ask_patiently<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T> {
         let (reply, answer) = oneshot::channel();
         self.commands.send(Box::new(command(reply))).await.map_err(|_| self.gone())?;
@@ -178,17 +178,17 @@ impl Kernel {
         Error::not_found(format!("kernel {} is no longer here", self.spec.name))
     }
 
-    /// Why it cannot be archived: it was used meanwhile.
+    /// The refusal to archive a kernel that was used meanwhile.
     pub(crate) fn used_meanwhile(&self) -> Error {
         Error::conflict(format!("kernel {} was used while it was to be archived", self.spec.name))
             .reason("used")
             .hint("try again when no client uses it")
     }
 
-    /// What its worker needs to know of it.
+    /// Parameters of a worker start.
     ///
     /// # Errors
-    /// `corrupt` if the kernel in whose workspace it works is gone.
+    /// `corrupt` if the kernel that owns the workspace is gone.
     pub(crate) fn start_request(&self) -> Result<KernelStart<'_>> {
         let (id, epoch, uid, origin) = (self.id, self.epoch, self.uid, self.origin_now());
         if let Some(owner) = self.thread_of
@@ -202,13 +202,13 @@ impl Kernel {
     /// Journals and queues an execution.
     ///
     /// # Errors
-    /// `busy`, `conflict`, `unavailable` (breaker), and those of the journal.
+    /// `busy`, `conflict`, `unavailable` (breaker), and journal errors.
     pub async fn run(&self, request: ExecRequest, actor: Actor) -> Result<Rc<Execution>> {
         request.check().map_err(|error| Error::invalid(error.to_string()))?;
         self.ask(|reply| Command::Run(Box::new(request), actor, reply)).await
     }
 
-    /// An execution by number: live, or from the journal.
+    /// Finds an execution by number: live, or in the journal.
     ///
     /// # Errors
     /// `notFound`.
@@ -219,7 +219,7 @@ impl Kernel {
         match self.records.find(id).await? {
             Found::Ended(kept, end) => Ok(Execution::ended(id, kept, *end)),
             Found::Running => {
-                // It ended between the two looks, or its worker is being adopted.
+                // The execution ended between the two lookups, or its worker is being adopted.
                 let live = self.executions.borrow().get(&id).cloned();
                 live.ok_or_else(|| Error::unavailable(format!("execution {id} is being taken over")).hint("try again"))
             }
@@ -227,11 +227,12 @@ impl Kernel {
         }
     }
 
-    /// Journal entries after a number, oldest first, at most one page. Of an execution that has ended and whose end has no
-    /// room in the journal yet, what the task knows is told.
+    /// Journal entries after a number, oldest first, at most one page.
+    ///
+    /// An execution whose end has no room in the journal yet is reported with the end that the task holds.
     ///
     /// # Errors
-    /// Those of the database.
+    /// Database errors.
     pub async fn journal(&self, view: JournalView, after: u64, most: usize) -> Result<Vec<JournalEntry>> {
         let mut page = self.records.journal(view, after, most).await?;
         let executions = self.executions.borrow();
@@ -247,12 +248,12 @@ impl Kernel {
     /// Interrupts an execution.
     ///
     /// # Errors
-    /// `notFound` if there never was one of that number.
+    /// `notFound` if no execution has that number.
     pub async fn interrupt(&self, exec: ExecId, actor: Actor) -> Result<()> {
         self.ask(|reply| Command::Interrupt(exec, actor, reply)).await
     }
 
-    /// Interrupts what runs now, if anything does.
+    /// Interrupts the running execution, if any.
     ///
     /// # Errors
     /// `busy` (leased).
@@ -267,23 +268,24 @@ impl Kernel {
         }
     }
 
-    /// Notes the version that a change brought; gives the one before. Nothing else sets it: changes may hear of their places in the
-    /// journal in another order than they have them there.
+    /// Sets the version after a change; returns the previous version.
+    ///
+    /// The only place that sets the version: changes may learn their journal positions out of order.
     pub(crate) fn advance(&self, version: u64) -> u64 {
         let mut view = self.view.borrow_mut();
         let newest = view.version.max(version);
         std::mem::replace(&mut view.version, newest)
     }
 
-    /// Takes from the live worker what is mounted and is not to be after a restore, which follows.
+    /// Detaches the mounts of the live worker that the coming restore does not keep.
     ///
     /// # Errors
-    /// If one of them cannot be taken away; then all of them are there.
+    /// If a mount cannot be detached; all mounts stay attached then.
     pub(crate) async fn part_with_mounts(&self, wanted: Vec<GivenMount>) -> Result<()> {
         self.ask_patiently(|reply| Command::PartWithMounts(wanted, reply)).await
     }
 
-    /// The restore does not follow. What cannot be mounted again is told by the task.
+    /// Reattaches the detached mounts: the restore was cancelled. The task reports mounts that cannot be reattached.
     pub(crate) async fn take_back_mounts(&self) {
         let _ = self.ask_patiently(Command::TakeBackMounts).await;
     }
@@ -291,15 +293,15 @@ impl Kernel {
     /// Ends a restore.
     ///
     /// # Errors
-    /// What keeps a mount from being made, and the database's.
+    /// Mount errors and database errors.
     pub(crate) async fn finish_restore(&self, done: Restored) -> Result<Finished> {
         self.ask_patiently(|reply| Command::Restored(Box::new(done), reply)).await
     }
 
-    /// More standard input for a running execution.
+    /// Writes standard input of a running execution.
     ///
     /// # Errors
-    /// `conflict` if it does not run or takes no input.
+    /// `conflict` if the execution is not running or accepts no input.
     pub async fn stdin(&self, exec: ExecId, data: &[u8], end: bool) -> Result<()> {
         let running = matches!(self.view.borrow().state, State::Busy { exec: running } if running == exec);
         let link = self.link.borrow().clone();
@@ -309,11 +311,12 @@ impl Kernel {
         }
     }
 
-    /// Does something with the worker when its turn comes; starts one if there is none. With a `change`, `what` is journalled
-    /// first and takes its place in the order of versions; if it fails then, that is journalled, too.
+    /// Runs an operation on the worker in queue order; starts a worker if there is none.
+    ///
+    /// With a `change`, `what` is journalled first, ordered by version; a failure is journalled, too.
     ///
     /// # Errors
-    /// Those of starting a worker, and of `operation`.
+    /// Worker start errors, and errors of `operation`.
     pub async fn with_worker<T, F>(
         &self,
         change: Option<(Change, String)>,
@@ -330,10 +333,10 @@ impl Kernel {
         self.operate(trace, None, operation).await
     }
 
-    /// As [`Self::with_worker`], for a change that journals itself, as long as it is waited for.
+    /// As [`Self::with_worker`], for a change that writes its own journal entry. Dropped with its caller while queued.
     ///
     /// # Errors
-    /// `conflict`, `busy` (leased), and those of [`Self::with_worker`].
+    /// `conflict`, `busy` (leased), and errors of [`Self::with_worker`].
     pub(crate) async fn change_with_worker<T, F>(
         &self,
         trace: Trace,
@@ -347,16 +350,17 @@ impl Kernel {
         self.operate(trace, Some(waiting), operation).await
     }
 
-    /// Somebody who waited for a turn has given up: what was asked for leaves the queue. If the task has no time to hear of it now,
-    /// it finds out when the next comes.
+    /// Notifies the task that a queued caller has given up.
+    ///
+    /// If the task's queue is full, the task finds the abandoned request when it takes the next one.
     pub(crate) fn leave_queue(&self) {
         let _ = self.commands.try_send(Box::new(Command::LeaveQueue));
     }
 
-    /// Waits until an interrupted transition was recovered and a worker is ready, before everything else that waits.
+    /// Waits until an interrupted transition was recovered and a worker is ready, before all other queued work.
     ///
     /// # Errors
-    /// Those of the recovery and of starting a worker.
+    /// Recovery errors and worker start errors.
     pub(crate) async fn recovered(&self) -> Result<()> {
         self.operate(Trace::Recovery, None, |_| async { Ok(()) }).await
     }
@@ -382,7 +386,7 @@ impl Kernel {
                     Ok(link) => operation(link).await,
                     Err(error) => Err(error),
                 };
-                // A caller that no longer waits has lost nothing but the answer.
+                // An abandoned caller loses only the reply.
                 let _ = sender.send(done);
             })
         });
@@ -397,7 +401,7 @@ impl Kernel {
         done
     }
 
-    /// The journal has a change already that was not made: it says so, too. Whoever asked for the change is told anyway.
+    /// Journals the failure of a change that the journal already has. The requester receives the error in any case.
     async fn note_failure(&self, actor: &Actor, text: &str, error: &Error) {
         match self.records.mark(actor, &format!("{text} failed: {error}"), crate::sys::clock::now_ms()).await {
             Ok(version) => {

@@ -1,7 +1,8 @@
-//! What one kernel keeps on disk, as its task needs it: journal, executions, mounts, servers, lease, blob grants.
+//! Records of one kernel on disk, for its task: journal, executions, mounts, servers, lease, blob grants.
 //!
-//! The kernel's version is one more than the number of its newest journal entry (so a new kernel is at 1, and 0 can mean "any"): every change from outside appends one, so the version needs
-//! no record of its own and cannot disagree with the history.
+//! The kernel's version is the number of its newest journal entry plus one (a new kernel is at 1; 0 can mean "any").
+//! Every change by a client appends an entry, so the version needs no record of its own and cannot disagree with the
+//! history.
 
 use std::collections::BTreeMap;
 
@@ -23,28 +24,28 @@ use crate::core::origin::Origin;
 use crate::core::rights::{Right, Rights};
 use crate::store::StoreHandle;
 
-/// What the subject of a consent to a published socket begins with.
+/// Prefix of the subject of a consent to a published socket.
 const PUBLISHED: &str = "publish/";
 
 /// A kernel's state record in the catalog.
 #[derive(Debug, Clone, Default, serde::Serialize, serde::Deserialize)]
 pub struct StateRecord {
-    /// Where it is in its life.
+    /// Lifecycle state.
     pub life: Life,
-    /// Its version when this was written; the journal has the present one.
+    /// Version at the time of writing; the journal has the present one.
     pub version: u64,
-    /// How many executions there were then.
+    /// Number of executions at the time of writing.
     pub executions: u64,
 }
 
-/// What the journal knows of an execution.
+/// Journal record of an execution.
 #[derive(Debug)]
 pub enum Found {
-    /// It ended.
+    /// Ended.
     Ended(Kept, Box<ExecEnd>),
-    /// It has no end yet.
+    /// Not ended yet.
     Running,
-    /// There is none of that number.
+    /// No execution has that number.
     Nothing,
 }
 
@@ -56,14 +57,14 @@ fn new_mark(actor: &Actor, text: &str, at_ms: i64) -> NewEntry {
     new_entry(EntryKind::Mark, actor, text, String::new(), at_ms)
 }
 
-/// What a task begins with.
+/// Initial data of a task.
 #[derive(Debug)]
 pub struct Loaded {
     /// Number of the newest journal entry.
     pub version: u64,
-    /// How many executions there were.
+    /// Number of executions.
     pub executions: u64,
-    /// Executions without an end; after recovery, those that nobody runs and that could not be closed.
+    /// Executions without an end; after recovery, those without a worker that could not be closed.
     pub running: Vec<ExecId>,
     /// Mounts added since creation.
     pub mounts: Vec<GivenMount>,
@@ -71,16 +72,16 @@ pub struct Loaded {
     pub mcp: Vec<(String, McpTransport)>,
     /// The lease, expired or not.
     pub lease: Option<Lease>,
-    /// The transition that was begun and not ended.
+    /// The transition that was begun and has not ended.
     pub transition: Option<Record>,
-    /// How many checkpoints there are.
+    /// Number of checkpoints.
     pub checkpoints: u64,
-    /// How the present state came to be.
+    /// Origin of the present state.
     pub origin: Origin,
 }
 
 impl Loaded {
-    /// What a kernel begins with that was just made.
+    /// Initial data of a new kernel.
     pub fn empty() -> Self {
         Loaded {
             version: version_after(0),
@@ -112,12 +113,12 @@ impl Records {
         Records { id, epoch, catalog: catalog.clone(), state: catalog.state(id), store: store.clone() }
     }
 
-    /// Whose they are.
+    /// Id of the kernel.
     pub(crate) fn kernel(&self) -> KernelId {
         self.id
     }
 
-    /// Reads what a task begins with.
+    /// Reads the initial data of the task.
     ///
     /// # Errors
     /// `corrupt` names the damaged file.
@@ -140,17 +141,17 @@ impl Records {
         })
     }
 
-    /// Closes the database until the next use.
+    /// Closes the database; the next use reopens it.
     pub async fn close(&self) {
         if let Err(error) = self.state.close().await {
             tracing::warn!(kernel = %self.id, %error, "state.db could not be closed");
         }
     }
 
-    /// Writes where the kernel is in its life.
+    /// Writes the lifecycle state.
     ///
     /// # Errors
-    /// The catalog's.
+    /// Catalog errors.
     pub async fn save_life(&self, life: &Life, version: u64, executions: u64, last_used_at_ms: i64) -> Result<()> {
         let record = StateRecord { life: life.clone(), version, executions };
         let state_json = serde_json::to_string(&record).map_err(|error| Error::internal(error.to_string()))?;
@@ -166,26 +167,26 @@ impl Records {
     /// The execution that was begun with this key, while keys are remembered.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub async fn by_key(&self, key: &str, now_ms: i64) -> Result<Option<ExecId>> {
         Ok(self.state.exec_by_key(key.to_owned(), now_ms).await?)
     }
 
-    /// Records an execution before it starts: one more journal entry.
+    /// Records an execution before it starts: appends a journal entry.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub async fn begin(&self, request: &ExecRequest, actor: &Actor, at_ms: i64) -> Result<Begun> {
         let begin = ExecBegin { request: request.clone(), actor: actor.to_string(), at_ms };
         Ok(self.state.begin_exec(begin).await?)
     }
 
-    /// Closes an execution; what is too large for the row goes to the store first.
+    /// Records the end of an execution; output that is too large for the row is stored first.
     ///
     /// # Errors
-    /// The database's and the store's.
+    /// Database errors and store errors.
     pub async fn end(&self, exec: ExecId, end: &ExecEnd, kept: &Kept, at_ms: i64) -> Result<()> {
-        // What is put aside is named by the row only.
+        // Only the row refers to the stored output.
         let large = kept.chunks.iter().map(|(_, data)| data.len()).sum::<usize>() > limits::OUTPUT_INLINE_BYTES;
         let _held = if large { Some(self.store.run(|store| Ok(store.guard())).await?) } else { None };
         let output = self.output_record(kept).await?;
@@ -220,23 +221,23 @@ impl Records {
         Ok(state::Kept::Object { digest, bytes })
     }
 
-    /// Whether an execution is what is asked for.
+    /// Whether an execution matches the request.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub async fn is_of(&self, exec: ExecId, request: &ExecRequest) -> Result<bool> {
         Ok(self.state.exec(exec).await?.is_some_and(|record| record.request.asks_as(request)))
     }
 
-    /// How much output of an execution was to be kept, bytes; 0: as the configuration says.
+    /// Output limit of an execution, bytes; 0: the configured limit.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub async fn output_limit(&self, exec: ExecId) -> Result<u64> {
         Ok(self.state.exec(exec).await?.map_or(0, |record| record.request.output_limit_bytes))
     }
 
-    /// An execution from the journal.
+    /// Reads an execution from the journal.
     ///
     /// # Errors
     /// `corrupt` if its output is damaged.
@@ -276,18 +277,18 @@ impl Records {
         numbers.first().copied().ok_or_else(|| Error::internal("the journal gave no number"))
     }
 
-    /// Appends a mark; gives the version with it.
+    /// Appends a mark; returns the new version.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub async fn mark(&self, actor: &Actor, text: &str, at_ms: i64) -> Result<u64> {
         Ok(version_after(self.append(EntryKind::Mark, actor, text, String::new(), at_ms).await?))
     }
 
-    /// Appends a message; gives its number.
+    /// Appends a message; returns its number.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub async fn message(&self, actor: &Actor, message: &Message, at_ms: i64) -> Result<u64> {
         let Message { role, text, key } = message;
         let (detail, text) = (serde_json::json!({ "role": role }).to_string(), format!("{role}: {text}"));
@@ -301,7 +302,7 @@ impl Records {
     /// The message that was appended with this key, while keys are remembered.
     ///
     /// # Errors
-    /// `alreadyExists` if the key was something else's.
+    /// `alreadyExists` if the key belongs to another request.
     pub async fn message_by_key(&self, key: &str, now_ms: i64) -> Result<Option<u64>> {
         match key {
             "" => Ok(None),
@@ -309,27 +310,27 @@ impl Records {
         }
     }
 
-    /// Records a mount and how many folders of the workspace it makes; gives the version with it.
+    /// Records a mount and the number of directories it creates in the workspace; returns the new version.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub async fn put_mount(&self, actor: &Actor, text: &str, mount: GivenMount, made: u32, at_ms: i64) -> Result<u64> {
         Ok(version_after(self.state.put_mount(mount, made, new_mark(actor, text, at_ms)).await?))
     }
 
-    /// Forgets a mount; gives the version with it, and how many folders it had made.
+    /// Removes a mount's record; returns the new version and the number of directories the mount had created.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub async fn remove_mount(&self, actor: &Actor, text: &str, path: &str, at_ms: i64) -> Result<(u64, u32)> {
         let (sequence, made) = self.state.remove_mount(path.to_owned(), new_mark(actor, text, at_ms)).await?;
         Ok((version_after(sequence), made))
     }
 
-    /// Records an MCP server; gives the version with it.
+    /// Records an MCP server; returns the new version.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub async fn put_mcp(
         &self,
         actor: &Actor,
@@ -341,10 +342,10 @@ impl Records {
         Ok(version_after(self.state.put_mcp(name.to_owned(), transport, new_mark(actor, text, at_ms)).await?))
     }
 
-    /// Forgets an MCP server; gives the version with it.
+    /// Removes an MCP server's record; returns the new version.
     ///
     /// # Errors
-    /// `notFound` if there is none of that name.
+    /// `notFound` if no server has that name.
     pub async fn remove_mcp(&self, actor: &Actor, text: &str, name: &str, at_ms: i64) -> Result<u64> {
         let removed = self.state.remove_mcp(name.to_owned(), new_mark(actor, text, at_ms)).await?;
         removed.map(version_after).ok_or_else(|| Error::not_found(format!("the kernel has no MCP server {name}")))
@@ -353,25 +354,25 @@ impl Records {
     /// Records the lease.
     ///
     /// # Errors
-    /// `conflict` if another holder's has not expired.
+    /// `conflict` if another holder's lease has not expired.
     pub async fn take_lease(&self, lease: &Lease, now_ms: i64) -> Result<()> {
         let row = state::Lease { holder: holder_text(lease), epoch: self.epoch, expires_at_ms: lease.expires_at_ms };
         Ok(self.state.take_lease(row, now_ms).await?)
     }
 
-    /// Ends a lease before its time.
+    /// Ends a lease before its expiry.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub async fn release_lease(&self, lease: &Lease) -> Result<()> {
         self.state.release_lease(holder_text(lease)).await?;
         Ok(())
     }
 
-    /// Lets the kernel read a blob that the store holds.
+    /// Grants the kernel read access to a stored blob.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub async fn grant(&self, digest: Digest, at_ms: i64) -> Result<()> {
         Ok(self.state.grant_blobs(vec![digest], at_ms).await?)
     }
@@ -379,7 +380,7 @@ impl Records {
     /// The store, if the kernel may read that blob.
     ///
     /// # Errors
-    /// `notFound`, the same for a blob that is not there and for one that is not the kernel's.
+    /// `notFound`, identical for a missing blob and for one that the kernel may not read.
     pub async fn readable(&self, digest: Digest) -> Result<&StoreHandle> {
         if self.state.blob_granted(digest).await? {
             return Ok(&self.store);
@@ -387,15 +388,15 @@ impl Records {
         Err(Error::not_found(format!("the kernel has no blob {digest}")))
     }
 
-    /// The store, to write to.
+    /// The store, for writing.
     pub fn store(&self) -> &StoreHandle {
         &self.store
     }
 
-    /// Records that a socket of this name gives these rights to the kernel, or (`None`) no longer does.
+    /// Records the rights that a socket of this name grants, or (`None`) their revocation.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub async fn publish(&self, name: &str, rights: Option<Rights>, actor: &Actor, at_ms: i64) -> Result<()> {
         let names: Vec<&str> = rights.iter().flat_map(|rights| rights.iter()).map(Right::name).collect();
         let consent = NewConsent {
@@ -409,10 +410,10 @@ impl Records {
         Ok(())
     }
 
-    /// The sockets that are published now, with their rights.
+    /// The published sockets, with their rights.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub async fn published(&self) -> Result<Vec<(String, Rights)>> {
         let mut now: BTreeMap<String, Rights> = BTreeMap::new();
         let mut after = 0;
@@ -436,7 +437,7 @@ impl Records {
     /// Journal entries after a number, oldest first, at most one page.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub async fn journal(&self, view: JournalView, after: u64, most: usize) -> Result<Vec<JournalEntry>> {
         Ok(self.state.journal_as(view, after, most).await?)
     }
@@ -447,7 +448,7 @@ pub fn version_after(sequence: u64) -> u64 {
     sequence + 1
 }
 
-/// What identifies a holder in the database: the hash of the token, then the name for people.
+/// Identifies a holder in the database: hash of the token, then the display name.
 fn holder_text(lease: &Lease) -> String {
     format!("{} {}", Digest::from_bytes(lease.token_hash), lease.holder)
 }

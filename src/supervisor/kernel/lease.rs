@@ -1,14 +1,14 @@
-//! Leases: while one lasts, only its holder changes a kernel.
+//! Leases: during a lease, only its holder changes a kernel.
 //!
-//! Pure bookkeeping over a row that the catalog keeps; the caller brings the clock. A token is 32 random bytes; its BLAKE3 hash
-//! is what is stored, so that reading the database gives nobody the lease.
+//! Pure bookkeeping over a catalog row; the caller passes the time. A token is 32 random bytes. Only its BLAKE3 hash is
+//! stored: read access to the database does not grant the lease.
 
 use crate::core::error::{Error, Result};
 
 /// A lease as it is stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lease {
-    /// Who, in the holder's own words.
+    /// Display name, chosen by the holder.
     pub holder: String,
     /// BLAKE3 hash of the token.
     pub token_hash: [u8; 32],
@@ -22,21 +22,21 @@ impl Lease {
         *blake3::hash(token).as_bytes()
     }
 
-    /// Whether it is over.
+    /// Whether the lease has expired.
     pub const fn is_over(&self, now_ms: i64) -> bool {
         now_ms >= self.expires_at_ms
     }
 
-    /// Whether this token is the lease's. The hashes are compared, so time tells nothing of the token.
+    /// Whether this token is the lease's. Compares hashes, so timing reveals nothing about the token.
     pub fn is_held_by(&self, token: &[u8]) -> bool {
         blake3::Hash::from_bytes(self.token_hash) == blake3::hash(token)
     }
 }
 
-/// Whether a caller who presents `token` (empty: none) may change the kernel.
+/// Whether a caller with this `token` (empty: none) may change the kernel.
 ///
 /// # Errors
-/// `busy` with reason `lease` while somebody else holds it.
+/// `busy` with reason `lease` while another client holds it.
 pub fn admit(lease: Option<&Lease>, token: &[u8], now_ms: i64) -> Result<()> {
     match lease {
         Some(lease) if !lease.is_over(now_ms) && !lease.is_held_by(token) => {

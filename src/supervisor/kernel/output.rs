@@ -1,12 +1,13 @@
-//! What a running execution writes, between its worker and any number of readers.
+//! Output of a running execution, between its worker and any number of readers.
 //!
 //! ```text
 //! worker ─ push (waits) ─▶ [ kept prefix, ≤ limit | window, ≤ WINDOW_BYTES ] ─ read ─▶ each reader, at its own pace
 //! ```
 //!
-//! The prefix is kept for the journal and for replay. Beyond it a chunk lives only until every reader has taken it, and `push` waits
-//! while the window is full: a slow reader slows the code, and memory is bounded whatever anybody does. Without readers
-//! what is beyond the prefix is counted and dropped. Never does I/O; lives on the daemon's one event loop.
+//! The prefix is kept for the journal and for replay. Beyond the prefix, a chunk lives until every reader has taken it,
+//! and `push` waits while the window is full: a slow reader slows the code, and memory is bounded in every case.
+//! Without readers, output beyond the prefix is counted and dropped. Never does I/O; lives on the daemon's one event
+//! loop.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -17,10 +18,10 @@ use tokio::sync::Notify;
 use crate::core::exec::{ExecEnd, OutputEvent, Stream};
 use crate::core::limits;
 
-/// Bytes beyond the kept prefix that wait for readers.
+/// Size of the window beyond the kept prefix, bytes.
 const WINDOW_BYTES: usize = 2 << 20;
 
-/// What any rich output takes at least.
+/// Minimum cost of a rich output, bytes.
 const EVENT_BYTES: usize = 128;
 
 /// One execution's output.
@@ -30,17 +31,17 @@ pub struct Output {
     changed: Notify,
 }
 
-/// Items are numbered from 0: first the kept ones, then those that pass through the window.
+/// Items are numbered from 0: first the kept items, then those that pass through the window.
 #[derive(Debug)]
 struct Inner {
     kept: Vec<Item>,
     kept_bytes: u64,
     keep_limit: u64,
-    /// Nothing more is kept once something went to the window: the kept part has no holes.
+    /// Set once an item went to the window: the kept part has no gaps.
     kept_closed: bool,
     window: VecDeque<Item>,
     window_bytes: usize,
-    /// Window items that are gone.
+    /// Window items that were dropped.
     shed: u64,
     /// Bytes of both streams so far.
     written: u64,
@@ -61,7 +62,7 @@ impl Item {
     fn bytes(&self) -> usize {
         match &self.event {
             OutputEvent::Stdout(data) | OutputEvent::Stderr(data) => data.len(),
-            // What they take of memory, so that none is free.
+            // The memory they occupy, so that no item is free.
             OutputEvent::Display { mime, data } => EVENT_BYTES + mime.len() + data.len(),
             OutputEvent::Structured(output) => EVENT_BYTES + output.memory_bytes(),
             OutputEvent::Truncated(_) | OutputEvent::ExitCode(_) => 0,
@@ -80,17 +81,17 @@ impl Item {
     }
 }
 
-/// What was kept of an execution's output, for the journal.
+/// Kept output of an execution, for the journal.
 #[derive(Debug, Default, Clone, PartialEq)]
 pub struct Kept {
-    /// Chunks of both streams in the order in which they came.
+    /// Chunks of both streams in order of arrival.
     pub chunks: Vec<(Stream, Vec<u8>)>,
     /// Bytes written beyond the chunks.
     pub truncated_bytes: u64,
 }
 
 impl Output {
-    /// An empty output of which the first `keep_limit` bytes are kept.
+    /// An empty output that keeps the first `keep_limit` bytes.
     pub fn new(keep_limit: u64) -> Rc<Self> {
         Rc::new(Output {
             inner: RefCell::new(Inner {
@@ -110,7 +111,7 @@ impl Output {
         })
     }
 
-    /// The output of an execution that ended before: its kept chunks and its end.
+    /// The output of an execution that ended earlier: its kept chunks and its end.
     pub fn ended(kept: Kept, end: ExecEnd) -> Rc<Self> {
         let output = Output::new(u64::MAX);
         {
@@ -125,8 +126,10 @@ impl Output {
         output
     }
 
-    /// Takes a chunk that begins at byte `offset` of both streams together; what was there already (a worker repeats itself to
-    /// a new daemon) is skipped. Returns once the readers left room for more.
+    /// Appends a chunk that begins at byte `offset` of both streams together.
+    ///
+    /// Skips bytes that are already there: a worker repeats itself to a new daemon. Returns once the window has room
+    /// for more.
     pub async fn push(&self, offset: u64, stream: Stream, mut data: Vec<u8>) {
         {
             let mut inner = self.inner.borrow_mut();
@@ -137,7 +140,7 @@ impl Output {
             if data.is_empty() || inner.end.is_some() {
                 return;
             }
-            // A worker keeps only so much for a new daemon: what is missing between counts as truncated, and ends what is kept.
+            // A worker buffers a limited amount for a new daemon: the gap counts as truncated and ends the kept part.
             inner.kept_closed |= offset > inner.written;
             inner.written = inner.written.max(offset + known as u64);
             inner.append(stream_event(stream, data));
@@ -146,7 +149,7 @@ impl Output {
         self.room().await;
     }
 
-    /// Takes a rich or structured form of output.
+    /// Appends a rich or structured output.
     pub async fn push_event(&self, event: OutputEvent) {
         if self.inner.borrow().end.is_some() {
             return;
@@ -170,13 +173,13 @@ impl Output {
         }
     }
 
-    /// No more output will come.
+    /// Ends the output.
     pub fn close(&self, end: ExecEnd) {
         self.inner.borrow_mut().end.get_or_insert(end);
         self.changed.notify_waiters();
     }
 
-    /// How it ended, once it has.
+    /// The end, once there is one.
     pub fn end(&self) -> Option<ExecEnd> {
         self.inner.borrow().end.clone()
     }
@@ -198,7 +201,7 @@ impl Output {
         self.inner.borrow().written
     }
 
-    /// A copy of what is kept.
+    /// A copy of the kept output.
     pub fn kept(&self) -> Kept {
         let inner = self.inner.borrow();
         let mut kept = Kept::default();
@@ -263,7 +266,7 @@ impl Inner {
         self.shed();
     }
 
-    /// Drops from the window what every reader has taken.
+    /// Drops the window items that every reader has taken.
     fn shed(&mut self) {
         let needed = self.readers.values().copied().min().unwrap_or(u64::MAX);
         while self.first_in_window() < needed {
@@ -284,7 +287,7 @@ impl Inner {
         }
     }
 
-    /// Number of the first item that holds something at or after byte `from`.
+    /// Number of the first item with data at or after byte `from`.
     fn number_at(&self, from: u64) -> u64 {
         let ends_before = |item: &Item| item.offset + item.stream_bytes() <= from && item.stream_bytes() > 0;
         let passed = |items: &mut dyn Iterator<Item = &Item>| {
@@ -307,7 +310,7 @@ impl Inner {
     }
 }
 
-/// Cuts an item so that its first part has at most `room` bytes.
+/// Splits an item so that its first part has at most `room` bytes.
 fn split(item: Item, room: u64) -> (Item, Option<Item>) {
     let Item { offset, event } = item;
     let cut = |mut data: Vec<u8>, make: fn(Vec<u8>) -> OutputEvent| {
@@ -322,17 +325,17 @@ fn split(item: Item, room: u64) -> (Item, Option<Item>) {
     }
 }
 
-/// One reader's place in an output. Dropping it lets the output go on without it.
+/// Read position in an output. A dropped reader no longer delays the output.
 #[derive(Debug)]
 pub struct Reader {
     output: Rc<Output>,
     id: u64,
-    /// Bytes of both streams that were delivered.
+    /// Delivered bytes of both streams.
     at: u64,
 }
 
 impl Reader {
-    /// The next event: waits for it; `ExitCode` is the last, then `None`. Bytes that are no longer there come as `Truncated`.
+    /// Waits for the next event. `ExitCode` is the last event, then `None`. Dropped bytes are reported as `Truncated`.
     pub async fn next(&mut self) -> Option<OutputEvent> {
         loop {
             let output = Rc::clone(&self.output);

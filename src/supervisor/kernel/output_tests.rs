@@ -123,7 +123,7 @@ fn unread_output_is_counted() {
 }
 
 proptest! {
-    /// Whatever is written and whoever reads from wherever: bytes delivered + bytes said to be truncated = bytes written.
+    /// For every output and every read position: bytes delivered + bytes reported as truncated = bytes written.
     #[test]
     fn every_byte_is_delivered_or_counted(
         chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 1..40), 0..20),
@@ -156,7 +156,7 @@ proptest! {
     }
 }
 
-/// Untrusted code names the type of what it displays, and how many rows it has: none of that is free.
+/// Untrusted code chooses the type of a display and its row count: both are charged.
 #[test]
 fn empty_rich_output_is_bounded() {
     use crate::core::exec::{OutputData, OutputNode};
@@ -175,7 +175,7 @@ fn empty_rich_output_is_bounded() {
     });
 }
 
-/// What a worker dropped while no daemon was there is no part of what is kept, nor is what came after it.
+/// Bytes that a worker dropped while no daemon ran, and all bytes after them, are not part of the kept output.
 #[test]
 fn output_after_gap_is_dropped() {
     run(async {

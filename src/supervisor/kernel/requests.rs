@@ -1,4 +1,4 @@
-//! Requests to a kernel's task beside executions: mounts, servers, stops, leases, records.
+//! Requests to a kernel's task other than executions: mounts, servers, stops, leases, records.
 
 use std::rc::Rc;
 
@@ -16,23 +16,23 @@ impl Kernel {
     /// Adds a mount.
     ///
     /// # Errors
-    /// `invalidArgument`, `alreadyExists`, `refused`, and those of the worker.
+    /// `invalidArgument`, `alreadyExists`, `refused`, and worker errors.
     pub async fn mount(&self, change: Change, mount: MountInfo) -> Result<()> {
         self.ask(|reply| Command::Mount(change, mount, reply)).await
     }
 
-    /// Takes a mount away.
+    /// Removes a mount.
     ///
     /// # Errors
-    /// `notFound`, and those of the worker.
+    /// `notFound`, and worker errors.
     pub async fn unmount(&self, change: Change, path: String) -> Result<()> {
         self.ask(|reply| Command::Unmount(change, path, reply)).await
     }
 
-    /// The mounts: the allowed paths of its specification and those added since.
+    /// The mounts: the allowed paths of the specification and those added since.
     ///
     /// # Errors
-    /// Those of the database.
+    /// Database errors.
     pub async fn mounts(&self) -> Result<Vec<MountInfo>> {
         self.ask(Command::Mounts).await
     }
@@ -45,7 +45,7 @@ impl Kernel {
         self.ask(|reply| Command::RegisterMcp(change, name, transport, reply)).await
     }
 
-    /// Takes an MCP server away.
+    /// Removes an MCP server.
     ///
     /// # Errors
     /// `notFound`.
@@ -56,7 +56,7 @@ impl Kernel {
     /// The MCP servers and their tools.
     ///
     /// # Errors
-    /// Those of the database.
+    /// Database errors.
     pub async fn mcp_servers(&self) -> Result<(Vec<McpInfo>, Vec<ToolInfo>)> {
         self.ask(Command::McpServers).await
     }
@@ -64,42 +64,42 @@ impl Kernel {
     /// Starts the worker and waits until it is ready.
     ///
     /// # Errors
-    /// Why it could not be started.
+    /// The reason why the worker could not be started.
     pub async fn start(&self, actor: Actor) -> Result<()> {
         self.ask(|reply| Command::Start(actor, reply)).await?;
         self.with_worker(None, |_| async { Ok(()) }).await
     }
 
-    /// Ends the worker; returns when it has ended.
+    /// Stops the worker; returns when it has ended.
     ///
     /// # Errors
-    /// Those of the database.
+    /// Database errors.
     pub async fn stop(&self, actor: Actor, mode: StopMode) -> Result<()> {
         self.ask(|reply| Command::Stop(actor, mode, reply)).await
     }
 
-    /// The tools that MCP servers offer now. Asks nobody: the task itself may be waiting for who wants to know.
+    /// The tools that MCP servers offer now. Does not ask the task, which may be waiting for the caller.
     pub(crate) fn offered_tools(&self) -> Vec<ToolInfo> {
         self.tools.borrow().upgrade().map(|tools| tools.list().1).unwrap_or_default()
     }
 
-    /// Appends a message to the journal; gives its number.
+    /// Appends a message to the journal; returns its number.
     ///
     /// # Errors
-    /// `conflict`, `busy` (leased), and those of the database.
+    /// `conflict`, `busy` (leased), and database errors.
     pub async fn message(&self, change: Change, message: Message) -> Result<u64> {
         self.ask(|reply| Command::Message(change, message, reply)).await
     }
 
-    /// Changes what is recorded of the work, where that takes no checkpoint.
+    /// Changes the workflow records, for changes without a checkpoint.
     ///
     /// # Errors
-    /// `conflict`, `busy` (leased), those of the change and of the database.
+    /// `conflict`, `busy` (leased), errors of the change and database errors.
     pub(crate) async fn work(&self, change: Change, what: workflow::Change, key: String) -> Result<Outcome> {
         self.ask(|reply| Command::Work(change, Box::new(what), key, reply)).await
     }
 
-    /// Takes or renews a lease (`ttl_ms` 0 releases it); gives the token and the end.
+    /// Takes or renews a lease (`ttl_ms` 0 releases it); returns the token and the expiry.
     ///
     /// # Errors
     /// `busy` while another holds it.
@@ -107,7 +107,7 @@ impl Kernel {
         self.ask(|reply| Command::Lease(actor, holder, token, ttl_ms, reply)).await
     }
 
-    /// Removes a checkpoint; gives the version with that.
+    /// Removes a checkpoint; returns the new version.
     ///
     /// # Errors
     /// `conflict`, `busy` (leased), `notFound`.
@@ -115,18 +115,18 @@ impl Kernel {
         self.ask(|reply| Command::ForgetCheckpoint(change, Box::new(checkpoint), reply)).await
     }
 
-    /// Changes how long checkpoints that ryokan takes by itself are kept.
+    /// Sets the retention of automatic checkpoints.
     ///
     /// # Errors
-    /// `conflict`, `busy` (leased), and the catalog's.
+    /// `conflict`, `busy` (leased), and catalog errors.
     pub(crate) async fn change_retention(&self, change: Change, retention: Retention) -> Result<()> {
         self.ask(|reply| Command::Retain(change, retention, reply)).await
     }
 
-    /// Puts the kernel away, if it is what this checkpoint holds: its files go.
+    /// Archives the kernel if it still equals this checkpoint; its files are removed.
     ///
     /// # Errors
-    /// `conflict` if it was used meanwhile.
+    /// `conflict` if the kernel was used meanwhile.
     pub(crate) async fn archive(
         &self,
         actor: Actor,
@@ -136,23 +136,24 @@ impl Kernel {
         self.ask_patiently(|reply| Command::Archive(actor, checkpoint, transition, reply)).await
     }
 
-    /// Its files and its state are in their places again.
+    /// Commits the unarchive transition: files and state are back in place.
     ///
     /// # Errors
-    /// The databases': it is archived still.
+    /// Database errors; the kernel stays archived.
     pub(crate) async fn unarchive(&self, actor: Actor, transition: Rc<ExclusiveTransition>) -> Result<u64> {
         self.ask_patiently(|reply| Command::Unarchive(actor, transition, reply)).await
     }
 
-    /// Ends an archiving, or its reversal, that was interrupted.
+    /// Finishes an interrupted archive or unarchive transition.
     ///
     /// # Errors
-    /// Those of the recovery.
+    /// Recovery errors.
     pub(crate) async fn settle(&self) -> Result<()> {
         self.ask(Command::Settle).await
     }
 
-    /// Ends its worker as after its idle time, if nobody uses it; its next use starts it. Whether that began.
+    /// Stops the worker as after its idle time, if the kernel is not in use; the next use starts it. Returns whether
+    /// the stop began.
     ///
     /// # Errors
     /// If the kernel is gone.
@@ -160,16 +161,16 @@ impl Kernel {
         self.ask(Command::StopIfIdle).await
     }
 
-    /// Whether somebody may change the kernel now: for changes that are made elsewhere.
+    /// Checks whether a client may change the kernel now, for changes that run elsewhere.
     ///
     /// # Errors
-    /// `busy` (leased to somebody else), `conflict` (version).
+    /// `busy` (leased by another client), `conflict` (version).
     pub(crate) async fn admit(&self, actor: &Actor, expected_version: u64) -> Result<()> {
         let change = Change { actor: actor.clone(), expected_version };
         self.ask(|reply| Command::Admit(change, reply)).await
     }
 
-    /// Ends worker and task.
+    /// Stops worker and task.
     ///
     /// # Errors
     /// `conflict`.

@@ -1,4 +1,4 @@
-//! What every kernel's task uses of the rooms below and above it.
+//! Services that every kernel's task uses.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -24,9 +24,12 @@ pub struct KernelServices {
     pub(crate) checkpoints: Rc<dyn CheckpointService>,
 }
 
-/// What a kernel's task needs of checkpoints. The checkpoint room implements it; the kernel room knows no checkpoints.
+/// Checkpoint operations that a kernel's task needs. The checkpoint module implements the trait; the kernel module does
+/// not depend on checkpoints.
 pub trait CheckpointService {
-    /// Takes the checkpoint before a stop, if something changed. The caller holds the worker, and hands nothing to it meanwhile. A failure is published as an event.
+    /// Takes the checkpoint before a stop, if something changed.
+    ///
+    /// The caller holds the worker and hands no work to it meanwhile. A failure is published as an event.
     fn before_stop(
         &self,
         kernel: &Rc<Kernel>,
@@ -34,13 +37,13 @@ pub trait CheckpointService {
         reason: StopReason,
     ) -> LocalBoxFuture<'static, ()>;
 
-    /// The stop does not wait for an operation that is under way: nothing can be kept beside it.
+    /// Reports that the stop skips its checkpoint, because an operation is under way.
     fn skipped(&self, kernel: &Rc<Kernel>) -> LocalBoxFuture<'static, ()>;
 
-    /// The stop goes on although [`Self::before_stop`] is not over.
+    /// Reports that the stop proceeds before [`Self::before_stop`] has completed.
     fn timed_out(&self, kernel: &Kernel);
 
-    /// Ends a restore that was interrupted: with the worker that is there, or without one.
+    /// Ends an interrupted restore: with the live worker, or without one.
     fn recover_restore(
         &self,
         kernel: &Rc<Kernel>,

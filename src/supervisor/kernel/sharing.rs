@@ -1,5 +1,7 @@
-//! Who works in one workspace: the kernel whose it is, and its threads. Owns what they share: who follows the files, whose turn it
-//! is with them, and that nobody begins anything while they stand still. All of it on the one event loop: nothing is locked.
+//! The sessions of one workspace: the kernel that owns it, and its threads.
+//!
+//! Owns their shared state: the workspace tracker, the file lock, and the freeze that keeps every session from starting
+//! work. Everything runs on the one event loop; no locks are needed.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
@@ -16,21 +18,21 @@ use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::transition::ExclusiveTransition;
 use crate::workspace::Workspace;
 
-/// A kernel's part in a workspace. What is said of the files is said at the kernel whose they are.
+/// A kernel's part in a workspace. File state is held by the kernel that owns the files.
 pub struct Sharing {
     owner: Option<Rc<Kernel>>,
     threads: RefCell<Vec<Weak<Kernel>>>,
-    /// Kernels that are being made from this one.
+    /// Number of kernels that are being created from this one.
     making: Cell<usize>,
-    /// How many hold the files still.
+    /// Number of holds that freeze the files.
     still: Cell<usize>,
-    /// Follows the files since they were first captured.
+    /// Tracks the files since their first capture.
     workspace: RefCell<Option<Box<dyn Workspace>>>,
     turn: Arc<Semaphore>,
 }
 
 impl Sharing {
-    /// Those of a kernel with files of its own, or of a thread of `owner`.
+    /// For a kernel with its own files, or for a thread of `owner`.
     pub(crate) fn new(owner: Option<Rc<Kernel>>) -> Sharing {
         Sharing {
             owner,
@@ -43,7 +45,7 @@ impl Sharing {
     }
 }
 
-/// While it is there, nothing begins in the other sessions of a workspace.
+/// Keeps the other sessions of a workspace from starting work, until dropped.
 pub(crate) struct FilesHold(Rc<Kernel>);
 
 impl Drop for FilesHold {
@@ -56,7 +58,7 @@ impl Drop for FilesHold {
     }
 }
 
-/// While it is there, the kernel is not removed: another one is being made from it.
+/// Keeps a source kernel from being removed while another is created from it, until dropped.
 pub(crate) struct Source(Rc<Kernel>);
 
 impl Drop for Source {
@@ -67,29 +69,29 @@ impl Drop for Source {
 }
 
 impl Kernel {
-    /// The kernel whose files it works with: itself, but for threads.
+    /// The kernel that owns the files: itself, or the owner of a thread.
     pub fn files(&self) -> &Kernel {
         self.sessions.owner.as_deref().unwrap_or(self)
     }
 
-    /// As [`Self::files`], to be kept.
+    /// As [`Self::files`], as an owned handle.
     pub(crate) fn files_owner(self: &Rc<Self>) -> Rc<Kernel> {
         Rc::clone(self.sessions.owner.as_ref().unwrap_or(self))
     }
 
-    /// Counts a thread in.
+    /// Registers a thread.
     pub(crate) fn joined_by(&self, thread: &Rc<Kernel>) {
         let mut threads = self.sessions.threads.borrow_mut();
         threads.retain(|thread| thread.upgrade().is_some_and(|thread| !thread.is_gone()));
         threads.push(Rc::downgrade(thread));
     }
 
-    /// Whether its task has ended.
+    /// Whether the kernel's task has ended.
     pub(crate) fn is_gone(&self) -> bool {
         self.commands.is_closed()
     }
 
-    /// The threads that work in its workspace.
+    /// The threads of this workspace.
     pub fn threads(&self) -> Vec<Rc<Kernel>> {
         let threads = self.sessions.threads.borrow();
         threads.iter().filter_map(Weak::upgrade).filter(|thread| !thread.is_gone()).collect()
@@ -103,31 +105,31 @@ impl Kernel {
         others
     }
 
-    /// Keeps the other sessions from beginning anything.
+    /// Keeps the other sessions from starting work.
     pub(crate) fn hold_files(self: &Rc<Self>) -> FilesHold {
         let owner = self.files_owner();
         owner.sessions.still.set(owner.sessions.still.get() + 1);
         FilesHold(owner)
     }
 
-    /// Whether nothing may begin here now: the files stand still, or are between two states.
+    /// Whether no work may start here now: the files are frozen, or between two states.
     pub(crate) fn is_held(&self) -> bool {
         let files = self.files();
         files.sessions.still.get() > 0 || (files.id != self.id && files.is_changing())
     }
 
-    /// Has every session of this kernel's workspace look whether it may begin something.
+    /// Wakes every session of this workspace to retry deferred work.
     pub(crate) fn wake_sharers(&self) {
         for session in self.threads().iter().map(|thread| &**thread).chain([self]) {
-            // One with so many requests that there is no room for this looks anyway.
+            // A session with a full queue retries anyway.
             let _ = session.commands.try_send(Box::new(Command::Wake));
         }
     }
 
-    /// The turn with the files: one at a time captures or restores them.
+    /// The file lock: one session at a time captures or restores the files.
     ///
     /// # Errors
-    /// `deadline` if it did not come.
+    /// `deadline` if the lock was not free in time.
     pub(crate) async fn lock_files(&self) -> Result<OwnedSemaphorePermit> {
         let files = self.files();
         let name = &files.spec.name;
@@ -139,28 +141,28 @@ impl Kernel {
         }
     }
 
-    /// What follows its files, for whoever has the turn.
+    /// Takes the workspace tracker; the caller holds the file lock.
     pub(crate) fn take_workspace(&self) -> Option<Box<dyn Workspace>> {
         self.files().sessions.workspace.borrow_mut().take()
     }
 
-    /// Knows nothing of the files any more: they go, or are others from now on.
+    /// Drops all knowledge of the files: they are removed or replaced.
     pub(crate) fn forget_files(&self) {
         drop(self.take_workspace());
         self.files().base.set(None);
     }
 
-    /// Gives it back.
+    /// Returns the workspace tracker.
     pub(crate) fn keep_workspace(&self, workspace: Box<dyn Workspace>) {
         let files = self.files();
         files.base.set(workspace.base().map(|tree| tree.0));
         *files.sessions.workspace.borrow_mut() = Some(workspace);
     }
 
-    /// Refuses to change files under code that runs: what it does with them would be lost, or be done to others.
+    /// Refuses to change files under running code: its writes would be lost, or would reach other files.
     ///
     /// # Errors
-    /// `conflict` names who works.
+    /// `conflict` names the running sessions.
     pub(crate) fn refuse_if_others_run(&self) -> Result<()> {
         let works = |other: &Rc<Kernel>| {
             let view = other.view.borrow();
@@ -177,7 +179,7 @@ impl Kernel {
             .hint("wait for it, or stop it: its files would be changed under it"))
     }
 
-    /// Keeps the kernel from being removed or archived while another one is made from it.
+    /// Keeps the kernel from being removed or archived while another is created from it.
     ///
     /// # Errors
     /// `conflict` if it is being removed or archived.
@@ -193,10 +195,10 @@ impl Kernel {
         Ok(Source(Rc::clone(self)))
     }
 
-    /// Begins its removal: from here on nothing is made from it.
+    /// Begins the removal: no kernel can be created from this one any more.
     ///
     /// # Errors
-    /// `conflict` names its threads, unless they go too, or says that it is being removed, archived or read.
+    /// `conflict` names its threads, unless they are removed too, or says that it is being removed, archived or read.
     pub(crate) fn begin_removal(self: &Rc<Self>, with_threads: bool) -> Result<ExclusiveTransition> {
         let name = &self.spec.name;
         let threads: Vec<String> = self.threads().iter().map(|thread| thread.spec.name.to_string()).collect();
@@ -208,7 +210,7 @@ impl Kernel {
         ExclusiveTransition::begin(self, Kind::Remove)
     }
 
-    /// Refuses what cannot be done while another kernel is made from this one.
+    /// Refuses operations that are not allowed while another kernel is created from this one.
     ///
     /// # Errors
     /// `conflict`.
@@ -221,20 +223,20 @@ impl Kernel {
             .hint("try again when that is done"))
     }
 
-    /// Takes what the host told of changed files, so that its queue does not overflow before the next checkpoint.
+    /// Drains the host's file change events, so that their queue does not overflow before the next checkpoint.
     pub(crate) fn follow_files(&self) {
         if let Some(workspace) = self.files().sessions.workspace.borrow_mut().as_mut() {
             workspace.drain();
         }
     }
 
-    /// Follows the files no longer, if nobody is left who would change them. What is known of them is kept for the next time.
+    /// Stops the workspace tracker if no session can change the files. Its knowledge is kept for the next time.
     pub(crate) fn leave_files(&self) {
         if self.others().iter().any(|other| other.link.borrow().is_some()) {
             return;
         }
         let Some(mut workspace) = self.take_workspace() else { return };
-        // The next one looks whether the contents that it knows are still there.
+        // The next tracker checks that the known contents still exist.
         self.files().base.set(None);
         let name = self.files().spec.name.to_string();
         tokio::task::spawn_blocking(move || {

@@ -1,7 +1,7 @@
-//! One kernel's MCP servers and the tools that they bring into it.
+//! MCP servers of one kernel and the tools that they offer in it.
 //!
-//! Servers run while the kernel has a worker, or since they were registered; they end with the worker. The list of tools follows
-//! their changes into the engine.
+//! Servers start with the worker or at registration; they end with the worker. The engine's list of tools follows their
+//! changes.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -18,7 +18,7 @@ use crate::mcp::allow::AllowList;
 use crate::mcp::{CallError, Launch, McpServers};
 use crate::supervisor::host::events::Events;
 
-/// A kernel's servers.
+/// MCP servers of a kernel.
 pub struct Tools {
     event_name: String,
     servers: Rc<McpServers>,
@@ -28,7 +28,7 @@ pub struct Tools {
 }
 
 impl Tools {
-    /// The servers that were registered; none of them runs yet.
+    /// Registers servers without starting them.
     pub fn new(
         kernel: KernelName,
         event_name: String,
@@ -41,12 +41,12 @@ impl Tools {
         Rc::new(Tools { event_name, servers, wanted: RefCell::new(wanted), events, follower: RefCell::new(None) })
     }
 
-    /// Where events go.
+    /// Destination of events.
     pub(crate) fn events(&self) -> &Rc<Events> {
         &self.events
     }
 
-    /// The servers and their tools. A registered server that does not run now is shown as `stopped`.
+    /// The servers and their tools. A registered server that is not running is listed as `stopped`.
     pub fn list(&self) -> (Vec<McpInfo>, Vec<ToolInfo>) {
         let mut servers = self.servers.list();
         for (name, _) in self.wanted.borrow().iter() {
@@ -71,15 +71,15 @@ impl Tools {
         Ok(())
     }
 
-    /// Ends a server.
+    /// Stops a server.
     pub fn unregister(&self, name: &str) {
         self.wanted.borrow_mut().retain(|(there, _)| there != name);
-        // Forgotten now, ended beside: one that did not run has nothing to end.
+        // Removed now, stopped in the background; a server that did not run needs no stop.
         let ending = self.servers.unregister(name);
         tokio::task::spawn_local(async move { ending.await.ok() });
     }
 
-    /// Makes other servers the registered ones. One that the configuration no longer allows is told as an event.
+    /// Replaces the registered servers. A server that the configuration no longer allows is reported as an event.
     pub fn replace(&self, wanted: &[(String, McpTransport)]) {
         let before = self.wanted.borrow().clone();
         for (name, _) in before.iter().filter(|server| !wanted.contains(server)) {
@@ -94,7 +94,7 @@ impl Tools {
         }
     }
 
-    /// Starts what is registered and keeps the engine told of the tools there are, until [`Tools::detach`].
+    /// Starts the registered servers and updates the engine's tool list until [`Tools::detach`].
     pub fn attach(&self, link: &Rc<WorkerLink>) {
         if self.wanted.borrow().is_empty() && self.servers.list().is_empty() {
             self.follow(link);
@@ -114,15 +114,15 @@ impl Tools {
         let (servers, link) = (Rc::clone(&self.servers), Rc::downgrade(link));
         let mut changes = servers.changes();
         let following = tokio::task::spawn_local(async move {
-            let mut told = Vec::new();
+            let mut sent = Vec::new();
             loop {
                 let tools: Vec<DynamicTool> = servers.tools().into_iter().map(dynamic).collect();
                 let Some(link) = link.upgrade() else { return };
-                if tools != told {
+                if tools != sent {
                     if let Err(error) = link.dynamic_tools(&tools).await {
                         tracing::debug!(%error, "the engine was not told of its tools");
                     }
-                    told = tools;
+                    sent = tools;
                 }
                 drop(link);
                 if changes.changed().await.is_err() {
@@ -135,7 +135,7 @@ impl Tools {
         }
     }
 
-    /// Ends every server; they start again with the next worker.
+    /// Stops every server; they start again with the next worker.
     pub fn detach(&self) {
         if let Some(follower) = self.follower.borrow_mut().take() {
             follower.abort();
@@ -146,7 +146,7 @@ impl Tools {
     /// Calls a tool by its `server__tool` name.
     ///
     /// # Errors
-    /// The tool's own failure, or why it could not be called.
+    /// The tool's failure, or the reason why the call failed.
     pub async fn call(&self, name: &str, args: Value) -> Result<(Value, String)> {
         match self.servers.call(name, &args).await {
             Ok(output) => Ok((output.value, output.text)),

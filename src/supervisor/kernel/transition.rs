@@ -1,6 +1,6 @@
-//! The one exclusive change that a kernel is in: who owns it, and its record in `state.db`.
+//! The exclusive transition of a kernel: its owner, and its record in `state.db`.
 //!
-//! `core::kernel::transition` decides; this module writes each decision to `state.db` before it counts.
+//! `core::kernel::transition` decides; this module writes each decision to `state.db` before it takes effect.
 
 use std::rc::Rc;
 
@@ -10,7 +10,7 @@ use crate::core::error::{Error, Result};
 use crate::core::kernel::transition::{Claim, Decision, Event, Kind, Record, Refusal, Step, Transition};
 use crate::supervisor::host::Host;
 
-/// Ownership of a kernel's transition. Dropped before the end, it leaves the transition to recovery.
+/// Ownership of a kernel's transition. If dropped before the end, recovery takes the transition over.
 pub struct ExclusiveTransition {
     kernel: Rc<Kernel>,
     claim: Claim,
@@ -45,7 +45,7 @@ impl ExclusiveTransition {
     /// Records the intent: from here on the kernel may change.
     ///
     /// # Errors
-    /// The database's: nothing is recorded then.
+    /// Database errors; nothing is recorded then.
     pub(crate) async fn record(&self, transition: Transition, actor: String, at_ms: i64) -> Result<()> {
         let record = Record::open(transition, actor, at_ms);
         self.kernel.records.begin_transition(record.clone()).await?;
@@ -55,25 +55,25 @@ impl ExclusiveTransition {
     /// Begins a step.
     ///
     /// # Errors
-    /// `internal` if it does not follow.
+    /// `internal` if the step is out of order.
     pub(crate) fn enter(&self, step: Step) -> Result<()> {
         self.apply(Event::Entered(step))
     }
 
-    /// Records that the outcome holds; gives the number of the journal's entry.
+    /// Records that the outcome holds; returns the number of the journal entry.
     ///
     /// # Errors
-    /// The database's: the decision is open then.
+    /// Database errors; the decision stays open then.
     pub(crate) async fn commit(&self, entry: NewEntry) -> Result<u64> {
         let sequence = self.kernel.records.commit_transition(entry).await?;
         self.apply(Event::Committed)?;
         Ok(sequence)
     }
 
-    /// The transaction that ended a restore was its commit, or the end of its revert.
+    /// Marks the transition as ended: the transaction that ended a restore was its commit, or the end of its revert.
     ///
     /// # Errors
-    /// `internal` if it does not follow.
+    /// `internal` if the step is out of order.
     pub(crate) fn ended(&self) -> Result<()> {
         let decision = self.kernel.transitions.borrow().record().map(|record| record.decision);
         self.apply(match decision {
@@ -82,10 +82,10 @@ impl ExclusiveTransition {
         })
     }
 
-    /// Records that the kernel goes back. May be repeated.
+    /// Records that the transition is reverted. Idempotent.
     ///
     /// # Errors
-    /// The database's: the decision is open then.
+    /// Database errors; the decision stays open then.
     pub(crate) async fn abort(&self, host: &Host) -> Result<()> {
         let decision = self.kernel.transitions.borrow().record().map(|record| record.decision);
         if decision == Some(Decision::Aborted) {
@@ -95,18 +95,18 @@ impl ExclusiveTransition {
         self.apply(Event::Aborted)
     }
 
-    /// Deletes the record: nothing is left to recover.
+    /// Deletes the record: the transition needs no recovery.
     ///
     /// # Errors
-    /// The database's: recovery tries again then.
+    /// Database errors; recovery retries then.
     pub(crate) async fn clear(&self, host: &Host) -> Result<()> {
         host.making_room(async || self.kernel.records.clear_transition().await).await?;
         self.apply(Event::Cleared)
     }
 
-    /// Gives the ownership up: what is not ended is left to recovery. May be repeated.
+    /// Releases the ownership; recovery ends an unfinished transition. Idempotent.
     pub(crate) fn release(&self) {
-        // Refused only if it was released before.
+        // Fails only if it was released before.
         if self.apply(Event::Released).is_ok() {
             self.kernel.wake_sharers();
         }
@@ -118,7 +118,7 @@ impl ExclusiveTransition {
 }
 
 impl Kernel {
-    /// Refuses a change of the kernel beside a transition.
+    /// Refuses a change during a transition.
     ///
     /// # Errors
     /// `conflict` names the transition.
@@ -136,7 +136,7 @@ impl Kernel {
         self.transitions.borrow().interrupted()
     }
 
-    /// The refusal of what cannot be done before an interrupted transition has ended.
+    /// The refusal of an operation that requires an interrupted transition to end first.
     pub(crate) fn unfinished(&self, kind: Kind) -> Error {
         self.refused(Refusal::Interrupted(kind))
     }

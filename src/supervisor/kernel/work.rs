@@ -1,8 +1,8 @@
-//! Records of the work in a kernel, as events show them.
+//! Workflow records as events show them.
 
 use crate::core::workflow::Outcome;
 
-/// What events tell of a change.
+/// Event details of a workflow change.
 pub(crate) fn work_detail(outcome: &Outcome) -> serde_json::Value {
     match outcome {
         Outcome::Step(step) => serde_json::json!({ "step": step.index, "name": step.name }),

@@ -1,4 +1,4 @@
-//! The commits of archiving a kernel and of its reversal, and what follows from them.
+//! Commits of archive and unarchive transitions, and their consequences.
 
 use super::Task;
 use crate::catalog::state::{EntryKind, NewEntry};
@@ -38,7 +38,7 @@ impl Task {
         Ok(())
     }
 
-    /// Commits the end of an archive: an ordinary kernel without a worker again.
+    /// Commits an unarchive transition: the kernel is stopped again.
     pub(crate) async fn unarchive(&mut self, actor: &Actor, transition: &ExclusiveTransition) -> Result<u64> {
         self.admit(actor, 0)?;
         transition.enter(Step::Commit)?;
@@ -46,7 +46,7 @@ impl Task {
         self.commit(actor, transition, "taken out of the archive".into(), named).await
     }
 
-    /// From here on the outcome holds. What cannot be done of the rest now is left to recovery.
+    /// Commits a transition: the outcome holds from here on. Recovery performs steps that fail now.
     async fn commit(
         &mut self,
         actor: &Actor,
@@ -70,7 +70,7 @@ impl Task {
         Ok(version)
     }
 
-    /// Ends an archiving, or its reversal, that was interrupted.
+    /// Finishes an interrupted archive or unarchive transition.
     pub(crate) async fn settle(&mut self) -> Result<()> {
         match self.kernel.interrupted() {
             Some(Kind::Archive | Kind::Unarchive) => {}

@@ -1,7 +1,7 @@
-//! What a kernel's jobs write between executions, as the events tell it.
+//! Output of a kernel's background jobs between executions, as events.
 //!
-//! The log of events is everybody's: a job that writes without end gets one event of each stream in so long. Nothing is passed over: each
-//! event counts all that came since the one before, shows how it begins, and says how much of it is left out.
+//! All clients share the event log: a job with endless output gets one event per stream and interval. No output is
+//! skipped: each event counts everything since the previous event, shows its beginning, and says how much is omitted.
 
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
@@ -12,69 +12,69 @@ use tokio::time::Instant;
 use crate::core::exec::Stream;
 use crate::core::limits;
 
-/// The time from one telling to the next.
+/// Interval between two events.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// What is not told yet.
+/// Output that is not published yet.
 #[derive(Default)]
-struct Untold {
+struct Unpublished {
     last: Option<Instant>,
     streams: [Piece; 2],
     is_timed: bool,
 }
 
-/// What came of one stream.
+/// Output of one stream.
 #[derive(Default)]
 struct Piece {
     bytes: usize,
     beginning: Vec<u8>,
 }
 
-/// Whether it could be told: to whom it belongs may not be known yet.
-type Tell = Box<dyn Fn(serde_json::Value) -> bool>;
+/// Publishes an event; returns false while the recipient is unknown.
+type Publish = Box<dyn Fn(serde_json::Value) -> bool>;
 
-/// What jobs wrote. Dropped, it tells the rest.
+/// Background output. Publishes the rest when dropped.
 pub(crate) struct Background(Rc<Inner>);
 
 struct Inner {
     every: Duration,
-    untold: RefCell<Untold>,
-    tell: Tell,
+    unpublished: RefCell<Unpublished>,
+    publish: Publish,
 }
 
 impl Background {
-    /// `tell` publishes the details of one event.
-    pub(crate) fn new(tell: impl Fn(serde_json::Value) -> bool + 'static) -> Self {
-        Self::telling_every(EVERY, tell)
+    /// `publish` receives the details of one event.
+    pub(crate) fn new(publish: impl Fn(serde_json::Value) -> bool + 'static) -> Self {
+        Self::with_interval(EVERY, publish)
     }
 
-    fn telling_every(every: Duration, tell: impl Fn(serde_json::Value) -> bool + 'static) -> Self {
-        Background(Rc::new(Inner { every, untold: RefCell::default(), tell: Box::new(tell) }))
+    fn with_interval(every: Duration, publish: impl Fn(serde_json::Value) -> bool + 'static) -> Self {
+        Background(Rc::new(Inner { every, unpublished: RefCell::default(), publish: Box::new(publish) }))
     }
 
-    /// Something was written. Must run inside a `LocalSet`.
+    /// Records output. Must run inside a `LocalSet`.
     pub(crate) fn wrote(&self, stream: Stream, data: &[u8]) {
         let due = {
-            let mut untold = self.0.untold.borrow_mut();
-            let piece = &mut untold.streams[usize::from(stream == Stream::Stderr)];
+            let mut unpublished = self.0.unpublished.borrow_mut();
+            let piece = &mut unpublished.streams[usize::from(stream == Stream::Stderr)];
             let room = limits::BACKGROUND_SHOWN_BYTES.saturating_sub(piece.beginning.len());
             piece.beginning.extend_from_slice(&data[..data.len().min(room)]);
             piece.bytes += data.len();
-            if untold.is_timed {
+            if unpublished.is_timed {
                 return;
             }
-            let due = untold.last.map(|last| last + self.0.every).filter(|due| *due > Instant::now());
-            untold.is_timed = due.is_some();
+            let due = unpublished.last.map(|last| last + self.0.every).filter(|due| *due > Instant::now());
+            unpublished.is_timed = due.is_some();
             due
         };
         match due {
-            None => self.0.tell_all(),
+            None => self.0.publish_all(),
             Some(due) => {
                 let inner = Rc::downgrade(&self.0);
                 tokio::task::spawn_local(async move {
                     tokio::time::sleep_until(due).await;
                     if let Some(inner) = Weak::upgrade(&inner) {
-                        inner.tell_all();
+                        inner.publish_all();
                     }
                 });
             }
@@ -83,19 +83,19 @@ impl Background {
 }
 
 impl Inner {
-    fn tell_all(&self) {
+    fn publish_all(&self) {
         let streams = {
-            let mut untold = self.untold.borrow_mut();
-            (untold.last, untold.is_timed) = (Some(Instant::now()), false);
-            std::mem::take(&mut untold.streams)
+            let mut unpublished = self.unpublished.borrow_mut();
+            (unpublished.last, unpublished.is_timed) = (Some(Instant::now()), false);
+            std::mem::take(&mut unpublished.streams)
         };
         for (at, (stream, piece)) in [Stream::Stdout, Stream::Stderr].into_iter().zip(streams).enumerate() {
             let Piece { bytes, beginning } = &piece;
             let (text, left_out) = (String::from_utf8_lossy(beginning), bytes - beginning.len());
             let detail = serde_json::json!({ "stream": stream, "bytes": bytes, "text": text, "left_out": left_out });
-            if *bytes > 0 && !(self.tell)(detail) {
-                // With what comes next, or at the end.
-                self.untold.borrow_mut().streams[at] = piece;
+            if *bytes > 0 && !(self.publish)(detail) {
+                // Published with the next output, or at the end.
+                self.unpublished.borrow_mut().streams[at] = piece;
             }
         }
     }
@@ -103,7 +103,7 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.tell_all();
+        self.publish_all();
     }
 }
 
@@ -111,34 +111,37 @@ impl Drop for Inner {
 mod tests {
     use super::*;
 
-    type Told = Rc<RefCell<Vec<serde_json::Value>>>;
+    type Published = Rc<RefCell<Vec<serde_json::Value>>>;
 
-    fn telling(every: Duration) -> (Background, Told) {
-        let told = Told::default();
-        let kept = Rc::clone(&told);
-        let tell = move |detail| {
+    fn recorded(every: Duration) -> (Background, Published) {
+        let published = Published::default();
+        let kept = Rc::clone(&published);
+        let publish = move |detail| {
             kept.borrow_mut().push(detail);
             true
         };
-        (Background::telling_every(every, tell), told)
+        (Background::with_interval(every, publish), published)
     }
 
-    fn texts(told: &Told) -> Vec<String> {
-        told.borrow().iter().map(|detail| detail["text"].as_str().expect("a text").to_owned()).collect()
+    fn texts(published: &Published) -> Vec<String> {
+        published.borrow().iter().map(|detail| detail["text"].as_str().expect("a text").to_owned()).collect()
     }
 
     #[tokio::test]
     async fn job_output_is_coalesced() {
         let writing = async {
-            let (background, told) = telling(Duration::from_secs(600));
+            let (background, published) = recorded(Duration::from_secs(600));
             background.wrote(Stream::Stdout, b"first");
             background.wrote(Stream::Stdout, b"sec");
             background.wrote(Stream::Stderr, b"oops");
             background.wrote(Stream::Stdout, b"ond");
-            assert_eq!(texts(&told), ["first"]);
+            assert_eq!(texts(&published), ["first"]);
             drop(background);
-            assert_eq!(texts(&told), ["first", "second", "oops"], "the end tells the rest");
-            assert_eq!((&told.borrow()[2]["stream"], &told.borrow()[2]["left_out"]), (&"stderr".into(), &0.into()));
+            assert_eq!(texts(&published), ["first", "second", "oops"], "the end tells the rest");
+            assert_eq!(
+                (&published.borrow()[2]["stream"], &published.borrow()[2]["left_out"]),
+                (&"stderr".into(), &0.into())
+            );
         };
         tokio::task::LocalSet::new().run_until(writing).await;
     }
@@ -146,14 +149,14 @@ mod tests {
     #[tokio::test]
     async fn deferred_job_output_is_flushed() {
         let writing = async {
-            let (background, told) = telling(Duration::from_millis(20));
+            let (background, published) = recorded(Duration::from_millis(20));
             background.wrote(Stream::Stdout, b"first");
             background.wrote(Stream::Stdout, b"second");
-            while texts(&told).concat() != "firstsecond" {
+            while texts(&published).concat() != "firstsecond" {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
             drop(background);
-            assert_eq!(texts(&told).concat(), "firstsecond", "nothing is told twice");
+            assert_eq!(texts(&published).concat(), "firstsecond", "nothing is told twice");
         };
         tokio::task::LocalSet::new().run_until(writing).await;
     }
@@ -161,20 +164,20 @@ mod tests {
     #[tokio::test]
     async fn unpublished_job_output_is_kept() {
         let writing = async {
-            let (known, told) = (Rc::new(std::cell::Cell::new(false)), Told::default());
-            let (is_known, kept) = (Rc::clone(&known), Rc::clone(&told));
-            let tell = move |detail| {
+            let (known, published) = (Rc::new(std::cell::Cell::new(false)), Published::default());
+            let (is_known, kept) = (Rc::clone(&known), Rc::clone(&published));
+            let publish = move |detail| {
                 if is_known.get() {
                     kept.borrow_mut().push(detail);
                 }
                 is_known.get()
             };
-            let background = Background::telling_every(Duration::from_secs(600), tell);
+            let background = Background::with_interval(Duration::from_secs(600), publish);
             background.wrote(Stream::Stdout, b"before");
             known.set(true);
             background.wrote(Stream::Stdout, b" and after");
             drop(background);
-            assert_eq!(texts(&told), ["before and after"]);
+            assert_eq!(texts(&published), ["before and after"]);
         };
         tokio::task::LocalSet::new().run_until(writing).await;
     }
@@ -183,16 +186,16 @@ mod tests {
     async fn omitted_job_output_is_counted() {
         let (most, data) = (limits::BACKGROUND_SHOWN_BYTES, vec![b'n'; 3000]);
         let writing = async {
-            let (background, told) = telling(Duration::from_secs(600));
+            let (background, published) = recorded(Duration::from_secs(600));
             background.wrote(Stream::Stdout, b"x");
             for _ in 0..5 {
                 background.wrote(Stream::Stdout, &data);
             }
             drop(background);
-            told.take()
+            published.take()
         };
-        let told = tokio::task::LocalSet::new().run_until(writing).await;
-        assert_eq!(told.len(), 2, "{told:?}");
-        assert_eq!((&told[1]["bytes"], &told[1]["left_out"]), (&15_000.into(), &(15_000 - most).into()));
+        let published = tokio::task::LocalSet::new().run_until(writing).await;
+        assert_eq!(published.len(), 2, "{published:?}");
+        assert_eq!((&published[1]["bytes"], &published[1]["left_out"]), (&15_000.into(), &(15_000 - most).into()));
     }
 }

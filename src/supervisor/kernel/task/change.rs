@@ -1,4 +1,4 @@
-//! Changes from outside other than executions and records: mounts, MCP servers, leases.
+//! Changes by clients other than executions and records: mounts, MCP servers, leases.
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -25,7 +25,7 @@ impl Task {
         own.chain(self.mounts.added.iter().cloned()).collect()
     }
 
-    /// Adds a mount: to the live worker first, for it may refuse, then for good.
+    /// Adds a mount: attached to the live worker first, which may refuse it, then recorded.
     pub(crate) async fn mount(&mut self, change: Change, mount: MountInfo) -> Result<()> {
         self.admit(&change.actor, change.expected_version)?;
         self.not_in_transition()?;
@@ -39,12 +39,12 @@ impl Task {
         if mounts.len() >= limits::MOUNTS {
             return Err(Error::busy(format!("a kernel has at most {} mounts", limits::MOUNTS)));
         }
-        // Looked at before it is made: what was there already stays when the mount goes.
+        // Checked before the mount is attached: existing directories stay when the mount is removed.
         let (workspace, inside) = (self.workspace(), Path::new(&mount.path));
         let driver = Rc::clone(self.workers.driver(self.kernel.spec.isolation)?);
         let made = driver.missing_components(&workspace, inside);
         if let (Some(link), Some(current)) = (self.link(), &self.worker.current) {
-            // The path that was checked, whatever the requested one leads to by now.
+            // The checked path, whatever the requested path refers to by now.
             let attached = HostMount { inside: inside.to_owned(), source: real.clone(), writable: mount.writable };
             if let Err(error) = current.worker.handle().attach_mount(&link, &attached).await {
                 driver.remove_components(&workspace, inside, made);
@@ -58,7 +58,7 @@ impl Task {
         let version = match recorded {
             Ok(version) => version,
             Err(error) => {
-                // What is not recorded must not be there: the caller may try again.
+                // An unrecorded mount must not stay attached: the caller may retry.
                 if let Some(link) = self.link()
                     && let Err(stuck) = link.unbind(Path::new(&mount.path)).await
                 {
@@ -75,7 +75,7 @@ impl Task {
         Ok(())
     }
 
-    /// Takes a mount away.
+    /// Removes a mount.
     pub(crate) async fn unmount(&mut self, change: Change, path: &str) -> Result<()> {
         self.admit(&change.actor, change.expected_version)?;
         self.not_in_transition()?;
@@ -92,11 +92,11 @@ impl Task {
         let detail = serde_json::json!({ "path": path });
         self.changed(&change.actor, version, ("kernel_unmounted", "kernel.unmount"), detail).await;
         self.mounts.added.remove(at);
-        // Recorded first: if the live worker keeps it (something inside uses it), it goes with that worker.
+        // Recorded first: if the live worker keeps the mount because it is in use, the mount ends with that worker.
         if let Some(link) = self.link() {
             link.unbind(Path::new(path)).await?;
         }
-        // Where others work too, one of them may have mounted something at the same place.
+        // In a shared workspace, another session may have a mount at the same path.
         if self.kernel.others().is_empty() {
             let driver = self.workers.driver(self.kernel.spec.isolation)?;
             driver.remove_components(&self.workspace(), Path::new(path), made);
@@ -104,12 +104,12 @@ impl Task {
         Ok(())
     }
 
-    /// What a transition replaces cannot be changed beside it: it would be lost.
+    /// Refuses changes that a transition would overwrite.
     pub(crate) fn not_in_transition(&self) -> Result<()> {
         self.kernel.at_hand()?;
         let admitted = self.kernel.not_in_transition();
         if self.kernel.interrupted().is_some() {
-            // This use is refused, and begins the recovery.
+            // This request is refused, and starts the recovery.
             self.kernel.wake_sharers();
         }
         admitted
@@ -139,7 +139,7 @@ impl Task {
         }
     }
 
-    /// Takes an MCP server away.
+    /// Removes an MCP server.
     pub(crate) async fn unregister_mcp(&mut self, change: Change, name: &str) -> Result<()> {
         self.admit(&change.actor, change.expected_version)?;
         self.not_in_transition()?;
@@ -151,7 +151,7 @@ impl Task {
         Ok(())
     }
 
-    /// What a kernel may reach has changed: an event, and a line of the audit log.
+    /// Publishes a change of the kernel's access rights as an event, and writes it to the audit log.
     pub(crate) async fn changed(
         &self,
         actor: &Actor,
@@ -166,7 +166,7 @@ impl Task {
         self.host.events.publish(&self.kernel.event_name, names.0, detail);
     }
 
-    /// Takes, takes up again, or (with a time of 0) releases a lease.
+    /// Takes, renews, or (with a time of 0) releases a lease.
     pub(crate) async fn take_lease(
         &mut self,
         actor: &Actor,
@@ -185,7 +185,7 @@ impl Task {
             return Ok((Vec::new(), now));
         }
         let token = if presented.is_empty() { self.host.random::<32>().to_vec() } else { presented.clone() };
-        // Renewed under another name it is still the same lease: the name in the database identifies it.
+        // A renewal under another name is still the same lease: the name in the database identifies it.
         let holder = match &self.lease {
             Some(present) if present.is_held_by(&token) => present.holder.clone(),
             _ => holder,
@@ -194,7 +194,7 @@ impl Task {
         let lease = Lease { holder, token_hash: Lease::hash(&token), expires_at_ms: now.saturating_add(ttl_ms as i64) };
         self.kernel.records.take_lease(&lease, now).await?;
         let expires = lease.expires_at_ms;
-        // Taken up again or prolonged it is the same lease.
+        // A renewed or prolonged lease is the same lease.
         if self.lease.as_ref().is_none_or(|before| !before.is_held_by(&token)) {
             self.leased(actor, "kernel.lease", &lease).await;
         }

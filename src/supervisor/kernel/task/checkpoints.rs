@@ -1,4 +1,4 @@
-//! What the task does for checkpoints other than giving them their turn: removal, retention, and the one before a stop.
+//! Checkpoint requests that the task handles itself: removal, retention, and the checkpoint before a stop.
 
 use std::rc::Rc;
 
@@ -16,7 +16,7 @@ use crate::link::host::WorkerLink;
 use crate::supervisor::kernel::command::Change;
 
 impl Task {
-    /// Removes a checkpoint that nothing needs; gives the version.
+    /// Removes an unreferenced checkpoint; returns the new version.
     pub(crate) async fn forget_checkpoint(&mut self, change: Change, checkpoint: &Checkpoint) -> Result<u64> {
         self.admit(&change.actor, change.expected_version)?;
         let _names = self.host.upkeep.names.read().await;
@@ -36,7 +36,7 @@ impl Task {
         Ok(version)
     }
 
-    /// Keeps checkpoints that ryokan takes by itself for so long from now on.
+    /// Sets the retention of automatic checkpoints.
     pub(crate) async fn retain(&mut self, change: Change, retention: Retention) -> Result<()> {
         self.admit(&change.actor, change.expected_version)?;
         let spec = KernelSpec { retention, ..self.kernel.spec.clone() };
@@ -53,20 +53,21 @@ impl Task {
         Ok(())
     }
 
-    /// The checkpoint before a stop, as an operation of its own, so that no next worker starts before it is over. The stop waits for
-    /// what is given, and no longer than it has time.
+    /// Takes the checkpoint before a stop, as an operation of its own: the next worker cannot start before its end.
+    ///
+    /// The stop waits for the returned channel, within its time limit.
     pub(crate) fn rest(&mut self, link: &Rc<WorkerLink>, reason: StopReason) -> Option<oneshot::Receiver<()>> {
         if self.work.operating.is_some() {
             tokio::task::spawn_local(self.checkpoints.skipped(&self.kernel));
             return None;
         }
-        let (told, heard) = oneshot::channel();
+        let (done, on_done) = oneshot::channel();
         let keeping = self.checkpoints.before_stop(&self.kernel, link, reason);
         self.begin_operation(async move {
             keeping.await;
-            // The stop may have gone on without it.
-            let _ = told.send(());
+            // The stop may have proceeded without the checkpoint.
+            let _ = done.send(());
         });
-        Some(heard)
+        Some(on_done)
     }
 }

@@ -1,4 +1,4 @@
-//! Ends of executions: journalled, then made known; kept and tried again while the journal has no room for them.
+//! Ends of executions: journalled, then published; kept and retried while the journal has no room for them.
 
 use std::rc::Rc;
 
@@ -13,11 +13,11 @@ use crate::supervisor::host::Host;
 use crate::supervisor::kernel::execution::Execution;
 use crate::supervisor::kernel::execution::NO_DAEMON;
 
-/// How often the end of an execution is offered to a journal that refuses it, before whoever waits is told.
+/// Attempts to journal an end before the error is reported to the waiting clients.
 const JOURNAL_TRIES: u32 = 3;
 
 impl Task {
-    /// Takes over executions of a former daemon that nobody runs and that it was not possible to close.
+    /// Takes over a former daemon's executions that have no worker and could not be closed.
     pub(crate) fn begin_with(&mut self, unclosed: Vec<ExecId>) {
         for exec in unclosed {
             let execution = Execution::adopted(exec, 0);
@@ -27,7 +27,7 @@ impl Task {
         }
     }
 
-    /// Journals an end, then makes it known. Says whether the journal has it.
+    /// Journals an end, then publishes it. Returns whether it was journalled.
     pub(crate) async fn end(&mut self, execution: &Rc<Execution>, end: ExecEnd) -> bool {
         let mut outcome = Ok(());
         for attempt in 0..JOURNAL_TRIES {
@@ -48,7 +48,7 @@ impl Task {
                 let detail = serde_json::json!({ "exec": execution.id.0, "error": error.message });
                 self.host.events.publish(&self.kernel.event_name, "journal_failed", detail);
                 match error.code {
-                    // What may be otherwise later.
+                    // Errors that may be transient.
                     ErrorCode::Busy | ErrorCode::Unavailable | ErrorCode::Internal => {
                         self.keep_end(execution, end, error)
                     }
@@ -63,13 +63,14 @@ impl Task {
         let (kept, at_ms) = (execution.output.kept(), self.host.now_ms());
         let write = async || self.kernel.records.end(execution.id, end, &kept, at_ms).await;
         match self.host.making_room(write).await {
-            // A former daemon journalled it and was ended before it could acknowledge: the journal has it.
+            // A former daemon journalled the end and exited before its acknowledgement.
             Err(error) if error.code == ErrorCode::Conflict => Ok(()),
             written => written,
         }
     }
 
-    /// Tells whoever waits, and keeps the end. The worker, if it lives, keeps it too: it is not acknowledged.
+    /// Reports the error to the waiting clients and keeps the end. A live worker keeps it too, because it is not
+    /// acknowledged.
     fn keep_end(&mut self, execution: &Rc<Execution>, end: ExecEnd, error: Error) {
         let error = refused_end(execution, &end, error);
         execution.finish_unjournalled(end, error);
@@ -77,10 +78,10 @@ impl Task {
         self.timers.retry_at.get_or_insert(Instant::now() + limits::JOURNAL_RETRY);
     }
 
-    /// Offers the journal again what it refused.
+    /// Retries the ends that the journal refused.
     ///
     /// # Errors
-    /// Why it refuses the oldest still; it will be offered again.
+    /// The journal's refusal of the oldest end; the end will be retried.
     pub(crate) async fn journal_ends(&mut self) -> Result<()> {
         self.timers.retry_at = None;
         while let Some(execution) = self.ends.unjournalled.front().map(Rc::clone) {
@@ -92,14 +93,14 @@ impl Task {
                 return Err(error);
             }
             self.ends.unjournalled.pop_front();
-            // From here on the journal answers for it.
+            // From here on, lookups use the journal.
             self.kernel.executions.borrow_mut().remove(&execution.id);
             self.acknowledge(execution.id, false);
         }
         Ok(())
     }
 
-    /// Whether new work may be written down: not before what has happened, nor with what is kept back for that.
+    /// Whether new work may be journalled: only after all past ends, and never from the space reserved for them.
     pub(crate) async fn room_on_disk(&mut self) -> Result<()> {
         self.journal_ends().await?;
         if !self.host.disk_is_full() {
@@ -108,7 +109,7 @@ impl Task {
         Err(Host::full())
     }
 
-    /// Keeps the newest ended executions at hand; older ones come from the journal.
+    /// Keeps the newest ended executions in memory; older ones are read from the journal.
     fn remember(&mut self, exec: ExecId, journalled: bool) {
         let large = |execution: &Rc<Execution>| execution.output.written() > limits::OUTPUT_REMEMBERED_BYTES;
         let mut executions = self.kernel.executions.borrow_mut();
@@ -125,7 +126,7 @@ impl Task {
     }
 }
 
-/// What is told to whoever waits for an execution whose end the journal refused.
+/// The error for clients that wait for an execution whose end the journal refused.
 fn refused_end(execution: &Execution, end: &ExecEnd, error: Error) -> Error {
     let status = end.status.name();
     let message = format!("execution {} ended ({status}), but its journal refused that: {error}", execution.id);

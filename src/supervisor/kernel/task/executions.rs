@@ -62,13 +62,14 @@ impl Task {
         self.kernel.executions.borrow_mut().insert(exec, Rc::clone(&execution));
         self.work.queue.push_back(Item::Execution(Rc::clone(&execution)));
         self.step(Event::Used).await;
-        // Something else goes first: then it goes its usual way later.
+        // Other work precedes it: the execution takes the ordinary path later.
         self.work.prepared = None;
         Ok(execution)
     }
 
-    /// Sends an execution to the worker that would run it at once, where it waits until its beginning is in the journal: both take
-    /// about as long. Its number is the next.
+    /// Sends an execution to the worker that would run it next; there it waits until its start is journalled.
+    ///
+    /// Sending and journalling take about the same time. The execution has the next number.
     fn prepare_start(&self, request: &ExecRequest, output_kept: u64) -> Option<PreparedStart> {
         let leaving = self.worker.current.as_ref().is_none_or(|current| current.leaving);
         let engaged = self.work.operating.is_some() || self.work.running.is_some() || !self.work.queue.is_empty();
@@ -84,7 +85,7 @@ impl Task {
         link.prepare(exec, &request, output_kept).then(|| PreparedStart { exec, link: Some(link) })
     }
 
-    /// Whether one more piece of work may wait here.
+    /// Whether the queue has room for one more item.
     pub(crate) fn check_room(&self) -> Result<()> {
         let name = &self.kernel.spec.name;
         if self.work.queue.len() >= self.host.config.limits.executions_queued {
@@ -98,7 +99,7 @@ impl Task {
         self.room_for_worker()
     }
 
-    /// Whether a worker may be started, should none be there.
+    /// Whether a worker may be started, if there is none.
     pub(crate) fn room_for_worker(&self) -> Result<()> {
         if self.host.is_stopping() {
             return Err(Error::unavailable("the daemon is stopping").hint("try again when it is back"));
@@ -114,7 +115,7 @@ impl Task {
             .hint(format!("look at `ryokan journal {name}`, then `ryokan start {name}` tries again"))
     }
 
-    /// Queues an operation, after the change that it makes was journalled.
+    /// Queues an operation, after its change was journalled.
     pub(crate) async fn operate(&mut self, trace: Trace, operation: Operation, waiting: Option<Waiting>) -> Result<()> {
         self.drop_given_up();
         match &trace {
@@ -143,7 +144,7 @@ impl Task {
         Ok(())
     }
 
-    /// Appends a mark to the journal: a change from outside, so the version grows.
+    /// Appends a mark to the journal; the version grows, because this is a change by a client.
     pub(crate) async fn mark(&mut self, actor: &Actor, text: &str) -> Result<()> {
         let version = self.kernel.records.mark(actor, text, self.host.now_ms()).await?;
         self.kernel.advance(version);
@@ -179,7 +180,7 @@ impl Task {
             return None;
         }
         if self.kernel.is_held() {
-            // Whoever holds the files wakes this task when they are let go.
+            // The holder of the files wakes this task on release.
             self.see_to_owner().await;
             return None;
         }
@@ -187,7 +188,7 @@ impl Task {
             Item::Stop(_) => {
                 let Some(Item::Stop(reply)) = self.work.queue.pop_front() else { return None };
                 if reply.is_closed() {
-                    // Who asked for it has given up; who comes next may want the kernel as it is.
+                    // The caller has given up; the next one may want the kernel unchanged.
                     return self.work.queue.front().map(|_| Event::Used);
                 }
                 self.worker.stop_replies.push(reply);
@@ -201,7 +202,7 @@ impl Task {
                 self.begin_operation(operation(Ok(link)));
                 None
             }
-            // They wait for room in the journal, which is tried again and again.
+            // Executions wait for room in the journal, which is retried.
             Item::Execution(_) if self.ends.unjournalled.len() >= limits::UNJOURNALLED_ENDS => None,
             Item::Execution(_) => {
                 let permit = self.permit_to_run()?;
@@ -224,7 +225,7 @@ impl Task {
                 self.work.running = Some((execution, Some(permit)));
                 let reporter = self.reporter.clone();
                 tokio::task::spawn_local(async move {
-                    // A worker that is gone is reported by its own end; any other refusal ends the execution here.
+                    // A lost worker is reported by its own end; any other refusal ends the execution here.
                     if let Err(error) = starting.await
                         && error.code != ErrorCode::Lost
                     {
@@ -237,11 +238,11 @@ impl Task {
         }
     }
 
-    /// Does something beside the task that nothing else may be done beside.
+    /// Runs an operation beside the task; no other work starts until the operation ends.
     pub(crate) fn begin_operation(&mut self, operation: impl Future<Output = ()> + 'static) {
         self.work.operations += 1;
         let number = self.work.operations;
-        // Until it is over, also if its worker is not: it may be at work on the kernel's files.
+        // Held until the end, even if the worker ends first: the operation may still use the kernel's files.
         self.work.operating = Some(number);
         self.timers.idle_at = None;
         let reporter = self.reporter.clone();
@@ -252,7 +253,7 @@ impl Task {
         });
     }
 
-    /// Takes out of the queue what nobody waits for any more.
+    /// Removes abandoned requests from the queue.
     pub(crate) fn drop_given_up(&mut self) {
         self.work.queue.retain(|item| match item {
             Item::Operation(_, Some(waiting)) | Item::Transition(_, Some(waiting)) => waiting.get() != Turn::GivenUp,
@@ -260,7 +261,7 @@ impl Task {
         });
     }
 
-    /// While the record of a transition is there, only a transition is begun, and it goes first; whether one waits.
+    /// Moves a queued transition to the front while a transition record exists; returns whether one is queued.
     fn transition_first(&mut self) -> bool {
         let at = self.work.queue.iter().position(|item| matches!(item, Item::Transition(..)));
         let Some(item) = at.and_then(|at| self.work.queue.remove(at)) else { return false };
@@ -268,8 +269,8 @@ impl Task {
         true
     }
 
-    /// The files are another kernel's, and their restore was interrupted: has that kernel recover it. If it is held back,
-    /// what waits is refused.
+    /// Asks the kernel that owns the files to recover its interrupted restore. If that recovery is held back, queued
+    /// work is refused.
     async fn see_to_owner(&mut self) {
         let owner = self.kernel.files_owner();
         let (Some(kind), false) = (owner.interrupted(), owner.id == self.kernel.id) else { return };
@@ -278,18 +279,18 @@ impl Task {
             let error = owner.unfinished(kind);
             self.fail_all_queued(&error).await;
         }
-        // One with so many requests that there is no room for this looks anyway.
+        // An owner with a full queue retries anyway.
         let _ = owner.commands.try_send(Box::new(Command::Wake));
     }
 
-    /// What a worker could not know when it started: that the state was restored since.
+    /// A restored origin that the worker did not receive at its start.
     fn untold_origin(&self) -> Option<[(String, String); 2]> {
         let view = self.kernel.view.borrow();
         let now = (view.origin.kind, view.origin.generation);
         (view.told_origin != Some(now)).then(|| Origin::environment(now.0, now.1))
     }
 
-    /// The host-wide permit to run; if there is none now, it is asked for and work goes on when it comes.
+    /// Acquires the host-wide permit to run; if none is free, requests one, and work resumes when it is granted.
     fn permit_to_run(&mut self) -> Option<ExecPermit> {
         match std::mem::replace(&mut self.work.permit, Permit::None) {
             Permit::ReadPin(permit) => return Some(permit),
@@ -314,7 +315,7 @@ impl Task {
         None
     }
 
-    /// Whoever has nothing to run any more does not keep a place among those who wait.
+    /// Withdraws the permit request if nothing is queued.
     pub(crate) fn drop_unneeded_permit_request(&mut self) {
         if matches!(self.work.permit, Permit::Requested(_))
             && !self.work.queue.iter().any(|item| matches!(item, Item::Execution(_)))
@@ -323,7 +324,7 @@ impl Task {
         }
     }
 
-    /// Interrupts the running execution or takes a queued one out.
+    /// Interrupts the running execution, or removes a queued one.
     pub(crate) async fn interrupt(&mut self, exec: ExecId, actor: &Actor) -> Result<()> {
         self.admit(actor, 0)?;
         let queued = self.work.queue.iter().position(|item| matches!(item, Item::Execution(e) if e.id == exec));
@@ -349,7 +350,7 @@ impl Task {
         });
     }
 
-    /// The worker says that an execution is over.
+    /// Handles the worker's report that an execution ended.
     pub(crate) async fn execution_ended(&mut self, exec: ExecId, mut end: ExecEnd) {
         if let State::Stopping { reason, .. } = &self.life.state
             && end.status == ExecStatus::Interrupted
@@ -387,7 +388,7 @@ impl Task {
         self.used();
         self.kernel.follow_files();
         if lost {
-            // The worker is ending: nothing more is handed to it. Its own end, which is on its way, is the next step.
+            // The worker is ending and receives no more work. Its end is the next report.
             self.link_lost(self.life.attempt);
             return;
         }
@@ -395,7 +396,7 @@ impl Task {
         self.rearm_idle();
     }
 
-    /// Tells the worker that the journal has it: at leisure, unless the worker waits for that before it goes.
+    /// Acknowledges a journalled end to the worker: batched, unless the worker waits for it before it exits.
     pub(crate) fn acknowledge(&self, exec: ExecId, now: bool) {
         let Some(link) = self.link() else { return };
         if !now {
@@ -409,7 +410,7 @@ impl Task {
         }
     }
 
-    /// The worker died under an execution.
+    /// Ends the running execution as lost: its worker died.
     pub(crate) async fn end_as_lost(&mut self, exec: ExecId, cause: &CrashCause) {
         if let Some((execution, permit)) = self.work.running.take() {
             drop(permit);
@@ -451,7 +452,7 @@ impl Task {
         }
     }
 
-    /// Takes everything out of the queue: it is not wanted any more.
+    /// Ends all queued work.
     pub(crate) async fn end_queued(&mut self, why: &str) {
         while let Some(item) = self.work.queue.pop_front() {
             match item {
@@ -467,7 +468,7 @@ impl Task {
     }
 }
 
-/// Lets every other task of the event loop that is ready go first: whoever waits is answered before the rest is seen to.
+/// Yields to the other ready tasks of the event loop: waiting clients receive their replies first.
 pub(crate) async fn yield_to_others() {
     let mut gave = false;
     std::future::poll_fn(|cx| {

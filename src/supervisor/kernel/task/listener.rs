@@ -1,4 +1,4 @@
-//! What a worker says, passed on to the kernel's task and to the outputs that it feeds.
+//! Messages of a worker, forwarded to the kernel's task and to the outputs.
 
 use std::rc::{Rc, Weak};
 
@@ -20,7 +20,7 @@ use crate::supervisor::kernel::tools::Tools;
 
 /// Listens to the worker of one attempt.
 ///
-/// A worker that is adopted speaks before its kernel's task exists: what it says then waits for [`Listener::bind`].
+/// An adopted worker sends messages before its kernel's task exists: they are queued until [`Listener::bind`].
 pub(crate) struct Listener {
     attempt: u64,
     kernel: watch::Sender<Weak<Kernel>>,
@@ -69,7 +69,7 @@ impl Listener {
     }
 
     fn report(&self, report: Report) {
-        // The task may have ended: then nobody needs it.
+        // The task may have ended; the message is obsolete then.
         let _ = self.reporter.send(Box::new(report));
     }
 }

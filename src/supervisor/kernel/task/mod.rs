@@ -6,8 +6,8 @@
 //! clocks ────────────────────▶└──────┘
 //! ```
 //!
-//! What is quick (a database commit) is awaited here; what is slow (starting a worker, an operation of the engine) runs beside it
-//! and reports back. Persisted before acted on.
+//! Fast work (a database commit) is awaited here; slow work (a worker start, an engine operation) runs beside the task
+//! and reports back. State is persisted before the task acts on it.
 
 mod archive;
 mod background;
@@ -49,48 +49,48 @@ use crate::supervisor::workers::worker::{LiveWorker, Started};
 
 pub(crate) use listener::Listener;
 
-/// What waits for its turn on the worker.
+/// An item in the worker's queue.
 enum Item {
     Execution(Rc<Execution>),
     Operation(Operation, Option<Waiting>),
-    /// A transition: all that is begun while the record of one is there.
+    /// A transition: the only item that starts while a transition record exists.
     Transition(Operation, Option<Waiting>),
-    /// A stop that waits for what was asked before it.
+    /// A stop that waits for all earlier items.
     Stop(Reply<()>),
 }
 
-/// What the worker and the task's own helpers say. At most a handful exist at a time: one worker, one execution, one
+/// Reports of the worker and of the task's helpers. At most a handful exist at a time: one worker, one execution, one
 /// operation; so the channel needs no bound of its own.
 pub(crate) enum Report {
-    /// A start is over.
+    /// A start has completed or failed.
     Started { attempt: u64, outcome: Box<Result<Started>> },
-    /// The worker says that an execution is over.
+    /// The worker ended an execution.
     Ended { exec: ExecId, end: ExecEnd },
-    /// The worker takes no more work.
+    /// The worker accepts no more work.
     Last { attempt: u64 },
-    /// The worker says why it ends.
+    /// The worker reports the cause of its end.
     Dying { attempt: u64, cause: CrashCause },
     /// The link is closed.
     Disconnected { attempt: u64 },
-    /// The worker was told to stop and could not save; it is ended nevertheless.
+    /// The worker could not save at a stop; it is stopped nevertheless.
     NotSaved { attempt: u64, error: Error },
     /// The worker's process has ended.
     Gone { attempt: u64 },
-    /// An interrupted transition was recovered before this start, or not.
+    /// The recovery before this start has completed or failed.
     Recovered { attempt: u64, outcome: Result<()> },
-    /// The operation is over.
+    /// The operation has ended.
     OperationDone { number: u64 },
-    /// A permit to run one more execution came.
+    /// A permit to run one more execution was granted.
     PermitGranted(ExecPermit),
 }
 
-/// The worker that the kernel has now.
+/// The kernel's current worker.
 struct Current {
     attempt: u64,
     worker: Rc<LiveWorker>,
     cause: Option<CrashCause>,
     not_saved: Option<Error>,
-    /// Its engine is gone: what is queued waits for the next worker.
+    /// The engine is gone: queued work waits for the next worker.
     leaving: bool,
 }
 
@@ -101,7 +101,7 @@ pub(crate) struct Task {
     checkpoints: Rc<dyn CheckpointService>,
     kernel: Rc<Kernel>,
     life: Life,
-    // Boxed: a channel makes room for dozens at once, and there may be thousands of kernels in which nothing happens.
+    // Boxed: a channel allocates for dozens of items at once, and thousands of kernels may be inactive.
     commands: mpsc::Receiver<Box<Command>>,
     reports: mpsc::UnboundedReceiver<Box<Report>>,
     reporter: mpsc::UnboundedSender<Box<Report>>,
@@ -112,11 +112,11 @@ pub(crate) struct Task {
     mounts: Mounts,
     lease: Option<Lease>,
     tools: Rc<Tools>,
-    /// The task ends.
+    /// The task is ending.
     leaving: bool,
 }
 
-/// What waits for the worker, and what runs in it.
+/// Queued work, and the running execution.
 struct Work {
     queue: VecDeque<Item>,
     running: Option<(Rc<Execution>, Option<ExecPermit>)>,
@@ -131,14 +131,14 @@ struct Work {
 #[derive(Default)]
 struct WorkerState {
     current: Option<Current>,
-    /// There while the worker that is being started is wanted.
+    /// Present while the starting worker is wanted.
     wanted: Option<oneshot::Sender<()>>,
     stop_replies: Vec<Reply<()>>,
-    /// Whether the stop under way was forced, or is the daemon's.
+    /// Whether the stop under way is forced, or the daemon's.
     is_stop_forced: bool,
 }
 
-/// When the task acts next without a request.
+/// Deadlines of the task.
 #[derive(Default)]
 struct Timers {
     /// The idle stop.
@@ -155,7 +155,7 @@ struct Timers {
 #[derive(Default)]
 struct Ends {
     reported: Vec<ExecId>,
-    /// Those whose end found no room in the journal, oldest first.
+    /// Executions whose end the journal had no room for, oldest first.
     unjournalled: VecDeque<Rc<Execution>>,
 }
 
@@ -163,18 +163,18 @@ struct Ends {
 #[derive(Default)]
 struct Mounts {
     added: Vec<GivenMount>,
-    /// Those that a restore has detached from the live worker before its files changed; they are recorded still.
+    /// Mounts that a restore detached from the live worker before its files changed; they are still recorded.
     detached: Vec<GivenMount>,
 }
 
-/// An execution that was sent to the worker before its beginning was in the journal. Dropped, it is taken back.
+/// An execution that the worker received before its start was journalled. Withdrawn when dropped.
 struct PreparedStart {
     exec: ExecId,
     link: Option<Rc<WorkerLink>>,
 }
 
 impl PreparedStart {
-    /// It is to run: gives where it waits.
+    /// Disarms the guard; returns the link that holds the prepared execution.
     fn disarm(mut self) -> Option<Rc<WorkerLink>> {
         self.link.take()
     }
@@ -195,7 +195,7 @@ enum Permit {
     ReadPin(ExecPermit),
 }
 
-/// A place among those who wait for a permit; dropped, it is given up.
+/// A queued permit request; withdrawn when dropped.
 struct PermitRequest(tokio::task::AbortHandle);
 
 impl Drop for PermitRequest {
@@ -204,17 +204,17 @@ impl Drop for PermitRequest {
     }
 }
 
-/// What a task begins with.
+/// Initial data of a task.
 pub(crate) struct Beginning {
     pub life: Life,
     pub lease: Option<Lease>,
     pub mounts: Vec<GivenMount>,
     pub tools: Rc<Tools>,
-    /// Executions that nobody runs and that could not be closed.
+    /// Executions without a worker that could not be closed.
     pub unclosed: Vec<ExecId>,
 }
 
-/// A worker that was taken over, with what it still runs or has not been acknowledged.
+/// An adopted worker, with its running and unacknowledged executions.
 pub(crate) struct Adopted {
     pub started: Started,
     pub executions: Vec<(Rc<Execution>, bool)>,
@@ -259,7 +259,7 @@ impl Task {
         task
     }
 
-    /// Runs until the kernel is removed or the daemon lets go of it.
+    /// Runs until the kernel is removed or the daemon releases it.
     pub(crate) async fn run(mut self, adopted: Option<Adopted>) {
         if let Some(adopted) = adopted {
             self.adopt(adopted).await;
@@ -272,7 +272,7 @@ impl Task {
                 earliest(self.timers.idle_at, self.timers.backoff_at),
                 earliest(self.timers.retry_at, self.timers.save_at),
             );
-            // Boxed: what a task may ever do would be room that each one holds while it waits.
+            // Boxed: otherwise each waiting task holds room for the largest future.
             tokio::select! {
                 biased;
                 Some(report) = self.reports.recv() => Box::pin(self.take_report(*report)).await,
@@ -294,7 +294,7 @@ impl Task {
     }
 
     async fn take_command(&mut self, command: Command) {
-        // A reply that nobody awaits any more is no failure: the client left.
+        // An abandoned reply is no failure: the client left.
         match command {
             Command::Run(request, actor, reply) => {
                 let _ = reply.send(self.accept(*request, actor).await);
@@ -417,7 +417,7 @@ impl Task {
             Report::PermitGranted(permit) => {
                 self.work.permit = Permit::ReadPin(permit);
                 self.dispatch().await;
-                // What it was asked for may be gone: others wait for it.
+                // The work that needed the permit may be gone; other kernels wait for it.
                 if matches!(self.work.permit, Permit::ReadPin(_)) {
                     self.work.permit = Permit::None;
                 }
@@ -435,7 +435,7 @@ impl Task {
             self.save_life().await;
         }
         if self.timers.retry_at.is_some_and(|at| at <= now) {
-            // What is refused still is offered again.
+            // Retry the ends that the journal refused.
             let _ = self.journal_ends().await;
             self.dispatch().await;
         }
@@ -450,7 +450,7 @@ impl Task {
         }
     }
 
-    /// Whether its worker does something for somebody, or in the background.
+    /// Whether the worker serves a client, or works in the background.
     fn is_in_use(&self) -> bool {
         self.work.operating.is_some() || !self.work.queue.is_empty() || !self.kernel.view.borrow().jobs.is_empty()
     }
@@ -465,11 +465,12 @@ impl Task {
             let changed = before != std::mem::discriminant(&self.life.state);
             if changed {
                 self.show_state();
-                // Executions begin and end in the journal; to a new daemon a kernel with a worker is a kernel with a worker.
+                // Executions begin and end in the journal; a new daemon only needs to know that the kernel has a
+                // worker.
                 let work = matches!(self.life.state, State::Busy { .. })
                     || was_busy && matches!(self.life.state, State::Ready);
                 match self.life.state {
-                    // What matters of a kernel whose worker comes is in the catalog of workers, and in its journal.
+                    // For a starting worker, the worker catalog and the journal hold all relevant state.
                     State::Starting | State::Ready if !work => {
                         self.timers.save_at.get_or_insert(Instant::now() + limits::STATE_SAVE_DELAY);
                     }
@@ -507,8 +508,8 @@ impl Task {
         self.kernel.view.borrow_mut().state = self.life.state.clone();
     }
 
-    /// Writes where the kernel is in its life. A failure is told and survived: a new daemon finds workers and running
-    /// executions from their own rows, this record only says what happened last.
+    /// Writes the lifecycle state. A failure is reported, and the task continues: a new daemon finds workers and
+    /// running executions in their own rows; this record only says what happened last.
     async fn save_life(&mut self) {
         self.timers.save_at = None;
         let (version, executions, last_used) = {
@@ -537,7 +538,7 @@ impl Task {
         }
     }
 
-    /// Whether `actor` may change the kernel now and knows its version.
+    /// Checks that `actor` may change the kernel now and knows its version.
     fn admit(&self, actor: &Actor, expected_version: u64) -> Result<()> {
         lease::admit(self.lease.as_ref(), &actor.lease, self.host.now_ms())?;
         let version = self.kernel.view.borrow().version;

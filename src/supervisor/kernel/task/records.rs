@@ -1,4 +1,4 @@
-//! What is recorded in a kernel and needs no worker: messages, steps, decisions, artifacts.
+//! Records in a kernel that need no worker: messages, steps, decisions, artifacts.
 
 use super::Task;
 use crate::core::error::Result;
@@ -8,7 +8,7 @@ use crate::supervisor::kernel::journal::version_after;
 use crate::supervisor::kernel::work_detail;
 
 impl Task {
-    /// Appends what an agent or a person said.
+    /// Appends a message of an agent or a person.
     pub(crate) async fn message(&mut self, change: Change, message: Message) -> Result<u64> {
         let now = self.host.now_ms();
         if let Some(before) = self.kernel.records.message_by_key(&message.key, now).await? {

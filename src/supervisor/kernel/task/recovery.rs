@@ -1,11 +1,11 @@
-//! The end of a restore that was interrupted, before any code runs in the kernel.
+//! Recovery of an interrupted restore, before any code runs in the kernel.
 //!
 //! ```text
 //! a worker is there ─▶ recovered with it ─ fails ─▶ the worker is ended ─┐
 //! no worker ─▶ the next start ───────────────────────────────────────────┴─▶ recovered without one ─▶ a worker starts
 //! ```
 //!
-//! A recovery that fails is a start that failed: the lifecycle's back-off and its breaker say when the next is tried.
+//! A failed recovery counts as a failed start: the lifecycle's back-off and breaker set the time of the next attempt.
 
 use std::rc::Rc;
 
@@ -17,7 +17,7 @@ use crate::link::host::WorkerLink;
 use crate::supervisor::kernel::transition::ExclusiveTransition;
 
 impl Task {
-    /// Sees to an interrupted transition, if there is one that needs a start of the worker.
+    /// Recovers an interrupted transition, if it needs a start of the worker.
     pub(crate) async fn begin_recovery(&mut self) {
         if self.is_restore_interrupted() && !self.life.has_worker() && !self.host.is_stopping() {
             self.step(Event::Used).await;
@@ -28,7 +28,7 @@ impl Task {
         self.kernel.interrupted() == Some(Kind::Restore)
     }
 
-    /// Recovers an interrupted restore with the worker that is there; whether that began.
+    /// Recovers an interrupted restore with the live worker; returns whether the recovery began.
     pub(super) fn recover_with(&mut self, link: &Rc<WorkerLink>) -> bool {
         let Some(current) = self.worker.current.as_ref().filter(|_| self.is_restore_interrupted()) else {
             return false;
@@ -38,7 +38,7 @@ impl Task {
         let recovering = self.checkpoints.recover_restore(&self.kernel, Some(link), transition, record);
         self.begin_operation(async move {
             if recovering.await.is_err() {
-                // The next attempt does without it.
+                // The next attempt runs without this worker.
                 let _ = reporter.send(Box::new(Report::Last { attempt }));
                 worker.kill();
             }
@@ -46,7 +46,7 @@ impl Task {
         true
     }
 
-    /// Recovers an interrupted restore before a worker is started; whether that began.
+    /// Recovers an interrupted restore before a worker is started; returns whether the recovery began.
     pub(super) fn recover_before(&mut self, attempt: u64) -> bool {
         if !self.is_restore_interrupted() {
             return false;
@@ -62,7 +62,7 @@ impl Task {
         true
     }
 
-    /// The recovery before a start is over.
+    /// Handles the end of the recovery before a start.
     pub(super) async fn recovered(&mut self, attempt: u64, outcome: Result<()>) {
         let is_wanted = attempt == self.life.attempt && matches!(self.life.state, State::Starting);
         match outcome {

@@ -1,4 +1,4 @@
-//! The end of a restore, as far as it is the task's: what is mounted, which servers there are, and the record of it.
+//! The task's part in the end of a restore: mounts, servers, and the restore's record.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crate::isolation::HostMount;
 use crate::supervisor::kernel::journal::version_after;
 
 impl Task {
-    /// Makes mounts and servers what they were, live first, then for good. What fails is taken back.
+    /// Restores mounts and servers: in the live worker first, then in the records. A failure is rolled back.
     pub(crate) async fn restored(&mut self, done: Restored) -> Result<Finished> {
         let (wanted, mcp) = (done.mounts.clone(), done.mcp.clone());
         let parted = std::mem::take(&mut self.mounts.detached);
@@ -29,7 +29,7 @@ impl Task {
                 if let Err(stuck) = self.exchange(&new, &gone).await {
                     tracing::warn!(error = %stuck, "mounts that were being restored are not what is recorded");
                 }
-                // The state that it goes back to has them.
+                // The state to which the kernel returns has these mounts.
                 self.mounts.detached = parted;
                 return Err(error);
             }
@@ -44,8 +44,9 @@ impl Task {
         Ok(finished)
     }
 
-    /// Takes away, before the files of a restore come, what is not to be mounted after it: all of that or nothing. If the restore does not end
-    /// well, it goes back to a state that has it, and gets it again.
+    /// Detaches, before a restore changes the files, the mounts that it does not keep: all or none.
+    ///
+    /// If the restore fails, the kernel returns to a state with these mounts, and they are reattached.
     pub(crate) async fn part_with_mounts(&mut self, wanted: &[GivenMount]) -> Result<()> {
         self.mounts.detached = self.mounts.added.iter().filter(|mount| !wanted.contains(mount)).cloned().collect();
         let parted = self.exchange(&self.mounts.detached, &[]).await;
@@ -55,7 +56,7 @@ impl Task {
         parted
     }
 
-    /// Mounts again what was taken away for a restore that does not come.
+    /// Reattaches the mounts of a cancelled restore.
     pub(crate) async fn take_back_mounts(&mut self) {
         let parted = std::mem::take(&mut self.mounts.detached);
         if let Err(error) = self.exchange(&[], &parted).await {
@@ -63,11 +64,11 @@ impl Task {
         }
     }
 
-    /// Takes mounts away from the live worker and gives it others. What is as wanted already is left.
+    /// Exchanges mounts of the live worker. Mounts that are already as requested stay.
     async fn exchange(&self, gone: &[GivenMount], new: &[GivenMount]) -> Result<()> {
         use crate::core::error::ErrorCode;
         let (Some(link), Some(current)) = (self.link(), &self.worker.current) else { return Ok(()) };
-        // What stands on another goes before that, and comes after it.
+        // Nested mounts are detached before their parents, and attached after them.
         let (mut gone, mut new): (Vec<_>, Vec<_>) = (gone.iter().collect(), new.iter().collect());
         let depth = |given: &&GivenMount| Path::new(&given.mount.path).components().count();
         gone.sort_by_key(|given| std::cmp::Reverse(depth(given)));

@@ -1,4 +1,4 @@
-//! A kernel's stop, its letting go for the next daemon, and its removal.
+//! Stop, release to the next daemon, and removal of a kernel.
 
 use super::{Item, Task};
 use crate::core::error::Error;
@@ -33,16 +33,17 @@ impl Task {
         }
     }
 
-    /// Answers those who wait for the worker's end. What was queued meanwhile may have begun the next worker already.
+    /// Replies to the clients that wait for the worker's end. Work queued meanwhile may have started the next worker
+    /// already.
     pub(crate) fn answer_stopped(&mut self, not_saved: Option<Error>) {
         for reply in self.worker.stop_replies.drain(..) {
             let _ = reply.send(not_saved.clone().map_or(Ok(()), Err));
         }
     }
 
-    /// Lets go of a live worker: a new daemon will adopt it.
+    /// Releases a live worker: a new daemon adopts it.
     pub(crate) async fn release(&mut self, reply: Reply<()>) {
-        // The worker keeps for the next daemon what is refused still.
+        // The worker keeps ends that are still refused for the next daemon.
         let _ = self.journal_ends().await;
         self.save_life().await;
         self.kernel.link.borrow_mut().take();
@@ -55,7 +56,7 @@ impl Task {
             let _ = reply.send(Err(error));
             return;
         }
-        // No journal keeps these ends, so they are told as what they are: the kernel is not there any more.
+        // No journal keeps these ends; the error says that the kernel is gone.
         let removed = Error::not_found(format!("kernel {} was removed", self.kernel.spec.name));
         for item in std::mem::take(&mut self.work.queue) {
             match item {

@@ -1,4 +1,4 @@
-//! The worker's coming and going.
+//! Start, adoption, stop and end of the worker.
 
 use std::rc::Rc;
 
@@ -15,7 +15,7 @@ use crate::supervisor::workers::start::{attach_mounts, check_mounts, start};
 use crate::supervisor::workers::worker::Started;
 
 impl Task {
-    /// Starts a worker beside the task, after an interrupted restore was recovered.
+    /// Starts a worker beside the task, after the recovery of an interrupted restore.
     pub(crate) fn start_worker(&mut self, attempt: u64) {
         if self.recover_before(attempt) {
             return;
@@ -32,7 +32,7 @@ impl Task {
                 Err(error) => Err(error),
             };
             let outcome = Box::new(outcome);
-            // A task that has ended meanwhile needs no worker.
+            // An ended task needs no worker.
             if let Err(unsent) = reporter.send(Box::new(Report::Started { attempt, outcome }))
                 && let Report::Started { outcome, .. } = *unsent.0
                 && let Ok(started) = *outcome
@@ -51,7 +51,7 @@ impl Task {
                     self.tell_tools();
                     self.step(Event::WorkerReady { attempt }).await;
                 } else {
-                    // It was told to stop while it started.
+                    // It received a stop while it started.
                     self.stop_worker();
                 }
             }
@@ -62,7 +62,7 @@ impl Task {
                 tracing::warn!(kernel = %self.kernel.spec.name, %error, "a worker could not be started");
                 self.workers.remember_error(self.kernel.id, &error);
                 let cause = CrashCause::NotStarted(error.message.clone());
-                // What cannot work by waiting fails now, to whoever waits for it.
+                // Errors that no wait resolves are reported to the waiting clients now.
                 if matches!(
                     error.code,
                     ErrorCode::Unsupported
@@ -115,7 +115,7 @@ impl Task {
         self.worker.current = Some(Current { attempt, worker, cause: None, not_saved: None, leaving: false });
     }
 
-    /// Takes over a worker of a former daemon.
+    /// Adopts a worker of a former daemon.
     pub(crate) async fn adopt(&mut self, adopted: Adopted) {
         let mut running = None;
         for (execution, runs) in &adopted.executions {
@@ -128,7 +128,7 @@ impl Task {
         self.step(Event::WorkerAdopted { running: exec }).await;
         let attempt = self.life.attempt;
         if let Some(execution) = running {
-            // It runs already, so it needs no leave: where the limit was lowered meanwhile, it runs beyond it.
+            // The execution already runs and needs no permit: if the limit was lowered meanwhile, it exceeds the limit.
             self.work.running = Some((execution, self.workers.admission.try_acquire_exec(self.kernel.uid)));
         }
         let mounted = adopted.started.report.mounts.clone();
@@ -139,8 +139,8 @@ impl Task {
         self.dispatch().await;
     }
 
-    /// Takes away what a former daemon mounted, or was about to unmount, as it was killed: what is recorded holds. What the
-    /// configuration gave stays until the next start, whatever the configuration says by now.
+    /// Detaches mounts that a former daemon attached, or was about to detach, when it was killed: the records hold.
+    /// Mounts of the configuration stay until the next start, even if the configuration changed.
     async fn unmount_unrecorded(&self, mounted: &[String]) {
         let Some(link) = self.link() else { return };
         let known: Vec<String> = self.all_mounts().into_iter().map(|given| given.mount.path).collect();
@@ -151,7 +151,7 @@ impl Task {
         }
     }
 
-    /// Mounts what was recorded while the worker was being started.
+    /// Attaches mounts that were recorded while the worker started.
     async fn mount_missing(&self, mounted: &[String]) {
         let (Some(link), Some(current)) = (self.link(), &self.worker.current) else { return };
         let mut missing = self.all_mounts();
@@ -171,17 +171,17 @@ impl Task {
         }
     }
 
-    /// Tells the engine which MCP tools there are.
+    /// Sends the list of MCP tools to the engine.
     fn tell_tools(&self) {
         if let Some(link) = self.link() {
             self.tools.attach(&link);
         }
     }
 
-    /// Asks the worker to save and end; ends it by force when it does not.
+    /// Asks the worker to save and exit; kills it if it does not.
     pub(crate) fn stop_worker(&mut self) -> Option<Event> {
         let Some(current) = &self.worker.current else {
-            // One that waits for its turn waits no longer.
+            // A queued start request is withdrawn.
             self.worker.wanted = None;
             return None;
         };
@@ -200,7 +200,7 @@ impl Task {
             {
                 checkpoints.timed_out(&kernel);
             }
-            // A worker that could not save goes on, and can be asked again.
+            // A worker that could not save continues, and can be asked again.
             let stop = async || match &link {
                 Some(link) => link.stop(limits::WORKER_STOP).await,
                 None => Ok(()),
@@ -220,7 +220,7 @@ impl Task {
         None
     }
 
-    /// The link broke. Its process should follow; if it does not, it is ended.
+    /// Handles a broken link. The worker's process should exit; if it does not, it is killed.
     pub(crate) fn link_lost(&mut self, attempt: u64) {
         let Some(current) = self.worker.current.as_ref().filter(|current| current.attempt == attempt) else {
             return;
@@ -241,7 +241,7 @@ impl Task {
         let Some(mut current) = self.worker.current.take() else { return };
         self.kernel.link.borrow_mut().take();
         self.kernel.leave_files();
-        // What the link delivered before it closed comes first: ends, and why.
+        // Reports that the link delivered before it closed come first: ends, and the cause.
         while let Ok(report) = self.reports.try_recv() {
             match *report {
                 Report::Ended { exec, end } => self.execution_ended(exec, end).await,
@@ -255,7 +255,7 @@ impl Task {
             }
         }
         self.workers.forget(&current.worker).await;
-        // What is queued may start the next one at once: its place is free by then.
+        // Queued work may start the next worker at once: the worker permit must be free by then.
         current.worker.leave_place();
         self.tools.detach();
         let (jobs, missed) = {
@@ -281,7 +281,7 @@ impl Task {
         }
         self.step(Event::WorkerEnded { attempt, cause }).await;
         if matches!(self.life.state, State::Stopped { .. }) {
-            // Nobody writes for a while: the log's room is given back, and with it the journal may have some.
+            // No writes follow for a while: closing releases the log's space, which may make room in the journal.
             self.kernel.records.close().await;
             let _ = self.journal_ends().await;
         }
