@@ -9,7 +9,7 @@
 
 use std::rc::Rc;
 
-use super::{contents, fill, hold, take, verify};
+use super::{contents, fill, pin_for_read, take, verify};
 use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType, Manifest};
 use crate::core::error::{Error, Result};
 use crate::core::ids::CheckpointId;
@@ -26,7 +26,7 @@ const NAMED: usize = 5;
 
 impl Kernel {
     /// Refuses operations that an archived kernel does not support.
-    pub(crate) fn at_hand(&self) -> Result<()> {
+    pub(crate) fn check_available(&self) -> Result<()> {
         let name = &self.spec.name;
         match self.archived_in() {
             Some(_) => Err(Error::conflict(format!("kernel {name} is archived"))
@@ -85,7 +85,7 @@ async fn put_away(host: &Rc<Host>, kernel: &Rc<Kernel>, change: Change) -> Resul
     }
     let transition = Rc::new(ExclusiveTransition::begin(kernel, Kind::Archive)?);
     let id = stop_with_checkpoint(host, kernel, actor).await?;
-    let (checkpoint, _held) = hold(kernel, kernel.recorded(id).await?).await?;
+    let (checkpoint, _held) = pin_for_read(kernel, kernel.recorded(id).await?).await?;
     let (manifest, parts) = contents(host, &checkpoint).await?;
     nothing_is_left_out(kernel, &manifest)?;
     verify::readable(&host.store, &manifest, &parts).await?;
@@ -148,7 +148,7 @@ async fn take_out(host: &Rc<Host>, kernel: &Rc<Kernel>, change: Change) -> Resul
     let id = kernel.archived_in().ok_or_else(|| {
         Error::conflict(format!("kernel {} is not archived", kernel.spec.name)).reason("not_archived")
     })?;
-    let (checkpoint, _held) = hold(kernel, kernel.recorded(id).await?).await?;
+    let (checkpoint, _held) = pin_for_read(kernel, kernel.recorded(id).await?).await?;
     let (manifest, parts) = contents(host, &checkpoint).await?;
     let _turn = kernel.lock_files().await?;
     let intent = Transition::Unarchive { checkpoint: id };

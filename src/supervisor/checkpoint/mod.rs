@@ -33,7 +33,7 @@ pub use compare::diff;
 pub(crate) use files::{FileDonor, donor, fill};
 pub use lookup::find;
 pub(crate) use lookup::{contents, manifest_of};
-pub(super) use pruning::{ReadPin, hold, prune};
+pub(super) use pruning::{ReadPin, pin_for_read, prune};
 pub use pruning::{pin, remove, set_retention};
 pub use restore::{restore, undo};
 pub(crate) use state::load_engine;

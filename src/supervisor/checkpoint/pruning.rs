@@ -41,7 +41,7 @@ impl Drop for ReadPin {
 ///
 /// # Errors
 /// `notFound` if the checkpoint was removed meanwhile.
-pub(crate) async fn hold(kernel: &Rc<Kernel>, checkpoint: Checkpoint) -> Result<(Checkpoint, ReadPin)> {
+pub(crate) async fn pin_for_read(kernel: &Rc<Kernel>, checkpoint: Checkpoint) -> Result<(Checkpoint, ReadPin)> {
     let held = ReadPin::begin(kernel, checkpoint.id);
     // The checkpoint may have been about to be removed: the database has completed all earlier requests when it
     // answers.
@@ -57,7 +57,7 @@ pub(crate) async fn hold(kernel: &Rc<Kernel>, checkpoint: Checkpoint) -> Result<
 /// As [`find`].
 pub(crate) async fn find_pinned(kernel: &Rc<Kernel>, reference: &str) -> Result<(Checkpoint, ReadPin)> {
     let found = find(kernel, reference).await?;
-    hold(kernel, found).await
+    pin_for_read(kernel, found).await
 }
 
 impl Kernel {

@@ -23,7 +23,7 @@ use crate::core::limits;
 use crate::core::missed::MissedEntry;
 use crate::core::workflow::Options;
 use crate::link::host::WorkerLink;
-use crate::supervisor::checkpoint::pruning::hold;
+use crate::supervisor::checkpoint::pruning::pin_for_read;
 use crate::supervisor::checkpoint::queue_ticket;
 use crate::supervisor::host::Host;
 use crate::supervisor::host::metrics::Stage;
@@ -80,7 +80,7 @@ async fn to(
     let begun = Instant::now();
     let transition = Rc::new(ExclusiveTransition::begin(kernel, Kind::Restore)?);
     // Pinned until the database records the restore and the files are the kernel's own.
-    let (checkpoint, held) = hold(kernel, checkpoint).await?;
+    let (checkpoint, held) = pin_for_read(kernel, checkpoint).await?;
     let target = load(host, kernel, checkpoint).await?;
     validate_spec(host, kernel, &target)?;
     if options.with_artifacts {
@@ -166,7 +166,7 @@ async fn check_artifacts(host: &Host, target: &Target) -> Result<()> {
 /// Checks that the recorded mounts are still allowed.
 fn validate_spec(host: &Host, kernel: &Kernel, target: &Target) -> Result<()> {
     target.manifest.mounts.iter().try_for_each(|GivenMount { mount, real }| {
-        host.check_given(kernel.uid, Path::new(&mount.source), real.as_deref().map(Path::new)).map(drop)
+        host.revalidate_source(kernel.uid, Path::new(&mount.source), real.as_deref().map(Path::new)).map(drop)
     })
 }
 
@@ -211,10 +211,10 @@ async fn perform(
     };
     let id = target.checkpoint.id;
     // Before the files change: a mount is removed with its directory.
-    kernel.part_with_mounts(target.manifest.mounts.clone()).await?;
+    kernel.detach_mounts(target.manifest.mounts.clone()).await?;
     let intent = Transition::Restore { target: id, safety, options };
     if let Err(error) = transition.record(intent, actor.to_string(), host.now_ms()).await {
-        kernel.take_back_mounts().await;
+        kernel.reattach_mounts().await;
         return Err(error);
     }
     let restoring = Restoring { safety, actor: actor.to_string(), options };
@@ -392,7 +392,7 @@ async fn finish_or_revert(
             let target = load(host, kernel, kernel.recorded(target).await?).await?;
             validate_spec(host, kernel, &target)?;
             verify::whole(&host.store, &target.manifest, &target.parts).await?;
-            kernel.part_with_mounts(target.manifest.mounts.clone()).await?;
+            kernel.detach_mounts(target.manifest.mounts.clone()).await?;
             let restoring = Restoring { safety, actor: actor.clone(), options };
             apply(host, kernel, link, transition, &target, None, restoring).await
         };

@@ -241,7 +241,7 @@ impl Host {
     }
 
     /// Whether an error says that a host path is missing or no longer allowed, so that the engine is not at fault.
-    pub(crate) fn is_not_given(error: &Error) -> bool {
+    pub(crate) fn is_mount_refused(error: &Error) -> bool {
         ["source_gone", "source_moved", "source", "deny_paths", "own_folder"].contains(&error.reason.as_str())
     }
 
@@ -249,7 +249,7 @@ impl Host {
     ///
     /// # Errors
     /// As [`Host::check_source`], and `refused` if the path resolves elsewhere.
-    pub fn check_given(&self, uid: u32, source: &Path, recorded: Option<&Path>) -> Result<PathBuf> {
+    pub fn revalidate_source(&self, uid: u32, source: &Path, recorded: Option<&Path>) -> Result<PathBuf> {
         let real = self.check_source(uid, source)?;
         if recorded.is_some_and(|recorded| recorded != real) {
             // The new target is not named: another user's kernel must not learn which paths exist.

@@ -105,9 +105,9 @@ pub enum Command {
     /// Take, renew (with the token) or release (with a time of 0) a lease; returns token and expiry.
     Lease(Actor, String, Vec<u8>, u64, Reply<(Vec<u8>, i64)>),
     /// Detach every mount that is not in this list, before a restore.
-    PartWithMounts(Vec<GivenMount>, Reply<()>),
+    DetachMounts(Vec<GivenMount>, Reply<()>),
     /// Reattach the detached mounts: the restore was cancelled.
-    TakeBackMounts(Reply<()>),
+    ReattachMounts(Reply<()>),
     /// End a restore: replace mounts and servers, and write its record.
     Restored(Box<Restored>, Reply<Finished>),
     /// Remove a checkpoint; returns the version.

@@ -56,7 +56,7 @@ pub struct View {
     /// Origin of the kernel's state.
     pub origin: Origin,
     /// Origin that the worker received at its start; unknown for an adopted worker.
-    pub(crate) told_origin: Option<(OriginKind, u32)>,
+    pub(crate) known_origin: Option<(OriginKind, u32)>,
 }
 
 /// Handle of one kernel.
@@ -281,13 +281,13 @@ impl Kernel {
     ///
     /// # Errors
     /// If a mount cannot be detached; all mounts stay attached then.
-    pub(crate) async fn part_with_mounts(&self, wanted: Vec<GivenMount>) -> Result<()> {
-        self.ask_patiently(|reply| Command::PartWithMounts(wanted, reply)).await
+    pub(crate) async fn detach_mounts(&self, wanted: Vec<GivenMount>) -> Result<()> {
+        self.ask_patiently(|reply| Command::DetachMounts(wanted, reply)).await
     }
 
     /// Reattaches the detached mounts: the restore was cancelled. The task reports mounts that cannot be reattached.
-    pub(crate) async fn take_back_mounts(&self) {
-        let _ = self.ask_patiently(Command::TakeBackMounts).await;
+    pub(crate) async fn reattach_mounts(&self) {
+        let _ = self.ask_patiently(Command::ReattachMounts).await;
     }
 
     /// Ends a restore.

@@ -108,7 +108,7 @@ async fn choose(
     found.dedup_by_key(|checkpoint| checkpoint.number);
     let (mut chosen, mut held) = (Vec::new(), Vec::new());
     for checkpoint in found {
-        match checkpoint::hold(kernel, checkpoint).await {
+        match checkpoint::pin_for_read(kernel, checkpoint).await {
             Ok((checkpoint, keeps)) => {
                 chosen.push(checkpoint);
                 held.push(keeps);

@@ -118,10 +118,10 @@ impl Supervisor {
         spec.ephemeral = false;
         self.check_spec(&spec, actor.uid)?;
         for allowed in &mut spec.paths {
-            allowed.real = Some(host.check_given(actor.uid, &allowed.path, allowed.real.as_deref())?);
+            allowed.real = Some(host.revalidate_source(actor.uid, &allowed.path, allowed.real.as_deref())?);
         }
         let mounts = mounts.iter().map(|GivenMount { mount, real }| {
-            let real = host.check_given(actor.uid, Path::new(&mount.source), real.as_deref().map(Path::new))?;
+            let real = host.revalidate_source(actor.uid, Path::new(&mount.source), real.as_deref().map(Path::new))?;
             Ok(GivenMount { mount: mount.clone(), real: Some(real.display().to_string()) })
         });
         let mounts = mounts.collect::<Result<_>>()?;

@@ -81,7 +81,8 @@ async fn perform(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: &Forking,
     // Nothing else names the stored objects until the children's rows do.
     let _held = host.store.run(|store| Ok(store.guard())).await?;
     // The pinned row keeps the objects that the children will name.
-    let (point, _point_held) = checkpoint::hold(kernel, fork_point(supervisor, kernel, wanted, actor).await?).await?;
+    let (point, _point_held) =
+        checkpoint::pin_for_read(kernel, fork_point(supervisor, kernel, wanted, actor).await?).await?;
     let seed = seed(supervisor, kernel, &point).await?;
     let making = children.into_iter().map(async |(name, child)| {
         let made = match child {

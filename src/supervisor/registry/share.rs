@@ -63,7 +63,7 @@ async fn make(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: Threading, a
             .hint("make a thread of one that stays"));
     }
     let _source = owner.lock_as_source()?;
-    owner.at_hand()?;
+    owner.check_available()?;
     kernel.admit(actor, 0).await?;
     let reserved = supervisor.reserve(actor.uid, wanted.name)?;
     let engine = wanted.engine.unwrap_or(kernel.spec.engine);

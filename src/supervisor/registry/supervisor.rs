@@ -345,7 +345,7 @@ impl Supervisor {
                 jobs: Vec::new(),
                 worker_pid: None,
                 origin: loaded.origin,
-                told_origin: None,
+                known_origin: None,
             }),
             link: std::cell::RefCell::new(None),
             executions: std::cell::RefCell::default(),

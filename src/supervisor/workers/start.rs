@@ -149,14 +149,14 @@ async fn start_new(
         async { Ok(workers.host.catalog.put_worker(row).await?) }.boxed_local()
     };
     let (link, report, worker) = workers.launch(permit, new, &record, listener).await?;
-    Ok(Started { link, report, worker, told_origin: Some(kernel.origin) })
+    Ok(Started { link, report, worker, known_origin: Some(kernel.origin) })
 }
 
 /// Checks the kernel's mounts again at each start, since the target of a path may have changed. The worker opens the
 /// checked path itself and follows no new link.
 pub(crate) fn check_mounts(host: &Host, kernel: &KernelStart<'_>, mounts: Vec<GivenMount>) -> Result<Vec<HostMount>> {
     let planned = mounts.into_iter().map(|GivenMount { mount, real }| {
-        let real = host.check_given(kernel.uid, Path::new(&mount.source), real.as_deref().map(Path::new));
+        let real = host.revalidate_source(kernel.uid, Path::new(&mount.source), real.as_deref().map(Path::new));
         let source = real.map_err(|error| with_way_out(error, kernel.spec, &mount))?;
         Ok(HostMount { inside: mount.path.into(), source, writable: mount.writable })
     });

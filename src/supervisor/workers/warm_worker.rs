@@ -200,7 +200,7 @@ impl WarmWorker {
             Ok(report) => {
                 let WarmWorker { link, mut worker, .. } = self;
                 worker.active = Some(active);
-                Ok(Started { link, report, worker, told_origin: Some(kernel.origin) })
+                Ok(Started { link, report, worker, known_origin: Some(kernel.origin) })
             }
             Err(error) => {
                 workers.end(self.worker).await;

@@ -41,7 +41,7 @@ pub struct Started {
     /// The worker.
     pub worker: LiveWorker,
     /// The origin of the kernel's state that the worker holds, if known.
-    pub told_origin: Option<(OriginKind, u32)>,
+    pub known_origin: Option<(OriginKind, u32)>,
 }
 
 /// A worker, counted while it lives.
@@ -144,7 +144,7 @@ impl Workers {
         let identity = WorkerIdentity { worker: row.id, kernel: row.kernel, epoch: row.epoch, build, secret };
         let Launched { connector, handle } = self.host.drivers.of(row.isolation)?.adopt(row.id, &row.record)?;
         let (link, report) = WorkerLink::attach(connector, &identity, listener).await?;
-        Ok(Started { link, report, worker: LiveWorker::new(handle, place), told_origin: None })
+        Ok(Started { link, report, worker: LiveWorker::new(handle, place), known_origin: None })
     }
 
     /// Ends a recorded worker that could not be adopted.

@@ -106,7 +106,7 @@ impl Task {
 
     /// Refuses changes that a transition would overwrite.
     pub(crate) fn not_in_transition(&self) -> Result<()> {
-        self.kernel.at_hand()?;
+        self.kernel.check_available()?;
         let admitted = self.kernel.not_in_transition();
         if self.kernel.interrupted().is_some() {
             // This request is refused, and starts the recovery.

@@ -18,7 +18,7 @@ const JOURNAL_TRIES: u32 = 3;
 
 impl Task {
     /// Takes over a former daemon's executions that have no worker and could not be closed.
-    pub(crate) fn begin_with(&mut self, unclosed: Vec<ExecId>) {
+    pub(crate) fn resume_unjournalled(&mut self, unclosed: Vec<ExecId>) {
         for exec in unclosed {
             let execution = Execution::adopted(exec, 0);
             self.kernel.executions.borrow_mut().insert(exec, Rc::clone(&execution));

@@ -79,7 +79,7 @@ impl Task {
         }
         let (link, exec) = (self.link()?, ExecId(self.kernel.view.borrow().executions + 1));
         let mut request = Cow::Borrowed(request);
-        if let Some(origin) = self.untold_origin() {
+        if let Some(origin) = self.unknown_origin() {
             request.to_mut().env.extend(origin);
         }
         link.prepare(exec, &request, output_kept).then(|| PreparedStart { exec, link: Some(link) })
@@ -104,7 +104,7 @@ impl Task {
         if self.host.is_stopping() {
             return Err(Error::unavailable("the daemon is stopping").hint("try again when it is back"));
         }
-        self.kernel.at_hand()?;
+        self.kernel.check_available()?;
         if self.life.has_worker() { Ok(()) } else { self.workers.admit(&self.kernel.spec, self.kernel.uid) }
     }
 
@@ -210,7 +210,7 @@ impl Task {
                 let exec = execution.id;
                 let mut request = execution.take_request()?;
                 self.host.metrics.since(Stage::ExecutionQueued, self.kernel.spec.engine, execution.queued_at);
-                request.env.extend(self.untold_origin().into_iter().flatten());
+                request.env.extend(self.unknown_origin().into_iter().flatten());
                 let output_kept = request.output_limit_bytes.min(limits::OUTPUT_KEPT_MAX_BYTES);
                 let starting = match self
                     .work
@@ -284,16 +284,16 @@ impl Task {
     }
 
     /// A restored origin that the worker did not receive at its start.
-    fn untold_origin(&self) -> Option<[(String, String); 2]> {
+    fn unknown_origin(&self) -> Option<[(String, String); 2]> {
         let view = self.kernel.view.borrow();
         let now = (view.origin.kind, view.origin.generation);
-        (view.told_origin != Some(now)).then(|| Origin::environment(now.0, now.1))
+        (view.known_origin != Some(now)).then(|| Origin::environment(now.0, now.1))
     }
 
     /// Acquires the host-wide permit to run; if none is free, requests one, and work resumes when it is granted.
     fn permit_to_run(&mut self) -> Option<ExecPermit> {
         match std::mem::replace(&mut self.work.permit, Permit::None) {
-            Permit::ReadPin(permit) => return Some(permit),
+            Permit::Granted(permit) => return Some(permit),
             Permit::Requested(request) => {
                 self.work.permit = Permit::Requested(request);
                 return None;

@@ -192,7 +192,7 @@ impl Drop for PreparedStart {
 enum Permit {
     None,
     Requested(PermitRequest),
-    ReadPin(ExecPermit),
+    Granted(ExecPermit),
 }
 
 /// A queued permit request; withdrawn when dropped.
@@ -255,7 +255,7 @@ impl Task {
             tools: beginning.tools,
             leaving: false,
         };
-        task.begin_with(beginning.unclosed);
+        task.resume_unjournalled(beginning.unclosed);
         task
     }
 
@@ -306,11 +306,11 @@ impl Task {
                 let _ = reply.send(self.operate(trace, operation, waiting).await);
             }
             Command::LeaveQueue => self.drop_given_up(),
-            Command::PartWithMounts(wanted, reply) => {
-                let _ = reply.send(self.part_with_mounts(&wanted).await);
+            Command::DetachMounts(wanted, reply) => {
+                let _ = reply.send(self.detach_mounts(&wanted).await);
             }
-            Command::TakeBackMounts(reply) => {
-                self.take_back_mounts().await;
+            Command::ReattachMounts(reply) => {
+                self.reattach_mounts().await;
                 let _ = reply.send(Ok(()));
             }
             Command::Restored(done, reply) => {
@@ -415,10 +415,10 @@ impl Task {
                 }
             }
             Report::PermitGranted(permit) => {
-                self.work.permit = Permit::ReadPin(permit);
+                self.work.permit = Permit::Granted(permit);
                 self.dispatch().await;
                 // The work that needed the permit may be gone; other kernels wait for it.
-                if matches!(self.work.permit, Permit::ReadPin(_)) {
+                if matches!(self.work.permit, Permit::Granted(_)) {
                     self.work.permit = Permit::None;
                 }
             }

@@ -47,17 +47,17 @@ impl Task {
     /// Detaches, before a restore changes the files, the mounts that it does not keep: all or none.
     ///
     /// If the restore fails, the kernel returns to a state with these mounts, and they are reattached.
-    pub(crate) async fn part_with_mounts(&mut self, wanted: &[GivenMount]) -> Result<()> {
+    pub(crate) async fn detach_mounts(&mut self, wanted: &[GivenMount]) -> Result<()> {
         self.mounts.detached = self.mounts.added.iter().filter(|mount| !wanted.contains(mount)).cloned().collect();
         let parted = self.exchange(&self.mounts.detached, &[]).await;
         if parted.is_err() {
-            self.take_back_mounts().await;
+            self.reattach_mounts().await;
         }
         parted
     }
 
     /// Reattaches the mounts of a cancelled restore.
-    pub(crate) async fn take_back_mounts(&mut self) {
+    pub(crate) async fn reattach_mounts(&mut self) {
         let parted = std::mem::take(&mut self.mounts.detached);
         if let Err(error) = self.exchange(&[], &parted).await {
             tracing::warn!(%error, "a mount that is recorded is missing until the worker ends");
@@ -81,7 +81,7 @@ impl Task {
         }
         for GivenMount { mount, real } in new {
             let given = Path::new(&mount.source);
-            let source = self.host.check_given(self.kernel.uid, given, real.as_deref().map(Path::new))?;
+            let source = self.host.revalidate_source(self.kernel.uid, given, real.as_deref().map(Path::new))?;
             let attached = HostMount { inside: mount.path.clone().into(), source, writable: mount.writable };
             match current.worker.handle().attach_mount(&link, &attached).await {
                 Err(error) if error.code != ErrorCode::AlreadyExists => return Err(error),

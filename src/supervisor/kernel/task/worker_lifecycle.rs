@@ -75,7 +75,7 @@ impl Task {
                 }
                 let why = match is_no_place(&error) {
                     true => Some(StopReason::NoPlace),
-                    false => Host::is_not_given(&error).then_some(StopReason::NotGiven),
+                    false => Host::is_mount_refused(&error).then_some(StopReason::NotGiven),
                 };
                 self.step(match why {
                     Some(why) => Event::WorkerRefused { attempt, why },
@@ -88,14 +88,14 @@ impl Task {
     }
 
     fn attach_worker(&mut self, attempt: u64, started: Started) {
-        let Started { link, report, worker, told_origin } = started;
+        let Started { link, report, worker, known_origin } = started;
         {
             let mut view = self.kernel.view.borrow_mut();
             view.sandbox = report.sandbox;
             view.missed = report.missed;
             view.jobs = report.jobs;
             view.worker_pid = worker.handle().process_id();
-            view.told_origin = told_origin;
+            view.known_origin = known_origin;
         }
         if !report.not_restored.is_empty() {
             let names: Vec<_> = report.not_restored.iter().map(|m| format!("{} ({})", m.key, m.reason)).collect();

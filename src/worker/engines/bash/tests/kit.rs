@@ -218,10 +218,10 @@ impl Engine {
     }
 
     pub fn begin(&mut self, code: &str) -> u64 {
-        self.begin_with(code, &[])
+        self.resume_unjournalled(code, &[])
     }
 
-    pub fn begin_with(&mut self, code: &str, env: &[(&str, &str)]) -> u64 {
+    pub fn resume_unjournalled(&mut self, code: &str, env: &[(&str, &str)]) -> u64 {
         let id = self.id();
         let env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         self.send(&Request::Exec { id, exec: id, code: code.into(), env, stdin: false }, &[]);

@@ -224,7 +224,7 @@ fn bash_stdin_is_per_execution() {
 fn execution_env_is_temporary() {
     let mut engine = Engine::start();
     engine.out("A=own; export B=exported; C=(1 2)");
-    let id = engine.begin_with(
+    let id = engine.resume_unjournalled(
         "echo $A $B $C $D; sh -c 'echo $A $B $C $D'; B=changed",
         &[("A", "1"), ("B", "2"), ("C", "3"), ("D", "it's \"4\"")],
     );
@@ -233,7 +233,7 @@ fn execution_env_is_temporary() {
         engine.out("declare -p A B C; echo ${D-none}"),
         "declare -- A=\"own\"\ndeclare -x B=\"changed\"\ndeclare -a C=([0]=\"1\" [1]=\"2\")\nnone\n"
     );
-    let id = engine.begin_with("exit 2", &[("A", "gone"), ("D", "gone")]);
+    let id = engine.resume_unjournalled("exit 2", &[("A", "gone"), ("D", "gone")]);
     engine.end(id);
     assert_eq!(engine.out("echo $A ${D-none}"), "own none\n");
 }
