@@ -14,7 +14,7 @@ fn ambiguous_reference_refused() {
     for kernel in ["k", "other"] {
         host.ok(&["new", kernel]);
     }
-    assert!(code(&host, &["log", "k"]).1.contains("no checkpoints yet"));
+    assert!(code(&host, &["log", "k"]).1.contains("no checkpoints; take one"));
     assert_eq!(code(&host, &["restore", "k", "latest", "--yes"]).0, Some(3));
     assert_eq!(code(&host, &["undo", "k", "--yes"]).0, Some(3));
     let first = checkpoint(&host, "k", "first");

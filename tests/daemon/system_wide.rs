@@ -141,7 +141,7 @@ fn audit_log_is_filtered_per_user() {
     assert!(ok(other, &["audit", &short(&others)]).contains("kernel.remove"));
     // The operator collects everybody's garbage, and takes nothing that is named.
     let report = ok(0, &["gc"]);
-    assert!(report.starts_with("0 checkpoints removed, 1 stay\n"), "of the user who kept his kernel: {report}");
+    assert!(report.starts_with("0 checkpoints removed, 1 kept\n"), "of the user who kept his kernel: {report}");
     assert!(ok(0, &["verify"]).contains("no damage"));
     assert!(ok(one, &["log", "mine"]).contains("kept"));
     ok(one, &["rm", "--yes", "mine"]);

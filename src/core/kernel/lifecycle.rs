@@ -45,7 +45,7 @@ impl std::fmt::Display for CrashCause {
             CrashCause::Exited(code) => write!(f, "the engine exited with status {code}"),
             CrashCause::Signalled(signal) => write!(f, "signal {signal} ended the engine"),
             CrashCause::OutOfMemory => f.write_str("the kernel's memory limit was reached"),
-            CrashCause::DiskFull => f.write_str("the workspace's size limit was reached"),
+            CrashCause::DiskFull => f.write_str("the workspace size limit was reached"),
             CrashCause::Unresponsive => f.write_str("the engine did not respond"),
             CrashCause::Protocol(what) => write!(f, "the engine broke its contract: {what}"),
             CrashCause::Killed => f.write_str("the worker was killed"),
