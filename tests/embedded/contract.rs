@@ -1,4 +1,4 @@
-//! `serve` as init sees it: raw frames over a socket pair, output over two pipes.
+//! `serve` as seen by init: raw frames over a socket pair, output over two pipes.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{IoSlice, Read, Write};

@@ -179,7 +179,7 @@ fn node_heap_fits_memory_limit() {
     }
 }
 
-/// Each of the others goes on; what lacks is said when it is asked for, and what to do.
+/// The other engines continue; the missing one is reported when requested, with a hint.
 #[test]
 fn missing_interpreter_reported() {
     for engine in [EngineName::Python, EngineName::Bash, EngineName::Node] {
@@ -200,7 +200,7 @@ fn missing_interpreter_reported() {
     }
 }
 
-/// Of a kernel that is given its folder it is the interpreter; nobody else sees it.
+/// A kernel with the interpreter's folder mounted runs it; no other kernel sees it.
 #[test]
 fn custom_interpreter_visibility() {
     for user in crate::support::users() {

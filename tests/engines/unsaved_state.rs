@@ -1,4 +1,4 @@
-//! What an execution leaves that ends with its worker: jobs, and state that cannot be saved. Neither goes in silence.
+//! Jobs and unsavable state that end with their worker: neither is lost silently.
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -21,14 +21,14 @@ fn running() -> usize {
     std::fs::read_dir("/proc").expect("readable").flatten().filter(is_job).count()
 }
 
-/// What of a kind was told of a kernel, each as its details.
+/// The reported entries of one kind, with their details.
 fn told(host: &Host, kernel: &str, kind: &str) -> Vec<String> {
     let events = host.ok(&["events", kernel, "--json"]);
     let all = events.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("an event"));
     all.filter(|event| event["kind"] == kind).map(|event| event["detail"].to_string()).collect()
 }
 
-/// Leaves both behind; they are told while they are there.
+/// Leaves both behind, and finds them reported.
 async fn leave(k: &KernelClient, d: &Dialect) {
     for code in [d.job, d.unsaved] {
         out(k, code).await;

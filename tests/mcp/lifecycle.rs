@@ -56,7 +56,7 @@ fn server_start_failure_reason() {
         assert!(error.message.contains("/no/such/program") && error.message.contains("No such file"), "{error}");
         assert!(servers.list().is_empty(), "what could not start is not registered");
 
-        // Without waiting, it stays registered and is tried again, less and less often.
+        // Without waiting it stays registered and is retried, at growing intervals.
         servers.start("s", &by_name()).expect("allowed");
         until("it failed", || info(&servers).state == "failed").await;
         assert!(info(&servers).error.contains("cannot find my data"));

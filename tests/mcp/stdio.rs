@@ -1,4 +1,4 @@
-//! Calls over standard input and output: what works, what fails, what is bounded.
+//! Calls over standard input and output: successes, failures, bounds.
 
 use std::time::{Duration, Instant};
 
@@ -133,7 +133,7 @@ fn large_answers_are_bounded() {
         let large = error(servers.call("s__big", &big(limits::VALUE_BYTES + 10)).await);
         assert!(large.message.contains("more than 8388608 bytes"), "{large}");
         echo(&servers).await;
-        // Too large for a message, or without an end: the connection ends, and comes back.
+        // A message that is too large or endless: the connection ends, and is opened again.
         for tool in ["s__big", "s__endless"] {
             let start = Instant::now();
             let large = error(servers.call(tool, &big(limits::VALUE_BYTES * 3)).await);

@@ -1,4 +1,4 @@
-//! Files and mounts: what the tree holds, and that there is no way beyond it.
+//! Files and mounts: the content of the tree, and no way beyond it.
 
 use serde_json::json;
 
@@ -203,13 +203,13 @@ fn other_kernels_unreachable() {
         for script in ["cat /workspace/../engine.db", "cat ../engine.db", "cat /proc/self/cwd/../engine.db"] {
             home.shell(json!({}), script).fails_with("No such file");
         }
-        // Even through a path that was given and lies above them.
+        // Not even through a mounted parent folder.
         let above = json!({"mounts": [{"inside": "/above", "source": home.path(""), "writable": true}]});
         home.shell(above.clone(), "cat /above/given/file; ls -A /above/data").prints("given");
         home.shell(above.clone(), "cat /above/data/mine/engine.db").fails_with("No such file");
         home.shell(above.clone(), "mv /above/data /above/data2").fails_with("busy");
         home.shell(above, "touch /above/data/x").fails_with("No such file");
-        // A path within them cannot be given at all.
+        // A path inside them cannot be mounted at all.
         let within = json!({"mounts": [{"inside": "/x", "source": home.path("data/other"), "writable": false}]});
         home.shell(within, "true").is_refused("cannot be given");
         assert_eq!(std::fs::read_to_string(home.path("data/other/engine.db")).ok().as_deref(), Some("SECRET-other"));
@@ -295,7 +295,7 @@ fn swapped_source_not_followed() {
         std::fs::create_dir_all(home.path("way/sub")).expect("made");
         std::fs::write(home.path("way/sub/file"), "given").expect("written");
         home.own(home.root.path());
-        // What the mount is made of, and where on its path the link comes.
+        // The kind of the mounted file, and the place of the link in its path.
         for (source, swapped) in [("way/sub", "way/sub"), ("way/sub", "way")] {
             let (place, aside) = (home.path(swapped), home.path("aside"));
             let target = home.path(if source == swapped { "secret/sub" } else { "secret" });

@@ -142,7 +142,7 @@ fn host_sockets_are_unreachable() {
     for starter in Starter::all() {
         starter.python(own).prints("");
         starter.python(&script).fails_with("ConnectionRefusedError");
-        // With the host's network it is Landlock that keeps them apart.
+        // With the host's network Landlock separates them.
         let home = starter.home();
         let script = format!("/usr/bin/python3 -c \"{script}\"");
         home.shell(json!({"net": "host"}), &script).fails_with("PermissionError");

@@ -68,7 +68,7 @@ fn root_kernel_file_ownership() {
     let owner =
         |file: &str| std::fs::metadata(home.path("data/mine/workspace").join(file)).map(|found| found.uid()).ok();
     assert_eq!((owner("mine"), owner("note")), (Some(0), Some(0)));
-    // A file of somebody else's in the same folder stays theirs.
+    // Another user's file in the same folder keeps its owner.
     std::fs::write(home.path("data/mine/workspace/theirs"), "x").expect("written");
     std::os::unix::fs::chown(home.path("data/mine/workspace/theirs"), Some(1234), Some(1234)).expect("given away");
     home.shell(json!({}), "echo y > theirs").fails_with("ermission denied");
@@ -137,7 +137,7 @@ fn missing_layer_refused() {
             let rlimits = layers.iter().find(|each| each["layer"] == "rlimits").expect("reported");
             assert!(rlimits["status"]["degraded"]["why"].as_str().is_some_and(|why| why.contains("200")), "{rlimits}");
         }
-        // Parts of a processor without a cgroup that gives them.
+        // Fractions of processors without a cgroup.
         let mut limits = serde_json::to_value(ryokan::core::spec::KernelLimits::default()).expect("JSON");
         limits["cpu_milli"] = 500.into();
         home.shell(json!({"limits": limits}), "true").is_refused("parts of a processor");
@@ -221,7 +221,7 @@ fn cgroup_holds_and_kills_engine() {
     std::fs::create_dir(&base).expect("made");
     let home = Starter::Own.home();
     let plan = home.plan(json!({"cgroup": base.join("worker-x")}));
-    // The engine stands in the engine's part, init in its own; a tree of processes ends with one write.
+    // The engine is in the engine's cgroup, init in its own; a process tree ends with one write.
     let script = "grep 0:: /proc/self/cgroup; (setsid sleep 77 &); sleep 77";
     let ran = Starter::Own.probe(&["--timeout", "1", "--plan", &plan], &["/bin/sh", "-c", script]);
     let kernel = base.join("worker-x");

@@ -22,7 +22,7 @@ pub enum Starter {
     Own,
     /// An ordinary user, if the tests run as root.
     Ordinary,
-    /// The tests' own user, of a kernel that comes into a sandbox which was ready before.
+    /// The tests' own user, with a kernel bound to a finished sandbox.
     OwnPooled,
     /// The same of an ordinary user.
     OrdinaryPooled,
@@ -201,12 +201,12 @@ impl Home {
     }
 }
 
-/// One pair: what works, and what does not.
+/// A pair: an action that works, and one that fails.
 pub struct Pair {
     pub what: &'static str,
     pub harmless: &'static str,
     pub malicious: &'static str,
-    /// What the malicious one says when it fails.
+    /// The malicious action's error message.
     pub says: &'static str,
 }
 

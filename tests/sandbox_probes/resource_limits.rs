@@ -1,4 +1,4 @@
-//! Using up what the host has: each flood stops at the kernel's own limit.
+//! Exhausting the host's resources: each flood stops at the kernel's own limit.
 
 use serde_json::{Value, json};
 
@@ -16,7 +16,7 @@ fn python(home: &Home, limits: &Value, script: &str) -> Ran {
     home.starter.probe(&["--plan", &home.plan(limits.clone())], &["/usr/bin/python3", "-c", &script])
 }
 
-/// What is harmless, what is not, and how the latter ends.
+/// A harmless action, a malicious one, and how the latter ends.
 struct Flood {
     what: &'static str,
     harmless: &'static str,

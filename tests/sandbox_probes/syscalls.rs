@@ -11,7 +11,7 @@ struct Row {
     harmless: Call,
     malicious: Call,
     fails: &'static str,
-    /// Whether an ordinary user's malicious call comes further than that outside the sandbox.
+    /// Whether an ordinary user's malicious call gets further outside the sandbox.
     control: bool,
 }
 

@@ -13,7 +13,7 @@ use super::code;
 use super::fake::Fake;
 use super::listener::{Recorder, local};
 
-/// Attaches and waits for the execution channel, which comes after the first end was acknowledged.
+/// Attaches and waits for the execution channel, which is opened after the first acknowledged end.
 async fn with_exec_channel(fake: &Fake, seen: &Rc<Recorder>, first: u64) -> Rc<WorkerLink> {
     let (link, _) = fake.attach(seen).await.unwrap();
     let link = Rc::new(link);
@@ -88,7 +88,8 @@ fn exec_channel_start_equals_call_start() {
         let fake = Fake::start().await;
         let seen = Recorder::new();
         let link = with_exec_channel(&fake, &seen, 1).await;
-        // Long: it runs, and its end comes by call. What speaks of it finds it at once.
+        // A long execution: its end arrives as an ordinary call, and calls about it find it at
+        // once.
         let long = link.start(code(2, "time.sleep(30)"));
         link.interrupt(ExecId(2)).await.unwrap();
         long.await.unwrap();

@@ -128,7 +128,7 @@ fn one_execution_runs_at_a_time() {
         seen.end(1).await;
         link.start(code(1, "out(b'never')")).await.unwrap();
         assert_eq!(seen.out(1), "");
-        // Eight ends that nobody acknowledges are all that is remembered.
+        // Eight unacknowledged ends are the limit of what is remembered.
         for exec in 2..=8 {
             link.start(code(exec, "1")).await.unwrap();
             seen.end(exec).await;
@@ -288,7 +288,7 @@ fn execution_owns_stdin() {
         link.start(exec).await.unwrap();
         seen.end(2).await;
         assert_eq!(seen.out(2), (4 << 20).to_string());
-        // Code that never reads costs nobody anything.
+        // Code that never reads blocks nothing else.
         let mut exec = code(3, "out(b'done')");
         exec.request.stdin = vec![b'x'; 4 << 20];
         exec.request.stdin_open = true;
@@ -329,7 +329,7 @@ fn interrupt_cancels_tool_calls() {
         link.interrupt(ExecId(1)).await.unwrap();
         assert_eq!(seen.end(1).await.status, ExecStatus::Interrupted);
         seen.until("the cancellation", |s| (s.tool_calls_dropped == 1).then_some(())).await;
-        // One that catches the interrupt is told that its call failed.
+        // Code that catches the interrupt sees a failed call.
         let program = r#"
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 answer = tool('slow', None, 7)

@@ -1,4 +1,5 @@
-//! Init in this process around a fake engine without a sandbox: fast, and the engine may be as hostile as a test wants.
+//! Init in this process around a fake engine without a sandbox: fast, and as hostile as a test
+//! wants.
 
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;

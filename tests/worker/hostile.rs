@@ -12,7 +12,7 @@ use super::code;
 use super::fake::{Fake, Plan};
 use super::listener::{Recorder, local};
 
-/// Memory is the whole process's: those who fill it take turns.
+/// Memory is measured for the whole process, so tests that fill it are serialised.
 fn alone() -> std::sync::MutexGuard<'static, ()> {
     static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
     TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
@@ -24,7 +24,7 @@ fn resident_mib() -> u64 {
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() / 1024
 }
 
-/// Runs hostile code and expects the worker to end with cause `protocol`; gives what is said of it.
+/// Runs hostile code and expects the worker to end with cause `protocol`; returns the detail.
 fn breaks_the_contract(program: &str) -> String {
     let said = std::rc::Rc::new(std::cell::RefCell::new(String::new()));
     let (program, heard) = (program.to_owned(), said.clone());
@@ -115,7 +115,7 @@ fn list_flood_is_merged() {
         seen.until("the last list", |s| s.jobs.last().filter(|jobs| jobs[0].id == "59").map(drop)).await;
         assert!(seen.seen.borrow().jobs.len() <= 60);
         let after = resident_mib();
-        // The recorder itself keeps what it hears.
+        // The recorder itself keeps the received data.
         assert!(after.saturating_sub(before) < 400, "{before} MiB before, {after} MiB after");
     });
 }

@@ -22,7 +22,7 @@ use ryokan::sandbox::{PlannedMount, RunAs, SandboxPlan};
 use super::code;
 use super::listener::{Recorder, local};
 
-/// A kernel's folder and what a worker for it is started with.
+/// A kernel's folder with its worker's launch document.
 pub struct Kernel {
     pub folder: tempfile::TempDir,
     pub identity: WorkerIdentity,
@@ -32,7 +32,7 @@ pub struct Kernel {
 impl Kernel {
     pub fn new(engine: EngineName) -> Kernel {
         let folder = tempfile::tempdir().unwrap();
-        // The folder is given away when root runs the test.
+        // As root the test changes the folder's owner.
         let dir = folder.path().join("kernel");
         std::fs::create_dir_all(dir.join("workspace")).unwrap();
         let identity = WorkerIdentity {
@@ -60,7 +60,7 @@ impl Kernel {
         start(&self.document, &self.identity.secret, &program(), log.as_fd(), async |_| Ok(())).await.map(Running)
     }
 
-    /// What the worker's init said.
+    /// The report of the worker's init.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.folder.path().join("worker.log")).unwrap_or_default()
     }
@@ -109,7 +109,7 @@ fn kaish_worker_keeps_state() {
         link.acknowledge(ExecId(1)).await.unwrap();
         let usage = link.usage().await.unwrap();
         assert!(usage.memory_bytes > 1 << 20 && usage.pids > 0, "{usage:?}");
-        // Killed, not stopped: the state of the last end is what counts.
+        // Killed, not stopped: the state of the last end counts.
         running.0.process.kill();
         seen.gone().await;
         running.0.process.ended().await.unwrap();
@@ -207,7 +207,7 @@ fn memory_limit_ends_engine() {
             let (_running, link, seen, _) = served(&kernel).await;
             link.start(code(1, program)).await.unwrap();
             let end = seen.end(1).await;
-            // Python may get a MemoryError first; what must not happen is that it goes on.
+            // Python may raise a MemoryError first; it must not continue running.
             match end.status {
                 ExecStatus::Lost => assert_eq!(seen.cause().await, CrashCause::OutOfMemory, "{engine}"),
                 ExecStatus::Failed => assert!(end.err.contains("Memory"), "{engine}: {}", end.err),
@@ -261,7 +261,7 @@ fn live_mount_and_unmount() {
         link.unbind("/data/in".as_ref()).await.unwrap();
         link.start(code(2, "cat /data/in/f")).await.unwrap();
         assert_eq!(seen.end(2).await.status, ExecStatus::Failed);
-        // ryokan's own folders are never given.
+        // ryokan's own folders are never mounted.
         assert!(link.bind("/data/own".as_ref(), kernel.dir(), true, None).await.is_err());
     });
 }
@@ -289,7 +289,7 @@ print(any(b"\x09" * 32 in one for one in found), os.path.exists("/proc/1/mem") a
     });
 }
 
-/// The same as nobody in particular: root's test runs itself again as uid 1500.
+/// The same as an unprivileged user: root's test runs itself again as uid 1500.
 #[test]
 fn unprivileged_daemon_runs_workers() {
     if !Uid::effective().is_root() {

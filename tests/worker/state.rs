@@ -1,4 +1,5 @@
-//! The engine's state: stored before an end is told, restored at start, replaced as a whole or not at all.
+//! The engine's state: stored before an end is reported, restored at start, replaced as a whole or
+//! not at all.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -193,7 +194,7 @@ fn failed_load_keeps_state() {
             link.acknowledge(ExecId(1)).await.unwrap();
             let error = link.load(futures::stream::iter(chunks)).await.unwrap_err();
             assert_eq!(error.code.name(), expected, "{error}");
-            // A load that its daemon gives up ends the worker when the link goes.
+            // A load abandoned by its daemon ends the worker when the link closes.
             drop(link);
             assert_eq!(fake.status().await, 1);
             assert_eq!(fake.state(), [("var/old".to_owned(), b"old".to_vec())], "{expected}");

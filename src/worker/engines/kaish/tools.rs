@@ -1,13 +1,13 @@
-//! The tools that kaish gets from us: every builtin wrapped, and two hidden ones.
+//! The tools that kaish gets from us: every builtin wrapped, and three hidden ones.
 //!
 //! ```text
 //!  kaish ──▶ Wrapped(builtin) ── output ──▶ Outlet (waits while the pipe is full) ──▶ fd 1, 2
 //!        ──▶ External (reached by hidden aliases) ──▶ child with fd 1, 2 themselves
-//!        ──▶ Inside: reads and writes what no public call of kaish reaches
+//!        ──▶ Inside: accesses state that kaish's public calls do not reach
 //! ```
 //!
-//! A wrapped builtin's output leaves at once and is then taken out of its result, so that loops do not gather gigabytes;
-//! a small amount stays, for `kaish-last`.
+//! A wrapped builtin's output is written at once and removed from its result, so that loops do not
+//! collect gigabytes; a small amount is kept for `kaish-last`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -28,70 +28,70 @@ use kaish_types::ToolFlow;
 use super::command::{External, delegate};
 use super::outlet::Outlet;
 
-/// Stands for "the session itself" where kaish has a background job's number: it makes kaish keep track of whether a
-/// command's output is the session's output. No such job exists.
+/// A job number standing for "the session itself": with it kaish records whether a command's output
+/// is the session's output. No such job exists.
 pub const SESSION: JobId = JobId(u64::MAX);
-/// How the names of hidden tools begin.
+/// Prefix of hidden tools.
 pub const HIDDEN: &str = "__ryokan-";
 /// Name of the hidden tool that runs external commands.
 pub const EXTERNAL: &str = "__ryokan-external";
-/// Name of the hidden tool that reads and writes the session's inside.
+/// Name of the hidden tool that accesses the session's internal state.
 pub const INSIDE: &str = "__ryokan-inside";
 
 /// Name of the hidden tool that calls a command with literal words.
 pub const CALL: &str = "__ryokan-call";
 
-/// What the tools share with the engine.
+/// State shared by the tools and the engine.
 pub struct Shared {
     /// fd 1.
     pub stdout: Outlet,
     /// fd 2.
     pub stderr: Outlet,
     now: Mutex<Now>,
-    /// Something other than variables may have changed since the last look.
+    /// Whether anything but variables may have changed since the last look.
     pub inside_changed: AtomicBool,
     inside: Mutex<Option<Inside>>,
     order: Mutex<Option<Order>>,
     scripts_read: Arc<AtomicBool>,
 }
 
-/// What is known about the running execution.
+/// State of the running execution.
 #[derive(Default)]
 struct Now {
     kept: usize,
     last_text: Option<Vec<u8>>,
     last_output: Option<OutputData>,
     last_error: String,
-    /// Every redirect of standard error that can run now is `2>&1`.
+    /// Whether every redirect of standard error that can run now is `2>&1`.
     only_merges: bool,
 }
 
-/// The session's inside, as [`INSIDE`] found it.
+/// The session's internal state, as read by [`INSIDE`].
 pub struct Inside {
     /// Variables, options, positional parameters; cheap to clone.
     pub scope: Scope,
     /// Aliases without the hidden ones.
     pub aliases: HashMap<String, String>,
-    /// Working directory.
+    /// The working directory.
     pub cwd: PathBuf,
-    /// The one before.
+    /// The previous working directory.
     pub prev_cwd: Option<PathBuf>,
     /// Output limit.
     pub output_limit: OutputLimitConfig,
 }
 
-/// What [`INSIDE`] is to do.
+/// An order for [`INSIDE`].
 pub enum Order {
-    /// Look, and leave what was found for [`Shared::take_inside`].
+    /// Read the state for [`Shared::take_inside`].
     Look,
-    /// Put hidden aliases in place and take others away.
+    /// Add and remove hidden aliases.
     Alias {
         /// Names of external commands.
         add: Vec<String>,
-        /// Names that became something else.
+        /// Names that are no longer external commands.
         remove: Vec<String>,
     },
-    /// Replace the session's inside.
+    /// Replace the session's internal state.
     Replace(Box<Inside>),
     /// Call a command with literal words.
     Call {
@@ -107,13 +107,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Output of one execution that stays in kaish's results, bytes.
+/// Limit of an execution's output kept in kaish's results, bytes.
 const KEPT_BYTES: usize = 256 << 10;
-/// Structured output that an execution's end may carry, as text, bytes.
+/// Limit of structured output in an execution's end, as text, bytes.
 const STRUCTURED_BYTES: usize = 1 << 20;
 
 impl Shared {
-    /// Shares these two outlets.
+    /// Wraps these two outlets.
     pub fn new(stdout: Outlet, stderr: Outlet, scripts_read: Arc<AtomicBool>) -> Self {
         Shared {
             stdout,
@@ -126,7 +126,7 @@ impl Shared {
         }
     }
 
-    /// An execution begins.
+    /// Resets the state for an execution.
     pub fn begin(&self, only_merges: bool) {
         let mut now = lock(&self.now);
         let last_text = now.last_text.take();
@@ -138,39 +138,39 @@ impl Shared {
         lock(&self.now).last_error.clone()
     }
 
-    /// The structured form of the last output, if it had one.
+    /// The structured form of the last output, if any.
     pub fn take_output(&self) -> Option<OutputData> {
         lock(&self.now).last_output.take()
     }
 
-    /// Whatever comes now has no structured form.
+    /// Marks further output as unstructured.
     pub fn forget_output(&self) {
         lock(&self.now).last_output = None;
     }
 
-    /// Whether standard error that does not go to the session goes where standard output goes.
+    /// Whether standard error outside the session's goes where standard output goes.
     pub fn only_merges(&self) -> bool {
         lock(&self.now).only_merges && !self.scripts_read.load(Ordering::Relaxed)
     }
 
-    /// What [`Order::Look`] found.
+    /// The state read by [`Order::Look`].
     pub fn take_inside(&self) -> Option<Inside> {
         lock(&self.inside).take()
     }
 
-    /// Gives [`INSIDE`] its next order.
+    /// Sets [`INSIDE`]'s next order.
     pub fn order(&self, order: Order) {
         *lock(&self.order) = Some(order);
     }
 
-    /// Notes what a piece of output says about the execution's end.
+    /// Records facts about the execution's end from a piece of output.
     pub fn note_error(&self, text: &str) {
         if let Some(line) = text.lines().rev().find(|line| !line.trim().is_empty()) {
             lock(&self.now).last_error = line.chars().take(500).collect();
         }
     }
 
-    /// Output that kaish handed over when a statement had ended, because no tool of ours made it.
+    /// Output that kaish passed on after a statement, made by none of our tools.
     pub fn leftover(&self, result: &ExecResult) {
         match result.out_bytes() {
             Some(bytes) => self.stdout.offer(bytes),
@@ -188,7 +188,7 @@ impl Shared {
         }
     }
 
-    /// Writes a tool's output and takes it out of the result.
+    /// Writes a tool's output and removes it from the result.
     pub async fn publish(&self, result: &mut ExecResult, ctx: &ExecContext) {
         if session_stdout(ctx) {
             let text;
@@ -213,7 +213,7 @@ impl Shared {
                 result.data_is_value = is_value;
             }
         }
-        // A refusal of flags (code 2) is reworded by kaish after the tool returns.
+        // kaish rewords a refusal of flags (code 2) after the tool returns.
         if !result.err.is_empty() && result.code != 2 && session_stderr(ctx) {
             self.note_error(&result.err);
             self.stderr.write(result.err.as_bytes(), &ctx.cancel).await;
@@ -223,7 +223,7 @@ impl Shared {
         }
     }
 
-    /// Writes what no tool of ours wrote, so that it stays in order.
+    /// Writes output of other origin, in order.
     pub async fn flush(&self, ctx: &ExecContext) {
         self.stdout.flush(&ctx.cancel).await;
         self.stderr.flush(&ctx.cancel).await;
@@ -243,7 +243,7 @@ pub fn session_stderr(ctx: &ExecContext) -> bool {
     ctx.background_job == Some(SESSION) && ctx.background_stream_stderr
 }
 
-/// Builtins after which more than variables may be different.
+/// Builtins that may change more than variables.
 const CHANGERS: [&str; 11] = [
     "alias",
     "unalias",
@@ -257,23 +257,23 @@ const CHANGERS: [&str; 11] = [
     "kaish-trash",
     "shift",
 ];
-/// Builtins that show or change aliases: they must not see the hidden ones.
+/// Builtins that show or change aliases: they must not see hidden ones.
 const ALIAS_READERS: [&str; 6] = ["alias", "unalias", "type", "command", "which", "kaish-status"];
 
-/// What kaish says of its own tools, by name. It makes a command line parser for each of them each time it is asked, which took a third
-/// of the instructions of a slot.
+/// kaish's schemas of its own tools, by name. kaish builds a command line parser for each at every
+/// request, which took a third of a warm worker's instructions.
 static SCHEMAS: LazyLock<BTreeMap<String, ToolSchema>> = LazyLock::new(|| {
     let mut tools = ToolRegistry::new();
     register_builtins(&mut tools);
     tools.schemas().into_iter().map(|schema| (schema.name.clone(), schema)).collect()
 });
 
-/// Makes ahead what all sessions share, for what this process forks.
+/// Computes shared tables in advance, for forks of this process.
 pub fn prepare() {
     LazyLock::force(&SCHEMAS);
 }
 
-/// A builtin whose output goes to the session's pipes by itself.
+/// A builtin that writes to the session's pipes itself.
 pub struct Wrapped {
     inner: Arc<dyn Tool>,
     schema: &'static ToolSchema,
@@ -353,7 +353,7 @@ impl Tool for Wrapped {
             if self.name == "exec"
                 && let Some(name) = args.positional_text(0)
             {
-                // kaish would replace this very process.
+                // kaish would replace this process.
                 let flow = delegate(&None, &name, &args, ctx).await;
                 streamed = Some(ToolFlow::Exit(flow.into_result()));
             }
@@ -370,7 +370,7 @@ impl Tool for Wrapped {
                 ctx.aliases.entry(name).or_insert(value);
             }
             let result = result_mut(&mut flow);
-            // kaish would apply `--json` after us, to nothing.
+            // kaish would apply `--json` after us, to an empty result.
             if (session_stdout(ctx) || session_stderr(ctx))
                 && let Some(format) = ctx.output_format.take()
                 && !(self.owns_output && result.ok())
@@ -384,7 +384,7 @@ impl Tool for Wrapped {
 }
 
 impl Wrapped {
-    /// The last result's text went to the pipe; `kaish-last` wants it back.
+    /// The last result's text went to the pipe; `kaish-last` needs it.
     fn give_back_last_text(&self, ctx: &mut ExecContext) {
         let last = ctx.scope.last_result();
         if last.data.is_some() || last.is_bytes() || !last.text_out().is_empty() {
@@ -401,11 +401,11 @@ impl Wrapped {
     }
 }
 
-/// Files from this size on are passed on piece by piece instead of being read whole.
+/// Files from this size on are copied in pieces instead of being read whole.
 const STREAMED_FROM: u64 = 1 << 20;
 
-/// `cat FILE…` and `head -c N FILE` of large files into the session's output, without reading them into memory as kaish
-/// does. `None`: not such a call.
+/// `cat FILE…` and `head -c N FILE` of large files into the session's output, without kaish's
+/// reading into memory. `None`: another call.
 async fn stream_files(name: &str, args: &ToolArgs, ctx: &ExecContext, shared: &Shared) -> Option<ExecResult> {
     if !session_stdout(ctx) || ctx.output_format.is_some() || !args.flags.is_empty() || args.words.is_some() {
         return None;
@@ -467,7 +467,8 @@ async fn stream_file(path: &Path, mut limit: u64, ctx: &ExecContext, shared: &Sh
     Ok(())
 }
 
-/// Reads and writes what no public call of kaish reaches: aliases, options, positional parameters, export marks.
+/// Accesses state that kaish's public calls do not reach: aliases, options, positional parameters,
+/// export marks.
 struct InsideTool {
     shared: Arc<Shared>,
 }
@@ -479,7 +480,7 @@ impl Tool for InsideTool {
     }
 
     fn schema(&self) -> ToolSchema {
-        ToolSchema::new(INSIDE, "Reads and writes the session's inside").with_raw_argv()
+        ToolSchema::new(INSIDE, "Accesses the session's internal state").with_raw_argv()
     }
 
     async fn execute(&self, _args: ToolArgs, ctx: &mut dyn ToolCtx) -> ExecResult {
@@ -488,7 +489,7 @@ impl Tool for InsideTool {
         };
         let order = lock(&self.shared.order).take();
         match order {
-            // A user who types the hidden name changes nothing.
+            // A user who types the hidden name has no effect.
             None => return ExecResult::failure(127, format!("command not found: {INSIDE}")),
             Some(Order::Look) => {
                 let mut aliases = ctx.aliases.clone();
@@ -523,7 +524,7 @@ impl Tool for InsideTool {
                 ctx.output_limit = inside.output_limit;
             }
         }
-        // kaish stores a command's result as the last one: give it the one it has.
+        // kaish stores a command's result as the last one: return the existing one.
         ctx.scope.last_result().clone()
     }
 }
@@ -535,8 +536,8 @@ fn result_mut(flow: &mut ToolFlow) -> &mut ExecResult {
     }
 }
 
-/// Calls a command with literal words inside a program of its own, so that a call has what a program has: standard input,
-/// environment, live output.
+/// Calls a command with literal words inside its own program, so that a call has standard input,
+/// environment and live output.
 struct Call {
     shared: Arc<Shared>,
 }
@@ -564,13 +565,13 @@ impl Tool for Call {
                 words.positional.extend(argv);
                 delegate(&None, &name, &words, ctx).await
             }
-            // A user who types the hidden name calls nothing.
+            // A user who types the hidden name has no effect.
             _ => ToolFlow::Normal(ExecResult::failure(127, format!("command not found: {CALL}"))),
         }
     }
 }
 
-/// Whether a word may be a hidden alias: an alias is split at blanks and read as words again.
+/// Whether a word can be a hidden alias: an alias is split at blanks and parsed again.
 pub fn can_alias(name: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '/' | '+' | '-' | '@' | ':');
     !name.is_empty() && !name.starts_with('-') && name.chars().all(plain)

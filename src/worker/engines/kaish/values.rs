@@ -1,7 +1,8 @@
-//! kaish values, the project's values, and the bytes in which a state entry keeps one.
+//! kaish values, the project's values, and the encoding of values in state entries.
 //!
-//! Three forms: kaish's [`Kv`], the contract's [`Value`], and the state encoding, which is binary because JSON text would
-//! lose a float's bits and could not tell kaish's `Json("s")` from its `String("s")`.
+//! Three forms: kaish's [`Kv`], the contract's [`Value`], and the state encoding. The latter is
+//! binary, because JSON text would lose a float's bits and could not distinguish kaish's
+//! `Json("s")` from `String("s")`.
 
 use kaish_kernel::ast::Value as Kv;
 use serde_json::{Map, Number, Value as Json};
@@ -9,13 +10,13 @@ use serde_json::{Map, Number, Value as Json};
 use crate::core::limits;
 use crate::core::value::Value;
 
-/// A value that kaish cannot hold.
+/// A value that kaish cannot represent.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ValueError {
-    /// No integer beyond 64 bits in kaish.
+    /// kaish has no integers beyond 64 bits.
     #[error("kaish has no integers beyond 64 bits: {0}")]
     BigInt(String),
-    /// kaish's lists and records hold what JSON holds.
+    /// kaish's lists and records contain JSON values only.
     #[error("a kaish list or record cannot hold {0}")]
     Nested(&'static str),
     /// kaish has no blob references.
@@ -29,7 +30,7 @@ pub enum ValueError {
     DuplicateKey(String),
 }
 
-/// kaish's value as the contract has it.
+/// Converts kaish's value to the contract's.
 pub fn from_kaish(value: &Kv) -> Value {
     match value {
         Kv::Null => Value::Null,
@@ -42,7 +43,7 @@ pub fn from_kaish(value: &Kv) -> Value {
     }
 }
 
-/// The contract's value as kaish has it.
+/// Converts the contract's value to kaish's.
 ///
 /// # Errors
 /// See [`ValueError`]: refused, never rounded.
@@ -78,7 +79,7 @@ fn to_json(value: &Value) -> Result<Json, ValueError> {
             }
             Json::Object(map)
         }
-        // What `from_plain_json` makes of an unsigned 64-bit number must go back in.
+        // The result of `from_plain_json` for an unsigned 64-bit number must convert back.
         Value::BigInt(digits) => match digits.parse::<u64>() {
             Ok(unsigned) => Json::from(unsigned),
             Err(_) => return Err(ValueError::BigInt(digits.chars().take(80).collect())),
@@ -89,7 +90,7 @@ fn to_json(value: &Value) -> Result<Json, ValueError> {
     })
 }
 
-/// Type in kaish's words.
+/// The type, in kaish's terms.
 pub fn type_name(value: &Kv) -> &'static str {
     match value {
         Kv::Null => "null",
@@ -104,7 +105,7 @@ pub fn type_name(value: &Kv) -> &'static str {
     }
 }
 
-/// One line for people, at most 200 characters. Work is bounded, however large the value.
+/// A one-line summary of at most 200 characters. The work is bounded, however large the value.
 pub fn summary(value: &Kv) -> String {
     match value {
         Kv::Null => "null".into(),
@@ -168,7 +169,7 @@ fn json_summary(json: &Json, out: &mut String) {
     }
 }
 
-/// The text on one line, control characters made visible, at most 200 characters.
+/// The text on one line, control characters escaped, at most 200 characters.
 pub fn one_line(text: &str) -> String {
     let mut out = String::new();
     for (taken, c) in text.chars().enumerate() {
@@ -185,25 +186,25 @@ pub fn one_line(text: &str) -> String {
     out
 }
 
-/// Bytes that are no encoded value.
+/// Why bytes are not an encoded value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    /// Ends too early.
+    /// Too short.
     #[error("ends in the middle of a value")]
     Short,
-    /// Goes on after the value.
+    /// Trailing bytes.
     #[error("has bytes after the value")]
     Trailing,
     /// Written by another version.
     #[error("format version {0} is unknown")]
     Version(u8),
-    /// No such kind of value.
+    /// Unknown kind of value.
     #[error("kind {0} is unknown")]
     Kind(u8),
     /// Text that is not UTF-8.
     #[error("text is not UTF-8")]
     Utf8,
-    /// A number that JSON cannot hold.
+    /// A number that JSON cannot represent.
     #[error("number has no JSON form")]
     Number,
     /// Nested deeper than the limit.
@@ -289,10 +290,10 @@ fn encode_json(json: &Json, out: &mut Vec<u8>) {
     }
 }
 
-/// Reads the state encoding.
+/// Decodes the state encoding.
 ///
 /// # Errors
-/// See [`DecodeError`]; every malformed byte is one.
+/// See [`DecodeError`].
 pub fn decode(bytes: &[u8]) -> Result<Kv, DecodeError> {
     let (&version, rest) = bytes.split_first().ok_or(DecodeError::Short)?;
     if version != FORMAT {
@@ -313,12 +314,12 @@ pub fn decode(bytes: &[u8]) -> Result<Kv, DecodeError> {
     if reader.rest.is_empty() { Ok(value) } else { Err(DecodeError::Trailing) }
 }
 
-/// Deeper than a value that comes from outside may be: code can nest further than clients can.
+/// Deeper than the limit for values from outside: code can nest further than clients can.
 const JSON_DEPTH: usize = 512;
 
-/// Cuts encoded bytes apart.
+/// Splits encoded bytes.
 pub struct Reader<'a> {
-    /// What is left.
+    /// The remaining bytes.
     pub rest: &'a [u8],
 }
 
@@ -343,7 +344,7 @@ impl Reader<'_> {
         }
     }
 
-    /// A length.
+    /// Reads a length.
     ///
     /// # Errors
     /// If too few bytes are left.
@@ -351,7 +352,7 @@ impl Reader<'_> {
         Ok(u32::from_le_bytes(self.array()?) as usize)
     }
 
-    /// A text with its length before it.
+    /// Reads a length-prefixed text.
     ///
     /// # Errors
     /// If too few bytes are left or they are not UTF-8.
@@ -406,7 +407,7 @@ pub fn encode_texts(texts: &[&str]) -> Vec<u8> {
     out
 }
 
-/// Reads what [`encode_texts`] wrote.
+/// Decodes the result of [`encode_texts`].
 ///
 /// # Errors
 /// See [`DecodeError`].
@@ -462,7 +463,7 @@ mod tests {
         fn kaish_state_round_trips(value in any_kaish()) {
             let bytes = encode(&value);
             let back = decode(&bytes).map_err(|e| TestCaseError::fail(e.to_string()))?;
-            // Bit by bit, which equality of NaN would not show.
+            // Bitwise, because NaN is never equal.
             prop_assert_eq!(encode(&back), bytes);
             prop_assert_eq!(std::mem::discriminant(&back), std::mem::discriminant(&value));
         }

@@ -106,14 +106,14 @@ function bind(frame) {
   reply(number);
 }
 
-/** Has what the first execution takes in memory; nothing of the user's is touched. */
+/** Rehearses a first execution, so that its code is in memory; user data stays untouched. */
 function preload(frame) {
   const number = wire.number(frame, 'id');
   for (const name of ['execute', 'evaluate', 'trace', 'rich', 'variables', 'values', 'state', 'encode', 'modules', 'brief']) load(name);
   reply(number, { missed: [] });
 }
 
-/** Requests that only the Python engine can answer. */
+/** Requests that only the Python engine supports. */
 const unsupported = (frame) => fail(wire.number(frame, 'id'), 'unsupported', `the node engine has no ${frame.op}`);
 
 exports.handlers = {

@@ -1,9 +1,9 @@
-// What an execution left waiting: when it is interrupted, its pending `await`s never go on.
+// Continuations left by an execution: after an interrupt, its pending `await`s never continue.
 //
-// A promise cannot be cancelled, and code that waits in a loop would run for ever behind later executions. Every promise that an
-// execution makes is marked as its own, and so is what is made when one of these goes on. After an interrupt, a continuation of
-// a marked promise is ended the moment it is to run. What timers and sockets begin is not marked: a server that was started
-// stays one.
+// A promise cannot be cancelled, and code that waits in a loop would otherwise run forever behind
+// later executions. Every promise created by an execution is marked, and so are those created by
+// its continuations. After an interrupt, a marked promise's continuation is terminated as soon as
+// it would run. Promises started by timers and sockets are not marked: a server stays a server.
 'use strict';
 
 const gate = load('gate');
@@ -35,7 +35,7 @@ const hooks = {
   },
 };
 
-/** The first promise that `inner` makes. */
+/** The first promise created by `inner`. */
 function firstOf(inner) {
   if (!isHooked) createHook(hooks);
   isHooked = true;
@@ -51,18 +51,18 @@ function within(run, inner) {
   current = null;
 }
 
-/** The execution is over, whatever still waits. */
+/** Ends the execution; its pending continuations are dropped. */
 function abandon(run) {
   run.abandoned = true;
   current = null;
 }
 
-/** The execution is over; what it left may go on. */
+/** Ends the execution; its pending continuations may run. */
 function over() {
   active = null;
 }
 
-/** Whether anything went on since the last time that was not the execution's that runs. */
+/** Whether anything outside the running execution ran since the last call. */
 function takeStray() {
   const was = stray;
   stray = false;
@@ -70,8 +70,8 @@ function takeStray() {
 }
 
 /**
- * The listener interrupts user code with this before it has it terminated. Node keeps a stack of contexts where code asked for
- * them, which terminated code does not leave, and ends the process when it finds that.
+ * Runs as an interruption of user code before its termination. Node keeps a stack of async contexts, which terminated code
+ * does not leave, and ends the process when it finds them.
  */
 function beforeTermination() {
   gate.untilOrdered();

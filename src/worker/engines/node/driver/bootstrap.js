@@ -1,8 +1,9 @@
 // The text given to `node -e`: reads the driver's modules from descriptor 4 and starts it. First comes the length of reserved
 // bytes (8 bytes, little-endian) and those bytes, which are skipped, then the sources as one JSON object {"module name": "source"}.
 //
-// The driver lives in a realm of its own: whatever user code does to Array.prototype or JSON, the driver's are others. Only
-// `realm` is compiled in the user's realm, to make what belongs there. A module is compiled when it is first asked for.
+// The driver has its own realm: user changes to Array.prototype or JSON do not affect it. Only
+// `realm` is compiled in the user's realm, to create objects there. Modules are compiled at their
+// first use.
 {
   const fs = require('fs');
   const vm = require('vm');
@@ -20,13 +21,13 @@
     return JSON.parse(whole.toString('utf8', 8 + Number(whole.readBigUInt64LE(0))));
   };
 
-  /** Node says on stderr that it waits for a debugger: it takes the listener for one. */
+  /** Node's stderr message about waiting for a debugger, which it takes the listener for. */
   const exitQuietly = (exit) => (status) => {
     fs.closeSync(2);
     exit(status);
   };
 
-  /** Node's own bindings, without its warnings about their use. */
+  /** Node's own bindings, without warnings about their use. */
   const quietly = (inner) => {
     const was = process.emitWarning;
     process.emitWarning = () => {};
@@ -39,7 +40,7 @@
   const processBinding = process.binding.bind(process);
   const binding = (name) => quietly(() => processBinding(name));
 
-  /** A binding that some versions give to nobody but to who has `--expose-internals`. */
+  /** A binding that some versions expose only with `--expose-internals`. */
   const internal = (name) => {
     try {
       return binding(name);
@@ -51,7 +52,7 @@
   const start = () => {
     const sources = readDriver();
     const realm = vm.createContext(Object.create(null), { name: 'ryokan' });
-    // The globals of a realm made by `vm` are slow to reach: modules get them as parameters.
+    // Globals of a `vm` realm are slow to access: modules receive them as parameters.
     const given = vm.runInContext('({ names: Object.getOwnPropertyNames(globalThis).filter((name) => /^[A-Z]/.test(name)) })', realm);
     given.values = vm.runInContext(`[${given.names}]`, realm);
     const loaded = Object.create(null);
@@ -72,7 +73,7 @@
         const parameters = ['module', 'exports', 'load', 'host'];
         const values = [module, module.exports, load, host];
         const filename = 'ryokan:' + name;
-        // What is made in the user's realm is compiled there.
+        // Objects for the user's realm are compiled there.
         if (name === 'realm') vm.compileFunction(sources[name], parameters, { filename })(...values);
         else vm.compileFunction(sources[name], parameters.concat(given.names), { filename, parsingContext: realm })(...values, ...given.values);
       }

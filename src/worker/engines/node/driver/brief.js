@@ -1,7 +1,7 @@
-// Short texts of values: type names, and a form that stops at a limit.
+// Short texts of values: type names, and a bounded form.
 //
-// Runs no user code: properties are read through their descriptors, getters are named, proxies are not asked. Looks at no more
-// of a large value than fits.
+// Runs no user code: properties are read through their descriptors, getters are named, proxies are
+// not touched. Reads no more of a large value than fits.
 'use strict';
 
 const { types } = host;
@@ -33,20 +33,20 @@ const cut = (text, limit) => (text.length <= limit ? text : text.slice(0, Math.m
 
 const flagsOf = (regexp) => FLAGS.reduce((flags, [get, letter]) => (get(regexp) ? flags + letter : flags), '');
 
-/** The elements of an array of Node's, whose methods user code may have changed. */
+/** The elements of one of Node's arrays, whose methods user code may have changed. */
 function list(array) {
   const items = [];
   for (let at = 0; at < array.length; at++) items.push(array[at]);
   return items;
 }
 
-/** The value of an own data property; nothing else. */
+/** The value of an own data property; else undefined. */
 function own(object, name) {
   const found = Reflect.getOwnPropertyDescriptor(object, name);
   return found !== undefined && Object.hasOwn(found, 'value') ? found.value : undefined;
 }
 
-/** The value of a data property, own or inherited, without asking proxies or getters. */
+/** The value of an own or inherited data property, without touching proxies or getters. */
 function inherited(object, name) {
   for (let at = object, steps = 0; at !== null && steps < 100 && !types.isProxy(at); at = Reflect.getPrototypeOf(at), steps++) {
     const found = Reflect.getOwnPropertyDescriptor(at, name);
@@ -55,7 +55,7 @@ function inherited(object, name) {
   return undefined;
 }
 
-/** `Array`, `Point`, `Object: null prototype` as a name of the type. */
+/** `Array`, `Point`, `Object: null prototype`: the type's name. */
 function typeName(value) {
   if (value === null) return 'null';
   const kind = typeof value;
@@ -77,7 +77,7 @@ function isClass(value) {
   }
 }
 
-/** `TypeError: no such thing`, from data properties alone. */
+/** `TypeError: no such thing`, from data properties only. */
 function headline(error) {
   const name = inherited(error, 'name');
   const message = inherited(error, 'message');
@@ -208,14 +208,14 @@ class Writer {
   }
 }
 
-/** At most `limit` characters of the value's form. */
+/** The value's form, at most `limit` characters. */
 function text(value, limit) {
   const writer = new Writer(limit);
   writer.value(value, 0);
   return cut(writer.pieces.join('').replace(LONE, '\ufffd'), limit);
 }
 
-/** One line of at most `limit` characters. */
+/** One line, at most `limit` characters. */
 const line = (value, limit = 200) => cut(text(value, limit).replace(/\s+/g, ' '), limit);
 
 /** At most `limit` bytes of UTF-8. */

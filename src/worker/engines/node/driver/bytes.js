@@ -1,4 +1,4 @@
-// Growing bytes, for entries of state: numbers, texts and large pieces that are not copied. And their digest.
+// Growing byte buffers for state entries (numbers, texts, large uncopied pieces), and their digest.
 'use strict';
 
 const { prototypes } = host.user;
@@ -33,7 +33,7 @@ class Writer {
     this.bytes[this.at++] = value;
   }
 
-  /** A whole number from 0 to 2^53. */
+  /** An integer from 0 to 2^53. */
   count(value) {
     this.room(10);
     let left = value;
@@ -51,7 +51,7 @@ class Writer {
     this.at += 8;
   }
 
-  /** A text, lone surrogates and all: its length twice, the last bit for two bytes each. */
+  /** A text, lone surrogates included: twice its length, with the last bit set for two bytes per character. */
   text(value) {
     const wide = WIDE.test(value);
     this.count(value.length * 2 + (wide ? 1 : 0));
@@ -63,7 +63,7 @@ class Writer {
     this.at += size;
   }
 
-  /** Bytes as they are; large ones are not copied before they are sent. */
+  /** Raw bytes; large ones are not copied before they are sent. */
   raw(value) {
     this.count(value.length);
     if (value.length <= COPIED_MAX) {
@@ -82,7 +82,7 @@ class Writer {
     this.at = 0;
   }
 
-  /** Everything that was written, as pieces. */
+  /** Everything written, as pieces. */
   whole() {
     this.cut();
     return this.pieces;
@@ -142,7 +142,7 @@ class Reader {
 
 const sums = new Int32Array(4);
 
-/** Feeds words to four sums, each of which every word changes. */
+/** Feeds words to four sums; each word changes every sum. */
 function mix(words, count) {
   let [a, b, c, d] = sums;
   for (let at = 0; at < count; at++) {
@@ -162,13 +162,13 @@ function mix(words, count) {
   sums[3] = d;
 }
 
-/** 128 bits of the bytes of some pieces, as text: to see whether an entry changed. */
+/** A 128-bit digest of some pieces, as text: to detect a changed entry. */
 function digest(pieces) {
   sums.set([0x9e3779b9, 0x85ebca6b, 0xc2b2ae35, 0x27d4eb2f]);
   for (const piece of pieces) {
     const count = piece.length >>> 2;
     const start = piece.byteOffset;
-    // Words need their place: a piece that begins elsewhere is moved.
+    // Words need alignment: a misaligned piece is moved.
     const words = start % 4 === 0 ? new Int32Array(piece.buffer, start, count) : new Int32Array(piece.slice(0, count * 4).buffer, 0, count);
     mix(words, count);
     const rest = new Int32Array(4);

@@ -1,7 +1,7 @@
-// Functions that code outside may call by name: what a name stands for, how arguments reach it, and what tools are listed.
+// Functions callable by name: resolving names, passing arguments, listing tools.
 //
-// An array of arguments is positional. An object is matched with the names of the parameters; a function that takes one object
-// gets it as it is.
+// An array of arguments is positional. An object is matched with the parameters' names; a function
+// with a single object parameter receives it unchanged.
 'use strict';
 
 const brief = load('brief');
@@ -75,7 +75,7 @@ function patternOf(param) {
   return inner.type === 'ObjectPattern' ? inner : null;
 }
 
-/** The user's functions, as tools; a leading underscore keeps one back. */
+/** The user's functions, as tools; a leading underscore hides one. */
 function listTools() {
   const listed = [];
   for (const name of [...variables.names()].filter((each) => typeof each === 'string').sort()) {
@@ -95,7 +95,7 @@ function firstLine(comment) {
   return lines.find((line) => line !== '' && !line.startsWith('@')) ?? '';
 }
 
-/** JSON schema of a function's named arguments; types come from default values and from JSDoc. */
+/** JSON schema of a function's named arguments; types come from default values and JSDoc. */
 function schemaOf(source, comment) {
   const params = syntax.parameters(source);
   if (params === null) return null;

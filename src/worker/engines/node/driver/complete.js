@@ -1,4 +1,4 @@
-// Completion: what could follow. Runs no getters and asks no proxies.
+// Completion. Runs no getters and touches no proxies.
 'use strict';
 
 const brief = load('brief');
@@ -17,7 +17,7 @@ const NAME = /^[\p{ID_Start}$_][\p{ID_Continue}$]*$/u;
 
 const decoder = new intrinsics.TextDecoder();
 
-/** {start: byte offset of what is replaced, matches}. */
+/** {start: byte offset of the replaced text, matches}. */
 function complete(code, cursor) {
   const bytes = wire.encodeText(wire.wellFormed(code));
   const before = decoder.decode(bytes.subarray(0, Math.max(cursor, 0)));
@@ -53,7 +53,7 @@ function specifiers() {
   return found;
 }
 
-/** The dotted names that end `head`; null if something else does, whose value is not known. */
+/** The dotted names at the end of `head`; null if it ends otherwise, with an unknown value. */
 function chainOf(head) {
   const found = /(?:^|[^\p{ID_Continue}$.\])'"`?])((?:[\p{ID_Start}$_][\p{ID_Continue}$]*(?:\?\.|\.))*[\p{ID_Start}$_][\p{ID_Continue}$]*)$/u.exec(head);
   return found === null ? null : found[1].split(/\?\.|\./);
@@ -74,7 +74,7 @@ function members(chain) {
   return found;
 }
 
-/** An object whose prototype is that of the user's realm. */
+/** An object with a prototype of the user's realm. */
 const boxed = (value) => intrinsics.Object(value);
 
 Object.assign(exports, { complete });

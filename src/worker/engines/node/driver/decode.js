@@ -1,6 +1,7 @@
 // Decoding: the bytes of a state entry to values of the user's realm.
 //
-// First every object is made, then it is filled: what refers to each other finds the other there. The format is encode.js's.
+// Every object is created first and filled afterwards, so that references resolve. The format is
+// defined in format.js.
 'use strict';
 
 const functions = load('functions');
@@ -12,12 +13,12 @@ const { Reader } = load('bytes');
 const { TOKEN, KIND, PROTO, ATTRIBUTE } = load('format');
 const { intrinsics, prototypes, object: makeObject, array: makeArray } = host.user;
 
-/** The entry is not of this engine's format. */
+/** The entry is malformed. */
 class BadEntry extends Error {}
-/** Something that the entry needs is not there, or not yet. */
+/** The entry needs something that is absent, perhaps not yet built. */
 class Absent extends Error {}
 
-/** The number of an object inside a token. */
+/** A reference to an object inside a token. */
 class Reference {
   constructor(number) {
     this.number = number;
@@ -56,12 +57,12 @@ class Decoder {
     }
   }
 
-  /** Reads every object that is left. */
+  /** Reads all remaining objects. */
   read() {
     while (this.in.at < this.in.bytes.length) this.records.push(this.record());
   }
 
-  /** The modules that are needed. */
+  /** The needed modules. */
   modules() {
     return this.records.filter(({ kind }) => kind === KIND.MODULE).map(({ form }) => form);
   }
@@ -70,7 +71,7 @@ class Decoder {
     return this.records.some(({ kind }) => kind === KIND.FUNCTION);
   }
 
-  /** Top-level functions and classes that it refers to. */
+  /** The top-level functions and classes that it refers to. */
   needs() {
     return this.records.filter(({ kind, text }) => (kind === KIND.VARIABLE || kind === KIND.PROTOTYPE) && !this.roots.has(text)).map(({ text }) => text);
   }
@@ -79,7 +80,7 @@ class Decoder {
     return this.needs().every((name) => variables.isDeclared(name));
   }
 
-  /** Makes the objects and fills them. Throws Absent, before anything is made, as long as another entry is needed first. */
+  /** Creates the objects and fills them. Throws Absent before creating any if another entry is needed first. */
   build() {
     this.made = [];
     for (const name of this.needs()) variableOf(name);
@@ -149,7 +150,7 @@ class Decoder {
     return record;
   }
 
-  /** Tokens of an array; absent ones stay absent. */
+  /** Tokens of an array; absent elements stay absent. */
   elements(count) {
     const items = [];
     for (let at = 0; at < count; at++) {
@@ -320,7 +321,7 @@ function wellknownOf(path) {
   return value;
 }
 
-/** Modules that are needed are loaded before; see restore.js. */
+/** Needed modules are loaded before; see restore.js. */
 function moduleOf({ specifier, base, path }) {
   const value = load('restore').loadedModule(specifier, base);
   return modules.follow(value, path);

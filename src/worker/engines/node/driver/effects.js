@@ -1,9 +1,10 @@
-// Effects: which variables an execution can have changed, so that a large state is not looked at as a whole each time.
+// Effects: the variables that an execution can have changed, so that a large state need not be
+// inspected as a whole.
 //
-// Goes by words: code can change only what its text names, what the functions that these names lead to name, and what shares
-// objects with that. Whatever goes another way (eval, modules with a memory, things that run later, built-in objects that were
-// changed) makes the answer "everything". A wrong "everything" costs time, a wrong answer the other way costs state: in doubt
-// it is everything.
+// Works on words: code can change only what its text names, what the functions with these names
+// name, and whatever shares objects with that. Other ways (eval, modules with state, delayed code,
+// modified built-ins) make the answer "everything". A needless "everything" costs time, a missing
+// name costs state; in doubt the answer is "everything".
 'use strict';
 
 const awaited = load('awaited');
@@ -15,17 +16,17 @@ const { list } = load('brief');
 const activeResources = process.getActiveResourcesInfo === undefined ? null : process.getActiveResourcesInfo.bind(process);
 
 const WORD = /[\p{ID_Start}$_][\p{ID_Continue}$\u200c\u200d]*/gu;
-// `constructor` leads to Function, unless it is the one of a class.
+// `constructor` leads to Function, unless it is a class's own.
 const CONSTRUCTOR = /(?:\.\s*|['"`[]\s*)constructor|constructor\s*[^\s(\w$]/;
 // Through these, code reaches anything.
 const ANYTHING = ['eval', 'Function', 'process', 'module', '_', '__', '___', 'vm', 'inspector', 'repl', 'v8', 'worker_threads', 'async_hooks',
   'domain', 'require', 'import', '$mport'];
 // Through these, properties of the global object.
 const GLOBAL = ['this', 'globalThis', 'global'];
-// After these, something may run at any time that nothing tells of.
+// After these, code may run at any time without notice.
 const LATER = ['unref', 'ref', 'AbortSignal', 'PerformanceObserver', 'persistent', 'BroadcastChannel', 'FinalizationRegistry', 'Worker'];
 const LISTENING = ['on', 'once', 'addListener', 'prependListener', 'prependOnceListener'];
-// After these, something may run right after the execution's end.
+// After these, code may run right after the execution's end.
 const SOON = ['nextTick', 'queueMicrotask'];
 const TEXTS_MAX = 5000;
 
@@ -35,7 +36,7 @@ let isLater = false; // for good
 let isSoon = false; // something may have been left that runs before the next execution
 let wasQuiet = false; // nothing but the driver's own was waited for when the state was last looked at
 
-/** Remembers what an engine waits for in which no code has run. */
+/** Remembers the pending handles of an engine in which no code has run. */
 function install() {
   idle = resources();
   wasQuiet = activeResources !== null;
@@ -44,7 +45,7 @@ function install() {
 const resources = () => (activeResources === null ? '' : list(activeResources()).sort().join());
 const isQuiet = () => activeResources !== null && resources() === idle;
 
-/** The words of a text; sources come again and again. */
+/** The words of a text; cached, since sources repeat. */
 function words(text) {
   let found = wordsOf.get(text);
   if (found === undefined) {
@@ -56,15 +57,15 @@ function words(text) {
   return found;
 }
 
-/** Code came into the engine that may be run now or later. */
+/** Records code that may run now or later. */
 function heard(text) {
   const found = words(text);
   isLater = isLater || LATER.some((word) => found.has(word)) || (found.has('process') && LISTENING.some((word) => found.has(word)));
 }
 
 /**
- * The names that code with that text can have changed since the state was last looked at, or null for everything. `records` are
- * those of state.js: what is known of each variable.
+ * The names that code with this text can have changed since the last look, or null for everything. `records` are the
+ * per-variable records of state.js.
  */
 function touched(text, records) {
   heard(text);
@@ -75,7 +76,7 @@ function touched(text, records) {
   return reached !== null && isAlone && wasQuiet && wellknown.isPristine() ? reached.names : null;
 }
 
-/** What a text leads to: {names, words}; null if that cannot be told. */
+/** The names and words that a text leads to; null if unknown. */
 function reach(text, records) {
   const seen = new Set();
   const names = new Set();
@@ -101,7 +102,7 @@ function reach(text, records) {
   return ANYTHING.some((word) => seen.has(word)) ? null : { names, words: seen };
 }
 
-/** Nothing is known of what happened, and what was left behind by it. */
+/** Forgets everything: unknown changes happened, and unknown leftovers exist. */
 function unknown() {
   isSoon = true;
   awaited.takeStray();

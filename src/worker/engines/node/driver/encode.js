@@ -1,7 +1,7 @@
-// Encoding: values of user code to the bytes of a state entry, or why they cannot be had.
+// Encoding: values of user code to the bytes of a state entry, or the reason why not.
 //
-// Runs no user code: properties are read through their descriptors, proxies and getters are not asked. What would come back as
-// something else is refused, and the reason says what it is.
+// Runs no user code: properties are read through their descriptors, proxies and getters are not
+// touched. A value that would be restored as something else is refused, with the reason.
 'use strict';
 
 const brief = load('brief');
@@ -19,11 +19,11 @@ const { typed, view, arrayBuffer, sharedBuffer, href, searchText, mapEach, setEa
 const PRIVATE = /#[\p{ID_Start}$_]/u;
 const POOL_BYTES = intrinsics.Buffer.poolSize;
 
-// Large arrays; and so many absent elements in a row that the others are listed one by one.
+// Large arrays; and the gap of absent elements beyond which the others are listed one by one.
 const LARGE = 512;
 const GAP_MAX = 1000;
 
-/** The value cannot be captured; the message says why. */
+/** The value cannot be captured; the message is the reason. */
 class Missed extends Error {}
 
 /**
@@ -46,7 +46,7 @@ class Encoder {
     this.needs = new Set(); // top-level functions and classes that it refers to
   }
 
-  /** Writes the objects that were met, and those that they hold. */
+  /** Writes the collected objects and those that they contain. */
   objects() {
     for (let at = 0; at < this.queue.length; at++) this.object(this.queue[at]);
     return this.out.whole();
@@ -124,7 +124,7 @@ class Encoder {
     return this.body(value);
   }
 
-  /** What is had by a name and not by its contents. */
+  /** Objects saved by name, not by content. */
   byName(value) {
     const { out } = this;
     const name = this.names.get(value);
@@ -169,7 +169,7 @@ class Encoder {
     this.prototypeOf(value, found.form === 'class');
   }
 
-  /** The prototype that came with a function: what code put there, and above it. */
+  /** The prototype that came with a function: the code's additions, and its parents. */
   prototypeOf(value, isClass) {
     const { out } = this;
     const prototype = brief.own(value, 'prototype');
@@ -260,7 +260,7 @@ class Encoder {
     this.rest(value, standard, skip, isWhole);
   }
 
-  /** The elements of an array up to one that is not plain, or a long gap; how many. Those after that are properties. */
+  /** The number of plain elements before a special one or a long gap; the later ones are properties. */
   elements(value, length) {
     const { out } = this;
     out.count(length);
@@ -336,7 +336,7 @@ class Encoder {
     return name;
   }
 
-  /** Small Buffers share a pool of Node's with others: only their own bytes are theirs. */
+  /** Small Buffers share a pool: only their own bytes are saved. */
   pooled(value, buffer) {
     const start = typed.offset(value);
     const end = start + typed.bytes(value);
@@ -395,7 +395,7 @@ class Encoder {
     }
   }
 
-  /** An object of a class can be had only if the class can, and keeps nothing where nobody can look. */
+  /** An object needs its class, and must keep nothing in places that cannot be read. */
   checkChain(value, standard) {
     let above = Reflect.getPrototypeOf(value);
     let asked = false;
@@ -417,13 +417,13 @@ class Encoder {
   }
 }
 
-/** A class of the code's own without a name at the top level: the source of a class below it makes it again. */
+/** A class without a top-level name: the source of a derived class rebuilds it. */
 function isLocal(maker, above) {
   return typeof maker === 'function' && !types.isProxy(maker) && wellknown.find(above) === undefined && modules.find(maker) === undefined
     && !/\[native code\]/.test(brief.functionText(maker));
 }
 
-/** A prototype that no top-level class has: an object of the user's may be one, the prototype of another class may not. */
+/** A prototype of no top-level class: allowed for a user's object, not for the prototype of another class. */
 function refuseUnknown(value, above) {
   const maker = brief.own(above, 'constructor');
   const isMade = typeof maker === 'function' && !types.isProxy(maker) && brief.own(maker, 'prototype') === above;
@@ -461,7 +461,7 @@ function succeeds(inner) {
   }
 }
 
-/** Of a large array, whether it has no properties beside its elements: to list the names of all would take long. */
+/** Whether a large array has no properties beside its elements: listing all names would be slow. */
 function hasOnlyElements(value, length) {
   if (length < LARGE) return false;
   const text = inspect(value, { maxArrayLength: 0, depth: 0, customInspect: false, breakLength: Infinity, compact: true });
@@ -478,7 +478,7 @@ const isOfFunction = (found) => (key, value) => {
   if (key === 'length') return Reflect.getOwnPropertyDescriptor(value, key).writable === false;
   return key === 'arguments' || key === 'caller';
 };
-/** Static methods come with the source; what was assigned, and fields, do not. */
+/** The source contains static methods, but not assignments and fields. */
 const isOfClass = (key, value) => ['name', 'prototype', 'length'].includes(key) || isOfClassBody(key, value);
 const isOfClassBody = (key, value) => {
   const found = Reflect.getOwnPropertyDescriptor(value, key);

@@ -1,7 +1,7 @@
 // Evaluating code in the user's realm, as a console does: declarations stay, may be repeated, and `await` is allowed.
 //
-// Owns the inspector session of this thread; no port is opened, and the debugger stays off. A value gets out of the inspector
-// through `sink`, an object that it knows by number.
+// Owns the inspector session of this thread; no port is opened, and the debugger stays off. Values
+// leave the inspector through `sink`, an object that it knows by id.
 'use strict';
 
 const { Session } = host.require('inspector');
@@ -19,10 +19,10 @@ const TERMINATED = 'Execution was terminated';
 const OURS = Symbol.for('ryokan.sink');
 const sink = object();
 let sinkId;
-// Promises of evaluations. Some versions of V8 end the process when one is collected before it is settled.
+// Promises of evaluations. Some versions of V8 crash when one is collected before it is settled.
 const waiting = new Set();
 
-/** A protocol call that is answered at once. */
+/** A protocol call with an immediate answer. */
 function ask(method, params) {
   let answer;
   post(method, params, (error, result) => { answer = error ? { failure: error } : { result }; });
@@ -38,7 +38,7 @@ function open() {
   Reflect.deleteProperty(global, OURS);
 }
 
-/** The value behind a RemoteObject. */
+/** The value of a RemoteObject. */
 function valueOf(remote) {
   if (Object.hasOwn(remote, 'objectId')) {
     ask('Runtime.callFunctionOn', {
@@ -69,7 +69,7 @@ function remoteOf(value) {
 
 /**
  * Evaluates code. `settled(outcome)` is called once: {refused: error} if it does not compile and nothing ran, {ended: true} if
- * it was ended from outside, {thrown} or {value}, functions that bring the value. At once, or from a microtask.
+ * it was terminated, {thrown} or {value}, functions that return the value. At once, or from a microtask.
  */
 function evaluate(expression, settled) {
   let sync = true;
@@ -80,7 +80,7 @@ function evaluate(expression, settled) {
     isAnswered = true;
     waiting.delete(promise);
     if (error) {
-      // Else its promise is lost: it waits for what nobody can bring, until somebody interrupts it.
+      // Otherwise its promise is lost: it waits until an interrupt.
       if (error.message.includes(TERMINATED)) settled({ ended: true });
     } else if (Object.hasOwn(answer, 'exceptionDetails')) {
       const details = answer.exceptionDetails;
@@ -100,7 +100,7 @@ function lexicalNames() {
   return new Set(list(ask('Runtime.globalLexicalScopeNames', {}).names));
 }
 
-/** Lets go of what the inspector holds for the last execution. */
+/** Releases the inspector's objects of the last execution. */
 function release() {
   post('Runtime.releaseObjectGroup', { objectGroup: GROUP });
 }

@@ -1,7 +1,8 @@
 // Executions: `exec` and `call`, from request to `end`.
 //
-// Owns what holds for one execution (environment, standard input) and the order of things at its end: output is out already,
-// then state changes are posted, then jobs, then `end`. An execution that was ended from outside is finished by `stopped`.
+// Owns the context of an execution (environment, standard input) and the order of its end: output
+// is written already, then state changes, jobs and `end` are sent. `stopped` finishes a terminated
+// execution.
 'use strict';
 
 const gate = load('gate');
@@ -22,7 +23,7 @@ const { inspect } = host.require('util');
 const INTERRUPTED = 130;
 const SETTLING = 'the execution is over';
 
-/** The execution that runs or waits: what `begin` makes. */
+/** The running or waiting execution, created by `begin`. */
 let run = null;
 let freed = () => {};
 let stray = false;
@@ -74,13 +75,13 @@ function exec(frame, tail, fds) {
   run.text = code;
   const imports = load('imports');
   const rewritten = imports.rewrite(code);
-  // What begins with a brace is meant as an object where it can be one.
+  // Code that begins with a brace is tried as an object first.
   const asObject = /^\s*\{/.test(rewritten) && !/;\s*$/.test(rewritten) ? `(${rewritten}\n)` : null;
   if (asObject !== null && attempt(asObject, true)) return;
   attempt(rewritten, false);
 }
 
-/** Evaluates; false if it does not compile and another form is to be tried. */
+/** Evaluates; false if it does not compile and another form should be tried. */
 function attempt(text, tentative) {
   const mine = run;
   let answer = null;
@@ -179,7 +180,7 @@ function refuse(message) {
   finish({ status: 'refused', code: 1, err: brief.cut(message, 1000) });
 }
 
-/** The end of the execution; what waits is next. */
+/** Ends the execution and starts the next one. */
 function finish(outcome) {
   const { id, exec: number, env, changed, text } = run;
   load('tools').settle(SETTLING);
@@ -204,7 +205,7 @@ function finish(outcome) {
   freed();
 }
 
-/** An interrupt that could be looked at: the execution waits for something. */
+/** Handles an interrupt that arrived while the execution waits. */
 function interrupt(exec) {
   if (run === null || (exec !== null && run.exec !== exec)) return;
   awaited.abandon(run);
@@ -212,7 +213,7 @@ function interrupt(exec) {
   finish({ status: 'interrupted', code: INTERRUPTED, err: 'interrupted' });
 }
 
-/** User code was ended from outside, or by itself. */
+/** Handles user code that was terminated from outside or ended itself. */
 function stopped() {
   const wasStray = stray;
   stray = false;
@@ -228,12 +229,12 @@ function stopped() {
   }
 }
 
-/** `process.exit` was called. */
+/** Handles `process.exit`. */
 function exits(code) {
   if (run !== null) run.exit = code;
 }
 
-/** What was ended belongs to an execution that is over. */
+/** Handles terminated code of an earlier execution. */
 function strays() {
   stray = true;
 }

@@ -6,7 +6,7 @@
 //   token  = a primitive value, or the number of an object
 //   object = kind, what its making needs, prototype, whether it can be extended, properties
 //
-// Objects stand in the order in which they were first met, not inside each other: depth and cycles cost nothing.
+// Objects are stored in the order of their discovery, not nested: depth and cycles cost nothing.
 'use strict';
 
 exports.FORMAT = 1;
@@ -18,6 +18,6 @@ exports.KIND = {
   VARIABLE: 12, WELLKNOWN: 13, MODULE: 14, SYMBOL: 15, URL: 16, SEARCH: 17, POOLED: 18, PROTOTYPE: 19, STANDIN: 20,
 };
 exports.PROTO = { DEFAULT: 0, NULL: 1, OBJECT: 2 };
-// Attributes of a property; 7 is one that was assigned.
+// Attributes of a property; 7 is that of an assigned one.
 exports.ATTRIBUTE = { ENUMERABLE: 1, CONFIGURABLE: 2, WRITABLE: 4, ACCESSOR: 8, SYMBOL_KEY: 16 };
 exports.DECLARED = ['let', 'const', 'var', 'property'];

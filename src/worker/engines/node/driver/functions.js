@@ -1,7 +1,7 @@
-// Functions and classes as source: which of them are all in their source, and making them again.
+// Functions and classes as source: which are complete in their source, and rebuilding them.
 //
-// A function that uses variables of the place where it was made cannot be had from its source. The inspector tells: the scopes of
-// one that is all in its source are the global ones.
+// A function that uses variables of its surrounding scope cannot be rebuilt from its source. The
+// inspector reports the scopes: a self-contained function has only global ones.
 'use strict';
 
 const brief = load('brief');
@@ -13,13 +13,13 @@ const { types } = host;
 const runHere = brief.uncurry(Script.prototype.runInThisContext);
 const NATIVE = /\{\s*\[native code\]\s*\}$/;
 const GLOBAL_SCOPES = /^(Script|Global)$/;
-// What an arrow function takes from around it without a variable.
+// What an arrow function captures without a variable.
 const IMPLICIT = /\b(this|arguments|super|new\s*\.\s*target)\b/;
 const COMMENT_BEFORE = /\/\*\*((?:[^*]|\*(?!\/))*)\*\/\s*(?:(?:const|let|var|async|export|default)\s+)*(?:[\w$]+\s*=\s*)?(?:async\s+)?$/;
 
 const known = new WeakMap();
 const comments = new WeakMap();
-// Functions that were made from their source alone.
+// Functions that were built from their source alone.
 const whole = new WeakSet();
 
 /** {source, form, strict} or {reason}. */
@@ -51,7 +51,7 @@ const nameOf = (value) => {
   return typeof name === 'string' && name !== '' ? `the function ${brief.cut(name, 100)}` : 'a function';
 };
 
-/** Names of the variables around a function that are not global ones. */
+/** Names of the non-global variables around a function. */
 function scopesOf(value) {
   const { objectId } = evaluator.remoteOf(value);
   const { internalProperties = [] } = evaluator.ask('Runtime.getProperties', { objectId, ownProperties: true });
@@ -69,13 +69,13 @@ function scopesOf(value) {
   return names.slice(0, 8);
 }
 
-/** The name of a class or of a function expression inside of itself: it comes with the source. */
+/** The name of a class or function expression inside itself: part of the source. */
 function isOwnName({ name, value: remote }, value) {
   const named = /^(?:class|(?:async\s+)?function\s*\*?)\s+([\p{ID_Start}$_][\p{ID_Continue}$]*)/u.exec(brief.functionText(value));
   return named !== null && named[1] === name && remote !== undefined && evaluator.valueOf(remote) === value;
 }
 
-/** Where a function begins in the text that was evaluated: {line, column}. */
+/** The start of a function in the evaluated text: {line, column}. */
 function locationOf(value) {
   const { objectId } = evaluator.remoteOf(value);
   const { internalProperties = [] } = evaluator.ask('Runtime.getProperties', { objectId, ownProperties: true });
@@ -85,7 +85,7 @@ function locationOf(value) {
 
 const isArrow = (source) => !/^(async\s+)?function\b|^class\b/.test(source) && /^(async\s*)?(\(|[\p{ID_Start}$_][\p{ID_Continue}$]*\s*=>)/u.test(source);
 
-/** Whether an arrow function stands in no other function: then `this` is the global object. */
+/** Whether an arrow function is in no other function: then `this` is the global object. */
 function isTopLevelArrow(value, source) {
   const nested = placesOf(value, source).map(({ text, start }) => {
     const tree = syntax.parse(text);
@@ -101,7 +101,7 @@ function isTopLevelArrow(value, source) {
   return nested.length > 0 && nested.every((each) => each === false);
 }
 
-/** Where the sources of executions have that function: [{text, start}]. */
+/** The occurrences of that function in the sources of executions: [{text, start}]. */
 function placesOf(value, source) {
   const at = locationOf(value);
   if (at === null) return [];
@@ -114,7 +114,7 @@ function placesOf(value, source) {
     }
     if (found.length) break;
   }
-  // The location of a method or an arrow is that of its parameters; the source may begin before.
+  // The location of a method or an arrow is that of its parameters; the source may start before.
   if (found.length === 0) {
     for (const text of load('trace').known()) {
       const rewritten = load('imports').rewrite(text);
@@ -134,7 +134,7 @@ function offsetOf(text, { line, column }) {
   return at + column;
 }
 
-/** How a source is made an expression again. */
+/** How a source becomes an expression again. */
 function formOf(source) {
   if (/^class\b/.test(source)) return compiles(`(${source}\n)`) ? 'class' : null;
   if (compiles(`(${source}\n)`)) return 'expression';
@@ -143,12 +143,12 @@ function formOf(source) {
 
 const compiles = (text) => syntax.isScript(text);
 
-/** Whether a plain function is strict though its source does not say so. */
+/** Whether a plain function is strict without its source saying so. */
 function isStrict(value, source) {
   return /^function\b/.test(source) && !/^function\*/.test(source) && Reflect.getOwnPropertyDescriptor(value, 'caller') === undefined;
 }
 
-/** Makes a function from its source. `name` is for traces. */
+/** Builds a function from its source. `name` is for traces. */
 function make({ source, form, strict }, name) {
   const text = form === 'member' ? `({${source}\n})` : `(${source}\n)`;
   const filename = `<${brief.cut(name, 100)}>`;
@@ -174,7 +174,7 @@ function comment(value) {
   return comments.get(value);
 }
 
-/** Whether an object has private members; only asked where its class speaks of some. */
+/** Whether an object has private members; checked only where its class mentions some. */
 function hasPrivate(value) {
   const { objectId } = evaluator.remoteOf(value);
   const { privateProperties = [] } = evaluator.ask('Runtime.getProperties', { objectId, ownProperties: true });

@@ -1,13 +1,13 @@
-// Interrupts: decides when a running piece of user code may be ended from outside.
+// Interrupts: decides when running user code may be terminated from outside.
 //
-// Owns the cells of memory that this thread shares with the listener (listener.js). The listener ends user code by asking V8 to
-// terminate whatever JavaScript runs here; the state says whether that is user code. The driver's own code is never hit: who
-// wants to leave user code while the listener is ending it waits here until that has happened.
+// Owns the memory cells shared with the listener (listener.js). The listener makes V8 terminate
+// whatever JavaScript runs here; the state says whether that is user code. Driver code is never
+// hit: a transition into the driver waits here while the listener is terminating user code.
 //
 //   IDLE ──enter──▶ BUSY ──leave──▶ OPEN (an execution runs or waits) ──enter──▶ BUSY …
 //   IDLE, OPEN ──listener──▶ STOPPING ──terminated──▶ STOPPED ──▶ BUSY
 //
-// IDLE is user code as well: what timers and sockets run between executions.
+// Code run by timers and sockets between executions (IDLE) is user code as well.
 'use strict';
 
 const IDLE = 0;
@@ -35,8 +35,8 @@ cells[STATE] = BUSY;
 execCells.fill(-1);
 
 /**
- * From user code into the driver. Returns the state that was. Code that is being ended does not get past here; STOPPED is what code
- * gets that began after the other was ended and before `stopped` came.
+ * Enters the driver from user code and returns the previous state. Code being terminated does not pass. STOPPED is returned to
+ * code that started after a termination and before `stopped` was handled.
  */
 function enter() {
   for (;;) {
@@ -47,12 +47,12 @@ function enter() {
   }
 }
 
-/** Out of the driver: to the code of an execution, or to what runs between them. */
+/** Leaves the driver: to an execution's code, or to code between executions. */
 function leave(state) {
   store(cells, STATE, state);
 }
 
-/** Runs a driver function that must be whole, from user code or from the driver. */
+/** Runs a driver function that must not be interrupted, from user code or from the driver. */
 function held(inner, ...args) {
   const was = enter();
   try {
@@ -62,7 +62,7 @@ function held(inner, ...args) {
   }
 }
 
-/** Runs user code from the driver; it may be ended there and never return. */
+/** Runs user code from the driver; it may be terminated and never return. */
 function open(inner, ...args) {
   store(cells, STATE, OPEN);
   try {
@@ -72,7 +72,7 @@ function open(inner, ...args) {
   }
 }
 
-/** Ends the user code that runs now. Does not return. */
+/** Terminates the running user code. Does not return. */
 function exitNow(ask) {
   const was = enter();
   store(cells, STATE, EXITING);
@@ -81,8 +81,8 @@ function exitNow(ask) {
 }
 
 /**
- * Inside an interruption of user code: returns when the order to terminate it is sure to be the next thing that happens. The
- * listener is about to give it. Spins, because the code may be inside Atomics.wait, which a thread can be in only once.
+ * Inside an interruption of user code: returns once the listener has certainly ordered its termination. Spins, because the code
+ * may be inside Atomics.wait, which a thread cannot enter twice.
  */
 function untilOrdered() {
   while (look(cells, ORDERED) === 0);

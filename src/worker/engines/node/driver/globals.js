@@ -1,11 +1,11 @@
-// What code finds without asking: require, display, tools, and the results of earlier executions as `_`, `__` and `___`.
+// The predefined globals: require, display, tools, and the results of earlier executions as `_`, `__` and `___`.
 //
-// Owns the list of names that are not the user's: everything that is global before the first execution.
+// Owns the list of names that are not the user's: every global before the first execution.
 'use strict';
 
 const { global, makeGlobals } = host.user;
 const builtinModules = new Set(host.require('module').builtinModules);
-// Globals before they are modules; to ask for the first makes its streams in some versions.
+// Globals before they are modules; reading the first creates its streams in some versions.
 builtinModules.delete('process');
 builtinModules.delete('console');
 
@@ -26,31 +26,31 @@ function install() {
   load('wellknown').install();
 }
 
-/** Before each execution: what the driver cannot do without is there. */
+/** Restores what the driver needs before each execution. */
 function renew() {
   load('imports').renew();
 }
 
-/** Whether a property of the global object is none of the user's. */
+/** Whether a property of the global object is not the user's. */
 function isInitial(name) {
   if (!initialNames.has(name)) return false;
   const was = initial[name];
   const now = Reflect.getOwnPropertyDescriptor(global, name);
   if (now === undefined) return true;
-  // Node's `-e` puts some of its modules in place, one of them only after the driver has started.
+  // Node's `-e` installs some of its modules, one of them only after the driver's start.
   if (builtinModules.has(name) && Object.hasOwn(now, 'value') && now.value === host.require(name)) return true;
   if (Object.hasOwn(was, 'value')) return Object.hasOwn(now, 'value') && Object.is(now.value, was.value);
   return now.get === was.get || isLoaded(name, now);
 }
 
-/** Node puts some objects in place when they are first used: whether it is that one. */
+/** Whether the object is one that Node installs at its first use. */
 function isLoaded(name, now) {
   if (!Object.hasOwn(now, 'value')) return false;
   if (builtinModules.has(name)) return false;
   return Object.is(now.value, Reflect.apply(initial[name].get, global, []));
 }
 
-/** `_`, `__` and `___`, unless the code uses one for something of its own. */
+/** Updates `_`, `__` and `___`, unless the code uses one itself. */
 function remember(value) {
   if (HISTORY.some((name, at) => !isHistory(name) && Reflect.getOwnPropertyDescriptor(global, name) !== undefined)) return;
   kept.unshift(value);
@@ -60,7 +60,7 @@ function remember(value) {
   });
 }
 
-/** Whether the name is the result history's; one that the code uses itself is the user's. */
+/** Whether the name belongs to the result history and is not used by the code itself. */
 function isHistory(name) {
   const at = HISTORY.indexOf(name);
   const found = at < 0 ? undefined : Reflect.getOwnPropertyDescriptor(global, name);

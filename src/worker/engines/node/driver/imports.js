@@ -1,7 +1,8 @@
 // `require`, `import()` and `import` statements in executions: all of them resolve from the working directory.
 //
-// Code of an execution is a script. V8 does not let a script of the console import, so `import(` is renamed to a function of the
-// same length, and an `import` statement becomes the `await` of one on the same lines. A parser finds the places.
+// An execution's code is a script, and V8 does not let a console script import. So `import(` is
+// renamed to a function of the same length, and an `import` statement becomes an `await` of it on
+// the same lines. A parser finds the places.
 'use strict';
 
 const modules = load('modules');
@@ -10,14 +11,14 @@ const { createRequire } = host.require('module');
 const { pathToFileURL } = host.require('url');
 const { global, expose, exposeAsync, error: makeError } = host.user;
 
-// As long as `import`, so that columns stay.
+// As long as `import`, so that columns stay the same.
 const NAME = '$mport';
 const RELATIVE = /^\.{1,2}(\/|$)/;
 
 const requires = new Map();
 let requireFunction;
 
-/** Node's `require` of the working directory. */
+/** Node's `require` for the working directory. */
 function requireHere() {
   const at = settings.directory() ?? settings.start();
   if (!requires.has(at)) requires.set(at, createRequire(at.endsWith('/') ? at : at + '/'));
@@ -38,7 +39,7 @@ async function importModule(specifier, options, from) {
   return found;
 }
 
-/** What Node resolves from where the engine started, it is given whole where the code is somewhere else. */
+/** Specifiers that Node resolves from the engine's start directory are made absolute for other directories. */
 function resolve(specifier, base) {
   if (RELATIVE.test(specifier)) return new host.user.intrinsics.URL(specifier, pathToFileURL(base + '/')).href;
   if (specifier.startsWith('/')) return pathToFileURL(specifier).href;
@@ -51,7 +52,7 @@ function resolve(specifier, base) {
   }
 }
 
-/** What an `import` statement takes from a module; an export that is not there is an error, as in a module. */
+/** The bindings of an `import` statement; a missing export is an error, as in a module. */
 function pick(found, specifier, ...names) {
   const taken = host.user.object();
   for (const name of names) {
@@ -82,7 +83,7 @@ function renew() {
   if (Reflect.getOwnPropertyDescriptor(global, 'require')?.value === undefined) put();
 }
 
-/** The code as it can be evaluated: the same if it imports nothing, or if the parser cannot make anything of it. */
+/** The code in evaluable form: unchanged if it imports nothing or cannot be parsed. */
 function rewrite(code) {
   if (!/\bimport\b/.test(code)) return code;
   const syntax = load('syntax');
@@ -97,7 +98,7 @@ function rewrite(code) {
   return edits.reduce((text, edit) => text.slice(0, edit.start) + edit.text + text.slice(edit.end), code);
 }
 
-/** An `import` statement as a declaration, with as many lines. */
+/** An `import` statement as a declaration with as many lines. */
 function awaited(node, code) {
   const specifier = JSON.stringify(node.source.value);
   const attributes = (node.attributes ?? []).map((each) => `${code.slice(each.start, each.end)}`);
@@ -122,7 +123,7 @@ function awaited(node, code) {
   return `${text};${'\n'.repeat(code.slice(node.start, node.end).split('\n').length - 1)}`;
 }
 
-/** What to do about a syntax error that comes from taking an execution for a module or for a new program. */
+/** A hint for a syntax error that comes from treating an execution as a module or a new program. */
 function hintFor(error) {
   const message = load('brief').own(error, 'message');
   if (typeof message !== 'string') return undefined;

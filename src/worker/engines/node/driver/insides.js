@@ -1,11 +1,11 @@
-// What is inside of built-in objects, read with the language's own methods as they were before any user code.
+// Internal slots of built-in objects, read with the language's original methods.
 'use strict';
 
 const { uncurry } = load('brief');
 const { types } = host;
 const { prototypes } = host.user;
 
-/** A getter as a function; of one that this version does not have, nothing comes. */
+/** A getter as a function; undefined for one that this version lacks. */
 const getter = (prototype, name) => {
   const found = Object.getOwnPropertyDescriptor(prototype, name);
   return found === undefined ? () => undefined : uncurry(found.get);

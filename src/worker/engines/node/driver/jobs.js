@@ -1,7 +1,7 @@
-// Background jobs: child processes that outlive the execution which started them, and what else keeps Node's loop alive, as one.
+// Background jobs: child processes that outlive their execution; everything else that keeps Node's loop alive counts as one.
 //
-// Owns the list of children that ChildProcess objects stand for; libuv reaps them. Only looks and tells; ends them at shutdown.
-// The listener has their numbers, so that it ends another one when a synchronous call is interrupted.
+// Owns the list of children with ChildProcess objects; libuv reaps them. Observes and reports them; ends them at shutdown.
+// The listener knows their ids, so that it ends only others when a synchronous call is interrupted.
 'use strict';
 
 const gate = load('gate');
@@ -10,7 +10,7 @@ const brief = load('brief');
 const pending = load('pending');
 const { process } = host;
 const { expose } = host.user;
-// Before any user code: it may replace it.
+// Taken before user code can replace it.
 const { setInterval, clearInterval } = host.user.global;
 
 const kill = process.kill.bind(process);
@@ -46,7 +46,7 @@ function install() {
   });
 }
 
-/** A method whose `this` is given to the driver's function as its first argument. */
+/** A method that passes `this` to the driver's function as its first argument. */
 function methodOf(name, inner) {
   return function method(...args) {
     return inner(this, ...args);
@@ -73,7 +73,7 @@ function began(handle, [first, second]) {
 
 const share = () => gate.children([...children.keys()]);
 
-/** Posts a `jobs` event if the jobs changed. */
+/** Posts a `jobs` event if the list changed. */
 function report() {
   const loop = pending.summary();
   if (children.size === 0 && loop === '' && told === '[]') return;
@@ -87,7 +87,7 @@ function report() {
   wire.post(`{"ev":"jobs","jobs":${now}}`);
 }
 
-/** Nothing tells when the last timer or server goes: it is looked for, by a timer that keeps nothing alive. */
+/** Polls for the end of the last timer or server, for which there is no event, with an unreferenced timer. */
 function lookAgain(wanted) {
   if (wanted === (looking !== null)) return;
   if (!wanted) {
@@ -104,7 +104,7 @@ function lookAgain(wanted) {
   looking.unref();
 }
 
-/** Whether it still runs: one that has ended is not reaped before the loop gets to it. */
+/** Whether it still runs: an ended child is not reaped before the loop reaches it. */
 function isAlive(pid) {
   try {
     const stat = readFileSync(`/proc/${pid}/stat`, 'latin1');
@@ -114,7 +114,7 @@ function isAlive(pid) {
   }
 }
 
-/** Asks child processes to end, and makes them after a second. */
+/** Terminates child processes; kills them after a second. */
 function endAll() {
   for (const [signal, patience] of [['SIGTERM', TERM_MS], ['SIGKILL', KILL_MS]]) {
     const left = [...children.keys()].filter(isAlive);

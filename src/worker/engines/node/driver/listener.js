@@ -1,8 +1,9 @@
-// The second thread: reads the control socket, so that an interrupt is heard whatever the main thread does.
+// The listener thread: reads the control socket, so that interrupts are handled whatever the main thread does.
 //
-// Owns descriptor 3's reading side and the ending of user code. Frames are passed on in order as they are; only `interrupt` and
-// `shutdown` are looked at. Descriptors that come along are opened anew (libuv's pipe owns the one that came). Never runs
-// user code, and writes nothing. The cells are those of gate.js.
+// Owns descriptor 3's reading side and the termination of user code. Frames are forwarded unchanged
+// and in order; only `interrupt` and `shutdown` are inspected. Received descriptors are reopened
+// (libuv's pipe owns the original). Never runs user code, and writes nothing. The cells are those
+// of gate.js.
 'use strict';
 
 const fs = require('fs');
@@ -16,12 +17,12 @@ const execCells = new Float64Array(workerData.shared, EXEC_BYTE, 2);
 
 const JSON_MAX = 16 << 20;
 const TAIL_MAX = 1 << 20;
-// How long the main thread may take to look at an interrupt by itself: an execution that waits ends without force.
+// Time for the main thread to handle an interrupt itself: a waiting execution ends without force.
 const PATIENCE_MS = 40;
-// Longer where no execution began: what hangs is something else.
+// Longer if no execution has started: then something else hangs.
 const IDLE_PATIENCE_MS = 300;
 const TICK_MS = 8;
-// After this, the child that a synchronous call waits for is ended; after more, killed.
+// Then the child that a synchronous call waits for is terminated; after more, killed.
 const CHILD_TERM_MS = 60;
 const CHILD_KILL_MS = 360;
 
@@ -88,7 +89,7 @@ function malformed(why) {
   pipe.readStop();
 }
 
-/** Looks at a frame that may be for this thread. True if it is for this one alone. */
+/** Inspects a frame that may be for this thread. True if it is for this thread alone. */
 function heard(text) {
   let frame;
   try {
@@ -182,7 +183,7 @@ function attached() {
   return session;
 }
 
-/** The children that the main thread waits for, with their own: those it started that no ChildProcess object stands for. */
+/** The children that the main thread waits for, and their descendants: those without a ChildProcess object. */
 function awaited() {
   const known = new Set();
   for (let at = 0; at < Atomics.load(cells, CHILDREN); at++) known.add(Atomics.load(cells, CHILDREN + 1 + at));

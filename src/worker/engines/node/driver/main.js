@@ -1,7 +1,7 @@
-// The engine's main thread: start, the frames that come, the end.
+// The engine's main thread: start, incoming frames, end.
 //
-// Owns the inbox. Frames are handled one after the other; while an execution runs, only the answers of tools and the end are.
-// `ready` is sent before the rest is loaded, because a worker waits for it.
+// Owns the inbox. Frames are handled in order; during an execution only tool answers and
+// `shutdown`. `ready` is sent before the other modules load, because a worker waits for it.
 'use strict';
 
 const gate = load('gate');
@@ -9,7 +9,7 @@ const wire = load('wire');
 const { list } = load('brief');
 
 const STATUS_MALFORMED = 70;
-// What may come while an execution runs.
+// Requests allowed during an execution.
 const DURING = new Set(['tool_result', 'shutdown', 'dynamic_tools']);
 
 let handlers;
@@ -30,7 +30,7 @@ function start() {
   }
 }
 
-/** Loads the rest, and gives code what it finds without asking. */
+/** Loads the other modules and installs the globals. */
 function prepare() {
   startListener();
   load('streams').install();
@@ -44,7 +44,7 @@ function prepare() {
   load('settings').install();
   load('globals').install();
   load('effects').install();
-  // Before user code can change what the driver takes from Node.
+  // Before user code can change what the driver uses of Node.
   for (const name of Object.keys(host.sources)) if (name !== 'listener') load(name);
   gate.leave(gate.IDLE);
 }
@@ -72,7 +72,7 @@ function startListener() {
   port.on('message', onMessage);
 }
 
-/** Says on the execution's stderr that the engine cannot go on, and ends it. */
+/** Reports a fatal error on the execution's stderr and ends the engine. */
 function give(why) {
   load('streams').writeErr(`ryokan node engine: ${why}\n`);
   host.exit(STATUS_MALFORMED);
@@ -105,13 +105,13 @@ function onMessage(message) {
   settle();
 }
 
-/** What cannot be handled: a frame without sense, or a defect of the driver. */
+/** An unusable frame, or a defect of the driver. */
 function broken(error) {
   if (error instanceof wire.Malformed) give(`malformed frame: ${error.message}`);
   give(`defect: ${error && error.stack}`);
 }
 
-/** The driver's work from a microtask or a timer, entered already. */
+/** The driver's work in a microtask or a timer, already inside the gate. */
 function again(work, ...args) {
   try {
     work(...args);
@@ -122,7 +122,7 @@ function again(work, ...args) {
   settle();
 }
 
-/** Back to what ran or waited, unless user code was ended below: then the state is the listener's. */
+/** Returns to the running or waiting code, unless user code was terminated below: then the listener owns the state. */
 function settle() {
   if (gate.state() === gate.BUSY) gate.leave(execute.running() ? gate.OPEN : gate.IDLE);
 }
@@ -161,7 +161,7 @@ function handle({ frame, tail, fds: came }) {
   if (op !== 'exec' && op !== 'call') load('stdin').closeAll(fds);
 }
 
-/** Ends background jobs and the process, whatever listeners for the end there are. */
+/** Ends background jobs and the process, regardless of exit listeners. */
 function leave(status) {
   try {
     jobs.endAll();
@@ -170,7 +170,7 @@ function leave(status) {
   }
 }
 
-/** Not loaded before something is. */
+/** Not loaded before it is needed. */
 const restore = () => load('restore');
 
 Object.assign(exports, { start, again, askToExit: () => port.postMessage('exit') });

@@ -1,6 +1,7 @@
-// Modules that code asked for: how each can be asked for again.
+// Modules requested by code, and how to request each again.
 //
-// Owns the record of what `require` and `import` returned. A module, or something that one exports, is state by reference.
+// Records the results of `require` and `import`. A module or one of its exports is saved by
+// reference.
 'use strict';
 
 const { types } = host;
@@ -16,7 +17,7 @@ let negatives = new WeakSet();
 
 const isReferable = (value) => (typeof value === 'object' && value !== null) || typeof value === 'function';
 
-/** Remembers what a specifier stands for. `base` is the directory it was resolved from; none for Node's own. */
+/** Records the target of a specifier. `base` is the directory of resolution; none for Node's own modules. */
 function note(value, how, specifier, base) {
   if (!isReferable(value) || records.has(value)) return;
   const plain = specifier.startsWith('node:') ? specifier.slice(5) : specifier;
@@ -25,7 +26,7 @@ function note(value, how, specifier, base) {
   negatives = new WeakSet();
 }
 
-/** Objects that Node's modules hold, and are more than data: some are made by a getter of Node's own. */
+/** Objects held by Node's modules that are more than data; a getter of Node creates some. */
 function notePartsOf(module, how, specifier) {
   for (const key of PARTS) {
     const part = Reflect.has(module, key) ? module[key] : undefined;
@@ -33,7 +34,7 @@ function notePartsOf(module, how, specifier) {
   }
 }
 
-/** {how, specifier, base, path} of a module or of something that one exports; undefined for anything else. */
+/** {how, specifier, base, path} of a module or one of its exports; undefined for anything else. */
 function find(value) {
   if (!isReferable(value) || negatives.has(value)) return undefined;
   if (records.has(value)) return formOf(records.get(value), []);
@@ -52,10 +53,10 @@ function find(value) {
   return undefined;
 }
 
-/** Node's modules that code uses without asking, as in its prompt: those that were used. */
+/** Node's modules that code uses without requesting them, as at its prompt: those in use. */
 function noteGlobals() {
   for (const name of builtins) {
-    // To ask for `process` makes its streams in some versions; it is no module that code asks for.
+    // Reading `process` creates its streams in some versions; code does not request it as a module.
     if (name === 'process' || name === 'console') continue;
     const value = Reflect.getOwnPropertyDescriptor(host.user.global, name)?.value;
     if (isReferable(value) && !records.has(value) && value === host.require(name)) note(value, 'require', name, null);
@@ -81,7 +82,7 @@ function pathTo(module, value) {
   return undefined;
 }
 
-/** A data property, or what is exported by a namespace; getters are not run. */
+/** A data property or a namespace's export; getters are not run. */
 function member(module, key) {
   try {
     return brief.own(module, key);
@@ -101,7 +102,7 @@ function follow(value, path) {
   return at;
 }
 
-/** Whether code was loaded that is not Node's. */
+/** Whether code other than Node's was loaded. */
 function hasForeign() {
   for (const { base } of records.values()) if (base !== null) return true;
   return false;

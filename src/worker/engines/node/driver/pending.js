@@ -1,6 +1,6 @@
-// What waits in the event loop and is no variable's: timers, servers, connections. None of it can be saved; all of it is named.
+// Pending handles of the event loop: timers, servers, connections. None can be saved; all are listed.
 //
-// Only counts, by Node's own list of what keeps the loop alive. Children are jobs.
+// Counts Node's own list of handles that keep the loop alive. Children are jobs.
 'use strict';
 
 const { process } = host;
@@ -15,10 +15,10 @@ const KINDS = new Map(Object.entries({
   UDPWrap: { key: 'sockets/udp', one: 'UDP socket', many: 'UDP sockets' },
 }));
 
-// Before any user code: it may replace it.
+// Taken before user code can replace it.
 const active = process.getActiveResourcesInfo?.bind(process) ?? (() => []);
 
-/** How many there are of each kind. User code may have replaced the ways to iterate over arrays. */
+/** The number of each kind. User code may have replaced array iteration. */
 function counted() {
   const found = active();
   const counts = new Map();
@@ -36,13 +36,13 @@ function eachKind(inner) {
   }
 }
 
-/** Adds to the entries of what cannot be saved. */
+/** Adds them to the entries that cannot be saved. */
 function name(entries) {
   eachKind(({ kind, key, words }) => entries.push({ key, type: kind, reason: `${words}, which the engine's end ends` }));
   return entries;
 }
 
-/** All of it in a few words; empty: nothing waits. */
+/** A short summary; empty: nothing is pending. */
 function summary() {
   let text = '';
   eachKind(({ words }) => {

@@ -1,7 +1,7 @@
-// The `process` object as user code sees it: exits that end the execution, and errors that nobody caught.
+// The `process` object of user code: exits end the execution, and uncaught errors are reported.
 //
-// `process.exit` ends the code that runs, never the engine. What is thrown in timers, or rejected and not handled, is told on
-// stderr; the engine goes on.
+// `process.exit` ends the running code, never the engine. Uncaught errors of timers and unhandled
+// rejections are reported on stderr; the engine continues.
 'use strict';
 
 const gate = load('gate');
@@ -19,7 +19,7 @@ function install() {
   }
   renew();
   process.execArgv = [];
-  // Children of `fork` are not to run the driver.
+  // Children of `fork` must not run the driver.
   Reflect.defineProperty(process, '_eval', { value: undefined, writable: true, configurable: true });
   setCapture(expose('captured', 1, captured));
   const replaced = expose('setUncaughtExceptionCaptureCallback', 1, (callback) => {
@@ -41,7 +41,7 @@ function exit(code) {
   });
 }
 
-/** Ends the code that is about to run, and no execution with it. */
+/** Ends the code about to run, without an execution. */
 function endStray() {
   gate.exitNow(() => {
     load('execute').strays();
@@ -55,7 +55,7 @@ function toStatus(code) {
   return number >= -(2 ** 31) && number < 2 ** 31 ? number : Number(BigInt.asUintN(8, BigInt(number)));
 }
 
-/** An error that nobody caught. User code may have asked for it. */
+/** Handles an uncaught error, unless user code has a listener. */
 function captured(error) {
   if (userCapture !== null) return userCapture(error);
   if (process.listenerCount('uncaughtException') > 0) {
@@ -66,7 +66,7 @@ function captured(error) {
   return undefined;
 }
 
-/** Before each execution: what it finds is in order. */
+/** Restores the object before each execution. */
 function renew() {
   process.exitCode = undefined;
   const found = Object.getOwnPropertyDescriptor(global, 'process');

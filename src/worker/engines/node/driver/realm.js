@@ -1,5 +1,5 @@
-// Compiled in the user's realm: its intrinsics as they were before any user code, and makers of things that belong there.
-// The driver uses these and never a property that user code may have replaced. Knows nothing of what they are for.
+// Compiled in the user's realm: its original intrinsics, and constructors of objects there. The
+// driver uses these, never a property that user code may have replaced. Contains no policy.
 'use strict';
 
 const NAMES = [
@@ -37,7 +37,7 @@ exports.error = (kind, message) => new intrinsics[kind](message);
 exports.toolError = (message) => new ToolError(message);
 exports.then = (promise, done, failed) => promiseThen(promise, done, failed);
 
-/** A promise with its two ends, of the user's realm. */
+/** A promise of the user's realm with its two resolvers. */
 exports.deferred = () => {
   const made = {};
   made.promise = new intrinsics.Promise((resolve, reject) => {
@@ -55,7 +55,7 @@ exports.expose = (name, length, inner) => {
   return outer;
 };
 
-/** As `expose`, for functions that return a promise: what `inner` throws is a rejection. */
+/** As `expose`, for functions that return a promise: an exception of `inner` becomes a rejection. */
 exports.exposeAsync = (name, length, inner) => {
   const outer = { method: async (...args) => apply(inner, undefined, args) }.method;
   defineProperty(outer, 'name', { value: name, configurable: true });
@@ -63,13 +63,13 @@ exports.exposeAsync = (name, length, inner) => {
   return outer;
 };
 
-/** Awaits what a call returns; `settled(failed, value)` is told once. */
+/** Awaits a call's result; `settled(failed, value)` is called once. */
 exports.awaitCall = (callee, args, settled) => {
   const awaited = async () => await apply(callee, undefined, args);
   promiseThen(awaited(), (value) => settled(false, value), (error) => settled(true, error));
 };
 exports.proxy = (target, handler) => new intrinsics.Proxy(target, handler);
-/** Has V8 make the globals that it makes when they are first looked at: it can only from this realm. */
+/** Makes V8 create its lazy globals, which only this realm can trigger. */
 exports.makeGlobals = () => {
   Object.getOwnPropertyDescriptors(globalThis);
 };

@@ -1,7 +1,8 @@
 // Loading: builds the variables from their entries.
 //
-// Owns the entries while they come in. Modules are loaded first, which may take a while; then what fails because something else
-// is not there yet is tried again as long as anything succeeds. One bad entry does not keep the others out.
+// Owns the entries during a load. Modules are loaded first, which may take a while. Entries that
+// fail for a missing dependency are retried as long as any succeeds. A bad entry does not affect
+// the others.
 'use strict';
 
 const brief = load('brief');
@@ -27,7 +28,7 @@ let openKey = null;
 let pending = false;
 const loaded = new Map(); // "specifier\0base" to {value} or {failure}
 
-/** Forgets the present state. */
+/** Clears the current state. */
 function begin() {
   load('globals').forgetHistory();
   variables.forgetAll();
@@ -48,7 +49,7 @@ function take(frame, tail) {
   openKey = frame.more === true ? key : null;
 }
 
-/** Builds the state; `done` is told what could not be built, as the reply's `missed`. */
+/** Builds the state; `done` receives the entries that could not be built, as the reply's `missed`. */
 function finish(done) {
   const plans = [];
   const failures = new Map();
@@ -83,7 +84,7 @@ const rank = (key) => {
   return at < 0 ? ORDER.length : at;
 };
 
-/** What an entry's bytes say. */
+/** Decodes an entry's bytes. */
 function plan(key, bytes) {
   if (bytes.length < 2 || bytes[0] !== FORMAT) throw new BadEntry(`unknown format ${bytes.length ? bytes[0] : 'of an empty entry'}`);
   const tag = String.fromCharCode(bytes[1]);
@@ -163,7 +164,7 @@ function keep(key, value, how, specifier, base) {
   modules.note(value, how, specifier, base);
 }
 
-/** The module of a specifier, which was loaded before; see decode.js. */
+/** The module of a specifier, already loaded; see decode.js. */
 function loadedModule(specifier, base) {
   const found = loaded.get(keyOf(specifier, base));
   if (found === undefined) throw new BadEntry(`module ${specifier} was not loaded`);
@@ -198,8 +199,8 @@ function build(plans, failures) {
 }
 
 /**
- * Builds one entry with a class whose source needs a value that needs the class: names that are not there yet stand for nothing
- * while it is evaluated, and its attributes follow. Returns what is left; null if there is none that can be built so.
+ * Builds one entry with a class whose source needs a value that needs the class: missing names are
+ * placeholders during its evaluation, and its attributes follow. Returns the remaining entries; null if none can be built so.
  */
 function untie(left, done, failures) {
   for (const each of left) {
@@ -222,21 +223,21 @@ function untie(left, done, failures) {
   return null;
 }
 
-/** Stands for a value that is not built yet: whatever is done with it gives itself. It is no class. */
+/** Stands in for a value that is not built yet: every operation returns the stand-in. It is no class. */
 const nothing = host.user.proxy(() => {}, {
   get: (target, key) => (typeof key === 'symbol' || key === 'prototype' ? undefined : nothing),
   apply: () => nothing,
   set: () => true,
 });
 
-/** A member of a group is there when the group is. */
+/** A member of a group is built with the group. */
 function resolveMember({ key, leader }, done, plans) {
   const group = plans.find((each) => each.key === leader);
   if (group === undefined || !group.isGroup || !group.members.some((each) => each.key === key)) throw new BadEntry('the entry that holds it is missing');
   if (!done.has(leader)) throw new Absent('the entry that holds it could not be loaded');
 }
 
-/** Makes an entry's values and gives them their names. */
+/** Builds an entry's values and binds their names. */
 function place(each) {
   each.decoder.build();
   giveNames(each);
@@ -244,7 +245,7 @@ function place(each) {
 
 function giveNames({ key, members, decoder, isGroup }) {
   for (const member of members) {
-    // A member that was deleted or changed since the group was saved has no entry that says it is in it.
+    // A member deleted or changed after the group was saved has no entry that refers to the group.
     if (isGroup && member.key !== key && !isMember(member.key, key)) continue;
     const value = decoder.resolve(member.token);
     variables.declare(member.name, member.kind, value);

@@ -1,7 +1,8 @@
-// Rich forms of values: what `display` shows, and objects that know how to show themselves, as `display` frames.
+// Rich forms of values as `display` frames: explicit ones, and those that objects offer.
 //
-// `display(mime, data)` sends one form. `display(value, …)` sends the forms that a value offers by a method `_repr_html_` and its
-// kin, as in Python, or writes it on stdout. One beyond 1 MiB is named on stderr, not sent.
+// `display(mime, data)` sends one form. `display(value, …)` sends the forms of a value's
+// `_repr_html_` and similar methods, as in Python, or writes it on stdout. A form above 1 MiB is
+// mentioned on stderr, not sent.
 'use strict';
 
 const gate = load('gate');
@@ -33,7 +34,7 @@ function display(...items) {
   }
 }
 
-/** The rich forms of an execution's result; its text goes another way. From the driver. */
+/** The rich forms of an execution's result; its text is sent separately. Called by the driver. */
 function displayResult(value) {
   if (typeof value !== 'object' || value === null || types.isProxy(value)) return;
   if (![...METHODS.map(([name]) => name), '_repr_mimebundle_'].some((name) => hasMethod(value, name))) return;
@@ -44,7 +45,7 @@ function displayResult(value) {
 
 const hasMethod = (value, name) => typeof brief.inherited(value, name) === 'function';
 
-/** Map of mime to data. Runs the value's own methods. */
+/** Map of MIME type to data. Runs the value's own methods. */
 function formsOf(value) {
   const forms = new Map();
   if (typeof value !== 'object' || value === null || types.isProxy(value)) return forms;

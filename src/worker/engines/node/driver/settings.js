@@ -1,4 +1,4 @@
-// State beside the variables: working directory and environment. Each is an entry of its own when it differs from the start.
+// State beside the variables: working directory and environment. Each is a separate entry if it differs from the start.
 'use strict';
 
 const { process } = host;
@@ -13,19 +13,19 @@ function install() {
   startEnv = { ...process.env };
 }
 
-/** The engine was started ahead: it begins now, in the workspace that has come and with its kernel's variables. */
+/** Binds a warm engine: it enters the workspace and gets its kernel's variables. */
 function bind(env) {
   chdir(startCwd);
   for (const [name, value] of env) process.env[name] = value;
   startEnv = { ...process.env };
 }
 
-/** Back to how the engine started, for a load. */
+/** Restores the initial settings, for a load. */
 function reset() {
   try {
     chdir(startCwd);
   } catch {
-    // It is gone; where the code went is told by the entry that follows.
+    // The folder is gone; the following entry sets the new one.
   }
   for (const name of Object.keys(process.env)) if (!Object.hasOwn(startEnv, name)) delete process.env[name];
   for (const [name, value] of Object.entries(startEnv)) if (process.env[name] !== value) process.env[name] = value;
@@ -39,7 +39,7 @@ function directory() {
   }
 }
 
-/** Map of key to {value, type} of everything that differs from the start. */
+/** Map of key to {value, type} of all differences from the start. */
 function current() {
   const found = new Map();
   const at = directory();
@@ -53,7 +53,7 @@ function current() {
 
 const isSetting = (key) => key === 'cwd' || key.startsWith('env/');
 
-/** Restores one setting. Throws what goes wrong. */
+/** Restores one setting; throws on failure. */
 function apply(key, value) {
   if (key === 'cwd') {
     if (typeof value !== 'string') throw new TypeError('not a path');

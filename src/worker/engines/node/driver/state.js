@@ -1,6 +1,6 @@
 // Saving: after an execution, the entries whose bytes changed, and the list of what cannot be saved.
 //
-// Owns a record for each variable: what was sent last. Runs no user code.
+// Owns a record per variable: its last sent form. Runs no user code.
 'use strict';
 
 const brief = load('brief');
@@ -18,7 +18,7 @@ const { global, intrinsics } = host.user;
 
 const CHUNK = wire.TAIL_MAX;
 const NAME_MAX = 256;
-// From here on it pays to find out what an execution can have changed.
+// From this size on, computing an execution's effects pays off.
 const LARGE = 1 << 15;
 const OBJECT_COST = 32;
 const MISSED_COST = 256;
@@ -38,11 +38,11 @@ function forget() {
   missedSent = '[]';
 }
 
-/** Posts what changed. `text` is that of the code that ran, as far as it is known. */
+/** Posts the changes. `text` is the code that ran, as far as known. */
 const afterExecution = (text) => update({ resend: false, adopt: false, text });
 /** Posts every entry. */
 const everything = () => update({ resend: true, adopt: false });
-/** Takes the present state for the saved one, as after a load. */
+/** Treats the current state as saved, as after a load. */
 const adopt = () => update({ resend: false, adopt: true });
 
 function update(how) {
@@ -79,7 +79,7 @@ function update(how) {
   tellMissed(how);
 }
 
-/** Whether a variable that the code did not reach is what it was, and what it refers to by name is too. */
+/** Whether a variable that the code did not reach is unchanged, including what it refers to by name. */
 function isKept(name, replaced) {
   const record = records.get(name);
   if (record === undefined || record.isAlways || !Object.is(record.value, variables.read(name))) return false;
@@ -87,12 +87,12 @@ function isKept(name, replaced) {
   return true;
 }
 
-/** Functions and classes that were declared anew, or are gone. */
+/** Functions and classes that were redeclared or are gone. */
 function replacedOnes() {
   return [...records].filter(([name, { value }]) => typeof value === 'function' && variables.read(name) !== value).map(([name]) => name);
 }
 
-/** Which functions and classes have a name at the top level, and whose prototypes are known. */
+/** The top-level names of functions and classes, and the known prototypes. */
 function survey(names) {
   const found = { names: new Map(), classes: new Map() };
   for (const name of names) {
@@ -106,7 +106,7 @@ function survey(names) {
   return found;
 }
 
-/** Formatting a stack would run code that may have been put in its way. */
+/** Formatting a stack could run user code. */
 function withoutHooks(inner) {
   const hook = Reflect.getOwnPropertyDescriptor(intrinsics.Error, 'prepareStackTrace');
   if (hook === undefined || !hook.configurable) return inner();
@@ -120,7 +120,7 @@ function withoutHooks(inner) {
 
 const isAtom = (value) => (typeof value !== 'object' || value === null) && typeof value !== 'function' && typeof value !== 'symbol';
 
-/** What is to be looked at, or null if it cannot have changed. */
+/** What to inspect, or null if it cannot have changed. */
 function itemOf(name, how) {
   const value = variables.read(name);
   const record = records.get(name);
@@ -166,7 +166,7 @@ function reasonOf(error) {
   return brief.cut(`saving it raised ${error && error.name}: ${error && error.message}`.replace(/\s+/g, ' '), 400);
 }
 
-/** What refers to a function or a class that is missed is missed with it. */
+/** A value that refers to a missed function or class is missed, too. */
 function missNeeding(items) {
   const lost = new Set([...missed.keys()].filter((name) => !items.some((item) => item.name === name)));
   for (const item of items) if (item.reason !== null) lost.add(item.name);
@@ -183,7 +183,7 @@ function missNeeding(items) {
   }
 }
 
-/** Entries that share an object become one group: the first holds them all, the others name it. */
+/** Entries that share an object become one group: the first contains all, the others refer to it. */
 function join(items, known) {
   const owner = new Map();
   const parent = new Map();
@@ -212,7 +212,7 @@ function join(items, known) {
   for (const members of groups.values()) if (members.length > 1) encodeGroup(members, known);
 }
 
-/** Small Buffers in different entries may share bytes as well. */
+/** Small Buffers in different entries may share bytes, too. */
 function joinPools(items, root, parent) {
   const ranges = [];
   for (const item of items) for (const range of item.encoder?.pools ?? []) ranges.push({ ...range, item });
@@ -259,7 +259,7 @@ function encodeGroup(members, known) {
   }
 }
 
-/** Posts the entry if its bytes changed, and keeps the record. */
+/** Posts the entry if its bytes changed, and updates the record. */
 function finish(item, how) {
   let record = records.get(item.name);
   if (record === undefined) {

@@ -1,7 +1,8 @@
-// Standard input: descriptor 0 and process.stdin, for one execution at a time.
+// Standard input: descriptor 0 and process.stdin, per execution.
 //
-// Node cannot duplicate a descriptor. What came along was opened anew by the listener; here descriptor 0 is closed and that one
-// opened once more, which takes the lowest number that is free. /dev/null is put back the same way.
+// Node cannot duplicate a descriptor. The listener has reopened the received one; here descriptor 0
+// is closed and that one reopened, which takes the lowest free number. /dev/null is restored the
+// same way.
 'use strict';
 
 const { closeSync, openSync } = host.require('fs');
@@ -40,7 +41,7 @@ function current() {
   return stream;
 }
 
-/** Puts what is behind `path` at descriptor 0. */
+/** Opens `path` as descriptor 0. */
 function place(path) {
   try {
     closeSync(0);
@@ -54,7 +55,7 @@ function place(path) {
   }
 }
 
-/** Makes the descriptor that came the standard input; closes it. Throws NoInput if it cannot be. */
+/** Makes the received descriptor the standard input, and closes it. Throws NoInput if that fails. */
 function give(fds) {
   renew();
   const fd = fds.length ? fds.shift() : -1;
@@ -70,7 +71,7 @@ function give(fds) {
   }
 }
 
-/** /dev/null again. */
+/** Restores /dev/null. */
 function take() {
   if (stream !== null) {
     const was = stream;

@@ -1,7 +1,7 @@
-// Standard output and error as user code sees them: process.stdout, process.stderr and the console.
+// Standard output and error of user code: process.stdout, process.stderr and the console.
 //
-// Every write goes out at once and whole: who writes to a full pipe waits. Code may replace the streams; it cannot close them,
-// and every execution finds them in their place again.
+// Every write is immediate and complete: a writer to a full pipe waits. Code may replace the
+// streams but not close them, and every execution finds them restored.
 'use strict';
 
 const gate = load('gate');
@@ -15,7 +15,7 @@ const bufferFrom = intrinsics.Buffer.from.bind(intrinsics.Buffer);
 const isEncoding = intrinsics.Buffer.isEncoding.bind(intrinsics.Buffer);
 const byteLength = Object.getOwnPropertyDescriptor(Object.getPrototypeOf(prototypes.Uint8Array), 'byteLength').get;
 const nextTick = process.nextTick.bind(process);
-// A write of more would keep an interrupt waiting for a slow reader.
+// A longer write would delay an interrupt behind a slow reader.
 const PIECE_BYTES = 1 << 16;
 const EAGAIN_PAUSE_MS = 0.5;
 
@@ -90,7 +90,7 @@ let err;
 let streamsConsole;
 const getters = {};
 
-/** Takes the streams over, once. */
+/** Takes over the streams, once. */
 function install() {
   out = makeStream(1);
   err = makeStream(2);
@@ -108,7 +108,7 @@ function install() {
   renew();
 }
 
-/** Puts the streams and the console where they belong, whatever the code before did to them. */
+/** Restores the streams and the console after earlier code changed them. */
 function renew() {
   for (const name of ['stdout', 'stderr']) {
     const found = Object.getOwnPropertyDescriptor(process, name);
@@ -122,12 +122,12 @@ function renew() {
   }
 }
 
-/** Writes to the execution's stdout or stderr, whatever the streams are now. */
+/** Writes to the execution's stdout or stderr, whatever the streams are. */
 function writeText(fd, text) {
   try {
     writeAll(fd, encode(wellFormed(text)));
   } catch {
-    // Nobody reads it, or code closed the descriptor.
+    // No reader is left, or code closed the descriptor.
   }
 }
 

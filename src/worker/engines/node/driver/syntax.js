@@ -1,6 +1,6 @@
-// Syntax without running: the parser that Node carries for its own prompt, loaded when first needed.
+// Parsing without running: the parser of Node's own prompt, loaded when first needed.
 //
-// `check` tells whole programs from those that go on; `parameters` reads a function's. V8 has the last word on what is valid.
+// `check` distinguishes complete programs from incomplete ones; `parameters` reads a function's. V8 decides what is valid.
 'use strict';
 
 const { Script } = host.require('vm');
@@ -33,7 +33,7 @@ function parse(code, more) {
   }
 }
 
-/** Every node, parents first; `visit` gets the ancestors too. */
+/** Every node, parents first; `visit` receives the ancestors, too. */
 function walk(tree, visit) {
   const stack = [[tree, []]];
   while (stack.length) {
@@ -49,7 +49,7 @@ function walk(tree, visit) {
   }
 }
 
-/** {status: complete | incomplete | invalid, indent}: as a prompt would ask. */
+/** {status: complete | incomplete | invalid, indent}, as for a prompt. */
 function check(code) {
   if (isScript(code) || isScript(`(${code}\n)`)) return { status: 'complete' };
   try {
@@ -64,7 +64,7 @@ function check(code) {
   }
 }
 
-/** A string that goes on in the next line. */
+/** A string continued on the next line. */
 const continued = (code) => /\\\n?$/.test(code);
 
 function isScript(code) {
@@ -76,14 +76,14 @@ function isScript(code) {
   }
 }
 
-/** Two blanks more than the last line where that opens something. */
+/** The last line's indentation, plus two blanks after an opening bracket. */
 function indentAfter(code) {
   const last = code.split('\n').findLast((line) => line.trim() !== '') ?? '';
   const own = /^[ \t]*/.exec(last)[0];
   return /[{([]\s*(\/\/.*)?$|=>\s*$/.test(last) ? own + '  ' : own;
 }
 
-/** The parameters of a function's source: acorn's nodes, or null if it cannot be read. */
+/** The parameters of a function's source as acorn nodes; null if unreadable. */
 function parameters(source) {
   for (const text of [`(${source}\n)`, `({${source}\n})`]) {
     const tree = parse(text);

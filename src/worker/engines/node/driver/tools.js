@@ -1,7 +1,7 @@
 // Dynamic tools: the global `tools`, through which code calls the tools of the kernel's MCP servers.
 //
-// Owns the list of tools that init announced and the calls under way. A call is a promise; it can be made only while an execution
-// runs, and what has no answer by its end is refused. Late answers are dropped.
+// Owns init's list of tools and the pending calls. A call is a promise, allowed only during an
+// execution; a call without an answer at the execution's end is rejected. Late answers are dropped.
 'use strict';
 
 const gate = load('gate');
@@ -13,7 +13,7 @@ const announced = new Map();
 const waiting = new Map();
 let lastCall = 0;
 
-/** Init's list of the tools there are now. */
+/** Sets the current tools from init's list. */
 function announce(listed) {
   announced.clear();
   for (const tool of Array.isArray(listed) ? listed : []) {
@@ -46,7 +46,7 @@ function callTool(name, positional) {
   return answer.promise;
 }
 
-/** A `tool_result`: for its call, or dropped if nobody waits for it any more. */
+/** Passes a `tool_result` to its call, or drops it if the call has ended. */
 function take(frame) {
   const answer = waiting.get(frame.call);
   if (answer === undefined) return;
@@ -63,7 +63,7 @@ function take(frame) {
   }
 }
 
-/** The execution is over: nobody waits any more. */
+/** Rejects pending calls at the execution's end. */
 function settle() {
   for (const answer of waiting.values()) {
     host.user.then(answer.promise, undefined, () => {}); // nobody has to hear it
@@ -89,7 +89,7 @@ function plain(value) {
   return made;
 }
 
-/** An object whose properties are made when they are asked for; a name that does not exist is an error that says what does. */
+/** An object with lazily created properties; an unknown name is an error that lists the known ones. */
 function namespace(describe, names, make) {
   const target = object();
   const handler = {

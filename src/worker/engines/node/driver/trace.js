@@ -1,4 +1,4 @@
-// Errors for people: the stack without the driver's frames, the line of source at hand, every text bounded.
+// Errors for people: the stack without the driver's frames, the source line, bounded.
 //
 // Owns the source texts of executions. Runs user code (inspect's hooks, getters of errors), never throws.
 'use strict';
@@ -19,7 +19,7 @@ let held = 0;
 
 const fileName = (exec) => `<exec:${exec}>`;
 
-/** Keeps the source of an execution; forgets the oldest beyond the limit. */
+/** Stores the source of an execution; evicts the oldest beyond the limit. */
 function remember(exec, source) {
   held += source.length;
   sources.set(exec, source);
@@ -49,7 +49,7 @@ function describe(error) {
   return { text: cutMiddle(text) + '\n', last: brief.cut(last.replace(/\s+/g, ' ').trim(), ERR_MAX) };
 }
 
-/** Of source that does not compile: the place instead of a stack. */
+/** For source that does not compile: the place instead of a stack. */
 function describeRefusal(error, exec, line, column, hint) {
   const last = brief.cut(brief.headline(error).replace(/\s+/g, ' '), ERR_MAX);
   const where = place(exec, line, column);
@@ -60,7 +60,7 @@ function withoutDriver(text) {
   return text.split('\n').filter((line) => !DRIVER_FRAME.test(line)).join('\n');
 }
 
-/** The line of source where the topmost frame of an execution stands. */
+/** The source line of an execution's topmost frame. */
 function pointer(text) {
   const found = EXEC_FRAME.exec(text);
   return found === null ? '' : place(Number(found[1]), Number(found[2]) - 1, Number(found[3]) - 1) + '\n';

@@ -1,7 +1,7 @@
 // Values: the user's values to the tagged JSON form of docs/engine-contract.md and back.
 //
-// No type is lost: what has no value form becomes an opaque one, named with a short text. Runs no user code: getters are not
-// called, proxies not asked.
+// No type is lost: an object without a value form becomes an opaque value with a short text. Runs
+// no user code: getters are not called, proxies not touched.
 'use strict';
 
 const brief = load('brief');

@@ -1,7 +1,7 @@
 // The user's variables: top-level `let`, `const`, `class`, `var`, functions, and properties of the global object.
 //
-// Reads and writes them by name. What a load has to forget and JavaScript cannot, a binding that was declared, becomes
-// undefined and is a ghost: nobody's variable until code gives it a value again.
+// Reads and writes them by name. JavaScript cannot delete a declared binding; after a load it
+// becomes undefined and a ghost, which is no variable until code assigns it again.
 'use strict';
 
 const evaluator = load('evaluate');

@@ -1,6 +1,7 @@
-// Objects and functions that every engine has: Math, Array.prototype.map, Symbol.iterator. State names them by their path.
+// Objects and functions that every engine has (Math, Array.prototype.map, Symbol.iterator), saved
+// by their path.
 //
-// Looked for once, before user code can change anything: among what is global then, three steps deep.
+// Collected once before any user code: the globals, three levels deep.
 'use strict';
 
 const globals = load('globals');

@@ -1,6 +1,7 @@
 // Frames to init on the control socket: the framing of docs/engine-contract.md.
 //
-// Owns the writing side of descriptor 3 (the listener reads). A frame is sent whole: user code is not ended meanwhile (see gate).
+// Owns the writing side of descriptor 3 (the listener reads). A frame is sent whole: user code is
+// not terminated meanwhile (see gate).
 'use strict';
 
 const gate = load('gate');

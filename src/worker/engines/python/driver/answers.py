@@ -28,7 +28,7 @@ def _answer(number, function, *args):
 
 
 def interrupt_(frame, tail):
-    """Unused: interrupts arrive as a signal."""
+    """Does nothing: this engine is interrupted by a signal."""
 
 
 def get_(frame, tail):
