@@ -34,7 +34,7 @@ pub(crate) async fn left_out(host: &Host, kernel: &Kernel) {
 /// Says that a kernel stops without the checkpoint that was due.
 pub(crate) fn told(host: &Host, kernel: &Kernel, why: &str) {
     let detail = serde_json::json!({ "error": why });
-    host.events.publish(&kernel.event_name, "rest_checkpoint_failed", detail);
+    host.events.publish(&kernel.event_name, "stop_checkpoint_failed", detail);
 }
 
 /// How long a stop waits for it.

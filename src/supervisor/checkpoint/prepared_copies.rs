@@ -117,7 +117,7 @@ async fn discard(spare: PreparedWorkspace) {
 /// Makes one for the next fork of a kernel, in the background, if it is worth its room: from the files of a child.
 pub(crate) fn prepare(host: &Rc<Host>, kernel: KernelId, donor: Donor, tree: Digest) {
     let spares = &host.spares;
-    if host.config.upkeep.spares == 0 || host.is_stopping() || !donor.copies() || spares.has(kernel) {
+    if host.config.upkeep.prepared_copies == 0 || host.is_stopping() || !donor.copies() || spares.has(kernel) {
         return;
     }
     let (bytes, entries) = (donor.bytes(), donor.entries());
@@ -166,10 +166,10 @@ async fn keep(host: &Rc<Host>, kernel: KernelId, spare: PreparedWorkspace, entri
     let Some(of) = of.filter(|_| has_room(host, bytes, entries, limits::PREPARED_EVICT_FACTOR)) else {
         return discard(spare).await;
     };
-    host.events.publish(&of.event_name, "spare_made", serde_json::json!({ "bytes": bytes }));
+    host.events.publish(&of.event_name, "copy_prepared", serde_json::json!({ "bytes": bytes }));
     drop(of);
     host.spares.kept.borrow_mut().push_back(Kept { kernel, spare, made });
-    let surplus = host.spares.kept.borrow().len().saturating_sub(host.config.upkeep.spares);
+    let surplus = host.spares.kept.borrow().len().saturating_sub(host.config.upkeep.prepared_copies);
     for _ in 0..surplus {
         let oldest = host.spares.kept.borrow_mut().pop_front();
         if let Some(oldest) = oldest {

@@ -1,8 +1,8 @@
-//! Events: numbered and kept by the catalog, then handed to whoever subscribed.
+//! Events: numbered and stored by the catalog, then delivered to subscribers.
 //!
-//! Publishing never waits: an event goes to a bounded queue that one task empties into the catalog, many at a time. When the queue is
-//! full the event is dropped and a later one says how many were. Subscribers read pages from the catalog, so one that is
-//! slow costs no memory, and one that comes back resumes by number.
+//! Publishing never blocks: one task moves events in batches from a bounded queue into the catalog. When the queue is
+//! full, events are dropped, and a later event reports their number. Subscribers read pages from the catalog, so a slow
+//! subscriber costs no memory, and a returning one resumes by number.
 
 use std::cell::Cell;
 use std::rc::{Rc, Weak};
@@ -18,7 +18,7 @@ use crate::core::limits;
 pub struct Events {
     catalog: CatalogHandle,
     queue: mpsc::Sender<NewEvent>,
-    /// Not the sender itself: who waits for the writer is told when that is no more.
+    /// Weak, so that waiters notice when the writer has ended.
     count: Weak<watch::Sender<u64>>,
     /// How many events the catalog took, or refused.
     written: watch::Receiver<u64>,
@@ -38,12 +38,12 @@ impl Events {
         Rc::new(Events { catalog, queue, count: told, written, published: Cell::new(0), dropped: Cell::new(0), now_ms })
     }
 
-    /// Publishes an event; `kernel` is empty for one of the host's own.
+    /// Publishes an event; `kernel` is empty for the host's own.
     pub fn publish(&self, kernel: &str, kind: &str, detail: serde_json::Value) {
         self.publish_event(self.event(kernel, kind, detail));
     }
 
-    /// One that is not published yet.
+    /// An event that is not published yet.
     pub(crate) fn event(&self, kernel: &str, kind: &str, detail: serde_json::Value) -> NewEvent {
         NewEvent {
             at_ms: (self.now_ms)(),
@@ -53,20 +53,20 @@ impl Events {
         }
     }
 
-    /// Whether an event that is written together with what it tells of would come after all that were published.
+    /// Whether all published events are written, so that an event in another transaction keeps the order.
     pub(crate) fn are_written(&self) -> bool {
         self.dropped.get() == 0 && *self.written.borrow() == self.published.get()
     }
 
-    /// An event was written together with what it tells of: those who follow look. It is none of those that are counted, which are
-    /// written one after the other.
+    /// Wakes the followers for an event that another transaction wrote. Such events are not counted with the published
+    /// ones, which are written in order.
     pub(crate) fn noted(&self) {
         if let Some(count) = self.count.upgrade() {
             count.send_modify(|_| {});
         }
     }
 
-    /// Publishes one that was made before.
+    /// Publishes a prepared event.
     pub(crate) fn publish_event(&self, event: NewEvent) {
         let dropped = self.dropped.get();
         let offer = |event| {
@@ -82,10 +82,10 @@ impl Events {
         }
     }
 
-    /// Waits until what was published is written, or could not be: before the daemon ends.
+    /// Waits until all published events are written or have failed: for the daemon's stop.
     pub(crate) async fn written(&self) {
         let (mut written, published) = (self.written.clone(), self.published.get());
-        // Its task ends with the catalog: then nothing more is written.
+        // The writer ends with the catalog.
         let _ = written.wait_for(|written| *written >= published).await;
     }
 
@@ -101,7 +101,7 @@ async fn write(catalog: CatalogHandle, mut waiting: mpsc::Receiver<NewEvent>, co
     while waiting.recv_many(&mut batch, limits::DATABASE_BATCH).await > 0 {
         let taken = batch.len() as u64;
         let mut counted = false;
-        // On a full disk they wait for room, and those that come wait in the queue; whoever reads what there is does not.
+        // On a full disk the batch waits for space and later events queue up; readers do not wait.
         while let Err(error) = catalog.append_events(batch.clone()).await {
             if !std::mem::replace(&mut counted, true) {
                 tracing::error!(%error, "events could not be written");
@@ -117,7 +117,7 @@ async fn write(catalog: CatalogHandle, mut waiting: mpsc::Receiver<NewEvent>, co
     }
 }
 
-/// One subscriber's place.
+/// One subscriber's position.
 #[derive(Debug)]
 pub struct Follower {
     events: Rc<Events>,
@@ -126,28 +126,28 @@ pub struct Follower {
     past: Past,
 }
 
-/// How far a subscriber is with what had happened when it came.
+/// A subscriber's progress through the events before its subscription.
 #[derive(Debug, Clone, Copy)]
 enum Past {
-    /// So many events had been published; the last of them may still be on their way to the catalog.
+    /// The number of published events at the subscription; the last of them may not be written yet.
     Queued { published: u64 },
     /// The past ends with this number.
     Until(u64),
-    /// It has been told.
-    Told,
+    /// All past events were delivered.
+    Delivered,
 }
 
-/// What a subscriber hears.
+/// What a subscriber receives.
 #[derive(Debug)]
 pub enum Heard {
     /// Events, at least one.
     Page(EventPage),
-    /// All that had happened when it came has been told. Comes once.
+    /// All events before the subscription were delivered. Sent once.
     CaughtUp,
 }
 
 impl Follower {
-    /// The next page, or the end of the past: waits until there is something.
+    /// Waits for the next page, or for the end of the past events.
     ///
     /// # Errors
     /// The catalog's.
@@ -161,7 +161,7 @@ impl Follower {
             if let Past::Until(end) = self.past
                 && self.at >= end
             {
-                self.past = Past::Told;
+                self.past = Past::Delivered;
                 return Ok(Heard::CaughtUp);
             }
             self.written.mark_unchanged();
@@ -173,8 +173,8 @@ impl Follower {
                 self.at = last.sequence;
                 return Ok(Heard::Page(page));
             }
-            if !matches!(self.past, Past::Told) {
-                // What the past was to end with has been dropped meanwhile.
+            if !matches!(self.past, Past::Delivered) {
+                // The last past event was dropped meanwhile.
                 self.at = self.at.max(page.newest);
                 continue;
             }

@@ -1,7 +1,7 @@
-//! What the daemon counts and times, for whoever watches it: in the form that Prometheus reads (OpenMetrics text, by `prometheus-client`).
+//! Counters and timings of the daemon, as OpenMetrics text for Prometheus.
 //!
-//! Labels are engines, states and stages, never a kernel or a user: the number of series is bounded, and nobody learns from them who works
-//! on what.
+//! Labels are engines, states and stages, never kernels or users. The number of series is therefore bounded, and metrics
+//! reveal no user's work.
 
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
@@ -20,28 +20,28 @@ use crate::supervisor::host::Host;
 /// One label and its value.
 type Label = (&'static str, String);
 
-/// A stage of something that somebody waits for.
+/// A timed stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// A kernel is made: its files and its rows.
+    /// Creation of a kernel: its files and rows.
     Create,
-    /// From the wish for a worker to one that was ready and is the kernel's now.
+    /// From the request for a worker to a bound warm worker.
     WorkerTaken,
-    /// The same where none was ready.
+    /// From the request for a worker to a newly started one.
     WorkerStarted,
-    /// Of a worker that was ready: it is written down whose it is.
+    /// Binding of a warm worker: the record of its kernel.
     BindRecord,
-    /// Its kernel's folder and mounts are handed over.
+    /// Binding: the transfer of the kernel's directory and mounts.
     BindSources,
-    /// The worker enters them, and its engine has the kernel's state.
+    /// Binding: the worker enters them, and its engine loads the state.
     BindWorker,
-    /// A worker is made ready for whoever comes.
+    /// Creation of a warm worker.
     PoolRefill,
-    /// An execution waits for those before it, and for a worker.
+    /// An execution's wait for earlier ones and for a worker.
     ExecutionQueued,
-    /// A checkpoint, from the wish to its seal.
+    /// A checkpoint, from the request to its seal.
     Checkpoint,
-    /// What of that the code inside stood still.
+    /// The part of a checkpoint in which the kernel is quiesced.
     CheckpointPause,
     /// A restore.
     Restore,
@@ -50,7 +50,7 @@ pub enum Stage {
 }
 
 impl Stage {
-    /// What it is called.
+    /// Its label.
     pub const fn name(self) -> &'static str {
         match self {
             Stage::Create => "create",
@@ -69,7 +69,7 @@ impl Stage {
     }
 }
 
-/// From 100 µs to 104 s, each twice the one before.
+/// Buckets from 100 µs to 104 s, by powers of two.
 #[derive(Clone)]
 struct Buckets;
 
@@ -85,20 +85,20 @@ fn histograms<const N: usize>() -> Histograms<N> {
     Family::new_with_constructor(Buckets)
 }
 
-/// Everything that is counted and timed.
+/// All metrics of the daemon.
 pub struct Metrics {
     registry: RefCell<Registry>,
     executions: Family<[Label; 2], Counter>,
     executing: Histograms<1>,
     stages: Histograms<2>,
     kernels: Family<[Label; 2], Gauge>,
-    remembered: Gauge,
+    kernels_in_memory: Gauge,
     workers: Gauge,
     clients: Gauge,
-    slots: Family<[Label; 2], Gauge>,
+    warm_workers: Family<[Label; 2], Gauge>,
     pool_events: Family<[Label; 2], Counter>,
-    pool_trouble: Family<[Label; 1], Gauge>,
-    memory_short: Gauge,
+    pool_failing: Family<[Label; 1], Gauge>,
+    memory_pressure: Gauge,
 }
 
 impl Metrics {
@@ -109,13 +109,13 @@ impl Metrics {
             executing: histograms(),
             stages: histograms(),
             kernels: Family::default(),
-            remembered: Gauge::default(),
+            kernels_in_memory: Gauge::default(),
             workers: Gauge::default(),
             clients: Gauge::default(),
-            slots: Family::default(),
+            warm_workers: Family::default(),
             pool_events: Family::default(),
-            pool_trouble: Family::default(),
-            memory_short: Gauge::default(),
+            pool_failing: Family::default(),
+            memory_pressure: Gauge::default(),
         };
         metrics.register();
         metrics
@@ -123,72 +123,68 @@ impl Metrics {
 
     fn register(&self) {
         let registry = &mut *self.registry.borrow_mut();
-        registry.register(
-            "executions",
-            "Executions that are over, by engine and how they ended",
-            self.executions.clone(),
-        );
-        let help = "Time that the engine took for an execution";
+        registry.register("executions", "Ended executions, by engine and status", self.executions.clone());
+        let help = "Time of an execution in the engine";
         registry.register_with_unit("execution", help, Unit::Seconds, self.executing.clone());
-        let help = "Time of what somebody waits for, by stage and engine";
+        let help = "Time of a stage, by stage and engine";
         registry.register_with_unit("stage", help, Unit::Seconds, self.stages.clone());
         registry.register("kernels", "Kernels, by engine and state", self.kernels.clone());
-        let help = "Kernels in the daemon's memory, removed ones that somebody still holds included";
-        registry.register("kernels_remembered", help, self.remembered.clone());
-        registry.register("workers", "Workers, those that wait for a kernel included", self.workers.clone());
-        registry.register("clients", "Clients that are connected", self.clients.clone());
-        registry.register("pool_slots", "Workers that wait for a kernel, by engine and state", self.slots.clone());
-        registry.register("pool_events", "What happened in the warm pool, by engine", self.pool_events.clone());
-        let help = "1 while workers of that engine cannot be made ready";
-        registry.register("pool_trouble", help, self.pool_trouble.clone());
-        registry.register("memory_short", "1 while memory is short on the host", self.memory_short.clone());
+        let help = "Kernels in the daemon's memory, including removed ones that clients still hold";
+        registry.register("kernels_in_memory", help, self.kernels_in_memory.clone());
+        registry.register("workers", "Workers, including warm ones", self.workers.clone());
+        registry.register("clients", "Connected clients", self.clients.clone());
+        registry.register("warm_workers", "Warm workers, by engine and state", self.warm_workers.clone());
+        registry.register("pool_events", "Events of the warm pool, by engine", self.pool_events.clone());
+        let help = "1 while warm workers of the engine fail to start";
+        registry.register("pool_failing", help, self.pool_failing.clone());
+        registry.register("memory_pressure", "1 under memory pressure on the host", self.memory_pressure.clone());
     }
 
-    /// Times a stage.
+    /// Records the time of a stage.
     pub fn took(&self, stage: Stage, engine: EngineName, time: Duration) {
         self.stages.get_or_create(&[stage.label(), of(engine)]).observe(time.as_secs_f64());
     }
 
-    /// Times a stage that ends now.
+    /// Records the time of a stage that ends now.
     pub fn since(&self, stage: Stage, engine: EngineName, begun: Instant) {
         self.took(stage, engine, begun.elapsed());
     }
 
-    /// An execution is over.
+    /// Records the end of an execution.
     pub(crate) fn executed(&self, engine: EngineName, end: &ExecEnd) {
         self.executions.get_or_create(&[of(engine), ("status", end.status.name().to_owned())]).inc();
         self.executing.get_or_create(&[of(engine)]).observe(end.duration_us as f64 / 1e6);
     }
 
-    /// All of it as OpenMetrics text.
+    /// All metrics as OpenMetrics text.
     pub fn text(&self, host: &Host) -> String {
-        self.look(host);
+        self.set_gauges(host);
         let mut text = String::new();
-        // To a string nothing fails.
+        // Writing to a string cannot fail.
         let _ = encode(&mut text, &self.registry.borrow());
         text
     }
 
-    /// What there is is looked at when it is asked for, never counted up and down.
-    fn look(&self, host: &Host) {
+    /// Sets the gauges from the present state, at each request.
+    fn set_gauges(&self, host: &Host) {
         self.kernels.clear();
         for kernel in host.kernels() {
             let state = kernel.view().state.name().to_owned();
             self.kernels.get_or_create(&[of(kernel.spec.engine), ("state", state)]).inc();
         }
-        self.remembered.set(i64::try_from(host.remembered()).unwrap_or(i64::MAX));
+        self.kernels_in_memory.set(i64::try_from(host.remembered()).unwrap_or(i64::MAX));
         self.workers.set(i64::try_from(host.workers.live()).unwrap_or(i64::MAX));
         self.clients.set(i64::try_from(host.clients()).unwrap_or(i64::MAX));
-        self.memory_short.set(host.pressure.is_on().into());
-        self.slots.clear();
-        self.pool_trouble.clear();
+        self.memory_pressure.set(host.pressure.is_on().into());
+        self.warm_workers.clear();
+        self.pool_failing.clear();
         self.pool_events.clear();
         for pool in host.pool.infos(host.pressure.is_on()) {
             let engine = || ("engine", pool.engine.clone());
             for (state, count) in [("idle", pool.idle), ("creating", pool.creating), ("wanted", pool.target)] {
-                self.slots.get_or_create(&[engine(), ("state", state.to_owned())]).inc_by(count.into());
+                self.warm_workers.get_or_create(&[engine(), ("state", state.to_owned())]).inc_by(count.into());
             }
-            self.pool_trouble.get_or_create(&[engine()]).inc_by((!pool.trouble.is_empty()).into());
+            self.pool_failing.get_or_create(&[engine()]).inc_by((!pool.trouble.is_empty()).into());
         }
         for (engine, total) in host.pool.totals() {
             let events = [

@@ -111,7 +111,7 @@ impl Host {
         // Of a daemon that serves one user, he may have all.
         let share = if environment.system_wide { limits.worker_starts.div_ceil(2) } else { limits.worker_starts };
         let turns = Turns::new(limits.worker_starts, share, limits.worker_wait);
-        let spares = Spares::new(environment.data.join("spares"));
+        let spares = Spares::new(environment.data.join("prepared"));
         let kernels = catalog.kernel_files(KernelId::from_bytes([0; 16])).dir;
         let files = crate::workspace::abilities(kernels.parent().unwrap_or(&kernels));
         Rc::new(Host {

@@ -113,7 +113,7 @@ fn relieve(host: &Rc<Host>) {
     host.pressure.until.set(Some(Instant::now() + limits::PRESSURE_HOLD));
     if began {
         tracing::warn!(slots, "memory is short: nothing is kept ready, and kernels that nobody uses are stopped");
-        host.events.publish("", "memory_short", serde_json::json!({ "slots": slots }));
+        host.events.publish("", "memory_pressure_started", serde_json::json!({ "warm_workers": slots }));
         told_when_over(host);
     }
     host.pool.look_soon();
@@ -162,7 +162,7 @@ fn told_when_over(host: &Rc<Host>) {
         }
         if let Some(host) = kept.upgrade() {
             tracing::info!("memory is no longer short");
-            host.events.publish("", "memory_enough", serde_json::json!({}));
+            host.events.publish("", "memory_pressure_ended", serde_json::json!({}));
             host.pool.look_soon();
         }
     });
